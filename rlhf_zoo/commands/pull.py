@@ -44,8 +44,9 @@ def pull(repository: str, output_dir: Path | None, listing: bool, hub: str | Non
             _list(repository, connected, as_json)
             return
         from ..hub.pull import fetch
+        from ..hub.refusals import after_waiting
 
-        pulled = fetch(repository, output_dir, hub=connected)
+        pulled = after_waiting(lambda: fetch(repository, output_dir, hub=connected), hub=connected.name)
         _tell(pulled)
         if not as_json:
             click.echo(str(pulled.path))

@@ -4,7 +4,6 @@ Every pair is asked in both orders. Answers are kept in files as they come, so t
 it was and a second one asks nothing. The key is read from the environment for each request and goes nowhere else.
 """
 
-import email.utils
 import hashlib
 import http.client
 import ipaddress
@@ -13,7 +12,6 @@ import logging
 import math
 import os
 import random
-import re
 import ssl
 import threading
 import time
@@ -30,6 +28,7 @@ from urllib.parse import urlsplit
 from ..errors import ZooError
 from ..json_values import whole
 from ..record import read_json, write_json
+from ..retry_after import seconds_to_wait
 from .llm_questions import CRITERION, MIDDLE, PROMPT_VERSION, Question, about_one, about_pair
 from .llm_usage import Meter, Stopped, Usage
 from .pairwise import Verdict, check_lengths, merge_orders
@@ -311,7 +310,7 @@ class LLMJudge:
                 if status != 429 and status < 500:
                     raise ZooError(self._refusal(status, headers, content))
                 problem = f"status {status}{self._server_message(content)}"
-                wait = _retry_after(headers.get("Retry-After"))
+                wait = seconds_to_wait(headers.get("Retry-After"))
             except ssl.SSLCertVerificationError as error:
                 raise ZooError(
                     f"The certificate of {self._host} is not trusted ({error.verify_message}): mend it, or the address."
@@ -421,18 +420,6 @@ def _address(endpoint: str) -> tuple[str, str, bool]:
         loopback = host == "localhost"
     address = f"{parts.scheme}://{parts.netloc}{path}{_CHAT}"
     return address, host if port is None else f"{host}:{port}", loopback
-
-
-def _retry_after(value: str | None) -> float | None:
-    """Seconds to wait by a Retry-After header, which holds seconds or a date; None where it holds neither."""
-    if value is None:
-        return None
-    try:
-        if re.fullmatch(r"\d+(\.\d+)?", value.strip()):
-            return float(value)
-        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-    except (TypeError, ValueError, OverflowError):
-        return None
 
 
 def _file(cache: Path, digest: str) -> Path:

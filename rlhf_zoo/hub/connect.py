@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 from ..durable import replace_file
 from ..errors import ZooError
+from . import bounds
 
 REAL = "https://huggingface.co"
 QUIET = {
@@ -217,6 +218,7 @@ def connect(choice: Hub, source: Hub | None = None) -> Iterator[Hub]:
         found = found and replace(found, token=found.token or False)
         hub = opened.enter_context(_open(choice, "RLHF_ZOO_HUB_TOKEN"))
         _settle(hub)
+        bounds.install()
         yield replace(hub, source=found)
 
 

@@ -13,6 +13,7 @@ from ..json_values import hub_id
 from ..record import StageRecord, read_json, write_json
 from .connect import CLIENT, Hub
 from .pull import fetch, split_revision
+from .refusals import after_waiting
 
 #: Other forms of a model's weights, and what other programs read: none of it is loaded here.
 NOT_LOADED = (
@@ -118,13 +119,14 @@ def ask(name: str, hub: Hub, look: Callable[[Hub], T]) -> tuple[Hub, T]:
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
     try:
-        return hub, look(hub)
+        return hub, after_waiting(lambda: look(hub), hub=hub.name)
     except ZooError as error:
         missing = error.__cause__
         elsewhere = isinstance(missing, RepositoryNotFoundError) and not isinstance(missing, GatedRepoError)
         if hub.source is None or not elsewhere:
             raise
+    source = hub.source
     try:
-        return hub.source, look(hub.source)
+        return source, after_waiting(lambda: look(source), hub=source.name)
     except ZooError as error:
         raise ZooError(f"{name} is not on {hub.name}, which was asked first. {error}") from error.__cause__

@@ -2,12 +2,19 @@
 
 import contextlib
 import errno
-from collections.abc import Iterator
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from ..errors import ZooError
+from .bounds import LONGEST_WAIT, wait_asked
 
-LONGEST_WAIT = 600.0
+log = logging.getLogger(__name__)
+
+WAITS = 3
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
+T = TypeVar("T")
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -32,6 +39,10 @@ def is_disk_full(error: BaseException | None) -> bool:
 
 def reason(error: BaseException) -> str:
     """Why, in a few words: what the server answered, else the first line of the exception, else its name."""
+    if status_of(error) == 429 and any(asked := _asked(error)):
+        seconds, quota = asked
+        limit = f"the quota {quota!r} is used up" if quota else "too many requests"
+        return f"{limit}, ask again in {seconds:.0f} s"
     if type(error).__name__ == "HFValidationError":
         return "no repository is called so, and no such folder is here"
     answer = getattr(error, "server_message", None) or str(error).strip() or type(error).__name__
@@ -39,10 +50,37 @@ def reason(error: BaseException) -> str:
 
 
 def retry_after(error: BaseException) -> float:
-    """Seconds that a server asked to wait before the next try; 0 where it did not say."""
-    headers = getattr(getattr(error, "response", None), "headers", None) or {}
-    seconds = str(headers.get("Retry-After", "")).strip()
-    return min(float(seconds), LONGEST_WAIT) if seconds.isdigit() else 0.0
+    """Seconds that a server asked to wait before the next try, at most LONGEST_WAIT; 0 where it did not say."""
+    return min(_asked(error)[0], LONGEST_WAIT)
+
+
+def _asked(error: BaseException | None) -> tuple[float, str | None]:
+    """(the seconds that an answer asks to wait, the quota that is used up)."""
+    headers = getattr(getattr(error, "response", None), "headers", None)
+    return wait_asked(headers) if headers else (0.0, None)
+
+
+def after_waiting(call: Callable[[], T], *, hub: str) -> T:
+    """What `call` returns. Where a Hub limits the rate of requests, it is called again once the Hub's wait is over.
+
+    Args:
+        call: Raises a ZooError, whose cause is the client's error.
+        hub: The Hub's name, for the line that says what is waited for.
+
+    Raises:
+        ZooError: As `call`; also after WAITS waits, and at once where the Hub asks for more than LONGEST_WAIT.
+    """
+    for _ in range(WAITS):
+        try:
+            return call()
+        except ZooError as error:
+            refusal = error.__cause__
+            seconds, _ = _asked(refusal)
+            if refusal is None or status_of(refusal) != 429 or not 0 < seconds <= LONGEST_WAIT:
+                raise
+            log.warning("%s: %s. Waiting.", hub, reason(refusal))
+            time.sleep(seconds)
+    return call()
 
 
 def pause_after(error: BaseException, failures: int) -> float:

@@ -13,14 +13,16 @@ DEPARTURES = Path(__file__).parents[2] / "docs" / "departures.md"
 
 def test_the_trainer_overrides_no_private_name_but_those_in_the_list():
     ours = [kind for kind in PPOTrainer.__mro__ if kind.__module__.startswith("rlhf_zoo.")]
-    assert [kind.__name__ for kind in ours] == ["PPOTrainer", "BasePPOTrainer", "ShardTrainer", "Guarded"]
+    kinds = ["PPOTrainer", "BasePPOTrainer", "GroupsByLength", "ShardTrainer", "Guarded"]
+    assert [kind.__name__ for kind in ours] == kinds
     private = {
         name
         for kind in ours
         for name, value in vars(kind).items()
         if name.startswith("_") and not name.startswith("__") and inspect.isfunction(value) and hasattr(Trainer, name)
     }
-    assert private == {"_load_from_checkpoint", "_load_optimizer_and_scheduler", "_save_optimizer_and_scheduler"}
+    optimizer = {"_load_optimizer_and_scheduler", "_save_optimizer_and_scheduler"}
+    assert private == {"_get_train_sampler", "_load_from_checkpoint", *optimizer}
     assert all(name in DEPARTURES.read_text() for name in private)
 
 

@@ -1,0 +1,160 @@
+"""Hubs that limit us are obeyed, and Hubs that would keep us for ever end in a sentence."""
+
+import datetime
+import email.utils
+import itertools
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
+
+import huggingface_hub
+import pytest
+from huggingface_hub.utils._http import default_client_factory
+
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.hub import bounds
+from rlhf_zoo.hub.connect import Hub
+from rlhf_zoo.hub.pull import fetch
+from rlhf_zoo.hub.refs import ask
+from rlhf_zoo.hub.refusals import reason, refusals_as, retry_after
+from rlhf_zoo.retry_after import seconds_to_wait
+
+pytestmark = pytest.mark.attack
+COMMIT = "a" * 40
+
+Answer = Callable[[BaseHTTPRequestHandler], None]
+
+
+def send(handler: BaseHTTPRequestHandler, status: int, body: object = None, **headers: str) -> None:
+    content = json.dumps({} if body is None else body).encode()
+    handler.send_response(status)
+    for name, value in {"Content-Type": "application/json", "Content-Length": str(len(content)), **headers}.items():
+        handler.send_header(name.replace("_", "-"), value)
+    handler.end_headers()
+    handler.wfile.write(content)
+
+
+@pytest.fixture
+def rogue() -> Iterator[Callable[[Answer], tuple[Hub, list[str]]]]:
+    """rogue(answer): (a Hub that answers each GET so, the paths that it was asked)."""
+    servers = []
+
+    def start(answer: Answer) -> tuple[Hub, list[str]]:
+        asked: list[str] = []
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                asked.append(self.path)
+                answer(self)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        servers.append(server)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        return Hub("other", f"http://127.0.0.1:{server.server_port}", "a test", token=False), asked
+
+    bounds.install()
+    yield start
+    huggingface_hub.set_client_factory(default_client_factory)
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def model_info(hub: Hub) -> str:
+    with refusals_as("The model cannot be had", "try again."):
+        return str(hub.api().model_info("maker/model").sha)
+
+
+def test_a_wait_is_seconds_a_fraction_or_a_date() -> None:
+    soon = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=90)
+    assert seconds_to_wait("1.5") == 1.5 and seconds_to_wait("7") == 7
+    assert seconds_to_wait(email.utils.format_datetime(soon, usegmt=True)) == pytest.approx(90, abs=2)
+    assert seconds_to_wait("soon") is None and seconds_to_wait(None) is None
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds", "quota"),
+    [
+        ({"RateLimit": '"api";r=0;t=271', "RateLimit-Policy": '"fixed window";"api";q=500;w=300'}, 271, "'api'"),
+        ({"RateLimit": '"api";r=3;t=271', "Retry-After": "2"}, 2, None),
+        ({"Retry-After": "1.5"}, 1.5, None),
+        ({}, 0, None),
+    ],
+)
+def test_the_wait_and_the_quota_of_a_refusal(headers: dict[str, str], seconds: float, quota: str | None) -> None:
+    error = OSError("429 Too Many Requests")
+    error.response = SimpleNamespace(headers=headers, status_code=429)  # type: ignore[attr-defined]
+    assert retry_after(error) == seconds
+    assert (quota or "429" if not seconds else quota or "too many requests") in reason(error)
+
+
+@pytest.mark.parametrize("headers", [{"RateLimit": '"api";r=0;t=1'}, {"Retry-After": "0.6"}])
+def test_a_command_waits_for_a_quota_as_long_as_the_hub_says(rogue, caplog, headers: dict[str, str]) -> None:
+    times: list[float] = []
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        times.append(time.monotonic())
+        if len(times) < 3:
+            send(handler, 429, **headers)
+        else:
+            send(handler, 200, {"id": "maker/model", "sha": COMMIT})
+
+    hub, _ = rogue(answer)
+    assert ask("maker/model", hub, model_info) == (hub, COMMIT)
+    assert all(later - before >= 0.6 for before, later in itertools.pairwise(times)) and len(times) == 3
+    assert ("the quota 'api' is used up" in caplog.text) is ("RateLimit" in headers)
+
+
+@pytest.mark.parametrize("headers", [{"RateLimit": '"api";r=0;t=99999999'}, {"Retry-After": "99999999"}])
+@pytest.mark.parametrize("status", [429, 503])
+def test_nobody_waits_for_years(rogue, tmp_path, headers: dict[str, str], status: int) -> None:
+    hub, asked = rogue(lambda handler: send(handler, status, **headers))
+    began = time.monotonic()
+    with pytest.raises(ZooError, match="99999999 s"):
+        ask("maker/model", hub, model_info)
+    with pytest.raises(ZooError, match="99999999 s"):
+        fetch("maker/model", tmp_path / "out", hub=hub)
+    assert time.monotonic() - began < 10 and len(asked) == 2
+
+
+def test_an_endless_list_of_pages(rogue, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "MOST_PAGES", 5)
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        if "/tree/" in handler.path:
+            page = f"<http://{handler.headers['Host']}{handler.path.partition('?')[0]}?cursor={len(asked)}>"
+            files = [{"type": "file", "path": f"{len(asked)}.json", "size": 1, "oid": COMMIT}]
+            send(handler, 200, files, Link=f'{page}; rel="next"')
+        else:
+            send(handler, 200, {"id": "maker/model", "sha": COMMIT, "branches": [], "tags": [], "converts": []})
+
+    hub, asked = rogue(answer)
+    with pytest.raises(ZooError, match="has over 5 pages"):
+        fetch("maker/model", tmp_path / "out", hub=hub)
+    assert len([path for path in asked if "/tree/" in path]) == 5
+
+
+def test_an_endless_answer(rogue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "MOST_JSON", 2**20)
+    sent: list[int] = []
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Type", "application/json; charset=utf-8")
+        handler.end_headers()
+        try:
+            while True:
+                sent.append(handler.wfile.write(b"[" * 2**16))
+        except OSError:
+            pass
+
+    hub, _ = rogue(answer)
+    with pytest.raises(ZooError, match="does not end"):
+        model_info(hub)
+    assert sum(sent) < 16 * 2**20
