@@ -19,6 +19,8 @@ from .errors import ZooError
 COMPLETE = "COMPLETE"
 #: What only training goes on from; a model loads without it, and people delete it to make room.
 TRAINING = (".pt", ".pth", ".bin")
+#: How the names of files with weights end.
+WEIGHTS = ".safetensors"
 _TRAINER_STATE = "trainer_state.json"
 _READERS = 4
 #: What reading a damaged document of JSON may raise.
@@ -77,6 +79,36 @@ def damage(folder: Path, *, training: bool = False) -> str | None:
     return None
 
 
+def weights_digest(folder: Path | str) -> str | None:
+    """What a model's weights are known by, wherever they lie or are published.
+
+    Files that say where a model came from, such as the base that adapter_config.json names, do not count: they differ
+    between copies of one model. Nor does a critic, which has a folder of its own.
+
+    Args:
+        folder: A checkpoint, complete or as it was pulled.
+
+    Returns:
+        sha256 in hex over the names and the contents of its weight files; None where it holds none.
+
+    Raises:
+        ZooError: where a complete checkpoint says nothing that can be read.
+    """
+    folder = Path(folder)
+    names = sorted(path.name for path in folder.glob(f"*{WEIGHTS}"))
+    if not names:
+        return None
+    try:
+        recorded = _recorded(folder) if (folder / COMPLETE).is_file() else None
+    except (*_DAMAGED, OSError) as error:
+        raise ZooError(
+            f"{folder / COMPLETE} is damaged: restore it, or train the stage again with --restart."
+        ) from error
+    known = {name: sha256 for name, (_, sha256) in (recorded or {}).items()}
+    lines = (f"{name} {known.get(name) or _digest(folder / name)}\n" for name in names)
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
 def _recorded(folder: Path) -> dict[str, tuple[int, str]] | None:
     """Path -> (size, sha256), as COMPLETE says; None where it is from before there were digests."""
     content = (folder / COMPLETE).read_bytes()
@@ -127,7 +159,7 @@ def _digest(path: Path) -> str:
 def _torn(path: Path) -> str | None:
     """What a file's own format says is wrong with it: its end is missing, or its beginning is damaged."""
     try:
-        if path.name.endswith(".safetensors"):
+        if path.name.endswith(WEIGHTS):
             whole = _safetensors_size(path) == path.stat().st_size
         elif path.name.endswith(TRAINING):
             whole = zipfile.is_zipfile(path)

@@ -14,7 +14,7 @@ from ..record import (
     write_json,
     write_text,
 )
-from ..wholeness import check_whole
+from ..wholeness import WEIGHTS, check_whole
 from .claims import all_tags, check_claim, commit_on_head
 from .connect import CLIENT, Hub
 from .refusals import client_errors, reason, status_of
@@ -234,15 +234,19 @@ def _is_ours(name: str) -> bool:
 def _made_before(
     repo_id: str, message: str, files: Mapping[str, Path], *, tagged: str | None, begun: bool, hub: Hub
 ) -> str | None:
-    """The commit `message` of these very files, or None: what the tag points at, or, once begun, a commit of `main`."""
+    """The commit `message` of these weights, or None: what the tag points at, or, once begun, a commit of `main`.
+
+    The other files may differ: an adapter names the base that it was published with, here or in another namespace.
+    """
     if tagged is None and not begun:
         return None
+    weights = {name: path for name, path in files.items() if name.endswith(WEIGHTS)} or files
     api = hub.api()
     found = [commit.commit_id for commit in api.list_repo_commits(repo_id) if commit.title == message]
     for commit in [tagged] if tagged is not None else found:
-        there = api.get_paths_info(repo_id, list(files), revision=commit)
-        same = {entry.path for entry in there if content_id(files[entry.path], entry) == expected_id(entry)}
-        if commit in found and same == set(files):
+        there = api.get_paths_info(repo_id, list(weights), revision=commit)
+        same = {entry.path for entry in there if content_id(weights[entry.path], entry) == expected_id(entry)}
+        if commit in found and same == set(weights):
             return commit
     return None
 

@@ -19,6 +19,7 @@ from ..errors import ZooError
 from ..json_values import at, finite, hub_id
 from ..record import StageRecord, checkpoint_step, read_json
 from ..stage import STAGES
+from ..wholeness import weights_digest
 
 #: In a run's directory, what baselines came to.
 FRONTIER = "baseline/frontier.json"
@@ -67,7 +68,7 @@ class Facts:
         rows = record.metrics()
         if step is None:
             evaluated = StageRecord(path.parent / "eval").read()
-            foreign = _foreign_evaluation(run, evaluated)
+            foreign = _foreign_evaluation(record, run, evaluated)
             found = ({}, []) if foreign else _evaluation(path.parent / "eval")
             frontier = {} if foreign else _frontier(path.parent / FRONTIER, evaluated)
             return cls(path, run, rows, None, *found, foreign, merged, frontier)
@@ -307,8 +308,9 @@ class Facts:
         folders = {checkpoint_step(folder): folder for folder in StageRecord(self.path).checkpoints()}
         for step, folder in folders.items():
             published = folder / "published.json"
-            if published.is_file():
-                sent[step] = read_json(published).get("commit")
+            note = read_json(published) if published.is_file() else {}
+            if (note.get("hub"), note.get("repo")) == (self.hub, self.repo_id):  # of no other namespace
+                sent[step] = note["commit"]
         every = {*sent, *folders}
         if self.step is not None and StageRecord(self.path).checkpoint_path(self.step).is_dir():
             every.add(self.step)
@@ -396,21 +398,30 @@ def _frontier(path: Path, evaluated: Mapping[str, Any]) -> dict[str, Any]:
     return found if known is not None and known == evaluated.get("fingerprint") else {}
 
 
-def _foreign_evaluation(run: Mapping[str, Any], evaluated: Mapping[str, Any]) -> str | None:
-    """What ../eval is of, where it is not of the weights that a run ended with: the folder may hold an older one."""
+def _foreign_evaluation(record: StageRecord, run: Mapping[str, Any], evaluated: Mapping[str, Any]) -> str | None:
+    """What ../eval is of, where it is not of the weights that a run ended with: the folder may hold an older one.
+
+    Its weights are what it was made of. Where they are published does not matter, nor under how many names.
+    """
     if run.get("status") in ("running", "interrupted"):
         return "an earlier run" if evaluated else None
     of = (evaluated.get("parents") or {}).get(run["stage"]) or {}
+    chosen = record.chosen_checkpoint()
+    # A checkpoint that was restored from where it is published may be rounded: then it has both digests.
+    own = {run.get("weights"), None if chosen is None else weights_digest(chosen)} - {None}
+    if of.get("weights") in own:
+        return None
     known = of.get("fingerprint"), run.get("fingerprint")
     if None not in known and known[0] != known[1]:
         return f"other settings (fingerprint {str(known[0])[:10]})"
     step = (run.get("chosen") or {}).get("step")
     if step is not None and str(of.get("path")).startswith("checkpoint-") and of["path"] != f"checkpoint-{step}":
         return f"step {of['path'][11:]}"
-    repo, commit = run.get("repo") or {}, of.get("commit")
-    own = {repo.get("commit"), *(repo.get("tags") or {}).values()} - {None}
-    here = (evaluated.get("hub") or "local") == (run.get("hub") or "local")
-    return f"commit {commit}" if here and commit and own and commit not in own else None
+    if of.get("weights") and own:
+        return f"other weights (sha256 {str(of['weights'])[:10]})"
+    # Evaluations from before there were digests.
+    times = evaluated.get("finished"), run.get("finished")
+    return "an earlier run" if of and None not in times and str(times[0]) < str(times[1]) else None
 
 
 def _step_tags(run: Mapping[str, Any]) -> list[tuple[int, str]]:

@@ -149,6 +149,8 @@ class Sender:
 
     def _look_at(self, record: StageRecord, stage: str) -> None:
         """Before the first commit of a stage: whose is the repository, and does it hold what it acknowledged?"""
+        # Where the chosen checkpoint is gone it comes from the repository before, which run.json still names now.
+        self._context.restore_chosen(stage)
         _take(self._context, stage)
         _forget_lost(record, self._context.repo(stage), self._context.hub)
         self._pin_lineage(record)

@@ -246,7 +246,8 @@ class RunContext:
             return
         step = document["chosen"]["step"]
         target, tag = record.checkpoint_path(step), tag_name(step)
-        repo = (document.get("repo") or {}).get("id") or self.repo(stage)
+        published = (document.get("repo") or {}).get("id") if document.get("hub") == self.hub.label else None
+        repo = published or self.repo(stage)
         what = f"{target}, which the finished stage {stage} chose, is gone, and cannot be had from {repo}@{tag}"
         mend = f"restore it, or train it again with `rlhf-zoo {stage} {self.recipe.called} --restart`."
         with refusals_as(what, mend):

@@ -46,6 +46,7 @@ from ..runs.judge import as_trained, check_same_labels, evaluation_of, judge_run
 from ..runs.layout import asked_by
 from ..runs.names import SAME_LABELS
 from ..votes.judge import votes_on
+from ..wholeness import weights_digest
 from . import reward
 from .interrupt import Stopped
 from .reward import held_out_pairs, open_pairs
@@ -167,11 +168,13 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     write_json(record.path / "evaluation.json", document)
     write_text(record.path / "samples.jsonl", found.jsonl())
     if chosen is not None:
-        context.record("ppo").write(chosen=chosen)
+        context.record("ppo").write(chosen=chosen, weights=weights_digest(checkpoints["ppo"].path))
     record.clear()
     record.write(
         **context.head("eval", "finished", seed=shared.seed, resolved=resolved),
-        parents={stage: dict(found.lineage) for stage, found in checkpoints.items()},
+        parents={
+            stage: {**found.lineage, "weights": weights_digest(found.path)} for stage, found in checkpoints.items()
+        },
         hub=context.hub.label,
         repo=None,
         command=context.command,

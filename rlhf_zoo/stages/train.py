@@ -29,6 +29,7 @@ from ..runs.loading import check_installed
 from ..runs.settings import StageSettings
 from ..runs.sources import check_unchanged, digest
 from ..stage import PARENT_TITLES, STAGES
+from ..wholeness import weights_digest
 from .callbacks import NoRoom, StageCallback, check_room
 from .interrupt import Interruptible, Stopped
 from .merged import save_merged
@@ -178,7 +179,8 @@ def train_stage(
         if settings.release.push_merged:
             save_merged(path, path / MERGED, dtype=settings.model.dtype)
         finished = dict(conclude(trainer, path)) if conclude is not None else {}
-    record.write(status="finished", chosen=chosen, seconds=spent(), finished=now(), **finished)
+    weights = weights_digest(path)
+    record.write(status="finished", chosen=chosen, weights=weights, seconds=spent(), finished=now(), **finished)
     if publisher is not None:
         publisher.notify()
     if stop.requested:

@@ -19,7 +19,7 @@ from rlhf_zoo.model_files import load_tokenizer
 from rlhf_zoo.models import CRITIC_DIR, critic_from, load_causal, load_classifier
 from rlhf_zoo.recipes import load_recipe
 from rlhf_zoo.release.adapters import check_plan
-from rlhf_zoo.release.card import make_card
+from rlhf_zoo.release.card import CARD_FILE, make_card
 from rlhf_zoo.release.sender import Sender
 from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.stage import STAGES
@@ -171,6 +171,35 @@ def test_adapters_are_published_on_their_bases(tmp_path, thread_hub):
         found = {}
         exec(code, found)
         torch.testing.assert_close(found["model"](ids).logits, ours(ids).logits, atol=1e-5, rtol=0)
+    second_namespaces(context, api)
+
+
+def second_namespaces(context, api):
+    """A run that was evaluated after it was sent goes to two more namespaces and back, with its figures.
+
+    No tag of the first namespace moves, though the merged model, which later adapters name, has a new card there.
+    """
+    stages = context.recipe.stages
+    shutil.rmtree(context.record("eval").path)
+    assert run_stage(context, "eval")
+    Sender(replace(context, publish=True), stages=tuple(stages)).send_all()
+
+    def tags(namespace):
+        refs = {stage: api.list_repo_refs(f"{namespace}/mine-{stage}").tags for stage in stages}
+        return {(stage, ref.name): ref.target_commit for stage in stages for ref in refs[stage] if ref.name != "best"}
+
+    def cards(namespace):
+        files = [api.hf_hub_download(f"{namespace}/mine-{stage}", CARD_FILE, revision="best") for stage in stages]
+        return {card["stage"]: card for card in (json.loads(Path(file).read_text()) for file in files)}
+
+    before, figures = tags("local"), {stage: card["evaluation"] for stage, card in cards("local").items()}
+    assert figures["ppo"]["win_rate"]["n"] > 0
+    for namespace in ("second", "third", "local", "second"):
+        Sender(replace(context, publish=True, namespace=namespace), stages=tuple(stages), again=True).send_all()
+        there = cards(namespace)
+        assert {stage: card["evaluation"] for stage, card in there.items()} == figures
+        assert there["ppo"]["parents"]["sft"]["repo"] == f"{namespace}/mine-sft"
+    assert tags("local") == before and tags("second").keys() == tags("third").keys() == before.keys()
 
 
 @pytest.mark.full

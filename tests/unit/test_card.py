@@ -242,9 +242,8 @@ def test_the_step_being_saved_has_its_command_before_it_is_sent(runs):
     assert cells(body, "20 |")[-2:] == ["this one", "`rlhf-zoo pull local/tiny-world-ppo@step-000020 --hub local`"]
     _, body = head_and_body(make_card(runs / "ppo"))
     assert cells(body, "40 |")[-2:] == ["not published", "not published"]
-    write_json(
-        runs / "ppo" / "checkpoint-40" / "published.json", {"repo": "x", "commit": "f" * 40, "tag": "step-000040"}
-    )
+    sent = {"hub": "local", "repo": "local/tiny-world-ppo", "commit": "f" * 40, "tag": "step-000040"}
+    write_json(runs / "ppo" / "checkpoint-40" / "published.json", sent)
     _, body = head_and_body(make_card(runs / "ppo"))
     assert cells(body, "40 |")[-2] == f"`{'f' * 10}`"
 

@@ -46,15 +46,37 @@ def test_the_rule_that_chose_is_named(runs):
         ({"commit": COMMITS["40"]}, None),
         ({"path": "checkpoint-40"}, "step 40"),
         ({"fingerprint": "9" * 64}, "other settings (fingerprint 9999999999)"),
-        ({"repo": "local/tiny-world-ppo", "commit": "0" * 40}, f"commit {'0' * 40}"),
+        ({"repo": "elsewhere/tiny-world-ppo", "commit": "0" * 40}, None),
+        ({"weights": "a" * 64, "path": None, "fingerprint": "of another recipe"}, None),
+        ({"weights": "b" * 64, "path": "checkpoint-20"}, "other weights (sha256 bbbbbbbbbb)"),
+        ({"weights": "b" * 64, "path": "checkpoint-40"}, "step 40"),
     ],
 )
 def test_an_evaluation_of_other_weights_is_left_out(runs, parent, of):
-    StageRecord(runs / "ppo").write(chosen={"step": 20, "rule": "best", "metric": "eval_x", "value": 1.0})
+    """The weights decide, and neither repository nor commit."""
+    chosen = {"step": 20, "rule": "best", "metric": "eval_x", "value": 1.0}
+    StageRecord(runs / "ppo").write(chosen=chosen, weights="a" * 64)
     StageRecord(runs / "eval").write(stage="eval", parents={"ppo": parent})
     text = make_card(runs / "ppo").read_text()
     assert ("1.500 [1.450, 1.550]" in text) is ("model-index" in text) is (of is None)
     assert (f"is of {of}, not of these weights: its figures are left out" in text) is (of is not None)
+
+
+@pytest.mark.parametrize(
+    ("finished", "own"), [("2025-12-31T23:00:00+00:00", False), ("2026-01-01T02:00:00+00:00", True)]
+)
+def test_an_evaluation_without_a_digest_is_of_the_run_that_ended_before_it(runs, finished, own):
+    StageRecord(runs / "eval").write(stage="eval", parents={"ppo": {"path": "checkpoint-40"}}, finished=finished)
+    make_card(runs / "ppo")
+    assert (json.loads((runs / "ppo" / CARD_FILE).read_text())["evaluation"] is not None) is own
+
+
+def test_a_commit_in_another_namespace_is_not_this_ones(runs):
+    published = {"hub": "local", "repo": "elsewhere/tiny-world-ppo", "commit": "9" * 40, "tag": "step-000020"}
+    write_json(runs / "ppo" / "checkpoint-20" / "published.json", published)
+    make_card(runs / "ppo")
+    rows = json.loads((runs / "ppo" / CARD_FILE).read_text())["checkpoints"]
+    assert [row["commit"] for row in rows] == [COMMITS["20"], COMMITS["40"]]
 
 
 def test_an_interrupted_run(runs):

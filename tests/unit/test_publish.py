@@ -396,6 +396,43 @@ def test_what_the_hub_lost_and_another_namespace_get_all_again(thread_hub, tmp_p
         assert publish.unpublished(record, repo, hub=hub) == [record.checkpoint_path(5)]
 
 
+def test_a_chosen_checkpoint_that_is_gone_goes_to_another_namespace_from_the_first(thread_hub, tmp_path):
+    save(tmp_path, 5)
+    checkpoint = save(tmp_path, 10)
+    weights = (checkpoint / "model.safetensors").read_bytes()
+    finish(tmp_path, 10)
+    send(thread_hub, tmp_path)
+    shutil.rmtree(checkpoint)
+    send(thread_hub, tmp_path, namespace="elsewhere")
+    assert list(tags(thread_hub, "elsewhere/toy-ppo")) == ["best", "step-000005", "step-000010"]
+    assert (checkpoint / "model.safetensors").read_bytes() == weights
+
+
+def test_what_a_copy_names_as_its_base_is_not_its_weights(thread_hub, tmp_path):
+    """There and back: the tag stays, though adapter_config.json names the base by another commit. Weights move none."""
+    checkpoint = save(tmp_path, 5, extra=("adapter_model.safetensors", "adapter_config.json"))
+    base = tmp_path / "cache" / "0123"
+    (checkpoint / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(base)}))
+    StageRecord(checkpoint.parent).mark_complete(checkpoint)
+    record = StageRecord(checkpoint.parent)
+    for commit, namespace in (("0123", "local"), ("4567", "elsewhere"), ("89ab", "local")):
+        (checkpoint / "adapter_config.json").write_text(
+            json.dumps({"base_model_name_or_path": str(base.with_name(commit))})
+        )
+        record.mark_complete(checkpoint)
+        record.write(parents={"sft": {"repo": f"{namespace}/base", "commit": commit, "path": None}})
+        send(thread_hub, tmp_path, namespace=namespace)
+        note = json.loads((checkpoint / "published.json").read_text())
+        assert note["repo"] == f"{namespace}/toy-ppo" and note["commit"] == tags(thread_hub, note["repo"])[tag_name(5)]
+    assert commits(thread_hub) == ["toy ppo: step 5"]
+    assert json.loads(download(thread_hub, "adapter_config.json", tag_name(5)))["revision"] == "0123"
+    (checkpoint / "published.json").unlink()
+    (checkpoint / "adapter_model.safetensors").write_bytes(b"others")
+    record.mark_complete(checkpoint)
+    with pytest.raises(ZooError, match="The tag step-000005 of local/toy-ppo"):
+        send(thread_hub, tmp_path)
+
+
 def test_a_wrong_or_reading_token_ends_a_run_before_it_begins(thread_hub, tmp_path, monkeypatch):
     url = thread_hub.url
     for token, message in (
