@@ -1,6 +1,7 @@
 """The files of a model: found in a folder or on the Hub, and read as safetensors and JSON alone, never as a pickle."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from huggingface_hub.errors import (
     HFValidationError,
     LocalEntryNotFoundError,
     RevisionResolutionError,
+    StrictDataclassError,
 )
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
@@ -26,6 +28,7 @@ from .wholeness import check_whole
 WEIGHTS_FILE = "model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
+_LAYER = re.compile(r"\.(layers|h|blocks?)\.\d+\.")
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
@@ -52,8 +55,16 @@ FLOAT32 = Loading()
 AS_SAVED = Loading(dtype="auto")
 
 
+#: What libraries raise for files of a model that are not as they should be.
+MALFORMED = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, StrictDataclassError)
+
+
 def first_line(error: Exception) -> str:
     """What an error says, short enough to stand in a sentence."""
+    if isinstance(error, RecursionError):
+        return "its JSON is nested too deep"
+    if isinstance(error, StrictDataclassError):  # a heading, and then what is wrong
+        return str(error).strip().splitlines()[-1].strip().rstrip(".")
     return str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__
 
 
@@ -64,7 +75,7 @@ def loading(what: str, kind: str = "") -> Iterator[None]:
         yield
     except SafetensorError as error:
         raise ZooError(f"{what} is cut short or damaged ({first_line(error)}): copy it again.") from error
-    except (OSError, ValueError, KeyError) as error:
+    except MALFORMED as error:
         if "trust_remote_code" in str(error):
             raise ZooError(refusal(what)) from error
         if "use_safetensors" in str(error):
@@ -73,6 +84,17 @@ def loading(what: str, kind: str = "") -> Iterator[None]:
                 "of it with safetensors, or convert it."
             ) from error
         raise ZooError(f"{what} cannot be loaded{kind} ({first_line(error)}).") from error
+
+
+def json_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file of a model. Raises ZooError for anything else."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ZooError(f"{path} is not JSON ({first_line(error)}): copy it again.") from error
+    if not isinstance(found, dict):
+        raise ZooError(f"{path} holds a {type(found).__name__}, and no JSON object: copy it again.")
+    return found
 
 
 def name_of(source: str | Path) -> str:
@@ -95,7 +117,7 @@ def load_tokenizer(source: str | Path, *, name: str | None = None, **hub: Any) -
         use_code(ModelFiles(source, **hub).find, name, name=name_of(source))
     try:
         return AutoTokenizer.from_pretrained(source, trust_remote_code=is_trusted(), **hub)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # of tokenizers, which is written in Rust, this class itself
         if "trust_remote_code" in str(error):
             raise ZooError(refusal(f"The tokenizer of {name}")) from error
         raise ZooError(f"{missing} ({first_line(error)}): save the tokenizer with the model.") from error
@@ -152,7 +174,7 @@ class ModelFiles:
     def adapter(self) -> dict[str, Any] | None:
         """What adapter_config.json says; None for a model that is none."""
         path = self.find(ADAPTER_CONFIG)
-        return None if path is None else json.loads(path.read_text(encoding="utf-8"))
+        return None if path is None else json_object(path)
 
     @cached_property
     def weights(self) -> tuple[Path, Mapping[str, str] | None] | None:
@@ -164,7 +186,10 @@ class ModelFiles:
         if single := self.find(f"model{infix}.safetensors"):
             return single, None
         if index := self.find(f"{WEIGHTS_FILE}.index{infix}.json"):
-            return index, json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            files = json_object(index).get("weight_map")
+            if not isinstance(files, dict):
+                raise ZooError(f"{index} names no file of any weight: copy it again.")
+            return index, files
         return None
 
     def check_weights(self) -> None:
@@ -218,19 +243,77 @@ def model_files(source: str | Path, **hub: Any) -> ModelFiles:
     return files
 
 
-def load_model(
-    auto_class: Any, source: str | Path, *, what: str, kind: str = "", how: Loading = FLOAT32, **kwargs: Any
-) -> Any:
-    """`auto_class.from_pretrained` of a whole model, from safetensors. what, kind: as `loading` says them.
+def load_lacking(
+    auto_class: Any,
+    source: str | Path,
+    *,
+    what: str,
+    kind: str = "",
+    how: Loading = FLOAT32,
+    may_lack: tuple[str, ...] = (),
+    **kwargs: Any,
+) -> tuple[Any, set[str]]:
+    """`auto_class.from_pretrained` of a whole model, from safetensors, all of whose weights are there.
 
-    Raises ZooError for what cannot be loaded so, and for a checkpoint of a run that is not what was saved.
+    Args:
+        auto_class: A class of transformers.
+        source: A folder or Hub id.
+        what: As `loading` says it; kind, too.
+        how: In which precision, and by which kernels.
+        may_lack: Modules that the checkpoint need not have, such as a head that is to be trained.
+        kwargs: Further keywords of `from_pretrained`.
+
+    Returns:
+        The model, and the names of the weights that the checkpoint lacks, all of them of `may_lack`.
+
+    Raises:
+        ZooError: It cannot be loaded so, its weights do not fit its configuration, or it is a checkpoint of a run that
+            is not what was saved.
     """
     files = model_files(source, **{name: kwargs[name] for name in ("revision", "token") if name in kwargs})
     if files.adapter is not None:
         raise ZooError(f"{what} is an adapter: merge it into its base first, or give that.")
     with loading(what, kind):
         use_code(files.find, what, name=name_of(source))
-        return auto_class.from_pretrained(source, use_safetensors=True, **how.arguments, **_pinned(files, kwargs))
+        loaded = auto_class.from_pretrained(
+            source,
+            use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # or transformers says that there are some, and not which
+            **how.arguments,
+            **_pinned(files, kwargs),
+        )
+    if not isinstance(loaded, tuple):  # a class of one's own, which reports nothing
+        return loaded, set()
+    model, report = loaded
+    _check_fit(report, what, may_lack)
+    return model, set(report["missing_keys"])
+
+
+def load_model(auto_class: Any, source: str | Path, **how: Any) -> Any:
+    """The model of `load_lacking` alone."""
+    return load_lacking(auto_class, source, **how)[0]
+
+
+def _check_fit(report: Mapping[str, Any], what: str, may_lack: tuple[str, ...]) -> None:
+    """Raises ZooError where weights have other sizes than the configuration says, or random ones would stand in.
+
+    report: of `from_pretrained`.
+    """
+    mend = "take the config.json that was saved with these weights"
+    for name, saved, wanted in sorted(report["mismatched_keys"], key=lambda entry: entry[0]):
+        sizes = (" x ".join(map(str, size)) for size in (saved, wanted))
+        raise ZooError("{} has a weight {} of {}, and its config.json says {}: {}.".format(what, name, *sizes, mend))
+    missing = sorted(name for name in report["missing_keys"] if name.split(".")[0] not in may_lack)
+    if missing:
+        count = f"{missing[0]}" + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
+        raise ZooError(f"{what} lacks weights that its config.json names ({count}): {mend}, or copy it again, whole.")
+    layered = sorted(name for name in report["unexpected_keys"] if _LAYER.search(name))
+    if layered:
+        raise ZooError(
+            f"{what} has weights of more layers than its config.json names ({layered[0]} and {len(layered) - 1} more): "
+            f"{mend}."
+        )
 
 
 def load_config(source: str | Path, *, what: str, **hub: Any) -> PreTrainedConfig:

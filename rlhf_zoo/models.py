@@ -22,6 +22,7 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.modeling_layers import GenericForTokenClassification
 
 from .errors import ZooError
+from .generation import make_savable
 from .logprobs import response_outputs
 from .model_files import (
     ADAPTER_CONFIG,
@@ -30,7 +31,9 @@ from .model_files import (
     Loading,
     ModelFiles,
     first_line,
+    json_object,
     load_config,
+    load_lacking,
     load_model,
     loading,
     model_files,
@@ -58,11 +61,13 @@ def load_causal(path: str | Path, *, how: Loading = FLOAT32, **hub: Any) -> PreT
             raise ZooError(f"{what} is an adapter, which is merged into whole weights alone: merge it before.")
         base, revision = _base_of(files)
         return _merged(load_causal(base, how=how, revision=revision), files)
+    if (config := files.find("config.json")) is not None:
+        kinds = json_object(config).get("architectures") or []
+        if kinds and all(str(kind).endswith(CLASSIFIERS) for kind in kinds):
+            raise ZooError(f"{what} is a {kinds[0]}, which writes nothing: give a policy, not a reward model.")
     model = load_model(AutoModelForCausalLM, path, what=what, kind=" as a causal language model", how=how, **hub)
-    kinds = getattr(model.config, "architectures", None) or []
-    if kinds and all(str(kind).endswith(CLASSIFIERS) for kind in kinds):
-        raise ZooError(f"The model {path} is a {kinds[0]}, which writes nothing: give a policy, not a reward model.")
     leave_out_router_logits(model)
+    make_savable(model, name=what)
     return model
 
 
@@ -178,10 +183,9 @@ def load_classifier(
     what = f"The reward model {path}"
     files = model_files(path, **hub)
     if files.adapter is None:
-        model, info = load_model(
-            AutoModelForSequenceClassification, path, what=what, how=how, output_loading_info=True, **hub
+        model, missing = load_lacking(
+            AutoModelForSequenceClassification, path, what=what, how=how, may_lack=HEADS, **hub
         )
-        missing = info["missing_keys"]
     else:
         model, missing = _under_adapter(files, what, how)
     if model.config.num_labels != 1:
@@ -215,16 +219,16 @@ def _under_adapter(files: ModelFiles, what: str, how: Loading) -> tuple[PreTrain
         )
         if saved is None:
             config.num_labels = next((shape[0] for shape in heads.values()), config.num_labels)
-    model, info = load_model(
+    model, missing = load_lacking(
         AutoModelForSequenceClassification,
         base,
         what=f"{what}'s base {base}",
         how=how,
         config=config,
         revision=revision,
-        output_loading_info=True,
+        may_lack=HEADS,
     )
-    return model, info["missing_keys"] - heads.keys()
+    return model, missing - heads.keys()
 
 
 def disable_dropout(model: nn.Module) -> None:

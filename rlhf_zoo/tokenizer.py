@@ -72,7 +72,10 @@ def settle_padding(
         raise ZooError(f"pad_token is {pad_token!r}, which is EOS too: give another, or leave it out.")
     own = tokenizer.pad_token
     if pad_token in (None, own) and own not in (None, tokenizer.eos_token):
-        return None
+        if not make_room(model, tokenizer):
+            return None
+        name_pad(model, tokenizer)
+        return f"The model has no embedding of {own} (id {tokenizer.pad_token_id}), which pads: its embeddings grow."
     before = "has no PAD" if own is None else f"pads with {'EOS' if own == tokenizer.eos_token else own}"
     said = pad_token or _spare(tokenizer, model)
     if said is not None:
@@ -86,10 +89,15 @@ def settle_padding(
     return f"The tokenizer {before}: {said} (id {tokenizer.pad_token_id}) pads from now on, {how}."
 
 
-def make_room(model: Any, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Gives PAD an embedding, where the model has none for it: nothing heeds it, but trainers look it up."""
-    if tokenizer.pad_token_id >= model.get_input_embeddings().weight.shape[0]:
-        model.resize_token_embeddings(tokenizer.pad_token_id + 1)
+def make_room(model: Any, tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Gives PAD an embedding, where the model has none for it: nothing heeds it, but trainers look it up.
+
+    Returns whether it had to.
+    """
+    if tokenizer.pad_token_id < model.get_input_embeddings().weight.shape[0]:
+        return False
+    model.resize_token_embeddings(tokenizer.pad_token_id + 1)
+    return True
 
 
 def name_pad(model: Any, tokenizer: PreTrainedTokenizerBase) -> None:

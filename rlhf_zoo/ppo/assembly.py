@@ -13,6 +13,7 @@ from ..actor_critic import shared_value_head
 from ..data import prepare_prompts, say_withheld
 from ..end_to_end import lay_end_to_end
 from ..errors import ZooError
+from ..generation import make_savable
 from ..model_files import AS_SAVED, FLOAT32, first_line, load_tokenizer
 from ..models import (
     context_of,
@@ -90,6 +91,7 @@ def assemble(
         raise ZooError(f"processing_class is a {type(tokenizer).__name__}: give the policy's tokenizer.")
     _check_settings(args)
     policy, head = _policy(model, args)
+    make_savable(policy, name="The policy")
     check_tokens(tokenizer, policy, pad_apart=pad_apart)
     check_tokenizer_of(policy, tokenizer, of="the policy")
     if peft_config is not None:

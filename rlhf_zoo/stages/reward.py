@@ -22,6 +22,7 @@ from ..errors import ZooError
 from ..finite import finite_steps
 from ..model_files import load_model, load_tokenizer
 from ..models import (
+    HEADS,
     context_of,
     is_peft,
     load_causal,
@@ -94,7 +95,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         set_seed(settings.trainer.seed)
         what = f"The SFT model {sft.path}"
         path, how = whole_model(context, sft), loading_of(settings)
-        model = load_model(AutoModelForSequenceClassification, path, what=what, how=how, num_labels=1)
+        model = load_model(AutoModelForSequenceClassification, path, what=what, how=how, may_lack=HEADS, num_labels=1)
         model.config.pad_token_id = tokenizer.pad_token_id
         return make_trainer(
             finite_steps(RewardTrainer),

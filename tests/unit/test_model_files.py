@@ -3,15 +3,17 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hub_fixture import RunningHub
+from miniatures import save
 from trainer_fixture import make_policy, make_reward_model, make_tokenizer, make_trainer
 
 from rlhf_zoo.actor_critic import ActorCritic
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.model_files import load_tokenizer
+from rlhf_zoo.model_files import load_config, load_tokenizer
 from rlhf_zoo.models import CRITIC_DIR, critic_from, load_causal, load_classifier
 
 pytestmark = pytest.mark.attack
@@ -93,3 +95,58 @@ def test_a_model_that_needs_code_of_its_own_is_refused_by_name(tmp_path: Path, l
     with pytest.raises(ZooError, match=r"needs program code of its own \(auto_map"):
         load(tmp_path)
     assert not (tmp_path / "ran").exists()
+
+
+def edit(path: Path, **keys: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | keys))
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (
+            {"vocab_size": 400},
+            r"lm_head\.weight of 300 x 32, and its config\.json says 400 x 32: take the",
+        ),
+        (
+            {"hidden_size": 64},
+            r"lm_head\.weight of 300 x 32, and its config\.json says 300 x 64: take the",
+        ),
+        ({"intermediate_size": 7}, r"\.0\.mlp\.\w+_proj\.weight of .*, and its config\.json says "),
+        ({"num_hidden_layers": 4}, r"lacks weights that its config\.json names \(model\.layers\.2.* and 17 more\)"),
+        ({"num_hidden_layers": 1}, r"more layers than its config\.json names \(model\.layers\.1.* and 8 more\)"),
+        ({"hidden_size": "x"}, r"cannot be loaded.* expected int, got str"),
+    ],
+)
+@pytest.mark.parametrize("load", [load_causal, critic_from])
+def test_weights_that_do_not_fit_the_config_are_named(
+    tmp_path: Path, load: Callable, keys: dict[str, Any], said: str
+) -> None:
+    """transformers draws what is missing at random, and leaves out what has no place."""
+    edit(save("Llama 3", tmp_path) / "config.json", **keys)
+    with pytest.raises(ZooError, match=said):
+        load(tmp_path)
+
+
+DEEP = '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}"
+
+
+@pytest.mark.parametrize("content", [DEEP, "[]", "<!DOCTYPE html><html></html>"])
+@pytest.mark.parametrize(
+    "name",
+    ["config.json", "generation_config.json", "adapter_config.json", "model.safetensors.index.json", "tokenizer.json",
+     "tokenizer_config.json"],
+)  # fmt: skip
+def test_files_that_are_no_json_objects_are_one_sentence(tmp_path: Path, name: str, content: str) -> None:
+    if name == "generation_config.json" and content.startswith("<"):
+        pytest.skip("transformers does without it")
+    (save("Llama 3", tmp_path) / name).write_text(content)
+    if name.endswith("index.json"):
+        (tmp_path / "model.safetensors").unlink()
+    load: Callable = load_tokenizer if name.startswith("tokenizer") else load_causal
+    with pytest.raises(ZooError) as caught:
+        load(tmp_path)
+    assert "\n" not in str(caught.value)
+    if name == "config.json":
+        with pytest.raises(ZooError):
+            load_config(tmp_path, what="The model")

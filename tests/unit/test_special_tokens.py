@@ -86,3 +86,16 @@ def test_what_stands_for_unknown_text_does_not_pad():
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", eos_token="</s>")
     settle_padding(tokenizer, model)
     assert tokenizer.pad_token == "[PAD]"
+
+
+@pytest.mark.parametrize("asked", [None, "[PAD]"])
+def test_a_pad_without_an_embedding_is_given_one(asked):
+    model, tokenizer = load("GPT-2")
+    rows = model.get_input_embeddings().weight.shape[0]
+    tokenizer.add_special_tokens({"pad_token": "[PAD]"})  # as scripts do, and leave the model as it is
+    assert tokenizer.pad_token_id == rows
+    said = settle_padding(tokenizer, model, pad_token=asked)
+    assert said == f"The model has no embedding of [PAD] (id {rows}), which pads: its embeddings grow."
+    assert model.get_input_embeddings().weight.shape[0] == rows + 1 and model.config.pad_token_id == rows
+    batch = tokenizer(["how is it", "how"], padding=True, return_tensors="pt")
+    assert model(**batch).logits.shape[:2] == batch["input_ids"].shape
