@@ -123,8 +123,8 @@ def in_form(rows: Dataset, form: Form, *, columns: Mapping[str, str], turns: boo
         other = next((place for place, row in enumerate(rows) if of_one_kind(row).keys() != changed.keys()), None)
         if other is not None:
             raise ZooError(
-                f"Row {other} of {of[:1].lower() + of[1:]} has its prompt and answers in another form than row 0: write "
-                "all rows as texts, or all as conversations."
+                f"Row {other} of {of[:1].lower() + of[1:]} has its prompt and answers in another form than row 0: "
+                "write all rows as texts, or all as conversations."
             )
         rows = _mapped(rows, of_one_kind)
     if form in ("pairs", "prompts") and {"chosen", "rejected"} <= names:
