@@ -27,9 +27,9 @@ def load_yaml(text: str, loader: Any = None) -> Any:
     """The one document of `text`; None for an empty one. loader: a subclass of yaml.SafeLoader.
 
     Raises BadYAML for what is not YAML, has a value that its own tag forbids, holds more than one document, or exceeds
-    the bounds: characters, nesting, nodes after every alias is written out, and what takes quadratic time (directives,
-    the digits of a number, numbers that collide as keys). The composers of PyYAML recurse, the one in C without a
-    limit, so the bounds are counted over the parser's events, which needs no stack.
+    the bounds: characters, nesting, characters and nodes after every alias is written out, and what takes quadratic
+    time (directives, the digits of a number, numbers that collide as keys). The composers of PyYAML recurse, the one in
+    C without a limit, so the bounds are counted over the parser's events, which needs no stack.
     """
     import yaml
 
@@ -57,30 +57,32 @@ def load_yaml(text: str, loader: Any = None) -> Any:
 
 
 def _check_bounds(events: Any) -> None:
-    """Raises BadYAML. A node's size is that of all it holds, with an alias as large as what it repeats."""
+    """Raises BadYAML. A node is as large as all it holds, with an alias as large as what it repeats."""
     import yaml
 
-    sizes: dict[str | None, int] = {}
-    open_nodes: list[list[Any]] = [[None, 0]]  # [anchor, size so far] of every open collection
+    sizes: dict[str | None, tuple[int, int]] = {}
+    open_nodes: list[list[Any]] = [[None, 0, 0]]  # [anchor, values and characters so far] of every open collection
     long_numbers = 0
 
-    def close(anchor: str | None, size: int, event: Any) -> None:
+    def close(anchor: str | None, size: tuple[int, int], event: Any) -> None:
         if anchor is not None:
             sizes[anchor] = size
-        open_nodes[-1][1] += size
-        if open_nodes[-1][1] > MAX_NODES:
-            raise BadYAML(f"it holds more than {MAX_NODES:,} values once its aliases are written out", *_place(event))
+        outer = open_nodes[-1]
+        outer[1], outer[2] = outer[1] + size[0], outer[2] + size[1]
+        for most, count, what in ((MAX_NODES, outer[1], "values"), (MAX_CHARACTERS, outer[2], "characters")):
+            if count > most:
+                raise BadYAML(f"it holds more than {most:,} {what} once its aliases are written out", *_place(event))
 
     for event in events:
         if isinstance(event, yaml.CollectionStartEvent):
-            open_nodes.append([event.anchor, 1])
+            open_nodes.append([event.anchor, 1, 0])
             if len(open_nodes) > MAX_DEPTH:
                 raise BadYAML(f"it is nested more than {MAX_DEPTH - 1} deep", *_place(event))
         elif isinstance(event, yaml.CollectionEndEvent):
-            anchor, size = open_nodes.pop()
-            close(anchor, size, event)
+            anchor, *size = open_nodes.pop()
+            close(anchor, (size[0], size[1]), event)
         elif isinstance(event, yaml.ScalarEvent):
-            close(event.anchor, 1, event)
+            close(event.anchor, (1, len(event.value)), event)
             kind = _kind(event) if len(event.value) > SHORT_NUMBER else None
             if kind in (_INT, _FLOAT) and len(event.value) > MAX_NUMBER:
                 raise BadYAML(f"a number has more than {MAX_NUMBER} characters", *_place(event))
@@ -89,9 +91,9 @@ def _check_bounds(events: Any) -> None:
                 reason = f"more than {MAX_LONG_NUMBERS:,} whole numbers have more than {SHORT_NUMBER} characters"
                 raise BadYAML(reason, *_place(event))
         elif isinstance(event, yaml.AliasEvent):
-            if any(anchor == event.anchor for anchor, _ in open_nodes):
+            if any(anchor == event.anchor for anchor, *_ in open_nodes):
                 raise BadYAML(f"the alias *{event.anchor} holds itself", *_place(event))
-            close(None, sizes.get(event.anchor, 1), event)
+            close(None, sizes.get(event.anchor, (1, 0)), event)
 
 
 def _kind(event: Any) -> str | None:

@@ -2,14 +2,18 @@
 
 import math
 import re
+from collections.abc import Callable
 from datetime import date
-from functools import lru_cache
 from typing import Any
 
-from ..plain_yaml import BadYAML, load_yaml
+from ..plain_yaml import MAX_CHARACTERS, BadYAML, load_yaml
+from .digested import Digested
 
-_FRONT_MATTER = re.compile(r"\A\ufeff?\s*---[ \t]*\r?\n(.*?)(?:\r?\n)?^---[ \t]*$", re.DOTALL | re.MULTILINE)
-_CACHED_BYTES = 2**16
+_OPENING = re.compile(r"\A\ufeff?\s*---[ \t]*\r?\n")
+_CLOSING = re.compile(r"^---[ \t]*\r?$", re.MULTILINE)
+# Metadata lie at the top of a README. What YAML they may be is bounded in characters, of at most four bytes.
+_HEAD_BYTES = 4 * MAX_CHARACTERS + 2**16
+_KNOWN = Digested(64 * 2**20)
 _RELATIONS = ("finetune", "adapter", "merge", "quantized")
 #: Keys of a data set's card whose values become tags `KEY:VALUE`.
 _DATASET_TAGS = (
@@ -18,20 +22,33 @@ _DATASET_TAGS = (
 )
 
 
-def read_card(content: bytes) -> tuple[dict[str, Any] | None, str | None]:
-    """The metadata as JSON values, None where there are none; and the reason where they cannot be read."""
-    return (_cached if len(content) <= _CACHED_BYTES else _read)(content)
+def read_card(content: bytes, oid: str) -> tuple[dict[str, Any] | None, str | None]:
+    """The metadata of the README that is the blob `oid`.
+
+    Returns:
+        The metadata as JSON values, None where there are none; and the reason where they cannot be read.
+    """
+    return card_of(oid, lambda: content)
 
 
-def _read(content: bytes) -> tuple[dict[str, Any] | None, str | None]:
-    text = content.decode(errors="replace")
-    match = _FRONT_MATTER.match(text)
-    if not match:
+def card_of(oid: str, load: Callable[[], bytes]) -> tuple[dict[str, Any] | None, str | None]:
+    """`read_card` of a blob that is loaded only where its metadata are not known yet."""
+    card, error = _KNOWN.get(oid, lambda: parse_card(load()))
+    return card, error
+
+
+def parse_card(content: bytes) -> tuple[dict[str, Any] | None, str | None]:
+    """What `read_card` returns, of a README that is no blob."""
+    text = content[:_HEAD_BYTES].decode(errors="replace")
+    opening = _OPENING.match(text)
+    closing = _CLOSING.search(text, opening.end()) if opening else None
+    if opening is None or closing is None:
         return None, None
+    start = opening.end()
     try:
-        values = load_yaml(match[1])
+        values = load_yaml(text[start : closing.start()])
     except BadYAML as error:
-        before = text.count("\n", 0, match.start(1))
+        before = text.count("\n", 0, start)
         where = f" (line {error.line + before}, column {error.column})" if error.line else ""
         return None, f"The YAML between the --- lines cannot be read{where}: {error.reason}"
     if values is None:
@@ -39,9 +56,6 @@ def _read(content: bytes) -> tuple[dict[str, Any] | None, str | None]:
     if not isinstance(values, dict):
         return None, f"The YAML metadata must be a mapping of keys to values, not a {type(values).__name__}."
     return _json_values(values), None
-
-
-_cached = lru_cache(maxsize=512)(_read)
 
 
 def _json_values(value: Any) -> Any:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .access import Api
-from .cards import read_card
+from .cards import parse_card, read_card
 from .faults import Fault, bad_request, entry_not_found, forbidden, revision_not_found
 from .git import GitRepository, Quarantine, TreeEdit
 from .large_files import Pointer, parse_pointer
@@ -63,7 +63,7 @@ class CommitsApi(Api):
         content = member(fields, "content", str)
         if content is None:
             raise bad_request("The card's content is missing.")
-        card, error = read_card(content.encode())
+        card, error = parse_card(content.encode())
         missing = "The card has no YAML metadata; put them between two lines of --- at its top."
         answer = {
             "errors": [{"message": error}] if error else [],
@@ -221,11 +221,12 @@ def _read(
             pointer = parse_pointer(content)
             if pointer and storage.large_files(repo).size(pointer.oid) != pointer.size:
                 raise bad_request(f"'{path}' is an LFS pointer to a file that was not uploaded; push the file itself.")
+            blob = quarantine.blob(content)
             if path == "README.md":
-                _, error = read_card(content)
+                _, error = read_card(content, blob)
                 if error:
                     raise bad_request(f"Invalid metadata in README.md: {error}")
-            changes.append(_Change(path, blob=quarantine.blob(content)))
+            changes.append(_Change(path, blob=blob))
         elif key == "lfsFile":
             if value.get("algo", "sha256") != "sha256":
                 raise bad_request(f"'{path}' is named by {value['algo']}; the Hub knows sha256 only.")

@@ -7,15 +7,15 @@ from hashlib import sha256
 from itertools import chain
 from typing import Any
 
-from .cards import card_tags, read_card
+from .cards import card_of, card_tags
+from .digested import Digested
 from .faults import Damaged, Fault
 from .git import MAIN, GitRepository
 from .names import RepoId
 from .storage import Settings, Storage
 
-# Metadata lie at the top of a README, and what YAML they may be is bounded by less.
-_README_BYTES = 2**22
 _CONFIG_BYTES = 2**20
+_CONFIGS = Digested(16 * 2**20)
 
 _TASKS = {
     "ForCausalLM": "text-generation",
@@ -127,7 +127,10 @@ def _add_model(info: dict[str, Any], git: GitRepository, by_path: dict[str, str]
 
 def _card(git: GitRepository, oid: str | None) -> dict[str, Any]:
     """The metadata of README.md; {} where there are none, or none that can be read."""
-    card, _ = read_card(git.blob(oid)[:_README_BYTES]) if oid is not None else (None, None)
+    if oid is None:
+        return {}
+    git.blob_info(oid)  # one that is lost is damage, whatever is known of its content
+    card, _ = card_of(oid, lambda: git.blob(oid))
     return card or {}
 
 
@@ -135,8 +138,13 @@ def _config(git: GitRepository, oid: str | None) -> tuple[list[str], dict[str, A
     """architectures of config.json, and what of it is shown; nothing where it is no model's."""
     if oid is None or git.blob_info(oid).size > _CONFIG_BYTES:
         return [], {}
+    architectures, shown = _CONFIGS.get(oid, lambda: _read_config(git.blob(oid)))
+    return architectures, shown
+
+
+def _read_config(content: bytes) -> tuple[list[str], dict[str, Any]]:
     try:
-        value = json.loads(git.blob(oid))
+        value = json.loads(content)
     except (ValueError, RecursionError):
         value = None
     shown = (

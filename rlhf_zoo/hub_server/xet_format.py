@@ -5,13 +5,15 @@ of which xorbs a file consists. Integers are little-endian. No hash inside them 
 the file's own sha256. Every function raises Fault 400 on what breaks the format.
 """
 
+from __future__ import annotations
+
 import os
 import re
 import struct
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO
 
 from .faults import bad_request
 
@@ -19,6 +21,9 @@ from .faults import bad_request
 XORB_LIMIT = 65 * 2**20
 #: Bytes of a shard.
 SHARD_LIMIT = 64 * 2**20
+
+#: Chunks of a xorb, as hf-xet bounds them.
+MAX_CHUNKS = 8192
 
 _MAX_CHUNK = 128 * 2**10
 _PLAIN, _LZ4, _GROUPED_LZ4 = range(3)
@@ -43,32 +48,43 @@ def _hash_hex(raw: bytes) -> str:
     return "".join(f"{number:016x}" for number in struct.unpack("<4Q", raw))
 
 
-class Chunk(NamedTuple):
-    """Where a chunk lies in its xorb: start and stored in bytes; length is that of its content."""
-
-    scheme: int
-    start: int
-    stored: int
-    length: int
-
-
-def chunks_of(xorb: BinaryIO) -> list[Chunk]:
-    """The chunks of a xorb, by their headers."""
+def chunks_of(xorb: BinaryIO) -> array[int]:
+    """Where each chunk of a xorb begins: the offset of its header."""
     size = xorb.seek(0, os.SEEK_END)
-    chunks = []
+    chunks = array("I")
     at = 0
     while at < size:
-        xorb.seek(at)
-        header = xorb.read(_CHUNK_HEADER)
-        if header.startswith(_XORB_FOOTER):
+        header = _read_header(xorb, at)
+        if header is None:
             break
-        start = at + _CHUNK_HEADER
-        stored, length = int.from_bytes(header[1:4], "little"), int.from_bytes(header[5:8], "little")
-        at = start + stored
-        if header[0] != 0 or not (0 < stored <= _MAX_CHUNK and 0 < length <= _MAX_CHUNK) or at > size:
-            raise bad_request(f"A chunk of the xorb is cut short, or none of 1 to {_MAX_CHUNK} bytes.")
-        chunks.append(Chunk(header[4], start, stored, length))
+        if len(chunks) == MAX_CHUNKS:
+            raise bad_request(f"The xorb has more than {MAX_CHUNKS} chunks, which none of a client has.")
+        chunks.append(at)
+        at += _CHUNK_HEADER + header[1]
+        if at > size:
+            raise bad_request("A chunk of the xorb is cut short.")
     return chunks
+
+
+def read_chunk(xorb: BinaryIO, at: int) -> bytes | bytearray:
+    """The content of the chunk whose header is at this offset."""
+    header = _read_header(xorb, at)
+    if header is None:
+        raise bad_request("The xorb ends where the shard names a chunk.")
+    scheme, stored, length = header
+    return unpack(scheme, xorb.read(stored), length)
+
+
+def _read_header(xorb: BinaryIO, at: int) -> tuple[int, int, int] | None:
+    """Scheme, stored bytes and bytes of content of the chunk at `at`; None where the xorb's footer is there."""
+    xorb.seek(at)
+    header = xorb.read(_CHUNK_HEADER)
+    if header.startswith(_XORB_FOOTER):
+        return None
+    stored, length = int.from_bytes(header[1:4], "little"), int.from_bytes(header[5:8], "little")
+    if len(header) < _CHUNK_HEADER or header[0] != 0 or not (0 < stored <= _MAX_CHUNK and 0 < length <= _MAX_CHUNK):
+        raise bad_request(f"A chunk of the xorb is cut short, or none of 1 to {_MAX_CHUNK} bytes.")
+    return header[4], stored, length
 
 
 def unpack(scheme: int, stored: bytes, length: int) -> bytes | bytearray:
@@ -115,35 +131,44 @@ class Segment:
 
 @dataclass(frozen=True)
 class ShardFile:
-    """A file of a shard: its sha256 in hexadecimal digits, and the segments that make it up."""
+    """A file of a shard: its sha256 in hexadecimal digits, its bytes, and the entries of what makes it up."""
 
     sha256: str
-    segments: list[Segment]
+    size: int
+    entries: memoryview
 
-    @property
-    def size(self) -> int:
-        return sum(segment.length for segment in self.segments)
+    def segments(self) -> Iterator[Segment]:
+        """One after the other: a shard may hold more than a million."""
+        for xorb, _, length, start, end in _ENTRY.iter_unpack(self.entries):
+            yield Segment(_hash_hex(xorb), start, end, length)
 
 
 def parse_shard(data: bytes) -> Iterator[ShardFile]:
     """The files of a shard, one after the other; a shard that is cut short is noticed at its end."""
     if not data.startswith(_SHARD_MAGIC):
         raise bad_request("The body is not a Xet shard of version 2.")
-    entries = _ENTRY.iter_unpack(memoryview(data)[_ENTRY.size : len(data) // _ENTRY.size * _ENTRY.size])
+    view, size = memoryview(data), _ENTRY.size
+    at = size
 
-    def take(count: int) -> list[Any]:
-        taken = list(islice(entries, count))
-        if len(taken) < count:
+    def take(count: int) -> memoryview:
+        nonlocal at
+        if at + count * size > len(data):
             raise bad_request("The shard is cut short.")
-        return taken
+        at += count * size
+        return view[at - count * size : at]
 
-    while (entry := take(1)[0])[0] != _BOOKEND:
-        _, flags, count, *_ = entry
+    def entry() -> tuple[bytes, int, int]:
+        name, first, second, *_ = _ENTRY.unpack(take(1))
+        return name, first, second
+
+    while (head := entry())[0] != _BOOKEND:
+        _, flags, count = head
         if flags & _HAS_SHA256_AND_RANGE_HASHES != _HAS_SHA256_AND_RANGE_HASHES:
             raise bad_request("A file of the shard lacks its sha256 or the hashes of its ranges.")
-        segments = [Segment(_hash_hex(xorb), start, end, length) for xorb, _, length, start, end in take(count)]
+        entries = take(count)
         take(count)  # the hashes of the ranges
-        yield ShardFile(_hash_hex(take(1)[0][0]), segments)
+        length = sum(length for _, _, length, _, _ in _ENTRY.iter_unpack(entries))
+        yield ShardFile(_hash_hex(entry()[0]), length, entries)
     # What follows tells of the new xorbs, which say so themselves.
-    while (entry := take(1)[0])[0] != _BOOKEND:
-        take(entry[2])
+    while (head := entry())[0] != _BOOKEND:
+        take(head[2])

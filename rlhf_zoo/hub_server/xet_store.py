@@ -13,6 +13,7 @@ import re
 import secrets
 import shutil
 import uuid
+from array import array
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from ..durable import sync_folder
 from .durable import in_use, is_in_use, locked
 from .faults import Fault, bad_request
 from .large_files import LargeFiles, write_all
-from .xet_format import Chunk, ShardFile, chunks_of, parse_shard, unpack
+from .xet_format import ShardFile, chunks_of, parse_shard, read_chunk
 
 _CURRENT_SECONDS = 3600
 _IDLE_SECONDS = 2 * 3600
@@ -115,8 +116,8 @@ class XetStore:
             raise
 
     def _contents(self, file: ShardFile) -> Iterator[bytes | bytearray]:
-        known: dict[str, list[Chunk]] = {}
-        for segment in file.segments:
+        known: dict[str, array[int]] = {}
+        for segment in file.segments():
             path = self._folder / "xorbs" / segment.xorb
             if not path.exists():
                 raise bad_request(f"The xorb {segment.xorb} of the shard is not stored; start the upload again.")
@@ -126,6 +127,5 @@ class XetStore:
                 chunks = known[segment.xorb]
                 if not segment.start < segment.end <= len(chunks):
                     raise bad_request(f"The xorb {segment.xorb} does not have the chunks that the shard names.")
-                for scheme, start, size, length in chunks[segment.start : segment.end]:
-                    xorb.seek(start)
-                    yield unpack(scheme, xorb.read(size), length)
+                for at in chunks[segment.start : segment.end]:
+                    yield read_chunk(xorb, at)

@@ -56,7 +56,8 @@ def stored_file(hub, sha256: str) -> Path:
 def sent(hub, repo: str = REPO) -> int:
     """Bytes of content in all xorbs of the epoch."""
     xorbs = (store_of(hub, repo) / "xorbs").iterdir()
-    return sum(chunk.length for path in xorbs for chunk in xet_format.chunks_of(path.open("rb")))
+    chunks = [(xorb, at) for xorb in (path.open("rb") for path in xorbs) for at in xet_format.chunks_of(xorb)]
+    return sum(len(xet_format.read_chunk(xorb, at)) for xorb, at in chunks)
 
 
 def is_tidy(hub) -> bool:
@@ -90,8 +91,8 @@ print(json.dumps({{str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).he
 def test_files_of_all_kinds(near_hub, tmp_path, monkeypatch, caplog):
     """All three schemes of the format come from the real client: weights' bytes are grouped before compressing."""
     schemes = set()
-    unpack = xet_store.unpack
-    monkeypatch.setattr(xet_store, "unpack", lambda scheme, *rest: (schemes.add(scheme), unpack(scheme, *rest))[1])
+    unpack = xet_format.unpack
+    monkeypatch.setattr(xet_format, "unpack", lambda scheme, *rest: (schemes.add(scheme), unpack(scheme, *rest))[1])
     rng = random.Random(0)
     files = {
         "random.bin": rng.randbytes(3_000_001),

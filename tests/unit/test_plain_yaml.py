@@ -42,7 +42,9 @@ def test_plain_documents(text, value):
     [
         ("[" * 40_000, "nested"),
         ("- " * 40_000, "nested"),
-        (BOMB, "written out"),
+        (BOMB, "values once its aliases are written out"),
+        (f"a: &a '{'x' * 10_000}'\nb: [{'*a, ' * 200}]", "characters once its aliases are written out"),
+        (f"a: &a '{'x' * 10_000}'\nb: &b [{'*a, ' * 50}]\nc: [*b, *b, *b]", "characters once its aliases"),
         ("&a [*a]", "holds itself"),
         ("a: &a {b: {c: *a}}", "holds itself"),
         ("- &a 1\n- &a 2", "duplicate anchor"),
