@@ -40,7 +40,7 @@ from ..hub.connect import CLIENT, Hub
 from ..hub.refs import ask, resolve
 from ..models import label_index, labels_in
 from ..plugins import REWARDS, load_object, run_judge
-from ..record import StageRecord, read_json
+from ..record import StageRecord
 from ..rewards import RewardEnsemble, RewardModel
 from ..rewards.functions import Batch, FunctionCall, RewardFunction, numbers
 from ..rewards.verifiable import Verifiable
@@ -449,8 +449,10 @@ def _check_reward_model(name: str, hub: Hub | None) -> None:
 
 
 def _check_outputs(name: str, folder: Path) -> None:
+    from ..model_files import json_object
+
     path = folder / "config.json"
-    labels = labels_in(read_json(path)) if path.is_file() else None
+    labels = labels_in(json_object(path)) if path.is_file() else None
     if labels is not None:
         check_outputs(name, labels)
 

@@ -4,9 +4,11 @@ huggingface_hub obeys any Retry-After in whole seconds, follows every next page 
 that means harm, or is broken, could keep a command waiting for ever. Every request of its client passes here.
 """
 
+import functools
+import json
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..retry_after import seconds_to_wait
@@ -79,6 +81,38 @@ def _check(response: Any) -> None:
         raise HfHubHTTPError(f"its list of {response.request.url.path} has over {MOST_PAGES} pages", response=response)
     if "json" in response.headers.get("Content-Type", ""):
         response.stream = _bounded(response)
+    response.json = functools.partial(_json, response, response.json)
+
+
+@functools.cache
+def _not_json() -> type[Exception]:
+    """What is raised for an answer that is no JSON: an error of the connection, as no Hub answered."""
+    from httpx2 import DecodingError
+
+    class NotJSON(DecodingError, json.JSONDecodeError):  # the client catches the second where it can do without
+        def __init__(self, message: str) -> None:
+            json.JSONDecodeError.__init__(self, message, "", 0)
+            self.args = (message,)
+
+        def __str__(self) -> str:
+            return str(self.args[0])
+
+    return NotJSON
+
+
+def _json(response: Any, read: Callable[..., Any], **how: Any) -> Any:
+    """The answer's JSON. Raises HTTPError for what is none: the page of a proxy or a login, or one nested too deep."""
+    path = response.request.url.path
+    try:
+        return read(**how)
+    except RecursionError as error:
+        raise _not_json()(f"its answer to {path} is JSON that is nested too deep") from error
+    except ValueError as error:
+        kind = response.headers.get("Content-Type", "").partition(";")[0] or "nothing"
+        told = f"says that it is {kind}" if "json" in kind else f"is {kind}"
+        raise _not_json()(
+            f"its answer to {path} {told} and is no JSON, as a login page or a proxy in between gives"
+        ) from error
 
 
 def _bounded(response: Any) -> Any:

@@ -15,6 +15,7 @@ log = logging.getLogger(__name__)
 WAITS = 3
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 T = TypeVar("T")
+_CLIENTS = ("huggingface_hub", "datasets", "fsspec")
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -23,6 +24,17 @@ def client_errors() -> tuple[type[Exception], ...]:
     from huggingface_hub import errors
 
     return (errors.HTTPError, errors.HFValidationError, OSError)
+
+
+def is_misread(error: BaseException) -> bool:
+    """Whether a client stumbled over what a Hub answered: JSON of another shape than a Hub gives."""
+    if not isinstance(error, TypeError | KeyError | AttributeError | ValueError | IndexError):
+        return False
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    module = "" if trace is None else str(trace.tb_frame.f_globals.get("__name__"))
+    return module.partition(".")[0] in _CLIENTS
 
 
 def is_disk_full(error: BaseException | None) -> bool:
@@ -111,3 +123,7 @@ def refusals_as(what: str, mend: str) -> Iterator[None]:
         if is_disk_full(error):
             raise
         raise ZooError(f"{what} ({reason(error)}): {mend}") from error
+    except Exception as error:
+        if not is_misread(error):
+            raise
+        raise ZooError(f"{what} (it answers what no Hub does: {error!r:.200}): {mend}") from error

@@ -11,9 +11,8 @@ from ..hub.connect import CLIENT, Hub
 from ..hub.refs import ask
 from ..hub.refusals import reason, refusals_as
 from ..model_code import brings_code, is_trusted, refusal
-from ..model_files import ADAPTER_CONFIG, load_tokenizer
+from ..model_files import ADAPTER_CONFIG, json_object, load_tokenizer
 from ..models import label_index, labels_in
-from ..record import read_json
 from ..rewards.model import say_cut
 from ..stage import REWARD_ROLES
 from .context import RunContext
@@ -40,8 +39,7 @@ class Named:
     @property
     def config(self) -> Mapping[str, Any]:
         path = None if self.folder is None else self.folder / "config.json"
-        found = read_json(path) if path is not None and path.is_file() else {}
-        return found if isinstance(found, dict) else {}
+        return json_object(path) if path is not None and path.is_file() else {}
 
     @property
     def context(self) -> int | None:
@@ -106,7 +104,7 @@ def _look_at(name: str, revision: str | None, hub: Hub, key: str) -> Path:
                 raise silence from None
 
     folder = ask(name, hub, look)[1]
-    adapter = read_json(folder / ADAPTER_CONFIG) if (folder / ADAPTER_CONFIG).is_file() else {}
+    adapter = json_object(folder / ADAPTER_CONFIG) if (folder / ADAPTER_CONFIG).is_file() else {}
     base = adapter.get("base_model_name_or_path")
     if base and not (folder / "config.json").is_file():
         return _look_at(base, adapter.get("revision"), hub, key)

@@ -17,7 +17,7 @@ from ..data import need_columns
 from ..errors import ZooError
 from ..hub.connect import CLIENT, Hub
 from ..hub.refs import ask, came_from
-from ..hub.refusals import client_errors, is_disk_full, is_silence, reason, refusals_as
+from ..hub.refusals import client_errors, is_disk_full, is_misread, is_silence, reason, refusals_as
 from ..plain_yaml import BadYAML, load_yaml
 from ..record import fingerprint, records_at_rest
 from .tables import read_whole
@@ -132,6 +132,13 @@ class DataSource:
             raise ZooError(
                 f"{what}, cannot be loaded ({reason(_cause_of(error))}): check the names of the data set, its "
                 f"configuration and its split, and {self.hub.flag}."
+            ) from error
+        except Exception as error:
+            if not is_misread(error):
+                raise
+            raise ZooError(
+                f"{what}, cannot be loaded ({self.hub.name} answers what no Hub does: {error!r:.200}): check "
+                f"{self.hub.flag}."
             ) from error
 
 

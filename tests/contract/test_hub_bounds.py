@@ -4,6 +4,7 @@ import datetime
 import email.utils
 import itertools
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from rlhf_zoo.hub.pull import fetch
 from rlhf_zoo.hub.refs import ask
 from rlhf_zoo.hub.refusals import reason, refusals_as, retry_after
 from rlhf_zoo.retry_after import seconds_to_wait
+from rlhf_zoo.runs.sources import find_data
 
 pytestmark = pytest.mark.attack
 COMMIT = "a" * 40
@@ -64,6 +66,14 @@ def rogue() -> Iterator[Callable[[Answer], tuple[Hub, list[str]]]]:
     for server in servers:
         server.shutdown()
         server.server_close()
+
+
+def send_bytes(handler: BaseHTTPRequestHandler, content: bytes, kind: str) -> None:
+    handler.send_response(200)
+    handler.send_header("Content-Type", kind)
+    handler.send_header("Content-Length", str(len(content)))
+    handler.end_headers()
+    handler.wfile.write(content)
 
 
 def model_info(hub: Hub) -> str:
@@ -158,3 +168,34 @@ def test_an_endless_answer(rogue, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ZooError, match="does not end"):
         model_info(hub)
     assert sum(sent) < 16 * 2**20
+
+
+DEEP = b'{"id": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "said"),
+    [
+        (b"<html>Please log in</html>", "text/html; charset=utf-8", "is text/html and is no JSON, as a login page"),
+        (b"<html>Please log in</html>", "application/json", "says that it is application/json and is no JSON"),
+        (b"", "application/json", "is no JSON"),
+        (DEEP, "application/json", "is JSON that is nested too deep"),
+        (b"[]", "application/json", "it answers what no Hub does"),
+        (b"5", "application/json", "it answers what no Hub does"),
+        (b'{"siblings": 5}', "application/json", "it answers what no Hub does"),
+    ],
+)
+def test_an_answer_that_is_none_of_a_hub(rogue, tmp_path, content: bytes, kind: str, said: str) -> None:
+    hub, _ = rogue(lambda handler: send_bytes(handler, content, kind))
+    for call in (model_info, lambda hub: fetch("maker/model", tmp_path / "out", hub=hub)):
+        with pytest.raises(ZooError, match=re.escape(said)) as caught:
+            call(hub)
+        assert "\n" not in str(caught.value)
+    source = find_data("maker/data", None, hub)
+    with pytest.raises(ZooError, match="The data set maker/data"):
+        source.load(None, "train", columns=[])
+
+
+def test_a_mistake_of_our_own_stays_a_traceback() -> None:
+    with pytest.raises(KeyError), refusals_as("It cannot be had", "try again."):
+        {}["a"]
