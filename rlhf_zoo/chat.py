@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from .deadline import Expired, deadline
 from .errors import ZooError
 
 if TYPE_CHECKING:
@@ -21,6 +22,10 @@ _HEAD = re.compile(r"\{#- rlhf-zoo (\{.*?\}) #\}.*?\{#- end #\}", re.DOTALL)
 # A thought that was cut by the length has no end, and nothing was said after it.
 _THOUGHT = re.compile(r"<think>.*?(?:</think>\s*|\Z)", re.DOTALL)
 _PROBE = "zxq"
+#: What one rendering may take. A template is a program that comes with a model.
+RENDER_SECONDS, RENDER_MEMORY = 10.0, 2 * 2**30
+# A power in an expression, which nothing can interrupt: an operand before `**`, where keywords have none.
+_POWER = re.compile(r"\{[{%](?:(?!%\}|\}\}).)*[\w)\]]\s*\*\*", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -85,15 +90,23 @@ def is_conversation(value: Any) -> bool:
 
 
 def _rendered(messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, **how: Any) -> list[int]:
-    from jinja2 import TemplateError
-
+    """The token ids of a conversation by the tokenizer's template, which may be a stranger's: see RENDER_SECONDS."""
     if tokenizer.chat_template is None:
         raise ZooError("The prompts are conversations and the tokenizer has no chat template: give it one, or texts.")
+    if _POWER.search(_template(tokenizer) or ""):
+        raise ZooError("The chat template computes powers, which may take for ever: give the tokenizer another one.")
     try:
-        turns: Any = list(messages)
-        ids: Any = tokenizer.apply_chat_template(turns, tokenize=True, return_dict=False, **how)
-        return list(ids)
-    except (TemplateError, TypeError, ValueError, KeyError) as error:
+        with deadline(RENDER_SECONDS, memory=RENDER_MEMORY):
+            turns: Any = list(messages)
+            ids: Any = tokenizer.apply_chat_template(turns, tokenize=True, return_dict=False, **how)
+            return list(ids)
+    except Expired as error:
+        raise ZooError(
+            f"The chat template does not come to an end within {RENDER_SECONDS:g} s and "
+            f"{RENDER_MEMORY // 2**30} GiB on a conversation of {len(messages)} messages: give the tokenizer "
+            "another one."
+        ) from error
+    except Exception as error:  # a template may raise whatever Python raises
         first = (str(error).strip().splitlines() or ["it gives no reason"])[0].rstrip(".")
         roles = ", ".join(str(one.get("role")) for one in messages) or "nobody"
         raise ZooError(

@@ -124,6 +124,7 @@ LIMITS: Mapping[str, Limit] = {
     "ptx_coef": WEIGHT,
     "response_length": COUNT,
     "reward_ensemble_lambda": WEIGHT,
+    "reward_timeout": POSITIVE,
     "response_length_min": COUNT,
     "push_steps": COUNT,
     "router_aux_loss_coef": WEIGHT,

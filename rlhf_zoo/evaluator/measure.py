@@ -244,7 +244,12 @@ def make_evaluator(context: RunContext, reference_path: Path) -> Evaluator:
     return Evaluator(
         reference=reference,
         tokenizer=tokenizer,
-        rewards=Rewards(rewards, weights=ppo.trainer.reward_weights, tokenizer=tokenizer),
+        rewards=Rewards(
+            rewards,
+            weights=ppo.trainer.reward_weights,
+            tokenizer=tokenizer,
+            timeout=ppo.trainer.reward_timeout,
+        ),
         panel=_panel(context),
         max_new_tokens=ppo.trainer.response_length,
         temperature=ppo.trainer.temperature,

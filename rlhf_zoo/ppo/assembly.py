@@ -277,7 +277,7 @@ def build_rewards(
     ready += [read(one, theirs[0]) for one in _listed(reward_funcs)]
     if not ready and reward_funcs is None:
         return None
-    return Rewards(ready, weights=args.reward_weights, tokenizer=tokenizer)
+    return Rewards(ready, weights=args.reward_weights, tokenizer=tokenizer, timeout=args.reward_timeout)
 
 
 def _listed(given: Any) -> list[Any]:

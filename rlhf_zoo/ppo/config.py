@@ -98,6 +98,9 @@ class PPOConfig(TrainingArguments):
         None, "λ of mean_minus_variance, the weight of the models' variance; None is 0.5."
     )
     reward_weights: list[float] | None = field(default=None, metadata={"help": "One weight a reward; None is all 1."})
+    reward_timeout: float | None = option(
+        None, "Seconds that a reward function may take for a batch of completions; None waits for ever."
+    )
     kl_coef: float = option(0.05, "β, the weight of the KL penalty.")
     reference: bool | None = option(
         None, "Hold the policy that KL is measured against; None does unless kl_coef is 0 and no key asks."

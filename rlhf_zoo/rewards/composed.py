@@ -59,7 +59,8 @@ class Rewards:
     on the token that completes it; their sum is the row's number. It may be a coroutine function: all of these wait
     together, on one event loop that lasts as long as the process.
 
-    tokenizer: the policy's, which finds the tokens of spans. names: of the rewards, and behind them of what is watched
+    tokenizer: the policy's, which finds the tokens of spans. timeout: seconds that a function may take for a batch,
+    None for ever. names: of the rewards, and behind them of what is watched
     and not paid: an ensemble's models, NAME_0 and on, and their disagreement.
     """
 
@@ -69,6 +70,7 @@ class Rewards:
         *,
         weights: Sequence[float] | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
+        timeout: float | None = None,
     ) -> None:
         if not rewards:
             raise ZooError("PPO has no reward: give reward_model or reward_funcs.")
@@ -83,7 +85,7 @@ class Rewards:
         own = _unique([_name(reward) for reward in rewards])
         watched = [name for one in zip(own, rewards, strict=True) for name in _watched(*one)]
         self.names = _unique([*own, *watched])
-        self.tokenizer = tokenizer
+        self.tokenizer, self.timeout = tokenizer, timeout
 
     @property
     def learned(self) -> list[RewardModel | RewardEnsemble]:
@@ -121,7 +123,7 @@ class Rewards:
         named = list(zip(paying, self.rewards, strict=True))
         learned = RewardModel | RewardEnsemble
         calls = [FunctionCall(name, reward) for name, reward in named if not isinstance(reward, learned)]
-        returned = answers(calls, batch)
+        returned = answers(calls, batch, timeout=self.timeout)
         scores: list[Tensor] = []
         watched: list[Tensor] = []
         by_token: Tensor | None = None

@@ -8,8 +8,10 @@ import inspect
 import math
 import os
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -17,6 +19,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from ..deadline import Expired, deadline
 from ..errors import ZooError
 from ..reserved import TABLE, passed_on
 from .by_token import Misfit, is_list, number, paid_by_token
@@ -158,22 +161,48 @@ class FunctionCall:
         return None
 
 
-def answers(calls: Sequence[FunctionCall], batch: Batch) -> dict[str, Any]:
-    """What each function returns, by name; coroutine functions run together. Raises ZooError for one that raises."""
+def answers(calls: Sequence[FunctionCall], batch: Batch, *, timeout: float | None = None) -> dict[str, Any]:
+    """What each function returns, by name; coroutine functions run together.
+
+    Args:
+        calls: The functions.
+        batch: What they score.
+        timeout: Seconds that one function, or all coroutine functions together, may take; None is for ever.
+
+    Raises:
+        ZooError: A function raises, or takes longer. After Ctrl-C it has a few seconds left (`deadline.GRACE`).
+    """
     returned: dict[str, Any] = {}
     for call in calls:
         if not call.is_async:
             try:
-                returned[call.name] = call.now(batch)
+                with _in_time([call], timeout):
+                    returned[call.name] = call.now(batch)
             except Exception as error:
                 call.refuse(batch, error)
     waiting = [call for call in calls if call.is_async]
     if waiting:
-        for call, answer in zip(waiting, _wait(_together([call.soon(batch) for call in waiting])), strict=True):
+        with _in_time(waiting, timeout):
+            done = _wait(_together([call.soon(batch) for call in waiting]))
+        for call, answer in zip(waiting, done, strict=True):
             if isinstance(answer, Exception):
                 call.refuse(batch, answer)
             returned[call.name] = answer
     return returned
+
+
+@contextmanager
+def _in_time(calls: Sequence[FunctionCall], timeout: float | None) -> Iterator[None]:
+    began = time.monotonic()
+    try:
+        with deadline(timeout, hurried=True):
+            yield
+    except Expired as error:
+        taken, names = time.monotonic() - began, listed([call.name for call in calls])
+        raise ZooError(
+            f"The reward function {names} has not answered after {taken:.0f} s: mend it"
+            + (", or raise reward_timeout." if timeout is not None and taken >= timeout else ", or wait for it.")
+        ) from error
 
 
 def logged(calls: Sequence[FunctionCall], count: int) -> tuple[dict[str, list[Any]], dict[str, float]]:

@@ -286,7 +286,8 @@ def stage_settings(
     if release.push_merged and not model.use_peft:
         raise ZooError(f"push_merged of the stage {stage} needs use_peft: without LoRA the checkpoint is the model.")
     keep = asked.get("save_total_limit")
-    for name in ("fsdp2", "offload_frozen"):  # a run goes on wherever its weights lie
+    # A run goes on wherever its weights lie, and however long a reward may take.
+    for name in ("fsdp2", "offload_frozen", "reward_timeout"):
         asked.pop(name, None)
     return StageSettings(stage, shared, data, trainer, model, release, keep, {**asked, "recipe": learned})
 

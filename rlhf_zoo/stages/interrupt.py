@@ -8,6 +8,7 @@ import threading
 from types import FrameType
 
 from .. import processes
+from ..deadline import hurry
 
 STDERR = 2
 
@@ -18,6 +19,8 @@ class Stopped(KeyboardInterrupt):
 
 class Interruptible:
     """While open, the first SIGINT or SIGTERM sets `requested`; the second SIGINT raises KeyboardInterrupt at once.
+
+    A reward function that runs at the first one has `deadline.GRACE` seconds left.
 
     Signals reach only the main thread; elsewhere this changes nothing.
     """
@@ -41,6 +44,7 @@ class Interruptible:
         if self.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.requested = True
+        hurry()  # a reward function that hangs keeps no finished update from being saved
         if processes.first():
             # A signal may come while a progress bar is being written, when stderr's own buffer refuses a second write.
             said = f"\nSaving {self._what} after the step under way; Ctrl-C again aborts at once.\n"

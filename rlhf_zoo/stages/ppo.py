@@ -107,7 +107,7 @@ def try_functions(settings: StageSettings, functions: Sequence[RewardFunction], 
     calls = [FunctionCall(name, function) for name, function in zip(names, functions, strict=True)]
     batch = Batch(asked, said, [[0] for _ in rows], columns, trainer_state=state)
     try:
-        for name, values in answers(calls, batch).items():
+        for name, values in answers(calls, batch, timeout=args.reward_timeout).items():
             count_of(name, values, batch)
     except ZooError as error:
         raise ZooError(f"Tried on prompts as their own answers, before anything trains: {error}") from error.__cause__

@@ -164,7 +164,13 @@ def train_stage(
             one_run(trainer.args, known_as, project=context.recipe.name),
         ):
             if plan.resume is None or not _at_its_end(trainer, plan.resume):
-                _train(trainer, plan.resume, record, spent)
+                try:
+                    _train(trainer, plan.resume, record, spent)
+                except Unscored as error:
+                    if not stop.requested:
+                        raise
+                    log.warning("%s", error)
+                    raise Stopped from error
         if trainer.state.global_step < trainer.state.max_steps:
             stopped = not stop.requested and trainer.state.global_step == context.stop_after
             if processes.first():

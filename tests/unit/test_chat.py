@@ -4,7 +4,17 @@ import pytest
 import schemas
 from datasets import Dataset
 
-from rlhf_zoo.chat import Chat, as_prompt, end_of_turn, prompt_ids, reading_ids, whole, without_thoughts, words
+from rlhf_zoo import chat
+from rlhf_zoo.chat import (
+    Chat,
+    as_prompt,
+    end_of_turn,
+    prompt_ids,
+    reading_ids,
+    whole,
+    without_thoughts,
+    words,
+)
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.runs.layout import fitting, parts_of, split_pair
 from rlhf_zoo.tokenizer import train_tokenizer
@@ -21,13 +31,13 @@ def tokenizer(template: str | None = schemas.TEMPLATE):
 
 def test_the_head_renders_everywhere_alike_and_is_written_once(tmp_path) -> None:
     odd = 'Say "hi" #} {% x %}\n😀'
-    chat = Chat(odd, {"enable_thinking": False}, True)
-    made = chat.write(tokenizer())
+    said = Chat(odd, {"enable_thinking": False}, True)
+    made = said.write(tokenizer())
     head = made.chat_template
-    assert chat.write(made).chat_template == head, "written again, it takes its own place"
+    assert said.write(made).chat_template == head, "written again, it takes its own place"
     made.save_pretrained(tmp_path)
     read = type(made).from_pretrained(tmp_path)
-    assert Chat.of(read) == chat and Chat.of(tokenizer()) is None
+    assert Chat.of(read) == said and Chat.of(tokenizer()) is None
     text = read.apply_chat_template(ASKED, tokenize=False, add_generation_prompt=True)
     assert text == (
         f"<|im_start|>system\n{odd}<|im_end|>\n<|im_start|>user\nhow are you<|im_end|>\n"
@@ -66,6 +76,40 @@ def test_what_cannot_be_rendered_is_told_in_a_sentence() -> None:
     refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('No system turns') }}{% endif %}x"
     with pytest.raises(ZooError, match=r"of user \(No system turns\).*leave out a system_prompt"):
         Chat("s").write(tokenizer(refuses))
+
+
+ENDLESS = {
+    "loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "growth": "{% set x = namespace(t='a' * 1000000) %}{% for a in range(9999) %}{% set x.t = x.t ~ x.t %}{% endfor %}",
+}
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("template", ENDLESS.values(), ids=ENDLESS)
+def test_a_template_without_end_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch, template: str) -> None:
+    monkeypatch.setattr(chat, "RENDER_SECONDS", 1.0)
+    monkeypatch.setattr(chat, "RENDER_MEMORY", 2**29)
+    with pytest.raises(ZooError, match="does not come to an end"):
+        prompt_ids(ASKED, tokenizer(template))
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "maximum recursion depth"),
+        ("{{ 1 // 0 }}", "modulo by zero"),
+        ("{{ 10 ** 10 ** 9 }}", "computes powers"),
+    ],
+)
+def test_a_template_that_fails_as_python_does(template: str, why: str) -> None:
+    with pytest.raises(ZooError, match=why):
+        prompt_ids(ASKED, tokenizer(template))
+
+
+def test_keywords_are_no_powers() -> None:
+    made = tokenizer("{{ dict(a=1, **messages[0]).content }}")
+    assert prompt_ids(ASKED, made) == made("how are you")["input_ids"]
 
 
 def test_implicit_prompts() -> None:

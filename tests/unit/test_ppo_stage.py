@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import signal
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +15,14 @@ from accelerate import Accelerator
 from toy_run import make_context, make_recipe, save_start
 from trainer_fixture import LETTERS, make_policy, make_reward_model, make_tokenizer
 
+from rlhf_zoo import deadline
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluator.judges import Panel
 from rlhf_zoo.evaluator.measure import Evaluator, measure
 from rlhf_zoo.ppo.guards import GuardWarning
 from rlhf_zoo.rewards import Rewards
 from rlhf_zoo.stages import evaluate, pipeline, ppo
+from rlhf_zoo.stages.interrupt import Stopped
 
 EVALUATION = {"judge": "toy_run:judge", "prompts": 6, "samples": 2}
 ASKED: list[tuple[str, str, int, str]] = []
@@ -134,6 +138,23 @@ def service(completions: Sequence[str], answer: Sequence[str], **_: Any) -> list
     DOWN[0] += len(completions)
     if DOWN[0] == 3 * len(completions):
         raise ConnectionError("the service is down")
+    return _right(completions, answer)
+
+
+def slow_service(completions: Sequence[str], answer: Sequence[str], **_: Any) -> list[float]:
+    """Hangs in the third update, where DOWN says so; below -1,000 it presses Ctrl-C first."""
+    DOWN[0] += 1
+    if DOWN[0] in (3, -1000):
+        if DOWN[0] < 0:
+            signal.raise_signal(signal.SIGINT)
+        try:
+            time.sleep(100)
+        except Exception:  # as careless functions have it
+            return [0.0] * len(completions)
+    return _right(completions, answer)
+
+
+def _right(completions: Sequence[str], answer: Sequence[str]) -> list[float]:
     return [float(one.startswith(wanted)) for one, wanted in zip(completions, answer, strict=True)]
 
 
@@ -151,6 +172,33 @@ def test_updates_before_a_reward_that_cannot_be_had_are_kept(folder: Path) -> No
     record = parts.record("ppo")
     assert [path.name for path in record.checkpoints()] == ["checkpoint-2"] and record.read()["status"] == "interrupted"
     assert ppo.run(parts)
+    ends = [context.record("ppo").checkpoint_path(4) / "model.safetensors" for context in (whole, parts)]
+    assert ends[0].read_bytes() == ends[1].read_bytes()
+
+
+@pytest.mark.parametrize("way", ["reward_timeout", "Ctrl-C"])
+def test_updates_before_a_reward_that_hangs_are_kept(folder: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    monkeypatch.setattr(deadline, "GRACE", 0.5)
+    keys = {"reward_funcs": "test_ppo_stage:slow_service", "reward_weights": "1,1", "max_steps": "4", "save_steps": "4"}
+    whole, parts = (replace(make_context(folder, **keys), directory=folder / name) for name in ("whole", "parts"))
+    for context in (whole, parts):
+        shutil.copytree(folder / "run", context.directory)
+    DOWN[:] = [100]
+    assert ppo.run(whole)
+    began = time.monotonic()
+    if way == "Ctrl-C":
+        DOWN[:] = [-1003]
+        with pytest.raises(Stopped):
+            ppo.run(parts)
+    else:
+        DOWN[:] = [0]
+        limited = replace(make_context(folder, **keys, reward_timeout="0.5"), directory=parts.directory)
+        with pytest.raises(ZooError, match=r"slow_service has not answered after .* Step 2 is saved, and the same"):
+            ppo.run(limited)
+    assert time.monotonic() - began < 60
+    record = parts.record("ppo")
+    assert [path.name for path in record.checkpoints()] == ["checkpoint-2"] and record.read()["status"] == "interrupted"
+    assert ppo.run(parts), "reward_timeout may be changed on the way"
     ends = [context.record("ppo").checkpoint_path(4) / "model.safetensors" for context in (whole, parts)]
     assert ends[0].read_bytes() == ends[1].read_bytes()
 

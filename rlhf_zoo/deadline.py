@@ -1,0 +1,128 @@
+"""Time limits on code that is not ours: reward functions, and chat templates of models from elsewhere.
+
+The code runs in the calling thread, as it would without a limit: some libraries need the main thread, and gradients and
+devices belong to threads. A second thread watches the clock and raises `Expired` in the first. In the main thread that
+also ends a wait for a network or a lock. Nothing ends a single call into C that never looks at signals.
+"""
+
+import contextlib
+import ctypes
+import functools
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+#: Seconds that code under `deadline(..., hurried=True)` still gets after `hurry`.
+GRACE = 10.0
+_TICK = 0.1
+# Seconds before which no memory is looked at: what other threads allocate is counted too.
+_YOUNG = 0.5
+_STATM = Path("/proc/self/statm")
+# What wakes the main thread from a wait. By default it does nothing.
+_WAKING = getattr(signal, "SIGURG", None)
+
+
+class Expired(BaseException):
+    """The time, or the memory, is used up. No Exception, so that the code does not take it for a failure of its own."""
+
+
+@dataclass
+class _Watch:
+    thread: int
+    main: bool
+    began: float
+    ends: float
+    hurried: bool
+    memory: int | None
+    fired: bool = False
+
+    def is_over(self, now: float) -> bool:
+        if now >= self.ends:
+            return True
+        return self.memory is not None and now - self.began > _YOUNG and _resident() > self.memory
+
+
+class _Watcher:
+    """The thread that watches, and what it watches."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.watches: list[_Watch] = []
+        self.awake = threading.Event()
+        threading.Thread(target=self._run, name="deadlines", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            self.awake.wait()
+            time.sleep(_TICK)
+            with self.lock:
+                now = time.monotonic()
+                for watch in [watch for watch in self.watches if watch.is_over(now)]:
+                    self.watches.remove(watch)
+                    watch.fired = True
+                    _raise_in(watch.thread, Expired)
+                    if watch.main and _WAKING is not None:
+                        signal.pthread_kill(watch.thread, _WAKING)
+                if not self.watches:
+                    self.awake.clear()
+
+
+@functools.cache
+def _watcher(process: int) -> _Watcher:
+    """One for each process: a fork takes no threads along."""
+    return _Watcher()
+
+
+@contextlib.contextmanager
+def deadline(seconds: float | None, *, memory: int | None = None, hurried: bool = False) -> Iterator[None]:
+    """Raises `Expired` inside where what runs there takes too long.
+
+    Args:
+        seconds: How long it may take; None is for ever.
+        memory: Bytes by which this process may grow meanwhile; looked at on Linux, after half a second.
+        hurried: Whether it ends GRACE seconds after `hurry` at the latest.
+
+    Raises:
+        Expired: Time or memory is used up.
+    """
+    watcher, now, main = _watcher(os.getpid()), time.monotonic(), threading.current_thread() is threading.main_thread()
+    most = None if memory is None or not _STATM.exists() else _resident() + memory
+    ends = now + seconds if seconds is not None else float("inf")
+    watch = _Watch(threading.get_ident(), main, now, ends, hurried, most)
+    before = signal.signal(_WAKING, lambda *_: None) if main and _WAKING is not None else None
+    try:
+        with watcher.lock:
+            watcher.watches.append(watch)
+            watcher.awake.set()
+        yield
+    finally:
+        with watcher.lock:
+            if watch in watcher.watches:
+                watcher.watches.remove(watch)
+        if before is not None and _WAKING is not None:
+            signal.signal(_WAKING, before)
+        if watch.fired:
+            _raise_in(watch.thread, None)  # where the code came to its end before it was interrupted
+
+
+def hurry() -> None:
+    """Shortens every deadline that is `hurried` to GRACE seconds from now; for a handler of Ctrl-C."""
+    watcher, ends = _watcher(os.getpid()), time.monotonic() + GRACE
+    # Without the lock, which the interrupted thread may hold: a list is read and a number set at once.
+    for watch in list(watcher.watches):
+        if watch.hurried:
+            watch.ends = min(watch.ends, ends)
+
+
+def _raise_in(thread: int, error: type[BaseException] | None) -> None:
+    value = None if error is None else ctypes.py_object(error)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), value)
+
+
+def _resident() -> int:
+    """Bytes of this process that lie in memory."""
+    return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

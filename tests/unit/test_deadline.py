@@ -1,0 +1,80 @@
+"""Time limits on code that is not ours, in the main thread and in others."""
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from rlhf_zoo import deadline as module
+from rlhf_zoo.deadline import Expired, deadline, hurry
+
+
+def spin() -> None:
+    while True:
+        try:
+            sum(range(1000))
+        except Exception:
+            continue
+
+
+def sleep() -> None:
+    time.sleep(60)
+
+
+def wait() -> None:
+    threading.Event().wait(60)
+
+
+def grow() -> None:
+    held = []
+    while True:
+        held.append(bytearray(2**24))
+
+
+@pytest.mark.parametrize("code", [spin, sleep, wait])
+def test_code_that_does_not_end_is_ended(code: Callable[[], None]) -> None:
+    before, began = signal.getsignal(signal.SIGURG), time.monotonic()
+    with pytest.raises(Expired), deadline(0.3):
+        code()
+    assert 0.3 <= time.monotonic() - began < 5 and signal.getsignal(signal.SIGURG) is before
+
+
+def test_in_another_thread() -> None:
+    ended: list[float] = []
+
+    def work() -> None:
+        try:
+            with deadline(0.3):
+                spin()
+        except Expired:
+            ended.append(time.monotonic())
+
+    began = time.monotonic()
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert len(ended) == 1 and ended[0] - began < 5
+
+
+def test_code_that_ends_in_time_is_left_alone() -> None:
+    for seconds in (0.001, 60) * 100:
+        with deadline(seconds):
+            pass
+    time.sleep(0.3)  # nothing is raised later
+    with deadline(None):
+        time.sleep(0.2)
+
+
+def test_memory_is_bounded() -> None:
+    with pytest.raises(Expired), deadline(60, memory=2**29):
+        grow()
+
+
+def test_ctrl_c_shortens_what_is_hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GRACE", 0.2)
+    timer = threading.Timer(0.2, hurry)
+    timer.start()
+    with deadline(0.8), pytest.raises(Expired), deadline(None, hurried=True):
+        sleep()
