@@ -9,9 +9,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
+from .alignment import decode_behind, encode_behind, special_ids
 from .deadline import Expired, deadline
 from .errors import ZooError
 
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _HEAD = re.compile(r"\{#- rlhf-zoo (\{.*?\}) #\}.*?\{#- end #\}", re.DOTALL)
+_THINK, _THOUGHT_ENDS = "<think>", "</think>"
 # A thought that was cut by the length has no end, and nothing was said after it.
 _THOUGHT = re.compile(r"<think>.*?(?:</think>\s*|\Z)", re.DOTALL)
 _PROBE = "zxq"
@@ -90,7 +94,17 @@ def is_conversation(value: Any) -> bool:
 
 
 def _rendered(messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, **how: Any) -> list[int]:
-    """The token ids of a conversation by the tokenizer's template, which may be a stranger's: see RENDER_SECONDS."""
+    """The token ids of a conversation by the tokenizer's template."""
+    return list(_applied(messages, tokenizer, tokenize=True, return_dict=False, **how))
+
+
+def _written(messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, **how: Any) -> str:
+    """As `_rendered`, the text."""
+    return str(_applied(messages, tokenizer, tokenize=False, **how))
+
+
+def _applied(messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, **how: Any) -> Any:
+    """What a tokenizer's template makes of a conversation; it may be a stranger's: see RENDER_SECONDS."""
     if tokenizer.chat_template is None:
         raise ZooError("The prompts are conversations and the tokenizer has no chat template: give it one, or texts.")
     if _POWER.search(_template(tokenizer) or ""):
@@ -98,8 +112,7 @@ def _rendered(messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokeni
     try:
         with deadline(RENDER_SECONDS, memory=RENDER_MEMORY):
             turns: Any = list(messages)
-            ids: Any = tokenizer.apply_chat_template(turns, tokenize=True, return_dict=False, **how)
-            return list(ids)
+            return tokenizer.apply_chat_template(turns, **how)
     except Expired as error:
         raise ZooError(
             f"The chat template does not come to an end within {RENDER_SECONDS:g} s and "
@@ -124,7 +137,22 @@ def prompt_ids(prompt: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
         return list(tokenizer(prompt)["input_ids"])
     if not is_conversation(prompt):
         raise ZooError(f"The prompt {prompt!r} is neither a text nor a conversation: mend the column 'prompt'.")
-    return _rendered(prompt, tokenizer, add_generation_prompt=True)
+    return _rendered(prompt, tokenizer, **_opened(prompt))
+
+
+def _opened(prompt: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
+    """How a template writes a prompt: up to where an answer begins, or goes on."""
+    return {"continue_final_message" if begins_answer(prompt) else "add_generation_prompt": True}
+
+
+def begins_answer(prompt: Any) -> bool:
+    """Whether the last turn of a prompt is the assistant's, so that a completion goes on with it."""
+    return not isinstance(prompt, str) and bool(prompt) and prompt[-1].get("role") == "assistant"
+
+
+def opening(prompt: Any) -> str:
+    """What a conversation already says of its answer, "" where it says nothing."""
+    return _content(prompt[-1]) if begins_answer(prompt) else ""
 
 
 def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
@@ -134,8 +162,7 @@ def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
         ids = _rendered(turns, tokenizer)
     except ZooError:  # a template for other conversations than this
         return tokenizer.eos_token_id
-    added: dict[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
-    special = {*tokenizer.all_special_ids, *(index for index, token in added.items() if token.special)}
+    special = special_ids(tokenizer)
     content = tokenizer(_PROBE, add_special_tokens=False)["input_ids"]
     ends = [place + len(content) for place in range(len(ids)) if ids[place : place + len(content)] == content]
     behind = ids[ends[-1] :] if ends else []
@@ -155,8 +182,9 @@ def reading_ids(text: Any, tokenizer: PreTrainedTokenizerBase, *, ended: bool) -
     elif Chat.of(tokenizer) is None:
         return _rendered(text, tokenizer) if ended else _rendered(text, tokenizer, continue_final_message=True)
     else:
-        completion = tokenizer(_content(text[-1]), add_special_tokens=False)["input_ids"]
-        ids, end = [*prompt_ids(text[:-1], tokenizer), *completion], end_of_turn(tokenizer)
+        prompt, said = text[:-1], _content(text[-1])
+        said = without_thoughts(said) if strips_thoughts(tokenizer) else said
+        ids, end = [*prompt_ids(prompt, tokenizer), *completion_ids(prompt, said, tokenizer)], end_of_turn(tokenizer)
     if ended and end is not None and (not ids or ids[-1] != end):
         ids.append(end)
     return ids
@@ -168,16 +196,30 @@ def answer(prompt: Any, completion: str) -> Any:
 
 
 def whole(prompt: Any, completion: Any) -> Any:
-    """Prompt and completion together: a text, or a conversation."""
+    """Prompt and completion together: a text, or a conversation, in which an answer that the prompt begins goes on."""
     if isinstance(prompt, str):
         return prompt + completion
-    return [*prompt, *(answer(prompt, completion) if isinstance(completion, str) else completion)]
+    turns = list(answer(prompt, completion) if isinstance(completion, str) else completion)
+    if begins_answer(prompt) and turns and turns[0].get("role") == "assistant":
+        begun, said = opening(prompt), _content(turns[0])
+        said = said if begun and said.startswith(begun) else begun + said
+        return [*prompt[:-1], {**turns[0], "content": said}, *turns[1:]]
+    return [*prompt, *turns]
+
+
+def closed(prompt: Any, completion: Any) -> tuple[Any, Any]:
+    """Prompt and completion with the answer that a prompt begins as part of the completion: trl would close it."""
+    if not begins_answer(prompt):
+        return prompt, completion
+    return list(prompt[:-1]), whole(prompt, completion)[len(prompt) - 1 :]
 
 
 def words(prompt: Any) -> str:
     """A prompt as judges, probes and people read it, without the marks of any template: its completion comes behind."""
     if isinstance(prompt, str):
         return prompt
+    if begins_answer(prompt):
+        return words(prompt[:-1]) + opening(prompt)
     turns = [one for one in prompt if one.get("role") != "system"]
     if len(turns) == 1:
         return _content(turns[0]) + "\n\n"
@@ -206,15 +248,107 @@ def completion_text(completion: Any) -> str:
     return completion if isinstance(completion, str) else _content(completion[-1]) if completion else ""
 
 
-def without_thoughts(text: str) -> str:
-    """A completion without its <think>…</think>."""
+def answer_text(prompt: Any, completion: Any) -> str:
+    """The text of a completion behind what its prompt already says of it."""
+    return completion_text(completion).removeprefix(opening(prompt))
+
+
+def without_thoughts(text: str, *, begun: bool = False) -> str:
+    """A completion without its thoughts, the last of which may have been cut.
+
+    Args:
+        text: The completion.
+        begun: Whether its prompt ends within a thought, as templates of reasoning models let it. One that closes a
+            thought which it did not open has such a prompt, too.
+
+    Returns:
+        What stands outside of <think>…</think>.
+    """
+    ends, opens = text.find(_THOUGHT_ENDS), text.find(_THINK)
+    if begun or (ends >= 0 and not 0 <= opens < ends):
+        text = _THINK + text
     return _THOUGHT.sub("", text)
 
 
-def spoken(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Decoded completions as rewards and judges read them: without thoughts where the recipe says so."""
+def strips_thoughts(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the recipe says that rewards and judges read completions without thoughts."""
     chat = Chat.of(tokenizer)
-    return [without_thoughts(text) for text in texts] if chat is not None and chat.strip_thoughts else list(texts)
+    return chat is not None and chat.strip_thoughts
+
+
+def spoken(
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Any],
+    prompt_tokens: Sequence[Sequence[int]],
+    completion_tokens: Sequence[Sequence[int]],
+) -> list[str]:
+    """Completions as rewards, judges and people read them.
+
+    Args:
+        tokenizer: The policy's.
+        prompts: Texts or conversations.
+        prompt_tokens: Their token ids, as the policy read them.
+        completion_tokens: The token ids of a completion of each.
+
+    Returns:
+        The text that each completion adds to its prompt: without special tokens, without the white space by which a
+        template parts an answer from the turn before it, and without thoughts where the recipe says so.
+    """
+    strips = strips_thoughts(tokenizer)
+    # Special tokens are left out of a text, and these mark what is to go.
+    tags = special_ids(tokenizer) & _ids_of((_THINK, _THOUGHT_ENDS), tokenizer) if strips else frozenset[int]()
+    texts = []
+    for prompt, before, ids in zip(prompts, prompt_tokens, completion_tokens, strict=True):
+        text = decode_behind(tokenizer, before, ids, keep=tags)
+        if not isinstance(prompt, str) and not begins_answer(prompt):
+            text = text.removeprefix(_lead(tokenizer))
+        if strips:
+            text = without_thoughts(text, begun=_thinks(prompt, before, tokenizer))
+        texts.append(text)
+    return texts
+
+
+def _thinks(prompt: Any, ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether a prompt ends within a thought: by its template's last words, or by the turn that it has begun."""
+    if str(tokenizer.decode(list(ids), skip_special_tokens=False)).rstrip().endswith(_THINK):
+        return True
+    begun = "" if isinstance(prompt, str) else opening(prompt)
+    return begun.rfind(_THINK) > begun.rfind(_THOUGHT_ENDS)
+
+
+def _ids_of(tokens: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    vocabulary = tokenizer.get_vocab()
+    return frozenset(vocabulary[token] for token in tokens if token in vocabulary)
+
+
+def completion_ids(prompt: Any, completion: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Token ids of a completion's text as it stands behind its prompt, a text or a conversation; the inverse of
+    `spoken`."""
+    before = prompt_ids(prompt, tokenizer)
+    if isinstance(prompt, str):
+        return encode_behind(tokenizer, before, prompt_ids(prompt + completion, tokenizer), completion)
+    completion = completion if begins_answer(prompt) else _lead(tokenizer) + completion
+    whole = _written(prompt, tokenizer, **_opened(prompt)) + completion
+    return encode_behind(tokenizer, before, tokenizer(whole, add_special_tokens=False)["input_ids"], completion)
+
+
+_LEADS: WeakKeyDictionary[Any, tuple[Any, str]] = WeakKeyDictionary()
+
+
+def _lead(tokenizer: PreTrainedTokenizerBase) -> str:
+    """The white space that the template has between its generation prompt and an answer; "" where it has none."""
+    template = tokenizer.chat_template
+    known = _LEADS.get(tokenizer)
+    if known is None or known[0] != template:
+        turns = [{"role": "user", "content": _PROBE}]
+        lead = ""
+        with suppress(ZooError):  # a template for other conversations than this
+            before = _written(turns, tokenizer, add_generation_prompt=True)
+            whole = _written([*turns, {"role": "assistant", "content": _PROBE}], tokenizer)
+            between = whole[len(before) :].partition(_PROBE)[0] if whole.startswith(before) else ""
+            lead = between if between.isspace() else ""
+        known = _LEADS[tokenizer] = template, lead
+    return known[1]
 
 
 def _content(message: Mapping[str, Any]) -> str:

@@ -123,6 +123,10 @@ class Samples:
             parts[0].vocabulary,
         )
 
+    def prompt_lists(self) -> list[list[int]]:
+        """Each prompt's tokens."""
+        return [ids[keep].tolist() for ids, keep in zip(self.prompt_ids, self.prompt_mask, strict=True)]
+
     def token_lists(self) -> list[list[int]]:
         """Each completion's real tokens, the end-of-sequence token included."""
         return [ids[keep].tolist() for ids, keep in zip(self.completion_ids, self.mask, strict=True)]

@@ -37,7 +37,9 @@ def drawn_lengths(seed: int, keys: Sequence[tuple[int, ...]], *, shortest: int, 
     return shortest + (uniform * (longest - shortest + 1)).long()
 
 
-def text_end(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], *, text: str, after: int) -> int | None:
+def text_end(
+    tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], *, text: str, after: int, prompt: Sequence[int] = ()
+) -> int | None:
     """How many tokens there are up to the first `text` behind the first `after` tokens, itself included; else None.
 
     OpenAI's truncate_token and truncate_after (lm-human-preferences `lm_tasks.py`, arXiv:1909.08593), of a text instead
@@ -45,7 +47,7 @@ def text_end(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], *, text: st
     """
     if len(ids) <= after:
         return None
-    found = TokenText(tokenizer, ids)
+    found = TokenText(tokenizer, ids, prompt)
     start = found.text.find(text, len(found.first(after)))
     return None if start < 0 else found.completing(start + len(text)) + 1
 
@@ -79,8 +81,10 @@ class Truncation:
         ends: list[int | None] = [None] * len(samples)
         if self.text is not None:
             ends = [
-                text_end(tokenizer, ids[:most], text=self.text, after=self.after)
-                for ids, most in zip(samples.token_lists(), lengths.tolist(), strict=True)
+                text_end(tokenizer, ids[:most], text=self.text, after=self.after, prompt=prompt)
+                for prompt, ids, most in zip(
+                    samples.prompt_lists(), samples.token_lists(), lengths.tolist(), strict=True
+                )
             ]
         counts = [most if end is None else end for end, most in zip(ends, lengths.tolist(), strict=True)]
         device = lengths.device

@@ -98,6 +98,7 @@ def _under(
     model: str, hub: str | None, source_hub: str | None, ours: Completions, theirs: Completions, seed: int
 ) -> tuple[Completions, Completions]:
     """With log-probabilities under the SFT model, and how much likelier it finds a text after its own prompt."""
+    from ..chat import completion_ids
     from ..evaluator.written import dependence, logprobs_under
     from ..hub.refs import resolve
     from ..model_files import load_tokenizer
@@ -108,7 +109,8 @@ def _under(
         sft, tokenizer = load_causal(path).eval(), load_tokenizer(path)
     found = []
     for one in (ours, theirs):
-        tokens = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in one.texts]
+        written = zip(one.prompts, one.texts, strict=True)
+        tokens = [completion_ids(prompt, text, tokenizer) for prompt, text in written]
         rated = logprobs_under(sft, tokenizer, one.prompts, tokens)
         own = [sum(row) for row in rated]
         found.append(

@@ -224,7 +224,7 @@ class Comparison:
 
     def _write(self, request: _Request) -> Generator[Sequence[_Completion], None, None]:
         """The same completions after each token, SFT's before PPO's."""
-        written = [_Completion(self._tokenizer) for _ in range(2 * request.n)]
+        written = [_Completion(self._tokenizer, request.ids) for _ in range(2 * request.n)]
         models: LockStep | None = None
         try:
             with self._turns:
@@ -264,11 +264,11 @@ class Comparison:
             logprobs=torch.zeros_like(ids, dtype=torch.float32),  # neither reads them
             ended=torch.tensor([completion.stop == "eos"], device=self.device),
         )
-        text = completion.finish()
+        completion.finish()
         if self._reward is not None:
-            (text_read,) = spoken([text], self._tokenizer)
-            read = whole(as_prompt(request.prompt, self._tokenizer), text_read)
-            completion.reward = float(self._reward.score_samples(samples, [read])[0])
+            asked = as_prompt(request.prompt, self._tokenizer)
+            (text,) = spoken(self._tokenizer, [asked], [request.ids], [completion.pieces.ids])
+            completion.reward = float(self._reward.score_samples(samples, [whole(asked, text)])[0])
         if self._critic is not None:
             completion.values = tuple(self._critic.values(samples)[0].tolist())
 
@@ -276,8 +276,8 @@ class Comparison:
 class _Completion:
     """A completion while it is being written."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.pieces = Pieces(tokenizer)
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]) -> None:
+        self.pieces = Pieces(tokenizer, prompt)
         self.drawn: list[Drawn] = []
         self.reward: float | None = None
         self.values: tuple[float, ...] | None = None
@@ -287,9 +287,8 @@ class _Completion:
         self.drawn.append(drawn)
         self.pieces.add(drawn.token)
 
-    def finish(self) -> str:
+    def finish(self) -> None:
         self._text = self.pieces.finish()
-        return self._text
 
     @property
     def stop(self) -> str | None:

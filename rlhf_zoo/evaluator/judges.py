@@ -28,7 +28,7 @@ import numpy as np
 from datasets import Dataset
 
 from .. import processes
-from ..chat import answer, completion_text, whole, words
+from ..chat import answer, answer_text, whole, words
 from ..devices import on_device
 from ..errors import ZooError
 from ..evaluation.answers import Answers
@@ -258,7 +258,10 @@ def _on_pairs(judge: Judge, pairs: Dataset, paid: Judge | None, seed: int) -> Pa
     most = CHECKED_BY_LLM if isinstance(judge, LLMJudge) else CHECKED
     columns = pairs.select(range(min(most, len(pairs)))).to_dict()
     prompts = columns.pop("prompt")
-    sides = [[completion_text(one) for one in columns.pop(side)] for side in ("chosen", "rejected")]
+    sides = [
+        [answer_text(prompt, one) for prompt, one in zip(prompts, columns.pop(side), strict=True)]
+        for side in ("chosen", "rejected")
+    ]
     good, bad = (scores(judge, prompts, side, columns) for side in sides)
     margins = None
     if paid is not None:
@@ -277,7 +280,10 @@ def _on_pairs(judge: Judge, pairs: Dataset, paid: Judge | None, seed: int) -> Pa
 def settled_pairs(pairs: Dataset, prefer: Callable[[str, str, random.Random], int], *, seed: int) -> Dataset | None:
     """The pairs in the order that a noisy preference means, without those near a toss-up; None where none is left."""
     rows = pairs.to_list()
-    sides = [[words(row["prompt"]) + completion_text(row[side]) for row in rows] for side in ("chosen", "rejected")]
+    sides = [
+        [words(row["prompt"]) + answer_text(row["prompt"], row[side]) for row in rows]
+        for side in ("chosen", "rejected")
+    ]
     kept = []
     for row, better in zip(rows, settled(list(zip(*sides, strict=True)), prefer, seed=seed), strict=True):
         if better is not None:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..chat import readable
+from ..chat import completion_ids, readable, spoken
 from ..data import tokenize_prompt
 from ..devices import MicroBatches
 from ..functional import selected_logprobs
@@ -110,8 +110,10 @@ def rewarded(
     if context is not None:
         asked = max((len(tokenize_prompt(prompt, tools.tokenizer)) for prompt in prompts), default=0)
         most = max(tools.max_new_tokens, min(most, context - asked - 1))
-    tokens = [tools.tokenizer(text, add_special_tokens=False)["input_ids"][:most] for text in texts]
-    texts = tools.tokenizer.batch_decode(tokens, skip_special_tokens=True)  # as rewards read a policy's
+    written = zip(prompts, texts, strict=True)
+    tokens = [completion_ids(prompt, text, tools.tokenizer)[:most] for prompt, text in written]
+    before = [tokenize_prompt(prompt, tools.tokenizer) for prompt in prompts]
+    texts = spoken(tools.tokenizer, prompts, before, tokens)  # as rewards read a policy's
     ended = [[*ids, stops[0]] for ids in tokens]
     rewards: list[float] = []
     size = rows_at_once(tools.reference, max(map(len, ended), default=1))

@@ -28,9 +28,10 @@ class DecodedCompletions:
 
 def decoded(tokenizer: PreTrainedTokenizerBase, samples: Samples, rows: Sequence[Mapping]) -> DecodedCompletions:
     """What was sampled, as reward functions take it. rows: the prompts' rows of the data set, one a completion."""
-    completions = spoken(tokenizer.batch_decode(samples.token_lists(), skip_special_tokens=True), tokenizer)
-    decoded_prompts = tokenizer.batch_decode([list(row[PROMPT_TOKENS]) for row in rows], skip_special_tokens=True)
+    tokens = [list(row[PROMPT_TOKENS]) for row in rows]
+    decoded_prompts = tokenizer.batch_decode(tokens, skip_special_tokens=True)
     prompts = [row.get("prompt", prompt) for row, prompt in zip(rows, decoded_prompts, strict=True)]
+    completions = spoken(tokenizer, prompts, tokens, samples.token_lists())
     return DecodedCompletions(
         prompts=prompts,
         completions=[answer(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)],

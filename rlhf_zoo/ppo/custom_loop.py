@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..alignment import encode_behind
+from ..chat import completion_ids
 from ..data import check_room, tokenize_prompt
 from ..errors import ZooError
 from ..rewards import Scored
@@ -25,6 +27,14 @@ def _ids(given: Any) -> list[int] | None:
     if isinstance(given, (list, tuple)) and all(isinstance(item, int) for item in given):
         return list(given)
     return None
+
+
+def _answer_ids(query: Any, prompt: list[int], response: str, tokenizer: Any) -> list[int]:
+    """Token ids of a text response, as they stand behind its query, which may be token ids."""
+    if _ids(query) is None:
+        return completion_ids(query, response, tokenizer)
+    whole = tokenizer(tokenizer.decode(prompt) + response, add_special_tokens=False)["input_ids"]
+    return encode_behind(tokenizer, prompt, whole, response)
 
 
 def prompt_row(prompt: Any, row: int, trainer: Any) -> list[int]:
@@ -56,7 +66,7 @@ def given_samples(queries: Sequence[Any], responses: Sequence[Any], trainer: Any
         if answer is None and not isinstance(response, str):
             raise ZooError(f"Response {row} is {response!r}: give a text or a 1-D tensor of token ids.")
         if answer is None:
-            answer = list(trainer.processing_class(response, add_special_tokens=False)["input_ids"])
+            answer = _answer_ids(query, prompt, response, trainer.processing_class)
         prompts.append(prompt)
         answers.append(answer)
         if not prompt or not answer:

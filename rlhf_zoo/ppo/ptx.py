@@ -5,6 +5,7 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from ..actor_critic import TextBatch
+from ..chat import completion_ids, prompt_ids
 from ..errors import ZooError
 
 
@@ -27,12 +28,13 @@ class TextSource:
         eos = [tokenizer.eos_token_id]
         rows: list[tuple[list[int], list[int]]]
         if "text" in names:
-            rows = [([], tokenizer(text)["input_ids"] + eos) for text in _texts(dataset, "text")]
+            rows = [([], prompt_ids(text, tokenizer) + eos) for text in _texts(dataset, "text")]
         elif "prompt" in names and "completion" in names:
-            prompts = tokenizer(_texts(dataset, "prompt"))["input_ids"]
-            # What a tokenizer puts before a text stands before the prompt alone.
-            completions = tokenizer(_texts(dataset, "completion"), add_special_tokens=False)["input_ids"]
-            rows = [(prompt, completion + eos) for prompt, completion in zip(prompts, completions, strict=True)]
+            pairs = zip(_texts(dataset, "prompt"), _texts(dataset, "completion"), strict=True)
+            rows = [
+                (prompt_ids(prompt, tokenizer), completion_ids(prompt, completion, tokenizer) + eos)
+                for prompt, completion in pairs
+            ]
         elif "input_ids" in names:
             rows = [([], list(ids)) for ids in dataset["input_ids"]]
         else:

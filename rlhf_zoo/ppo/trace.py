@@ -10,6 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .. import functional as F
 from ..actor_critic import ActorCritic
+from ..alignment import decode_behind
 from ..chat import as_prompt
 from ..data import tokenize_prompt
 from ..errors import ZooError
@@ -189,7 +190,7 @@ def trace(
     each = zip(rewards.names, scored.each[0].tolist(), strict=True)
     return Trace(
         prompt=prompt,
-        completion=str(tokenizer.decode(samples.token_lists()[0], skip_special_tokens=True)),
+        completion=decode_behind(tokenizer, ids, samples.token_lists()[0]),
         tokens=tokens,
         scores={name: None if math.isnan(score) else score for name, score in each},
         score=float(scored.total[0]),

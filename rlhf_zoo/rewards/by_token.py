@@ -21,13 +21,17 @@ def is_list(value: Any) -> bool:
 
 
 def paid_by_token(
-    given: Sequence[Any], text: str, ids: Sequence[int], tokenizer: PreTrainedTokenizerBase | None
+    given: Sequence[Any],
+    text: str,
+    ids: Sequence[int],
+    tokenizer: PreTrainedTokenizerBase | None,
+    prompt: Sequence[int] = (),
 ) -> list[float]:
     """What each of a completion's T tokens is paid. given: T numbers, or spans (start, end, value) of `text`.
 
     A span is paid once, on the token with which its last character is there, as process rewards are (arXiv:2305.20050).
-    text: the completion as the function read it, a part of what the tokens decode to. No spans pay nothing. Raises
-    Misfit for another count and for a span that is not in the text, and what `number` raises for what is none.
+    text: the completion as the function read it, a part of what the tokens add to the prompt's. No spans pay nothing.
+    Raises Misfit for another count and for a span that is not in the text, and what `number` raises for what is none.
     """
     if len(given) and not any(is_list(each) for each in given):
         if len(given) != len(ids):
@@ -39,7 +43,7 @@ def paid_by_token(
         return paid
     if tokenizer is None:
         raise Misfit("spans, and there is no tokenizer to find their tokens with")
-    found = TokenText(tokenizer, ids)
+    found = TokenText(tokenizer, ids, prompt)
     offset = found.text.rfind(text)
     if offset < 0:
         raise Misfit("spans of a text that is not what its tokens decode to")

@@ -118,7 +118,8 @@ class Rewards:
         number, when a model's score is not finite, or when nothing applies to a row. A function's own ZooError passes.
         """
         device = samples.logprobs.device
-        batch = Batch(list(prompts), list(completions), samples.token_lists(), columns, trainer_state)
+        ids = samples.token_lists()
+        batch = Batch(list(prompts), list(completions), ids, columns, trainer_state, samples.prompt_lists())
         paying = self.names[: len(self.rewards)]
         named = list(zip(paying, self.rewards, strict=True))
         learned = RewardModel | RewardEnsemble

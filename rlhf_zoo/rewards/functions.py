@@ -35,6 +35,7 @@ class Batch:
     """What functions are told of B rows.
 
     columns: of the data set, lists of B values, or what belongs to no row. trainer_state: None where nothing trains.
+    prompt_ids: what completion_ids stand behind, () where nobody needs them.
     """
 
     prompts: list[Any]
@@ -42,6 +43,7 @@ class Batch:
     completion_ids: list[list[int]]
     columns: Mapping[str, Any]
     trainer_state: Any = None
+    prompt_ids: Sequence[list[int]] = ()
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -58,6 +60,7 @@ class Batch:
             prompts=self.prompts[one],
             completions=self.completions[one],
             completion_ids=self.completion_ids[one],
+            prompt_ids=self.prompt_ids[one],
             columns=columns,
         )
 
@@ -265,7 +268,8 @@ def numbers(
         try:
             if is_list(value):
                 text, ids = text_of(batch.completions[row]), batch.completion_ids[row]
-                paid[row] = paid_by_token(value, text, ids, tokenizer)
+                prompt = batch.prompt_ids[row] if batch.prompt_ids else ()
+                paid[row] = paid_by_token(value, text, ids, tokenizer, prompt)
                 parts = paid[row]
             else:
                 parts = [math.nan if value is None else number(value)]

@@ -112,8 +112,7 @@ class RewardModel:
         rendered = any(not isinstance(text, str) for text in texts)
         if not self.shares_ids or self._strips or (rendered and not self._same_template):
             return self.score_texts(texts, ended=samples.ended.tolist())
-        prompts = [ids[keep].tolist() for ids, keep in zip(samples.prompt_ids, samples.prompt_mask, strict=True)]
-        rows = [[*p, *c] for p, c in zip(prompts, samples.token_lists(), strict=True)]
+        rows = [[*p, *c] for p, c in zip(samples.prompt_lists(), samples.token_lists(), strict=True)]
         eos = self.tokenizer.eos_token_id
         if samples.cut is not None and eos is not None:  # as the reward stage closes every text that ended
             rows = [[*row, eos] if cut else row for row, cut in zip(rows, samples.cut.tolist(), strict=True)]

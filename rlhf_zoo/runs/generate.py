@@ -84,8 +84,8 @@ def complete(
                 batch = Samples.joined(list(parts.run(drawn, chosen)), fill)
                 if truncation is not None:
                     batch = truncation(batch, tokenizer, seed=seed, keys=[keys[row] for row in chosen])
-                written = tokenizer.batch_decode(batch.token_lists(), skip_special_tokens=True)
-                done[number] = batch, list(spoken(written, tokenizer))
+                asked, before = ([of[row] for row in chosen] for of in (prompts, tokens))
+                done[number] = batch, spoken(tokenizer, asked, before, batch.token_lists())
             bar.update(len(chosen))
     found = processes.in_order(done)
     return SampledCompletions([batch for batch, _ in found], [text for _, texts in found for text in texts])

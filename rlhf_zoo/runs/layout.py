@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..chat import is_conversation, prompt_ids, whole
+from ..chat import begins_answer, closed, is_conversation, prompt_ids, whole
 from ..errors import ZooError
 from ..limits import option
 from ..plugins import did_you_mean
@@ -318,8 +318,14 @@ def _texts(rows: Dataset, text: str) -> Dataset:
     if "messages" in names:
         return rows.select_columns(["messages"])
     if {"prompt", "completion"} <= names:
-        return rows.select_columns(["prompt", "completion"])
+        rows = rows.select_columns(["prompt", "completion"])
+        return _mapped(rows, _closed) if any(map(begins_answer, rows["prompt"])) else rows
     return rows.select_columns([text]) if "prompt" in names else rows
+
+
+def _closed(row: Mapping[str, Any]) -> dict[str, Any]:
+    prompt, completion = closed(row["prompt"], row["completion"])
+    return {"prompt": prompt, "completion": completion}
 
 
 def sft_text(row: Mapping[str, Any], text: str) -> Any:

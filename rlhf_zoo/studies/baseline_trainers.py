@@ -17,7 +17,7 @@ from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback
 
 from .. import functional as F
-from ..chat import whole
+from ..chat import answer, begins_answer, closed, spoken, whole
 from ..errors import ZooError
 from ..evaluation.compute import Compute, dpo_compute, rloo_compute
 from ..evaluator.written import written_samples
@@ -120,10 +120,17 @@ def train_dpo(
     from trl import DPOConfig, DPOTrainer
 
     rows = pairs.select_columns(["prompt", "chosen", "rejected"])
+    if any(map(begins_answer, rows["prompt"])):
+        rows = Dataset.from_list([_closed(row) for row in rows])
     trainer, policy = _train(start, DPOTrainer, DPOConfig, rows, arguments)
     names = ("prompt_ids", "prompt_ids", "chosen_ids", "rejected_ids")  # each side has the prompt
     pair_tokens = sum(len(ids) for name in names for ids in trainer.train_dataset[name])
     return policy, dpo_compute(sizes, pair_tokens=pair_tokens, epochs=float(trainer.state.epoch or 0.0))
+
+
+def _closed(row: Mapping[str, Any]) -> dict[str, Any]:
+    (prompt, chosen), (_, rejected) = (closed(row["prompt"], row[side]) for side in ("chosen", "rejected"))
+    return {"prompt": prompt, "chosen": chosen, "rejected": rejected}
 
 
 def train_rloo(
@@ -229,7 +236,10 @@ def ppo_reward(
         samples = written_samples(prompts, completion_ids, tokenizer, stop_ids(None, tokenizer))
         meter.prompt_tokens += int(samples.prompt_mask.sum())
         meter.completion_tokens += int(samples.mask.sum())
-        texts = [whole(prompt, text) for prompt, text in zip(prompts, completions, strict=True)]
+        # trl decodes completions alone, which loses the space before a first word.
+        said = spoken(tokenizer, prompts, samples.prompt_lists(), completion_ids)
+        written = list(zip(prompts, said, strict=True))
+        completions, texts = [answer(*one) for one in written], [whole(*one) for one in written]
         state = columns.get("trainer_state")
         scores = rewards(samples, prompts, completions, texts, columns, trainer_state=state).total
         scores = F.shape_scores(scores, mean=0.0, std=1.0, clip=score_clip)

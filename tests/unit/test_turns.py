@@ -73,6 +73,14 @@ def test_sft_on_pairs_learns_the_chosen_answer() -> None:
     assert read("texts", {"prompt": [USER], "completion": "4"}) == [{"prompt": [USER], "completion": [FOUR]}]
 
 
+def test_an_answer_that_a_prompt_begins_is_closed_for_trl() -> None:
+    begun = [USER, {"role": "assistant", "content": "It is "}]
+    wanted = {"prompt": [USER], "completion": [{"role": "assistant", "content": "It is 4"}]}
+    for answer in ("4", [FOUR], [{"role": "assistant", "content": "It is 4"}]):
+        assert read("texts", {"prompt": begun, "completion": answer}) == [wanted]
+    assert read("prompts", {"prompt": begun}) == [{"prompt": begun}]
+
+
 def test_a_turn_from_nobody_known_is_named_with_its_row() -> None:
     rows = [{"conversations": [ASKED, RIGHT]}, {"conversations": [ASKED, {"from": "narrator", "value": "x"}]}]
     with pytest.raises(ZooError, match=r"Row 1 of it has a turn from 'narrator', and turns are from human"):

@@ -1,0 +1,220 @@
+"""A completion is read behind its prompt: with the space before its first word, and without its thoughts."""
+
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from trainer_fixture import make_policy, make_reward_model
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from rlhf_zoo.alignment import TokenText, decode_behind
+from rlhf_zoo.chat import Chat, answer, completion_ids, prompt_ids, reading_ids, spoken, whole, words
+from rlhf_zoo.comparison.text import Pieces
+from rlhf_zoo.evaluator.judges import RuleJudge, scores
+from rlhf_zoo.evaluator.measure import Evaluator
+from rlhf_zoo.evaluator.written import rewarded, written_samples
+from rlhf_zoo.ppo.completions import decoded
+from rlhf_zoo.reserved import PROMPT_TOKENS
+from rlhf_zoo.rewards import RewardModel, Rewards
+from rlhf_zoo.runs.generate import complete
+from rlhf_zoo.studies.baseline_trainers import Meter, ppo_reward
+from rlhf_zoo.tokenizer import train_tokenizer
+from rlhf_zoo.truncation import text_end
+
+WORDS = (
+    "▁how",
+    "▁is",
+    "▁it",
+    "▁good",
+    "▁bad",
+    "▁Sure",
+    "▁",
+    "how",
+    "is",
+    "it",
+    "good",
+    "Sure",
+    ".",
+    "[INST]",
+    "[/INST]",
+)
+
+
+def metaspace(template: str | None = None) -> PreTrainedTokenizerBase:
+    """As Llama 2's: BOS before a text, ▁ for the space before a word, which decoding leaves out where a text begins."""
+    vocabulary = {token: index for index, token in enumerate(["<pad>", "<eos>", "<unk>", "<s>", *WORDS])}
+    backend = Tokenizer(models.Unigram([(token, -1.0 * (token not in WORDS[:6])) for token in vocabulary], unk_id=2))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    backend.decoder = decoders.Metaspace(prepend_scheme="first", split=False)
+    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 3)])
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", bos_token="<s>"
+    )
+    made.chat_template = template
+    return made
+
+
+LLAMA = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
+    "{% else %} {{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
+)
+ASKED = [{"role": "user", "content": "how is it"}]
+
+
+def ids_of(tokenizer: PreTrainedTokenizerBase, *tokens: str) -> list[int]:
+    found = tokenizer.convert_tokens_to_ids(list(tokens))
+    assert None not in found and tokenizer.unk_token_id not in found
+    return found
+
+
+def models_of(tokenizer: PreTrainedTokenizerBase) -> RewardModel:
+    model = make_reward_model(tokenizer, statistics=None)
+    return RewardModel(model, tokenizer, tokenizer)
+
+
+def test_the_reward_by_text_is_the_reward_by_ids() -> None:
+    tokenizer = metaspace()
+    said = ids_of(tokenizer, "▁it", "▁is", "▁good")
+    assert tokenizer.decode(said) == "it is good", "alone, the first space is lost"
+    samples = written_samples(["how is it"], [[*said, tokenizer.eos_token_id]], tokenizer, [tokenizer.eos_token_id])
+    rows = [{"prompt": "how is it", PROMPT_TOKENS: samples.prompt_lists()[0]}]
+    texts = decoded(tokenizer, samples, rows)
+    assert texts.completions == [" it is good"] and texts.texts == ["how is it it is good"]
+    model = models_of(tokenizer)
+    by_ids = model.score_samples(samples, texts.texts)
+    by_text = model.score_texts(texts.texts, ended=[True])
+    assert torch.equal(by_ids, by_text)
+    assert (model.score_texts(["how is itit is good"], ended=[True]) - by_ids).abs() > 0.01, "as it was read before"
+    # The evaluation's edited texts, functions, and the baseline of trl, which decodes completions alone.
+    assert completion_ids("how is it", " it is good", tokenizer) == said
+    seen: list[Any] = []
+
+    def look(completions: list[str], **_: Any) -> list[Any]:
+        seen.extend(completions)
+        return [[(0, 3, 1.0), (3, 6, 2.0)]] * len(completions)
+
+    rewards = Rewards([look], tokenizer=tokenizer)
+    scored = rewards(samples, texts.prompts, texts.completions, texts.texts, {})
+    assert scored.by_token is not None and scored.by_token.tolist() == [[1.0, 2.0, 0.0, 0.0]]
+    none: dict[str, float | None] = {"penalty": None, "score": None}
+    paid = ppo_reward(rewards, tokenizer, Meter(), missing_eos=none, score_clip=None)
+    assert paid(prompts=["how is it"], completions=["it is good"], completion_ids=[said]) == [3.0]
+    policy = make_policy(tokenizer)
+    tools: Any = Evaluator(policy, tokenizer, rewards, panel=None, max_new_tokens=8, temperature=1.0)  # type: ignore[arg-type]
+    assert rewarded(tools, ["how is it"], [" it is good"], {}) == [3.0]
+    assert set(seen) == {" it is good"}
+
+
+def test_what_is_sampled_reads_alike_for_centering_judges_and_the_page() -> None:
+    tokenizer = metaspace()
+    done = complete(
+        make_policy(tokenizer), tokenizer, ["how is it"] * 6, keys=[(row,) for row in range(6)], seed=1,
+        max_new_tokens=6, temperature=1.0, desc="",
+    )  # fmt: skip
+    before = prompt_ids("how is it", tokenizer)
+    tokens = done.batches[0].token_lists()
+    for text, ids in zip(done.texts, tokens, strict=True):
+        assert "how is it" + text == tokenizer.decode([*before, *ids], skip_special_tokens=True)
+        pieces = Pieces(tokenizer, before)
+        for token in ids:
+            pieces.add(token)
+        assert pieces.finish() == text and pieces.text == text
+    assert any(text.startswith(" ") for text in done.texts)
+    rule = RuleJudge("spaces", lambda completions, **_: [float(text.startswith(" ")) for text in completions])
+    assert scores(rule, ["how is it"] * 6, done.texts, None) == [float(text[:1] == " ") for text in done.texts]
+    assert text_end(tokenizer, ids_of(tokenizer, "▁it", "▁is"), text=" it", after=0, prompt=before) == 1
+
+
+def test_an_answer_to_a_conversation_has_no_space_of_its_template() -> None:
+    tokenizer = Chat().write(metaspace(LLAMA))
+    said = ids_of(tokenizer, "▁Sure", ".")
+    before = prompt_ids(ASKED, tokenizer)
+    assert decode_behind(tokenizer, before, said) == " Sure."
+    assert spoken(tokenizer, [ASKED], [before], [said]) == ["Sure."]
+    assert completion_ids(ASKED, "Sure.", tokenizer) == said
+    assert reading_ids(whole(ASKED, "Sure."), tokenizer, ended=False) == [*before, *said]
+    assert reading_ids(whole(ASKED, "Sure."), tokenizer, ended=True) == [*before, *said, tokenizer.eos_token_id]
+
+
+def test_characters_and_tokens_that_both_sides_share() -> None:
+    """A prompt that ends within a character, and one whose end is no token's end."""
+    letters = train_tokenizer(["a b"], vocab_size=258, max_length=512)
+    ids = letters("a€b")["input_ids"]
+    assert [decode_behind(letters, ids[:cut], ids[cut:]) for cut in range(6)] == ["a€b", "€b", "€b", "€b", "b", ""]
+    joined = train_tokenizer(["foobar"] * 9, vocab_size=300, max_length=512)
+    assert len(joined("foobar")["input_ids"]) == 1
+    assert joined.decode(completion_ids("foo", "bar", joined)) == "bar"
+    spaced = metaspace()
+    behind = completion_ids("how is", "it", spaced)
+    assert decode_behind(spaced, prompt_ids("how is", spaced), behind) == "it"
+    assert TokenText(spaced, ids_of(spaced, "▁it", "▁is"), prompt_ids("how", spaced)).completing(3) == 0
+
+
+# Thoughts
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\nTHINKS{% endif %}"
+)
+
+
+def thinker(*, prefilled: bool, special: bool) -> PreTrainedTokenizerBase:
+    made = train_tokenizer(["so it is 4 no"], vocab_size=270, max_length=512)
+    made.add_special_tokens({"extra_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    made.add_tokens([AddedToken(tag, special=special) for tag in ("<think>", "</think>")], special_tokens=special)
+    made.chat_template = CHATML.replace("THINKS", "<think>\n" if prefilled else "")
+    return Chat(strip_thoughts=True).write(made)
+
+
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize(
+    ("prefilled", "said", "wanted"),
+    [
+        (False, "<think>so</think>\n\n4", "4"),
+        (False, "4", "4"),
+        (False, "no <think>so it", "no "),
+        (False, "<think>so", ""),
+        (True, "so it is</think>\n\n4", "4"),
+        (True, "so it is", ""),
+        (True, "so</think>\n4 <think>no</think> 4", "4 4"),
+        (False, "so</think>4", "4"),
+    ],
+)
+def test_thoughts_are_left_out(special: bool, prefilled: bool, said: str, wanted: str) -> None:
+    tokenizer = thinker(prefilled=prefilled, special=special)
+    before = prompt_ids(ASKED, tokenizer)
+    ids = [*tokenizer(said, add_special_tokens=False)["input_ids"], tokenizer.convert_tokens_to_ids("<|im_end|>")]
+    assert spoken(tokenizer, [ASKED], [before], [ids]) == [wanted]
+    # A reward model is trained on what it will read.
+    closed = reading_ids(whole(ASKED, "<think>so</think>4"), tokenizer, ended=True)
+    assert closed == reading_ids(whole(ASKED, "4"), tokenizer, ended=True)
+
+
+def test_a_thought_that_the_prompts_own_answer_begins() -> None:
+    tokenizer = thinker(prefilled=False, special=True)
+    prompt = [*ASKED, {"role": "assistant", "content": "<think>so"}]
+    before = prompt_ids(prompt, tokenizer)
+    ids = tokenizer(" it is</think>4", add_special_tokens=False)["input_ids"]
+    assert spoken(tokenizer, [prompt, prompt], [before] * 2, [ids, ids[:3]]) == ["4", ""]
+    mention = [{"role": "user", "content": "what is <think> for"}]
+    plain = tokenizer("so", add_special_tokens=False)["input_ids"]
+    assert spoken(tokenizer, [mention], [prompt_ids(mention, tokenizer)], [plain]) == ["so"]
+
+
+# Prompts that begin the answer
+
+
+def test_a_prompt_that_ends_in_the_assistants_turn_goes_on() -> None:
+    tokenizer = thinker(prefilled=False, special=False)
+    prompt = [*ASKED, {"role": "assistant", "content": "so it"}]
+    text = tokenizer.decode(prompt_ids(prompt, tokenizer))
+    assert text.endswith("<|im_start|>assistant\nso it"), "neither closed nor opened again"
+    assert answer(prompt, " is") == [{"role": "assistant", "content": " is"}]
+    turns = [*ASKED, {"role": "assistant", "content": "so it is"}]
+    assert whole(prompt, " is") == whole(prompt, answer(prompt, " is")) == whole(prompt, turns[1:]) == turns
+    assert words(prompt) == "how is it\n\nso it"
+    before = prompt_ids(prompt, tokenizer)
+    ids = completion_ids(prompt, " is", tokenizer)
+    assert spoken(tokenizer, [prompt], [before], [ids]) == [" is"]
+    assert reading_ids(whole(prompt, " is"), tokenizer, ended=False) == [*before, *ids]
