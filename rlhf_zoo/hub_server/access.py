@@ -43,6 +43,11 @@ class Access:
         request.require_write()
         return settings
 
+    def moved(self, request: Request, repo: RepoId) -> RepoId | None:
+        """What a repository of that old name is called now; None where there is none that the caller may know of."""
+        target = self.storage.moved(repo)
+        return target if target is not None and self.sees(request, self.storage.settings(target)) else None
+
     def is_signed(self, signature: str, what: str, repo: RepoId, *parts: str) -> bool:
         """True for what was signed here, is not too old, and not for an earlier repository of that name."""
         try:

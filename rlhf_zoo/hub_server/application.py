@@ -33,7 +33,7 @@ class Application:
         self.sweep()
         access = Access(storage, Signer(root))
         self._tokens = TokenFile(root)
-        self._router = Router(storage.exists)
+        self._router = Router(storage.exists, access.moved)
         for api in (CollectionsApi, SpacesApi, LfsApi, XetApi, CommitsApi, FilesApi, RefsApi, ReposApi, AccountApi):
             api(access).register(self._router)
 

@@ -5,6 +5,7 @@ import fcntl
 import json
 import logging
 import os
+import shutil
 import stat
 import time
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any
 
-from ..durable import replace_file
+from ..durable import replace_file, sync_folder
 from .messages import plain_json
 
 log = logging.getLogger("rlhf_zoo.private")  # on stderr whoever calls, for the user is to know
@@ -79,6 +80,33 @@ class Clock:
     def now(self) -> float:
         """Seconds since the epoch."""
         return min(time.time(), self._began + time.monotonic() - self._ticks)
+
+
+def link_tree(source: Path, target: Path) -> None:
+    """Make a file or folder appear at `target` too; files by links, for none is ever changed where it lies.
+
+    Nothing happens where there is no such file.
+    """
+    if source.is_dir():
+        target.mkdir(exist_ok=True)
+        for path in source.iterdir():
+            link_tree(path, target / path.name)
+        sync_folder(target)
+    elif source.exists():
+        link_file(source, target)
+
+
+def link_file(source: Path, target: Path) -> None:
+    """`link_tree` of one file; a copy where the file system has no links, or no more of them."""
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EMLINK, errno.EXDEV, errno.ENOTSUP):
+            raise
+        with open(source, "rb") as file, open(target, "xb") as copy:
+            shutil.copyfileobj(file, copy, 2**20)
+            copy.flush()
+            os.fsync(copy.fileno())
 
 
 @contextmanager

@@ -86,9 +86,14 @@ class FilesApi(Api):
         with self._storage.git(repo) as git:
             commit = commit_of(git, revision)
             entries = [git.entry(commit, path.strip("/")) for path in dict.fromkeys(fields.get("paths", []))]
-            return json_response(
-                _infos(git, commit, [entry for entry in entries if entry and entry.path], expand=expand)
-            )
+            infos = _infos(git, commit, [entry for entry in entries if entry and entry.path], expand=expand)
+        if request.role == "write" and not expand:
+            # The client copies no big file to another repository without it. What it downloads it looks up in the tree,
+            # and there it must not stand: this Hub has no downloads by Xet.
+            for info in infos:
+                if "lfs" in info:
+                    info["xetHash"] = info["lfs"]["oid"]
+        return json_response(infos)
 
 
 def _file(git: GitRepository, commit: str, path: str) -> Entry:

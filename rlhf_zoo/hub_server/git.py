@@ -95,17 +95,25 @@ class GitRepository:
         return self._read_ref(f"refs/heads/{name}")
 
     def resolve(self, revision: str) -> str | None:
-        """The commit that a branch, tag, full ref name or full commit id stands for, or None."""
-        names = [revision] if revision.startswith("refs/") else [f"refs/heads/{revision}", f"refs/tags/{revision}"]
+        """The commit that a tag, branch, full ref name, commit id or the beginning of one stands for, or None.
+
+        A tag goes before a branch of the same name, as everywhere in git; `refs/heads/NAME` is the branch. Fault 400
+        for a beginning that several commits have.
+        """
+        names = [revision] if revision.startswith("refs/") else [f"refs/tags/{revision}", f"refs/heads/{revision}"]
         for name in names:
             target = self._read_ref(name)
             if target is not None:
                 return self._peel(target)
-        if re.fullmatch(r"[0-9a-f]{40}", revision):
-            item = self._get(revision)
-            if item is not None and item.type_name == b"commit":
-                return revision
-        return None
+        return self._by_beginning(revision.lower()) if re.fullmatch(r"[0-9a-fA-F]{7,40}", revision) else None
+
+    def _by_beginning(self, digits: str) -> str | None:
+        with self._reading():
+            oids = [oid.decode() for oid in self._objects.iter_prefix(digits.encode())]
+        found = {oid for oid in oids if (item := self._get(oid)) is not None and item.type_name == b"commit"}
+        if len(found) > 1:
+            raise Fault(400, f"The ids of {len(found)} commits begin with '{digits}': give more digits.")
+        return found.pop() if found else None
 
     def refs(self, prefix: str) -> list[Ref]:
         """Every ref below `prefix` ("refs/heads/" or "refs/tags/"), by name."""

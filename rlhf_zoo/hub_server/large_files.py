@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..durable import sync_folder
-from .durable import in_use
+from .durable import in_use, link_file
 from .faults import Damaged, bad_request
 
 _POINTER = re.compile(
@@ -88,6 +88,15 @@ class LargeFiles:
                     f"LFS object {oid} arrived damaged ({written} of {size} bytes, sha256 {digest.hexdigest()}); "
                     "upload it again."
                 )
+            self._place(incomplete, self.path(oid))
+        finally:
+            incomplete.unlink(missing_ok=True)
+
+    def adopt(self, other: "LargeFiles", oid: str) -> None:
+        """Store a file that another repository has; FileNotFoundError where it has none."""
+        incomplete = self.folder / "incomplete" / f"{oid}.{secrets.token_hex(8)}"
+        try:
+            link_file(other.path(oid), incomplete)
             self._place(incomplete, self.path(oid))
         finally:
             incomplete.unlink(missing_ok=True)

@@ -8,8 +8,8 @@ from urllib.parse import urlencode
 
 from .access import Api, identity
 from .faults import Fault, bad_request, disk_full, is_disk_full
-from .messages import SMALL_BODY, Request, Response, json_response, objects
-from .names import RepoId, check_oid
+from .messages import SMALL_BODY, Request, Response, json_response, member, objects
+from .names import RepoId, check_oid, parse_repo_id
 from .routing import Router
 from .storage import Settings, Storage
 
@@ -22,6 +22,7 @@ class LfsApi(Api):
     def register(self, router: Router) -> None:
         """Add the routes; they come before those of pages, whose addresses look alike."""
         router.add("POST", "/{page}.git/info/lfs/objects/batch", self.batch, body=SMALL_BODY)
+        router.add("POST", "/api/{repo}/lfs-files/duplicate", self.duplicate, body=SMALL_BODY)
         router.add("PUT", "/_lfs/{repo}/{oid}", self.upload, body=_MAX_SIZE)
 
     def batch(self, request: Request, repo: RepoId) -> Response:
@@ -48,6 +49,28 @@ class LfsApi(Api):
             answers.append(answer)
         answer = {"transfer": "basic", "objects": answers, "hash_algo": "sha256"}
         return json_response(answer, headers={"Content-Type": _MIME})
+
+    def duplicate(self, request: Request, repo: RepoId) -> Response:
+        """Let another repository have big files of this one, before a commit there names them (`copy_files`)."""
+        self._access.read(request, repo)
+        fields = request.json()
+        target = member(fields, "target", dict) or {}
+        names = (member(target, "name", str) or "").split("/")
+        if len(names) != 2:
+            raise bad_request("The target's name must be NAMESPACE/NAME.")
+        other = parse_repo_id(member(target, "type", str) or "model", *names)
+        self._access.write(request, other)
+        source, store = self._storage.large_files(repo), self._storage.large_files(other)
+        wanted = dict.fromkeys(check_oid(item.get("sha256")) for item in objects(fields, "files", most=_MAX_OBJECTS))
+        failed = []
+        with receiving(other, self._storage):
+            for oid in wanted:
+                size = source.size(oid)
+                if size is None:
+                    failed.append({"sha256": oid, "error": f"'{repo}' has no such file"})
+                elif store.size(oid) != size:
+                    store.adopt(source, oid)
+        return json_response({"succeeded": len(wanted) - len(failed), "failed": failed})
 
     def upload(self, request: Request, repo: RepoId, oid: str) -> Response:
         size = self._verified(request, repo, check_oid(oid))

@@ -121,13 +121,9 @@ class RefsApi(Api):
 
 
 def _check_free(git: GitRepository, name: str, what: str) -> None:
-    branches, tags = git.names("refs/heads/"), git.names("refs/tags/")
-    same, other = (branches, tags) if what == "branch" else (tags, branches)
-    if name in same:
-        raise Fault(409, f"The {what} '{name}' exists already.")
-    if name in other:
-        kind = "tag" if what == "branch" else "branch"
-        raise bad_request(f"A {kind} is called '{name}': choose another name for the {what}.")
-    for taken in same:
+    """Branches and tags may share their names: they are refs of two kinds."""
+    for taken in git.names("refs/heads/" if what == "branch" else "refs/tags/"):
+        if taken == name:
+            raise Fault(409, f"The {what} '{name}' exists already.")
         if taken.startswith(f"{name}/") or name.startswith(f"{taken}/"):
             raise bad_request(f"git cannot keep '{name}' beside '{taken}': one name begins with the other.")

@@ -32,6 +32,7 @@ class ReposApi(Api):
             router.add("GET", f"/api/{plural}", partial(self.find, kind=kind))
         router.add("GET", "/api/settings/repositories", self.storage)
         router.add("GET", "/api/organizations/{namespace}/settings/repositories", self.storage)
+        router.add("POST", "/api/{repo}/duplicate", self.duplicate, body=SMALL_BODY)
         router.add("PUT", "/api/{repo}/settings", self.settings, body=SMALL_BODY)
         router.add("GET", "/api/{repo}/auth-check", self.auth_check)
         router.add("GET", "/api/{repo}/auth-check/write", partial(self.auth_check, write=True))
@@ -47,12 +48,8 @@ class ReposApi(Api):
         if fields.get("template"):
             raise bad_request("The embedded Hub has no Space templates: create the Space and push your own files.")
         private = _visibility(fields)
-        variables = {
-            member(item, "key", str) or "": {"value": member(item, "value", str) or "", "updatedAt": now()}
-            for item in objects(fields, "variables", most=_MAX_VARIABLES)
-        }
         sdk = member(fields, "sdk", str)
-        created = self._storage.create(repo, private=bool(private), sdk=sdk, variables=variables)
+        created = self._storage.create(repo, private=bool(private), sdk=sdk, variables=_variables(fields))
         answer = {"url": f"{request.base}/{repo.url}", "name": str(repo), "id": str(repo)}
         if not created:
             raise Fault(409, f"You already created the {repo.kind} repository '{repo}'.", body=answer)
@@ -64,7 +61,7 @@ class ReposApi(Api):
         return json_response({})
 
     def move(self, request: Request) -> Response:
-        """Give a repository another name; the old name is free afterwards."""
+        """Give a repository another name; the old name leads to it until another repository takes it."""
         fields = request.json()
         kind = fields.get("type") or "model"
         source, target = (_split(kind, fields.get(key), key) for key in ("fromRepo", "toRepo"))
@@ -72,6 +69,23 @@ class ReposApi(Api):
         _check_free_namespace(target)
         self._storage.move(source, target)
         return json_response({"url": f"{request.base}/{target.url}"})
+
+    def duplicate(self, request: Request, repo: RepoId) -> Response:
+        """Copy a repository to another name, with its history; 409 with the address where that exists."""
+        self._access.read(request, repo)
+        request.require_write()
+        fields = request.json()
+        if repo.kind == "space" and any(
+            fields.get(key) for key in ("hardware", "sleepTimeSeconds", "secrets", "volumes")
+        ):
+            raise bad_request("The embedded Hub stores Spaces and does not run them: leave hardware and secrets out.")
+        target = _split(repo.kind, fields.get("repository"), "repository")
+        _check_free_namespace(target)
+        done = self._storage.duplicate(repo, target, private=_visibility(fields), variables=_variables(fields))
+        answer = {"url": f"{request.base}/{target.url}", "filesCopyPending": False}
+        if not done:
+            raise Fault(409, f"The {target.kind} repository '{target}' exists already.", body=answer)
+        return json_response(answer)
 
     def settings(self, request: Request, repo: RepoId) -> Response:
         self._access.write(request, repo)
@@ -184,6 +198,13 @@ def _named(fields: dict[str, Any]) -> RepoId:
 def _check_free_namespace(repo: RepoId) -> None:
     if repo.namespace in _RESERVED:
         raise bad_request(f"The namespace '{repo.namespace}' is part of the Hub's own addresses; choose another.")
+
+
+def _variables(fields: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {
+        member(item, "key", str) or "": {"value": member(item, "value", str) or "", "updatedAt": now()}
+        for item in objects(fields, "variables", most=_MAX_VARIABLES)
+    }
 
 
 def _visibility(fields: dict[str, Any]) -> bool | None:

@@ -8,9 +8,10 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlencode
 
 from .faults import Damaged, Fault, repo_not_found
-from .messages import Request, Response, decode_segment
+from .messages import Request, Response, decode_segment, json_response
 from .names import KINDS, RepoId, parse_repo_id
 
 Handler = Callable[..., Response]
@@ -29,15 +30,19 @@ class _Route:
 
 
 class Router:
-    """Routes are tried in the order in which they were added; `exists` tells whether a repository is (still) there.
+    """Routes are tried in the order in which they were added.
+
+    `exists` tells whether a repository is (still) there, `moved` what one is called now that had this name before.
 
     `{name}` is one segment; `{path*}` the rest, possibly empty, decoded; `{repo}` stands for `KIND/NAMESPACE/NAME`,
     `{space}` for that of a Space, and `{page}` for the same as in addresses of pages, where models have no KIND. The
     last three arrive as `repo`, a RepoId.
     """
 
-    def __init__(self, exists: Callable[[RepoId], bool]) -> None:
-        self._exists = exists
+    def __init__(
+        self, exists: Callable[[RepoId], bool], moved: Callable[[Request, RepoId], RepoId | None] = lambda *_: None
+    ) -> None:
+        self._exists, self._moved = exists, moved
         self._routes: list[_Route] = []
 
     def add(self, methods: str, pattern: str, handler: Handler, *, body: int = 0) -> None:
@@ -64,7 +69,8 @@ class Router:
             if not match or (request.path.startswith("/api/") and not route.pattern.pattern.startswith("/api/")):
                 continue
             if route.method == request.method or (route.method == "GET" and request.method == "HEAD"):
-                return self._call(route, request, _parts(match))
+                parts = _parts(match)
+                return self._redirect(route, request, match, parts) or self._call(route, request, parts)
             allowed.add(route.method)
         if allowed:
             methods = ", ".join(sorted(allowed))
@@ -74,6 +80,24 @@ class Router:
         if short and short[1] != "api":
             raise repo_not_found(decode_segment(short[1]), anonymous=request.role is None)
         raise Fault(404, "The embedded Hub has no such address; it serves models, datasets, Spaces and collections.")
+
+    def _redirect(
+        self, route: _Route, request: Request, match: re.Match[str], parts: dict[str, Any]
+    ) -> Response | None:
+        """307 to the same address of a repository that has another name now, as the Hub does."""
+        repo = parts.get("repo")
+        # Signed addresses are of one repository of one name.
+        if repo is None or request.path.startswith("/_") or self._exists(repo):
+            return None
+        target = self._moved(request, repo)
+        if target is None:
+            return None
+        if request.role == "write":
+            request.body.expect(route.body)  # the sender is still sending, and shall see the answer
+        start, end = match.start("repo_namespace"), match.end("repo_name")
+        query = f"?{urlencode(request.query, doseq=True)}" if request.query else ""
+        location = f"{request.path[:start]}{target}{request.path[end:]}{query}"
+        return json_response({"url": location}, status=307, headers={"Location": location})
 
     def _call(self, route: _Route, request: Request, parts: dict[str, Any]) -> Response:
         request.body.limit = route.body

@@ -18,7 +18,7 @@ class SpacesApi(Api):
         router.add("GET", "/api/{space}/runtime", self.runtime)
         for action in ("restart", "pause"):
             router.add("POST", f"/api/{{space}}/{action}", partial(self.runtime, write=True))
-        for action in ("hardware", "sleeptime", "dev-mode", "volumes", "duplicate"):
+        for action in ("hardware", "sleeptime", "dev-mode", "volumes"):
             router.add("POST PUT DELETE", f"/api/{{space}}/{action}", partial(self.refuse, action=action))
         for kind in ("variables", "secrets"):
             router.add("GET", f"/api/{{space}}/{kind}", partial(self.get, kind=kind))

@@ -5,6 +5,7 @@ ROOT/repos/models/NAMESPACE/NAME.git/   a bare git repository
     lfs/objects/ab/cd/SHA256            big files
     xet/                                uploads by Xet under way, see `xet_store`
 ROOT/locks/                             one lock file per repository name
+ROOT/moved/                             one file per name that a repository had before
 ROOT/collections/                       see `collections_api`
 """
 
@@ -22,11 +23,11 @@ from typing import Any
 
 from ..durable import sync_folder
 from . import xet_store
-from .durable import Clock, check_kinds, in_use, is_in_use, locked, read_json, write_json
+from .durable import Clock, check_kinds, in_use, is_in_use, link_tree, locked, read_json, write_json
 from .faults import Damaged, Fault, cannot_write, disk_full, is_of_the_file, repo_not_found
 from .git import MAIN, GitRepository, Quarantine, TreeEdit
 from .large_files import LargeFiles
-from .names import KINDS, RepoId
+from .names import KINDS, RepoId, parse_repo_id
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +49,7 @@ _SETTINGS = {
 }
 _STALE_SECONDS = 24 * 3600
 _SPARE = 16 * 2**20
+_MOST_MOVES = 20
 
 
 def now() -> str:
@@ -83,7 +85,8 @@ class Storage:
         self._locks = root / "locks"
         self._trash = root / "trash"
         self.clock = Clock()
-        for folder in (self._repos, self._locks, self._trash, root / "collections"):
+        self._moved = root / "moved"
+        for folder in (self._repos, self._locks, self._trash, self._moved, root / "collections"):
             folder.mkdir(exist_ok=True)
 
     def path(self, repo: RepoId) -> Path:
@@ -105,7 +108,7 @@ class Storage:
         """Keep every other writer, in this process or another, away from these repositories."""
         with ExitStack() as stack:
             for repo in sorted(set(repos)):
-                stack.enter_context(locked(self._locks / f"{repo.plural}--{repo.namespace}--{repo.name}"))
+                stack.enter_context(locked(self._locks / _file_name(repo)))
             yield
 
     def settings(self, repo: RepoId) -> Settings:
@@ -165,6 +168,40 @@ class Storage:
                 shutil.rmtree(new, ignore_errors=True)
             return True
 
+    def duplicate(
+        self, repo: RepoId, target: RepoId, *, private: bool | None, variables: dict[str, dict[str, Any]]
+    ) -> bool:
+        """Make another repository with the same history and files; False where the name is taken.
+
+        private: None leaves it as it is. variables: in addition to those that it has. Big files are shared by links
+        where the file system has them.
+        """
+        with self.lock(repo, target):
+            if self.exists(target):
+                return False
+            settings = self.settings(repo)
+            with self.git(repo) as git:
+                git.head()  # one that is damaged is not copied
+            new = self._trash / f"new-{secrets.token_hex(8)}"
+            new.mkdir()
+            try:
+                with in_use(new):
+                    GitRepository.initialize(new)
+                    for name in ("objects", "refs", "packed-refs", "lfs/objects"):
+                        link_tree(self.path(repo) / name, new / name)
+                    changed = replace(
+                        settings,
+                        created=now(),
+                        private=settings.private if private is None else private,
+                        variables=settings.variables | variables,
+                        secrets={},
+                    )
+                    write_json(new / "hub.json", asdict(changed))
+                    self._place(new, self.path(target))
+            finally:
+                shutil.rmtree(new, ignore_errors=True)
+            return True
+
     def delete(self, repo: RepoId) -> None:
         """Remove a repository: first its name, in one step, then its files."""
         with self.lock(repo):
@@ -176,13 +213,33 @@ class Storage:
         shutil.rmtree(rubbish, ignore_errors=True)
 
     def move(self, repo: RepoId, target: RepoId) -> None:
-        """Rename a repository; Fault 409 where the new name is taken."""
+        """Rename a repository; Fault 409 where the new name is taken. `moved` knows it by the old name."""
         with self.lock(repo, target):
-            self.settings(repo)
+            created = self.settings(repo).created
             if self.exists(target):
                 raise Fault(409, f"Cannot move '{repo}': '{target}' exists already; delete it or choose another name.")
             self._place(self.path(repo), self.path(target))
             sync_folder(self.path(repo).parent)
+            write_json(self._moved / _file_name(repo), {"to": str(target), "created": created})
+
+    def moved(self, repo: RepoId) -> RepoId | None:
+        """What the repository is called now that once had this name; None where there is none.
+
+        A repository that took the old name is that one, and one that took the new name later is not meant.
+        """
+        for _ in range(_MOST_MOVES):
+            try:
+                record = read_json(self._moved / _file_name(repo), {})
+                check_kinds(record, {"to": str, "created": str} if record else {})
+                if not record:
+                    return None
+                repo = parse_repo_id(repo.kind, *record["to"].split("/"))
+                if self.exists(repo):
+                    return repo if self.settings(repo).created == record["created"] else None
+            except (ValueError, TypeError, OSError, Fault) as error:
+                log.warning("%s is damaged (%s): remove it.", self._moved / _file_name(repo), error)
+                return None
+        return None
 
     def _place(self, source: Path, target: Path) -> None:
         try:
@@ -193,6 +250,8 @@ class Storage:
             message = f"There can be no repository '{name}': a file is in its place at {target}; move that away."
             raise Fault(409, message) from error
         sync_folder(target.parent)
+        kind = target.parent.parent.name
+        (self._moved / f"{kind}--{target.parent.name}--{target.name.removesuffix('.git')}").unlink(missing_ok=True)
 
     def require_room(self, size: int) -> None:
         """Fault 507 where nothing can be written, or `size` bytes more would fill the disk: commits need room too."""
@@ -233,6 +292,10 @@ class Storage:
         for folder in self._repos.glob("*/*/*.git/xet"):
             with _sweeping(folder):
                 xet_store.sweep(folder.parent, self.clock.now())
+
+
+def _file_name(repo: RepoId) -> str:
+    return f"{repo.plural}--{repo.namespace}--{repo.name}"  # no part holds "--"
 
 
 @contextmanager
