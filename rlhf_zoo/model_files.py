@@ -32,6 +32,11 @@ _LAYER = re.compile(r"\.(layers|h|blocks?)\.\d+\.")
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
+#: The most layers, experts or blocks of a model. Each is an object of Python: ten million take hours and all memory.
+MOST_PARTS = 10_000
+_PARTS = re.compile(r"(^|_)(n_layer|layers?|depths?|blocks|(local_|routed_)?experts)$")
+
+
 @dataclass(frozen=True)
 class Loading:
     """How weights are loaded. dtype: what they are held in, a name of torch's or "auto", as they were saved.
@@ -192,6 +197,12 @@ class ModelFiles:
             return index, files
         return None
 
+    def check_size(self) -> None:
+        """Raises ZooError for a configuration of more parts than any machine builds, before one is built."""
+        path = self.find("config.json")
+        if path is not None:
+            _check_parts(json_object(path), f"config.json of {self.source}")
+
     def check_weights(self) -> None:
         """Raises ZooError for a folder whose weights are a pickle, or are cut short; what it has not is not missed."""
         assert self.directory is not None
@@ -227,6 +238,17 @@ def _conversion(stem: str, kind: str) -> str:
     )
 
 
+def _check_parts(config: Mapping[str, Any], what: str) -> None:
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            _check_parts(value, what)
+        elif isinstance(value, int) and value > MOST_PARTS and _PARTS.search(name):
+            raise ZooError(
+                f"{what} says {name} = {value:,}, and a model has at most {MOST_PARTS:,} of them: take the config.json "
+                "that was saved with these weights."
+            )
+
+
 def model_files(source: str | Path, **hub: Any) -> ModelFiles:
     """The files of a model, looked at. hub: revision, token.
 
@@ -236,8 +258,10 @@ def model_files(source: str | Path, **hub: Any) -> ModelFiles:
         check_whole(source)
         files = ModelFiles(source)
         files.check_weights()
+        files.check_size()
         return files
     files = ModelFiles(source, **hub)
+    files.check_size()
     if files.adapter is not None and files.find(ADAPTER_WEIGHTS) is None:
         files.refuse_pickle("adapter_model")  # peft reads it in spite of use_safetensors
     return files
@@ -318,9 +342,10 @@ def _check_fit(report: Mapping[str, Any], what: str, may_lack: tuple[str, ...]) 
 
 def load_config(source: str | Path, *, what: str, **hub: Any) -> PreTrainedConfig:
     """A model's configuration. hub: revision, token. Raises ZooError for what cannot be read."""
+    files = ModelFiles(source, **hub)
+    files.check_size()
     with loading(what):
         if is_trusted():
-            files = ModelFiles(source, **hub)
             use_code(files.find, what, name=name_of(source))
             hub = _pinned(files, hub)
         return AutoConfig.from_pretrained(source, trust_remote_code=is_trusted(), **hub)

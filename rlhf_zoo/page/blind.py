@@ -33,7 +33,6 @@ SAID = {"ppo": "You preferred PPO.", "sft": "You preferred SFT.", "tie": "You ca
         "both_bad": "You found both bad."}  # fmt: skip
 SEEDS = 2**31
 KEPT = 3600.0  # seconds that the server remembers a pair which nobody judges
-AT_ONCE = 8  # votes
 LONGEST_WAIT = 5.0  # seconds for the intervals to follow a vote
 MOST_RATINGS = 30  # rows: whoever may write to the data set may name as many models as they like
 NO_PAIR = "There is no pair to judge: draw a new one."
@@ -368,14 +367,15 @@ def blind_tab(
         return judge
 
     quiet: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
+    # A vote waits for no generation, and is taken also when the queue of generations is full.
+    unqueued: dict[str, Any] = {**quiet, "queue": False}
     asked = [new.click, prompt.submit]
     # An output that a yield skips is built anew each time: what only begins and ends is not among those that stream.
     gr.on(
         asked,
         lambda: {token: "", reveal: "", **enabled(())},
         outputs=[token, reveal, *buttons.values()],
-        queue=False,
-        **quiet,
+        **unqueued,
     )
     gr.on(
         asked,
@@ -385,15 +385,13 @@ def blind_tab(
         concurrency_id=MODELS,
         concurrency_limit=at_once,
         **quiet,
-    ).then(ready, inputs=[state], outputs=[token, *buttons.values()], concurrency_limit=None, **quiet)
+    ).then(ready, inputs=[state], outputs=[token, *buttons.values()], **unqueued)
     for verdict, button in buttons.items():
         judged = button.click(
             judging(verdict),
             inputs=[state, token],
             outputs=[state, token, message, reveal, *buttons.values()],
-            concurrency_id="votes",
-            concurrency_limit=AT_ONCE,
-            **quiet,
+            **unqueued,
         )
         if tally is not None:
             judged.then(_following(tally), outputs=[so_far], concurrency_limit=None, **quiet)
@@ -402,8 +400,7 @@ def blind_tab(
             None,
             lambda: figures_html(tally.figures(), tally.describe()),
             outputs=[so_far],
-            concurrency_limit=None,
-            **quiet,
+            **unqueued,
         )
 
 

@@ -110,7 +110,8 @@ def test_what_the_keys_say_reaches_from_pretrained(tmp_path: Path, monkeypatch: 
     load_causal(tmp_path, how=how)
     bits = asked.pop("quantization_config").to_dict()
     assert asked == {
-        "dtype": "bfloat16", "attn_implementation": "eager", "trust_remote_code": False, "use_safetensors": True
+        "dtype": "bfloat16", "attn_implementation": "eager", "trust_remote_code": False, "use_safetensors": True,
+        "ignore_mismatched_sizes": True, "output_loading_info": True,  # which is how weights that do not fit are told
     }  # fmt: skip
     assert bits["load_in_4bit"] and bits["bnb_4bit_quant_type"] == "fp4" and bits["bnb_4bit_use_double_quant"]
     assert bits["bnb_4bit_compute_dtype"] == bits["bnb_4bit_quant_storage"] == "bfloat16"

@@ -35,6 +35,19 @@ def test_a_pickle_is_refused_before_it_is_read(tmp_path: Path, load: Callable, m
         load(tmp_path)
 
 
+@pytest.mark.parametrize("fields", [{"num_hidden_layers": 10**7}, {"text_config": {"num_local_experts": 10**7}}])
+@pytest.mark.parametrize(("load", "make"), LOADERS)
+def test_a_model_of_ten_million_layers_is_refused_before_it_is_built(
+    tmp_path: Path, load: Callable, make: Callable, fields: dict[str, Any]
+) -> None:
+    make().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | fields))
+    for read in (load, lambda path: load_config(path, what="The model")):
+        with pytest.raises(ZooError, match=r"says num_\w+ = 10,000,000"):
+            read(tmp_path)
+
+
 def test_a_pickled_adapter_is_refused(hub: RunningHub, tmp_path: Path) -> None:
     from peft import LoraConfig, get_peft_model
     from safetensors.torch import load_file

@@ -1,10 +1,12 @@
 """The blind test: nothing tells the sides apart before the verdict, and a verdict is one vote."""
 
+import contextlib
 import dataclasses
 import itertools
 import math
 import random
 import re
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from html import unescape
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 
 import gradio as gr
 import pytest
+from page_client import PageClient
 from toy_models import save_toys
 from vote_store import Store
 
@@ -416,4 +419,35 @@ def test_what_the_tab_says_of_votes_and_names_to_programs(comparison, tally):
     assert "Nothing about you is kept." in plain(notice)
     assert page.fns and all(call.api_visibility == "private" for call in page.fns.values())
     limits = {call.concurrency_id: call.concurrency_limit for call in page.fns.values()}
-    assert limits["models"] == limits["votes"] == 8
+    assert limits["models"] == 8
+
+
+class Stalled:
+    """Draws one pair at once; everybody after waits."""
+
+    def __init__(self) -> None:
+        self.free, self.asked = threading.Event(), 0
+
+    def stream(self, prompt: str, **_: Any) -> Iterator[Snapshot]:
+        self.asked += 1
+        if self.asked > 1:
+            self.free.wait(60)
+        yield drawn(PPO, SFT, prompt=prompt).snapshot
+
+
+def test_a_vote_waits_for_no_generation_and_for_no_place_in_the_queue():
+    stalled = Stalled()
+    with gr.Blocks() as page:
+        proposal = Proposal(temperature=1.0, length=8, limit=8)
+        blind_tab(stalled, CONTENDERS, None, prompts=PROMPTS, proposal=proposal, at_once=1)
+    page.queue(max_size=2)
+    _, url, _ = page.launch(prevent_thread_lock=True, quiet=True)
+    with contextlib.ExitStack() as opened:
+        opened.callback(page.close)
+        opened.callback(stalled.free.set)
+        voter, *others = (opened.enter_context(PageClient(url)) for _ in range(6))
+        assert voter.fire("blind-new").error is None
+        waiting = [other.start("blind-new") for other in others]
+        assert any(event.queue_full for event in waiting)
+        voted = voter.fire("vote-left")
+        assert voted.error is None and voted.seconds < 10 and "toy-ppo" in voted.values["blind-reveal"]
