@@ -166,6 +166,9 @@ class PPOConfig(TrainingArguments):
     vllm_server_base_url: str | None = option(None, "Where the vLLM server answers.")
     vllm_gpu_memory_utilization: float = option(0.3, "Share of the GPU's memory for a colocated vLLM.")
     vllm_enable_sleep_mode: bool = option(False, "A colocated vLLM gives its memory back while the policy learns.")
+    vllm_enforce_eager: bool = option(
+        False, "A colocated vLLM starts without compiled code and CUDA graphs: sooner ready, slower."
+    )
     recompute_logprobs: bool = option(
         False, "Take log π_old, and V of a shared critic, from a forward pass instead of from the sampler."
     )
@@ -327,7 +330,7 @@ def _check_engine(args: Any) -> None:
             f"vllm_mode is {args.vllm_mode!r} and vllm_server_base_url {args.vllm_server_base_url!r}: a server needs "
             "its address, and nothing else does."
         )
-    of_colocated = {"vllm_gpu_memory_utilization", "vllm_enable_sleep_mode"}.intersection(given)
+    of_colocated = {"vllm_gpu_memory_utilization", "vllm_enable_sleep_mode", "vllm_enforce_eager"}.intersection(given)
     if args.vllm_mode == "server" and of_colocated:
         raise ZooError(f"{min(of_colocated)} is of a colocated vLLM, and vllm_mode is 'server': give it to the server.")
 

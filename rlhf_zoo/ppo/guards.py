@@ -24,6 +24,7 @@ from ..logprobs import token_logprobs
 from ..model_files import first_line, load_tokenizer
 from ..reference import Reference
 from ..sampling import Samples, Vocabulary, base_of, sample
+from .failures import Unscored
 
 # Far above what bf16 or 8 bit make of equal models, far below the KL of models that differ. Nats per completion.
 START_KL = 0.5
@@ -40,10 +41,6 @@ NEGATIVE_RUN = 5
 
 class GuardWarning(UserWarning):
     """Something that may be wrong with a run, with the number that says so."""
-
-
-class Unscored(ZooError):
-    """Completions got no reward, and nothing has been learned since the update before."""
 
 
 @contextmanager

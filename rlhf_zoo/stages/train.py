@@ -19,7 +19,8 @@ from ..finite import NotFinite
 from ..hub.publish import MERGED, unpublished
 from ..hub.refusals import is_disk_full
 from ..model_code import code_run
-from ..ppo.guards import Unscored, check_step_size
+from ..ppo.failures import NoUpdate
+from ..ppo.guards import check_step_size
 from ..record import COMPLETE, StageRecord, checkpoint_step, now
 from ..release.adapters import check_bases
 from ..release.sender import claim_repository, kept_lineage
@@ -29,6 +30,7 @@ from ..runs.loading import check_installed
 from ..runs.settings import StageSettings
 from ..runs.sources import check_unchanged, digest
 from ..stage import PARENT_TITLES, STAGES
+from ..waiting import WaitEnded
 from ..wholeness import weights_digest
 from .callbacks import NoRoom, StageCallback, check_room
 from .interrupt import Interruptible, Stopped
@@ -166,7 +168,7 @@ def train_stage(
             if plan.resume is None or not _at_its_end(trainer, plan.resume):
                 try:
                     _train(trainer, plan.resume, record, spent)
-                except Unscored as error:
+                except NoUpdate as error:
                     if not stop.requested:
                         raise
                     log.warning("%s", error)
@@ -281,23 +283,42 @@ def _publication(context: RunContext) -> dict[str, Any]:
 
 
 def _train(trainer: Any, resume: Path | None, record: StageRecord, spent: Callable[[], float]) -> None:
-    """Trains; where a reward cannot be had, saves the updates that were made, as Ctrl-C does."""
+    """Trains; where an update cannot be made, or a signal ends the wait for it, saves the updates before it.
+
+    Raises Stopped after such a signal.
+    """
     try:
         trainer.train(resume_from_checkpoint=str(resume) if resume else None)
-    except Unscored as error:
-        step = trainer.state.global_step
-        # Of several processes the others wait for rewards, and cannot save.
-        if processes.count() > 1 or step == 0:
+    except WaitEnded as error:
+        _save_finished(trainer, record, error)
+        if processes.first():
+            record.write(status="interrupted", seconds=spent())
+        raise Stopped from error
+    except NoUpdate as error:
+        if not _save_finished(trainer, record, error):
             raise
-        if not (record.checkpoint_path(step) / COMPLETE).is_file():
-            try:
-                check_room(record)
-            except NoRoom:
-                raise error from None
-            trainer._save_checkpoint(trainer.model, None)
-            trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
-        record.write(status="interrupted", seconds=spent())
-        raise Unscored(f"{error} Step {step} is saved, and the same command goes on from it.") from error.__cause__
+        if processes.first():
+            record.write(status="interrupted", seconds=spent())
+        step = trainer.state.global_step
+        raise type(error)(f"{error} Step {step} is saved, and the same command goes on from it.") from error.__cause__
+
+
+def _save_finished(trainer: Any, record: StageRecord, error: NoUpdate | WaitEnded) -> bool:
+    """Saves the finished updates. Returns whether they are saved: not where there are none.
+
+    Of several processes those that still wait cannot save. Raises the error where the disk has no room.
+    """
+    step = trainer.state.global_step
+    if (processes.count() > 1 and not getattr(error, "agreed", False)) or step == 0:
+        return False
+    if not (record.checkpoint_path(step) / COMPLETE).is_file():
+        try:
+            check_room(record)
+        except NoRoom:
+            raise error from None
+        trainer._save_checkpoint(trainer.model, None)
+        trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
+    return True
 
 
 def _at_its_end(trainer: Any, checkpoint: Path) -> bool:

@@ -1,26 +1,43 @@
 """Rollouts of another engine: its completions, the trainer's log-probabilities, and what stands between the two."""
 
+import contextlib
+import functools
+import http.server
 import importlib.util
 import inspect
 import math
+import os
+import signal
+import socket
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import datasets
 import miniatures
 import numpy as np
 import pytest
 import torch
+from peft import LoraConfig
 from stub_vllm import StubVLLM, colocated, serving
-from trainer_fixture import EOS, PAD, make_policy, make_trainer, trained, updates_of
+from toy_run import make_context, make_recipe, save_start
+from trainer_fixture import DEVICE, EOS, PAD, digests, make_policy, make_trainer, trained, updates_of
+from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
+from zoo_process import free_port
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.logprobs import token_logprobs
-from rlhf_zoo.ppo import engines
 from rlhf_zoo.ppo.config import PPOConfig
+from rlhf_zoo.ppo.engine_samples import as_samples
 from rlhf_zoo.ppo.engines import sample_with_transformers
+from rlhf_zoo.ppo.failures import Unsampled
+from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.sampling import SamplingRequest, Vocabulary
+from rlhf_zoo.stages import ppo
+from rlhf_zoo.stages.interrupt import Stopped
 
 TEMPERATURE = 0.7
 
@@ -56,7 +73,7 @@ def test_a_run_with_transformers_learns_and_says_how_far_the_engine_is(tmp_path:
     assert all(0 <= row["policy/engine_mismatch"] < 1e-4 for row in updates_of(trainer))
 
 
-# ---- vLLM: never run here; trl's own client asks stubs
+# ---- vLLM: trl's own client asks stubs
 
 
 @pytest.fixture
@@ -78,11 +95,173 @@ def test_a_colocated_vllm_samples_from_the_weights_of_the_last_update(
     assert made["gpu_memory_utilization"] == 0.2 and made["logprobs_mode"] == "processed_logprobs"
     wakes = [("wake_up", {"tags": [what]}) for what in ("weights", "kv_cache")]
     asleep = ("sleep", {"level": 2})
-    assert calls == [asleep, *[wakes[0], ("reset_prefix_cache", {}), wakes[1], asleep] * 2]
+    assert calls == [asleep, *[wakes[0], ("reset_prefix_cache", {}), wakes[1], wakes[1], asleep] * 2]
     rounds = len(stub.sent) // 2
     pairs = zip(stub.sent[:rounds], stub.sent[rounds:], strict=True)
     assert any(not torch.equal(one, other) for (_, one), (_, other) in pairs), "the second update's weights"
     assert all(abs(row["policy/engine_mismatch"] - stub.off) < 1e-4 for row in updates_of(trainer))
+
+
+@pytest.mark.parametrize(
+    ("keys", "dtype"),
+    [({}, "float32"), ({"bf16": True}, "bfloat16"), ({"vllm_enforce_eager": True}, "float32")],
+)
+def test_a_colocated_vllm_computes_in_the_dtype_of_the_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any], dtype: str
+) -> None:
+    """Left to itself vLLM takes float32 weights for bfloat16."""
+    stub = StubVLLM(make_policy())
+    colocated(stub, monkeypatch)
+    make_trainer(tmp_path, rollout_engine="vllm", **keys)
+    [(_, made)] = stub.asked
+    assert (made["dtype"], made["enforce_eager"]) == (dtype, "vllm_enforce_eager" in keys)
+    assert not isinstance(vllm_generation.LLM, functools.partial), "and others' engines are as they were"
+
+
+def test_a_policy_in_half_precision_is_sampled_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub = StubVLLM(make_policy())
+    colocated(stub, monkeypatch)
+    make_trainer(tmp_path, rollout_engine="vllm", model=make_policy().bfloat16(), critic="policy")
+    assert stub.asked[0][1]["dtype"] == "bfloat16"
+
+
+def test_weights_are_as_they_were_where_an_engine_takes_only_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """trl merges adapters into the weights to send them, and forgets them there when sending fails."""
+    stub = StubVLLM(make_policy())
+    colocated(stub, monkeypatch)
+    trainer = make_trainer(tmp_path, rollout_engine="vllm", peft_config=LoraConfig(r=2, target_modules="all-linear"))
+    before = digests(trainer.policy)
+
+    def fault(route: str) -> None:
+        if len(stub.sent) == 3:
+            raise AttributeError("'Parameter' object has no attribute 'weight_loader'")
+
+    stub.fault = fault
+    with pytest.raises(Unsampled, match=r"did not take the policy.s weights \(AttributeError: .Parameter. object"):
+        trainer.train()
+    assert digests(trainer.policy) == before and not any(getattr(x, "merged", False) for x in trainer.policy.modules())
+
+
+# What a stage does of an engine that fails
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    make_recipe(tmp_path)
+    save_start(tmp_path)
+    return tmp_path
+
+
+@contextlib.contextmanager
+def engine(mode: str, stub: StubVLLM, patch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+    """The keys of a stage of which the stub samples."""
+    keys = {"rollout_engine": "vllm", "vllm_mode": mode, "save_steps": "4", "max_steps": "4"}
+    if mode == "colocate":
+        colocated(stub, patch)
+        yield keys
+    else:
+        with serving(stub, patch) as url:
+            yield keys | {"vllm_server_base_url": url}
+
+
+def kept(context: RunContext) -> tuple[list[str], str]:
+    """Checkpoints and status of a run."""
+    record = context.record("ppo")
+    return [path.name for path in record.checkpoints()], record.read()["status"]
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("mode", ["colocate", "server"])
+def test_an_engine_that_keeps_stale_weights_stops_the_run_and_finished_updates_are_kept(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    stub = StubVLLM(make_policy(), off=0.0, stale_from=3)
+    with engine(mode, stub, monkeypatch) as keys:
+        context = make_context(folder, **keys)
+        said = (
+            r"holds other weights than the policy: .* explains 0\.001\. .*Step 2 is saved, and the same command goes on"
+        )
+        with pytest.raises(Unsampled, match=said):
+            ppo.run(context)
+        assert kept(context) == (["checkpoint-2"], "interrupted")
+        stub.stale_from = math.inf
+        assert ppo.run(context) and kept(context)[1] == "finished"
+
+
+@pytest.mark.attack
+def test_a_server_that_goes_down_stops_the_run_in_seconds_and_finished_updates_are_kept(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub = StubVLLM(make_policy(), off=0.0)
+
+    def fault(route: str) -> None:
+        if stub.rounds == 2:
+            raise ConnectionResetError
+
+    stub.fault = fault
+    with engine("server", stub, monkeypatch) as keys:
+        context = make_context(folder, **keys)
+        began = time.monotonic()
+        with pytest.raises(Unsampled, match=r"No vLLM server answers at http://127\..*Step 2 is saved"):
+            ppo.run(context)
+    assert time.monotonic() - began < 20 and kept(context) == (["checkpoint-2"], "interrupted")
+
+
+@pytest.mark.attack
+def test_a_signal_ends_the_wait_for_a_server_and_finished_updates_are_kept(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server takes the third request for completions and never answers."""
+    stub, over = StubVLLM(make_policy(), off=0.0), threading.Event()
+
+    def fault(route: str) -> None:
+        if route == "/v1/completions" and stub.rounds == 2 and "prompt_logprobs" not in stub.asked[-1][1]:
+            os.kill(os.getpid(), signal.SIGTERM)
+            over.wait(60)
+
+    stub.fault = fault
+    with engine("server", stub, monkeypatch) as keys:
+        context = make_context(folder, **keys)
+        with pytest.raises(Stopped):
+            ppo.run(context)
+        assert not over.is_set() and kept(context) == (["checkpoint-2"], "interrupted")
+        over.set()
+
+
+def test_a_server_that_is_not_there_is_named_in_seconds(tmp_path: Path, server: dict[str, Any]) -> None:
+    """One that refuses, one that takes the connection and never answers, one that is not well."""
+    stub = server.pop("stub")
+    answers = http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)  # 501
+    silent = socket.create_server(("127.0.0.1", 0))
+    addresses = {
+        "ConnectionError": free_port(), "ReadTimeout": silent.getsockname()[1], "HTTP 501": answers.server_port
+    }  # fmt: skip
+    threading.Thread(target=answers.serve_forever, kwargs={"poll_interval": 0.01}).start()
+    try:
+        for kind, port in addresses.items():
+            began = time.monotonic()
+            with pytest.raises(ZooError, match=rf"No vLLM server answers at http://127.0.0.1:{port} \({kind}\)"):
+                make_trainer(tmp_path, **server | {"vllm_server_base_url": f"http://127.0.0.1:{port}/"})
+            assert time.monotonic() - began < 10
+    finally:
+        answers.shutdown()
+        answers.server_close()
+        silent.close()
+    assert stub.asked == []
+
+
+def test_a_server_for_a_trainer_without_a_gpu_is_refused_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if DEVICE != "cpu":
+        pytest.skip("there is a GPU")
+    with serving(StubVLLM(make_policy()), monkeypatch, nccl=False) as url:
+        given = {"rollout_engine": "vllm", "vllm_mode": "server", "vllm_server_base_url": url}
+        with pytest.raises(ZooError, match=r"needs a CUDA device, got .cpu.\..* Give vllm_mode .colocate."):
+            make_trainer(tmp_path, **given)
 
 
 def test_what_is_called_of_the_client_is_there() -> None:
@@ -95,6 +274,8 @@ def test_what_is_called_of_the_client_is_there() -> None:
     assert names["generate"][:4] == ["self", "prompts", "images", "num_generations"]
     assert names["__init__"][:4] == ["self", "model", "accelerator", "processing_class"]
     assert "return prompt_ids, completion_ids, logprobs, logprob_token_ids" in inspect.getsource(VLLMGeneration)
+    making = inspect.getsource(VLLMGeneration._init_vllm)  # whose LLM `_llm_with` completes
+    assert "self.llm = LLM(" in making and "dtype=" not in making and "enforce_eager=" not in making
 
 
 def test_a_server_samples_from_the_weights_of_the_last_update(server: dict[str, Any], tmp_path: Path) -> None:
@@ -102,7 +283,8 @@ def test_a_server_samples_from_the_weights_of_the_last_update(server: dict[str, 
     trainer = trained(tmp_path, max_steps=2, save_strategy="no", **server)
     routes = [route for route, _ in stub.asked]
     rollout = ["/start_weight_update", "/update_weights", "/finish_weight_update", "/reset_prefix_cache"]
-    assert routes == ["/health", "/v1/models", *[*rollout, "/v1/completions"] * 2]
+    made = ["/health", "/health", "/v1/models", "/server_info?config_format=json"]
+    assert routes == [*made, *["/health", *rollout, "/v1/completions", "/v1/completions"] * 2]
     seen = {name: weight.clone() for name, weight in stub.sent}
     prompts = [[5, 6], [7, 8, 9]]
     request = SamplingRequest(
@@ -163,6 +345,6 @@ def test_an_engine_that_answers_nonsense_is_named() -> None:
         vocabulary=Vocabulary(10, (4,)),
     )  # fmt: skip
     with pytest.raises(ZooError, match="sampled the id 4, which the tokenizer does not name"):
-        engines._as_samples(request, [[4]], [[-1.0]], device="cpu")
+        as_samples(request, [[4]], [[-1.0]], device="cpu")
     with pytest.raises(ZooError, match="gave completion 0 0 tokens and 0 log-probabilities"):
-        engines._as_samples(request, [[]], [[]], device="cpu")
+        as_samples(request, [[]], [[]], device="cpu")

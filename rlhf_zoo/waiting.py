@@ -1,0 +1,38 @@
+"""Waits for another program, such as an engine's server, that Ctrl-C and SIGTERM end."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import FrameType
+from typing import Any, NoReturn
+
+
+class WaitEnded(KeyboardInterrupt):
+    """A signal ended a wait. The answer did not come; everything finished before the wait stands."""
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """While open, SIGINT and SIGTERM raise WaitEnded, after the handler that was there has run.
+
+    A signal without a Python handler keeps what it does. Signals reach only the main thread; elsewhere this changes
+    nothing.
+    """
+    handlers: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        present = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        handlers = {number: handler for number, handler in present.items() if callable(handler)}
+    try:
+        for number, handler in handlers.items():
+            signal.signal(number, partial(_end, handler))
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def _end(handler: Callable[[int, FrameType | None], Any], number: int, frame: FrameType | None) -> NoReturn:
+    handler(number, frame)
+    raise WaitEnded
