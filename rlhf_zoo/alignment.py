@@ -13,6 +13,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+# What a tokenizer shows for bytes that are no character yet: one of three bytes, or one for each, by its kind.
+INCOMPLETE = "\ufffd"
+MOST_INCOMPLETE = 3
+BEFORE = 16  # tokens of a prompt that a completion is decoded behind
 #: Texts behind which a completion is encoded where it cannot be told from its prompt's last token.
 _ANCHORS = ("", "\n", ".", "a")
 
@@ -100,3 +104,52 @@ class TokenText:
         """
         wanted = self.text[:end]
         return bisect_left(range(len(self._ids)), True, key=lambda last: self.first(last + 1).startswith(wanted))
+
+
+class Pieces:
+    """The text that each token adds; joined, they are that of all. A character of several tokens is at its last one.
+
+    One token alone does not say its text: sentencepiece drops the space before it, and a byte is no character. So
+    each is decoded behind the tokens before it, the first ones behind the prompt's.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int] = ()) -> None:
+        self._tokenizer, self._prompt = tokenizer, list(prompt)
+        self._special = set(tokenizer.all_special_ids)
+        # Tokens from _start on are decoded again with the next, and _shown characters of their text are out. _read:
+        # where the tokens begin whose text went out last.
+        self._all = self._prompt[-BEFORE:]
+        self._start, self._read = 0, len(self._all)
+        self._shown = len(self._decode(0)) if self._all else 0
+        self._kept: list[str] = []
+        self.ids: list[int] = []
+        self.all: list[str] = []
+
+    def add(self, token: int) -> None:
+        self.ids.append(token)
+        self._all.append(token)
+        now = self._decode(self._start)
+        held = min(len(now) - len(now.rstrip(INCOMPLETE)), MOST_INCOMPLETE)
+        piece = now[self._shown : len(now) - held]
+        self.all.append(piece)
+        self._kept.append("" if token in self._special else piece)
+        if held:
+            self._shown = max(self._shown, len(now) - held)
+        else:
+            self._start, self._read = self._read, len(self._all)
+            self._shown = len(self._decode(self._start))
+
+    def finish(self) -> str:
+        """Shows at the last token what is still no character. Returns the whole text behind the prompt, without special
+        tokens."""
+        if self.ids:
+            self.all[-1] += self._decode(self._start)[self._shown :]
+        return decode_behind(self._tokenizer, self._prompt, self.ids)
+
+    @property
+    def text(self) -> str:
+        """What is whole so far, special tokens left out."""
+        return "".join(self._kept)
+
+    def _decode(self, start: int) -> str:
+        return str(self._tokenizer.decode(self._all[start:]))

@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 from .alignment import decode_behind, encode_behind, special_ids
 from .deadline import Expired, deadline
 from .errors import ZooError
+from .text_ids import text_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -26,6 +27,7 @@ _THINK, _THOUGHT_ENDS = "<think>", "</think>"
 # A thought that was cut by the length has no end, and nothing was said after it.
 _THOUGHT = re.compile(r"<think>.*?(?:</think>\s*|\Z)", re.DOTALL)
 _PROBE = "zxq"
+_PROBES = [{"role": "user", "content": _PROBE}, {"role": "assistant", "content": _PROBE}]
 #: What one rendering may take. A template is a program that comes with a model.
 RENDER_SECONDS, RENDER_MEMORY = 10.0, 2 * 2**30
 # A power in an expression, which nothing can interrupt: an operand before `**`, where keywords have none.
@@ -134,7 +136,7 @@ def prompt_ids(prompt: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     Raises ZooError for what is neither, and for a conversation where the tokenizer has no chat template.
     """
     if isinstance(prompt, str):
-        return list(tokenizer(prompt)["input_ids"])
+        return text_ids(prompt, tokenizer)
     if not is_conversation(prompt):
         raise ZooError(f"The prompt {prompt!r} is neither a text nor a conversation: mend the column 'prompt'.")
     return _rendered(prompt, tokenizer, **_opened(prompt))
@@ -157,16 +159,54 @@ def opening(prompt: Any) -> str:
 
 def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
     """The special token by which the template closes an answer; the end of sequence where it has none."""
-    turns = [{"role": "user", "content": _PROBE}, {"role": "assistant", "content": _PROBE}]
     try:
-        ids = _rendered(turns, tokenizer)
+        text = _written(_PROBES, tokenizer)
     except ZooError:  # a template for other conversations than this
         return tokenizer.eos_token_id
+    found = _first_special(text.rpartition(_PROBE)[2], tokenizer)
+    return tokenizer.eos_token_id if found is None else found
+
+
+def _first_special(text: str, tokenizer: PreTrainedTokenizerBase) -> int | None:
+    special = special_ids(tokenizer) - {tokenizer.unk_token_id}  # which any text may be
+    return next((index for index in tokenizer(text, add_special_tokens=False)["input_ids"] if index in special), None)
+
+
+def check_answers_end(tokenizer: PreTrainedTokenizerBase, *, assistant_only: bool) -> None:
+    """Looks whether a conversation teaches where an answer ends.
+
+    Args:
+        tokenizer: With the chat template that SFT learns from.
+        assistant_only: Whether only what stands in the template's {% generation %} blocks is learned.
+
+    Raises:
+        ZooError: No special token follows an answer, or it is not learned.
+    """
+    try:
+        text = _written(_PROBES, tokenizer)
+    except ZooError:  # a template for other conversations than this
+        return
+    _, answered, behind = text.rpartition(_PROBE)
+    if not answered:
+        return
+    if _first_special(behind, tokenizer) is None:
+        raise ZooError(
+            "The chat template closes no answer: no special token stands behind it, so that SFT would teach no end. "
+            "Give one that does by chat_template_path, such as this one with {{ eos_token }} behind each answer; "
+            "or, for answers that end at a text, say stop_token or truncate_text in ppo.yaml."
+        )
+    if not assistant_only:
+        return
+    read = _applied(_PROBES, tokenizer, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
+    ids, learned = read["input_ids"], read["assistant_masks"]
+    first = len(ids) - len(tokenizer(behind, add_special_tokens=False)["input_ids"])
     special = special_ids(tokenizer)
-    content = tokenizer(_PROBE, add_special_tokens=False)["input_ids"]
-    ends = [place + len(content) for place in range(len(ids)) if ids[place : place + len(content)] == content]
-    behind = ids[ends[-1] :] if ends else []
-    return next((index for index in behind if index in special), tokenizer.eos_token_id)
+    end = next((place for place in range(first, len(ids)) if ids[place] in special), None)
+    if 1 in learned and end is not None and not learned[end]:
+        raise ZooError(
+            f"assistant_only_loss learns what stands in the chat template's {{% generation %}} blocks, and "
+            f"{tokenizer.convert_ids_to_tokens(ids[end])}, which ends an answer, does not: put it into them."
+        )
 
 
 def reading_ids(text: Any, tokenizer: PreTrainedTokenizerBase, *, ended: bool) -> list[int]:
@@ -178,7 +218,7 @@ def reading_ids(text: Any, tokenizer: PreTrainedTokenizerBase, *, ended: bool) -
     if not isinstance(text, str) and tokenizer.chat_template is None:
         text = whole_words(text)
     if isinstance(text, str):
-        ids, end = list(tokenizer(text, add_special_tokens=True)["input_ids"]), tokenizer.eos_token_id
+        ids, end = text_ids(text, tokenizer), tokenizer.eos_token_id
     elif Chat.of(tokenizer) is None:
         return _rendered(text, tokenizer) if ended else _rendered(text, tokenizer, continue_final_message=True)
     else:

@@ -132,9 +132,9 @@ def _is_written(token: str, tokenizer: PreTrainedTokenizerBase) -> bool:
     ids = [*prompt_ids(_ORDINARY, tokenizer)]
     tokenizer.pad_token = token
     try:
-        if tokenizer.chat_template is not None:
+        for asked in (turns[:1], turns) if tokenizer.chat_template is not None else ():
             with contextlib.suppress(ZooError):  # a template for other conversations than this
-                ids += [*prompt_ids(turns[:1], tokenizer), *prompt_ids(turns, tokenizer)]
+                ids += prompt_ids(asked, tokenizer)
     finally:
         tokenizer.pad_token = own
     return index in ids

@@ -14,6 +14,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..actor_critic import ActorCritic
+from ..alignment import Pieces
 from ..chat import as_prompt, spoken, whole
 from ..data import tokenize_prompt
 from ..devices import MEMORY_ERRORS, best_device, move
@@ -32,7 +33,6 @@ from .limits import Limits, check_prompt, check_sampling
 from .lockstep import Drawn, LockStep
 from .memory import out_of_memory
 from .results import Compared, Side, Snapshot
-from .text import Pieces
 from .turns import Turns
 
 TOKEN_FIGURES = ("log_ratio", "logprob_ppo", "logprob_sft", "kl", "kl_reverse", "entropy_ppo", "entropy_sft")

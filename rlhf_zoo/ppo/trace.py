@@ -10,7 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .. import functional as F
 from ..actor_critic import ActorCritic
-from ..alignment import decode_behind
+from ..alignment import Pieces
 from ..chat import as_prompt
 from ..data import tokenize_prompt
 from ..errors import ZooError
@@ -183,14 +183,18 @@ def trace(
         **{name: column[0].tolist() for name, column in by_token.items()},
         **{name: before + column[0].tolist() for name, column in by_action.items()},
     }
+    pieces = Pieces(tokenizer, ids)
+    for token in columns_of_tokens["token_id"]:
+        pieces.add(token)
+    completion = pieces.finish()
     tokens = tuple(
-        TracedToken(token=str(tokenizer.decode([row[0]])), **dict(zip(columns_of_tokens, row, strict=True)))
-        for row in zip(*columns_of_tokens.values(), strict=True)
+        TracedToken(token=piece, **dict(zip(columns_of_tokens, row, strict=True)))
+        for piece, row in zip(pieces.all, zip(*columns_of_tokens.values(), strict=True), strict=True)
     )
     each = zip(rewards.names, scored.each[0].tolist(), strict=True)
     return Trace(
         prompt=prompt,
-        completion=decode_behind(tokenizer, ids, samples.token_lists()[0]),
+        completion=completion,
         tokens=tokens,
         scores={name: None if math.isnan(score) else score for name, score in each},
         score=float(scored.total[0]),

@@ -127,11 +127,11 @@ class FunctionCall:
         """
         state = {} if batch.trainer_state is None else {"trainer_state": batch.trainer_state}
         return {
-            **passed_on(batch.columns),
-            **state,
             "prompts": list(batch.prompts),
             "completions": list(batch.completions),
             "completion_ids": [list(ids) for ids in batch.completion_ids],
+            **passed_on(batch.columns),
+            **state,
             "log_extra": self._log_extra,
             "log_metric": self._log_metric,
         }

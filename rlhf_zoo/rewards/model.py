@@ -19,6 +19,7 @@ from ..errors import ZooError
 from ..model_files import name_of
 from ..models import context_of, has_score_statistics, label_index, score_statistics
 from ..sampling import Samples
+from ..text_ids import frame_of
 from ..tokenizer import highest_id
 
 log = logging.getLogger(__name__)
@@ -103,6 +104,13 @@ class RewardModel:
                 f"The reward model {name} has {rows} embedding rows and its tokenizer {len(tokenizer)} tokens: "
                 "give its own tokenizer as reward_processing_class."
             )
+
+    @property
+    def always_ends(self) -> bool:
+        """Whether it reads an end-of-sequence token behind a text that did not end, too, as encoders do."""
+        kept = self.tokenizer.sep_token_id == self.tokenizer.eos_token_id
+        framed = frame_of(self.tokenizer).behind[-1:] == (self.tokenizer.eos_token_id,)
+        return bool(self.model.config.is_encoder_decoder) or (kept and framed)
 
     def to(self, device: torch.device | str) -> None:
         self.model.to(device)

@@ -195,9 +195,7 @@ def held_out_pairs(context: RunContext, source: DataSource) -> tuple[Dataset, st
 
 
 def _as_read(pairs: Dataset, tokenizer: Any) -> Dataset:
-    """Conversations as the token ids that the model is read with later; texts as they are."""
-    if not conversational(pairs):
-        return pairs
+    """Texts and conversations as the token ids that the model is read with later."""
     ids = {
         f"{side}_ids": [
             reading_ids(whole(prompt, text), tokenizer, ended=True)
@@ -222,8 +220,8 @@ def _all_equal(of: str) -> ZooError:
 
 
 def _longer(pairs: Dataset, most: int | None) -> int:
-    """How many pairs of conversations trl will leave out as too long, which is said in a line."""
-    if most is None or "chosen_ids" not in pairs.column_names:
+    """How many pairs trl will leave out as too long, which is said in a line."""
+    if most is None:
         return 0
     sides = zip(pairs["chosen_ids"], pairs["rejected_ids"], strict=True)
     long = sum(max(map(len, one)) > most for one in sides)

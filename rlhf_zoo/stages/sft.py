@@ -8,7 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..chat import whole_words
+from datasets import Dataset
+
+from ..chat import check_answers_end, whole_words
 from ..errors import ZooError
 from ..finite import finite_steps
 from ..hub.connect import Hub
@@ -23,6 +25,7 @@ from ..runs.layout import conversational, fitting, sft_text
 from ..runs.loading import loading_of
 from ..runs.settings import StageSettings
 from ..runs.sources import model_digest
+from ..text_ids import settle_ends, without_bos
 from ..tokenizer import highest_id, settle_padding, train_tokenizer
 from .train import make_trainer, quiet, train_stage
 
@@ -71,6 +74,8 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
                     f"{base.path} has {rows} embedding rows and its tokenizer the token {highest}: give a model "
                     "with the tokenizer that it was trained with."
                 )
+        if (line := settle_ends(tokenizer)) is not None:
+            log.warning("%s", line)
         own = _with_template(settings, model, tokenizer, context.hub)
         said = settle_padding(
             tokenizer,
@@ -85,10 +90,14 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
                 with contextlib.suppress(ValueError):  # trl knows templates by their whole text, and says if it cannot
                     tokenizer.chat_template = get_training_chat_template(tokenizer)
             shared.chat.write(tokenizer)
+            if not _ends_otherwise(context):
+                check_answers_end(tokenizer, assistant_only=own.trainer.assistant_only_loss)
         train, cut = fitting(train, tokenizer, data.max_prompt_length, of=source.location)
         left_out.update(spared | ({"max_prompt_length": cut} if cut else {}))
         if held_out is not None:
             held_out, _ = fitting(held_out, tokenizer, data.max_prompt_length, of=source.location)
+        train = without_second_bos(train, tokenizer, field)
+        held_out = None if held_out is None else without_second_bos(held_out, tokenizer, field)
         trainer = make_trainer(
             finite_steps(SFTTrainer),
             own,
@@ -115,6 +124,28 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         publisher=publisher,
         left_out=left_out,
     )
+
+
+def _ends_otherwise(context: RunContext) -> bool:
+    """Whether PPO is told what ends an answer, so that SFT need not teach it."""
+    if "ppo" not in context.recipe.stages:
+        return False
+    ppo = context.settings("ppo").trainer
+    return ppo.own_stops is not None or ppo.truncate_text is not None
+
+
+def without_second_bos(rows: Dataset, tokenizer: Any, *names: str) -> Dataset:
+    """The rows without the BOS that their texts begin with, where the tokenizer puts one before them anyway.
+
+    Args:
+        rows: Texts, in columns of these names or in `prompt`; what is none stays.
+        tokenizer: The one that will read them.
+        names: Columns of texts that stand alone.
+    """
+    columns = [name for name in ("prompt", *names) if name in rows.column_names and isinstance(rows[0][name], str)]
+    if not any(without_bos(text, tokenizer) != text for name in columns for text in rows[name]):
+        return rows
+    return rows.map(lambda row: {name: without_bos(row[name], tokenizer) for name in columns})
 
 
 def _with_template(settings: StageSettings, model: Any, tokenizer: Any, hub: Hub) -> StageSettings:

@@ -40,6 +40,7 @@ from ..stages.interrupt import Stopped
 from ..stages.merged import whole_model
 from ..stages.reward import open_pairs, training_pairs
 from ..stages.train import quiet
+from ..text_ids import settle_ends
 from .baseline_stages import LINES, liked_arguments, longer_arguments, sample_liked, sft_again, trained_tokens
 from .baseline_trainers import Start, dpo_arguments, rloo_arguments, train_dpo, train_rloo
 
@@ -453,7 +454,9 @@ def _train(
 
     ppo = baseline.context.settings("ppo")
     sft, desc = baseline.checkpoints["sft"].path, f"{method} β={beta:g} seed {seed}"
-    start = Start(sft, load_tokenizer(sft), beta, seed, record, desc, get_peft_config(ppo.model))
+    tokenizer = load_tokenizer(sft)
+    settle_ends(tokenizer)  # trl reads prompts by the tokenizer alone
+    start = Start(sft, tokenizer, beta, seed, record, desc, get_peft_config(ppo.model))
     set_seed(seed)
     if method == "dpo":
         return train_dpo(start, baseline.pairs(), arguments=arguments, sizes=baseline.sizes)

@@ -28,6 +28,7 @@ from ..reserved import withheld
 from ..rewards import Rewards
 from ..runs.settings import StageSettings
 from ..stages.callbacks import Follow
+from ..stages.sft import without_second_bos
 from ..tokenizer import stop_ids
 
 #: Completions of a prompt, in RLOO: each has the mean of the others as its baseline (Ahmadian et al. 2024 take 2 or 4).
@@ -119,7 +120,7 @@ def train_dpo(
     """The policy of one DPO run, and what it computed. sizes: N by role."""
     from trl import DPOConfig, DPOTrainer
 
-    rows = pairs.select_columns(["prompt", "chosen", "rejected"])
+    rows = without_second_bos(pairs.select_columns(["prompt", "chosen", "rejected"]), start.tokenizer)
     if any(map(begins_answer, rows["prompt"])):
         rows = Dataset.from_list([_closed(row) for row in rows])
     trainer, policy = _train(start, DPOTrainer, DPOConfig, rows, arguments)
@@ -149,6 +150,7 @@ def train_rloo(
     """
     from trl import RLOOConfig, RLOOTrainer
 
+    prompts = without_second_bos(prompts, start.tokenizer)
     prompts = prompts.remove_columns(withheld(prompts.column_names))  # trl would call functions with a name twice
     meter = Meter()
     paid = ppo_reward(rewards, start.tokenizer, meter, missing_eos=missing_eos, score_clip=score_clip)

@@ -398,6 +398,9 @@ def _reads_the_end(
         if reward.tokenizer.eos_token_id is None:
             said.append("its tokenizer has no end-of-sequence token to leave out")
             continue
+        if reward.always_ends:
+            said.append("it reads an end-of-sequence token behind every text, so none can be left out")
+            continue
         whole, cut = (reward.score_texts(texts, ended=[ended] * len(texts)) for ended in (True, False))
         if not (whole - cut).abs().max() > 0:
             raise ZooError(

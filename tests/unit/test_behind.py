@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from spaced_tokenizer import ASKED, CHATML, LLAMA, metaspace
+from tokenizers import AddedToken
 from trainer_fixture import make_policy, make_reward_model
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase
 
-from rlhf_zoo.alignment import TokenText, decode_behind
+from rlhf_zoo.alignment import Pieces, TokenText, decode_behind
 from rlhf_zoo.chat import Chat, answer, completion_ids, prompt_ids, reading_ids, spoken, whole, words
-from rlhf_zoo.comparison.text import Pieces
 from rlhf_zoo.evaluator.judges import RuleJudge, scores
 from rlhf_zoo.evaluator.measure import Evaluator
 from rlhf_zoo.evaluator.written import rewarded, written_samples
@@ -21,45 +21,6 @@ from rlhf_zoo.runs.generate import complete
 from rlhf_zoo.studies.baseline_trainers import Meter, ppo_reward
 from rlhf_zoo.tokenizer import train_tokenizer
 from rlhf_zoo.truncation import text_end
-
-WORDS = (
-    "▁how",
-    "▁is",
-    "▁it",
-    "▁good",
-    "▁bad",
-    "▁Sure",
-    "▁",
-    "how",
-    "is",
-    "it",
-    "good",
-    "Sure",
-    ".",
-    "[INST]",
-    "[/INST]",
-)
-
-
-def metaspace(template: str | None = None) -> PreTrainedTokenizerBase:
-    """As Llama 2's: BOS before a text, ▁ for the space before a word, which decoding leaves out where a text begins."""
-    vocabulary = {token: index for index, token in enumerate(["<pad>", "<eos>", "<unk>", "<s>", *WORDS])}
-    backend = Tokenizer(models.Unigram([(token, -1.0 * (token not in WORDS[:6])) for token in vocabulary], unk_id=2))
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-    backend.decoder = decoders.Metaspace(prepend_scheme="first", split=False)
-    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 3)])
-    made = PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", bos_token="<s>"
-    )
-    made.chat_template = template
-    return made
-
-
-LLAMA = (
-    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
-    "{% else %} {{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
-)
-ASKED = [{"role": "user", "content": "how is it"}]
 
 
 def ids_of(tokenizer: PreTrainedTokenizerBase, *tokens: str) -> list[int]:
@@ -152,11 +113,6 @@ def test_characters_and_tokens_that_both_sides_share() -> None:
 
 
 # Thoughts
-
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\nTHINKS{% endif %}"
-)
 
 
 def thinker(*, prefilled: bool, special: bool) -> PreTrainedTokenizerBase:

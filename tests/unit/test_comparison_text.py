@@ -7,8 +7,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from rlhf_zoo.alignment import Pieces
 from rlhf_zoo.comparison import visible_text
-from rlhf_zoo.comparison.text import Pieces
 from rlhf_zoo.tokenizer import train_tokenizer
 
 
