@@ -195,7 +195,13 @@ class RunContext:
 
         step: of another checkpoint on the disk than the one that its rule chose. Raises ZooError when there is neither,
         and where its files are not those that were saved.
+
+        Of a recipe without SFT the checkpoint "sft" is the model that PPO names to start from.
         """
+        if stage == "sft" and (start := self.named_start) is not None:
+            from .parents import parent
+
+            return parent(self, start)
         record = self.record(stage)
         document = record.read()
         chosen = record.chosen_checkpoint() if step is None else record.checkpoint_path(step)
@@ -214,6 +220,15 @@ class RunContext:
                 },
             )
         return self._pulled(stage)
+
+    @property
+    def named_start(self) -> str | None:
+        """The model that PPO starts from in the place of an SFT stage, which the recipe has not."""
+        stages = self.recipe.stages
+        if "sft" in stages or "sft" in self.pinned or "ppo" not in stages:
+            return None
+        name: str | None = self.settings("ppo").model.model_name_or_path
+        return None if name == "sft" else name
 
     def check_shared(self) -> None:
         """Raises ZooError where recipe.yaml was changed since the SFT policy of this directory was trained.

@@ -213,6 +213,9 @@ def recorded(config: EvaluationConfig) -> dict[str, Any]:
 
 def origins(context: RunContext, stage: str, checkpoint: ParentCheckpoint) -> list[Origin]:
     """Where a stage's checkpoint is published; [] where it is not yet."""
+    if stage not in context.recipe.stages:  # what PPO starts from in its place
+        repo, commit = checkpoint.lineage["repo"], checkpoint.lineage["commit"]
+        return [(repo, commit)] if repo and commit else []
     repo = context.repo(stage)
     tags = published_tags(context.record(stage), repo, hub=context.hub.label)
     commit = tags.get(tag_name(checkpoint_step(checkpoint.path)))

@@ -240,6 +240,7 @@ def show(context: RunContext, console: Any) -> None:
                 pulled[stage], here, sent_instead(context, context.record(stage), here, Path(altered) / stage)
             ):
                 raise ZooError(f"{repo['id']} came back from the Hub with other weights than were sent: run --restart.")
+        pulled.setdefault("sft", context.checkpoint("sft").path)  # of a recipe without SFT, what PPO starts from
         tools = make_evaluator(context, pulled["sft"]).with_one_judge
         keys = [(SHOW_STREAM, i) for i in range(len(prompts))]
         found = {

@@ -24,6 +24,7 @@ from rlhf_zoo.rewards import Rewards
 from rlhf_zoo.stages import evaluate, pipeline, ppo
 from rlhf_zoo.stages.interrupt import Stopped
 
+FILES = ("evaluation.json", "run.json")
 EVALUATION = {"judge": "toy_run:judge", "prompts": 6, "samples": 2}
 ASKED: list[tuple[str, str, int, str]] = []
 
@@ -285,3 +286,21 @@ def test_rewards_are_looked_at_before_anything_is_loaded(
     with pytest.raises(ZooError) as caught:
         ppo.run(make_context(folder, **flags))
     assert message in str(caught.value)
+
+
+def test_ppo_straight_on_a_model_is_evaluated_against_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recipe of PPO alone: what stands in the place of SFT is the model that it names."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    for name, model in (("base", make_policy()), ("paid", make_reward_model())):
+        model.save_pretrained(tmp_path / name)
+        make_tokenizer().save_pretrained(tmp_path / name)
+    models = {"model_name_or_path": str(tmp_path / "base"), "reward_model_path": str(tmp_path / "paid")}
+    recipe = make_recipe(tmp_path, ppo={"max_steps": 1, **models}, shared={"evaluation": EVALUATION})
+    for stage in ("sft", "reward"):
+        (recipe / f"{stage}.yaml").unlink()
+    context = make_context(tmp_path)
+    pipeline.check(context)
+    assert ppo.run(context) and evaluate.run(context)
+    document, parents = (json.loads((tmp_path / "run/eval" / name).read_text()) for name in FILES)
+    assert document["ppo"]["kl"]["n"] == 12 and document["control"]["n"] == 12
+    assert parents["parents"]["sft"]["path"] == str(tmp_path / "base")
