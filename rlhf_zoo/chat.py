@@ -95,6 +95,11 @@ def is_conversation(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and all(isinstance(one, Mapping) and "role" in one for one in value)
 
 
+def try_rendering(messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, *, answered: bool) -> None:
+    """Raises ZooError where the template refuses a conversation; answered: whether its last turn is an answer."""
+    _written(messages, tokenizer, add_generation_prompt=not answered)
+
+
 def _rendered(messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, **how: Any) -> list[int]:
     """The token ids of a conversation by the tokenizer's template."""
     return list(_applied(messages, tokenizer, tokenize=True, return_dict=False, **how))

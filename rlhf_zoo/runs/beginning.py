@@ -15,6 +15,7 @@ from ..model_files import ADAPTER_CONFIG, json_object, load_tokenizer
 from ..models import label_index, labels_in
 from ..rewards.model import say_cut
 from ..stage import REWARD_ROLES
+from ..tokenizer import train_tokenizer
 from .context import RunContext
 from .data import to_train
 from .parents import is_member, reward_roles
@@ -173,10 +174,7 @@ def check_prompt_lengths(context: RunContext, models: Mapping[str, Named], promp
     if policy is None or policy.folder is None:
         return "the tokenizer is made by SFT: prompts are measured then"
     most, room, reads = settings.data.max_prompt_length, settings.trainer.response_length, policy.context
-    tokenizer = load_tokenizer(policy.folder, name=policy.name)
-    if not _has_its_template(context, tokenizer):
-        return "the chat template comes with SFT: prompts are measured then"
-    tokenizer = context.shared.chat.for_prompts(tokenizer, prompts)
+    tokenizer = context.shared.chat.for_prompts(_tokenizer_of(context, policy), prompts)
     lengths = sorted(len(prompt_ids(prompt, tokenizer)) for prompt in prompts)
     fitting = [length for length in lengths if most is None or length <= most]
     if not fitting:
@@ -204,15 +202,37 @@ def check_prompt_lengths(context: RunContext, models: Mapping[str, Named], promp
     )
 
 
-def _has_its_template(context: RunContext, tokenizer: Any) -> bool:
-    """Whether the template that SFT will give the tokenizer is known; a file's is put there."""
+def policy_tokenizer(context: RunContext, policy: Named | None) -> Any | None:
+    """The tokenizer that SFT's policy has, or will have, as far as texts are rendered by it; None where nobody knows.
+
+    Of a model from random weights, whose tokenizer SFT will make, one without its vocabulary.
+    """
+    if policy is None:
+        return None if context.shared.architecture is None else _tokenizer_of(context, None)
+    return None if policy.folder is None else _tokenizer_of(context, policy)
+
+
+def _tokenizer_of(context: RunContext, policy: Named | None) -> Any:
+    """The tokenizer of a policy whose files are known, with the template that SFT gives it; None is random weights."""
+    tokenizer: Any
+    if policy is None:
+        tokenizer = train_tokenizer([""], vocab_size=300, max_length=512)
+    else:
+        tokenizer = load_tokenizer(str(policy.folder), name=policy.name)
     path = context.settings("sft").trainer.chat_template_path if "sft" in context.recipe.stages else None
-    if path is None:
-        return True
-    if not Path(path).is_file():
-        return False
-    tokenizer.chat_template = Path(path).read_text(encoding="utf-8")
-    return True
+    if path is not None:
+        tokenizer.chat_template = _template_of(path, context.hub)
+    return tokenizer
+
+
+def _template_of(path: str, hub: Hub) -> Any:
+    """The chat template of a file or a model."""
+    if path.endswith((".jinja", ".j2")) or Path(path).is_file():
+        try:
+            return Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ZooError(f"chat_template_path names {path}, which cannot be read ({error}): give a file.") from error
+    return load_tokenizer(_look_at(path, None, hub, "chat_template_path"), name=path).chat_template
 
 
 def _reader(policy: Named | None) -> str:

@@ -20,10 +20,12 @@ from ..release.card import make_card
 from ..release.sender import claim_repository
 from ..reserved import passed_on
 from ..run_lock import sole_writer
-from ..runs.beginning import check_prompt_lengths, start_of
+from ..runs.beginning import check_prompt_lengths, policy_tokenizer, start_of
 from ..runs.context import Publisher, RunContext
+from ..runs.conversations import check_conversations
 from ..runs.data import data_source, evaluation_rows, stage_source, to_train
 from ..runs.forms import check_forms
+from ..runs.layout import conversational
 from ..runs.loading import check_installed
 from ..runs.parents import check_members, check_parents
 from ..stage import STAGES
@@ -84,14 +86,17 @@ def check(context: RunContext) -> None:
     check_members(context)
     if any(context.settings(stage).data.dataset_name is None for stage in context.recipe.stages):
         data_source(context, again=context.restart and context.base is None)
-    if "reward" in asked and context.settings("reward").data.simulated_pairs is None:
-        check_pairs(context)
+    tokenizer = policy_tokenizer(context, models.get("policy"))
+    if "reward" in asked:
+        check_pairs(context, tokenizer)
     if "ppo" in context.recipe.stages:
         settings, source = context.settings("ppo"), stage_source(context, "ppo")
         functions = ppo.reward_functions(settings)
         data = ppo.load_data(context, source)
         ppo.check_answers(functions, data)
         ppo.check_batch(settings, data)
+        if tokenizer is not None and conversational(data["train_dataset"]):
+            check_conversations(context, "ppo", source, tokenizer)
         if "ppo" in to_train(context):
             processes.from_first(lambda: ppo.try_functions(settings, functions, data))
             log.info("Prompts: %s.", check_prompt_lengths(context, models, data["train_dataset"]["prompt"]))

@@ -20,8 +20,9 @@ from ..rewards.loading import find_loader, load_reward_model
 from ..rewards.verifiable import Answered, text_of
 from ..runs.choice import REWARD_METRICS, metric_name
 from ..runs.context import Publisher, RunContext
+from ..runs.conversations import check_conversations
 from ..runs.data import DataSource, parts, stage_source, without_held_out
-from ..runs.layout import fitting
+from ..runs.layout import conversational, fitting
 from ..runs.loading import loading_of
 from ..runs.parents import parent, parent_names, reward_roles
 from ..runs.settings import StageSettings
@@ -171,6 +172,8 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         data = load_data(context, source)
         check_answers(functions, data)
         tokenizer = policy_tokenizer(context, parents["sft"].path, data)
+        if not context.checked and conversational(data["train_dataset"]):
+            check_conversations(context, "ppo", source, tokenizer)
         data, cut = within_length(settings, tokenizer, data)
         left_out.update({"max_prompt_length": cut} if cut else {})
         set_seed(settings.trainer.seed)

@@ -33,12 +33,14 @@ from ..plugins import load_object
 from ..record import read_json, write_json
 from ..rewards import RewardModel
 from ..runs.context import ParentCheckpoint, Publisher, RunContext
+from ..runs.conversations import check_conversations
 from ..runs.data import DataSource, add_configuration, learned_rows, parts, stage_rows, stage_source
 from ..runs.generate import complete
-from ..runs.layout import conversational, fitting, hold_out
+from ..runs.layout import conversational, fitting, hold_out, in_form
 from ..runs.loading import loading_of
 from ..runs.pairs import named_pairs, on_pairs, sampling
 from ..runs.settings import StageSettings
+from ..runs.sources import NoSuchPart
 from ..truncation import Truncation
 from .merged import whole_model
 from .pair_report import held_out_report
@@ -83,6 +85,8 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         train, cut = fitting(train, tokenizer, data.max_prompt_length, of=source.location)
         left_out.update(spared | ({"max_prompt_length": cut} if cut else {}))
         _look_for_equal(train, of=source.location)
+        if not context.checked and conversational(train):
+            check_conversations(context, "reward", source, tokenizer)
         train = _as_read(train, tokenizer)
         if (long := _longer(train, settings.trainer.max_length)) > 0:
             left_out["max_length"] = long
@@ -165,12 +169,35 @@ def open_pairs(context: RunContext) -> tuple[RunContext, DataSource]:
     return on_pairs(context, pairs), pairs.source(context.hub)
 
 
-def check_pairs(context: RunContext) -> None:
-    """Looks at every pair. Raises ZooError for one without a side, and where both sides of all are the same."""
+def check_pairs(context: RunContext, tokenizer: Any | None) -> None:
+    """Looks, before SFT trains, at all that the reward stage will read: every pair, and the prompts of its samples.
+
+    Args:
+        context: The run.
+        tokenizer: The SFT policy's, as far as it is known.
+
+    Raises:
+        ZooError: A pair lacks a side or cannot be rendered, both sides of all are the same, nothing is left to train
+            on or to measure, there are no prompts, or nothing could label simulated pairs.
+    """
     owner, source = open_pairs(context)
-    pairs = stage_rows(owner, "reward", source, owner.settings("reward").data.dataset_train_split)
+    data = owner.settings("reward").data
+    if data.simulated_pairs is not None:
+        _preference(data)
+        for split in ("train", "validation"):
+            _prompts(owner, source, split)
+        return
+    pairs = stage_rows(owner, "reward", source, data.dataset_train_split)
+    for split in (data.dataset_test_split, data.dataset_validation_split):
+        if split is not None:
+            stage_rows(owner, "reward", source, split)
+    if data.held_out_share is not None:
+        hold_out(pairs, data.held_out_share)
     if all(one == other for one, other in zip(pairs["chosen"], pairs["rejected"], strict=True)):
         raise _all_equal(source.location)
+    if tokenizer is not None and conversational(pairs):
+        check_conversations(owner, "reward", source, tokenizer)
+    _prompts(owner, source, "train")
 
 
 def training_pairs(context: RunContext, source: DataSource) -> tuple[Dataset, dict[str, int]]:
@@ -231,12 +258,13 @@ def _longer(pairs: Dataset, most: int | None) -> int:
 
 
 def _prompts(context: RunContext, source: DataSource, split: str) -> list[Any]:
-    """Prompts of PPO's, in its own data set where it names one; without a stage ppo, those of the data's `prompts`.
+    """Prompts of PPO's, in its own data set where it names one.
 
-    The data of a later round's reward model are pairs alone.
+    Without a stage ppo they are those of the data's configuration `prompts`, and where there is none those of the
+    pairs. The data of a later round's reward model are pairs alone.
     """
     if "ppo" not in context.recipe.stages:
-        return list(source.load("prompts", split, columns=["prompt"])["prompt"])
+        return _prompts_of_data(context, source, split)
     data = context.settings("ppo").data
     if data.dataset_name is not None or context.round is not None:
         source = stage_source(context, "ppo")
@@ -244,6 +272,21 @@ def _prompts(context: RunContext, source: DataSource, split: str) -> list[Any]:
         train, held_out, _ = parts(context, "ppo", source)
         return list((train if split == "train" or held_out is None else held_out)["prompt"])
     return list(stage_rows(context, "ppo", source, split)["prompt"])
+
+
+def _prompts_of_data(context: RunContext, source: DataSource, split: str) -> list[Any]:
+    """Those of the configuration `prompts`, else of the pairs to train on, of a recipe without PPO."""
+    if not Path(source.location).is_file():  # which has no configurations
+        try:
+            rows = source.load("prompts", split, columns=["prompt"])
+        except NoSuchPart:
+            if context.settings("reward").data.simulated_pairs is not None:
+                raise
+        else:
+            what = f"The data set {source.location}, configuration prompts, split {split},"
+            turns = context.shared.conversational
+            return list(in_form(rows, "prompts", columns={}, turns=turns, text="text", of=what)["prompt"])
+    return list(training_pairs(context, source)[0]["prompt"])
 
 
 @dataclass(frozen=True)
@@ -306,11 +349,18 @@ def _utility(context: RunContext, settings: StageSettings) -> Callable[[str], fl
     return found
 
 
+def _preference(data: Any) -> Preference:
+    """The function that labels simulated pairs. Raises ZooError where there is none."""
+    if data.preference is None:
+        raise ZooError("simulated_pairs needs `preference`, the function that labels them: give module:attribute.")
+    found: Preference = load_object(data.preference, group=PREFERENCES)
+    return found
+
+
 def _simulated(context: RunContext, settings: StageSettings, source: DataSource, sft: ParentCheckpoint) -> DataSource:
     """Pairs of SFT samples of the same prompt, labeled by the recipe's preference function; made once."""
     data = settings.data
-    if data.preference is None:
-        raise ZooError("simulated_pairs needs `preference`, the function that labels them: give module:attribute.")
+    prefer = _preference(data)
     folder = context.record("data").path / "preferences"
     seed = pairs_seed(settings)
     made = {
@@ -326,7 +376,6 @@ def _simulated(context: RunContext, settings: StageSettings, source: DataSource,
     note = folder / "made.json"
     if processes.from_first(lambda: note.is_file() and read_json(note) == made):
         return source
-    prefer: Preference = load_object(data.preference, group=PREFERENCES)
     rng = random.Random(seed)
     splits = {}
     for split, prompts_of, count, stream in (

@@ -20,6 +20,7 @@ from ..hub.refusals import refusals_as
 from ..model_files import load_tokenizer
 from ..models import build_causal, leave_out_router_logits, load_causal
 from ..runs.context import ParentCheckpoint, Publisher, RunContext
+from ..runs.conversations import check_conversations
 from ..runs.data import data_source, parts, stage_source
 from ..runs.layout import conversational, fitting, sft_text
 from ..runs.loading import loading_of
@@ -90,6 +91,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
                 with contextlib.suppress(ValueError):  # trl knows templates by their whole text, and says if it cannot
                     tokenizer.chat_template = get_training_chat_template(tokenizer)
             shared.chat.write(tokenizer)
+            check_conversations(context, "sft", source, tokenizer)
             if not _ends_otherwise(context):
                 check_answers_end(tokenizer, assistant_only=own.trainer.assistant_only_loss)
         train, cut = fitting(train, tokenizer, data.max_prompt_length, of=source.location)

@@ -195,7 +195,7 @@ def _columns(context: RunContext) -> tuple[None, str]:
     if unseen:
         raise NotYet(f"{', '.join(unseen)} cannot be looked at ({next(iter(unseen.values()))})")
     if "reward" in stages and stages["reward"].data.simulated_pairs is None:
-        check_pairs(context)
+        check_pairs(context, None)
     but = "" if context.shared.corpus is None else ", but for what the corpus is to prepare"
     return None, f"{' and '.join(stages) or 'none'} still to train: every split is there, with its columns{but}"
 

@@ -15,8 +15,9 @@ import yaml
 from card_run import head_and_body, make_runs
 from miniatures import save, two_labels
 from safetensors.torch import load_file, save_file
-from schemas import make_recipe
+from schemas import make_recipe, rows_of, write_data
 from thread_hub import ThreadHub
+from transformers import AutoTokenizer
 
 from rlhf_zoo.cli import cli
 from rlhf_zoo.errors import ZooError
@@ -112,6 +113,65 @@ def test_a_folders_weights_are_part_of_the_run(zoo: Callable[..., None], mine: P
             zoo(*train)
     finally:
         hub.close()
+
+
+#: As Gemma's: no system turn, and users and assistants take turns.
+STRICT = (
+    "{%- for m in messages %}{%- if m.role != ('user' if loop.index0 is even else 'assistant') %}"
+    "{{- raise_exception('Conversation roles must alternate user/assistant') }}{%- endif %}"
+    "{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>' + '\\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("flags", "split", "stage", "how"),
+    [
+        ("", "train", "sft", "base"),
+        ("--sft.dataset_test_split test --sft.held_out_share none", "test", "sft", "file"),
+        ("--reward.dataset_test_split test --reward.held_out_share none", "test", "reward", "model"),
+        ("--reward.dataset_validation_split test", "test", "reward", "base"),
+        ("", "train", "ppo", "file"),
+        ("--ppo.dataset_test_split test --ppo.held_out_share none", "test", "ppo", "base"),
+        ("--evaluation.dataset_test_split test", "test", "ppo", "base"),
+    ],
+)
+def test_a_conversation_that_the_template_refuses_is_named_before_anything_trains(
+    zoo: Callable[..., None], mine: Path, flags: str, split: str, stage: str, how: str
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(mine)
+    tokenizer.chat_template = STRICT
+    named: tuple[str, ...] = ("--sft.chat_template_path", "other" if how == "model" else "strict.jinja")
+    if how == "base":
+        named = ()
+        tokenizer.save_pretrained(mine)
+    elif how == "model":
+        tokenizer.save_pretrained(save("Qwen3", Path("other")))
+    Path("strict.jinja").write_text(STRICT)
+    rows = rows_of("trl-lib/ultrafeedback_binarized")
+    write_data(Path("bad"), rows, ("train", "test"))
+    for side in ("chosen", "rejected"):
+        rows[5][side].insert(0, {"role": "system", "content": "be kind"})
+    (Path("bad") / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    said = rf"Row 5 of the split {split} of bad \(stage {stage}\) cannot be rendered \(.*how is item 5.*must alternate"
+    with pytest.raises(ZooError, match=said):
+        zoo("run", "mine", f"--{stage}.dataset_name", "bad", *flags.split(), *named, "--hub", NOBODY)
+    assert not list(Path("runs").glob("*/*/checkpoint-*"))
+
+
+def test_pairs_without_prompts_beside_them_train_a_reward_model(zoo: Callable[..., None], mine: Path) -> None:
+    """In a recipe of SFT and reward alone: scores are centered over samples on the pairs' own prompts."""
+    Path("mine/ppo.yaml").unlink()
+    zoo("run", "mine", "--hub", NOBODY, "--source_hub", "none")
+    found = json.loads(Path("runs/mine/reward/run.json").read_text())
+    assert found["status"] == "finished" and found["reward_model"]["score_std"] > 0
+
+
+def test_what_labels_simulated_pairs_is_asked_for_before_sft(zoo: Callable[..., None], mine: Path) -> None:
+    for given, said in (("none", "simulated_pairs needs `preference`"), ("schemas:nobody", "nobody")):
+        with pytest.raises(ZooError, match=said):
+            zoo("run", "mine", "--reward.simulated_pairs", "4", "--reward.preference", given, "--hub", NOBODY)
+    assert not Path("runs/mine/sft/run.json").exists()
 
 
 SPLIT = "has no split 'held', only 'train': say which by the key .*"
