@@ -19,6 +19,14 @@ from .common import SOURCE_HUB, TRUST, console_of, print_json, settle_hub
     "local/NAME-votes, and elsewhere none]",
 )
 @click.option(
+    "--votes_per_hour",
+    "--votes-per-hour",
+    type=click.IntRange(min=1),
+    default=60,
+    show_default=True,
+    help="Take so many votes from one address, and a sixth of them, but at least 10, within a minute.",
+)
+@click.option(
     "--ablation",
     "runs",
     multiple=True,

@@ -13,10 +13,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import gradio as gr
+from gradio.utils import get_space
 
 from ..comparison import Side, Snapshot
 from ..errors import ZooError
 from ..json_values import number as number_of
+from ..votes.limits import TooManyVotesError, voter_address
 from ..votes.vote import DECISIVE, Shown, Vote
 from .drawing import Drawing
 from .html import attributes, figure_list, notice, number, short_name, text
@@ -347,7 +349,7 @@ def blind_tab(
         return {token: "", **enabled(())} if drawn is None else {token: drawn.id, **enabled(drawn.verdicts)}
 
     def judging(verdict: str) -> Callable[[Round | None, Any], dict[Any, Any]]:
-        def judge(drawn: Round | None, seen: Any) -> dict[Any, Any]:
+        def judge(drawn: Round | None, seen: Any, request: gr.Request | None = None) -> dict[Any, Any]:
             if drawn is None:
                 return {message: notice(NO_PAIR)}
             if seen != drawn.id:
@@ -357,7 +359,9 @@ def blind_tab(
             except ZooError as error:
                 return {message: notice(error)}
             try:
-                vote = vote if tally is None else tally.cast(vote)
+                vote = vote if tally is None else tally.cast(vote, _address(request))
+            except TooManyVotesError as error:
+                return {message: notice(error)}
             except ZooError as error:  # it names a path of this machine, which is its owner's to know and to mend
                 log.error("A vote is not kept: %s", error)
                 return {message: notice(NOT_KEPT)}
@@ -402,6 +406,13 @@ def blind_tab(
             outputs=[so_far],
             **unqueued,
         )
+
+
+def _address(request: gr.Request | None) -> str:
+    """Whose verdict it is, for the limits. Only a Space stands behind a proxy that is known to name its visitors."""
+    if request is None or request.client is None:
+        return ""
+    return voter_address(request.client.host, request.headers.get("x-forwarded-for") if get_space() else None)
 
 
 def _following(tally: Tally) -> Callable[[], Any]:

@@ -10,6 +10,7 @@ import gradio as gr
 
 from ..errors import ZooError
 from ..votes.data import HubVotes
+from ..votes.limits import PER_HOUR
 from .layout import build
 from .subject import Subject
 from .tally import Tally
@@ -54,18 +55,20 @@ def opened(
     subject: Subject,
     *,
     votes: str | None = None,
+    votes_per_hour: int = PER_HOUR,
     private: bool = False,
     gpu: Callable[[Any], Any] | None = None,
     **address: Any,
 ) -> Iterator[str]:
     """Serves the page of loaded models until the context is left; gives its address.
 
-    votes: the data set on the Hub that the blind test adds to, None for none. private: make it so, where it is made.
+    votes: the data set on the Hub that the blind test adds to, None for none. votes_per_hour: from one
+    address. private: make it so, where it is made.
     gpu: ZeroGPU's decorator, None where there is none. address: host, port and block of `start`. SIGTERM, by which a
     Space is stopped, leaves the context, so that votes are sent or stay on the disk.
     """
     with _terminable(), contextlib.ExitStack() as stack:
-        tally = stack.enter_context(Tally(HubVotes(votes, private=private))) if votes else None
+        tally = stack.enter_context(Tally(HubVotes(votes, private=private), per_hour=votes_per_hour)) if votes else None
         page = build(subject, tally=tally, gpu=gpu)
         _warm_up(subject)
         try:

@@ -16,6 +16,7 @@ from ..evaluation.votes import summary
 from ..hub.connect import CLIENT
 from ..hub.refusals import client_errors, reason, retry_after
 from ..votes.box import INTERVAL, VoteBox, VoteStore
+from ..votes.limits import PER_HOUR, VoteLimits
 from ..votes.vote import Vote, merged
 
 log = logging.getLogger(__name__)
@@ -69,16 +70,19 @@ class Tally:
         journal: Path | None = None,
         *,
         interval: float = INTERVAL,
+        per_hour: int = PER_HOUR,
         every: float = EVERY,
         soonest: float = SOONEST,
         again: float = AGAIN,
     ) -> None:
-        """journal, interval: of the VoteBox. every, soonest, again: seconds, see the constants of this module."""
+        """journal, interval: of the VoteBox. per_hour: of `VoteLimits`. every, soonest, again: seconds, see the
+        constants of this module."""
         self.name = store.name
         self._store = store
         self._box = VoteBox(self, journal, interval=interval)  # which sends by `append`
         self._every, self._soonest, self._again = every, min(soonest, every), again
         self._casting = threading.Lock()  # one vote at a time
+        self._limits = VoteLimits(per_hour)
         # Under _changed: every known vote by its id, in a dictionary that is replaced and never changed; the summary,
         # and the dictionary that it was computed from.
         self._changed = threading.Condition()
@@ -128,16 +132,22 @@ class Tally:
             self._hurried = True
             self._changed.notify_all()
 
-    def cast(self, vote: Vote) -> Vote:
+    def cast(self, vote: Vote, address: str | None = None) -> Vote:
         """Keeps a vote, and returns the one that counts: of several with one id, the first.
 
-        It is on the disk, and in `figures`, when this returns. Never waits for the Hub. Raises ZooError where the disk
-        refuses: then no vote is kept.
+        It is on the disk, and in `figures`, when this returns. Never waits for the Hub. address: the voter's, as
+        `voter_address` tells it, for the limits of `VoteLimits`; None for a vote without any. Raises ZooError where the
+        disk refuses, or TooManyVotesError: then no vote is kept.
         """
+        pair = (vote.prompt, *sorted(f"{side.role} {side.repo} {side.commit}" for side in (vote.left, vote.right)))
         with self._casting:
             known = self._votes.get(vote.id)
             if known is None:
+                if address is not None:
+                    self._limits.check(address, pair)
                 self._box.cast(vote)
+                if address is not None:
+                    self._limits.count(address, pair)
                 self._add([vote])
             return known or vote
 

@@ -19,6 +19,7 @@ import click
 
 from ..errors import ZooError
 from ..hub.connect import CLIENT, Hub
+from ..votes.limits import PER_HOUR
 
 if TYPE_CHECKING:
     from ..comparison import Snapshot
@@ -36,6 +37,7 @@ def launch(
     host: str,
     port: int,
     votes: str | None = None,
+    votes_per_hour: int = PER_HOUR,
     runs: Sequence[str] | None = None,
     show: bool = False,
     hub: Hub = CLIENT,
@@ -43,9 +45,9 @@ def launch(
     """Serves the page for a PPO checkpoint until Ctrl-C, and prints its address once it listens.
 
     sft and reward: None takes what the checkpoint's lineage names. port 0 takes a free one. votes: the data set that
-    the blind test adds to, None keeps none. runs: other runs of the ablation, None finds them. show: opens a browser,
-    where this machine has a screen. Raises ZooError when gradio is missing, the port is taken, or a model cannot be
-    had.
+    the blind test adds to, None keeps none. votes_per_hour: from one address. runs: other runs of the ablation, None
+    finds them. show: opens a browser, where this machine has a screen. Raises ZooError when gradio is missing, the port
+    is taken, or a model cannot be had.
     """
     if importlib.util.find_spec("gradio") is None:
         raise ZooError("The comparison page needs gradio: `pip install 'rlhf-zoo[space]'` installs it.")
@@ -58,7 +60,7 @@ def launch(
     click.echo(f"Loading {ppo} and the models of its lineage; the first time takes some seconds.", err=True)
     subject = Subject.load(ppo, sft=sft, reward=reward, runs=runs, hub=hub)
     try:
-        at = {"host": f"[{host}]" if ":" in host else host, "port": port}
+        at = {"host": f"[{host}]" if ":" in host else host, "port": port, "votes_per_hour": votes_per_hour}
         with _app().opened(subject, votes=votes, private=votes is not None and _is_private(ppo, hub), **at) as url:
             click.echo(f"Comparison page: {url} (Ctrl-C ends it)")
             if show and _has_screen():

@@ -21,7 +21,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
 from ..durable import sync_folder
 from ..errors import ZooError
@@ -68,8 +68,7 @@ class _Journal:
     @contextlib.contextmanager
     def sending(self) -> Iterator[bool]:
         """Whether this process may send now: one does at a time, and a killed one no longer."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / "lock").open("a") as file:
+        with self._lock_file() as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -77,15 +76,26 @@ class _Journal:
                 return
             yield True
 
+    def _lock_file(self) -> TextIO:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            return (self.path / "lock").open("a")
+        except OSError as error:
+            if is_disk_full(error):
+                raise
+            raise ZooError(
+                f"Votes wait in {self.path}, whose file 'lock' cannot be opened ({error.strerror}): mend that folder."
+            ) from error
+
     def next_batch(self) -> tuple[str, list[Vote]] | None:
         """(name, votes) of what is to be sent, None where nothing waits. Only while `sending`."""
-        begun = self._batches("batches")
+        begun = self._files("batches")
         if not begun:
             known = self._ids("sent")
             waiting = [vote for vote in self.waiting() if vote.id not in known]
             if waiting:
                 self._begin(waiting[:LARGEST_BATCH])
-            begun = self._batches("batches")
+            begun = self._files("batches")
         self._forget_copies()
         if not begun:
             return None
@@ -103,7 +113,7 @@ class _Journal:
     def waiting(self) -> list[Vote]:
         """The votes that are in no batch yet, or are still there beside their batch, oldest first."""
         found = []
-        for path in (self.path / "votes").glob("*.json"):
+        for path in self._files("votes"):
             with contextlib.suppress(FileNotFoundError):  # another process has just put it into a batch
                 found += _load(path)
         return merged(found)
@@ -111,13 +121,13 @@ class _Journal:
     def due(self) -> set[str]:
         """Ids of votes that were not acknowledged."""
         # In the order in which a vote moves on, so that none is missed on its way.
-        cast = {path.stem for path in (self.path / "votes").glob("*.json")}
+        cast = {path.stem for path in self._files("votes")}
         return (cast | self._ids("batches")) - self._ids("sent")
 
     def votes(self) -> list[Vote]:
         """Every vote that was cast here, sent or not."""
         waiting = self.waiting()
-        return merged(waiting, *(self._votes(path) for kind in ("batches", "sent") for path in self._batches(kind)))
+        return merged(waiting, *(self._votes(path) for kind in ("batches", "sent") for path in self._files(kind)))
 
     def _begin(self, votes: Sequence[Vote]) -> None:
         day, clock = now()[:19].split("T")
@@ -127,15 +137,20 @@ class _Journal:
     def _forget_copies(self) -> None:
         """Deletes the single votes that a batch holds: after a kill they may lie there twice."""
         held = self._ids("batches") | self._ids("sent")
-        for path in (self.path / "votes").glob("*.json"):
+        for path in self._files("votes"):
             if path.stem in held:
                 path.unlink(missing_ok=True)
 
-    def _batches(self, folder: str) -> list[Path]:
-        return sorted((self.path / folder).glob("*.json"))
+    def _files(self, folder: str) -> list[Path]:
+        """The files of one of its folders, by name; what has such a name and is no file is set aside."""
+        paths = sorted((self.path / folder).glob("*.json"))
+        for path in paths:
+            if path.is_dir():
+                _set_aside(path, "it is a folder")
+        return [path for path in paths if path.is_file()]
 
     def _ids(self, folder: str) -> set[str]:
-        return {vote.id for path in self._batches(folder) for vote in self._votes(path)}
+        return {vote.id for path in self._files(folder) for vote in self._votes(path)}
 
     def _votes(self, path: Path) -> tuple[Vote, ...]:
         known = path.parent.parent / path.name
@@ -159,12 +174,28 @@ def _load(path: Path) -> list[Vote]:
     """The votes of a file of the journal, which is whole or absent; one that a disk has spoilt is set aside."""
     try:
         return [Vote.from_row(json.loads(line)) for line in path.read_bytes().splitlines()]
-    except (ValueError, ZooError) as error:
-        aside = path.with_suffix(".unreadable")
-        log.error("%s is no vote (%s); it is kept as %s and not sent.", path, error, aside.name)
-        with contextlib.suppress(FileNotFoundError):
-            os.replace(path, aside)
-        return []
+    except (ValueError, RecursionError, ZooError) as error:
+        _set_aside(path, str(error))
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        _set_aside(path, error.strerror or type(error).__name__)
+    return []
+
+
+def _set_aside(path: Path, why: str) -> None:
+    """Gives what holds no vote a name that nothing reads; where it must stay, it is read in vain each time."""
+    aside = path.with_suffix(".unreadable")
+    if aside.exists():
+        aside = path.with_suffix(f".{uuid.uuid4().hex[:8]}.unreadable")
+    try:
+        os.replace(path, aside)
+    except FileNotFoundError:  # by another process
+        return
+    except OSError as error:
+        log.error("%s is no vote (%s), and cannot be set aside (%s); it is not sent.", path, why, error.strerror)
+        return
+    log.error("%s is no vote (%s); it is kept as %s and not sent.", path, why, aside.name)
 
 
 class VoteBox:
@@ -270,7 +301,7 @@ class VoteBox:
             try:
                 sent = self._step()
             except Exception as error:
-                if not isinstance(error, (ZooError, *client_errors())):
+                if not isinstance(error, (ZooError, OSError, *client_errors())):
                     log.exception("Votes are not sent for now.")
                 self._wait(self._failed(error))
             else:

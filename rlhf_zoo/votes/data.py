@@ -204,8 +204,9 @@ Both have one split, `train`, in which every commit adds a file. Further columns
 - `time` (UTC, to the second) and `id`, a random one of the vote.
 
 **No personal data**: nothing is kept of who voted, neither name nor address nor session. Prompts are what visitors
-typed or chose. Nobody checked votes or prompts; whoever opens the page may vote, as often as they like, so they are no
-sample of any population. Completions were written by models and may be wrong or offensive.
+typed or chose. Nobody checked votes or prompts. Whoever opens the page may vote, from one address up to a bound in an
+hour and on one prompt, so they are no sample of any population. Completions were written by models and may be wrong or
+offensive.
 
 ```python
 from datasets import load_dataset

@@ -384,6 +384,26 @@ def test_a_disk_that_is_full_is_said_and_the_pair_may_be_judged_again(comparison
     assert visit.seen["blind-message"] == "" and tally.figures().summary["counts"]["tie"] == 1
 
 
+def test_votes_of_one_address_have_a_bound_whatever_it_says_of_itself(comparison, tally, monkeypatch):
+    visit = Visit(make_tab(comparison, tally))
+
+    def ask(peer: str, forwarded: str) -> gr.Request:
+        return SimpleNamespace(client=SimpleNamespace(host=peer), headers={"x-forwarded-for": forwarded})
+
+    def judge(request: gr.Request) -> str:
+        visit.draw("the camera")
+        visit.take(visit.call("tie")(visit.round, visit.round.id, request))
+        return visit.seen["blind-message"]
+
+    assert [judge(ask("192.0.2.1", f"8.8.8.{number}")) for number in range(3)] == [""] * 3
+    assert "3 votes on one prompt" in judge(ask("192.0.2.1", "8.8.4.4"))
+    assert visit.round is not None and visit.seen["blind-reveal"] == "", "it may be judged later"
+    assert judge(ask("192.0.2.2", "")) == ""
+    monkeypatch.setattr(blind, "get_space", lambda: "user/space")  # whose proxy names the visitors
+    assert judge(ask("10.0.0.1", "192.0.2.1, 8.8.8.8")) == ""
+    assert tally.figures().summary["votes"] == 5
+
+
 @pytest.mark.parametrize(
     ("prompt", "said"),
     [

@@ -24,6 +24,7 @@ from rlhf_zoo.evaluation.votes import (
     preference_rate,
     summary,
 )
+from rlhf_zoo.hub import refusals
 from rlhf_zoo.votes import box as vote_box
 from rlhf_zoo.votes.box import VoteBox
 from rlhf_zoo.votes.data import HubVotes, _parquet, _rows
@@ -270,6 +271,38 @@ def test_a_spoilt_file_does_not_stop_the_others(journal, caplog):
         box.drain()
     assert store.ids == [vote.id] and len(list((journal / "votes").glob("*.unreadable"))) == 1
     assert "is no vote" in caplog.text
+
+
+@pytest.mark.parametrize("folder", ["votes", "batches", "sent"])
+def test_a_folder_in_the_place_of_a_vote_stops_none(journal, caplog, folder):
+    """It is set aside, and the thread goes on; before, nothing was ever sent again."""
+    store, vote = Store(), make_vote()
+    box = VoteBox(store, journal, interval=0)
+    box.cast(vote)
+    for name in (make_vote().id, vote.id if folder != "votes" else make_vote().id):
+        (journal / folder / f"{name}.json" / "inside").mkdir(parents=True)
+        (journal / folder / f"{name}.unreadable").mkdir()
+    assert box.due() == [vote.id]
+    with box:
+        box.drain(20)
+    assert (store.ids, box.due(), box.votes()) == ([vote.id], [], [vote])
+    assert len(list((journal / folder).glob("*.unreadable/inside"))) == 2
+    said = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert len(said) == 2 and all("it is a folder" in line for line in said)
+
+
+@pytest.mark.parametrize("name", ["lock", "sent"])
+def test_what_sending_needs_and_is_something_else_is_said(journal, caplog, monkeypatch, name):
+    monkeypatch.setattr(refusals, "FIRST_PAUSE", 0.05)
+    store = Store()
+    box = VoteBox(store, journal, interval=0)
+    box.cast(make_vote())
+    (journal / name).mkdir() if name == "lock" else (journal / name).write_text("")
+    box._thread.start()
+    until(lambda: box.failing is not None)
+    box.close()
+    assert {"lock": "Is a directory", "sent": "File exists"}[name] in box.failing
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 def test_what_cannot_hold_votes_is_said(journal):
