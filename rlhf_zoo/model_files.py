@@ -197,11 +197,19 @@ class ModelFiles:
             return index, files
         return None
 
-    def check_size(self) -> None:
-        """Raises ZooError for a configuration of more parts than any machine builds, before one is built."""
+    def check_config(self) -> None:
+        """Raises ZooError for a configuration of more parts than any machine builds, before one is built; and for one
+        that names a kernel of a repository, which transformers would fetch and run."""
         path = self.find("config.json")
-        if path is not None:
-            _check_parts(json_object(path), f"config.json of {self.source}")
+        if path is None:
+            return
+        config, what = json_object(path), f"config.json of {self.source}"
+        _check_parts(config, what)
+        if (kernel := next(_kernels_in(config), None)) is not None:
+            raise ZooError(
+                f"{what} names {kernel}, a kernel that would be fetched and run: take it out there, or take another "
+                "model."
+            )
 
     def check_weights(self) -> None:
         """Raises ZooError for a folder whose weights are a pickle, or are cut short; what it has not is not missed."""
@@ -229,6 +237,16 @@ class ModelFiles:
                 )
 
 
+def _kernels_in(config: Any) -> Iterator[str]:
+    """The implementations that a configuration, or one within it, takes from a repository."""
+    for key, value in config.items() if isinstance(config, Mapping) else ():
+        if str(key).endswith("_implementation"):
+            names = value.values() if isinstance(value, Mapping) else [value]
+            yield from (str(name) for name in names if "/" in str(name))
+        else:
+            yield from _kernels_in(value)
+
+
 def _conversion(stem: str, kind: str) -> str:
     """A command that writes pickled weights as safetensors; clones, because tied weights share their memory."""
     return (
@@ -252,16 +270,17 @@ def _check_parts(config: Mapping[str, Any], what: str) -> None:
 def model_files(source: str | Path, **hub: Any) -> ModelFiles:
     """The files of a model, looked at. hub: revision, token.
 
-    Raises ZooError for weights that are a pickle or damaged, and for a checkpoint of a run that is not what was saved.
+    Raises ZooError for weights that are a pickle or damaged, for a configuration that names a kernel of a repository,
+    and for a checkpoint of a run that is not what was saved.
     """
     if Path(source).is_dir():
         check_whole(source)
         files = ModelFiles(source)
         files.check_weights()
-        files.check_size()
+        files.check_config()
         return files
     files = ModelFiles(source, **hub)
-    files.check_size()
+    files.check_config()
     if files.adapter is not None and files.find(ADAPTER_WEIGHTS) is None:
         files.refuse_pickle("adapter_model")  # peft reads it in spite of use_safetensors
     return files
@@ -343,7 +362,7 @@ def _check_fit(report: Mapping[str, Any], what: str, may_lack: tuple[str, ...]) 
 def load_config(source: str | Path, *, what: str, **hub: Any) -> PreTrainedConfig:
     """A model's configuration. hub: revision, token. Raises ZooError for what cannot be read."""
     files = ModelFiles(source, **hub)
-    files.check_size()
+    files.check_config()
     with loading(what):
         if is_trusted():
             use_code(files.find, what, name=name_of(source))

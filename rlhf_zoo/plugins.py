@@ -5,21 +5,27 @@ import dataclasses
 import difflib
 import importlib
 import importlib.metadata
+import importlib.util
 import inspect
 import os
 import pkgutil
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from .errors import ZooError
 
+CORPORA = "rlhf_zoo.corpora"
 JUDGES = "rlhf_zoo.judges"
+PREFERENCES = "rlhf_zoo.preferences"
 REWARDS = "rlhf_zoo.rewards"
 RECIPES = "rlhf_zoo.recipes"
-"""Entry points under which a package offers by name: judges (of single completions and of pairs), rewards, recipes."""
+"""Entry points under which a package offers by name: corpora, judges (of single completions and of pairs), preferences,
+rewards, recipes."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -28,9 +34,32 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f", did you mean {near[0]!r}?" if near else ""
 
 
+def entry_points(group: str, name: str | None = None) -> list[importlib.metadata.EntryPoint]:
+    """The entry points of a group that installed packages register.
+
+    Python also searches the working directory in some cases, and that may be a folder that was downloaded: a
+    `*.dist-info` there registers nothing, unless PYTHONPATH names the directory.
+
+    Args:
+        group: the group, such as `rlhf_zoo.rewards`.
+        name: of a single entry point; None is all of them.
+
+    Returns:
+        Those of each installed distribution; of two of one name, the first on the path counts.
+    """
+    here = os.path.realpath(os.getcwd())
+    said = {os.path.realpath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path}
+    path = [entry for entry in sys.path if os.path.realpath(entry) != here or (entry and here in said)]
+    found: dict[str, importlib.metadata.Distribution] = {}
+    for distribution in importlib.metadata.distributions(path=path):
+        found.setdefault(re.sub(r"[-_.]+", "-", str(distribution.metadata["Name"])).lower(), distribution)
+    entries = (entry for distribution in found.values() for entry in distribution.entry_points)
+    return [entry for entry in entries if entry.group == group and name in (None, entry.name)]
+
+
 def registered(group: str) -> list[str]:
     """The names that installed packages registered as entry points of a group, sorted."""
-    return sorted({entry.name for entry in importlib.metadata.entry_points(group=group)})
+    return sorted({entry.name for entry in entry_points(group)})
 
 
 def check_word(name: str, *, group: str) -> None:
@@ -49,14 +78,21 @@ def load_object(name: str, *, group: str) -> Any:
     is a copy with these fields. Values are literals of Python and are read, never evaluated.
 
     A module that is not installed is also looked for in the working directory. Importing a module runs it, so `name`
-    must come from the user, never from a download. Raises ZooError where nothing of that name is found, two packages
-    register it, or the settings do not fit.
+    must come from the user; a name that a download holds goes through `outside.check_object` first. Raises ZooError
+    where nothing of that name is found, two packages register it, or the settings do not fit.
+    """
+    bare, settings = split_settings(name)
+    found = _find(bare, group)
+    return found if settings is None else _made(found, settings, name)
+
+
+def split_settings(name: str) -> tuple[str, dict[str, Any] | None]:
+    """("NAME", its settings) of "NAME(key=value, …)"; None for the settings of a name without parentheses.
+
+    Reads and imports nothing. Raises ZooError where the parentheses hold anything but keywords with literals.
     """
     bare, parenthesis, rest = name.partition("(")
-    if not parenthesis:
-        return _find(name, group)
-    settings = _settings(rest, name)
-    return _made(_find(bare.strip(), group), settings, name)
+    return (bare.strip(), _settings(rest, name)) if parenthesis else (name, None)
 
 
 def _settings(rest: str, name: str) -> dict[str, Any]:
@@ -118,9 +154,10 @@ def _made(found: Any, settings: Mapping[str, Any], name: str) -> Any:
 def _find(name: str, group: str) -> Any:
     if ":" in name:
         module_name, _, attribute = name.partition(":")
+        _search_here(module_name)
         return _attribute(_import(module_name, name), attribute, name)
     check_word(name, group=group)
-    entries = importlib.metadata.entry_points(group=group, name=name)
+    entries = entry_points(group, name)
     targets = {entry.value: entry for entry in entries}
     if len(targets) > 1:
         raise ZooError(
@@ -131,14 +168,24 @@ def _find(name: str, group: str) -> Any:
     return _attribute(_import(entry.module, name), entry.attr, name)
 
 
+def _search_here(module_name: str) -> None:
+    """Has Python search the working directory too, where the module that a user named lies there and nowhere else.
+
+    A console script does not search it, and it may be a folder that was downloaded: libraries would import a
+    `wandb.py` there for the package that is not installed. So it is searched only for a name that is found there, and
+    last, so that it can hide no installed package.
+    """
+    top, here = module_name.partition(".")[0], Path.cwd()
+    if not top.isidentifier() or str(here) in sys.path or "" in sys.path:
+        return
+    if importlib.util.find_spec(top) is None and ((here / f"{top}.py").is_file() or (here / top).is_dir()):
+        sys.path.append(str(here))
+        importlib.invalidate_caches()
+
+
 def _import(module_name: str, name: str) -> ModuleType:
     if not module_name or module_name.startswith("."):
         raise ZooError(f"{name!r} does not name a module: write module:attribute, e.g. my_rewards:length.")
-    here = os.getcwd()
-    if here not in sys.path and "" not in sys.path:
-        # A console script does not search the working directory; last, so that it can hide no installed package.
-        sys.path.append(here)
-        importlib.invalidate_caches()
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:

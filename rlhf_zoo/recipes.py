@@ -8,7 +8,6 @@ A recipe.yaml that says `extends: NAME` has the keys of that recipe, a folder be
 own on top of them, file by file. That one may not extend another.
 """
 
-import importlib.metadata
 import importlib.util
 import re
 import shlex
@@ -18,9 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .downloads import MARK, find_download
 from .errors import ZooError
 from .plain_yaml import BadYAML, load_yaml
-from .plugins import RECIPES, did_you_mean, registered
+from .plugins import RECIPES, did_you_mean, entry_points, registered
 from .stage import STAGES
 
 SHARED, EXTENDS = "recipe", "extends"
@@ -34,7 +34,8 @@ class Recipe:
     """`shared`: the keys of recipe.yaml; `stages`: those of sft.yaml, reward.yaml, ppo.yaml, where there are any.
 
     zoo: of zoo.yaml, {} where there is none. base: the folder of the recipe that it extends. package: name and version
-    of the package that registers it; {} of one of ours, and of a folder.
+    of the package that registers it; {} of one of ours, and of a folder. download: what shows that its folder was
+    downloaded, None of any other: what it names is then a stranger's word, and `runs.settings` reads it so.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Recipe:
     zoo: Mapping[str, Any] = field(default_factory=dict)
     base: Path | None = None
     package: Mapping[str, str] = field(default_factory=dict)
+    download: Path | None = None
 
     @property
     def called(self) -> str:
@@ -105,8 +107,7 @@ def _find(name: str) -> tuple[Path, Mapping[str, str]]:
 
 
 def _registered(name: str) -> tuple[Path, dict[str, str]]:
-    entries = importlib.metadata.entry_points(group=RECIPES, name=name)
-    packages = {entry.value: entry.dist for entry in entries}
+    packages = {entry.value: entry.dist for entry in entry_points(RECIPES, name)}
     by = {where: f"{dist.name} {dist.version}" if dist else where for where, dist in packages.items()}
     if len(by) > 1:
         raise ZooError(
@@ -153,7 +154,9 @@ def load_recipe(name: str) -> Recipe:
         for name, keys in own.items():
             files[name] = {**files.get(name, {}), **keys}
     stages = {stage: files[stage] for stage in STAGES if stage in files}
-    return Recipe(title, folder, files[SHARED], stages, files.get(ZOO, {}), below, package)
+    places = [place for place in (folder, below) if place is not None and place.resolve().parent != shipped().resolve()]
+    marks = [] if package else filter(None, map(find_download, places))
+    return Recipe(title, folder, files[SHARED], stages, files.get(ZOO, {}), below, package, next(iter(marks), None))
 
 
 def _files(folder: Path) -> dict[str, dict[str, Any]]:
@@ -163,12 +166,19 @@ def _files(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def copy_recipe(name: str, target: Path) -> Path:
-    """Copies a recipe's folder, to be edited. Raises ZooError when the target is there already."""
+    """Copies a recipe's folder, to be edited; the copy of a download is marked as one until its user has read it.
+
+    Raises ZooError when the target is there already.
+    """
     source = find_recipe(name)
     if target.exists():
         raise ZooError(f"{target} is there already: choose another name, or remove it first.")
     try:
         shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+        if source.resolve().parent != shipped().resolve() and find_download(source) is not None:
+            (target / MARK).write_text(
+                "Copied from a download: read the recipe, and remove this file if you trust it.\n"
+            )
     except OSError as error:
         shutil.rmtree(target, ignore_errors=True)
         raise ZooError(f"{target} cannot be written ({error.strerror or error}): choose another place.") from error

@@ -20,6 +20,7 @@ from typing import Any
 
 from .durable import replace_file, sync_folder
 from .errors import ZooError
+from .own_runs import SIGNATURE, is_own, signed
 from .stage import STAGES
 from .wholeness import COMPLETE, damage, seal
 
@@ -161,12 +162,24 @@ class StageRecord:
     def write(self, **fields: Any) -> dict[str, Any]:
         """Set these fields of run.json, keep the others, and return the document as it now stands.
 
-        `schema` and `created` are set by the first write.
+        `schema` and `created` are set by the first write, which also signs it as this user's own. A document that
+        was not signed stays so, whoever changes it.
         """
         with _WRITING:
-            document = {"schema": SCHEMA, "created": now(), **self.read(), **fields}
+            before = self.read()
+            document = _jsonable({"schema": SCHEMA, "created": now(), **before, **fields}, named=True)
+            document.pop(SIGNATURE, None)
+            if not before or is_own(before):
+                document = signed(document)
             write_json(self.run_file, document)
             return self.read()
+
+    def is_own(self) -> bool:
+        """Whether this user's rlhf-zoo began the stage, or the user trusts it: see `own_runs`.
+
+        Of any other, as of a download, no code that it names may be imported.
+        """
+        return is_own(self.read())
 
     def check_recipe(self, recipe: str) -> None:
         """Raise ZooError if the directory holds a run of another recipe."""

@@ -47,6 +47,8 @@ def pytest_configure(config: Any) -> None:
     """Warm processes fork from one of this process's own; models and tensors lie on the device asked for, there too."""
     if "WARM_OWNER" not in os.environ:  # workers have that of the process that started them
         os.environ |= {"WARM_OWNER": str(os.getpid()), "WARM_SOCKET": f"{tempfile.mkdtemp(prefix='warm-')}/socket"}
+    if "RLHF_ZOO_HOME" not in os.environ:  # no test leaves anything in the home of whoever runs it
+        os.environ["RLHF_ZOO_HOME"] = tempfile.mkdtemp(prefix="rlhf-zoo-home-")
     if config.getoption("--every-lever"):
         os.environ["RLHF_ZOO_TEST_LEVERS"] = "1"
     device = config.getoption("--device")

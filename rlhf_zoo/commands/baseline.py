@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import ZooError
-from .common import FLAGS, TRUST, UserPath, interval, run_context, run_flags, table
+from .common import FLAGS, TRUST, TRUST_RUN, UserPath, interval, run_context, run_flags, table
 
 if TYPE_CHECKING:
     from ..studies.baseline import Method
@@ -51,6 +51,7 @@ SEEDS = 3
 @click.option("--output_dir", "--output-dir", type=UserPath(), help="The run.  [default: runs/RECIPE]")
 @click.option("--hub", help="'local' (the embedded Hub) or an address.")
 @TRUST
+@TRUST_RUN
 @click.option("--restart", is_flag=True, help="Do again what is asked for, also where it is finished.")
 @click.option("--json", "as_json", is_flag=True, help="Print frontier.json instead of tables.")
 @click.pass_context

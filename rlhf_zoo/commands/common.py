@@ -94,6 +94,24 @@ TRUST = click.option(
 )
 
 
+def _trust_run(ctx: click.Context, _: click.Parameter, said: bool) -> None:
+    if said:
+        from ..own_runs import trusting
+
+        ctx.with_resource(trusting())  # until the command ends
+
+
+TRUST_RUN = click.option(
+    "--trust_run",
+    "--trust-run",
+    is_flag=True,
+    expose_value=False,
+    callback=_trust_run,
+    help="Obey the code and addresses that the run directory names, though your rlhf-zoo on this machine did not write "
+    "it.",
+)
+
+
 def command_line() -> str:
     """What the user typed, for records and for other commands that wait."""
     return shlex.join(["rlhf-zoo", *sys.argv[1:]])
@@ -166,6 +184,7 @@ def run_options(command: Callable) -> Callable:
         click.option("--restart", is_flag=True, help="Forget what was done before and begin again."),
         OVERWRITE,
         TRUST,
+        TRUST_RUN,
     ]
     for option in reversed(options):
         command = option(command)

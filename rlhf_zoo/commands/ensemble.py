@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from .common import FLAGS, TRUST, UserPath, interval, run_context, run_flags, table
+from .common import FLAGS, TRUST, TRUST_RUN, UserPath, interval, run_context, run_flags, table
 
 
 @click.command(context_settings=FLAGS)
@@ -21,6 +21,7 @@ from .common import FLAGS, TRUST, UserPath, interval, run_context, run_flags, ta
 @click.option("--output_dir", "--output-dir", type=UserPath(), help="The run.  [default: runs/RECIPE]")
 @click.option("--hub", help="'local' (the embedded Hub) or an address.")
 @TRUST
+@TRUST_RUN
 @click.option("--restart", is_flag=True, help="Train the further reward models again, also where they are finished.")
 @click.option("--json", "as_json", is_flag=True, help="Print overview.json instead of a table.")
 @click.pass_context

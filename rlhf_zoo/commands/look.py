@@ -6,7 +6,7 @@ import click
 
 from ..errors import ZooError
 from ..runs.values import json_object
-from .common import SOURCE_HUB, TRUST, console_of, print_json, settle_hub
+from .common import SOURCE_HUB, TRUST, TRUST_RUN, console_of, print_json, settle_hub
 
 
 @click.command()
@@ -35,6 +35,7 @@ from .common import SOURCE_HUB, TRUST, console_of, print_json, settle_hub
 @click.option("--hub", help="'local' or an address.")
 @SOURCE_HUB
 @TRUST
+@TRUST_RUN
 @click.option("--host", default="127.0.0.1", show_default=True, help="Listen here.")
 @click.option(
     "--port",
@@ -87,6 +88,7 @@ def compare(
 @click.option("--hub", help="'local' or an address.")
 @SOURCE_HUB
 @TRUST
+@TRUST_RUN
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: the tokens, and totals.")
 def trace(
     run: str,

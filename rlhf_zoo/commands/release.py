@@ -7,7 +7,7 @@ import click
 
 from ..errors import ZooError
 from ..stage import STAGES
-from .common import OVERWRITE, UserPath, run_context, stage_directories, writing
+from .common import OVERWRITE, TRUST_RUN, UserPath, run_context, stage_directories, writing
 
 
 @click.command()
@@ -38,6 +38,7 @@ def card(run: Path, step: int | None) -> None:
     "--patience", type=click.FloatRange(min=0), help="Wait so many seconds for a Hub that fails.  [default: 180]"
 )
 @OVERWRITE
+@TRUST_RUN
 def push(run: Path, resume: bool, hub: str | None, namespace: str | None, private: bool, **options: Any) -> None:
     """Send what a run saved and the Hub has not yet, in the order it was saved, with its cards.
 
@@ -48,6 +49,7 @@ def push(run: Path, resume: bool, hub: str | None, namespace: str | None, privat
       rlhf-zoo push runs/demo --hub local
       rlhf-zoo push --resume runs/demo
     """
+    from ..own_runs import FLAG
     from ..recipes import Recipe
     from ..record import StageRecord
     from ..runs.rounds import round_of
@@ -63,6 +65,12 @@ def push(run: Path, resume: bool, hub: str | None, namespace: str | None, privat
         place = next((document["publish"] for document in documents if document.get("publish")), None)
         if place is None:
             raise ZooError(f"{run} was not to be published: leave --resume out, and say where to with --hub.")
+        elsewhere = "://" in str(place["hub"])  # where a token would be sent
+        if elsewhere and not all(StageRecord(folder).is_own() for folder in folders):
+            raise ZooError(
+                f"{run} was not written by your rlhf-zoo, or was changed since, and names {place['hub']} as the Hub to "
+                f"send to: leave --resume out and say where to with --hub, or add {FLAG} if you trust this run."
+            )
         if hub not in (None, place["hub"]) or namespace not in (None, place["namespace"]):
             raise ZooError(
                 f"--resume sends {run} to where it was to go, {place['namespace']} on {place['hub']}: leave "

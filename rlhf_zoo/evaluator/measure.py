@@ -22,7 +22,7 @@ from ..functional import exact_kl, selected_logprobs
 from ..logprobs import response_logits
 from ..model_files import Loading, load_tokenizer
 from ..models import load_causal
-from ..plugins import load_object
+from ..plugins import REWARDS, load_object
 from ..release.reward_reading import reading_of
 from ..reserved import passed_on
 from ..rewards import RewardModel, Rewards
@@ -233,7 +233,7 @@ def make_evaluator(context: RunContext, reference_path: Path) -> Evaluator:
     tokenizer = load_tokenizer(reference_path)
     if tokenizer.chat_template is not None and context.shared.chat != Chat():
         context.shared.chat.write(tokenizer)
-    rewards: list[Any] = [load_object(name, group="rlhf_zoo.rewards") for name in ppo.data.reward_funcs or []]
+    rewards: list[Any] = [load_object(name, group=REWARDS) for name in ppo.data.reward_funcs or []]
     if names := reward_names(ppo.data.reward_model_path):
         paths = [parent(context, name).path for name in names]
         place = partial(on_device, use_cpu=ppo.trainer.use_cpu)

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 from ..durable import replace_file
 from ..errors import ZooError
+from ..own_runs import home
 from . import bounds
 
 REAL = "https://huggingface.co"
@@ -142,11 +143,6 @@ class Hub:
 
 #: As huggingface_hub is set up.
 CLIENT = Hub("other", None, "as huggingface_hub is set up")
-
-
-def home() -> Path:
-    """Where rlhf-zoo keeps what outlives a run: $RLHF_ZOO_HOME, else ~/.cache/rlhf-zoo."""
-    return Path(os.environ.get("RLHF_ZOO_HOME") or Path.home() / ".cache" / "rlhf-zoo").expanduser()
 
 
 def choose(flag: str | None, *, push_to_hub: bool, option: str = "--hub") -> Hub:
@@ -329,7 +325,8 @@ def _embedded(root: Path) -> Iterator[tuple[str, str]]:
         options = ["--root", str(root), "--ready-file", str(ready), "--parent", str(os.getpid())]
         with log.open("wb") as sink:
             process = subprocess.Popen(
-                [sys.executable, "-m", "rlhf_zoo.hub_server", *options],
+                # -P: the working directory may be a folder that was downloaded, and no module is taken from it.
+                [sys.executable, "-P", "-m", "rlhf_zoo.hub_server", *options],
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=sink,

@@ -6,11 +6,13 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..downloads import DOWNLOADED
 from ..errors import ZooError
 from .connect import CLIENT, Hub
 
 PARTIAL = ".rlhf-zoo-partial"
 CHUNK = 2**20
+_MARKS = (DOWNLOADED, *DOWNLOADED.parents)
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,12 @@ class Folder(_Place):
         return self.folder / file.path
 
     def check(self, files: list[Wanted]) -> None:
-        """Raises ZooError where files of the user's own would be overwritten: where none is the repository's; and where
-        a symbolic link leads out of the folder."""
+        """Raises ZooError where files of the user's own would be overwritten: where none is the repository's; where a
+        symbolic link leads out of the folder; and for a file in the place of the mark that this is a download."""
+        if (wrong := next((one.path for one in files if one.path in map(str, _MARKS)), None)) is not None:
+            raise ZooError(
+                f"{self.repo} holds a file {wrong}, which is a folder of the client's: fetch it without --output_dir."
+            )
         for path in sorted({above for file in files for above in self._above(file)}):
             if path.is_symlink():
                 raise ZooError(
@@ -84,6 +90,7 @@ class Folder(_Place):
     def settle(self, files: list[Wanted], name: str, *, whole: list[Wanted] | None = None) -> Path:
         """Once every file is there. Returns the folder."""
         self._forget_partials()
+        (self.folder / DOWNLOADED).mkdir(parents=True, exist_ok=True)  # by which others know what came from outside
         return self.folder
 
     def others(self, files: list[Wanted]) -> list[str]:

@@ -12,6 +12,9 @@ from ..comparison import Comparison, Limits, Timeline, TimelineRun
 from ..errors import ZooError
 from ..hub.connect import CLIENT, Hub
 from ..hub.refs import resolve
+from ..json_values import at
+from ..own_runs import FLAG
+from ..record import StageRecord
 from ..release.card import card_json
 from ..release.facts import Facts
 from .held_out import held_out_prompts, stage_of
@@ -59,13 +62,13 @@ class Subject:
         """
         lineage = find_lineage(ppo, sft=sft, reward=reward, hub=hub)
         loader = lineage.reward_loader if reward is None else None
-        unread = loader is not None and stage_of(Path(lineage.ppo.name)) is None
+        unread = loader is not None and not _may_load(loader, stage_of(Path(lineage.ppo.name)))
         comparison = Comparison.load(
             ppo=lineage.ppo.path,
             sft=lineage.sft.path,
             reward=() if unread else [one.path for one in lineage.rewards],
             reading=lineage.reward_reading,
-            loader=loader,
+            loader=None if unread else loader,
             limits=LIMITS,
         )
         found, problem = _runs(lineage, runs, lenient=lenient, hub=hub)
@@ -77,6 +80,20 @@ class Subject:
         length = max(int(lineage.setting("response_length", 1)), 1)
         held_out = held_out_prompts(lineage, lambda prompt: comparison.check(prompt, max_new_tokens=length), hub)
         return cls(comparison, lineage, timeline, problem, tuple(held_out))
+
+
+def _may_load(loader: str, stage: Path | None) -> bool:
+    """Whether the code that a card names may load a reward model: the run of the user's, in whose stage the card lies,
+    names it too; False for a repository. Raises ZooError for a run that is not the user's."""
+    if stage is None:
+        return False
+    record = StageRecord(stage)
+    if not record.is_own():
+        raise ZooError(
+            f"{record.run_file} was not written by your rlhf-zoo, or was changed since, and its reward model is loaded "
+            f"by {loader}: name another with --reward, or add {FLAG} if you trust this run."
+        )
+    return bool(at(record.read(), "resolved", "reward_model_loader") == loader)
 
 
 def _runs(

@@ -18,7 +18,7 @@ from ..hub.publish import publish_folder
 from ..hub.refusals import refusals_as
 from ..json_values import hub_id
 from ..model_files import load_tokenizer
-from ..plugins import load_object
+from ..plugins import CORPORA, load_object
 from ..recipes import Recipe
 from ..record import now, read_json, write_text
 from .columns import above
@@ -28,7 +28,6 @@ from .layout import Form, fitting, hold_out, in_form, parts_of, without_prompts
 from .settings import RecipeConfig, StageSettings
 from .sources import DataSource, check_unchanged, digest, find_data
 
-CORPORA = "rlhf_zoo.corpora"
 #: Under run.json's `left_out`: rows of a stage before PPO whose prompts PPO holds out.
 HELD_OUT = "held_out_by_ppo"
 #: In the folder of a round's pairs: of what they were made, and their lineage.

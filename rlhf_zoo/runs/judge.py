@@ -1,11 +1,16 @@
 """Which judge the evaluation goes by, settled before anything is trained."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from ..errors import ZooError
+from ..outside import check_object
+from ..own_runs import FLAG
 from ..plugins import REWARDS, load_object
 from ..record import first_difference
 from ..rewards.verifiable import Verifiable
+from .classified import GROUPS, STAGE_KEYS, check_key
 from .context import RunContext
 from .evaluation import EvaluationConfig
 from .names import SAME_LABELS
@@ -69,6 +74,7 @@ def as_trained(context: RunContext, stage: str) -> RunContext:
     if document.get("status") != "finished":
         return context
     keys = {name: value for name, value in document["resolved"].items() if name not in BESIDE_KEYS}
+    _check_keys(context, stage, keys)
     if given := context.flags.get(stage):
         asked = context.settings(stage).resolved
         key = first_difference({name: keys.get(name) for name in given}, {name: asked.get(name) for name in given})
@@ -79,6 +85,21 @@ def as_trained(context: RunContext, stage: str) -> RunContext:
             )
     recipe = replace(context.recipe, stages={**context.recipe.stages, stage: keys})
     return replace(context, recipe=recipe, flags={**context.flags, stage: {}})
+
+
+def _check_keys(context: RunContext, stage: str, keys: Mapping[str, Any]) -> None:
+    """Raises ZooError where a run that is not this user's would set what no download may, and the recipe does not."""
+    record = context.record(stage)
+    if record.is_own():
+        return
+    own = {**context.recipe.stages.get(stage, {}), **context.flags.get(stage, {})}
+    where = f"{record.run_file}, which was not written by your rlhf-zoo, or was changed since,"
+    for key, value in keys.items():
+        if value is None or value == own.get(key):
+            continue
+        check_key(key, value, STAGE_KEYS, where=where)
+        for name in (value if isinstance(value, list) else [value]) if key in GROUPS else ():
+            check_object(name, GROUPS[key], key=key, where=where, flag=FLAG)
 
 
 def check_same_labels(context: RunContext, *, anew: bool = False) -> None:

@@ -15,6 +15,7 @@ from ..processes import check_shards
 from ..recipes import Recipe
 from ..stage import STAGES
 from .choice import ReleaseArguments, check_rule
+from .classified import check_download
 from .declared import RUN_KEYS, declared_keys, refused_keys
 from .evaluation import EvaluationConfig
 from .layout import DataArguments
@@ -181,6 +182,8 @@ def recipe_config(recipe: Recipe, flags: Mapping[str, Any] | None = None) -> Rec
     evaluation = shared.pop("evaluation", None) or {}
     if not isinstance(evaluation, dict):
         raise ZooError(f"evaluation in {where} is no mapping: put its keys under it, indented.")
+    check_download(recipe, "recipe", shared, flags or {})
+    check_download(recipe, "evaluation", evaluation, {key.partition(".")[2]: None for key in flags or {}})
     hints, nested_hints = _recipe_hints()
     checked = checked_keys(shared, hints, where, of="recipe.yaml")
     checked |= checked_keys({f"evaluation.{name}": value for name, value in evaluation.items()}, nested_hints, where)
@@ -234,6 +237,7 @@ def stage_settings(
     keys = stage_keys(stage)
     hints = {name: hint for name, (hint, _, _) in keys.items()}
     of, refused = f"the stage {stage}", refused_keys(stage)
+    check_download(recipe, stage, recipe.stages[stage], flags)
     asked = checked_keys(recipe.stages[stage], hints, str(recipe.source(stage)), of=of, refused=refused)
     asked |= checked_keys(flags, hints, "the command's flags", of=of, refused=refused, flag=f"--{stage}.")
     asked.setdefault("seed", shared.seed)

@@ -10,6 +10,7 @@ from typing import Any
 from ..hub.connect import Hub
 from ..hub.publish import publish_folder
 from ..recipes import Recipe
+from ..runs.classified import check_download
 from ..runs.loading import BITS_OPTIMIZERS
 from .models import family_of, save_model
 
@@ -63,8 +64,11 @@ def small(recipe: Recipe) -> dict[str, dict[str, Any]]:
     for key, value in (recipe.zoo.get("flags") or {}).items():
         stage, _, name = key.partition(".")
         if stage in flags and stage != "recipe":
+            check_download(recipe, stage, {name: value}, {})
             flags[stage][name] = value
         else:
+            nested = stage == "evaluation" and bool(name)
+            check_download(recipe, "evaluation" if nested else "recipe", {name if nested else key: value}, {})
             flags["recipe"][key] = value
     return flags
 

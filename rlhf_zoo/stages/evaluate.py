@@ -26,7 +26,7 @@ from ..hub.publish import NOTHING, checkpoint_files, published_tags, tag_name
 from ..hub.weights import Origin
 from ..model_files import load_tokenizer
 from ..models import load_causal
-from ..plugins import load_object
+from ..plugins import PREFERENCES, load_object
 from ..record import checkpoint_step, fingerprint, now, write_json, write_text
 from ..run_lock import sole_writer
 from ..runs.context import ParentCheckpoint, Publisher, RunContext
@@ -333,7 +333,7 @@ def _labeled_pairs(context: RunContext) -> Dataset | None:
     data = owner.settings("reward").data
     if found is None or not reward.are_simulated(owner, data):
         return None if found is None else found[0]
-    prefer = load_object(data.preference, group="rlhf_zoo.preferences")
+    prefer = load_object(data.preference, group=PREFERENCES)
     return settled_pairs(found[0], prefer, seed=context.shared.seed)
 
 

@@ -29,7 +29,7 @@ from ..models import (
     load_classifier,
     set_score_statistics,
 )
-from ..plugins import load_object
+from ..plugins import PREFERENCES, load_object
 from ..record import read_json, write_json
 from ..rewards import RewardModel
 from ..runs.context import ParentCheckpoint, Publisher, RunContext
@@ -48,7 +48,6 @@ from .train import make_trainer, quiet, train_stage
 
 log = logging.getLogger(__name__)
 
-PREFERENCES = "rlhf_zoo.preferences"
 Preference = Callable[[str, str, random.Random], int]
 
 

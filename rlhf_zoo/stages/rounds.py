@@ -17,7 +17,7 @@ from ..evaluator.judges import check_endpoints, check_names, open_panel, scores
 from ..hub.publish import publish_folder
 from ..hub.refusals import refusals_as
 from ..hub.weights import equal_weights
-from ..plugins import load_object
+from ..plugins import PREFERENCES, load_object
 from ..record import first_difference, read_json, write_json, write_text
 from ..reserved import passed_on
 from ..runs.context import Publisher, RunContext
@@ -28,7 +28,7 @@ from ..runs.rounds import CONFIGURATION, GOLD, JUDGE, check_rounds, note_round, 
 from ..runs.sources import digest
 from . import pipeline, ppo
 from .evaluate import origins
-from .reward import PREFERENCES, open_pairs, two_samples
+from .reward import open_pairs, two_samples
 
 log = logging.getLogger(__name__)
 

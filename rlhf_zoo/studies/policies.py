@@ -25,6 +25,8 @@ from ..hub.refs import Checkpoint
 from ..json_values import at, finite, hub_id
 from ..limits import check_limits
 from ..models import context_of, load_causal
+from ..outside import LOADERS, check_object, is_vouched_judge
+from ..own_runs import FLAG
 from ..record import StageRecord, now, write_json, write_text
 from ..release.plots import plot_win_rates
 from ..release.report import WIN_RATES
@@ -131,9 +133,14 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
         if data is None and (beside / (prompts_at(subject.resolved)[0] or CONFIGURATION)).is_dir():
             data = DataSource(str(beside), None, {})
         data = data or _named_data(stage, subject.resolved, hub)
-        evaluated = StageRecord(stage.parent / "eval").read().get("resolved") or {}
-        asked = evaluated.get("evaluation") or {}
+        evaluation = StageRecord(stage.parent / "eval")
+        asked = (evaluation.read().get("resolved") or {}).get("evaluation") or {}
         judge = asked.get("judge")
+        loader = _loader(subject.resolved, str(subject.where)) if reward is None else None
+        if not terms.judges:
+            _check_judge(evaluation, judge)
+        if loader is not None and not subject.trusted:
+            check_object(loader, LOADERS, key="reward_model_loader", where=str(subject.where), flag=FLAG)
         return PolicyPair(
             subject.policy,
             subject.reference,
@@ -147,7 +154,7 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
             held_out=_held_out(subject.resolved),
             reading=reading_of(recorded_settings(subject.resolved, "ppo", READ, where=str(subject.where))),
             cuts=_cuts(subject.resolved, str(subject.where)),
-            loader=_loader(subject.resolved, str(subject.where)) if reward is None else None,
+            loader=loader,
             hub=hub,
         )
     lineage = find_policy(policy, against=against, reward=named, without_reward=without, hub=hub)
@@ -183,6 +190,16 @@ def _named_data(stage: Path, resolved: Mapping[str, Any], hub: Hub) -> DataSourc
     source = find_data(name, keys.get("dataset_revision"), hub, before=before)
     check_unchanged(f"The data set {name}", source.lineage, before)
     return source
+
+
+def _check_judge(evaluation: StageRecord, judge: Any) -> None:
+    """Raises ZooError where the evaluation is not of a run of this user's, and names code or a paid judge."""
+    if judge is None or evaluation.is_own() or is_vouched_judge(str(judge)):
+        return
+    raise ZooError(
+        f"{evaluation.run_file} was not written by your rlhf-zoo, or was changed since, and names the judge {judge}: "
+        f"name the judge that you mean with --judge, or add {FLAG} if you trust this run."
+    )
 
 
 def _loader(resolved: Mapping[str, Any], where: str) -> str | None:

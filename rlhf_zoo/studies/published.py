@@ -4,7 +4,6 @@ recipe.json holds what a stage's run was asked for (its own keys, those of recip
 the commits that it started from.
 """
 
-import importlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,35 +16,24 @@ from ..hub.connect import CLIENT, Hub
 from ..hub.pull import split_revision
 from ..hub.refs import resolve
 from ..json_values import hub_id
-from ..plugins import REWARDS, registered
+from ..outside import check_object
 from ..recipes import Recipe, is_repository_name
 from ..record import StageRecord, read_json
 from ..release.card import CARD_FILE
-from ..runs.data import CORPORA
+from ..runs.classified import GROUPS, SHARED_KEYS, STAGE_KEYS, Kind, check_architecture, check_key, machine_keys
 from ..runs.layout import CUTS, HOLDS_OUT
 from ..runs.parents import reward_roles
-from ..runs.settings import BESIDE_KEYS
+from ..runs.settings import BESIDE_KEYS, RecipeConfig, stage_keys
 from ..stage import PARENT_TITLES, STAGES
 
-PREFERENCES = "rlhf_zoo.preferences"
-# Where a run reports to, and what belongs to the machine or the account that it ran on: no result hangs on it.
-NOT_OBEYED = (
-    "report_to", "run_name", "project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id",
-    "hub_private_repo", "hub_revision", "resume_from_checkpoint", "log_level", "log_level_replica", "log_on_each_node",
-    "trust_remote_code", "local_rank", "do_train", "do_eval", "do_predict", "attn_implementation",
-)  # fmt: skip
-# What reads files, or loads what is neither the model nor the data that the card names.
-REFUSED = (
-    "accelerator_config", "chat_template_path", "deepspeed", "fsdp", "fsdp_config", "model_init_kwargs",
-    "parallelism_config",
-)  # fmt: skip
+#: Of the machine or account that ran it: no result hangs on it, and it is left out.
+NOT_OBEYED = machine_keys()
 # Under `ppo`: how a reward model's samples were sampled, and which prompts PPO held out of earlier stages.
 _OF_PPO = ("response_length", "temperature", *CUTS, *HOLDS_OUT)
 _MODELS = ("model_name_or_path", "reward_model_path", "value_model_name_or_path")
-_OWN = ("rlhf_zoo.corpora", "rlhf_zoo.rewards")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-# Fields of a model's configuration by which transformers fetches code.
-_CODE = re.compile(r"^_|auto_map|implementation|quantization|kernel|remote_code")
+RECIPE_FIELDS = frozenset(RecipeConfig.__dataclass_fields__)
+ALLOW = "--allow_import"
 
 
 @dataclass(frozen=True)
@@ -134,20 +122,12 @@ def recipe_of(published: Published, allowed: Sequence[str] = ()) -> tuple[Recipe
 
     allowed: names of Python objects outside this package, and registered by no package, that may be imported.
 
-    recipe.json may be a stranger's, so it may choose numbers, and among what is installed: keys that report to
-    somewhere are left out, and those that read files, fetch code or name a path are refused, as are names of Python
-    objects that this package, an entry point or `allowed` does not vouch for. Raises ZooError for these and for a
-    parent that was never published.
+    recipe.json may be a stranger's, so it may choose numbers, and among what is installed: `runs.classified` says of
+    each key what it may hold, and which are left out or refused. Raises ZooError for what it may not hold, for names of
+    Python objects that neither `outside` nor `allowed` vouches for, and for a parent that was never published.
     """
     own = {key: value for key, value in published.resolved.items() if key not in (*BESIDE_KEYS, *NOT_OBEYED)}
-    if refused := [key for key in REFUSED if own.get(key)]:
-        raise ZooError(
-            f"{published.where} says {refused[0]}, which may read files or load code, and no download may say that: "
-            "copy the settings that you trust into a recipe of your own."
-        )
-    architecture = published.shared.get("architecture")
-    if isinstance(architecture, Mapping) and (fields := [key for key in architecture if _CODE.search(str(key))]):
-        raise ZooError(f"{published.where} sets architecture.{fields[0]}, by which code is fetched: it is not run.")
+    _check_keys(published, own)
     _check_names(published, allowed)
     stages: dict[str, dict[str, Any]] = {published.stage: {**own, "report_to": []}}
     pinned: dict[str, str] = {}
@@ -175,7 +155,7 @@ def recipe_of(published: Published, allowed: Sequence[str] = ()) -> tuple[Recipe
         if of_ppo.get("held_out_share") is not None:  # beside which no split is taken
             stages["ppo"] |= {"dataset_test_split": None}
         if (data := of_ppo.get("dataset_name")) is not None:
-            _check_repository(published, "dataset_name of the stage ppo", str(data))
+            _check_data(published, "dataset_name of the stage ppo", data)
     stages = {stage: stages[stage] for stage in STAGES if stage in stages}
     shared = {key: value for key, value in published.shared.items() if key not in ("description", "evaluation")}
     shared["description"] = f"{published.name}, made again."
@@ -194,60 +174,62 @@ def comparable(resolved: Mapping[str, Any], like: Published) -> dict[str, Any]:
 
 
 def named_objects(published: Published) -> Iterator[tuple[str, str, str]]:
-    """(key, name, group of entry points) of every Python object that the settings name and its stage would import."""
-    if published.shared.get("corpus") is not None:
-        yield "corpus", str(published.shared["corpus"]), CORPORA
-    if published.stage == "reward" and published.resolved.get("preference") is not None:
-        yield "preference", str(published.resolved["preference"]), PREFERENCES
-    if published.stage == "ppo":
-        functions = published.resolved.get("reward_funcs") or []
-        for name in functions if isinstance(functions, list) else [functions]:
-            yield "reward_funcs", str(name), REWARDS
+    """(key, name, group of entry points) of every Python object that the settings name."""
+    for kinds, settings in ((SHARED_KEYS, published.shared), (STAGE_KEYS, published.resolved)):
+        for key, kind in kinds.items():
+            if kind is Kind.OBJECT and (value := settings.get(key)) is not None:
+                for name in value if isinstance(value, list) else [value]:
+                    yield key, name if isinstance(name, str) else repr(name), GROUPS[key]
+
+
+def _check_keys(published: Published, own: Mapping[str, Any]) -> None:
+    """Raises ZooError for a key of the stage or of recipe.yaml that a download may not set, or not to that value.
+
+    A key that neither takes is told by `stage_settings`, with the others of its kind.
+    """
+    taken = stage_keys(published.stage)
+    for key, value in own.items():
+        if key in taken or key in STAGE_KEYS:
+            check_key(key, value, STAGE_KEYS, where=published.where)
+    for key, value in published.shared.items():
+        if key in RECIPE_FIELDS or key in SHARED_KEYS:
+            check_key(key, value, SHARED_KEYS, where=published.where)
+    check_architecture(published.shared.get("architecture"), where=published.where)
 
 
 def _check_names(published: Published, allowed: Sequence[str]) -> None:
     named = list(named_objects(published))
     if strange := [name for name in allowed if name not in [name for _, name, _ in named]]:
         listed = ", ".join(name for _, name, _ in named) or "nothing"
-        raise ZooError(f"--allow_import names {strange[0]}, and {published.where} names {listed}: leave it out.")
+        raise ZooError(f"{ALLOW} names {strange[0]}, and {published.where} names {listed}: leave it out.")
     for key, name, group in named:
-        if name not in allowed and not _vouched_for(name, group):
-            raise ZooError(
-                f"{published.where} takes its {key} from {name}, which is neither rlhf-zoo's own nor registered by an "
-                f"installed package, and no code that a download names is imported unasked: add --allow_import "
-                f"{name!r} if you trust it."
-            )
+        check_object(name, group, key=key, where=published.where, flag=ALLOW, allowed=allowed)
     for key in _MODELS:
         value = published.resolved.get(key)
         for model in map(str, value if isinstance(value, list) else [value] if value is not None else []):
             if model not in STAGES:
-                _check_repository(published, key, model.partition("@")[0])
+                repo, _, revision = model.partition("@")
+                _check_repository(published, key, repo)
+                if revision:
+                    check_key(key, revision, {key: Kind.REVISION}, where=published.where)
     if (own := published.resolved.get("dataset_name")) is not None:
-        _check_repository(published, f"dataset_name of the stage {published.stage}", str(own))
-    if (data := published.shared.get("dataset_name")) is not None and published.shared.get("corpus") is None:
-        _check_repository(published, "dataset_name", str(data))
+        _check_data(published, f"dataset_name of the stage {published.stage}", own)
+    data = published.shared.get("dataset_name")
+    if data is not None and published.shared.get("corpus") is None:
+        _check_data(published, "dataset_name", data)
+    elif hub_id(data) is not None:  # else a folder of the publisher's: `reproduce` takes the published data instead
+        _check_namespace(published, "dataset_name", data)
 
 
-def _vouched_for(name: str, group: str) -> bool:
-    """Whether a name is of this package's corpora and rewards, or an entry point's.
-
-    Not any name that such a module holds: module:attribute also reaches what it imported, such as os.
-    """
-    bare = name.partition("(")[0].strip()
-    module, colon, attribute = bare.partition(":")
-    if not colon:
-        return bare in registered(group)
-    if not _is_own(module) or attribute.startswith("_"):
-        return False
-    try:
-        found = getattr(importlib.import_module(module), attribute, None)
-    except ImportError:
-        return False
-    return callable(found) and _is_own(getattr(found, "__module__", ""))
+def _check_data(published: Published, key: str, name: Any) -> None:
+    _check_repository(published, key, str(name))
+    _check_namespace(published, key, name)
 
 
-def _is_own(module: str) -> bool:
-    return module in _OWN or module.startswith(tuple(f"{own}." for own in _OWN))
+def _check_namespace(published: Published, key: str, name: Any) -> None:
+    """Without a namespace the name of a data set could be that of a loader of `datasets`, such as json."""
+    if "/" not in str(name):
+        raise ZooError(f"{published.where} says that {key} is {name!r}, without a namespace: it is not loaded.")
 
 
 def _check_repository(published: Published, key: str, name: str) -> None:

@@ -21,9 +21,11 @@ from ..hub.publish import checkpoint_files
 from ..hub.refs import ask, resolve
 from ..hub.refusals import client_errors, reason, refusals_as
 from ..json_values import hub_id
+from ..outside import LOADERS
 from ..plugins import load_object
 from ..record import COMPLETE, StageRecord, fingerprint, now, read_json, write_json, write_text
 from ..release.adapters import sent_instead
+from ..rewards.loading import find_loader
 from ..run_lock import LOCK, sole_writer
 from ..runs.context import RunContext, versions
 from ..runs.data import corpus_settings, data_source, split_files
@@ -77,7 +79,10 @@ def _reproduced(published: Published, context: RunContext) -> dict[str, Any]:
     _check_directory(context.directory, published)
     context.settings(published.stage)
     for _, wanted, group in named_objects(published):
-        load_object(wanted, group=group)
+        if group == LOADERS:
+            find_loader(wanted)
+        else:
+            load_object(wanted, group=group)
     rounded = []
     for role in ("sft", *REWARD_ROLES):
         if (at := published.parent(role)) is not None:

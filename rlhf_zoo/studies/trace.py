@@ -2,6 +2,7 @@
 
 import math
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ from ..hub.refusals import refusals_as
 from ..json_values import at, hub_id
 from ..model_files import load_tokenizer
 from ..models import CRITIC_DIR, load_causal
+from ..outside import is_vouched
+from ..own_runs import FLAG
 from ..plugins import REWARDS, load_object
 from ..ppo.assembly import build_critic, build_rewards
 from ..ppo.base import PPO_STATE
@@ -57,8 +60,8 @@ class TracedPolicy:
     """A policy to trace and what belongs to it.
 
     old: what ρ is measured against, None for the reference; rewards: () where the run had no reward model. resolved:
-    the run's settings, which stand in `where`. trusted: whether they are a run's of this machine, so that what they
-    name may be imported.
+    the run's settings, which stand in `where`. trusted: whether this user's rlhf-zoo wrote them, so that whatever they
+    name may be imported; of any other `outside` says what may be.
     """
 
     policy: Checkpoint
@@ -139,7 +142,7 @@ def _of_run(
         step=step,
         resolved=document.get("resolved") or {},
         where=record.run_file,
-        trusted=True,
+        trusted=record.is_own(),
     )
 
 
@@ -324,7 +327,8 @@ def _scorer(subject: TracedPolicy, reward: Checkpoint, loader: str | None, args:
     if loader is not None and not subject.trusted:
         raise ZooError(
             f"{subject.policy.name} was scored by a reward model that {loader} loads, and no code that a download "
-            "names is imported: trace a run directory, or a policy with another reward model."
+            f"names is imported: trace a run directory of your own, add {FLAG} if the directory is a run that you "
+            "trust, or trace a policy with another reward model."
         )
     return load_reward_model(reward.path, label=args.reward_label, loader=loader)
 
@@ -332,7 +336,11 @@ def _scorer(subject: TracedPolicy, reward: Checkpoint, loader: str | None, args:
 def _functions(
     subject: TracedPolicy, data: Mapping[str, Any], weights: list[float] | None, allowed: Sequence[str]
 ) -> tuple[list[Any], list[float]]:
-    """The reward functions and the weights of all rewards. A download's are imported only where the user names them."""
+    """The reward functions and the weights of all rewards.
+
+    A download's are imported only where `outside` vouches for them or the user names them; those that it pays nothing
+    for are left out otherwise.
+    """
     names = data["reward_funcs"] or []
     model = [] if data["reward_model_path"] is None else [data["reward_model_path"]]
     if subject.rewards and not model:
@@ -351,12 +359,12 @@ def _functions(
     if subject.trusted:
         return [load_object(name, group=REWARDS) for name in names], weights
     by_name = dict(zip(names, weights[len(model) :], strict=True))
-    if missing := [name for name, weight in by_name.items() if weight and name not in allowed]:
+    chosen = [name for name in names if name in allowed or is_vouched(name, REWARDS)]
+    if missing := [name for name, weight in by_name.items() if weight and name not in chosen]:
         raise ZooError(
             f"{subject.policy.name} was rewarded by {', '.join(missing)} too, and no code that a download names is "
-            f"imported unasked: add --reward_funcs {missing[0]!r} if you trust it."
+            f"imported unasked: add --reward_funcs {shlex.quote(missing[0])} if you trust it."
         )
-    chosen = [name for name in names if name in allowed]
     return [load_object(name, group=REWARDS) for name in chosen], weights[: len(model)] + [by_name[n] for n in chosen]
 
 

@@ -205,6 +205,8 @@ def test_where_all_weights_do_not_fit_it_is_lora_on_the_layers_of_the_model(
     """From a Hub: everything is pinned to the commit that was looked at, and configurations and splits are found."""
     monkeypatch.setattr(datasets.config, "HF_ENDPOINT", thread_hub.url)
     miniatures.save("GPT-2", Path("base"))
+    terms = "mit\ncorpus: os:system"  # what a card says is a text, and no further key
+    Path("base/README.md").write_text(f"---\n{yaml.safe_dump({'license': terms})}---\n")
     thread_hub.api().create_repo("local/base")
     thread_hub.api().upload_folder(repo_id="local/base", folder_path="base")
     rows = {split: "".join(json.dumps(row) + "\n" for row in schemas.rows_of("trl-lib/tldr")) for split in "ab"}
@@ -226,6 +228,7 @@ def test_where_all_weights_do_not_fit_it_is_lora_on_the_layers_of_the_model(
     keys = recipe()
     assert keys["sft"]["model_revision"] == thread_hub.api().model_info("local/base").sha
     assert keys["recipe"]["dataset_revision"] == commit
+    assert keys["recipe"]["license"] == terms and "corpus" not in keys["recipe"]
     reads = ("dataset_config", "dataset_train_split", "dataset_test_split")
     assert [keys["reward"][key] for key in reads] == ["pairs", "train_prefs", "test_prefs"]
     assert [keys["sft"][key] for key in reads[:2]] == ["lines", "train"]

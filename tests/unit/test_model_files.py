@@ -163,3 +163,21 @@ def test_files_that_are_no_json_objects_are_one_sentence(tmp_path: Path, name: s
     if name == "config.json":
         with pytest.raises(ZooError):
             load_config(tmp_path, what="The model")
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"attn_implementation": "attacker/kernel"},
+        {"_attn_implementation": {"": "sdpa", "text_config": "attacker/kernel@main"}},
+        {"text_config": {"experts_implementation": "attacker/kernel"}},
+    ],
+)
+def test_a_config_that_names_a_kernel_of_a_repository_is_refused(tmp_path: Path, fields: dict) -> None:
+    """transformers would fetch it, and run it, if the package kernels is installed."""
+    make_policy().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, **fields}))
+    with pytest.raises(ZooError, match=r"names attacker/kernel\S*, a kernel that would be fetched and run"):
+        load_causal(tmp_path)

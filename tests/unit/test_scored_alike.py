@@ -16,6 +16,7 @@ from rlhf_zoo.comparison import Comparison
 from rlhf_zoo.hub.refs import Checkpoint
 from rlhf_zoo.page import subject
 from rlhf_zoo.page.compare import _notes
+from rlhf_zoo.record import StageRecord
 from rlhf_zoo.studies import ensemble
 from rlhf_zoo.studies.policies import _published_labels
 
@@ -33,13 +34,13 @@ def test_the_page_holds_a_reward_model_as_ppo_did(tmp_path: Path) -> None:
     assert [one.model.dtype for one in read] == [torch.bfloat16] * 2
 
 
-@pytest.mark.parametrize("here", [True, False])
+@pytest.mark.parametrize("recorded", ["transformers:AutoModelForSequenceClassification", None])
 def test_code_that_loads_a_reward_model_is_of_this_machine(
-    here: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recorded: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    toys = save_toys(tmp_path / "ppo")
-    if here:
-        (toys.ppo / "run.json").write_text('{"stage": "ppo"}')
+    """The run in whose directory a card lies names it too: a card may have been put there."""
+    toys, here = save_toys(tmp_path / "ppo"), recorded is not None
+    StageRecord(toys.ppo).write(stage="ppo", resolved={"reward_model_loader": recorded})
     card = {"settings": {"reward_model_loader": "transformers:AutoModelForSequenceClassification"}}
     found = Lineage(Checkpoint(str(toys.ppo), toys.ppo), Checkpoint("", toys.sft), Checkpoint("", toys.reward), card)
     monkeypatch.setattr(subject, "find_lineage", lambda *_, **__: found)

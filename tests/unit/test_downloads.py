@@ -1,0 +1,113 @@
+"""A recipe that came from outside names no code: from `pull`, the client or a cache, or as a copy of these."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rlhf_zoo.downloads import DOWNLOADED, MARK, find_download
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.hub.places import Folder, Wanted
+from rlhf_zoo.recipes import copy_recipe, load_recipe
+from rlhf_zoo.runs.settings import recipe_config, stage_settings
+
+pytestmark = pytest.mark.attack
+SHELL = "subprocess:check_output(args='touch executed', shell=True)"
+PPO = {"use_cpu": True, "reward_funcs": ["length"], "max_steps": 1}
+SHARED = {"description": "A toy.", "corpus": "rlhf_zoo.corpora.tiny_world:prepare"}
+
+
+def write_recipe(folder: Path, *, shared: Any = None, ppo: Any = None) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "recipe.yaml").write_text(yaml.safe_dump({**SHARED, **(shared or {})}))
+    (folder / "ppo.yaml").write_text(yaml.safe_dump({**PPO, **(ppo or {})}))
+    return folder
+
+
+def read(folder: Path, **flags: Any) -> None:
+    """As every command that takes a recipe does. flags: of the stage ppo, and of recipe.yaml under `recipe`."""
+    recipe, shared = load_recipe(str(folder)), flags.pop("recipe", {})
+    recipe_config(recipe, shared)
+    stage_settings(recipe, "ppo", flags, shared_flags=shared, output_dir=Path("out"))
+
+
+@pytest.fixture(params=["pull", "client", "cache", "card"])
+def download(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that was downloaded."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / ("models--x--y/snapshots/abc" if request.param == "cache" else "pulled")
+    folder.mkdir(parents=True)
+    if request.param == "pull":
+        Folder("x/y", "a" * 40, folder).settle([], "main")
+    elif request.param == "client":
+        (folder / ".cache/huggingface/download").mkdir(parents=True)
+    elif request.param == "card":
+        (folder / "rlhf_card.json").write_text("{}")
+    return folder
+
+
+BAD: list[tuple[str, dict[str, Any]]] = [
+    ("reward_funcs", {"ppo": {"reward_funcs": ["length", SHELL]}}),
+    ("reward_funcs", {"ppo": {"reward_funcs": ["beside:f"]}}),
+    ("reward_model_loader", {"ppo": {"reward_model_loader": SHELL}}),
+    ("deepspeed", {"ppo": {"deepspeed": "ds.json"}}),
+    ("vllm_server_base_url", {"ppo": {"vllm_server_base_url": "http://elsewhere"}}),
+    ("corpus", {"shared": {"corpus": "beside:f"}}),
+    ("corpus_args", {"shared": {"corpus_args": {"lines": SHELL}}}),
+    ("architecture", {"shared": {"architecture": {"model_type": "llama", "auto_map": {"AutoConfig": "a.B"}}}}),
+    ("judge", {"shared": {"evaluation": {"judge": SHELL}}}),
+    ("judge", {"shared": {"evaluation": {"judge": "llm:gpt-9"}}}),
+    ("judges", {"shared": {"evaluation": {"judges": ["classifier", f"rule:{SHELL}"]}}}),
+    ("lm_eval", {"shared": {"evaluation": {"lm_eval": ["tasks/own.yaml"]}}}),
+]
+
+
+@pytest.mark.parametrize(("key", "keys"), BAD, ids=[f"{key}-{place}" for place, (key, _) in enumerate(BAD)])
+def test_a_recipe_that_was_downloaded_names_no_code(key: str, keys: dict[str, Any], download: Path) -> None:
+    (download / "beside.py").write_text("open('executed', 'w')\ndef f(**_): pass\n")
+    folder = write_recipe(download / "recipe", **keys)
+    with pytest.raises(ZooError, match=rf"which was downloaded,.*{key}"):
+        read(folder)
+    copy = copy_recipe(str(folder), download.parents[0] / "own" / "copied")
+    with pytest.raises(ZooError, match=rf"which was downloaded,.*{key}"):
+        read(copy)
+    assert not Path("executed").exists()
+    (copy / MARK).unlink()  # its user has read it
+    (copy / "rlhf_card.json").unlink(missing_ok=True)
+    if find_download(copy) is None:  # outside of the client's cache
+        assert load_recipe(str(copy)).download is None
+
+
+def test_what_a_download_may_say_and_what_the_user_says(tmp_path: Path) -> None:
+    folder = write_recipe(
+        tmp_path / "toy", shared={"evaluation": {"judge": "llm:gpt-9"}}, ppo={"reward_funcs": [SHELL]}
+    )
+    read(folder)  # the user's own
+    (tmp_path / DOWNLOADED).mkdir(parents=True)
+    with pytest.raises(ZooError, match="which was downloaded"):
+        read(folder)
+    read(folder, reward_funcs=["my:own"], recipe={"evaluation.judge": "llm:gpt-5"})
+    read(write_recipe(tmp_path / "plain", shared={"evaluation": {"judge": "classifier", "lm_eval": ["gsm8k"]}}))
+
+
+def test_a_folder_that_shadows_a_recipe_of_ours_is_a_download_too(download: Path, monkeypatch: Any) -> None:
+    write_recipe(download / "tiny-world", ppo={"reward_funcs": [SHELL]})
+    monkeypatch.chdir(download)
+    with pytest.raises(ZooError, match="which was downloaded"):
+        read(Path("tiny-world"))
+    mine = write_recipe(download.parents[0] / "mine" / "toy")
+    (mine / "ppo.yaml").unlink()
+    (mine / "recipe.yaml").write_text("extends: " + str(download / "tiny-world"))
+    with pytest.raises(ZooError, match="which was downloaded"):
+        read(mine)
+
+
+def test_the_recipes_of_the_package_are_ours_wherever_it_lies() -> None:
+    assert load_recipe("tiny-world").download is None and load_recipe("remarks-count").download is None
+
+
+def test_no_repository_hides_that_it_was_downloaded(tmp_path: Path) -> None:
+    for path in (".cache", ".cache/huggingface", ".cache/huggingface/download"):
+        with pytest.raises(ZooError, match=f"holds a file {path}, which is a folder of the client's"):
+            Folder("x/y", "a" * 40, tmp_path / "pulled").check([Wanted(path, 1, "b" * 40)])
