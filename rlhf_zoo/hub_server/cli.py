@@ -259,7 +259,7 @@ def _running(folder: Path) -> dict[str, Any] | None:
             return None
         pid, address = record["pid"], urlsplit(record["url"])
         connection = HTTPConnection(address.hostname or "", address.port, timeout=5)
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, OSError) as error:
         message = f"{folder / RECORD}, which says where the Hub runs, is damaged ({error or type(error).__name__}): "
         raise ZooError(f"{message}end that Hub if it runs, and remove the file.") from error
     try:

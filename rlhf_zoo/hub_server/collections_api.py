@@ -170,15 +170,19 @@ class CollectionsApi(Api):
         return request.role is not None or not collection["private"]
 
     def _visible(self, request: Request, collection: dict[str, Any]) -> list[dict[str, Any]]:
-        """The items that the caller may know of; strangers see what is public now."""
-        if request.role is not None:
-            return list(collection["items"])
+        """The items that the caller may know of, by the names that they have now; strangers see what is public now."""
         storage, visible = self._access.storage, []
         for item in collection["items"]:
             repo = RepoId(item["type"], *item["id"].split("/"))
+            if not storage.exists(repo):
+                repo = storage.moved(repo) or repo
+            shown = {**item, "id": str(repo)}
+            if request.role is not None:
+                visible.append(shown)
+                continue
             with storage.going_on(repo):
                 if self._access.sees(request, storage.settings(repo)):
-                    visible.append(item)
+                    visible.append(shown)
         return visible
 
     def _answer(self, request: Request, collection: dict[str, Any]) -> Response:

@@ -36,6 +36,7 @@ class LfsApi(Api):
         store = self._storage.large_files(repo)
         items = objects(fields, "objects", most=_MAX_OBJECTS)
         wanted = [(check_oid(item.get("oid")), _size(item.get("size"))) for item in items]
+        self._storage.require_writable()
         free = self._storage.free()
         answers: list[dict[str, Any]] = []
         for oid, size in dict(wanted).items():

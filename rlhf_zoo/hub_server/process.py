@@ -84,7 +84,7 @@ def serve(
         # Requests under way may finish: a commit is worth a moment.
         server.wait_idle(_GRACE_SECONDS)
         for path in ([folder / RECORD] if parent is None else []) + ([Path(ready_file)] if ready_file else []):
-            with suppress(ValueError):  # somebody else's: no JSON, or not ours
+            with suppress(ValueError, OSError):  # somebody else's: no JSON, no file, or not ours
                 if read_json(path) == note:
                     path.unlink(missing_ok=True)
     return server.url

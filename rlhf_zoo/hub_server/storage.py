@@ -253,10 +253,14 @@ class Storage:
         kind = target.parent.parent.name
         (self._moved / f"{kind}--{target.parent.name}--{target.name.removesuffix('.git')}").unlink(missing_ok=True)
 
-    def require_room(self, size: int) -> None:
-        """Fault 507 where nothing can be written, or `size` bytes more would fill the disk: commits need room too."""
+    def require_writable(self) -> None:
+        """Fault 507 where nothing can be written: a sender had better know before it sends."""
         if not os.access(self.root, os.W_OK):
             raise cannot_write(self.root, os.strerror(errno.EROFS))
+
+    def require_room(self, size: int) -> None:
+        """Fault 507 where nothing can be written, or `size` bytes more would fill the disk: commits need room too."""
+        self.require_writable()
         if size > self.free():
             raise disk_full(self.root)
 

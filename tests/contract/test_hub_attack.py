@@ -249,6 +249,14 @@ def test_patterns_that_a_regular_expression_takes_minutes_for(here):
     assert time.process_time() - began < 1
 
 
+def test_headers_of_spaces_take_a_moment(here):
+    """Two runs of spaces with nothing between them are split in as many ways as there are spaces."""
+    began = time.process_time()
+    for header in ("bytes=" + " " * 60_000 + "x", "bytes" + " " * 60_000, "bytes=0" + " " * 60_000 + "x"):
+        assert here.send("GET", f"/{REPO}/resolve/main/.gitattributes", role=None, Range=header).status == 200
+    assert time.process_time() - began < 2
+
+
 def test_a_route_that_says_nothing_of_a_body_reads_none():
     router = Router(lambda repo: True)
     router.add("POST", "/undeclared", lambda request: request.json())

@@ -247,9 +247,14 @@ def test_damaged_tokens_are_one_sentence(
     assert not [one for one in caplog.records if one.levelno >= logging.ERROR]
 
 
-@pytest.mark.parametrize("content", [b"x", b"[1]", b"5", b'{"url": 5, "pid": 5}', b'{"url": "http://[x", "pid": 5}'])
-def test_a_damaged_record_of_the_server_is_one_sentence(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "server.json").write_bytes(content)
+@pytest.mark.parametrize(
+    "content", [b"x", b"[1]", b"5", b'{"url": 5, "pid": 5}', b'{"url": "http://[x", "pid": 5}', None]
+)
+def test_a_damaged_record_of_the_server_is_one_sentence(tmp_path: Path, content: bytes | None) -> None:
+    if content is None:
+        (tmp_path / "server.json").mkdir()
+    else:
+        (tmp_path / "server.json").write_bytes(content)
     for command in ("status", "env", "serve"):
         done = CliRunner().invoke(hub_command, [command, "--root", str(tmp_path)])
         assert (done.exit_code, "server.json" in done.output, done.output.count("\n")) == (2, True, 1), done

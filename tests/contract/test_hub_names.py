@@ -184,6 +184,19 @@ def test_an_old_name_leads_to_the_repository(near_hub: ThreadHub, tmp_path: Path
             api.model_info(name)
 
 
+def test_a_collection_holds_what_was_moved(near_hub: ThreadHub) -> None:
+    api = near_hub.api()
+    slug = api.create_collection("c").slug
+    for name in ("a", "gone"):
+        api.create_repo(f"local/{name}")
+        api.add_collection_item(slug, f"local/{name}", "model", note=name)
+    api.move_repo("local/a", "team/b")
+    api.delete_repo("local/gone")
+    assert [item.item_id for item in near_hub.api(None).get_collection(slug).items] == ["team/b"]
+    assert [item.item_id for item in api.get_collection(slug).items] == ["team/b", "local/gone"]
+    assert [one.slug for one in near_hub.api(None).list_collections(item="models/team/b")] == [slug]
+
+
 def test_there_and_back_again(near_hub: ThreadHub) -> None:
     api = near_hub.api()
     api.create_repo("local/a", repo_type="dataset")
