@@ -229,7 +229,8 @@ def reading_ids(text: Any, tokenizer: PreTrainedTokenizerBase, *, ended: bool) -
     else:
         prompt, said = text[:-1], _content(text[-1])
         said = without_thoughts(said) if strips_thoughts(tokenizer) else said
-        ids, end = [*prompt_ids(prompt, tokenizer), *completion_ids(prompt, said, tokenizer)], end_of_turn(tokenizer)
+        before, behind = _both_ids(prompt, said, tokenizer)
+        ids, end = [*before, *behind], end_of_turn(tokenizer)
     if ended and end is not None and (not ids or ids[-1] != end):
         ids.append(end)
     return ids
@@ -369,12 +370,18 @@ def _ids_of(tokens: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> frozen
 def completion_ids(prompt: Any, completion: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Token ids of a completion's text as it stands behind its prompt, a text or a conversation; the inverse of
     `spoken`."""
+    return _both_ids(prompt, completion, tokenizer)[1]
+
+
+def _both_ids(prompt: Any, completion: str, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+    """Token ids of a prompt, and of a completion's text behind it."""
     before = prompt_ids(prompt, tokenizer)
     if isinstance(prompt, str):
-        return encode_behind(tokenizer, before, prompt_ids(prompt + completion, tokenizer), completion)
+        return before, encode_behind(tokenizer, before, prompt_ids(prompt + completion, tokenizer), completion)
     completion = completion if begins_answer(prompt) else _lead(tokenizer) + completion
     whole = _written(prompt, tokenizer, **_opened(prompt)) + completion
-    return encode_behind(tokenizer, before, tokenizer(whole, add_special_tokens=False)["input_ids"], completion)
+    ids = tokenizer(whole, add_special_tokens=False)["input_ids"]
+    return before, encode_behind(tokenizer, before, ids, completion)
 
 
 _LEADS: WeakKeyDictionary[Any, tuple[Any, str]] = WeakKeyDictionary()

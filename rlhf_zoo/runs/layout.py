@@ -18,6 +18,7 @@ from ..chat import begins_answer, closed, is_conversation, prompt_ids, whole
 from ..errors import ZooError
 from ..limits import option
 from ..plugins import did_you_mean
+from ..reserved import PROMPT_TOKENS
 from .columns import filled, is_text
 from .turns import SHAREGPT, in_our_turns, named_conversations, of_one_kind
 
@@ -136,6 +137,8 @@ def in_form(rows: Dataset, form: Form, *, columns: Mapping[str, str], turns: boo
         rows = _mapped(rows, _first_turns, drop=["messages"])
     if form == "texts":
         rows = _texts(rows, text)
+    elif form == "prompts":  # in a data set, these are some other tokenizer's
+        rows = rows.remove_columns([name for name in (PROMPT_TOKENS, "attention_mask") if name in rows.column_names])
     return _mapped(rows, as_turns) if turns and "prompt" in rows.column_names else rows
 
 
@@ -320,7 +323,7 @@ def _texts(rows: Dataset, text: str) -> Dataset:
     if {"prompt", "completion"} <= names:
         rows = rows.select_columns(["prompt", "completion"])
         return _mapped(rows, _closed) if any(map(begins_answer, rows["prompt"])) else rows
-    return rows.select_columns([text]) if "prompt" in names else rows
+    return rows.select_columns([text])  # trl reads token ids and masks where it finds them
 
 
 def _closed(row: Mapping[str, Any]) -> dict[str, Any]:

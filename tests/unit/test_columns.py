@@ -90,6 +90,16 @@ def test_an_empty_row_that_is_not_chosen_counts_for_nothing() -> None:
     assert read.to_list() == [{"prompt": "a"}]
 
 
+def test_token_ids_that_data_bring_do_not_take_the_place_of_their_text() -> None:
+    """They are of whichever tokenizer made them; trl, and PPO, would learn from these and not from the text."""
+    ids = {"input_ids": [1, 2], "attention_mask": [1, 1], "labels": [1, 2]}
+    rows = datasets.Dataset.from_list([{"text": "a b", "prompt": "a", "solution": "b", **ids}])
+    read = in_form(rows.remove_columns("prompt"), "texts", columns={}, turns=False, text="text", of="It")
+    assert read.column_names == ["text"]
+    read = in_form(rows, "prompts", columns={}, turns=False, text="text", of="It")
+    assert {"prompt", "solution"} <= set(read.column_names) and not {"input_ids", "attention_mask"} & set(read.features)
+
+
 def test_rows_are_kept_above_a_number() -> None:
     rows = datasets.Dataset.from_list([{"at": {"n": n}} for n in (0.1, None, 0.3, 0.31)])
     assert [row["at"]["n"] for row in above(rows, {"at[n]": 0.3}, of="It")] == [0.31]
