@@ -26,6 +26,10 @@ from .wholeness import COMPLETE, damage, seal
 
 SCHEMA = 1
 DAMAGED = "damaged-"
+#: What a card's making leaves in a stage's directory.
+OF_A_CARD = ("README.md", "rlhf_card.json", "plots/*.png", ".eval_results/*.yaml")
+#: In a run's directory, what came of all stages.
+SUMMARY = "summary.json"
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 # The thread that trains and the one that publishes both change run.json.
 _WRITING = threading.RLock()
@@ -367,7 +371,7 @@ class StageRecord:
         return torn + leftovers
 
     def clear(self) -> None:
-        """Delete the record (--restart): its checkpoints, metrics.jsonl, then run.json; other files stay.
+        """Delete the record (--restart): its checkpoints, card, metrics.jsonl, then run.json; other files stay.
 
         run.json goes last, so that after a kill in between what is left still says whose it is.
         """
@@ -376,6 +380,9 @@ class StageRecord:
         self.remove_incomplete()
         for path in self.path.glob(f"{DAMAGED}checkpoint-*"):
             shutil.rmtree(path)
+        for pattern in OF_A_CARD:
+            for path in self.path.glob(pattern):
+                path.unlink()
         self.metrics_file.unlink(missing_ok=True)
         self.run_file.unlink(missing_ok=True)
 

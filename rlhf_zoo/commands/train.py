@@ -55,7 +55,7 @@ def run_one(
         if publisher is not None:
             publisher.drain()
         if done:
-            renew_cards(context)
+            renew_cards(context, stage)
         click.echo(f"{said(context, stage)}\nIn {context.directory / stage}", err=quietly)
         return context.directory / stage
 

@@ -401,13 +401,15 @@ class BasePPOTrainer(GroupsByLength, ShardTrainer, Guarded, ABC):
             given = prompts_of(given, self.args, self.processing_class, self.context, self.narrowest)
         seen: dict[str, list[Tensor]] = defaultdict(list)
         shown, self._shown = self._shown, {}
-        for batch in self.get_eval_dataloader(given):
+        self.callback_handler.eval_dataloader = self.get_eval_dataloader(given)
+        for batch in self.callback_handler.eval_dataloader:
             rows = self.as_rows(batch)
             rollout = self.rollout(rows, stream=EVAL_STREAM)
             estimates = self.estimate(rollout, self.score(rollout, rows))
             for name, each in of_completions(rollout, estimates, self.rewards.names).items():
                 # Over all processes, without the rows that only fill up the last batch.
                 seen[name].append(self.accelerator.gather_for_metrics(each))
+            self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
         self._shown = shown
         metrics = {f"{metric_key_prefix}_{name}": float(torch.cat(each).nanmean()) for name, each in seen.items()}
         self.log({name: value for name, value in metrics.items() if not math.isnan(value)})

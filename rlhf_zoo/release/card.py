@@ -8,7 +8,7 @@ anything of Hugging Face.
 import re
 from collections.abc import Callable, Mapping
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from ..json_values import finite, hub_id
@@ -23,10 +23,12 @@ from .card_parts import TEMPLATES, Metric, StageCard
 from .card_signs import watched
 from .facts import Facts, estimate_at
 from .markdown import Raw
+from .reproducible import obstacle
 
 CARD_FILE = "rlhf_card.json"
 _SCHEMA = 1
 _ROLES = {"base": "base model", **PARENT_TITLES, "value": "value model", "data": "data set"}
+_ON_BASE = "base model, from which PPO started"
 _SETTINGS = (
     "model_name_or_path", "learning_rate", "critic_learning_rate", "lr_scheduler_type", "warmup_ratio", "warmup_steps",
     "weight_decay", "num_train_epochs", "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps",
@@ -138,10 +140,19 @@ def card_json(facts: Facts) -> dict[str, Any]:
         "created": facts.run.get("created"),
         "finished": facts.run.get("finished") if facts.step is None else None,
         "fingerprint": facts.run.get("fingerprint"),
-        "settings": facts.settings,
+        "settings": _named_alone(facts.settings),
         "versions": facts.run.get("versions") or {},
         "command": commands.of_the_run(facts),
     }
+
+
+def _named_alone(value: Any) -> Any:
+    """Settings with the names alone of the files and folders of this machine."""
+    if isinstance(value, Mapping):
+        return {key: _named_alone(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_named_alone(one) for one in value]
+    return PurePath(value).name if isinstance(value, str) and PurePath(value).is_absolute() else value
 
 
 def _index_result(facts: Facts, task: str, data: DataPart, metrics: list[Metric]) -> dict[str, Any]:
@@ -212,11 +223,14 @@ def _render(facts: Facts, card: StageCard, drawn: Mapping[str, Raw]) -> str:
             lineage=_lineage(facts),
             trained_on=of_stage(facts),
             evaluated_on=lambda found=None: evaluated_on(facts, found),
-            settings={key: facts.settings[key] for key in _SETTINGS if facts.settings.get(key) is not None},
+            settings={
+                key: _named_alone(facts.settings[key]) for key in _SETTINGS if facts.settings.get(key) is not None
+            },
             unmeasured=card.unmeasured(facts),
             held_out=_held_out(facts),
             results_file=results_file(facts) if benchmark_results(facts) else None,
             estimate_at=estimate_at,
+            obstacle=obstacle(facts),
             commands=commands,
             **card.words(facts),
         )
@@ -258,9 +272,12 @@ def _lineage(facts: Facts) -> list[tuple[str, Any, Any]]:
     """(what, repository or words, commit or words), ancestors first."""
     order = {role: place for place, role in enumerate(_ROLES)}
     known = {"base": facts.origin, **facts.parents}
+    if facts.on_base:  # it is both
+        known.pop("sft", None)
     lines = []
     for role in sorted(known, key=lambda role: order.get(role, len(order))):
-        lines.append((_ROLES.get(role, role), *_named(role, known[role])))
+        direct = facts.on_base and role == "base"
+        lines.append((_ON_BASE if direct else _ROLES.get(role, role), *_named(role, known[role])))
     saved = [one for one in facts.checkpoints if one.step == facts.at]
     commit = saved[0].commit if saved else None
     what = f"this model, step {facts.at}" if facts.at is not None else "this model"

@@ -15,6 +15,7 @@ class DataPart:
     """Rows of a data set. repo: None of one that is not published; folder: its name on the machine that trained.
 
     share: of the split's prompts, held out or, with `trained`, left out. columns: the stage's -> the data set's.
+    another: whether as large a share of the same split is held out for something else.
     """
 
     repo: str | None
@@ -24,6 +25,7 @@ class DataPart:
     share: float | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
     trained: bool = False
+    another: bool = False
 
     @property
     def name(self) -> str | None:
@@ -35,7 +37,8 @@ class DataPart:
         split = f"the {code(self.split)} split" if self.split else "a split that is not recorded"
         if self.share is not None:
             share = f"{100 * self.share:g}%"
-            split = f"{split} but for {share} of its prompts" if self.trained else f"the {share} held out of {split}"
+            held_out = f"{'another' if self.another else 'the'} {share} held out of {split}"
+            split = f"{split} but for {share} of its prompts" if self.trained else held_out
         return Raw(split + (f", configuration {code(self.config)}" if self.config else ""))
 
     @property
@@ -58,6 +61,8 @@ def stage_key(facts: Facts, key: str) -> Any:
 def of_stage(facts: Facts) -> DataPart:
     """What the stage trained on."""
     share = stage_key(facts, "held_out_share")
+    if facts.stage == "ppo" and finite(share):  # one such share for the evaluation, and another to watch by
+        share = 2 * share
     return _part(facts, stage_key(facts, "dataset_train_split"), share, trained=True)
 
 
@@ -75,16 +80,21 @@ def measured_on(facts: Facts) -> DataPart:
 
 
 def evaluated_on(facts: Facts, found: Mapping[str, Any] | None = None) -> DataPart:
-    """The prompts of ../eval, or of its part `found`. Evaluations from before this was written down had one layout."""
+    """The prompts of ../eval, or of its part `found`, which is measured on prompts of its own.
+
+    Evaluations from before this was written down had one layout.
+    """
     data = facts.evaluation.get("data")
     split = (found or facts.evaluation).get("split", "test")
     if not isinstance(data, Mapping) or "config" not in data:
         return DataPart(*_place(facts), "prompts", str(split))
-    share = (found or data).get("held_out_share")
+    share, own = (found or data).get("held_out_share"), data.get("held_out_share")
+    another = found is not None and finite(share) and finite(own)
+    if found is not None and finite(share) and not finite(own):  # the evaluation's share was to spare: see runs.data
+        share = 2 * share
     repo = hub_id(data.get("location"))
-    return DataPart(
-        repo, None if repo else _place(facts)[1], data["config"], str(split), share if finite(share) else None
-    )
+    place = repo, None if repo else _place(facts)[1]
+    return DataPart(*place, data["config"], str(split), share if finite(share) else None, another=another)
 
 
 def _part(facts: Facts, split: Any, share: Any, *, trained: bool = False) -> DataPart:

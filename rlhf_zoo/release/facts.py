@@ -224,11 +224,18 @@ class Facts:
             if name is None:
                 return {"repo": None, "commit": None} if self.settings else None
             return {"repo": None, "commit": None, "folder": Path(name).name}
+        if self.on_base:
+            return self.parents.get("sft")
         sft = (self.run.get("parents") or {}).get("sft")
         beside = self._beside("sft", sft) if sft else {}
         if beside.get("stage") != "sft":
             return None
         return Facts(self.path.parent / "sft", beside, [], None).origin
+
+    @property
+    def on_base(self) -> bool:
+        """Whether PPO started from a model that the recipe names, and not from the SFT stage of its run."""
+        return self.stage == "ppo" and self.settings.get("model_name_or_path") not in (None, "sft")
 
     @property
     def base(self) -> dict[str, Any] | None:

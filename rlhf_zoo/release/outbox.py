@@ -39,6 +39,7 @@ class Outbox:
         self._idle = True
         self._sent = self._failures = 0
         self._failing: str | None = None
+        self._sending: str | None = None
         self._last_success = time.monotonic()
         self._broken: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
@@ -103,7 +104,7 @@ class Outbox:
                     failing_for = time.monotonic() - max(self._last_success, began)
                     if (self._failing is not None or whatever) and failing_for > patience:
                         return False
-                    sent = self._sent
+                    sent, sending = self._sent, self._sending
                 if bar is None and time.monotonic() - began > 1:
                     count = len(self._sender.due())
                     bar = shown.enter_context(
@@ -112,6 +113,7 @@ class Outbox:
                         )
                     )
                 elif bar is not None:
+                    bar.set_description(f"sending {sending}" if sending else "sending", refresh=False)
                     bar.total = max(bar.total, sent)  # what was sent may bring more: a card, a tag, a branch
                     bar.update(sent - bar.n)
 
@@ -142,6 +144,8 @@ class Outbox:
                 self._idle = not self._woken
                 self._changed.notify_all()
             return True
+        with self._changed:
+            self._sending = upload.what
         try:
             upload.send()
         except client_errors() as error:
@@ -149,6 +153,7 @@ class Outbox:
             return True
         with self._changed:
             self._sent += 1
+            self._sending = None
             self._last_success = time.monotonic()
             if self._failing is not None:
                 log.warning("%s answers again: %s was sent.", self._hub, upload.what)

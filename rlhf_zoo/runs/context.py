@@ -19,6 +19,7 @@ from ..hub.refusals import refusals_as
 from ..recipes import Recipe
 from ..record import StageRecord, fingerprint, first_difference, now, read_json, write_complete, write_json
 from ..run_id import run_id
+from ..stage import STAGES
 from ..wholeness import check_whole
 from .layout import CUTS, HOLDS_OUT
 from .settings import RecipeConfig, StageSettings, recipe_config, stage_settings
@@ -148,6 +149,29 @@ class RunContext:
     def run_id(self, stage: str) -> str:
         """By which the stage's repository knows the run directory that may write there."""
         return run_id(self.record(stage).path.parent)
+
+    def check_begun(self, stage: str, resolved: Mapping[str, Any]) -> None:
+        """Checks that a stage's directory holds no run of other settings.
+
+        Args:
+            stage: The stage, or "data".
+            resolved: The settings that it would have now.
+
+        Raises:
+            ZooError: It does. All that a further run, such as one of another seed, needs is told at once.
+        """
+        record = self.record(stage)
+        places = [StageRecord(record.path.parent / one).read().get("publish") or {} for one in STAGES]
+        taken = [(place.get("hub"), place.get("namespace")) for place in places]
+        mend = "choose another --output_dir"
+        if self.publish and (self.hub.label, self.namespace) in taken:
+            mend += f" with another --namespace, as {self.namespace} has this run's repositories"
+        record.check_fingerprint(
+            resolved,
+            recipe=self.recipe.name,
+            called=self.recipe.called,
+            mend=f"{mend}, or begin again there with --restart",
+        )
 
     def check_recipe(self, stages: Sequence[str]) -> None:
         """Raises ZooError where the record of one of these stages is of another recipe."""

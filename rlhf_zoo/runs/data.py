@@ -223,7 +223,7 @@ def _data_source(context: RunContext, *, again: bool) -> DataSource:
     if not record.run_file.exists() and record.path.is_dir() and any(record.path.iterdir()):
         raise ZooError(f"{record.path} holds files that no run wrote: choose another --output_dir.")
     try:
-        record.check_fingerprint(resolved, recipe=context.recipe.name)
+        context.check_begun("data", resolved)
     except ZooError:
         if not context.restart:
             raise

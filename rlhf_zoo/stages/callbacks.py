@@ -1,7 +1,8 @@
 """What a stage adds to any trainer: metrics on disk, a progress bar, whole checkpoints, sending them, Ctrl-C."""
 
 import shutil
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sized
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ SHOWN = {
     "objective/kl": "kl",
     "completions/eos_rate": "eos",
 }
+SHOWN_EVERY = 0.5  # seconds
 # Times differ from run to run, and a resumed run must have the metrics of an uninterrupted one. The count of tokens
 # began again at 0 in the runs of earlier versions, with which others are compared.
 LEFT_OUT = ("runtime", "samples_per_second", "steps_per_second", "total_flos", "train_loss", "num_tokens")
@@ -43,12 +45,46 @@ def check_room(record: StageRecord, *, least: int = 0) -> None:
 
 
 class Follow(TrainerCallback):
-    """Metrics on disk and a progress bar, which begins with `desc`."""
+    """Metrics on disk and a progress bar, which begins with `desc` and with what is done between two steps."""
 
     def __init__(self, record: StageRecord, desc: str) -> None:
         self._record = record
         self._desc = desc
         self._bar: tqdm | None = None
+        self._described = desc
+        self._batches = 0  # of the evaluation under way
+        self._shown = 0.0
+
+    def _say(self, what: str = "") -> None:
+        """Shows what is being done before the next step; nothing while one is trained."""
+        described = f"{self._desc}, {what}" if what else self._desc
+        if self._bar is not None and described != self._described:
+            self._described, self._shown = described, time.monotonic()
+            self._bar.set_description(described)
+
+    def _say_next(self, control: TrainerControl) -> None:
+        self._batches = 0
+        self._say("evaluating" if control.should_evaluate else "saving" if control.should_save else "")
+
+    def on_prediction_step(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        eval_dataloader: Any = None,
+        **_: Any,
+    ) -> None:
+        self._batches += 1
+        if time.monotonic() - self._shown > SHOWN_EVERY:
+            total = len(eval_dataloader) if isinstance(eval_dataloader, Sized) else None
+            self._say(f"evaluating, batch {self._batches}{f' of {total}' if total else ''}")
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._batches = 0
+        self._say("saving" if control.should_save else "")
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._say()
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._bar = tqdm(
@@ -62,6 +98,7 @@ class Follow(TrainerCallback):
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self._bar is not None:
             self._bar.update(state.global_step - self._bar.n)
+        self._say_next(control)
 
     def on_log(
         self,
@@ -135,9 +172,11 @@ class StageCallback(Follow):
             control.should_save = True
         if control.should_save:
             check_room(self._record)
+        self._say_next(control)
         return control
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        super().on_evaluate(args, state, control)
         self._evaluated = state.global_step
 
     def on_epoch_end(
@@ -147,6 +186,7 @@ class StageCallback(Follow):
         # A complete checkpoint may be on its way to the Hub: it is not written again.
         complete = self._record.checkpoint_path(state.global_step) / COMPLETE
         control.should_save &= not processes.from_first(complete.is_file)
+        self._say_next(control)
         return control
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -156,7 +196,11 @@ class StageCallback(Follow):
             self._finish_checkpoint(checkpoint)
         if not processes.first():
             return
+        # peft writes an empty model card beside each adapter, with this machine's paths. Ours is made when it is sent.
+        for template in checkpoint.rglob("README.md"):
+            template.unlink()
         add_code(checkpoint)
         self._record.mark_complete(checkpoint)
         if self._saved is not None:
             self._saved()
+        super().on_save(args, state, control)

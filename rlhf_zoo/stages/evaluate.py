@@ -11,6 +11,7 @@ from typing import Any
 from datasets import Dataset
 
 from .. import processes
+from ..activity import doing
 from ..devices import on_device
 from ..errors import ZooError
 from ..evaluation.judge_check import JudgeCheck
@@ -92,17 +93,19 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         if SAME_LABELS in config.names:
             _train_judge(context)
         tools = make_evaluator(context, checkpoints["sft"].path)
-        checks = _checked_judges(context, tools, None if own is None else own[0])
+        with doing("eval: looking at the judges"):
+            checks = _checked_judges(context, tools, None if own is None else own[0])
         headline = checks[tools.judge.name]
         paid = training_rewards(context, tools)
-        followed = follow(context, source, tools, standing=_standing(tools, paid, headline))
+        with doing("eval: following the checkpoints"):
+            followed = follow(context, source, tools, standing=_standing(tools, paid, headline))
 
         def compared(step: int) -> HeadToHead:
             checkpoints["ppo"] = context.checkpoint("ppo", step=step)
             policy = load_causal(checkpoints["ppo"].path)
-            return head_to_head(
-                policy, tools, prompts, samples=config.samples, seed=shared.seed, paid=paid, checks=checks
-            )
+            asked: Any = {"samples": config.samples, "seed": shared.seed, "paid": paid, "checks": checks}
+            with doing(f"eval: PPO at step {step} against SFT"):
+                return head_to_head(policy, tools, prompts, **asked)
 
         candidate = None if isinstance(followed, str) else followed.verdict.candidate
         open_choice = (context.record("ppo").read().get("chosen") or {}).get("rule") == "recommended"

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..activity import doing
 from ..hub.publish import MERGED
 from ..model_code import add_code
 from ..model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, AS_SAVED, load_tokenizer
@@ -37,6 +38,11 @@ def save_merged(checkpoint: Path, target: Path, *, dtype: str) -> None:
 
     dtype: what its base was held in while it trained; they are merged in float32 all the same.
     """
+    with doing(f"merging the adapter of {checkpoint.name} into its base"):
+        _save_merged(checkpoint, target, dtype=dtype)
+
+
+def _save_merged(checkpoint: Path, target: Path, *, dtype: str) -> None:
     shutil.rmtree(target, ignore_errors=True)
     tokenizer = load_tokenizer(checkpoint)
     scores = read_json(checkpoint / ADAPTER_CONFIG).get("task_type") == "SEQ_CLS"

@@ -2,19 +2,20 @@
 
 import logging
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from .. import processes
+from ..activity import doing
 from ..chat import words
 from ..errors import ZooError
 from ..evaluator.measure import make_evaluator, measure
 from ..hub.publish import published_tags, unpublished
 from ..hub.refs import resolve
 from ..models import load_causal
-from ..record import read_json
+from ..record import SUMMARY, read_json
 from ..release.adapters import check_plan, sent_instead
 from ..release.card import make_card
 from ..release.sender import claim_repository
@@ -145,16 +146,20 @@ def run(context: RunContext, console: Any, publisher: Publisher | None = None) -
             console.print(f"Every checkpoint and its card is on {context.hub.described}.", highlight=False)
     finally:
         path = write_summary(context, trained=trained)
-        for stage in context.recipe.stages:
-            make_card(context.record(stage).path)  # now that each commit that was sent has its name
+        _make_cards(context, context.recipe.stages)  # now that each commit that was sent has its name
     return path
 
 
-def renew_cards(context: RunContext) -> None:
-    """Makes the cards anew that `run` put into the stages' folders: what they say of a later stage may have changed."""
-    for stage in context.recipe.stages:
-        if ((folder := context.record(stage).path) / "README.md").is_file():
-            make_card(folder)
+def renew_cards(context: RunContext, stage: str) -> None:
+    """Makes the card of a stage that ran, and anew those that lie in folders of the others, which may name it."""
+    there = [one for one in context.recipe.stages if (context.record(one).path / "README.md").is_file()]
+    _make_cards(context, [one for one in context.recipe.stages if one == stage or one in there])
+
+
+def _make_cards(context: RunContext, stages: Iterable[str]) -> None:
+    for stage in stages:
+        with doing(f"{stage}: making the card and its plots"):
+            make_card(context.record(stage).path)
 
 
 def _check_begun(context: RunContext, stage: str) -> None:
@@ -167,9 +172,9 @@ def _check_begun(context: RunContext, stage: str) -> None:
     before = record.read().get("resolved")
     if before and not context.restart:
         kept = {name: before[name] for name in ("data", "parents") if name in before}
-        resolved, recipe = {**settings.resolved, **kept}, context.recipe.name
-        if not record.came_to_nothing(resolved, recipe):
-            record.check_fingerprint(resolved, recipe=recipe, called=context.recipe.called)
+        resolved = {**settings.resolved, **kept}
+        if not record.came_to_nothing(resolved, context.recipe.name):
+            context.check_begun(stage, resolved)
     again = context.restart and record.path.parent == context.directory
     if record.read().get("status") == "finished" and not again:
         context.restore_chosen(stage)
@@ -178,7 +183,7 @@ def _check_begun(context: RunContext, stage: str) -> None:
 
 def _forget(context: RunContext) -> None:
     """Clears all that stages left, and summary.json; what they start from stays until they make it anew."""
-    (context.directory / "summary.json").unlink(missing_ok=True)
+    (context.directory / SUMMARY).unlink(missing_ok=True)
     for record in map(context.record, reversed([*STAGES, "eval"])):
         if record.run_file.exists() and record.path.parent == context.directory:
             record.clear()
@@ -239,7 +244,9 @@ def show(context: RunContext, console: Any) -> None:
         hub, pulled = replace(context.hub, cache=Path(cache)), {}
         for stage in context.recipe.stages:
             repo = context.record(stage).read()["repo"]
-            pulled[stage] = resolve(f"{repo['id']}@{repo['tags'].get('best') or repo['commit']}", hub, own=True).path
+            with doing(f"{stage}: pulling back what was sent"):
+                at = f"{repo['id']}@{repo['tags'].get('best') or repo['commit']}"
+                pulled[stage] = resolve(at, hub, own=True).path
             here = context.checkpoint(stage).path
             if not same_weights(
                 pulled[stage], here, sent_instead(context, context.record(stage), here, Path(altered) / stage)
@@ -284,7 +291,7 @@ def show(context: RunContext, console: Any) -> None:
 
 def verdict(context: RunContext, console: Any) -> None:
     """The headline figures of summary.json."""
-    summary = read_json(context.directory / "summary.json")
+    summary = read_json(context.directory / SUMMARY)
     world = " in a simulated world" if summary["simulated"] else ""
     sft, ppo, win, control = (summary[name] for name in ("sft", "ppo", "win_rate", "control"))
     console.print(

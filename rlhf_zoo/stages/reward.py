@@ -15,6 +15,7 @@ from typing import Any
 from datasets import Dataset
 
 from .. import processes, sharding
+from ..activity import doing
 from ..chat import answer, reading_ids, whole, words
 from ..data import tokenize_prompt
 from ..devices import on_device
@@ -121,7 +122,8 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         model.config.rlhf_zoo = None
         # RewardModel freezes the model and leaves it in evaluation mode; training goes on after this.
         training, needed = model.training, [parameter.requires_grad for parameter in model.parameters()]
-        raw = RewardModel(model, tokenizer, tokenizer).score_texts(scored[0].texts, ended=scored[0].ended)
+        with doing(f"reward: scoring {len(scored[0].texts)} samples of the SFT policy"):
+            raw = RewardModel(model, tokenizer, tokenizer).score_texts(scored[0].texts, ended=scored[0].ended)
         for parameter, needs in zip(model.parameters(), needed, strict=True):
             parameter.requires_grad_(needs)
         model.train(training)
@@ -140,9 +142,9 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         report = {key: model.config.rlhf_zoo[key] for key in ("score_mean", "score_std")}
         if (found := measured[0]) is not None:
             pairs, split = found
-            report |= held_out_report(
-                model, tokenizer, pairs, seed=settings.trainer.seed, utility=_utility(context, settings)
-            )
+            seed, utility = settings.trainer.seed, _utility(context, settings)
+            with doing(f"reward: measuring on {len(pairs)} held-out pairs"):
+                report |= held_out_report(model, tokenizer, pairs, seed=seed, utility=utility)
             report["split"] = split
         return {"reward_model": report}
 

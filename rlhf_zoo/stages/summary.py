@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..record import read_json, write_json
+from ..record import SUMMARY, read_json, write_json
 from ..runs.context import RunContext
 from ..stage import STAGES
 
@@ -23,7 +23,7 @@ def write_summary(context: RunContext, *, trained: bool) -> Path:
     """
     documents = {stage: context.record(stage).read() for stage in (*STAGES, "eval")}
     evaluation = read_json(context.record("eval").path / "evaluation.json") if documents["eval"] else {}
-    path = context.directory / "summary.json"
+    path = context.directory / SUMMARY
     seconds = {stage: round(document.get("seconds", 0.0), 2) for stage, document in documents.items()}
     prepared = context.record("data").read().get("seconds", 0.0)
     # A run that was resumed is described by the largest of its processes.

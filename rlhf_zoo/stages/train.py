@@ -14,6 +14,7 @@ from typing import Any
 from accelerate.state import AcceleratorState
 
 from .. import processes
+from ..activity import doing
 from ..errors import ZooError
 from ..finite import NotFinite
 from ..hub.publish import MERGED, unpublished
@@ -21,7 +22,7 @@ from ..hub.refusals import is_disk_full
 from ..model_code import code_run
 from ..ppo.failures import NoUpdate
 from ..ppo.guards import check_step_size
-from ..record import COMPLETE, StageRecord, checkpoint_step, now
+from ..record import COMPLETE, SUMMARY, StageRecord, checkpoint_step, now
 from ..release.adapters import check_bases
 from ..release.sender import claim_repository, kept_lineage
 from ..runs.choice import choose, promising, prune, thin
@@ -68,6 +69,8 @@ def make_trainer(kind: Callable[..., Any], settings: StageSettings, **parts: Any
     except ValueError as error:
         first = str(error).strip().splitlines()[0].rstrip(".").replace(". ", "; ")
         raise ZooError(f"The settings of the stage {settings.stage} do not work: {first}.") from error
+    # trl writes its own card, of the folder that the base lies in, beside each checkpoint: ours is the run's.
+    trainer.create_model_card = lambda **_: None
     for weight in trainer.model.parameters():  # trl holds adapters on few bits in bfloat16, where small steps vanish
         if weight.requires_grad and settings.model.use_peft and settings.trainer.bf16:
             weight.data = weight.data.float()
@@ -131,12 +134,14 @@ def train_stage(
         # Once made it refuses another precision than that of the stage before.
         if AcceleratorState._shared_state.get("_mixed_precision") != ("bf16" if settings.trainer.bf16 else "no"):
             AcceleratorState._reset_state()
-        trainer = build()
+        with doing(f"{stage}: loading models and data"):
+            trainer = build()
         code = code_lineage(context)
         # Only now: settings that build refuses must not claim the directory, nor cost what lies there.
         if processes.first():
             if plan.again:
                 record.clear()
+                (context.directory / SUMMARY).unlink(missing_ok=True)  # of what was before
                 if publisher is not None:
                     claim_repository(context, stage)  # without the tags of what was cleared
             record.write(
@@ -226,7 +231,7 @@ def _plan(
     recipe = context.recipe.name
     again = record.run_file.exists() and (context.restart or record.came_to_nothing(resolved, recipe))
     if not again:
-        record.check_fingerprint(resolved, recipe=recipe, called=context.recipe.called)
+        context.check_begun(stage, resolved)
     before = {} if again else record.read()
     if before and record.has_trained:
         _check_files(settings, parents, before)

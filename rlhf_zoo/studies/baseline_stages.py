@@ -135,7 +135,6 @@ def sft_again(context: RunContext, folder: Path, flags: Mapping[str, Any]) -> Ru
         context, directory=folder, base=context.directory, own=("sft",), flags=given, publish=False, restart=False
     )
     run_stage(run, "sft")
-    (run.record("sft").path / "README.md").unlink(missing_ok=True)  # trl's, of a model that nobody publishes
     return run
 
 

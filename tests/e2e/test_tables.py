@@ -118,6 +118,7 @@ def adapted(folder, name, **given):
         path = context.checkpoint(stage).path
         files = {file.name for file in path.iterdir()}
         assert "adapter_model.safetensors" in files and "model.safetensors" not in files, stage
+        assert not [*context.record(stage).path.rglob("README.md")], "trl's and peft's templates"
         assert make_card(context.record(stage).path).is_file()
     reward = load_classifier(context.checkpoint("reward").path)
     assert reward.config.rlhf_zoo["score_std"] > 0

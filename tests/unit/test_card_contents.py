@@ -363,7 +363,7 @@ def test_shares_and_columns_of_a_data_set_without_configurations(runs: Path) -> 
     head, body = head_and_body(make_card(runs / "ppo"))
     [result] = head["model-index"][0]["results"]
     assert result["dataset"] == {"name": DATA["repo"], "type": DATA["repo"], "split": "train", "revision": "d" * 40}
-    assert "on the `train` split but for 5% of its prompts of `maker/questions` (prompt in `question`)." in body
+    assert "on the `train` split but for 10% of its prompts of `maker/questions` (prompt in `question`)." in body
     assert "161 prompts of the 5% held out of the `train` split of `maker/questions`, which PPO never saw (the" in body
     assert "`prompts`" not in body and "`test`" not in body
 

@@ -16,8 +16,9 @@ from rlhf_zoo.hub.connect import Hub
 from rlhf_zoo.hub.publish import checkpoint_files
 from rlhf_zoo.models import load_causal
 from rlhf_zoo.record import checkpoint_step
+from rlhf_zoo.release.card import make_card
 from rlhf_zoo.release.sender import Sender
-from rlhf_zoo.stages import evaluate, ppo
+from rlhf_zoo.stages import callbacks, evaluate, ppo
 
 pytestmark = pytest.mark.usefixtures("pictures")
 
@@ -74,6 +75,38 @@ def test_training_stops_after_the_step_asked_for_and_the_limit_leaves_the_last(f
     assert (found["status"], found["chosen"]["rule"]) == ("finished", "last")
 
 
+def test_a_stage_that_began_again_and_was_stopped_has_nothing_of_the_run_before(folder):
+    context = make_context(folder)
+    assert ppo.run(context)
+    make_card(context.record("ppo").path)
+    (folder / "run" / "summary.json").write_text("{}")
+    mine = context.record("ppo").path / "notes.md"
+    mine.write_text("mine")
+    assert {"README.md", "rlhf_card.json", "plots"} <= {path.name for path in mine.parent.iterdir()}
+    assert ppo.run(replace(context, restart=True, stop_after=1))
+    left = {path.relative_to(folder / "run").as_posix() for path in mine.parent.rglob("*") if path.is_file()}
+    assert {one for one in left if "checkpoint-" not in one} == {"ppo/run.json", "ppo/metrics.jsonl", "ppo/notes.md"}
+    assert not (folder / "run" / "summary.json").exists() and steps(folder) == [1]
+
+
+def test_the_bar_says_what_is_done_between_steps(folder, monkeypatch):
+    said = []
+
+    class Bar(callbacks.tqdm):
+        def set_description(self, desc=None, refresh=True):
+            said.append(desc.strip())
+            super().set_description(desc, refresh)
+
+    monkeypatch.setattr(callbacks, "tqdm", Bar)
+    monkeypatch.setattr(callbacks, "SHOWN_EVERY", -1)
+    assert ppo.run(make_context(folder, eval_strategy="steps", eval_steps="6", per_device_eval_batch_size="4"))
+    batches = [line for line in said if "batch" in line]
+    assert batches == [f"ppo, evaluating, batch {number} of {len(batches)}" for number in range(1, len(batches) + 1)]
+    start = said.index("ppo, evaluating")
+    assert len(batches) > 1 and said[start + 1 :] == [*batches, "ppo, saving", "ppo"]
+    assert said[:start].count("ppo, saving") == 5
+
+
 LORA = {"use_peft": "true", "lora_r": "4", "lora_target_modules": "all-linear", "lora_task_type": "CAUSAL_LM"}
 
 
@@ -85,6 +118,7 @@ def test_an_adapter_is_published_on_its_base_and_merged(folder, thread_hub):
     assert {"adapter_model.safetensors", "adapter_config.json"} <= {*sent} and "model.safetensors" not in sent
     assert {"model.safetensors", "config.json", "tokenizer_config.json"} <= {*checkpoint_files(checkpoint / "merged")}
     assert not (context.record("ppo").checkpoint_path(5) / "merged").exists()
+    assert not [*context.record("ppo").path.rglob("README.md")], "peft's empty template, with a path of this machine"
 
     hub = Hub("other", thread_hub.url, "a test")
     Sender(replace(context, hub=hub, publish=True), stages=("sft", "reward", "ppo")).send_all()

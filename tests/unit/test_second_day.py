@@ -1,0 +1,108 @@
+"""What a user meets on the second day: another seed, a base of their own, what a card says can be made again."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from card_run import COMMITS, cells, head_and_body, over_training
+from toy_run import make_context, make_recipe, save_start
+
+from rlhf_zoo import activity
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.hub.connect import Hub
+from rlhf_zoo.record import StageRecord, read_json, write_json
+from rlhf_zoo.release.card import CARD_FILE, make_card
+from rlhf_zoo.studies.published import Published, recipe_of
+
+pytestmark = pytest.mark.usefixtures("placeholders")
+
+BASE = {"repo": "maker/base", "commit": COMMITS["sft"]}
+
+
+def changed(runs: Path, parents: Any = None, **keys: Any) -> str:
+    """The card of PPO under these settings and parents."""
+    record = StageRecord(runs / "ppo")
+    before = record.read()
+    record.write(resolved={**before["resolved"], **keys}, parents=before["parents"] | (parents or {}))
+    return head_and_body(make_card(runs / "ppo"))[1]
+
+
+def test_a_run_straight_on_a_base_names_it_once(runs):
+    body = changed(runs, {"sft": BASE}, model_name_or_path="maker/base")
+    assert cells(body, "base model, from which PPO started")[1:] == ["`maker/base`", f"`{COMMITS['sft']}`"]
+    assert "| SFT policy |" not in body and "| base model | not recorded" not in body
+    folder = {"repo": None, "commit": None, "folder": "mine", "files": "9" * 64, "path": "/home/someone/mine"}
+    body = changed(runs, {"sft": folder}, model_name_or_path="/home/someone/mine")
+    assert cells(body, "base model, from which PPO started")[1:] == ["the folder `mine`", "files `9999999999`"]
+    assert "/home/someone" not in body
+
+
+@pytest.mark.parametrize(
+    ("keys", "parents", "why"),
+    [
+        ({"reward_model_loader": "mine:load"}, {}, "reward_model_loader"),
+        ({"chat_template_path": "mine.jinja"}, {}, "chat_template_path"),
+        ({"reward_funcs": ["mine:score"]}, {}, "reward_funcs from code that no installed package registers"),
+        ({"model_name_or_path": "/home/someone/base"}, {}, "model_name_or_path is a folder"),
+        ({"reward_model_path": ["reward", "ensemble/seed-2/reward"]}, {}, "reward_model_path is a folder"),
+        ({"dataset_name": "/home/someone/data"}, {}, "its data are a file or folder"),
+        ({}, {"sft": {"repo": None, "commit": None, "path": "checkpoint-4"}}, "its SFT policy is not published"),
+    ],
+)
+def test_a_card_prints_no_command_that_is_known_to_be_refused(runs, keys, parents, why):
+    """`reproduce` refuses these, and nothing else of this run."""
+
+    def again() -> None:
+        run, card = StageRecord(runs / "ppo").read(), json.loads((runs / "ppo" / CARD_FILE).read_text())
+        recipe_of(Published("x/toy", Path("nowhere"), COMMITS["sft"], card, run["resolved"], []))
+
+    assert "rlhf-zoo reproduce local/tiny-world-ppo@step-000040" in changed(runs)
+    again()
+    body = changed(runs, parents, **keys)
+    assert "rlhf-zoo reproduce" not in body and "It cannot be made again from what is published, as" in body
+    assert why in body.replace("&#95;", "_")
+    if "reward_model_loader" not in keys:
+        with pytest.raises(ZooError):
+            again()
+
+
+def test_each_part_of_the_data_has_its_own_share(runs):
+    """A twentieth is held out for the evaluation, another to watch by; a tenth is what PPO does not learn from."""
+    share = {"held_out_share": 0.05, "dataset_train_split": "train", "dataset_config": "prompts"}
+    path, part = runs / "eval" / "evaluation.json", {"split": "train", "held_out_share": 0.05}
+    data = {"location": "local/tiny-world", "config": "prompts", **part}
+    write_json(path, {**read_json(path), "split": "train", "data": data, "over_training": over_training() | part})
+    body = changed(runs, **share)
+    assert "trained on the `train` split but for 10% of its prompts" in body
+    assert body.count("5% held out") == 2
+    assert "161 prompts of the 5% held out of the `train` split" in body
+    assert "30 prompts of another 5% held out of the `train` split" in body
+
+
+def test_all_that_another_seed_needs_is_told_at_once(tmp_path):
+    make_recipe(tmp_path)
+    save_start(tmp_path)
+    context = replace(make_context(tmp_path), publish=True)
+    other = {"seed": 2}
+    with pytest.raises(ZooError, match="choose another --output_dir, or begin again there"):
+        context.check_begun("sft", other)
+    place = {"hub": context.hub.label, "namespace": "local", "private": False}
+    context.record("ppo").write(publish=place)
+    for stage in ("sft", "reward"):
+        with pytest.raises(ZooError, match="choose another --output_dir with another --namespace, as local has"):
+            context.check_begun(stage, other)
+    elsewhere = Hub("other", "http://127.0.0.1:8", "a test")
+    for one in (replace(context, namespace="second"), replace(context, hub=elsewhere)):
+        with pytest.raises(ZooError, match="choose another --output_dir, or"):
+            one.check_begun("sft", other)
+
+
+def test_what_has_no_bar_is_said_on_a_terminal(monkeypatch, capsys):
+    with activity.doing("reward: measuring"):
+        pass
+    assert capsys.readouterr().err == "", "no terminal"
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    with activity.doing("reward: measuring"):
+        assert "reward: measuring, 00:00" in capsys.readouterr().err
