@@ -346,12 +346,16 @@ def spoken(
     texts = []
     for prompt, before, ids in zip(prompts, prompt_tokens, completion_tokens, strict=True):
         text = decode_behind(tokenizer, before, ids, keep=tags)
-        if not isinstance(prompt, str) and not begins_answer(prompt):
-            text = text.removeprefix(_lead(tokenizer))
+        text = without_lead(text, prompt, tokenizer)
         if strips:
             text = without_thoughts(text, begun=_thinks(prompt, before, tokenizer))
         texts.append(text)
     return texts
+
+
+def without_lead(text: str, prompt: Any, tokenizer: PreTrainedTokenizerBase) -> str:
+    """A decoded completion without the white space that the template puts before an answer to a conversation."""
+    return text if isinstance(prompt, str) or begins_answer(prompt) else text.removeprefix(_lead(tokenizer))
 
 
 def _thinks(prompt: Any, ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> bool:

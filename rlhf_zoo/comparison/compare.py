@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..actor_critic import ActorCritic
 from ..alignment import Pieces
-from ..chat import as_prompt, spoken, whole
+from ..chat import as_prompt, spoken, whole, without_lead
 from ..data import tokenize_prompt
 from ..devices import MEMORY_ERRORS, best_device, move
 from ..errors import ZooError
@@ -264,9 +264,9 @@ class Comparison:
             logprobs=torch.zeros_like(ids, dtype=torch.float32),  # neither reads them
             ended=torch.tensor([completion.stop == "eos"], device=self.device),
         )
-        completion.finish()
+        asked = as_prompt(request.prompt, self._tokenizer)
+        completion.finish(asked)
         if self._reward is not None:
-            asked = as_prompt(request.prompt, self._tokenizer)
             (text,) = spoken(self._tokenizer, [asked], [request.ids], [completion.pieces.ids])
             completion.reward = float(self._reward.score_samples(samples, [whole(asked, text)])[0])
         if self._critic is not None:
@@ -277,7 +277,7 @@ class _Completion:
     """A completion while it is being written."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]) -> None:
-        self.pieces = Pieces(tokenizer, prompt)
+        self.tokenizer, self.pieces = tokenizer, Pieces(tokenizer, prompt)
         self.drawn: list[Drawn] = []
         self.reward: float | None = None
         self.values: tuple[float, ...] | None = None
@@ -287,8 +287,9 @@ class _Completion:
         self.drawn.append(drawn)
         self.pieces.add(drawn.token)
 
-    def finish(self) -> None:
-        self._text = self.pieces.finish()
+    def finish(self, asked: Any) -> None:
+        """asked: the prompt, a text or a conversation."""
+        self._text = without_lead(self.pieces.finish(), asked, self.tokenizer)
 
     @property
     def stop(self) -> str | None:

@@ -150,6 +150,11 @@ def train_rloo(
     """
     from trl import RLOOConfig, RLOOTrainer
 
+    if any(map(begins_answer, prompts["prompt"])):
+        raise ZooError(
+            "Some prompts end in the assistant's turn, which PPO goes on with, and trl's RLOO would close it and open "
+            "another: compare with dpo or best-of-n."
+        )
     prompts = without_second_bos(prompts, start.tokenizer)
     prompts = prompts.remove_columns(withheld(prompts.column_names))  # trl would call functions with a name twice
     meter = Meter()

@@ -5,13 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from datasets import Dataset
 from toy_run import make_context, make_recipe
 from trainer_fixture import EOS, good, make_tokenizer
 
 from rlhf_zoo.errors import ZooError
+from rlhf_zoo.record import StageRecord
 from rlhf_zoo.rewards import Rewards
 from rlhf_zoo.studies.baseline import betas, default_betas, read_lines
-from rlhf_zoo.studies.baseline_trainers import Meter, dpo_arguments, ppo_reward, rloo_arguments
+from rlhf_zoo.studies.baseline_trainers import Meter, Start, dpo_arguments, ppo_reward, rloo_arguments, train_rloo
 
 
 def rloo(folder: Path, *, episodes: int = 2352, learning_rate: float | None = None, **keys: Any) -> dict[str, Any]:
@@ -60,6 +62,14 @@ def test_a_rollout_that_rloo_cannot_sample(tmp_path: Path) -> None:
         rloo(tmp_path / "a", per_device_train_batch_size=6)
     with pytest.raises(ZooError, match=r"PPO cut its completions .* and RLOO cannot: compare with dpo"):
         rloo(tmp_path / "b", truncate_text=".")
+
+
+def test_prompts_that_begin_an_answer(tmp_path: Path) -> None:
+    begun = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "c"}]
+    start = Start(tmp_path, make_tokenizer(), 0.1, 1, StageRecord(tmp_path), "")
+    terms: Any = {"arguments": {}, "sizes": {}, "missing_eos": {}, "score_clip": None}
+    with pytest.raises(ZooError, match=r"PPO goes on with, and trl's RLOO would close it .* compare with dpo"):
+        train_rloo(start, Dataset.from_list([{"prompt": begun}]), Rewards([good]), **terms)
 
 
 def test_a_learning_rate_of_its_own(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_zoo.alignment import Pieces, TokenText, decode_behind
 from rlhf_zoo.chat import Chat, answer, completion_ids, prompt_ids, reading_ids, spoken, whole, words
+from rlhf_zoo.comparison import Comparison
 from rlhf_zoo.evaluator.judges import RuleJudge, scores
 from rlhf_zoo.evaluator.measure import Evaluator
 from rlhf_zoo.evaluator.written import rewarded, written_samples
@@ -96,6 +97,21 @@ def test_an_answer_to_a_conversation_has_no_space_of_its_template() -> None:
     assert completion_ids(ASKED, "Sure.", tokenizer) == said
     assert reading_ids(whole(ASKED, "Sure."), tokenizer, ended=False) == [*before, *said]
     assert reading_ids(whole(ASKED, "Sure."), tokenizer, ended=True) == [*before, *said, tokenizer.eos_token_id]
+
+
+@pytest.mark.parametrize("template", [None, LLAMA])
+def test_the_page_shows_what_rewards_read(template: str | None) -> None:
+    tokenizer = metaspace(template)
+    tokenizer = tokenizer if template is None else Chat().write(tokenizer)
+    asked: Any = "how is it" if template is None else ASKED
+    policy = make_policy(tokenizer)
+    found = Comparison(ppo=policy, sft=policy, tokenizer=tokenizer, reward=models_of(tokenizer))
+    sides = [found.compare("how is it", seed=seed, max_new_tokens=4).ppo for seed in range(8)]
+    before = prompt_ids(asked, tokenizer)
+    for side in sides:
+        assert [side.completion] == spoken(tokenizer, [asked], [before], [side.token_ids])
+    assert any(side.tokens[0].startswith(" ") for side in sides)
+    assert any(side.completion.startswith(" ") for side in sides) == (template is None)
 
 
 def test_characters_and_tokens_that_both_sides_share() -> None:
