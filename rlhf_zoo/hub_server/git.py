@@ -9,7 +9,7 @@ import shutil
 import stat
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -28,6 +28,8 @@ MAIN = "main"
 _IDENTITY = f"{OWNER} <{OWNER}@localhost>".encode()
 _FILE_MODE = 0o100644
 _FOLDER_MODE = 0o040000
+# Entries of trees that are kept while a repository is open.
+_MOST_ENTRIES = 200_000
 _CONFIG = b"[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = true\n"
 
 
@@ -72,6 +74,7 @@ class GitRepository:
         self._objects = DiskObjectStore(str(path / "objects"))
         self._refs = DiskRefsContainer(str(path))
         self._trees: dict[str, dict[bytes, tuple[int, str]]] = {}
+        self._known_entries = 0
         self._blobs: dict[str, BlobInfo] = {}
 
     def __enter__(self) -> GitRepository:
@@ -246,6 +249,10 @@ class GitRepository:
             found = self._need(tree, "tree")
             with self._reading(tree):
                 entries = {item.path: (item.mode, item.sha.decode()) for item in found.items()}
+            self._known_entries += 1 + len(entries)
+            if self._known_entries > _MOST_ENTRIES:  # a long history of large folders
+                self._trees.clear()
+                self._known_entries = 1 + len(entries)
             self._trees[tree] = entries
         return entries
 
@@ -280,20 +287,52 @@ class GitRepository:
     def last_commits(self, commit: str, paths: list[str]) -> dict[str, str]:
         """For each path, the newest commit (from `commit` backwards) that changed it."""
         changed: dict[str, str] = {}
-        open_paths = {path: self._oid(commit, path) for path in paths}
+        open_paths = set(paths)
+        wanted = _by_folder(open_paths)
+        tree = self.root_tree(commit)
         for current, found in self.history(commit):
-            if not open_paths:
+            parent = self.root_tree(found.parents[0].decode()) if found.parents else None
+            differing = set(self._differing(tree, parent, wanted)) & open_paths
+            if differing:
+                changed |= dict.fromkeys(differing, current)
+                open_paths -= differing
+                wanted = _by_folder(open_paths)
+            if not open_paths or parent is None:
                 break
-            parent = found.parents[0].decode() if found.parents else None
-            for path, oid in list(open_paths.items()):
-                if parent is None or self._oid(parent, path) != oid:
-                    changed[path] = current
-                    del open_paths[path]
+            tree = parent
         return changed
 
-    def _oid(self, commit: str, path: str) -> str | None:
-        entry = self.entry(commit, path)
-        return entry.oid if entry else None
+    def _differing(self, tree: str | None, other: str | None, wanted: _Wanted) -> Iterator[str]:
+        """Those of the wanted paths that are not the same in both trees; equal folders are not looked into."""
+        if tree == other:
+            return
+        mine, others = (self.children(oid) if oid is not None else {} for oid in (tree, other))
+        for name, (path, below) in wanted.items():
+            entry, other_entry = mine.get(name), others.get(name)
+            if entry != other_entry:
+                if path is not None:
+                    yield path
+                if below:
+                    yield from self._differing(_folder_of(entry), _folder_of(other_entry), below)
+
+
+def _folder_of(entry: tuple[int, str] | None) -> str | None:
+    return entry[1] if entry is not None and stat.S_ISDIR(entry[0]) else None
+
+
+#: Name -> the path that ends there, if one does, and what is wanted below it.
+_Wanted = dict[bytes, tuple[str | None, "_Wanted"]]
+
+
+def _by_folder(paths: Iterable[str]) -> _Wanted:
+    wanted: _Wanted = {}
+    for path in paths:
+        level = wanted
+        *folders, name = path.encode(errors="surrogateescape").split(b"/")
+        for folder in folders:
+            level = level.setdefault(folder, (None, {}))[1]
+        level[name] = (path, level.get(name, (None, {}))[1])
+    return wanted
 
 
 class Quarantine:

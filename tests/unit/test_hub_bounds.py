@@ -3,17 +3,24 @@
 import io
 import json
 import struct
+import subprocess
 import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from random import Random
 
 import pytest
 
 from rlhf_zoo.hub_server import cards
+from rlhf_zoo.hub_server import git as git_module
 from rlhf_zoo.hub_server.digested import Digested
 from rlhf_zoo.hub_server.faults import Fault
+from rlhf_zoo.hub_server.git import GitRepository, Quarantine, TreeEdit
+from rlhf_zoo.hub_server.names import RepoId
+from rlhf_zoo.hub_server.storage import Storage
 from rlhf_zoo.hub_server.xet_format import _SHARD_MAGIC, MAX_CHUNKS, chunks_of, parse_shard, read_chunk
 
 ENTRY = struct.Struct("<32s4I")
@@ -107,6 +114,49 @@ def test_what_is_kept_is_bounded() -> None:
         assert known.get(text, reader(text)) == text
     assert [text[0] for text in calls] == ["a", "b", "c", "b", "d", "d"]
     assert known._size == sum(map(len, known._known.values())) <= 100
+
+
+def test_the_last_commit_of_every_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As git tells it, and each commit of the history is read a few times, however many paths are asked for."""
+    storage, repo = Storage(tmp_path), RepoId("model", "local", "m")
+    storage.create(repo, private=False, sdk=None, variables={})
+    random, folder = Random(0), storage.path(repo)
+    with storage.git(repo) as git, Quarantine(folder) as quarantine:
+        edit, parent = TreeEdit(git, git.root_tree(git.head())), git.head()
+        for number in range(40):
+            for _ in range(3):
+                path = random.choice(["a", "b", "d/a", "d/b", "d/e/a", "f/g/h/a"])
+                if random.random() < 0.3:
+                    edit.remove(path, is_folder=False)
+                else:
+                    edit.put(path, quarantine.blob(b"%d" % random.randrange(3)))
+            parent = quarantine.commit(edit.write(quarantine), [parent], str(number))
+        quarantine.migrate()
+        git.write_ref("refs/heads/main", parent)
+    reads = []
+    real = GitRepository.commit
+    monkeypatch.setattr(GitRepository, "commit", lambda git, oid: (reads.append(oid), real(git, oid))[1])
+    for most in (10**6, 3):  # trees that are kept
+        monkeypatch.setattr(git_module, "_MOST_ENTRIES", most)
+        with storage.git(repo) as git:
+            paths = [entry.path for entry in git.walk(git.root_tree(parent))]
+            found = git.last_commits(parent, paths)
+        for path in paths:
+            command = [
+                "git",
+                "-c",
+                "safe.directory=*",
+                "-C",
+                str(folder),
+                "log",
+                "-1",
+                "--format=%H",
+                "main",
+                "--",
+                path,
+            ]
+            assert found[path] == subprocess.run(command, capture_output=True, text=True).stdout.strip(), path
+    assert len(paths) > 5 and len(reads) < 2 * 3 * 42
 
 
 @pytest.mark.parametrize(
