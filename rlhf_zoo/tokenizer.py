@@ -89,6 +89,39 @@ def settle_padding(
     return f"The tokenizer {before}: {said} (id {tokenizer.pad_token_id}) pads from now on, {how}."
 
 
+def pads_apart(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether it has a PAD, and that is not its EOS."""
+    return tokenizer.pad_token not in (None, tokenizer.eos_token)
+
+
+def pad_apart(tokenizer: PreTrainedTokenizerBase, pad_token: str | None, *, of: str, key: str) -> None:
+    """Sees to it that a tokenizer pads with another token than its EOS.
+
+    Args:
+        tokenizer: It takes `pad_token` where it has no PAD of its own, or one that is EOS.
+        pad_token: A token of its vocabulary, or None.
+        of: Whose tokenizer it is.
+        key: The key that names `pad_token`.
+
+    Raises:
+        ZooError: It pads with EOS all the same, or has no such token.
+    """
+    own, end = tokenizer.pad_token, tokenizer.eos_token
+    if pad_token is not None and pad_token not in tokenizer.get_vocab():
+        raise ZooError(f"{key} is {pad_token!r}, which the tokenizer of {of} does not have: give one of its tokens.")
+    if pad_token is not None and pad_token == end:
+        raise ZooError(f"{key} is {pad_token!r}, which is EOS of {of} too: give another of its tokens.")
+    if pads_apart(tokenizer):
+        return
+    if pad_token is None:
+        pads = "has no PAD" if own is None else "pads with its EOS"
+        raise ZooError(
+            f"The tokenizer of {of} {pads}, so that an end could not be told from padding, and a score would be read "
+            f"one token early: name another of its tokens by {key}."
+        )
+    tokenizer.pad_token = pad_token
+
+
 def make_room(model: Any, tokenizer: PreTrainedTokenizerBase) -> bool:
     """Gives PAD an embedding, where the model has none for it: nothing heeds it, but trainers look it up.
 

@@ -111,7 +111,7 @@ def _validate(recipe: str, flags: dict[str, dict[str, Any]]) -> None:
     from ..hub.connect import CLIENT
     from ..hub.refusals import reason
     from ..recipes import load_recipe
-    from ..runs.beginning import check_label, check_response_length, named_models
+    from ..runs.beginning import check_label, check_response_length, check_tokenizers, named_models
     from ..runs.forms import check_forms, check_labeled, check_own_pairs
     from ..runs.judge import with_judge
     from ..runs.loading import check_installed
@@ -138,6 +138,7 @@ def _validate(recipe: str, flags: dict[str, dict[str, Any]]) -> None:
     unseen |= {f"the context of {one.name}": one.unseen for one in models.values() if one.unseen is not None}
     if "ppo" in checked:
         check_label(models, checked["ppo"])
+        check_tokenizers(models, checked["ppo"])
         check_response_length(shared, checked["ppo"], models.get("policy"))
         names = with_judge(shared.evaluation, checked["ppo"]).names
         check_names(names, shared.evaluation.asked_llm, hub=None)

@@ -86,7 +86,11 @@ def look_at_reward_model(name: str) -> list[str]:
     model = _without_weights(AutoModelForSequenceClassification, repo, commit, what)
     tokenizer = load_tokenizer(repo, name=what, revision=commit)
     if tokenizer.pad_token_id is not None and tokenizer.pad_token_id == tokenizer.eos_token_id:
-        raise ZooError(f"{what} pads with its end-of-sequence token, so its score would be read one token early.")
+        raise ZooError(
+            f"{what} pads with its end-of-sequence token, so its score would be read one token early: "
+            "save it in a folder with a tokenizer that has another pad_token, or name one by reward_pad_token in a "
+            "recipe of your own."
+        )
     labels = model.config.id2label
     return [labels[key] for key in sorted(labels)]
 

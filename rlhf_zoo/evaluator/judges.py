@@ -450,17 +450,31 @@ def _check_reward_model(name: str, hub: Hub | None) -> None:
     if hub_id(repo) is None:
         raise ZooError(f"The judge reward:{name} is no folder and no repository: write reward:NAMESPACE/NAME.")
     if hub is not None and _check_on_hub(f"reward:{name}", repo, revision, repo_type="model", hub=hub):
-        read = ask(repo, hub, lambda one: one.snapshot(repo, revision=revision, allow_patterns=["config.json"]))
+        read = ask(
+            repo,
+            hub,
+            lambda one: one.snapshot(
+                repo, revision=revision, allow_patterns=["config.json", "token*", "vocab*", "merges.txt", "special*"]
+            ),
+        )
         _check_outputs(name, read[1])
 
 
 def _check_outputs(name: str, folder: Path) -> None:
-    from ..model_files import json_object
+    from ..model_files import TOKENIZER_FILES, json_object, load_tokenizer
+    from ..tokenizer import pads_apart
 
     path = folder / "config.json"
     labels = labels_in(json_object(path)) if path.is_file() else None
     if labels is not None:
         check_outputs(name, labels)
+    if any((folder / file).is_file() for file in TOKENIZER_FILES):
+        tokenizer = load_tokenizer(folder, name=f"The judge reward:{name}")
+        if not pads_apart(tokenizer):
+            raise ZooError(
+                f"The judge reward:{name} pads with its EOS, so that its score would be read one token early: put it "
+                "in a folder whose tokenizer has another pad_token, and name that."
+            )
 
 
 def check_outputs(name: str, labels: Mapping[Any, str]) -> None:

@@ -244,6 +244,8 @@ def build_rewards(
     """
     models = _listed(reward_model)
     check_ensemble(models, args.reward_ensemble)
+    if args.reward_pad_token is not None and not models:
+        raise ZooError(f"reward_pad_token is {args.reward_pad_token!r}, and there is no reward_model that pads.")
     if args.reward_label is not None and not models:
         raise ZooError(f"reward_label is {args.reward_label!r}, and there is no reward_model whose label it could be.")
     theirs = _listed(reward_tokenizer) or [tokenizer]
@@ -270,7 +272,7 @@ def build_rewards(
         return reward
 
     # The label is that of reward_model; one among reward_funcs is given as a RewardModel with its own.
-    labeled = {"label": args.reward_label, "output": args.reward_output}
+    labeled = {"label": args.reward_label, "output": args.reward_output, "pad_token": args.reward_pad_token}
     ready = [read(one, its, **labeled) for one, its in zip(models, tokenizers, strict=True)]
     if len(ready) > 1:
         ready = [RewardEnsemble(ready, how=args.reward_ensemble, penalty=args.reward_ensemble_lambda)]

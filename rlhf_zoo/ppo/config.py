@@ -91,6 +91,9 @@ class PPOConfig(TrainingArguments):
         None, "Which output of a reward model of several labels is the score, by its name."
     )
     reward_output: str = option("logit", "What of this output: its 'logit', or its 'logprob' among the labels.")
+    reward_pad_token: str | None = option(
+        None, "The PAD of a reward model whose tokenizer has none apart from EOS: one of its tokens."
+    )
     reward_ensemble: str | None = option(
         None, "How several reward models make one score: 'worst', 'mean' or 'mean_minus_variance'."
     )

@@ -33,7 +33,7 @@ _SETTINGS = (
     "model_name_or_path", "learning_rate", "critic_learning_rate", "lr_scheduler_type", "warmup_ratio", "warmup_steps",
     "weight_decay", "num_train_epochs", "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps",
     "max_length", "packing", "simulated_pairs", "preference", "center_rewards_coefficient", "score_samples",
-    "reward_model_path", "reward_label", "reward_output", "reward_model_loader", "reward_ensemble",
+    "reward_model_path", "reward_label", "reward_output", "reward_pad_token", "reward_model_loader", "reward_ensemble",
     "reward_ensemble_lambda", "reward_funcs", "reward_weights", "total_episodes", "num_ppo_epochs", "num_mini_batches",
     "num_generations", "response_length", "response_length_min", "truncate_text", "truncate_after", "skip_equal_scores",
     "temperature", "kl_coef", "kl_in", "kl_estimator", "kl_target", "kl_horizon", "action_level", "cliprange",

@@ -9,7 +9,8 @@ from ..json_values import number
 ENSEMBLES = ("worst", "mean", "mean_minus_variance")
 #: The settings that say it.
 READ = (
-    "reward_label", "reward_output", "reward_ensemble", "reward_ensemble_lambda", "score_centering", "score_scaling",
+    "reward_label", "reward_output", "reward_pad_token", "reward_ensemble", "reward_ensemble_lambda",
+    "score_centering", "score_scaling",
 )  # fmt: skip
 
 
@@ -24,6 +25,8 @@ def reading_of(settings: Any) -> dict[str, Any]:
     read: dict[str, Any] = {}
     if isinstance(label, str):
         read |= {"label": label, "output": "logprob" if given.get("reward_output") == "logprob" else "logit"}
+    if isinstance(given.get("reward_pad_token"), str):
+        read["pad_token"] = given["reward_pad_token"]
     if how in ENSEMBLES:
         read |= {"ensemble": how, "penalty": number(given.get("reward_ensemble_lambda"))}
         for name, key in (("center", "score_centering"), ("scale", "score_scaling")):

@@ -62,6 +62,7 @@ def load_reward(
     place: Callable[[PreTrainedModel], Any],
     label: str | None = None,
     output: str = "logit",
+    pad_token: str | None = None,
     loader: str | None = None,
     ensemble: str | None = None,
     penalty: float | None = None,
@@ -71,8 +72,9 @@ def load_reward(
 ) -> RewardModel | RewardEnsemble:
     """The reward that the models at `paths` give: that of a single one, or of several by `ensemble` and λ = penalty.
 
-    place: brings a model to its device. A model of one output, as one given in place of the run's may be, needs no
-    label, and a single one makes no ensemble. Raises ZooError as `load_reward_model` and `RewardEnsemble` do.
+    place: brings a model to its device. label, output, pad_token: as RewardModel takes them. A model of one output, as
+    one given in place of the run's may be, needs no label, and a single one makes no ensemble. Raises ZooError as
+    `load_reward_model` and `RewardEnsemble` do.
     """
     models = []
     for path in paths:
@@ -80,5 +82,6 @@ def load_reward(
         place(model)
         read: dict[str, Any] = {"label": label, "output": output} if model.config.num_labels != 1 else {}
         tokenizer = load_tokenizer(path)
-        models.append(RewardModel(model, tokenizer, policy_tokenizer, center=center, scale=scale, **read))
+        read |= {"center": center, "scale": scale, "pad_token": pad_token}
+        models.append(RewardModel(model, tokenizer, policy_tokenizer, **read))
     return models[0] if len(models) == 1 else RewardEnsemble(models, how=ensemble, penalty=penalty)

@@ -1,5 +1,6 @@
 """A reward model as a reward: ids where it shares the policy's tokenizer, text where it does not."""
 
+import copy
 import logging
 import math
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,7 @@ from ..model_files import name_of
 from ..models import context_of, has_score_statistics, label_index, score_statistics
 from ..sampling import Samples
 from ..text_ids import frame_of
-from ..tokenizer import highest_id
+from ..tokenizer import highest_id, pad_apart
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +46,8 @@ class RewardModel:
 
     label: of a classifier of several labels, the one whose output is s, by its name or index; output: its logit, or its
     log-probability, among all labels or, where a text may have several, of it alone. Without a label the model has one
-    output; or, as a model of one's own may, one a token, of which the last token's is read.
+    output; or, as a model of one's own may, one a token, of which the last token's is read. pad_token: PAD, of a
+    tokenizer that has none apart from EOS.
     """
 
     def __init__(
@@ -60,17 +62,16 @@ class RewardModel:
         scale: bool = True,
         label: str | None = None,
         output: str = "logit",
+        pad_token: str | None = None,
     ) -> None:
         self.name = name = name_of(getattr(model.config, "_name_or_path", "")) or type(model).__name__
         # A class of one's own tells by its first scores how many it gives.
         own = label is None and not type(model).__module__.startswith("transformers.")
         self.label = None if own else label_index(model.config.id2label or {}, label, name=name)
         self.output = output
-        if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
-            raise ZooError(
-                f"The reward model {name} pads with its end-of-sequence token, so its score would be read one token "
-                "early: give its tokenizer a pad_token of its own."
-            )
+        if pad_token is not None:
+            tokenizer = copy.deepcopy(tokenizer)  # it may be the policy's too
+        pad_apart(tokenizer, pad_token, of=f"the reward model {name}", key="reward_pad_token")
         if model.config.is_encoder_decoder and not isinstance(model.config.eos_token_id, int):
             raise ZooError(
                 f"The reward model {name} has an encoder and no eos_token_id, which is where it reads its score: set "

@@ -15,7 +15,7 @@ from ..model_files import ADAPTER_CONFIG, json_object, load_tokenizer
 from ..models import label_index, labels_in
 from ..rewards.model import say_cut
 from ..stage import REWARD_ROLES
-from ..tokenizer import train_tokenizer
+from ..tokenizer import highest_id, pad_apart, train_tokenizer
 from .context import RunContext
 from .data import to_train
 from .parents import is_member, reward_roles
@@ -119,6 +119,7 @@ def check_named(models: Mapping[str, Named], stages: Mapping[str, StageSettings]
             raise ZooError(refusal(f"The model {model.name}"))
     if "ppo" in stages:
         check_label(models, stages["ppo"])
+        check_tokenizers(models, stages["ppo"])
     policy = models.get("policy")
     if policy is None or "reward" not in stages or not brings_code(policy.config):
         return
@@ -140,6 +141,26 @@ def check_label(models: Mapping[str, Named], ppo: StageSettings) -> None:
         labels = None if found is None or ppo.data.reward_model_loader is not None else labels_in(found.config)
         if found is not None and labels is not None:
             label_index(labels, label, name=found.name)
+
+
+def check_tokenizers(models: Mapping[str, Named], ppo: StageSettings) -> None:
+    """Raises ZooError where a model of PPO's from elsewhere pads with EOS, or has fewer embeddings than tokens."""
+    asked = dict.fromkeys(REWARD_ROLES, (ppo.trainer.reward_pad_token, "reward_pad_token"))
+    if ppo.model.model_name_or_path is not None:
+        asked["policy"] = ppo.data.pad_token, "pad_token of the stage ppo"
+    for role, (pad_token, key) in asked.items():
+        model = models.get(role)
+        if model is None or model.folder is None:
+            continue
+        what = f"the {'policy' if role == 'policy' else 'reward model'} {model.name}"
+        tokenizer = load_tokenizer(model.folder, name=model.name)
+        pad_apart(tokenizer, pad_token, of=what, key=key)
+        rows = (model.config.get("text_config") or model.config).get("vocab_size")
+        if isinstance(rows, int) and rows <= (highest := highest_id(tokenizer)):
+            raise ZooError(
+                f"The tokenizer of {what} has ids up to {highest}, and its config.json a vocab_size of {rows}: give it "
+                "the tokenizer that it was trained with."
+            )
 
 
 def start_of(context: RunContext) -> dict[str, Named]:

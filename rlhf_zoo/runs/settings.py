@@ -121,6 +121,9 @@ class PPOArguments(DataArguments):
     value_model_name_or_path: str | None = option(
         None, "Where the critic starts; None starts it from the reward model."
     )
+    pad_token: str | None = option(
+        None, "PAD of a policy whose tokenizer has none apart from EOS, and which SFT has not settled."
+    )
     ptx_dataset_config: str | None = option("lines", "Configuration whose texts are kept modelling, with ptx_coef.")
     ptx_dataset_split: str = option("train", "Split that these texts come from.")
 

@@ -27,6 +27,7 @@ from ..runs.loading import loading_of
 from ..runs.parents import parent, parent_names, reward_roles
 from ..runs.settings import StageSettings
 from ..stage import REWARD_ROLES
+from ..tokenizer import pad_apart
 from .merged import whole_model
 from .train import quiet, train_stage
 
@@ -46,7 +47,11 @@ def reward_functions(settings: StageSettings) -> list[RewardFunction]:
     check_ensemble(models, settings.trainer.reward_ensemble)
     if not models and not functions:
         raise ZooError("The stage ppo has no reward: give reward_model_path or reward_funcs.")
-    of_model = {"reward_label": settings.trainer.reward_label, "reward_model_loader": data.reward_model_loader}
+    of_model = {
+        "reward_label": settings.trainer.reward_label,
+        "reward_pad_token": settings.trainer.reward_pad_token,
+        "reward_model_loader": data.reward_model_loader,
+    }
     for key, value in of_model.items():
         if value is not None and not models:
             raise ZooError(f"{key} of the stage ppo is {value!r}, and it has no reward model: give reward_model_path.")
@@ -128,7 +133,9 @@ def check_batch(settings: StageSettings, data: dict[str, Any]) -> str:
 
 def policy_tokenizer(context: RunContext, path: Path, data: dict[str, Any]) -> Any:
     """The tokenizer of the policy that PPO starts from; on conversations, with what the recipe says of them."""
-    return context.shared.chat.for_prompts(load_tokenizer(path), data["train_dataset"]["prompt"])
+    tokenizer = load_tokenizer(path)
+    pad_apart(tokenizer, context.settings("ppo").data.pad_token, of="the policy", key="pad_token of the stage ppo")
+    return context.shared.chat.for_prompts(tokenizer, data["train_dataset"]["prompt"])
 
 
 def within_length(settings: StageSettings, tokenizer: Any, data: dict[str, Any]) -> tuple[dict[str, Any], int]:

@@ -42,6 +42,7 @@ from ..runs.loading import loading_of
 from ..runs.pairs import named_pairs, on_pairs, sampling
 from ..runs.settings import StageSettings
 from ..runs.sources import NoSuchPart
+from ..tokenizer import pad_apart
 from ..truncation import Truncation
 from .merged import whole_model
 from .pair_report import held_out_report
@@ -67,11 +68,9 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     sft = context.checkpoint("sft")
     parents = {"sft": sft} | ({} if context.round is None else {"ppo": context.round.before})
     tokenizer = load_tokenizer(sft.path)
-    if tokenizer.pad_token_id == tokenizer.eos_token_id:
-        raise ZooError(
-            f"The tokenizer of {sft.path} pads with its eos_token, so the reward model's score would be read one token "
-            "early: give it a pad_token of its own and train SFT again."
-        )
+    asked = settings.trainer.pad_token
+    pad_apart(tokenizer, asked, of=str(sft.path), key="pad_token of the stage reward")
+    tokenizer.pad_token = asked or tokenizer.pad_token  # as trl will
     if data.simulated_pairs is not None:
         source = _simulated(context, settings, source, sft)
     scored: list[SFTSamples] = []

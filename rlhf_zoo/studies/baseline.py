@@ -50,7 +50,7 @@ Method = Literal["best-of-n", Trained]
 METHODS: tuple[Method, ...] = ("best-of-n", "sft", "rejection", "dpo", "rloo")
 #: Keys of PPO by which a completion is paid, here as there.
 PAID_BY = (
-    "reward_model_path", "reward_model_loader", "reward_label", "reward_output", "reward_ensemble",
+    "reward_model_path", "reward_model_loader", "reward_label", "reward_output", "reward_pad_token", "reward_ensemble",
     "reward_ensemble_lambda", "reward_funcs", "reward_weights", "score_centering", "score_scaling",
 )  # fmt: skip
 #: Those that hold a policy near SFT by a β.

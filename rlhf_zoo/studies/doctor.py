@@ -373,6 +373,7 @@ def _reward_tokenizer(
 ) -> tuple[list[RewardModel], str]:
     args, rewards, said, names = settings.trainer, [], [], parent_names(settings)
     read: dict[str, Any] = {"label": args.reward_label, "output": args.reward_output}
+    read["pad_token"] = args.reward_pad_token
     read |= {"center": args.score_centering == "stored", "scale": args.score_scaling == "stored"}
     for checkpoint, model, role in zip(paid_by, models, REWARD_ROLES, strict=False):
         its = load_tokenizer(checkpoint.path)

@@ -17,7 +17,7 @@ from miniatures import save, two_labels
 from safetensors.torch import load_file, save_file
 from schemas import make_recipe, rows_of, write_data
 from thread_hub import ThreadHub
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from rlhf_zoo.cli import cli
 from rlhf_zoo.errors import ZooError
@@ -28,6 +28,15 @@ from rlhf_zoo.runs import loading
 from rlhf_zoo.stages.pipeline import run_stage
 
 pytestmark = pytest.mark.usefixtures("pictures", "placeholders")
+
+
+def rewarding(folder: Path, base: Path) -> Path:
+    """A reward model with one output, and the tokenizer of `base`."""
+    config = AutoConfig.from_pretrained(base, num_labels=1)
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(base).save_pretrained(folder)
+    return folder
+
 
 NOBODY = "http://127.0.0.1:9"
 
@@ -220,6 +229,35 @@ def test_a_stage_that_ppo_starts_from_and_the_recipe_has_not(
     for words in (["recipes", "validate", "mine"], ["run", "mine", "--hub", "local"]):
         with pytest.raises(ZooError, match=said):
             zoo(*words)
+
+
+def test_a_reward_model_that_pads_with_eos(zoo: Callable[..., None], mine: Path) -> None:
+    """It is told before SFT trains, and a key mends it; so is a judge."""
+    paid = rewarding(Path("paid"), mine)
+    tokenizer = AutoTokenizer.from_pretrained(paid)
+    tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.save_pretrained(paid)
+    on = ("mine", "--ppo.reward_model_path", "paid")
+    key = "--ppo.reward_pad_token"
+    for words in (["recipes", "validate", *on], ["run", *on, "--hub", NOBODY]):
+        with pytest.raises(ZooError, match=r"reward model paid pads with its EOS.*of its tokens by reward_pad_token"):
+            zoo(*words)
+        with pytest.raises(ZooError, match=r"reward_pad_token is '<none>', which the tokenizer of .* does not have"):
+            zoo(*words, key, "<none>")
+        with pytest.raises(ZooError, match=r"reward_pad_token is '.*', which is EOS of .* too"):
+            zoo(*words, key, tokenizer.eos_token)
+    with pytest.raises(ZooError, match=r"judge reward:paid pads with its EOS"):
+        zoo("recipes", "validate", "mine", "--evaluation.judge", "reward:paid")
+    zoo("recipes", "validate", *on, key, "<|fim_pad|>")
+    assert not Path("runs/mine/sft").exists()
+
+
+def test_a_reward_model_with_fewer_embeddings_than_tokens(zoo: Callable[..., None], mine: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(rewarding(Path("paid"), mine))
+    tokenizer.add_tokens(["<one>", "<two>"])
+    tokenizer.save_pretrained("paid")
+    with pytest.raises(ZooError, match=r"reward model paid has ids up to .*, and its config.json a vocab_size of"):
+        zoo("recipes", "validate", "mine", "--ppo.reward_model_path", "paid")
 
 
 def test_what_suits_the_recipe_is_valid(zoo: Callable[..., None], mine: Path) -> None:

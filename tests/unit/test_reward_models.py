@@ -131,8 +131,12 @@ def test_a_model_that_would_be_misread_is_refused() -> None:
     policy, as_eos, without = make_tokenizer(), make_tokenizer(), make_tokenizer()
     as_eos.pad_token, without.pad_token = "<eos>", None
     for tokenizer in (as_eos, without):
-        with pytest.raises(ZooError, match="pads with its end-of-sequence token"):
+        with pytest.raises(ZooError, match=r"(pads with its EOS|has no PAD),.*by reward_pad_token"):
             RewardModel(make_reward_model(), tokenizer, policy)
+        named = RewardModel(model := make_reward_model(), tokenizer, policy, pad_token="<pad>")
+        texts = {"texts": ["abc", "d"], "ended": [True, True]}
+        assert named.score_texts(**texts).equal(RewardModel(model, policy, policy).score_texts(**texts))
+    assert (as_eos.pad_token, without.pad_token) == ("<eos>", None), "they may be the policy's"
     with pytest.raises(ZooError, match="has 2 outputs"):
         RewardModel(make_policy(), policy, policy)
     with pytest.raises(ZooError, match="10 embedding rows and its tokenizer 17 tokens"):
