@@ -70,8 +70,8 @@ STAGE_KEYS: Mapping[str, Kind] = _table(
         dataloader_drop_last remove_unused_columns label_names train_sampling_strategy length_column_name
         num_ppo_epochs num_mini_batches num_generations response_length response_length_min truncate_text truncate_after
         skip_equal_scores temperature stop_token stop_token_id score_centering score_scaling score_clip
-        missing_eos_penalty missing_eos_score reward_label reward_output reward_ensemble reward_ensemble_lambda
-        reward_weights reward_timeout
+        missing_eos_penalty missing_eos_score reward_label reward_output reward_pad_token reward_ensemble
+        reward_ensemble_lambda reward_weights reward_timeout
         kl_coef reference kl_in kl_estimator kl_target kl_horizon action_level gamma lam whiten_rewards
         whiten_advantages cliprange cliprange_high cliprange_sequence dual_clip cliprange_value vf_coef entropy_coef
         ptx_coef loss_aggregation early_stop_kl critic critic_warmup_updates critic_lora merge_adapter ref_load_in_8bit
