@@ -183,6 +183,7 @@ def _head_reports_held_back() -> Iterator[None]:
 
 def _load_model(auto_class: Any, checkpoint: ModelFiles, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A transformers model, without a word about the value head's weights beside its own."""
+    checkpoint.check_config()
     if checkpoint.weights is None and "gguf_file" not in kwargs:
         checkpoint.refuse_pickle("model")
     options = kwargs | {name: checkpoint.hub[name] for name in ADDRESS_ARGUMENTS if name in checkpoint.hub}

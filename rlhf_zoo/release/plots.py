@@ -406,8 +406,11 @@ def _figure(
 ) -> tuple[Any, list[Any]]:
     """A figure and its axes, line by line. Margins and the gap between lines in inches: they are fixed, as
     matplotlib's own layouts take as long again as the drawing."""
+    import matplotlib
     from matplotlib.figure import Figure
 
+    # A matplotlibrc of the working directory, which may be a download, could have each text set by LaTeX, a program.
+    matplotlib.rc("text", usetex=False)
     bottom = 0.6
     inner = (height - top - bottom - gap * (lines - 1)) / lines
     across = (_WIDTH - right - columns * left) / columns

@@ -198,7 +198,8 @@ def check_download(recipe: Recipe, file: str, keys: Mapping[str, Any], flags: Ma
     """
     if recipe.download is None:
         return
-    mark = f"remove {recipe.download}" if recipe.download.name == MARK else f"copy it, and remove {MARK} from the copy"
+    copied = recipe.download.name == MARK
+    mark = f"remove {recipe.download}" if copied else f"remove {MARK} from a copy that `rlhf-zoo recipes copy` makes"
     where = f"{recipe.source('recipe' if file == 'evaluation' else file)}, which was downloaded,"
     mend = f"read the recipe, and {mark} if you trust it"
     kinds = {"recipe": SHARED_KEYS, "evaluation": EVALUATION_KEYS}.get(file, STAGE_KEYS)

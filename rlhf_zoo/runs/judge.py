@@ -13,8 +13,12 @@ from ..rewards.verifiable import Verifiable
 from .classified import GROUPS, STAGE_KEYS, check_key
 from .context import RunContext
 from .evaluation import EvaluationConfig
+from .layout import CUTS, HOLDS_OUT
 from .names import SAME_LABELS
 from .settings import BESIDE_KEYS, StageSettings
+
+#: Keys of PPO by which a reward model's samples are drawn, as its run.json records them.
+SAMPLES = ("response_length", "temperature", *CUTS, *HOLDS_OUT)
 
 
 def evaluation_of(context: RunContext) -> EvaluationConfig:
@@ -56,7 +60,8 @@ def judge_run(context: RunContext) -> RunContext:
     run = as_trained(context, "reward")
     document = context.record("reward").read()
     if document.get("status") == "finished" and "ppo" in document["resolved"] and "ppo" in run.recipe.stages:
-        drawn = {**run.recipe.stages["ppo"], **document["resolved"]["ppo"]}
+        sampling = {key: value for key, value in document["resolved"]["ppo"].items() if key in SAMPLES}
+        drawn = {**run.recipe.stages["ppo"], **sampling}
         flags = {name: {} if name == "ppo" else keys for name, keys in run.flags.items()}
         run = replace(run, recipe=replace(run.recipe, stages={**run.recipe.stages, "ppo": drawn}), flags=flags)
     base = context.record("reward").path.parent

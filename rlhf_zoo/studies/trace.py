@@ -362,9 +362,10 @@ def _functions(
     by_name = dict(zip(names, weights[len(model) :], strict=True))
     chosen = [name for name in names if name in allowed or is_vouched(name, REWARDS)]
     if missing := [name for name, weight in by_name.items() if weight and name not in chosen]:
+        ours = f", or {FLAG} for all that this run names," if subject.where.name == "run.json" else ""
         raise ZooError(
             f"{subject.policy.name} was rewarded by {', '.join(missing)} too, and no code that a download names is "
-            f"imported unasked: add --reward_funcs {shlex.quote(missing[0])} if you trust it."
+            f"imported unasked: add --reward_funcs {shlex.quote(missing[0])}{ours} if you trust it."
         )
     return [load_object(name, group=REWARDS) for name in chosen], weights[: len(model)] + [by_name[n] for n in chosen]
 
