@@ -11,7 +11,7 @@ from ..hub.connect import CLIENT, Hub
 from ..hub.refs import ask
 from ..hub.refusals import reason, refusals_as
 from ..model_code import brings_code, is_trusted, refusal
-from ..model_files import ADAPTER_CONFIG, json_object, load_tokenizer
+from ..model_files import ADAPTER_CONFIG, json_object, load_tokenizer, model_files
 from ..models import label_index, labels_in
 from ..rewards.model import say_cut
 from ..stage import REWARD_ROLES
@@ -168,6 +168,10 @@ def start_of(context: RunContext) -> dict[str, Named]:
     stages = to_train(context)
     models = named_models(stages, context.hub)
     check_named(models, stages)
+    own = "ppo" in stages and stages["ppo"].data.reward_model_loader is not None  # which may read any file
+    for role, model in models.items():
+        if Path(model.name).is_dir() and not (own and role in REWARD_ROLES):
+            model_files(model.name)  # a pickle, or weights that are cut short
     if "policy" not in models and context.record("sft").read().get("status") == "finished" and "sft" not in stages:
         path = context.checkpoint("sft").path
         models["policy"] = Named("the stage sft", str(path), path)

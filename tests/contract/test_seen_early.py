@@ -252,6 +252,14 @@ def test_a_reward_model_that_pads_with_eos(zoo: Callable[..., None], mine: Path)
     assert not Path("runs/mine/sft").exists()
 
 
+def test_a_reward_model_that_is_cut_short(zoo: Callable[..., None], mine: Path) -> None:
+    weights = rewarding(Path("paid"), mine) / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(ZooError, match=r"paid/model\.safetensors is cut short or damaged"):
+        zoo("run", "mine", "--ppo.reward_model_path", "paid", "--hub", NOBODY)
+    assert not Path("runs/mine/sft").exists()
+
+
 def test_a_reward_model_with_fewer_embeddings_than_tokens(zoo: Callable[..., None], mine: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(rewarding(Path("paid"), mine))
     tokenizer.add_tokens(["<one>", "<two>"])
