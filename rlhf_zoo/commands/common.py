@@ -312,7 +312,16 @@ def run_context(
     with (
         writing(*touched),
         settle_hub(hub, push_to_hub=push_to_hub, source=source_hub) as connected,
-        open_run(found, directory, flags, connected, push_to_hub=push_to_hub, namespace=namespace, **options) as run,
+        open_run(
+            found,
+            directory,
+            flags,
+            connected,
+            push_to_hub=push_to_hub,
+            namespace=namespace,
+            asked=push_to_hub or hub is not None,
+            **options,
+        ) as run,
     ):
         names = {name for name in before.keys() | os.environ.keys() if before.get(name) != os.environ.get(name)}
         changed = {name: os.environ.get(name) for name in names}
@@ -364,13 +373,16 @@ def open_run(
     base: Path | None = None,
     variant: str | None = None,
     own: tuple[str, ...] | None = None,
+    asked: bool = True,
 ) -> Iterator[tuple[RunContext, Publisher | None]]:
     """A run, and its outbox where it publishes; what is left is sent when it closes.
 
+    asked: whether the user said where to publish; the embedded Hub that nobody named gets no adapter without its base.
     looking: nothing is published, whatever the flags say. stages, again: see `Sender`. base, variant, own: see
     `RunContext`.
     """
     from ..hub.publish import check_access
+    from ..release.adapters import kept_here
     from ..runs.context import OWN, RunContext
 
     if resume is not None and restart:
@@ -381,10 +393,6 @@ def open_run(
         namespace = namespace or _namespace_before(directory, base, connected)
         namespace = check_access(namespace or ("local" if connected.kind == "local" else None), hub=connected)
         publish = not looking
-    if publish:
-        click.echo(f"Publishing to {namespace}/{found.name}-{f'{variant}-' if variant else ''}*", err=True)
-    else:
-        click.echo(f"Nothing is published{'.' if looking else ': --push_to_hub would.'}", err=True)
     context = RunContext(
         recipe=found,
         directory=directory,
@@ -401,6 +409,14 @@ def open_run(
         own=own or OWN,
         variant=variant,
     )
+    kept = kept_here(context) if publish and not asked else None
+    if kept is not None:
+        context = replace(context, publish=False)
+        click.echo(f"Nothing is published: {kept}", err=True)
+    elif publish:
+        click.echo(f"Publishing to {namespace}/{found.name}-{f'{variant}-' if variant else ''}*", err=True)
+    else:
+        click.echo(f"Nothing is published{'.' if looking else ': --push_to_hub would.'}", err=True)
     if not restart:  # before anything is sent under this recipe's names
         context.check_recipe(["data", *STAGES, "eval"])
     with publishing(context, patience=patience, stages=stages, again=again) as publisher:

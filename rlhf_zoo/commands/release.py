@@ -39,7 +39,10 @@ def card(run: Path, step: int | None) -> None:
 )
 @OVERWRITE
 @TRUST_RUN
-def push(run: Path, resume: bool, hub: str | None, namespace: str | None, private: bool, **options: Any) -> None:
+@click.option("--base", "named", help="Where the model is published that LoRA adapters lie on, if it lay in a folder.")
+def push(
+    run: Path, resume: bool, hub: str | None, namespace: str | None, private: bool, named: str | None, **options: Any
+) -> None:
     """Send what a run saved and the Hub has not yet, in the order it was saved, with its cards.
 
     With --resume: the stages that were to be published, to the Hub and the namespace of that time.
@@ -92,6 +95,10 @@ def push(run: Path, resume: bool, hub: str | None, namespace: str | None, privat
         **options,
     ) as (context, publisher):
         assert publisher is not None
+        if named is not None:
+            from ..release.adapters import name_base
+
+            name_base(context, [folder.name for folder in folders], named)
         publisher.drain()
         for folder in folders:
             repo = StageRecord(folder).read().get("repo") or {}

@@ -7,13 +7,17 @@ from typing import Any
 
 import pytest
 from card_run import COMMITS, cells, head_and_body, over_training
-from toy_run import make_context, make_recipe, save_start
+from toy_run import make_context, make_recipe, save_stage, save_start, trained_policy
+from trainer_fixture import make_tokenizer
 
 from rlhf_zoo import activity
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.connect import Hub
 from rlhf_zoo.record import StageRecord, read_json, write_json
+from rlhf_zoo.release.adapters import check_bases, check_plan, kept_here, name_base
 from rlhf_zoo.release.card import CARD_FILE, make_card
+from rlhf_zoo.release.sender import Sender
+from rlhf_zoo.stages import ppo
 from rlhf_zoo.studies.published import Published, recipe_of
 
 pytestmark = pytest.mark.usefixtures("placeholders")
@@ -97,6 +101,46 @@ def test_all_that_another_seed_needs_is_told_at_once(tmp_path):
     for one in (replace(context, namespace="second"), replace(context, hub=elsewhere)):
         with pytest.raises(ZooError, match="choose another --output_dir, or"):
             one.check_begun("sft", other)
+
+
+LORA = {
+    "use_peft": True, "lora_r": 2, "lora_target_modules": "all-linear", "reward_model_path": None,
+    "reward_funcs": ["toy_run:answered"], "max_steps": 1,
+}  # fmt: skip
+
+
+def test_an_adapter_on_a_base_in_a_folder_trains_here_and_is_published_once_a_hub_has_the_base(tmp_path, thread_hub):
+    """Refused where publishing was asked for; sent with the base that `push --base` names, if that is the very one."""
+    base = save_stage(tmp_path / "elsewhere", "sft", trained_policy(), make_tokenizer())
+    make_recipe(tmp_path, ppo={**LORA, "model_name_or_path": str(base)})
+    for stage in ("sft", "reward"):
+        (tmp_path / "toy" / f"{stage}.yaml").unlink()
+    context = replace(make_context(tmp_path), hub=Hub("other", thread_hub.url, "a test"))
+    for check in (lambda: check_plan(context, "ppo"), lambda: check_bases(context, "ppo", {})):
+        with pytest.raises(ZooError, match="which no Hub has: send that to one"):
+            check()
+    assert str(base) in str(kept_here(context))
+    assert ppo.run(context)
+
+    sent = replace(context, publish=True)
+    with pytest.raises(ZooError, match="--base NAMESPACE/NAME"):
+        Sender(sent, stages=("ppo",)).send_all()
+    api = thread_hub.api()
+    for name, weights in (("other", b"others"), ("base", (base / "model.safetensors").read_bytes())):
+        api.create_repo(f"maker/{name}")
+        api.upload_file(repo_id=f"maker/{name}", path_in_repo="model.safetensors", path_or_fileobj=weights)
+    with pytest.raises(ZooError, match="has other weights than"):
+        name_base(sent, ["ppo"], "maker/other")
+    name_base(sent, ["ppo"], "maker/base")
+    Sender(sent, stages=("ppo",)).send_all()
+    there = json.loads(Path(api.hf_hub_download("local/toy-ppo", "adapter_config.json")).read_text())
+    commit = api.model_info("maker/base").sha
+    assert (there["base_model_name_or_path"], there["revision"]) == ("maker/base", commit)
+    card = json.loads(Path(api.hf_hub_download("local/toy-ppo", CARD_FILE)).read_text())
+    assert (card["base_model"], card["parents"]["sft"]["commit"]) == ("maker/base", commit)
+    name_base(sent, ["ppo"], "maker/base")  # again, for a push to another namespace
+    with pytest.raises(ZooError, match="leave --base out"):
+        name_base(sent, [], "maker/base")
 
 
 def test_what_has_no_bar_is_said_on_a_terminal(monkeypatch, capsys):
