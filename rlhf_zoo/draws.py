@@ -32,25 +32,33 @@ def draw_tokens(logits: Tensor, uniform: Tensor, *, top_p: float = 1.0) -> Tenso
 
 
 def draw(logits: Tensor, uniform: Tensor, *, top_p: float = 1.0) -> tuple[Tensor, Tensor]:
-    """`draw_tokens`, and log π of each token in the whole distribution: (B,) and (B,), of one softmax."""
+    """`draw_tokens`, and log π of each token in the whole distribution: (B,) and (B,), of one softmax.
+
+    softmax's own sum loses precision as the vocabulary grows, so log π is log(p / Σp) with Σp in float64.
+    """
     probabilities = logits.softmax(-1)
     if top_p < 1:
-        tokens = _inverse_cdf(_nucleus(probabilities.double(), top_p), uniform)
+        tokens, _ = _inverse_cdf(_nucleus(probabilities.double(), top_p), uniform)
+        total = probabilities.sum(-1, dtype=torch.float64)
     elif logits.shape[-1] < _BLOCKS_FROM:
-        tokens = _inverse_cdf(probabilities, uniform)
+        tokens, total = _inverse_cdf(probabilities, uniform)
     else:
-        tokens = _inverse_cdf_by_blocks(probabilities, uniform)
-    return tokens, probabilities.gather(-1, tokens.unsqueeze(-1)).squeeze(-1).log()
+        tokens, total = _inverse_cdf_by_blocks(probabilities, uniform)
+    drawn = probabilities.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+    return tokens, (drawn / total).log().to(logits.dtype)
 
 
-def _inverse_cdf(probabilities: Tensor, uniform: Tensor) -> Tensor:
-    """The first token whose cumulative sum, in float64 as V may be large, passes the uniform number. (B, V) -> (B,)."""
+def _inverse_cdf(probabilities: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """The first token whose cumulative sum, in float64 as V may be large, passes the uniform number.
+
+    (B, V) -> (B,), and the sums over all tokens, (B,).
+    """
     cumulative = probabilities.double().cumsum(-1)
     total = cumulative[:, -1]
     _check_sums(total)
     # Rounding may make the product the total itself, which no sum passes.
     target = torch.minimum(uniform.to(cumulative) * total, total.nextafter(torch.zeros_like(total)))
-    return torch.searchsorted(cumulative, target.unsqueeze(-1), right=True).squeeze(-1)
+    return torch.searchsorted(cumulative, target.unsqueeze(-1), right=True).squeeze(-1), total
 
 
 # A float32 sum of 64 is off by less than 16 roundings, 1e-6 of itself; so are the bounds of tokens, and their total.
@@ -58,8 +66,8 @@ _BLOCK, _DOUBT = 64, 2e-6
 _BLOCKS_FROM = 1024
 
 
-def _inverse_cdf_by_blocks(probabilities: Tensor, uniform: Tensor) -> Tensor:
-    """The token of `_inverse_cdf`: of the vocabulary, only the block that holds it is summed in float64.
+def _inverse_cdf_by_blocks(probabilities: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """The tokens and sums of `_inverse_cdf`: of the vocabulary, only the block that holds it is summed in float64.
 
     A row whose number comes so close to a bound of its token that rounding might decide is drawn by `_inverse_cdf`.
     """
@@ -82,8 +90,8 @@ def _inverse_cdf_by_blocks(probabilities: Tensor, uniform: Tensor) -> Tensor:
     tokens = (block * _BLOCK + place).squeeze(1)
     doubtful = (torch.minimum(target - lower, upper - target) < _DOUBT * total).squeeze(1).nonzero().squeeze(1)
     if len(doubtful):
-        tokens[doubtful] = _inverse_cdf(probabilities[doubtful], uniform.to(ends)[doubtful])
-    return tokens
+        tokens[doubtful], _ = _inverse_cdf(probabilities[doubtful], uniform.to(ends)[doubtful])
+    return tokens, total.squeeze(1)
 
 
 def _check_sums(sums: Tensor) -> None:

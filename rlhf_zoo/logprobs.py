@@ -455,24 +455,36 @@ def _pass_of(
         z = _capped(functional.linear(some, weight, bias).float(), after, temperature)
         if holes is not None:
             z.index_fill_(-1, holes, torch.finfo(torch.float32).min / 2)
-        p = z.softmax(-1)
-        total = z.amax(-1) - p.amax(-1).log()
-        logprobs[here] = z.gather(-1, chosen).squeeze(-1) - total
-        entropies[here] = total - torch.einsum("nv,nv->n", p, z)
+        bends = None
+        if sums is not None and after.softcap is not None:
+            bends = 1 - (z * (temperature / after.softcap)).square_()
+        # Σ exp(z − max z) by torch.sum, whose rounding does not grow with the vocabulary as softmax's own sum does.
+        z.sub_(z.amax(-1, keepdim=True))
+        logprobs[here] = z.gather(-1, chosen).squeeze(-1)
+        p = z.exp()
+        total = p.sum(-1)
+        normalizer = total.log()
+        logprobs[here] -= normalizer
+        z.mul_(p)  # p·z from here on
+        entropies[here] = normalizer - z.sum(-1) / total
         if sums is None or slopes is None:
+            del z, p  # before the next chunk is made
             continue
         gain = after.scale / temperature
         by_logprob, by_entropy = slopes(logprobs, entropies)
-        by_logprob = (gain * by_logprob[here]).unsqueeze(-1)
-        bends = None if after.softcap is None else 1 - (z * (temperature / after.softcap)).square_()
+        by_logprob = gain * by_logprob[here]
+        by_p = -by_logprob
         if by_entropy is not None:
-            z.sub_((total - entropies[here]).unsqueeze(-1)).mul_(p).mul_((-gain * by_entropy[here]).unsqueeze(-1))
-        grad = p.mul_(-by_logprob).scatter_add_(-1, chosen, by_logprob)
+            by_entropy = gain * by_entropy[here]
+            by_p = by_p - by_entropy * (entropies[here] - normalizer)
+        grad = p.mul_((by_p / total).unsqueeze(-1))
         if by_entropy is not None:
-            grad.add_(z)
+            grad.addcmul_(z, (-by_entropy / total).unsqueeze(-1))
+        grad.scatter_add_(-1, chosen, by_logprob.unsqueeze(-1))
         if bends is not None:
             grad.mul_(bends)
             if holes is not None:
                 grad.index_fill_(-1, holes, 0)  # 0·∞ there
         sums.add(here, some, weight, grad.to(dtype))
+        del z, p, grad, bends
     return logprobs, entropies

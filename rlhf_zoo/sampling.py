@@ -26,9 +26,10 @@ from .errors import ZooError
 # 3: the rows of a pass end together, which orders PPO's sums otherwise.
 # 4: a critic on the policy's trunk reads it while completions are sampled.
 # 5: a pass in bf16 on a CPU has up to 2,048 tokens; where passes have other than 512, their padding is the least.
-SAMPLER = 5
+# 6: the normalizer of log π is summed more precisely; the tokens are those of 5.
+SAMPLER = 6
 # The version since which a stage, or PPO of a kind, computes the same bits.
-SAME_BITS_SINCE = {"reward": 2, "ppo": 3, "critic shared": 4, "passes of other sizes": 5}
+SAME_BITS_SINCE = {"reward": 2, "passes of other sizes": 5, "ppo": 6}
 
 
 # Of what a head reads, (N, H): V of the state before N tokens, (N,).

@@ -303,7 +303,6 @@ def _notes(published: Published) -> list[str]:
     sampler = str(published.versions.get("sampler", "1"))  # not recorded by the first
     kinds = {
         published.stage: True,
-        "critic shared": own.get("critic") == "shared",
         "passes of other sizes": own.get("max_tokens_per_micro_batch") or (own.get("bf16") and own.get("use_cpu")),
     }
     since = [version for kind, version in SAME_BITS_SINCE.items() if kinds.get(kind)]

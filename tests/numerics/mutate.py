@@ -46,6 +46,7 @@ class Mutation:
 
 MUTATIONS = [
     Mutation("selected_logprobs", "sign of the normaliser", "chosen - logits", "chosen + logits"),
+    Mutation("log_softmax", "sign of the normaliser", "logits - logits", "logits + logits"),
     Mutation("entropy", "sign", "return -(", "return ("),
     Mutation("masked_mean", "divides by all positions", "/ mask.sum()", "/ mask.numel()"),
     Mutation("masked_moments", "padding counted in the sums", "x.masked_fill(~mask, 0).double()", "x.double()"),
@@ -62,7 +63,7 @@ MUTATIONS = [
     Mutation("kl_penalty", "k2 not squared", "0.5 * k1.square()", "0.5 * k1.abs()"),
     Mutation("exact_kl", "averaged under the reference", "(logps.exp()", "(ref_logps.exp()"),
     Mutation("exact_kl", "the other way round", "logps - ref_logps", "ref_logps - logps"),
-    Mutation("exact_kl", "reference not normalised", "ref_logits.log_softmax(-1)", "ref_logits"),
+    Mutation("exact_kl", "reference not normalised", "log_softmax(ref_logits)", "ref_logits"),
     Mutation("kl_loss", "ratio upside down", "logprobs - old_logprobs", "old_logprobs - logprobs"),
     Mutation("kl_loss", "k2 without the ratio", '"k2":\n        return ratio.detach() * ', '"k2":\n        return '),
     Mutation("kl_loss", "k2's gradient through ρ", '"k2":\n        return ratio.detach()',

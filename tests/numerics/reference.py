@@ -53,6 +53,15 @@ def selected_logprobs(logits: ArrayLike, tokens: ArrayLike) -> Array:
     return out
 
 
+def log_softmax(logits: ArrayLike) -> Array:
+    """(..., V) -> (..., V)."""
+    scores = np.asarray(logits, dtype=np.float64)
+    out = np.zeros(scores.shape)
+    for index in np.ndindex(*scores.shape[:-1]):
+        out[index] = _log_softmax([float(s) for s in scores[index]])
+    return out
+
+
 def entropy(logits: ArrayLike) -> Array:
     """−Σ p log p, with 0 log 0 = 0: (..., V) -> (...)."""
     scores = np.asarray(logits, dtype=np.float64)

@@ -38,6 +38,11 @@ def test_selected_logprobs_of_logits_too_large_to_exponentiate() -> None:
     same(functional.selected_logprobs(f64([1000.0, 1000.0]), torch.tensor(0)), -LN2)
 
 
+def test_log_softmax() -> None:
+    logits = f64([[LN2, 0.0, 0.0, -math.inf], [1000.0, 1000.0, -1000.0, -math.inf]])
+    same(functional.log_softmax(logits), [[-LN2, -2 * LN2, -2 * LN2, -math.inf], [-LN2, -LN2, -2000 - LN2, -math.inf]])
+
+
 def test_entropy() -> None:
     # (1/2, 1/4, 1/4): 1.5 log 2; uniform over 3: log 3; all on one token: 0; a token of probability 0 adds nothing.
     logits = f64([[LN2, 0.0, 0.0], [4.0, 4.0, 4.0], [0.0, -2000.0, -2000.0], [0.0, 0.0, -math.inf]])

@@ -154,6 +154,7 @@ def _shape_scores(**settings: float) -> Case:
 
 CASES: dict[str, Case] = {
     "selected_logprobs": _selected_logprobs,
+    "log_softmax": lambda draw: both("log_softmax", _logits(draw)),
     "entropy": lambda draw: both("entropy", _logits(draw)),
     "masked_mean": lambda draw: both("masked_mean", draw.normal() + 0.5, draw.mask()),
     "masked_moments": lambda draw: both("masked_moments", draw.normal() + 0.5, draw.mask()),
