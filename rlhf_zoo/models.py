@@ -346,16 +346,18 @@ def critic_from(
     *,
     center: bool = True,
     scale: bool = True,
+    weight: float = 1.0,
     share: bool = False,
     revision: str | None = None,
 ) -> PreTrainedModel:
     """A critic, one value per token: a token classifier with one output, transformers' own where the family has one.
 
-    From a reward model it takes trunk and head; scores shaped as (s−μ)/σ make the head W/σ and its bias −μ/σ, with μ
-    only if they are centered and σ only if they are scaled. N+ (arXiv:2403.17031) detail 22. From a causal model it
-    takes the trunk, and its head starts at 0. A path or Hub id is loaded, as a critic where it is one; a critic's
-    adapter is merged into its base. share: its trunk is the very weights of `source`, for what will stand still.
-    Raises ZooError for a model with an encoder, which would see what comes later.
+    From a reward model it takes trunk and head; scores shaped as w·(s−μ)/σ make the head w·W/σ and its bias −w·μ/σ,
+    with μ only if they are centered and σ only if they are scaled; `weight` is w, what the score counts in the reward.
+    N+ (arXiv:2403.17031) detail 22. From a causal model it takes the trunk, and its head starts at 0. A path or Hub id
+    is loaded, as a critic where it is one; a critic's adapter is merged into its base. share: its trunk is the very
+    weights of `source`, for what will stand still. Raises ZooError for a model with an encoder, which would see what
+    comes later.
     """
     if not isinstance(source, PreTrainedModel):
         what = f"The critic {source}"
@@ -373,7 +375,7 @@ def critic_from(
                 return load_model(_token_classifier(type(config), trunk), source, what=what, revision=revision)  # type: ignore[arg-type]
         scored = kind == "SEQ_CLS" or str(kind).endswith("ForSequenceClassification")
         loader: Any = load_classifier if scored else load_causal
-        return critic_from(loader(source, revision=revision), center=center, scale=scale)
+        return critic_from(loader(source, revision=revision), center=center, scale=scale, weight=weight)
     scored = type(source).__name__.endswith("ForSequenceClassification")
     if scored and source.config.num_labels != 1:
         raise ZooError(
@@ -400,9 +402,9 @@ def critic_from(
             "so no critic could begin at its scores: give a value_model."
         )
     if share:
-        for name, weight in source.base_model.named_parameters():
+        for name, parameter in source.base_model.named_parameters():
             module, _, leaf = name.rpartition(".")
-            setattr(critic.base_model.get_submodule(module), leaf, weight)
+            setattr(critic.base_model.get_submodule(module), leaf, parameter)
     critic.name_or_path = source.name_or_path  # what an adapter of the critic will name as its base
     target = _head(critic)
     with torch.no_grad():
@@ -412,9 +414,9 @@ def critic_from(
         if scored:
             mean, std = score_statistics(source)
             mean, std = mean if center else 0.0, std if scale else 1.0
-            target.weight.copy_(_head(source).weight / std)
+            target.weight.copy_(weight * _head(source).weight / std)
             if target.bias is not None:
-                target.bias.fill_(-mean / std)
+                target.bias.fill_(-weight * mean / std)
     config.rlhf_zoo = None
     return critic
 

@@ -316,18 +316,20 @@ def build_critic(
             raise ZooError(
                 f"value_model has the type {type(value_model).__name__}: give a model, its path or its Hub id."
             )
-        return critic_from(value_model, **shaped)
+        return critic_from(value_model, **shaped, weight=_weight_as_reward(value_model, rewards))
     if args.critic == "shared":
         return shared_value_head(policy)
-    sharing = [reward.model for reward in rewards.models if _begins_critic(reward)] if rewards is not None else []
+    weighted = rewards.weighted_models if rewards is not None else []
+    sharing = [(reward.model, weight) for reward, weight in weighted if _begins_critic(reward)]
     if args.critic == "reward" and not sharing:
         raise ZooError(
             "critic is 'reward', and no reward is a model of one output with the policy's tokenizer: give 'policy'."
         )
     if sharing and args.critic != "policy":
         # A head in float32 reads what a trunk in fewer bits says only where both compute in bf16.
-        fits = args.bf16 or sharing[0].dtype == torch.float32
-        return critic_from(sharing[0], **shaped, share=share and fits)
+        model, weight = sharing[0]
+        fits = args.bf16 or model.dtype == torch.float32
+        return critic_from(model, **shaped, weight=weight, share=share and fits)
     if getattr(policy, "is_quantized", False):
         if args.critic == "policy":
             raise ZooError("critic is 'policy', whose weights are in few bits and cannot be copied: give 'shared'.")
@@ -340,6 +342,18 @@ def build_critic(
     if not all(name in base and torch.equal(weight, base[name]) for name, weight in merged.state_dict().items()):
         critic.name_or_path = ""  # an adapter of the critic must not name the policy's base as its own
     return critic
+
+
+def _weight_as_reward(value_model: PreTrainedModel | str | Path, rewards: Rewards | None) -> float:
+    """What the score of `value_model` counts in the reward, where it is one of the reward models or of its files."""
+
+    def name(model: Any) -> str:
+        return str(getattr(model.config, "_name_or_path", "")) if isinstance(model, PreTrainedModel) else str(model)
+
+    for reward, weight in rewards.weighted_models if rewards is not None else ():
+        if reward.model is value_model or (name(value_model) and name(reward.model) == name(value_model)):
+            return weight
+    return 1.0
 
 
 def _begins_critic(reward: RewardModel) -> bool:

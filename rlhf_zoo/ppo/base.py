@@ -22,7 +22,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallba
 from .. import functional as F
 from ..actor_critic import ActorCritic
 from ..by_length import GroupsByLength
-from ..data import unstacked
 from ..errors import ZooError
 from ..finite import SKIPPED, Guarded, NotFinite
 from ..reserved import PROMPT_INDEX
@@ -40,6 +39,7 @@ from .frozen import at_hand, place
 from .guards import KLWatch, ReferenceWatch
 from .metrics import Progress, critic_health, of_completions
 from .phases import Phases
+from .reading import PromptReader
 from .rollout import Advantages, Rollout
 from .whole import PPO_COMPLETE, Complete
 
@@ -47,7 +47,7 @@ PPO_STATE = "ppo_state.json"
 TRAIN_STREAM, EVAL_STREAM, LOOP_STREAM = 0, 1, 2
 
 
-class BasePPOTrainer(GroupsByLength, ShardTrainer, Guarded, ABC):
+class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
     """A Trainer of a policy and its critic. Its abstract methods are the steps of an update that evaluation needs."""
 
     args: PPOConfig
@@ -217,10 +217,6 @@ class BasePPOTrainer(GroupsByLength, ShardTrainer, Guarded, ABC):
         n, total, _ = self.moments(x).tolist()
         return total / n if n else math.nan
 
-    def index_here(self, place: int) -> int:
-        """An index of a prompt at `place` among this process's own, which no other process gives a prompt of its."""
-        return place * self.args.world_size + self.args.process_index
-
     def look(self, progress: Progress) -> None:
         """Has the processes agree on whether the step under way has a loss that is a number.
 
@@ -324,13 +320,6 @@ class BasePPOTrainer(GroupsByLength, ShardTrainer, Guarded, ABC):
         whole = [path.parent for path in Path(self.args.output_dir or ".").glob(f"checkpoint-*/{PPO_COMPLETE}")]
         return str(max(whole, key=lambda path: int(path.name.rpartition("-")[2]))) if whole else None
 
-    def as_rows(self, batch: Any) -> list[dict]:
-        """A batch as the collator gave it, as one mapping a prompt, with unpadded token ids."""
-        if not isinstance(batch, Mapping):
-            return list(batch)
-        rows = unstacked(batch, self.processing_class)
-        return [{PROMPT_INDEX: self.index_here(len(self._waiting) + place)} | row for place, row in enumerate(rows)]
-
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Trains. resume_from_checkpoint: a checkpoint, or True for the last one of output_dir that is whole.
 
@@ -402,8 +391,7 @@ class BasePPOTrainer(GroupsByLength, ShardTrainer, Guarded, ABC):
         seen: dict[str, list[Tensor]] = defaultdict(list)
         shown, self._shown = self._shown, {}
         self.callback_handler.eval_dataloader = self.get_eval_dataloader(given)
-        for batch in self.callback_handler.eval_dataloader:
-            rows = self.as_rows(batch)
+        for rows in self.rows_of(self.callback_handler.eval_dataloader):
             rollout = self.rollout(rows, stream=EVAL_STREAM)
             estimates = self.estimate(rollout, self.score(rollout, rows))
             for name, each in of_completions(rollout, estimates, self.rewards.names).items():
@@ -426,8 +414,7 @@ class BasePPOTrainer(GroupsByLength, ShardTrainer, Guarded, ABC):
             raise ZooError("generate_completions() samples held-out prompts: give eval_dataset.")
         table: dict[str, list[Any]] = {"prompt": [], "completion": [], "score": []}
         held_out = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"": self.eval_dataset}
-        for batch in chain.from_iterable(map(self.get_eval_dataloader, held_out.values())):
-            rows = self.as_rows(batch)
+        for rows in chain.from_iterable(map(self.rows_of, map(self.get_eval_dataloader, held_out.values()))):
             rollout = self.rollout(rows, stream=EVAL_STREAM)
             texts, scored = self.decode_and_score(rollout, rows)
             for name, column in zip(table, (texts.prompts, texts.completions, scored.total.tolist()), strict=True):

@@ -26,7 +26,7 @@ from ..reference import Reference
 from ..sampling import Samples, Vocabulary, base_of, sample
 from .failures import Unscored
 
-# Far above what bf16 or 8 bit make of equal models, far below the KL of models that differ. Nats per completion.
+# Far above what float32 makes of equal models, far below the KL of models that differ. Nats per completion.
 START_KL = 0.5
 # Mean |log ρ| of the first pass. The sampler's cached pass and the training pass differ by rounding: 1e-6 in float32 on
 # a CPU, 1e-3 where a GPU multiplies in TF32, some hundredths in bf16.
@@ -235,22 +235,45 @@ def check_step_size(model: Any, rate: float, *, of: str) -> None:
 # In the first update, and in each
 
 
-def check_start(kl: float, *, at_reference: bool = True) -> None:
-    """Raises ZooError if the first rollout of a run that begins at its reference has a KL, in nats per completion.
+def check_start(
+    logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, *, precision: torch.dtype, at_reference: bool = True
+) -> None:
+    """Raises ZooError if the first rollout of a run that begins at its reference is too far from it.
 
-    at_reference False: the reference is a model of the user's choice, so it is only warned of.
+    The mean KL of a completion may be START_KL, or what rounding of log π by r a token makes of it: ½r² for each token,
+    and in few bits 3 standard errors, as the noise of a long completion's tokens adds up. What is within these and
+    above START_KL is warned of by the name of the precision.
+
+    Args:
+        logprobs, ref_logprobs, mask: (B, T) of the rollout.
+        precision: what the policy computes in.
+        at_reference: False where the reference is a model of the user's choice, so it is only warned of.
+
+    Raises:
+        ZooError: The run begins at its reference, and the first rollout does not.
     """
+    by_token, count = (logprobs - ref_logprobs)[mask].double(), len(mask)
+    kl = float(by_token.sum()) / count
     if abs(kl) < START_KL:
         return
-    if not at_reference:
+    # Of tokens, whose rounding is independent, and not of completions: few of these, or unequal lengths, mislead.
+    error = float(by_token.square().sum()) ** 0.5 / count
+    coarse, bits = precision != torch.float32, str(precision).removeprefix("torch.")
+    rounding = RATIO_ROUNDING.get(precision, RATIO_ROUNDING[torch.bfloat16])
+    bound = 0.5 * rounding**2 * float(mask.sum()) / count + (3 * error if coarse else 0.0)
+    away = f"The first rollout is {kl:.3g} ± {error:.2g} nats a completion from the reference"
+    if abs(kl) < bound:
         warn_of(
-            f"The first rollout is {kl:.3g} nats a completion from the reference, and a run usually begins at it: "
-            "check that ref_model is the SFT policy."
+            f"{away}, and {bits} alone can make it {bound:.2g}: sampling and the reference round differently, so KL is "
+            "no more precise than that; load the models in float32, or sample more completions an update."
         )
+    elif not at_reference:
+        warn_of(f"{away}, and a run usually begins at it: check that ref_model is the SFT policy.")
     else:
+        beyond = f" and {bits} makes it {bound:.2g} at most" if coarse else ""
         raise ZooError(
-            f"The first rollout is {kl:.3g} nats a completion from the reference, though the run begins there, as when "
-            "the policy's adapter was trained before: merge it into its base, or give ref_model or ref_adapter_name."
+            f"{away}, though the run begins there{beyond}, as when the policy's adapter was trained before: merge it "
+            "into its base, or give ref_model or ref_adapter_name."
         )
 
 

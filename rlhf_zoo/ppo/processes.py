@@ -19,31 +19,23 @@ from ..sampling import Samples
 from .rollout import Rollout
 
 
-def place_of_rows(sizes: Sequence[Sequence[int]], *, group: int, real: int | None) -> list[int]:
+def place_of_rows(rows: Sequence[int], sizes: Sequence[Sequence[int]], *, group: int) -> list[int]:
     """Where one process's rows lie in those of all processes, one process behind the other.
 
-    sizes: of each process, the prompts of its batches; `group` rows a prompt. Batch by batch one process reads the data
-    in the order of the processes. real: prompts of the last batch that do not only fill it up; None: all.
+    rows: how many each process has; sizes: of each process, the prompts of its batches, of `group` rows each. Batch by
+    batch one process reads the data in the order of the processes. Rows beyond the batches' are left out.
     """
-    starts, total = [], 0
-    for each in sizes:
-        starts.append(total)
-        total += sum(each) * group
+    starts = [sum(rows[:process]) for process in range(len(rows))]
     places: list[int] = []
-    batches = len(sizes[0])
-    for batch in range(batches):
-        here: list[int] = []
-        for process, each in enumerate(sizes):
-            begin = starts[process] + sum(each[:batch]) * group
-            here += range(begin, begin + each[batch] * group)
-        places += here[: real * group] if real is not None and batch == batches - 1 else here
+    for batch in range(len(sizes[0])):
+        for start, each in zip(starts, sizes, strict=True):
+            begin = start + sum(each[:batch]) * group
+            places += range(begin, begin + each[batch] * group)
     return places
 
 
-def together(
-    rollout: Rollout, scored: Scored, *, sizes: Sequence[int], group: int, real: int | None
-) -> tuple[Rollout, Scored]:
-    """The rollouts of all processes as one. sizes: prompts of this process's batches; group, real: see above."""
+def together(rollout: Rollout, scored: Scored, *, sizes: Sequence[int], group: int) -> tuple[Rollout, Scored]:
+    """The rollouts of all processes as one. sizes: prompts of this process's batches; group: see above."""
     from accelerate.utils import gather_object
 
     samples, device = rollout.samples, rollout.mask.device
@@ -59,7 +51,8 @@ def together(
         "sizes": list(sizes),
     }
     seen: list[dict[str, Any]] = gather_object([mine])
-    order = torch.tensor(place_of_rows([one["sizes"] for one in seen], group=group, real=real))
+    every_size = [one["sizes"] for one in seen]
+    order = torch.tensor(place_of_rows([len(one["total"]) for one in seen], every_size, group=group))
 
     def rows(parts: Iterable[Tensor], *, left: bool = False) -> Tensor:
         return _stacked(list(parts), left=left)[order].to(device)
@@ -86,7 +79,7 @@ def together(
         total=rows(one["total"] for one in seen),
         each=rows(one["each"] for one in seen),
         extra={},
-        metrics=_mean_metrics([one["metrics"] for one in seen], [len(one["total"]) for one in seen]),
+        metrics=_mean_metrics([one["metrics"] for one in seen], [sum(sizes) for sizes in every_size]),
         by_token=None if all(each is None for each in dense) else rows(paid),
     )
 
@@ -108,7 +101,7 @@ def _stacked(parts: Sequence[Tensor], *, left: bool) -> Tensor:
 def _mean_metrics(seen: Sequence[Mapping[str, float]], rows: Sequence[int]) -> dict[str, float]:
     """What reward functions logged of their batches, averaged over the rows of the processes that logged it."""
     found: dict[str, float] = {}
-    for name in dict.fromkeys(name for one in seen for name in one):
+    for name in dict.fromkeys(name for one, count in zip(seen, rows, strict=True) if count for name in one):
         logged = [(one[name], count) for one, count in zip(seen, rows, strict=True) if name in one]
         found[name] = sum(value * count for value, count in logged) / sum(count for _, count in logged)
     return found

@@ -71,12 +71,15 @@ class PPOTrainer(BasePPOTrainer):
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Waits for the prompts of a whole step, then makes one PPO update. Returns its loss."""
-        batch = self.as_rows(inputs)
-        self._waiting += batch
-        self._sizes.append(len(batch))
+        batch = self.as_rows(inputs, before=sum(self._sizes) * self.args.world_size)
+        # Trainer reads all batches of a step ahead, so only the step's last one may be the last of a pass.
+        real = self.not_filling(len(batch)) if self.accelerator.sync_gradients else len(batch)
+        self._waiting += batch[:real]
+        self._sizes.append(real)
         if not self.accelerator.sync_gradients:
             return torch.zeros((), device=self.args.device)
-        prompts, self._waiting = self._waiting, []
+        # A process without a prompt of its own takes part with one that counts for nothing.
+        prompts, self._waiting = self._waiting or batch[:1], []
         rows = [{**row, GENERATION: n} for row in prompts for n in range(self.args.num_generations)]
         with self.phases.of_update():
             with self.phases("rollout"):
@@ -91,20 +94,24 @@ class PPOTrainer(BasePPOTrainer):
     def of_all(self, rollout: Rollout, scored: Scored, *, group: int = 1) -> tuple[Rollout, Scored]:
         """The scored rollouts of all processes as one, in the order that they have in one process.
 
-        group: completions of a prompt. Rows that only filled up the last batch of a pass are left out.
+        group: completions of a prompt.
         """
         sizes, self._sizes = self._sizes, []
         if self.args.world_size == 1:
             return rollout, scored
-        reading = self.accelerator.gradient_state
-        real = reading.remainder if sizes and reading.end_of_dataloader and reading.remainder > 0 else None
-        return together(rollout, scored, sizes=sizes or [len(rollout.samples)], group=group, real=real)
+        return together(rollout, scored, sizes=sizes or [len(rollout.samples)], group=group)
 
     def learn(self, model: nn.Module, rollout: Rollout, scored: Scored) -> Tensor:
         """One update from the scored rollout of all processes: advantages, epochs, metrics, β. Returns its loss."""
         if not self._begun:
             if rollout.measured:
-                check_start(self.mean(rollout.kl), at_reference=self._from_reference)
+                check_start(
+                    rollout.logprobs,
+                    rollout.ref_logprobs,
+                    rollout.mask,
+                    precision=self.precision,
+                    at_reference=self._from_reference,
+                )
             say_if_equal(scored.total, of="first update")
             self._begun = True
         moments = self.moments(scored.total).tolist()

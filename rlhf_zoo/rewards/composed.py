@@ -94,7 +94,13 @@ class Rewards:
 
     @property
     def models(self) -> list[RewardModel]:
-        return [model for reward in self.rewards for model in _models(reward)]
+        return [model for model, _ in self.weighted_models]
+
+    @property
+    def weighted_models(self) -> list[tuple[RewardModel, float]]:
+        """The reward models, each with the weight of its score; those of an ensemble with the weight of theirs."""
+        weighted = zip(self.rewards, self.weights, strict=True)
+        return [(model, weight) for reward, weight in weighted for model in _models(reward)]
 
     def __call__(
         self,

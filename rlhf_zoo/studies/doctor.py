@@ -467,8 +467,9 @@ def _rollout(trainer: PPOTrainer) -> tuple[tuple[list[dict], Rollout], str]:
 def _kl(trainer: PPOTrainer, trial: tuple[list[dict], Rollout]) -> tuple[None, str]:
     if trainer.reference is None:
         return None, "not measured, as no reference is held"
-    kl = trainer.mean(trial[1].kl)
-    check_start(kl)
+    rollout = trial[1]
+    kl = trainer.mean(rollout.kl)
+    check_start(rollout.logprobs, rollout.ref_logprobs, rollout.mask, precision=trainer.precision)
     return None, f"{kl:.3g} nats a completion from the reference, where the run begins"
 
 

@@ -34,7 +34,7 @@ from trainer_fixture import (  # noqa: E402
     snapshot,
     timeless,
 )
-from transformers import Trainer, TrainingArguments  # noqa: E402
+from transformers import DataCollatorWithPadding, Trainer, TrainingArguments  # noqa: E402
 
 from rlhf_zoo.actor_critic import ActorCritic  # noqa: E402
 from rlhf_zoo.errors import ZooError  # noqa: E402
@@ -90,6 +90,39 @@ def one_trunk(directory: Path, processes: int) -> Any:
         directory, **settings(processes) | {
             "max_steps": 3, "train_dataset": prompt_rows(24), "critic": "shared", "critic_warmup_updates": 1,
             "activation_checkpointing": True, "padding_free": True,
+        },
+    )  # fmt: skip
+
+
+class Stacked(Spy):
+    """With a collator that stacks token ids alone, so that the trainer numbers the prompts."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pad = DataCollatorWithPadding(kwargs["processing_class"])
+
+        def stack(rows: list[dict[str, Any]]) -> dict[str, Any]:
+            return dict(pad([{"input_ids": row["input_ids"]} for row in rows]))
+
+        super().__init__(*args, data_collator=stack, **kwargs)
+
+
+def counted_letters(completions: list[str], log_metric: Any, **_: Any) -> list[float]:
+    """Logs a mean over the completions that it is given."""
+    log_metric("letters", sum(map(len, completions)) / len(completions))
+    return good(completions)
+
+
+def left_over(directory: Path, processes: int) -> Any:
+    """Passes over 13 prompts, of which the last update of a pass has 5 in one process and none of its own in the other.
+
+    A reward function logs a metric, and a collator leaves the numbers of the prompts out.
+    """
+    return make_trainer(
+        directory, **settings(processes) | {
+            "kind": Stacked, "max_steps": 4, "train_dataset": prompt_rows(13), "reward_funcs": counted_letters,
+            "per_device_train_batch_size": 8 // processes, "gradient_accumulation_steps": 1,
+            "train_sampling_strategy": "sequential", "eval_dataset": prompt_rows(11), "eval_strategy": "steps",
+            "eval_steps": 4, "stop_token_id": 3,
         },
     )  # fmt: skip
 
@@ -185,7 +218,7 @@ def placements(models: dict[str, Any]) -> dict[str, list[str]]:
     return found
 
 
-RUNS = {run.__name__: run for run in (together, uneven, one_trunk, by_hand, voting, sharded)}
+RUNS = {run.__name__: run for run in (together, uneven, one_trunk, by_hand, left_over, voting, sharded)}
 #: The same, gone on with from the second update: of `together`; of one process's run, or of two processes' in shards.
 RUNS |= {"resumed": together, "sharded_resumed": sharded}
 

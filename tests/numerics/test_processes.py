@@ -17,7 +17,7 @@ from rlhf_zoo.errors import ZooError
 
 pytestmark = pytest.mark.timeout(3 * SECONDS)
 
-COMPARED = ("together", "uneven", "one_trunk", "by_hand")
+COMPARED = ("together", "uneven", "one_trunk", "by_hand", "left_over")
 # A few units in the last place of weights of size 1 after up to 12 steps of SGD.
 WEIGHTS = 1e-6
 
@@ -71,6 +71,8 @@ def test_the_runs_meet_what_they_are_made_for(directory: Path) -> None:
     assert [row["episodes"] for row in log if "episodes" in row] == [8, 16, 24, 32]
     for seen in uneven:
         assert seen["sizes"] == [8, 5, 8, 5]  # of both, without the row that fills the last batch up
+    logged = found(directory, "left_over")[0]["log"]
+    assert sum("letters" in row for row in logged) == 4 and sum("eval_objective/score" in row for row in logged) == 1
     # No random stream of one process is another's.
     assert by_hand[0]["generated"] != by_hand[1]["generated"]
     assert [row["objective/score"] for row in by_hand[0]["log"]] == pytest.approx([0.875, -0.125])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from test_ppo_options import count
+from test_ppo_options import count, nothing
 from trainer_fixture import (
     SAVED,
     Spy,
@@ -16,6 +16,7 @@ from trainer_fixture import (
     good,
     make_policy,
     make_reward_model,
+    make_tokenizer,
     make_trainer,
     prompt_rows,
     resumed_alike,
@@ -55,6 +56,35 @@ def test_where_the_critic_begins(tmp_path: Path) -> None:
     assert [tuple(weight.shape) for weight in shared.value_model.parameters()] == [(1, 32), (1,)]
     groups = shared.create_optimizer().param_groups
     assert sorted({group["lr"] for group in groups}) == [1e-3, 2e-3]
+
+
+def test_the_critic_begins_at_what_the_score_counts_in_the_reward(tmp_path: Path) -> None:
+    """reward_weights scale its head, so that it explains the returns as well at any weight."""
+    make_reward_model().save_pretrained(tmp_path / "reward")
+    make_tokenizer().save_pretrained(tmp_path / "reward")
+    once: dict[str, Any] = {"max_steps": 1, "num_ppo_epochs": 1, "kl_coef": 0.0}
+    explained = {}
+    for weight in (1.0, 0.1, -2.0):
+        for name, given in {
+            "the reward model": {"reward_model": make_reward_model(), "reward_weights": [weight]},
+            "behind a function": {"reward_funcs": [nothing, make_reward_model()], "reward_weights": [1.0, weight]},
+            "an ensemble": {"reward_model": [make_reward_model(), make_reward_model(seed=5)], "reward_ensemble": "mean",
+                            "reward_weights": [weight]},
+            "its files": {"reward_model": str(tmp_path / "reward"), "value_model": str(tmp_path / "reward"),
+                          "reward_weights": [weight]},
+            "loaded twice": {"reward_model": make_reward_model().from_pretrained(tmp_path / "reward"),
+                             "value_model": make_reward_model().from_pretrained(tmp_path / "reward"),
+                             "reward_weights": [weight]},
+        }.items():  # fmt: skip
+            trainer = make_trainer(tmp_path, **once, **given)
+            assert torch.allclose(trainer.value_model.score.weight, weight * make_reward_model().score.weight / 0.5)
+            if name in ("the reward model", "its files"):
+                trainer.train()
+                explained[name, weight] = trainer.last_metrics["critic/explained_variance"]
+    assert list(explained.values()) == pytest.approx([explained["the reward model", 1.0]] * 6, abs=1e-4)
+    other = make_trainer(tmp_path, reward_model=make_reward_model(), reward_weights=[0.1],
+                         value_model=make_reward_model(seed=3))  # fmt: skip
+    assert torch.equal(other.value_model.score.weight, make_reward_model(seed=3).score.weight / 0.5)
 
 
 def with_head(seed: int = 6) -> AutoModelForCausalLMWithValueHead:

@@ -1,6 +1,7 @@
 """Every guard, with the fault that it is there for: a run that is wrong says so, by name."""
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from rlhf_zoo.errors import ZooError
 from rlhf_zoo.functional import token_rewards
 from rlhf_zoo.ppo import guards
 from rlhf_zoo.ppo.guards import GuardWarning, KLWatch
+from rlhf_zoo.ppo.rollout import Rollout
 from rlhf_zoo.ppo.trainer import PPOTrainer
 from rlhf_zoo.sampling import Samples
 from rlhf_zoo.value_head import AutoModelForCausalLMWithValueHead
@@ -199,6 +201,53 @@ def test_a_reference_that_is_not_the_start(tmp_path: Path) -> None:
     refused(tmp_path, "nats a completion from the reference.*merge it into its base, or give ref", model=used)
     with pytest.warns(GuardWarning, match=r"first rollout is .*\d+\.\d+ nats a completion from the reference"):
         make_trainer(tmp_path, model=used, ref_model=make_policy(), max_steps=1).train()
+
+
+class Rounded(PPOTrainer):
+    """Whose reference is a nat away from the policy in one token of each completion: 1 ± 0.35 nats of KL."""
+
+    def rollout(self, rows: Any, *, stream: int) -> Rollout:
+        rollout = super().rollout(rows, stream=stream)
+        away = torch.nn.functional.one_hot(torch.zeros(len(rollout.mask)).long(), rollout.mask.shape[1])
+        return replace(rollout, ref_logprobs=rollout.logprobs - away)
+
+
+def test_what_bf16_alone_can_cause_is_warned_of_by_its_name(tmp_path: Path) -> None:
+    with pytest.warns(GuardWarning, match=r"1 ± 0\.35 nats a completion from the reference, and bfloat16 alone can"):
+        make_trainer(tmp_path, kind=Rounded, model=make_policy().bfloat16(), max_steps=1).train()
+    refused(tmp_path, r"1 ± 0\.35 nats .* though the run begins there, as when the policy's adapter", kind=Rounded)
+
+
+def rollouts(rows: int, length: int, *, apart: float, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """log π, log π_ref, mask, `apart` a token; the mean difference is half its square, as of any two policies."""
+    noise = torch.randn(rows, length, generator=torch.Generator().manual_seed(seed))
+    logprobs = torch.full((rows, length), -2.0)
+    mask = torch.arange(length) < torch.linspace(length / 2, length, rows).unsqueeze(1)
+    return logprobs, logprobs - (apart * noise + apart**2 / 2), mask
+
+
+@pytest.mark.parametrize("length", [16, 64, 1024])
+@pytest.mark.parametrize("rows", [1, 2, 8, 128])
+def test_the_bound_of_the_first_kl_knows_length_batch_and_precision(rows: int, length: int) -> None:
+    """bf16 moves a token by 0.06, as it was measured; a policy that differs by 1 a token differs in any precision."""
+    beyond = 0
+    for seed in range(100):
+        near, far = (rollouts(rows, length, apart=apart, seed=seed) for apart in (0.06, 1.0))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", GuardWarning)
+            guards.check_start(*near, precision=torch.bfloat16)
+        if length * rows >= 512:
+            with pytest.raises(ZooError, match=r"and bfloat16 makes it .* merge it into its base"):
+                guards.check_start(*far, precision=torch.bfloat16)
+        logprobs, ref_logprobs, mask = near
+        if abs(float((logprobs - ref_logprobs)[mask].sum())) / rows < guards.START_KL:
+            guards.check_start(*near, precision=torch.float32)
+        else:  # in float32 rounding explains none of it
+            beyond += 1
+            with pytest.raises(ZooError, match="nats a completion from the reference, though the run begins there, as"):
+                guards.check_start(*near, precision=torch.float32)
+    assert beyond == 0 or length > 16
+    assert length < 1024 or beyond > 50
 
 
 @pytest.mark.parametrize(

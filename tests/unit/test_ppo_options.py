@@ -1,5 +1,6 @@
 """Each option of PPOConfig as it acts in the trainer, against a second computation."""
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Sequence
@@ -34,7 +35,7 @@ from rlhf_zoo.actor_critic import Said
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.ppo.config import PPOConfig
 from rlhf_zoo.ppo.control import KLController, RunningScores
-from rlhf_zoo.ppo.loss import micro_batch_loss
+from rlhf_zoo.ppo.loss import FIRST_PASS, micro_batch_loss
 from rlhf_zoo.ppo.metrics import Progress
 from rlhf_zoo.ppo.rollout import Advantages, MinibatchSize, Rollout
 from rlhf_zoo.ppo.trainer import TRAIN_STREAM
@@ -198,6 +199,46 @@ def test_a_completion_that_is_one_action_is_one_long(tmp_path: Path) -> None:
     )
     assert digests(norm) == digests(mean)
     assert [row["loss"] for row in updates_of(norm)] == [row["loss"] for row in updates_of(mean)]
+    # Its only action is its only token: each mean divides by the number of completions.
+    for how in ("token-mean", "seq-mean-token-mean"):
+        assert digests(trained(tmp_path, action_level="sequence", loss_aggregation=how, **ONE_STEP)) == digests(mean)
+
+
+def test_what_is_of_tokens_is_averaged_over_them_where_completions_are_actions(tmp_path: Path) -> None:
+    """The entropy of a bandit's policy is per token, as is its drift, and both are those of the same rollout."""
+    given: dict[str, Any] = {"ref_model": make_policy(), "stop_token_id": 3, **ONE_STEP}
+    bandit, plain = (updates_of(trained(tmp_path, action_level=level, **given))[0] for level in ("sequence", "token"))
+    assert 0 < bandit["objective/entropy"] < math.log(17)
+    for name in ("objective/entropy", "policy/logprob_mismatch"):
+        assert bandit[name] == pytest.approx(plain[name], rel=1e-5), name
+    progress = Progress(torch.device("cpu"))
+    tokens, actions = torch.tensor([[True, True, True], [True, False, False]]), torch.ones(2, 1, dtype=torch.bool)
+    by_token = dict.fromkeys(("objective/entropy", "policy/approxkl", FIRST_PASS), torch.ones(2, 3))
+    by_action = dict.fromkeys(("loss/policy", "loss/value", "policy/ratio", "policy/clipfrac"), torch.ones(2, 1))
+    progress.add(by_token | by_action, tokens, actions)
+    means = progress.means(lambda x: x)
+    assert {name: means[name] for name in by_token | by_action} == dict.fromkeys(by_token | by_action, 1.0)
+    assert progress.end_epoch(lambda x: x) == progress.first_pass(lambda x: x) == 1.0
+
+
+def test_an_evaluation_leaves_out_what_does_not_apply(tmp_path: Path) -> None:
+    """The mean of a reward is over the prompts that it applies to, in one batch or several; of none it is not told."""
+
+    def sometimes(completions: Sequence[str], topic: Sequence[int], **_: Any) -> list[float | None]:
+        return [10.0 if each % 3 else None for each in topic]
+
+    def never(completions: Sequence[str], **_: Any) -> list[float | None]:
+        return [None] * len(completions)
+
+    for size in (2, 7, 8):
+        trainer = make_trainer(
+            tmp_path, reward_funcs=[good, sometimes, never], per_device_eval_batch_size=size,
+            eval_dataset=prompt_rows(7, topic=list(range(7))), train_dataset=prompt_rows(8, topic=[0] * 8),
+        )  # fmt: skip
+        metrics = trainer.evaluate()
+        assert metrics["eval_rewards/sometimes"] == 10 and math.isnan(metrics["eval_rewards/never"])
+        assert "eval_rewards/never" not in trainer.state.log_history[-1]
+        assert metrics["eval_objective/score"] == pytest.approx(metrics["eval_rewards/good"] + 40 / 7, rel=1e-5)
 
 
 def test_a_whole_completion_as_one_action(tmp_path: Path) -> None:
@@ -377,6 +418,27 @@ def test_a_collator_that_pads(tmp_path: Path) -> None:
         {"input_ids": [5], PROMPT_INDEX: 0},
         {"input_ids": [4, 0, 3], PROMPT_INDEX: 1},
     ]
+
+
+def test_each_held_out_prompt_has_a_stream_of_its_own_under_any_collator(tmp_path: Path) -> None:
+    """One that leaves the numbers of the prompts out evaluates as one that keeps them; here with equal prompts."""
+
+    class Bare(Spy):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            pad = DataCollatorWithPadding(kwargs["processing_class"])
+            super().__init__(
+                *args, data_collator=lambda rows: dict(pad([{"input_ids": row["input_ids"]} for row in rows])), **kwargs
+            )
+
+    same = Dataset.from_dict({"input_ids": [make_tokenizer()("ab")["input_ids"]] * 12})
+    given: dict[str, Any] = {
+        "train_dataset": same, "eval_dataset": {"one": same, "other": same}, "per_device_eval_batch_size": 4,
+    }  # fmt: skip
+    kept, bare = make_trainer(tmp_path, **given), make_trainer(tmp_path, kind=Bare, **given)
+    completions = bare.generate_completions()["completion"]
+    assert completions == kept.generate_completions()["completion"]
+    assert completions[:12] == completions[12:] and len(set(completions)) == 12
+    assert timeless([bare.evaluate()]) == timeless([kept.evaluate()])
 
 
 def test_several_data_sets_to_evaluate_on(tmp_path: Path) -> None:
