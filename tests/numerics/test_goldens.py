@@ -140,6 +140,30 @@ def test_gradient_of_kl_loss(estimator: str, wanted: list[float]) -> None:
     same(logprobs.grad, [wanted])
 
 
+@pytest.mark.parametrize("estimator", functional.KL_IN_LOSS[:-1])
+def test_a_ratio_beyond_single_precision_leaves_a_kl_loss_finite(estimator: str) -> None:
+    """exp(100) is infinite in float32, and infinity times a KL of 0 no number."""
+    logprobs = torch.tensor([[0.0, 0.0]], requires_grad=True)
+    old, ref = torch.tensor([[-100.0, -1e4]]), torch.tensor([[0.0, 0.0]])
+    loss = functional.kl_loss(logprobs, old, ref, estimator=estimator)
+    loss.sum().backward()
+    assert logprobs.grad is not None
+    assert loss.isfinite().all() and logprobs.grad.isfinite().all()
+
+
+def test_ratios_that_single_precision_holds_are_not_bounded() -> None:
+    """A policy may be 50 nats from π_old: then its loss says so, with a gradient that leads back."""
+    far, old = torch.tensor([[50.0]], requires_grad=True), torch.tensor([[0.0]])
+    wanted = math.exp(50)
+    policy, _ = functional.clipped_policy_loss(far, old, torch.tensor([[-1.0]]), cliprange=0.2)
+    weight = functional.importance_weights(far, old, torch.tensor([[True]]), cap=math.inf, level="token")
+    k2 = functional.kl_loss(far, old, far.detach() - 1, estimator="k2")
+    for found, value in ((policy, wanted), (weight, wanted), (k2, wanted / 2)):
+        assert float(found.detach()) == pytest.approx(value, rel=1e-5)
+    (gradient,) = torch.autograd.grad(policy.sum(), far)
+    assert float(gradient) == pytest.approx(wanted, rel=1e-5)
+
+
 def test_actions() -> None:
     x = f64([[1.0, 2.0, NAN], [4.0, NAN, NAN], [1.0, -2.0, 4.0]])
     mask = torch.tensor([[True, True, False], [True, False, False], [True, True, True]])

@@ -63,6 +63,19 @@ def test_steps_of_ones_own_are_those_of_train(tmp_path: Path) -> None:
     assert rates == [1e-3, 1e-3, 1e-3], "nobody knows the end of the loop"
 
 
+@pytest.mark.parametrize("skip", [False, True])
+def test_a_loop_knows_no_groups(tmp_path: Path, skip: bool) -> None:
+    """Neighbors may be of any prompts: equal scores leave none of them out, and any number can be given."""
+    queries, responses = prompt_rows(5)["prompt"], ["abc", "de", "f", "gh", "ijk"]
+    ends = []
+    for generations in (1, 2):
+        trainer = make_trainer(tmp_path, num_generations=generations, skip_equal_scores=skip and generations > 1)
+        metrics = trainer.step(queries, responses, [1.0, 1.0, 0.0, 0.0, 2.0])
+        assert "objective/equal_scores" not in metrics and metrics["policy/epochs"] == 2
+        ends.append(digests(trainer))
+    assert ends[0] == ends[1]
+
+
 def test_a_loop_needs_neither_rewards_nor_prompts_nor_a_length(tmp_path: Path) -> None:
     """What it samples is drawn anew each time, and the first step has no KL."""
     args = PPOConfig(output_dir=str(tmp_path), use_cpu=DEVICE == "cpu", report_to="none", response_length=8)

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from datasets import Dataset
@@ -37,6 +38,7 @@ from transformers import (
 )
 
 from rlhf_zoo.alignment import TokenText
+from rlhf_zoo.draws import uniforms
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.ppo.config import PPOConfig
 from rlhf_zoo.rewards import RewardModel, Rewards
@@ -309,6 +311,10 @@ def test_lengths_are_drawn_from_the_rows_own_streams() -> None:
     assert all(200 < int((drawn == length).sum()) < 300 for length in (4, 5, 6, 7))
     assert drawn_lengths(3, keys[5:9][::-1], shortest=4, longest=7).tolist() == drawn[5:9].tolist()[::-1]
     assert drawn_lengths(4, keys, shortest=4, longest=7).tolist() != drawn.tolist()
+    # Not the numbers that the tokens are drawn by: a short completion would begin with a token of the lowest ids.
+    of_tokens, many = uniforms(3, keys, 7).numpy(), drawn_lengths(3, keys, shortest=1, longest=10_000)
+    for place in range(7):
+        assert abs(np.corrcoef(of_tokens[:, place], many)[0, 1]) < 0.12, place
 
 
 CUT: dict[str, Any] = {"response_length_min": 3, "truncate_text": "g", "truncate_after": 2, "num_generations": 2}

@@ -18,6 +18,7 @@ from rlhf_zoo.evaluation.stats import (
     correlation,
     group_indices,
     jackknife,
+    levels,
     over_seeds,
     perplexity_difference,
     proportion,
@@ -229,3 +230,54 @@ def test_the_interval_of_a_share_covers_near_the_edges():
     noise = 2.5 * math.sqrt(0.93 * 0.07 / 400)  # of 400 trials, for the worst of 48 cells
     assert min(worst) >= 0.93 - noise
     assert np.mean(worst) <= 0.975, "no wider than it has to be"
+
+
+@pytest.mark.parametrize("groups", [4, 5, 9, 40])
+def test_percentiles_lie_as_far_out_as_t_and_the_unbiased_variance_would_have_them(groups):
+    """Resampling has n below the variance, and a normal's quantile: both are too narrow with few groups."""
+    low, high = levels(groups)
+    wanted = scipy_stats.norm.cdf(scipy_stats.t.ppf(0.025, groups - 1) * math.sqrt(groups / (groups - 1)))
+    assert low == pytest.approx(wanted, rel=0.15) and high == 1 - low
+    assert low < 0.85 * scipy_stats.norm.cdf(scipy_stats.t.ppf(0.025, groups - 1)) or groups == 40
+    assert levels(1) == (0.025, 0.975)
+
+
+def by_korn_and_graubard(values, groups, *, variance=None):
+    """The interval of a share, step by step: Wilson's with effective trials, Student's t and a tenth of a trial."""
+    values, names = np.asarray(values, dtype=float), sorted(set(groups))
+    size, rate = len(names), values.mean()
+    sums = [sum(v - rate for v, g in zip(values, groups, strict=True) if g == name) for name in names]
+    if variance is None:
+        variance = sum(s**2 for s in sums) * size / (size - 1) / len(values) ** 2
+    trials = rate * (1 - rate) / variance * (size - 1) / size
+    t = scipy_stats.t.ppf(0.975, size - 1)
+
+    def wilson(center, sign):
+        center = min(1, max(0, center))
+        half = t * math.sqrt(center * (1 - center) / trials + t**2 / (4 * trials**2))
+        return (center + t**2 / (2 * trials) + sign * half) / (1 + t**2 / trials)
+
+    return wilson(rate - 0.1 / trials, -1), wilson(rate + 0.1 / trials, 1)
+
+
+def test_the_interval_of_a_share_is_that_of_its_formula():
+    values, groups = [1, 1, 1, 0, 0, 0, 1, 1, 0, 1, 1, 1, 1, 1, 0, 1, 0, 1, 0], "aaabbbcccddddeeefff"
+    assert share(values, groups).ci95 == pytest.approx(by_korn_and_graubard(values, groups), abs=1e-3)
+    alone = [1, 1, 1, 0, 1, 1]
+    assert share(alone, range(6)).ci95 == pytest.approx(by_korn_and_graubard(alone, range(6)), abs=1e-3)
+
+
+def test_groups_that_are_alike_by_chance_have_the_variance_of_independent_groups():
+    """Each prompt has one win of two, so the shares of prompts do not vary: that is luck and no certainty."""
+    values, groups = [1, 0] * 6, np.repeat(range(6), 2).tolist()
+    floor = 0.25 / 12 / 6
+    assert share(values, groups).ci95 == pytest.approx(by_korn_and_graubard(values, groups, variance=floor), abs=1e-3)
+    low, high = share(values, groups).ci95
+    assert 0.3 < low < 0.5 < high < 0.7
+
+
+def test_a_difference_of_just_the_tolerance_is_a_tie():
+    """So are equal numbers at no tolerance."""
+    assert win_rate([1.0, 3.0, 0.0], [1.5, 1.0, 0.5], [0, 1, 2], tolerance=0.5).ties == pytest.approx(2 / 3)
+    found = win_rate([1.0, 2.0], [1.0, 1.0], [0, 1])
+    assert (found.value, found.ties) == (0.75, 0.5)

@@ -1,0 +1,73 @@
+"""The loss of pairs and its metrics, as several processes compute them: here of one process's share."""
+
+from collections import defaultdict
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from rlhf_zoo.stages.global_batch import GlobalReward
+
+CHOSEN, REJECTED, MARGINS = [2.0, -1.0, 0.5, 9.0], [0.5, 1.0, 0.5, 9.0], [1.0, 0.5, 0.0, 4.0]
+#: The last pair only fills the batch up.
+REAL, OF_ALL, PROCESSES = 3, 5, 2
+
+
+def trainer(coefficient: float | None = None) -> Any:
+    made = SimpleNamespace(
+        args=SimpleNamespace(center_rewards_coefficient=coefficient, world_size=PROCESSES),
+        rows=lambda here: (REAL, OF_ALL),
+        _metrics={"train": defaultdict(list), "eval": defaultdict(list)},
+        _total_train_tokens=100.0,
+    )
+    made._note = lambda *seen: GlobalReward._note(made, *seen)
+    return made
+
+
+def compute(made: Any, **inputs: Any) -> float:
+    """The loss of CHOSEN against REJECTED, whose gradient is looked at too."""
+    logits = torch.tensor([*CHOSEN, *REJECTED]).unsqueeze(1).requires_grad_()
+
+    class Model:
+        training = True
+
+        def __call__(self, **_: Any) -> Any:
+            return SimpleNamespace(logits=logits)
+
+    loss = GlobalReward.compute_loss(made, Model(), {"attention_mask": torch.ones(8, 5)} | inputs)
+    (gradient,) = torch.autograd.grad(loss, logits)
+    # A chosen score is to rise and a rejected one to fall, by as much; what fills up teaches nothing.
+    if made.args.center_rewards_coefficient is None:
+        assert (gradient[:3] < 0).all() and torch.allclose(gradient[:3], -gradient[4:7])
+    assert gradient[3] == gradient[7] == 0
+    return float(loss.detach())
+
+
+def share(each: torch.Tensor) -> float:
+    """Of a mean over all processes, which average what they compute."""
+    return float(each[:REAL].sum()) * PROCESSES / OF_ALL
+
+
+def test_a_pair_is_to_differ_by_more_than_its_margin() -> None:
+    """−log σ(chosen − rejected − margin): Llama 2, arXiv:2307.09288, eq. 2. A margin raises the loss."""
+    difference, margins = torch.tensor(CHOSEN) - torch.tensor(REJECTED), torch.tensor(MARGINS)
+    plain, apart = compute(trainer()), compute(trainer(), margin=margins)
+    assert plain == pytest.approx(share(torch.log1p(torch.exp(-difference))), rel=1e-6)
+    assert apart == pytest.approx(share(torch.log1p(torch.exp(-difference + margins))), rel=1e-6)
+    assert apart > plain
+
+
+def test_scores_are_centered_by_their_squared_sum() -> None:
+    together = torch.tensor(CHOSEN) + torch.tensor(REJECTED)
+    assert compute(trainer(0.3)) - compute(trainer()) == pytest.approx(share(0.3 * together**2), rel=1e-5)
+
+
+def test_metrics_are_of_the_pairs_that_count() -> None:
+    made = trainer()
+    compute(made, margin=torch.tensor(MARGINS))
+    assert {name: seen[0] for name, seen in made._metrics["train"].items()} == pytest.approx(
+        {"num_tokens": 140.0, "min_reward": -1.0, "max_reward": 2.0, "mean_reward": 3.5 / 6, "accuracy": 1 / 3,
+         "margin": (1.5 - 2.0 + 0.0) / 3}
+    )  # fmt: skip
+    assert made._total_train_tokens == 140.0 and not made._metrics["eval"]
