@@ -65,6 +65,8 @@ MUTATIONS = [
     Mutation("exact_kl", "the other way round", "logps - ref_logps", "ref_logps - logps"),
     Mutation("exact_kl", "reference not normalised", "log_softmax(ref_logits)", "ref_logits"),
     Mutation("kl_loss", "ratio upside down", "logprobs - old_logprobs", "old_logprobs - logprobs"),
+    Mutation("kl_loss", "ratios overflow", ".clamp(max=MAX_LOG_RATIO)", ""),
+    Mutation("kl_loss", "ratios bounded early", "clamp(max=MAX_LOG_RATIO)", "clamp(max=5.0)"),
     Mutation("kl_loss", "k2 without the ratio", '"k2":\n        return ratio.detach() * ', '"k2":\n        return '),
     Mutation("kl_loss", "k2's gradient through ρ", '"k2":\n        return ratio.detach()',
              '"k2":\n        return ratio'),
