@@ -1,6 +1,8 @@
 """The files of a model: found in a folder or on the Hub, and read as safetensors and JSON alone, never as a pickle."""
 
+import importlib.util
 import json
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -24,6 +26,8 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 from .errors import ZooError
 from .model_code import is_trusted, refusal, use_code
 from .wholeness import check_whole
+
+log = logging.getLogger(__name__)
 
 WEIGHTS_FILE = "model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -323,8 +327,7 @@ def load_lacking(
             use_safetensors=True,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # or transformers says that there are some, and not which
-            **how.arguments,
-            **_pinned(files, kwargs),
+            **with_plain_weights({**how.arguments, **_pinned(files, kwargs)}),
         )
     if not isinstance(loaded, tuple):  # a class of one's own, which reports nothing
         return loaded, set()
@@ -357,6 +360,54 @@ def _check_fit(report: Mapping[str, Any], what: str, may_lack: tuple[str, ...]) 
             f"{what} has weights of more layers than its config.json names ({layered[0]} and {len(layered) - 1} more): "
             f"{mend}."
         )
+
+
+def with_plain_weights(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Keywords of `from_pretrained`; with `gguf_file` they have the weights unpacked, as packed ones cannot be saved.
+
+    Args:
+        given: The keywords as somebody gave them.
+
+    Returns:
+        The same keywords where they name no `gguf_file`.
+
+    Raises:
+        ZooError: The package gguf is not installed, or another quantization is given too.
+    """
+    file = given.get("gguf_file")
+    if file is None:
+        return dict(given)
+    if importlib.util.find_spec("gguf") is None:
+        raise ZooError(
+            f"gguf_file is {file}, and the package gguf is not installed: pip install gguf, or give a model with "
+            "safetensors."
+        )
+    if given.get("quantization_config") is not None:
+        raise ZooError(f"gguf_file is {file} and quantization_config is given too: leave one of them out.")
+    from transformers import GgufConfig
+
+    log.info("The weights of %s are unpacked once, and what is saved of them is plain safetensors.", file)
+    return {**given, "quantization_config": GgufConfig(dequantize=True)}
+
+
+def check_plain_weights(model: Any) -> None:
+    """Has a model that was loaded from a GGUF file elsewhere saved as any other.
+
+    Args:
+        model: A model, changed where transformers still takes its unpacked weights for quantized ones.
+
+    Raises:
+        ZooError: Its weights are packed, so that they neither train nor can be saved.
+    """
+    quantizer = getattr(model, "hf_quantizer", None)
+    if quantizer is None or quantizer.quantization_config.quant_method != "gguf":
+        return
+    if quantizer.packed_modules:
+        raise ZooError(
+            "The model's weights are packed as in its GGUF file, so they neither train nor can be saved: load it with "
+            "quantization_config=GgufConfig(dequantize=True)."
+        )
+    quantizer.remove_quantization_config(model)
 
 
 def load_config(source: str | Path, *, what: str, **hub: Any) -> PreTrainedConfig:

@@ -26,7 +26,7 @@ from transformers import (
 from transformers.utils import PushToHubMixin  # type: ignore[attr-defined]
 
 from .errors import ZooError
-from .model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, WEIGHTS_FILE, ModelFiles
+from .model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, WEIGHTS_FILE, ModelFiles, with_plain_weights
 
 __all__ = [
     "VALUE_HEAD_FILE",
@@ -186,7 +186,9 @@ def _load_model(auto_class: Any, checkpoint: ModelFiles, args: tuple[Any, ...], 
     checkpoint.check_config()
     if checkpoint.weights is None and "gguf_file" not in kwargs:
         checkpoint.refuse_pickle("model")
-    options = kwargs | {name: checkpoint.hub[name] for name in ADDRESS_ARGUMENTS if name in checkpoint.hub}
+    options = with_plain_weights(kwargs) | {
+        name: checkpoint.hub[name] for name in ADDRESS_ARGUMENTS if name in checkpoint.hub
+    }
     with _head_reports_held_back():
         model, info = auto_class.from_pretrained(checkpoint.source, *args, output_loading_info=True, **options)
     unexpected = sorted(key for key in info["unexpected_keys"] if not _of_head(key))

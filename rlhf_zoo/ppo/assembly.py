@@ -14,7 +14,7 @@ from ..data import prepare_prompts, say_withheld
 from ..end_to_end import lay_end_to_end
 from ..errors import ZooError
 from ..generation import make_savable
-from ..model_files import AS_SAVED, FLOAT32, first_line, load_tokenizer
+from ..model_files import AS_SAVED, FLOAT32, check_plain_weights, first_line, load_tokenizer
 from ..models import (
     context_of,
     critic_from,
@@ -195,6 +195,7 @@ def _policy(model: Any, args: PPOConfig) -> tuple[Any, ValueHead | None]:
         model = load_causal(model)
     if not hasattr(model, "config") or model.get_output_embeddings() is None:
         raise ZooError(f"The model is a {type(model).__name__}: give a causal language model, its path or its Hub id.")
+    check_plain_weights(model.get_base_model() if is_peft(model) else model)
     if model.config.is_encoder_decoder:
         raise ZooError(f"PPO rolls out decoder-only models, and {type(model).__name__} has an encoder: give another.")
     if args.model_adapter_name is not None:
