@@ -100,6 +100,31 @@ def try_rendering(messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTo
     _written(messages, tokenizer, add_generation_prompt=not answered)
 
 
+def prompt_key(prompt: Any) -> str:
+    """What tells prompts apart: equal for a text and a user's only turn of that text, with or without space around."""
+    if isinstance(prompt, str):
+        return prompt.strip()
+    turns = [(turn["role"], turn["content"]) for turn in prompt] if is_conversation(prompt) else prompt
+    if isinstance(turns, list) and len(turns) == 1 and turns[0][0] == "user" and isinstance(turns[0][1], str):
+        return turns[0][1].strip()
+    return json.dumps(turns, sort_keys=True, default=str)
+
+
+def distinct_prompts(prompts: Iterable[Any]) -> int:
+    """How many different prompts there are among these rows."""
+    return len(set(map(prompt_key, prompts)))
+
+
+def prompt_count(distinct: int, rows: int) -> str:
+    """A number of prompts for people: the different ones, with the rows beside them where these are more."""
+    return f"{distinct:,}" if distinct == rows else f"{distinct:,} (in {rows:,} rows)"
+
+
+def counted_prompts(rows: Any) -> str:
+    """`prompt_count` of a data set with the column `prompt`."""
+    return prompt_count(distinct_prompts(rows["prompt"]), len(rows))
+
+
 def _rendered(messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, **how: Any) -> list[int]:
     """The token ids of a conversation by the tokenizer's template."""
     return list(_applied(messages, tokenizer, tokenize=True, return_dict=False, **how))

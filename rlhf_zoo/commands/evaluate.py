@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from ..chat import prompt_count
 from ..errors import ZooError
 from ..runs.names import check_judge_name
 from ..runs.values import json_object
@@ -213,9 +214,10 @@ def _show(document: Mapping[str, Any]) -> None:
         rows.append([f"win rate, by votes of {name}", "", str(estimate(won)) if won else "none"])
     rows.append(["win rate at equal length", "", str(estimate(document["win_rate_at_equal_length"]))])
     rows.append(["control: against itself, other seed", str(estimate(document["control"])), ""])
+    counted = prompt_count(document["prompts"], document["rows"])
     table(
-        f"{document['policy']['name']} against {document['against']['name']}: {document['prompts']} prompts of the "
-        f"{document['split']} split, {document['samples_per_prompt']} completions each, 95% intervals",
+        f"{document['policy']['name']} against {document['against']['name']}: {counted} prompts of the "
+        f"{document['split']} split, {document['samples_per_prompt']} completions a row, 95% intervals",
         ["", "the other", "the policy"],
         rows,
     )

@@ -1,15 +1,15 @@
 """What the rows of a data set look like, and by which keys each stage reads them."""
 
 import glob
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import datasets
 
-from ..chat import is_conversation
+from ..chat import distinct_prompts, is_conversation
 from ..errors import ZooError
 from ..hub.connect import CLIENT
 from ..hub.refusals import client_errors, reason, refusals_as
@@ -38,11 +38,15 @@ TEST = {
 
 @dataclass(frozen=True)
 class Part:
-    """A configuration of a data set: its splits, and the first rows of each that was looked at, by its name."""
+    """A configuration of a data set: its splits, and the first rows of each that was looked at, by its name.
+
+    counted: the first `COUNTED` rows of a split, read when they are asked for.
+    """
 
     configuration: str | None
     splits: Mapping[str, int]
     rows: Mapping[str, Sequence[Mapping[str, Any]]]
+    counted: Callable[[str], Iterable[Mapping[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -58,13 +62,17 @@ class Source:
 class Reading:
     """How a stage reads a data set: keys of its YAML, the rows that it trains on, some of these in the stage's form.
 
-    plain: whether their prompts or texts are no conversations.
+    plain: whether their prompts or texts are no conversations. prompts: how many different ones the rows of the split
+    hold, and tested those of the split to evaluate on, None without one; both at the least where rows beyond `COUNTED`
+    were not read. They count rows for other stages than PPO.
     """
 
     data: Source
     keys: Mapping[str, Any]
     count: int
     rows: Sequence[Mapping[str, Any]]
+    prompts: int
+    tested: int | None = None
 
     @property
     def plain(self) -> bool:
@@ -116,7 +124,11 @@ def _part(configuration: str | None, **where: Any) -> Part:
         sizes[split] = said or (
             len(rows[split]) if len(rows[split]) < LOOKED_AT else sum(1 for _ in islice(stream, COUNTED))
         )
-    return Part(configuration, sizes, rows)
+
+    def counted(split: str) -> Iterable[Mapping[str, Any]]:
+        return islice(datasets.load_dataset(name=configuration, split=split, streaming=True, **where), COUNTED)
+
+    return Part(configuration, sizes, rows, counted)
 
 
 def read_as(data: Source, form: Form, named: Mapping[str, str] | None = None) -> Reading | None:
@@ -147,10 +159,28 @@ def read_as(data: Source, form: Form, named: Mapping[str, str] | None = None) ->
             "dataset_test_split": test,
             "columns": columns,
         }
-        return Reading(data, keys, part.splits[train], list(shaped))
+        found = Reading(data, keys, part.splits[train], list(shaped), part.splits[train])
+        if form != "prompts":
+            return found
+        tested = None if test is None else _distinct(part, test, columns, data.name)
+        return replace(found, prompts=_distinct(part, train, columns, data.name), tested=tested)
     if refused is not None:
         raise refused
     return None
+
+
+def _distinct(part: Part, split: str, columns: Mapping[str, str], name: str) -> int:
+    """How many different prompts a split holds; of one whose first rows repeat none, as many as rows."""
+
+    def among(rows: Sequence[Mapping[str, Any]]) -> int:
+        if not rows:
+            return 0
+        table = dataset_of({column: [row.get(column) for row in rows] for column in dict.fromkeys(chain(*rows))})
+        of = f"The data set {name}, split {split},"
+        return distinct_prompts(in_form(table, "prompts", columns=columns, turns=False, text="text", of=of)["prompt"])
+
+    looked_at = part.rows[split]
+    return part.splits[split] if among(looked_at) == len(looked_at) else among(list(part.counted(split)))
 
 
 def _first(splits: Mapping[str, int], beginnings: Sequence[str]) -> str | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..chat import Chat, prompt_ids, reading_ids, whole
+from ..chat import Chat, prompt_ids, prompt_key, reading_ids, whole
 from ..devices import best_device, has_bfloat16
 from ..errors import ZooError
 from ..evaluation.verdict import FEWEST
@@ -74,7 +74,8 @@ def draft(wish: Wish, *, title: str) -> Draft:
         split = reading.keys["dataset_train_split"]
         where = ":".join(filter(None, (reading.data.name, reading.keys["dataset_config"], split)))
         least = "at least " if reading.count == COUNTED else ""
-        said(f"{stage}'s rows", where, f"{least}{reading.count:,} rows{f', {columns}' if columns else ''}")
+        of = "" if reading.prompts == reading.count else f" of {reading.prompts:,} different prompts"
+        said(f"{stage}'s rows", where, f"{least}{reading.count:,} rows{of}{f', {columns}' if columns else ''}")
     if conversational:
         chat.write(model.tokenizer)
     sizes = _sizes(model, readings, conversational, said)
@@ -217,7 +218,8 @@ def _sizes(model: ModelFacts, readings: Mapping[str, Reading], conversational: b
     context, tokenizer = model.context or MOST_TOKENS, model.tokenizer
     ppo = readings["ppo"]
     prompts: Iterable[Mapping[str, Any]] = map(as_turns, ppo.rows) if conversational else ppo.rows
-    lengths = sorted(len(prompt_ids(row["prompt"], tokenizer)) for row in prompts)
+    by_row = [(prompt_key(row["prompt"]), len(prompt_ids(row["prompt"], tokenizer))) for row in prompts]
+    lengths = sorted(dict(by_row).values())
     texts, answers = _lengths(readings, tokenizer, conversational)
     usual, longest = _usual(lengths), _usual(texts)
     prompt = min(_up(usual), context - max(8, context // 8))
@@ -227,10 +229,9 @@ def _sizes(model: ModelFacts, readings: Mapping[str, Reading], conversational: b
             f"The shortest of {len(lengths)} prompts has {lengths[0]} tokens, and {model.name} reads {context}, of "
             f"which {response} are for the answer: take shorter prompts."
         )
-    fit = sum(length <= prompt for length in lengths) / len(lengths)
-    usable = max(int(ppo.count * fit), 1)
+    usable = max(int(ppo.count * sum(length <= prompt for _, length in by_row) / len(by_row)), 1)
     # What is held out is held out by its text, so that of one prompt in many rows all are, or none.
-    different = int(usable * len({repr(row["prompt"]) for row in ppo.rows}) / len(ppo.rows))
+    different = int(ppo.prompts * sum(length <= prompt for length in lengths) / len(lengths))
     if different < FEWEST_DIFFERENT:
         raise ZooError(
             f"{ppo.data.name} has {different} different prompts that fit, and some are held out of training: give "
@@ -249,8 +250,7 @@ def _sizes(model: ModelFacts, readings: Mapping[str, Reading], conversational: b
     known = f"95 of 100 answers have at most {_usual(answers)} tokens: twice that; " if answers else ""
     said("response_length", response, f"{known}at most {MOST_RESPONSE}, and what prompts leave of the context")
     if test := ppo.keys["dataset_test_split"]:
-        [there] = [part.splits[test] for part in ppo.data.parts if part.configuration == ppo.keys["dataset_config"]]
-        asked = min(asked, there)
+        asked = min(asked, ppo.tested or 0)
     few = "" if asked >= FEWEST else f"; TOO FEW FOR A VERDICT, which takes {FEWEST}: give --prompts with more"
     for_it = f"{asked} prompts for the evaluation"
     if test:

@@ -19,11 +19,13 @@ class Answers:
     """S answers to each of P prompts.
 
     right: (P, S), 1 or 0. said: P times S, what each was read as, equal where two answers are the same, None where
-    there was nothing to read; without it no vote is held.
+    there was nothing to read; without it no vote is held. prompts: (P,) what tells them apart, where some may be equal:
+    intervals resample equal ones together.
     """
 
     right: Floats
     said: Sequence[Sequence[Hashable]] | None = None
+    prompts: Sequence[Hashable] | None = None
 
     @property
     def samples(self) -> int:
@@ -57,10 +59,11 @@ class Answers:
 
     def to_json(self) -> dict[str, Any]:
         """accuracy, pass_at by k, a power of two or S, and majority_at S: {value, ci95, n}."""
-        prompts, most = range(len(self.right)), self.samples
+        prompts = range(len(self.right)) if self.prompts is None else self.prompts
+        most = self.samples
         sizes = sorted({most, *(2**power for power in range(most.bit_length()))})
         found: dict[str, Any] = {
-            "accuracy": accuracy(self.right.ravel(), np.repeat(prompts, most).tolist()).to_json(),
+            "accuracy": accuracy(self.right.ravel(), [one for one in prompts for _ in range(most)]).to_json(),
             "pass_at": {str(k): share(self.passed(k), prompts).to_json() for k in sizes},
         }
         if self.said is not None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .stats import bootstrap_mean, correlation, equal_parts, proportion
+from .stats import accuracy, bootstrap_mean, correlation, equal_parts, proportion
 
 GUESS = float(np.log(2))  # nats per pair of a coin: the best constant guess, since the order of two texts says nothing
 
@@ -76,8 +76,8 @@ def by_margin(margins: ArrayLike, *, parts: int = 5) -> list[dict[str, Any]]:
 
 
 def _accuracy(right: NDArray[np.float64]) -> dict[str, Any]:
-    accuracy, n = float(right.mean()), len(right)
-    return {"accuracy": accuracy, "ci95": list(proportion(round(accuracy * n), n).ci95)}
+    share, n = float(right.mean()), len(right)
+    return {"accuracy": share, "ci95": list(proportion(round(share * n), n).ci95)}
 
 
 def calibration_error(parts: Sequence[Mapping[str, Any]]) -> float:
@@ -144,8 +144,8 @@ def preference_report(
 ) -> dict[str, Any]:
     """What a card says of a reward model over N held-out pairs, as JSON.
 
-    chosen, rejected: (N,) raw scores; lengths: (N,) tokens; prompts: (N,) the prompt of each pair. Intervals resample
-    prompts, but for accuracy's, which is Wilson's over pairs, where a tie counts as wrong. Lengths: Pearson and
+    chosen, rejected: (N,) raw scores; lengths: (N,) tokens; prompts: (N,) the prompt of each pair. Intervals are over
+    prompts; accuracy's is Wilson's where each prompt has one pair, and a tie counts as wrong. Lengths: Pearson and
     Spearman over all 2N texts; `longer_wins` is the share of pairs whose chosen side is the longer one, which is the
     accuracy of a model that knows nothing else, and `prefers_longer` the share in which this model scores the longer
     one higher (ties one half, in both). Raises ValueError where a score is not finite or there are no pairs.
@@ -155,16 +155,17 @@ def preference_report(
     margins = good - bad
     margin = bootstrap_mean(margins, prompts, seed=seed)
     loss = bootstrap_mean(pair_losses(margins), prompts, seed=seed)
-    accuracy = proportion(int((margins > 0).sum()), len(margins))
+    right = accuracy(margins > 0, prompts)
     scores, lengths = np.concatenate([good, bad]), np.concatenate([long_good, long_bad])
     texts = [*prompts, *prompts]
     by_rank = correlation(scores, lengths, texts, seed=seed, ranks=True)
     by_value = correlation(scores, lengths, texts, seed=seed)
     longer = np.sign(long_good - long_bad)
     return {
-        "accuracy": accuracy.value,
-        "n": accuracy.n,
-        "ci95": list(accuracy.ci95),
+        "accuracy": right.value,
+        "n": right.n,
+        "prompts": len(set(prompts)),
+        "ci95": list(right.ci95),
         "loss": loss.to_json(),
         "guess_loss": GUESS,
         "margin": {

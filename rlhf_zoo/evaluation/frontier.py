@@ -7,7 +7,7 @@ then compared pair by pair, and whole prompts are resampled, as everywhere (`sta
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .compute import Compute
-from .stats import Estimate, bootstrap_mean, share
+from .stats import Estimate, bootstrap_mean, group_indices, share
 
 Floats = NDArray[np.float64]
 
@@ -25,8 +25,10 @@ NEAR = 0.5
 
 @dataclass(frozen=True)
 class Point:
-    """One policy, or the mean of several seeds of one. Each of kl (nats), reward, judge: (P,), the mean of a prompt.
+    """One policy, or the mean of several seeds of one. Each of kl (nats), reward, judge: (P,), the mean of a row's
+    prompt.
 
+    prompts: (P,) what tells the prompts apart, where rows may have equal ones; intervals resample these together.
     wins: opponent -> (P,) the share of comparisons won. beside: other figures by what they are called, (P,) each;
     nothing of best-of-n, whose completions are not kept. n: completions behind the point. kl_is_bound: `kl` is an upper
     bound. training: once; serving: for each completion that is asked of it. seeds: the points that it is the mean of.
@@ -43,6 +45,23 @@ class Point:
     serving: Compute = field(default_factory=Compute)
     seeds: tuple[Point, ...] = ()
     beside: Mapping[str, Floats] = field(default_factory=dict)
+    prompts: Sequence[Hashable] | None = None
+
+    def estimate(self, values: Floats, *, seed: int) -> Estimate:
+        """Mean of (P,) means with an interval over resampled prompts."""
+        return replace(bootstrap_mean(values, self._groups(values), seed=seed), n=self.n)
+
+    def rate(self, values: Floats, *, n: int | None = None) -> Estimate:
+        """Mean of (P,) shares of wins with the interval of `stats.share`; n: the comparisons behind it."""
+        return replace(share(values, self._groups(values)), n=self.n if n is None else n)
+
+    def by_prompt(self, values: Floats) -> Floats:
+        """(P,) means of rows -> (G,) means of the different prompts."""
+        groups = group_indices(self._groups(values))
+        return np.asarray(np.bincount(groups, weights=values) / np.bincount(groups), dtype=float)
+
+    def _groups(self, values: Floats) -> Sequence[Hashable]:
+        return range(len(values)) if self.prompts is None else self.prompts
 
     @property
     def mean_kl(self) -> float:
@@ -95,6 +114,7 @@ def mixed(points: Sequence[Point], weights: Sequence[float] | None = None, *, la
             for name in points[0].beside
             if all(name in one.beside for one in points)
         },
+        points[0].prompts,
     )
 
 
@@ -146,20 +166,10 @@ def best_within(points: Sequence[Point], flops: float, *, served: int) -> Point 
     return max(affordable, key=lambda one: float(one.judge.mean()), default=None)
 
 
-def estimate(values: Floats, *, n: int, seed: int) -> Estimate:
-    """Mean of (P,) means of prompts with an interval over resampled prompts; n: the observations behind it."""
-    return replace(bootstrap_mean(values, range(len(values)), seed=seed), n=n)
-
-
-def rate(values: Floats, *, n: int) -> Estimate:
-    """Mean of (P,) shares of wins with the interval of `stats.share`; n: the comparisons behind it."""
-    return replace(share(values, range(len(values))), n=n)
-
-
 def difference(one: Point, other: Point, *, seed: int) -> dict[str, Any]:
     """one − other, of judge and of reward, paired by prompt: {judge, reward: {value, ci95, n}}."""
     count = min(one.n, other.n)
     return {
-        name: estimate(getattr(one, name) - getattr(other, name), n=count, seed=seed).to_json()
+        name: replace(one.estimate(getattr(one, name) - getattr(other, name), seed=seed), n=count).to_json()
         for name in ("judge", "reward")
     }

@@ -27,7 +27,7 @@ from ..evaluation.stats import (
 )
 from ..evaluation.text import distinct_n_difference, repetition
 from .judges import RuleJudge, answers, checks_answers
-from .measure import Evaluator, Measured, measure, repeated
+from .measure import Evaluator, Measured, measure, prompt_groups, repeated
 
 STREAM = 5
 TIE = 1e-9  # scores of a judge that differ by less are equal
@@ -57,20 +57,21 @@ class HeadToHead:
         """The headline's."""
         return self.tools.judge.name
 
-    @property
+    @cached_property
     def groups(self) -> list[int]:
-        """The place of each completion's prompt."""
-        return [place // self.samples for place in range(len(self.prompts))]
+        """The place of each completion's prompt among the different ones: rows of one prompt are resampled together."""
+        return prompt_groups(self.prompts)
 
     def to_json(self) -> dict[str, Any]:
-        """The figures of evaluation.json, each {value, ci95, n}; intervals resample prompts."""
+        """The figures of evaluation.json, each {value, ci95, n}: n completions, and intervals that resample prompts."""
         judges = {
             **{judge.name: self._scored(judge.name, judge.description) for judge in self.tools.panel.scoring},
             **{name: self._compared(name) for name in self.pairs},
         }
         headline = judges[self.judge]
         found = {
-            "prompts": len(self.prompts) // self.samples,
+            "prompts": max(self.groups) + 1,
+            "rows": len(self.prompts) // self.samples,
             "samples_per_prompt": self.samples,
             "n": len(self.prompts),
             "temperature": self.tools.temperature,
@@ -150,9 +151,8 @@ class HeadToHead:
 
     def _steadiness(self) -> Estimate | None:
         """How far the headline's judge agrees with itself, of SFT and the policy: see `split_half`."""
-        places = len(self.prompts) // self.samples
-        rows = [np.reshape(self.measured[side].judges[self.judge], (places, self.samples)) for side in _SIDES]
-        return split_half(np.concatenate(rows), [*range(places)] * len(_SIDES), seed=self.seed)
+        rows = [np.reshape(self.measured[side].judges[self.judge], (-1, self.samples)) for side in _SIDES]
+        return split_half(np.concatenate(rows), self.groups[:: self.samples] * len(_SIDES), seed=self.seed)
 
     def _check(self, judge: str) -> dict[str, Any]:
         return {"check": self.checks[judge].to_json()} if judge in self.checks else {}
@@ -297,16 +297,17 @@ def head_to_head(
 ) -> HeadToHead:
     """Samples `samples` completions of each row's prompt from SFT, the policy, and SFT again, and measures them.
 
-    rows: P prompts, with other columns for rules and reward functions. paid, checks: see there.
+    rows: prompts, some of them equal or none, with other columns for rules and reward functions. paid, checks: see
+    there.
     """
-    groups, prompts, others = repeated(rows, samples)
+    _, prompts, others = repeated(rows, samples)
     policies = {"sft": tools.reference, "ppo": policy, "control": tools.reference}
     measured = {
         name: measure(
             one,
             tools,
             prompts,
-            keys=keys_of(len(groups), samples),
+            keys=keys_of(len(prompts), samples),
             seed=seed + (name == "control"),
             desc=f"evaluating {name}",
             columns=others,

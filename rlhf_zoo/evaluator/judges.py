@@ -28,7 +28,7 @@ import numpy as np
 from datasets import Dataset
 
 from .. import processes
-from ..chat import answer, answer_text, whole, words
+from ..chat import answer, answer_text, prompt_key, whole, words
 from ..devices import on_device
 from ..errors import ZooError
 from ..evaluation.answers import Answers
@@ -199,7 +199,8 @@ def as_answers(
     right = np.reshape(scores(rule, prompts, completions, columns), (-1, samples))
     said = rule.said(completions)
     starts = range(0, len(completions), samples)
-    return Answers(right, None if said is None else [said[start : start + samples] for start in starts])
+    asked = [prompt_key(prompt) for prompt in prompts[::samples]]
+    return Answers(right, None if said is None else [said[start : start + samples] for start in starts], asked)
 
 
 def scores(
@@ -270,7 +271,7 @@ def _on_pairs(judge: Judge, pairs: Dataset, paid: Judge | None, seed: int) -> Pa
     return check_pairs(
         good,
         bad,
-        [words(prompt) for prompt in prompts],
+        [prompt_key(prompt) for prompt in prompts],
         probabilities=isinstance(judge, ClassifierJudge),
         seed=seed,
         reward_margins=margins,

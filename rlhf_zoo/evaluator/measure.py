@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -15,9 +15,10 @@ from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .. import processes
-from ..chat import Chat, answer, whole
+from ..chat import Chat, answer, prompt_key, whole
 from ..devices import MicroBatches, move, on_device
 from ..evaluation.judges import FunctionJudge, Judge
+from ..evaluation.stats import group_indices
 from ..functional import exact_kl, selected_logprobs
 from ..logprobs import response_logits
 from ..model_files import Loading, load_tokenizer
@@ -156,6 +157,11 @@ def repeated(rows: Dataset, samples: int) -> tuple[list[int], list[Any], dict[st
     groups = [place for place in range(len(rows)) for _ in range(samples)]
     columns = rows.select(groups).to_dict()
     return groups, columns["prompt"], passed_on(columns)
+
+
+def prompt_groups(prompts: Iterable[Any]) -> list[int]:
+    """The place of each row's prompt among the different ones: what intervals resample as one."""
+    return group_indices([prompt_key(prompt) for prompt in prompts]).tolist()
 
 
 def measure(

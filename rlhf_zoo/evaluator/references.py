@@ -15,7 +15,7 @@ from ..evaluation.stats import WinRate, win_rate
 from ..rewards.verifiable import text_of
 from .head_to_head import TIE, HeadToHead, keys_of
 from .judges import scores
-from .measure import repeated
+from .measure import prompt_groups, repeated
 
 
 def beside_references(
@@ -32,7 +32,8 @@ def beside_references(
     compared. Special tokens of the answers are left out, as they are of completions.
     """
     tools, judge = found.tools, found.tools.judge
-    groups, prompts, columns = repeated(rows, 1)
+    _, prompts, columns = repeated(rows, 1)
+    groups = prompt_groups(prompts)
     written = [_without_special_tokens(text_of(one), tools.tokenizer.all_special_tokens) for one in rows[column]]
     texts = {side: found.measured[side].completions[:: found.samples] for side in ("sft", "ppo")}
     if temperature is not None:

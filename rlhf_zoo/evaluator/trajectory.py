@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from .. import processes
-from ..chat import readable
+from ..chat import distinct_prompts, readable
 from ..errors import ZooError
 from ..evaluation.judge_check import split_half
 from ..evaluation.overoptimization import fit, root_kl
@@ -174,7 +174,8 @@ def follow(context: RunContext, source: DataSource, tools: Evaluator, *, standin
         rows = evaluation_rows(context, source, "validation", path=context.checkpoint("sft").path)
     except ZooError as error:
         return f"There is no verdict, since there are no validation prompts: {error}"
-    count = min(config.checkpoint_prompts, len(rows))
+    # One row of each prompt, which come first: a verdict compares policies prompt by prompt.
+    count = min(config.checkpoint_prompts, distinct_prompts(rows["prompt"]))
     groups, asked, others = repeated(rows.select(range(count)), config.checkpoint_samples)
     keys = [(STREAM, place, k % config.checkpoint_samples) for k, place in enumerate(groups)]
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..chat import prompt_count
 from ..errors import ZooError
 from ..hub.connect import CLIENT, Hub
 from ..hub.pull import split_revision
@@ -87,10 +88,11 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
     where = f"the {escape(document['split'])} split of {code(document['data']['location'])}"
     each = document["samples_per_prompt"]
     yield (
-        f"{document['prompts']} prompts of {where}, {each} completions each, the same prompts and seeds for both, "
+        f"{prompt_count(document['prompts'], document.get('rows', document['prompts']))} prompts of {where}, {each} "
+        "completions a row, the same prompts and seeds for both, "
         f"temperature {document['temperature']:g}, at most {document['max_new_tokens']} new tokens, seed "
         f"{document['seed']}. In brackets: 95% intervals, over prompts, for a difference the same ones of "
-        "both. A tie counts one half."
+        "both; n counts completions. A tie counts one half."
     )
     for name, found in document["judges"].items():
         yield ""

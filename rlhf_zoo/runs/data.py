@@ -24,7 +24,7 @@ from ..record import now, read_json, write_text
 from .columns import above
 from .context import RunContext
 from .evaluation import LabeledArguments, OwnPairsArguments
-from .layout import Form, fitting, hold_out, in_form, parts_of, without_prompts
+from .layout import Form, distinct_first, fitting, hold_out, in_form, parts_of, without_prompts
 from .settings import RecipeConfig, StageSettings
 from .sources import DataSource, check_unchanged, digest, find_data
 
@@ -135,6 +135,8 @@ def evaluation_rows(
 ) -> datasets.Dataset:
     """PPO's prompts that the evaluation measures on (`test`), or chooses a checkpoint by (`validation`).
 
+    Where rows repeat prompts, each prompt's first row comes first, so that the first rows hold the most prompts.
+
     source: PPO's. path: of the SFT policy, whose tokenizer counts for max_prompt_length; None leaves out none. Raises
     ZooError where there are none.
     """
@@ -142,6 +144,7 @@ def evaluation_rows(
     rows = stage_rows(context, "ppo", source, where["split"])
     if where["held_out_share"] is not None:
         rows = _shares_of_ppo(context, rows)[0 if part == "test" else 1]
+    rows = distinct_first(rows)
     if path is None or data.max_prompt_length is None:
         return rows
     tokenizer = context.shared.chat.for_prompts(load_tokenizer(path), rows["prompt"])

@@ -9,12 +9,13 @@ import hashlib
 import json
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..chat import begins_answer, closed, is_conversation, prompt_ids, whole
+from ..chat import begins_answer, closed, is_conversation, prompt_ids, prompt_key, whole
 from ..errors import ZooError
 from ..limits import option
 from ..plugins import did_you_mean
@@ -383,12 +384,25 @@ def without_prompts(rows: Dataset, prompts: Iterable[Any], *, of: str) -> tuple[
 
 def asked_by(prompt: Any) -> str:
     """What a prompt asks, in whichever form it is."""
-    if isinstance(prompt, str):
-        return (prompt[: place + len(_ANSWER)] if (place := prompt.rfind(_ANSWER)) >= 0 else prompt).strip()
-    turns = [(turn["role"], turn["content"]) for turn in prompt] if is_conversation(prompt) else prompt
-    if isinstance(turns, list) and len(turns) == 1 and turns[0][0] == "user" and isinstance(turns[0][1], str):
-        return turns[0][1].strip()
-    return json.dumps(turns, sort_keys=True, default=str)
+    if isinstance(prompt, str) and (place := prompt.rfind(_ANSWER)) >= 0:
+        prompt = prompt[: place + len(_ANSWER)]
+    return prompt_key(prompt)
+
+
+def distinct_first(rows: Dataset) -> Dataset:
+    """The rows with each prompt's first row before every prompt's second one, and so on; else in their order.
+
+    So the first N rows hold as many different prompts as N rows can.
+    """
+    seen: Counter[str] = Counter()
+    times = []
+    for prompt in rows["prompt"]:
+        key = prompt_key(prompt)
+        times.append(seen[key])
+        seen[key] += 1
+    if max(times, default=0) == 0:
+        return rows
+    return rows.select(sorted(range(len(times)), key=times.__getitem__))
 
 
 def _key(row: Mapping[str, Any]) -> Any:

@@ -12,6 +12,7 @@ from datasets import Dataset
 
 from .. import processes
 from ..activity import doing
+from ..chat import counted_prompts, distinct_prompts
 from ..devices import on_device
 from ..errors import ZooError
 from ..evaluation.judge_check import JudgeCheck
@@ -226,17 +227,24 @@ def origins(context: RunContext, stage: str, checkpoint: ParentCheckpoint) -> li
 
 
 def check_prompts(context: RunContext, source: DataSource, path: Path | None = None) -> Dataset:
-    """Rows of the held-out prompts that the evaluation asks for. Raises ZooError when the test split has too few.
+    """Rows of the held-out prompts that the evaluation asks for, with as many different ones as so many rows can have.
 
-    source: PPO's data. path: of the SFT policy, where it is trained.
+    source: PPO's data. path: of the SFT policy, where it is trained. Raises ZooError when the split has too few rows.
     """
     wanted = context.shared.evaluation.prompts
     prompts = evaluation_rows(context, source, path=path)
     if len(prompts) < wanted:
         raise ZooError(
-            f"The {_words(evaluated_part(context))} has {len(prompts)} prompts and evaluation.prompts asks for "
-            f"{wanted}: lower it, or prepare more data."
+            f"The {_words(evaluated_part(context))} has {counted_prompts(prompts)} prompts and evaluation.prompts asks "
+            f"for {wanted}: lower it, or prepare more data."
         )
+    prompts = prompts.select(range(wanted))
+    if (distinct := distinct_prompts(prompts["prompt"])) < wanted:
+        log.warning(
+            "evaluation.prompts asks for %d, and the %s has %d different prompts: %d rows repeat one, and intervals "
+            "count each prompt once.",
+            wanted, _words(evaluated_part(context)), distinct, wanted - distinct,
+        )  # fmt: skip
     answers = context.shared.evaluation.reference_answers
     if answers is not None and answers.column not in prompts.column_names:
         raise ZooError(
@@ -248,7 +256,7 @@ def check_prompts(context: RunContext, source: DataSource, path: Path | None = N
             f"evaluation.reference names the column {answers.column}, in which not every prompt has a text or "
             "messages: name one that holds answers."
         )
-    return prompts.select(range(wanted))
+    return prompts
 
 
 def _words(where: Mapping[str, Any]) -> str:
@@ -274,14 +282,14 @@ def check_judges(context: RunContext, *, anew: bool = False) -> None:
 
 
 def trained_on(prompts: Dataset, learned: Dataset) -> int:
-    """How many of the evaluation's prompts stand among those that PPO trains on, which is said in a line."""
-    known = set(map(asked_by, learned["prompt"]))
-    both = sum(asked_by(prompt) in known for prompt in prompts["prompt"])
+    """How many different prompts of the evaluation stand among those that PPO trains on, which is said in a line."""
+    known, asked = (set(map(asked_by, rows["prompt"])) for rows in (learned, prompts))
+    both = len(asked & known)
     if both:
         log.warning(
             "%d of the evaluation's %d prompts are among those that PPO trains on: hold a share of these out "
             "(held_out_share), or name another split (evaluation.dataset_test_split).",
-            both, len(prompts),
+            both, len(asked),
         )  # fmt: skip
     return both
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import processes
 from ..activity import doing
-from ..chat import words
+from ..chat import prompt_count, words
 from ..errors import ZooError
 from ..evaluator.measure import make_evaluator, measure
 from ..hub.publish import published_tags, unpublished
@@ -206,10 +206,11 @@ def said(context: RunContext, stage: str) -> str:
         parts.append(f"accuracy {found['accuracy']:.3f} on {found['n']} held-out pairs")
     if stage == "eval":
         figures = read_json(context.record("eval").path / "evaluation.json")
-        win = figures["win_rate"]
+        win, rows = figures["win_rate"], figures.get("rows", figures["prompts"])
         parts.append(
             f"win rate of PPO over SFT {win['value']:.3f} [{win['ci95'][0]:.3f}, {win['ci95'][1]:.3f}] on {win['n']} "
-            f"completions, KL {figures['ppo']['kl']['value']:z.2f} nats"
+            f"completions of {prompt_count(figures['prompts'], rows)} prompts, "
+            f"KL {figures['ppo']['kl']['value']:z.2f} nats"
         )
         parts.append(_verdict(figures))
     return f"{stage} done: " + ", ".join(parts)

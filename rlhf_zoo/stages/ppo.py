@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..chat import answer
+from ..chat import answer, counted_prompts
 from ..errors import ZooError
 from ..model_files import Loading, load_tokenizer
 from ..models import load_causal
@@ -128,7 +128,8 @@ def check_batch(settings: StageSettings, data: dict[str, Any]) -> str:
             f"The prompt data set has {count} rows and an update takes {needed}: give more prompts or a smaller batch."
         )
     completions, minibatches = args.episodes_per_update, args.num_mini_batches
-    return f"{needed} of {count} prompts an update, {completions} completions in {minibatches} minibatches"
+    counted = counted_prompts(data["train_dataset"])
+    return f"{needed} of {counted} prompts an update, {completions} completions in {minibatches} minibatches"
 
 
 def policy_tokenizer(context: RunContext, path: Path, data: dict[str, Any]) -> Any:

@@ -18,7 +18,7 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedModel
 
-from ..chat import readable, reading_ids, whole
+from ..chat import prompt_key, readable, reading_ids, whole
 from ..data import tokenize_prompt
 from ..errors import ZooError
 from ..evaluation.compute import Compute, Passes, ppo_compute, sft_compute
@@ -101,6 +101,11 @@ class Baseline:
             elif checks_answers(judge):
                 found |= as_answers(judge, prompts, texts, columns, samples=self.per_prompt).of_all()
         return found
+
+    @cached_property
+    def prompt_keys(self) -> list[str]:
+        """What tells the held-out rows' prompts apart, one a row."""
+        return [prompt_key(prompt) for prompt in self.rows["prompt"]]
 
     @property
     def rewards(self) -> Rewards:

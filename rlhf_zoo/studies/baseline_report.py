@@ -17,10 +17,8 @@ from ..evaluation.frontier import (
     best_within,
     by_prompt,
     difference,
-    estimate,
     filtered,
     mixed,
-    rate,
     wins,
 )
 from ..evaluation.overoptimization import FEWEST, best_of_n, best_of_n_kl, fit
@@ -93,6 +91,7 @@ def _measured(baseline: Baseline, label: str, lines: Sequence[Mapping[str, Any]]
             baseline.sizes, 1, prompt_tokens=baseline.prompt_tokens, completion_tokens=float(np.mean(scores["length"]))
         ),
         beside=baseline.beside([line["completion"] for line in lines]),
+        prompts=baseline.prompt_keys,
     )
 
 
@@ -165,6 +164,7 @@ def _best_of_n_points(baseline: Baseline) -> list[Point]:
             serving=best_of_n_compute(
                 baseline.sizes, n, prompt_tokens=baseline.prompt_tokens, completion_tokens=length
             ),
+            prompts=baseline.prompt_keys,
         )
         for place, n in enumerate(sizes)
     ]
@@ -189,7 +189,8 @@ def write_report(baseline: Baseline, method: Method, *, served: int | None) -> d
         "evaluation": context.record("eval").read()["fingerprint"],
         "seed": seed,
         "judge": baseline.judge,
-        "prompts": len(baseline.rows),
+        "prompts": len(set(baseline.prompt_keys)),
+        "rows": len(baseline.rows),
         "samples_per_prompt": baseline.per_prompt,
         "served": asked,
         "sft": _told(sft, seed, asked),
@@ -246,10 +247,10 @@ def _fitted(points: Sequence[Point], seed: int) -> dict[str, Any]:
     if len(moved) < FEWEST:
         return {}
     sft = points[0]
-    kl = np.stack([point.kl for point in moved])
+    kl = np.stack([point.by_prompt(point.kl) for point in moved])
     gains = {
-        "proxy": np.stack([point.reward - sft.reward for point in moved]),
-        "judge": np.stack([point.judge - sft.judge for point in moved]),
+        "proxy": np.stack([point.by_prompt(point.reward - sft.reward) for point in moved]),
+        "judge": np.stack([point.by_prompt(point.judge - sft.judge) for point in moved]),
     }
     return {name: fit("best-of-n", kl, gain, seed=seed).to_json() for name, gain in gains.items()}
 
@@ -257,12 +258,12 @@ def _fitted(points: Sequence[Point], seed: int) -> dict[str, Any]:
 def _told(point: Point, seed: int, served: int) -> dict[str, Any]:
     kl: dict[str, Any] = {"value": point.mean_kl, "ci95": None, "n": point.n}
     if not point.kl_is_bound:
-        kl = estimate(point.kl, n=point.n, seed=seed).to_json()
+        kl = point.estimate(point.kl, seed=seed).to_json()
     document: dict[str, Any] = {
         "label": point.label,
         "kl": {**kl, "is_bound": point.kl_is_bound},
-        **{name: estimate(getattr(point, name), n=point.n, seed=seed).to_json() for name in ("reward", "judge")},
-        "win_rate": {side: rate(values, n=point.n).to_json() for side, values in point.wins.items()},
+        **{name: point.estimate(getattr(point, name), seed=seed).to_json() for name in ("reward", "judge")},
+        "win_rate": {side: point.rate(values).to_json() for side, values in point.wins.items()},
         "beside": {name: _beside(name, values, point, seed).to_json() for name, values in point.beside.items()},
         "compute": {
             "training": point.training.to_json(),
@@ -281,8 +282,8 @@ def _told(point: Point, seed: int, served: int) -> dict[str, Any]:
 def _beside(name: str, values: Floats, point: Point, seed: int) -> Estimate:
     """A rule's score of each completion is any number; what is made of all of a prompt's is a share of prompts."""
     if name.startswith("rule:"):
-        return estimate(values, n=point.n, seed=seed)
-    return rate(values, n=len(values) * max(1, len(point.seeds)))
+        return point.estimate(values, seed=seed)
+    return point.rate(values, n=len(values) * max(1, len(point.seeds)))
 
 
 def _at_equal_kl(points: Sequence[Point], sft: Point, ppo: Point, others: Sequence[Point], seed: int) -> dict[str, Any]:
@@ -326,6 +327,6 @@ def _at_equal_compute(points: Sequence[Point], ppo: Point, seed: int, served: in
 
 
 def _compared(found: Point, ppo: Point, seed: int) -> dict[str, Any]:
-    estimates = {name: estimate(getattr(found, name), n=found.n, seed=seed).to_json() for name in ("judge", "reward")}
+    estimates = {name: found.estimate(getattr(found, name), seed=seed).to_json() for name in ("judge", "reward")}
     less = difference(ppo, found, seed=seed)
     return {"label": found.label, "kl": found.mean_kl, **estimates, "ppo": ppo.label, "ppo_less_this": less}

@@ -18,6 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .. import functional as F
+from ..chat import counted_prompts
 from ..data import prepare_prompts
 from ..devices import MicroBatches, on_device
 from ..errors import ZooError
@@ -223,8 +224,8 @@ def _functions(settings: StageSettings) -> tuple[list[Any], str]:
 def _prompts(settings: StageSettings, context: RunContext) -> tuple[dict[str, Any], str]:
     data = load_data(context, stage_source(context, "ppo"))
     train, held_out, texts = (data[name] for name in ("train_dataset", "eval_dataset", "ptx_dataset"))
-    parts = [f"{len(train)} to roll out"]
-    parts += [] if held_out is None else [f"{len(held_out)} held out"]
+    parts = [f"{counted_prompts(train)} to roll out"]
+    parts += [] if held_out is None else [f"{counted_prompts(held_out)} held out"]
     parts += [] if texts is None else [f"{len(texts)} texts for ptx_coef"]
     return data, f"{', '.join(parts)}; columns {', '.join(train.column_names)}"
 
@@ -247,8 +248,8 @@ def _room(context: RunContext, models: dict[str, Named], data: dict[str, Any], _
 
 def _evaluated(context: RunContext) -> tuple[None, str]:
     config = context.shared.evaluation
-    count = len(check_prompts(context, stage_source(context, "ppo")))
-    return None, f"{count} held-out prompts, {config.samples} completions each"
+    prompts = check_prompts(context, stage_source(context, "ppo"))
+    return None, f"{counted_prompts(prompts)} held-out prompts, {config.samples} completions a row"
 
 
 def _judges(context: RunContext, data_from: RunContext) -> tuple[None, str]:

@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..chat import whole
+from ..chat import prompt_key, whole
 from ..devices import on_device
 from ..errors import ZooError
 from ..evaluation.calibration import calibration
 from ..evaluation.ensemble import agreements, by_kl, disagreement, standardised, unrelated
-from ..evaluation.metrics import metric
-from ..evaluation.stats import Estimate, bootstrap_mean, correlation
+from ..evaluation.stats import Estimate, accuracy, bootstrap_mean, correlation
 from ..model_files import load_tokenizer
 from ..models import load_classifier
 from ..record import read_json, write_json
@@ -110,7 +109,7 @@ def overview(runs: Sequence[RunContext]) -> dict[str, Any]:
     """What overview.json says of the reward models of `runs`. Raises ZooError where an evaluation is of another run."""
     run = runs[0]
     texts, judge = _texts(run)
-    margins, split, sides = _score(runs, texts)
+    margins, split, sides, pairs_of = _score(runs, texts)
     over = sides["sft"]
     for one, row in zip(runs, over, strict=True):
         if row.std() == 0:
@@ -127,7 +126,7 @@ def overview(runs: Sequence[RunContext]) -> dict[str, Any]:
             {
                 "seed": seed,
                 "directory": path.as_posix(),
-                "accuracy": _accuracy(margins[place]),
+                "accuracy": accuracy(margins[place] > 0, pairs_of).to_json(),
                 "ece": found["ece"],
                 "ece_by_chance": found["ece_by_chance"],
                 **_on_texts({side: rows[place] for side, rows in named.items()}, texts, run.shared.seed),
@@ -144,7 +143,10 @@ def overview(runs: Sequence[RunContext]) -> dict[str, Any]:
         "split": split,
         "judge": judge,
         "models": models,
-        "ensemble": {"accuracy": _accuracy(mean_margin), **_on_texts(shared, texts, run.shared.seed)},
+        "ensemble": {
+            "accuracy": accuracy(mean_margin > 0, pairs_of).to_json(),
+            **_on_texts(shared, texts, run.shared.seed),
+        },
         "agreement": {
             "mean": fmean(found.value for found in agreed.values()),
             "pairs": [{"seeds": [seeds[a], seeds[b]], **found.to_json()} for (a, b), found in agreed.items()],
@@ -169,7 +171,7 @@ def _texts(run: RunContext) -> tuple[dict[str, Texts], str | None]:
     try:
         document = read_json(record.path / "evaluation.json")
         asked, each = evaluation_rows(run, stage_source(run, "ppo"), path=sft.path), document["samples_per_prompt"]
-        prompts = asked["prompt"][: document["prompts"]]
+        prompts = asked["prompt"][: document.get("rows", document["prompts"])]
         rows = read_samples(path, prompts, each)
         prompts = [prompt for prompt in prompts for _ in range(each)]
         return {side: _of(rows, prompts, side) for side in SIDES}, document["judge"]["name"]
@@ -190,8 +192,10 @@ def _of(rows: Sequence[Mapping[str, Any]], prompts: Sequence[Any], side: str) ->
 
 def _score(
     runs: Sequence[RunContext], texts: Mapping[str, Texts]
-) -> tuple[NDArray[np.float64], str, dict[str, NDArray[np.float64]]]:
-    """Raw scores of M models: margins (M, pairs) on the held-out pairs, their split, and each side's texts (M, N)."""
+) -> tuple[NDArray[np.float64], str, dict[str, NDArray[np.float64]], list[str]]:
+    """Raw scores of M models: margins (M, pairs) on the held-out pairs, their split, each side's texts (M, N), and what
+    tells the pairs' prompts apart. A tie counts as wrong, as on a reward model's card.
+    """
     opened, source = open_pairs(runs[0])
     held_out = held_out_pairs(opened, source)
     assert held_out is not None  # `check` refuses such a recipe
@@ -207,15 +211,8 @@ def _score(
         margins.append(np.subtract(found["chosen"], found["rejected"]))
         for side, read in texts.items():
             sides[side].append(scorer.score_texts(read.texts, ended=read.ended).tolist())
-    return np.array(margins), split, {side: np.array(scores) for side, scores in sides.items()}
-
-
-def _accuracy(margins: NDArray[np.float64]) -> dict[str, Any]:
-    """As of a reward model's card: a tie counts as wrong."""
-    found: dict[str, Any] = metric("preference_accuracy").compute(
-        predictions=margins.tolist(), references=[0.0] * len(margins)
-    )
-    return found
+    scored = {side: np.array(scores) for side, scores in sides.items()}
+    return np.array(margins), split, scored, [prompt_key(prompt) for prompt in pairs["prompt"]]
 
 
 def _on_texts(scores: Mapping[str, NDArray[np.float64]], texts: Mapping[str, Texts], seed: int) -> dict[str, Any]:

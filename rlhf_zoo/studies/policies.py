@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from ..catalog.card import Card, clean
 from ..catalog.lineage import Lineage, find_policy, prompts_at
-from ..chat import Chat
+from ..chat import Chat, counted_prompts, distinct_prompts
 from ..data import tokenize_prompt
 from ..devices import on_device
 from ..errors import ZooError
@@ -36,7 +36,7 @@ from ..rewards.loading import load_reward
 from ..rewards.model import same_tokenizer
 from ..runs.context import versions
 from ..runs.evaluation import EvaluationConfig, LabeledArguments, LLMConfig
-from ..runs.layout import check_columns, in_form, parts_of
+from ..runs.layout import check_columns, distinct_first, in_form, parts_of
 from ..runs.names import SAME_LABELS
 from ..runs.pairs import COLUMNS
 from ..runs.settings import recorded_settings
@@ -262,11 +262,12 @@ def evaluate(contest: PolicyPair, terms: Terms, *, out: Path, command: str) -> d
     if contest.data is None:
         raise ZooError(f"Nothing says which prompts {contest.policy.name} is for: name a data set with --dataset_name.")
     rows, split = _prompts(contest, contest.data, terms)
-    if len(rows) < terms.prompts:
-        log.warning("The split %s has %d prompts; all of them are taken.", split, len(rows))
+    rows = distinct_first(rows)
     rows = rows.select(range(min(terms.prompts, len(rows))))
-    if len(rows) < FEW:
-        log.warning("%d prompts are few: read the intervals as too narrow.", len(rows))
+    if (distinct := distinct_prompts(rows["prompt"])) < terms.prompts:
+        log.warning("The split %s has %s prompts; all of them are taken.", split, counted_prompts(rows))
+    if distinct < FEW:
+        log.warning("%d prompts are few: read the intervals as too narrow.", distinct)
     tools = _yardstick(contest, contest.data, terms, names, out)
     policy = load_causal(contest.policy.path).eval()
     _check_room(policy, tools, rows["prompt"])

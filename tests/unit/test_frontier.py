@@ -1,5 +1,6 @@
 """Points of a frontier: interpolation, equal compute, win rates of a choice, against brute force."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,8 @@ from rlhf_zoo.evaluation.frontier import (
     best_within,
     by_prompt,
     difference,
-    estimate,
     filtered,
     mixed,
-    rate,
     wins,
 )
 from rlhf_zoo.evaluation.stats import bootstrap_mean, proportion, win_rate
@@ -81,12 +80,13 @@ def test_means_of_prompts_give_the_intervals_of_their_completions() -> None:
     ours, theirs = rng.normal(size=30), rng.normal(size=30)
     groups = [i // 3 for i in range(30)]
     direct = bootstrap_mean(ours, groups, seed=5)
-    found = estimate(by_prompt(ours, 3), n=30, seed=5)
+    one = replace(point("a", 1.0, [0.0] * 10), n=30)
+    found = one.estimate(by_prompt(ours, 3), seed=5)
     assert found.n == 30 and found.value == pytest.approx(direct.value) and found.ci95 == pytest.approx(direct.ci95)
     won = by_prompt(wins(ours[:, None], theirs[:, None])[:, 0], 3)
     direct = win_rate(ours, theirs, groups)
-    assert rate(won, n=30).ci95 == pytest.approx(direct.ci95)
-    assert rate(np.ones(20), n=60).ci95 == proportion(20, 20).ci95, "winning everywhere is not certainty"
+    assert one.rate(won).ci95 == pytest.approx(direct.ci95)
+    assert one.rate(np.ones(20), n=60).ci95 == proportion(20, 20).ci95, "winning everywhere is not certainty"
 
 
 def test_differences_are_paired_by_prompt() -> None:

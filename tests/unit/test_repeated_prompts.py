@@ -1,0 +1,145 @@
+"""Prompts that stand in several rows: counted once, and resampled together."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from datasets import Dataset
+from toy_run import make_context, make_recipe, save_start
+
+from rlhf_zoo.chat import distinct_prompts, prompt_count, prompt_key
+from rlhf_zoo.draft.data import look_at_data, read_as
+from rlhf_zoo.evaluation.answers import Answers
+from rlhf_zoo.evaluation.frontier import Point
+from rlhf_zoo.evaluation.stats import bootstrap_mean, share
+from rlhf_zoo.evaluator.measure import prompt_groups
+from rlhf_zoo.record import read_json
+from rlhf_zoo.runs.context import RunContext
+from rlhf_zoo.runs.data import stage_source
+from rlhf_zoo.runs.layout import distinct_first
+from rlhf_zoo.stages import evaluate, ppo
+from rlhf_zoo.stages.evaluate import check_prompts
+from rlhf_zoo.studies.doctor import examine
+
+PROMPTS, ROWS = 40, 6
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def test_what_tells_prompts_apart() -> None:
+    assert prompt_key(" how is it\n") == prompt_key([user("how is it")]) == "how is it"
+    assert prompt_key([user("a"), {"role": "assistant", "content": "b"}, user("c")]) != prompt_key([user("c")])
+    assert prompt_key([{"role": "system", "content": "be kind"}, user("a")]) != prompt_key([user("a")])
+    assert distinct_prompts(["a", [user("a")], "b"]) == 2
+    assert (prompt_count(14, 469), prompt_count(14, 14)) == ("14 (in 469 rows)", "14")
+
+
+def test_the_first_rows_hold_the_most_prompts() -> None:
+    rows = Dataset.from_dict({"prompt": list("aaabbc"), "row": range(6)})
+    assert distinct_first(rows)["row"][:] == [0, 3, 5, 1, 4, 2]
+    once = Dataset.from_dict({"prompt": list("cab")})
+    assert distinct_first(once) is once
+
+
+def covered(rng: np.random.Generator, *, shares: bool, clustered: bool) -> bool:
+    """Whether an interval holds the truth, 0 or one half, of rows whose prompts differ more than their samples do."""
+    levels = np.repeat(rng.normal(size=PROMPTS), ROWS)
+    prompts = [f"prompt {place}" for place in np.repeat(np.arange(PROMPTS), ROWS)]
+    values = levels + 0.5 * rng.normal(size=len(levels))
+    groups = prompt_groups(prompts) if clustered else list(range(len(prompts)))
+    if shares:
+        low, high = share((values > 0).astype(float), groups).ci95
+        return low <= 0.5 <= high
+    low, high = bootstrap_mean(values, groups, seed=int(rng.integers(2**31)), resamples=400).ci95
+    return low <= 0 <= high
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_intervals_cover_where_rows_repeat_prompts(shares: bool) -> None:
+    rng = np.random.default_rng(5)
+    by_prompt = np.mean([covered(rng, shares=shares, clustered=True) for _ in range(300)])
+    by_row = np.mean([covered(rng, shares=shares, clustered=False) for _ in range(300)])
+    assert by_prompt >= 0.92 and by_row <= 0.75
+
+
+def test_baselines_and_answers_resample_equal_prompts_together() -> None:
+    rng = np.random.default_rng(3)
+    values, names = rng.normal(size=12), [*"aaabbbcccddd"]
+    right = (values[:, None] + rng.normal(size=(12, 2)) > 0).astype(float)
+    point = Point("a", values, values, values, 12, prompts=names)
+    assert point.estimate(values, seed=1).ci95 == bootstrap_mean(values, names, seed=1).ci95
+    assert point.rate(right[:, 0]).ci95 == share(right[:, 0], names).ci95
+    np.testing.assert_allclose(point.by_prompt(values), values.reshape(4, 3).mean(1))
+    each = [name for name in names for _ in range(2)]
+    assert Answers(right, prompts=names).to_json()["accuracy"] == share(right.ravel(), each).to_json()
+    different = Answers(right, prompts=[*map(str, range(12))]).to_json()
+    assert different == Answers(right).to_json(), "as ever, where no two are equal"
+
+
+def twice(folder: Path) -> None:
+    """Each split of the toy's prompts with every row twice."""
+    for path in folder.glob("prompts/*.jsonl"):
+        path.write_text(path.read_text() * 2)
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The same run and evaluation on prompts that stand in one row, and in two."""
+    found = {}
+    for name in ("once", "twice"):
+        folder = tmp_path_factory.mktemp(name)
+        make_recipe(folder)
+        save_start(folder)
+        if name == "twice":
+            twice(folder / "data")
+        found[name] = make_context(folder)
+    return found
+
+
+def asking(context: RunContext, prompts: int) -> RunContext:
+    """The same run with another number of prompts to evaluate on."""
+    return replace(context, flags={**context.flags, "recipe": {"evaluation.prompts": prompts}})
+
+
+def test_an_evaluation_says_prompts_and_rows(both: dict[str, Any]) -> None:
+    once, two = both["once"], both["twice"]
+    asked = [check_prompts(one, stage_source(one, "ppo")) for one in (once, two)]
+    assert asked[0]["prompt"][:] == asked[1]["prompt"][:], "as many different ones as before"
+    said = {one.check: one.said for one in examine(two)}
+    assert said["prompts"].startswith("12 (in 24 rows) to roll out, 12 (in 24 rows) held out")
+    assert said["batch"].startswith("4 of 12 (in 24 rows) prompts an update")
+    more = asking(two, 18)
+    assert {one.check: one.said for one in examine(more)}["evaluation's prompts"].startswith("12 (in 18 rows) held-out")
+
+
+def test_figures_of_repeated_rows(both: dict[str, Any]) -> None:
+    more = asking(both["twice"], 18)
+    ppo.run(more)
+    assert evaluate.run(more) is True
+    found = read_json(more.record("eval").path / "evaluation.json")
+    assert (found["prompts"], found["rows"], found["n"]) == (12, 18, 36)
+    lines = [json.loads(line) for line in (more.record("eval").path / "samples.jsonl").read_text().splitlines()]
+    lengths, names = [line["ppo"]["length"] for line in lines], [line["prompt"] for line in lines]
+    assert len(set(names)) == 12
+    assert found["ppo"]["length"] == bootstrap_mean(lengths, names, seed=found["seed"]).to_json()
+    assert found["data"]["trained_on"] == 12
+    assert found["over_training"]["prompts"] == len(
+        read_json(more.record("eval").path / "over_training.json")["judge"][0]
+    )
+
+
+def test_a_new_recipe_counts_prompts_and_not_rows(tmp_path: Path) -> None:
+    rows = [{"prompt": f"How is item {place % 14}?"} for place in range(469)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = read_as(look_at_data(str(tmp_path)), "prompts")
+    assert found is not None and (found.count, found.prompts, found.tested) == (469, 14, None)
+    distinct = [{"prompt": f"How is item {place}?"} for place in range(469)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in distinct))
+    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = read_as(look_at_data(str(tmp_path)), "prompts")
+    assert found is not None and (found.count, found.prompts, found.tested) == (469, 469, 14)
