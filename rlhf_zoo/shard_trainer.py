@@ -12,7 +12,7 @@ from transformers.trainer import OPTIMIZER_NAME
 
 from .errors import ZooError
 from .models import is_peft
-from .sharding import full_optimizer, full_weights, shard, shard_optimizer
+from .sharding import full_optimizer, full_weights, return_memory, shard, shard_optimizer
 
 
 class ShardTrainer(Trainer):
@@ -31,14 +31,18 @@ class ShardTrainer(Trainer):
                 raise ZooError(f"fsdp2 is not there for {mend}, or leave fsdp2 out.")
         for model in every:
             shard(model)
+        if next(models[0].parameters()).device.type == "cpu":
+            return_memory()
         # What accelerate would wrap for training it wraps in DDP, which does not take shards.
         self.accelerator.prepare_model = functools.partial(self.accelerator.prepare_model, evaluation_mode=True)
         self._in_shards = True
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        state = full_optimizer(self.optimizer) if self._in_shards else None
         super()._save_optimizer_and_scheduler(output_dir)
-        if state is not None and self.args.should_save:
+        if not self._in_shards:
+            return
+        state = full_optimizer(self.optimizer, keep=self.args.should_save)
+        if state is not None:
             torch.save(state, Path(output_dir) / OPTIMIZER_NAME)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:

@@ -4,6 +4,7 @@ Policy, critic, reference and reward model are sharded apart, layer by layer: ea
 what one process saves.
 """
 
+import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +15,9 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+#: glibc's number of this option of mallopt, and the size from which on a block is mapped by itself.
+M_MMAP_THRESHOLD, MAPPED = -3, 2**20
+
 
 def shard(model: nn.Module) -> None:
     """Shards a model's layers, then what is left of it, in place. All processes hold the same weights before."""
@@ -21,6 +25,19 @@ def shard(model: nn.Module) -> None:
     for layer in [module for module in model.modules() if type(module).__name__ in kinds]:
         fully_shard(layer)
     fully_shard(model)
+
+
+def return_memory() -> None:
+    """Has glibc give blocks from MAPPED bytes on back to the system when they are freed.
+
+    Left to itself it keeps what a CPU gathered and freed, layer by layer, in its heap: a process of two that trained a
+    model of 135M weights grew to 7.5 GiB, as large as one that has no shards. Elsewhere this changes nothing.
+    """
+    libc = ctypes.CDLL(None)
+    mallopt, trim = (getattr(libc, name, None) for name in ("mallopt", "malloc_trim"))
+    if mallopt is not None and trim is not None:
+        mallopt(M_MMAP_THRESHOLD, MAPPED)
+        trim(0)  # and what was freed before
 
 
 @contextmanager
@@ -61,14 +78,26 @@ def load_full(model: nn.Module, weights: dict[str, Any]) -> None:
         model.load_state_dict(weights)
 
 
-def full_optimizer(optimizer: Any) -> dict[str, Any]:
-    """The state of an optimizer as one process has it."""
+def full_optimizer(optimizer: Any, *, keep: bool) -> dict[str, Any] | None:
+    """The state of an optimizer as one process has it, on the CPU.
+
+    Args:
+        optimizer: of which this process may hold shards. All processes take part.
+        keep: whether this process wants it; the others hold one tensor at a time.
+
+    Returns:
+        The state, or None where `keep` is False.
+    """
     found = optimizer.state_dict()
-    state = {
-        place: {name: full(value).cpu() if isinstance(value, Tensor) else value for name, value in of.items()}
-        for place, of in found["state"].items()
-    }
-    return {**found, "state": state}
+    state: dict[Any, dict[str, Any]] = {}
+    for place, of in found["state"].items():
+        for name, value in of.items():
+            whole_value = full(value) if isinstance(value, Tensor) else value
+            if keep:
+                state.setdefault(place, {})[name] = (
+                    whole_value.cpu() if isinstance(whole_value, Tensor) else whole_value
+                )
+    return {**found, "state": state} if keep else None
 
 
 def shard_optimizer(optimizer: Any) -> None:

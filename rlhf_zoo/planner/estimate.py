@@ -4,7 +4,7 @@ How a stage runs, which models it holds, how it cuts a batch, is as in `ppo`, `l
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
@@ -121,7 +121,8 @@ def _supervised(
     shards = _shards(stage, keys, device, use_peft=model.kind.adapter is not None)
     held = _held(numbers, keys, model).over(shards)
     exchanged = held.gradients if device.count > 1 and shards == 1 else 0
-    need = memory.training_need(held, passed, head=head, several=steps > 1, buckets=exchanged)
+    # Gradients of shards are exchanged layer by layer, and never lie there whole.
+    need = memory.training_need(held, passed, head=head, several=steps > 1 or shards > 1, buckets=exchanged)
     need = replace(need, weights=need.weights + _gathered(shards, model))
     tokens = rows * length * steps
     trunk = _forward(numbers, tokens, length) * _times(numbers, keys)
@@ -131,7 +132,8 @@ def _supervised(
         trained=numbers.trained,
     )
     about = {"rows": rows, "tokens": length, "micro_batches": steps, **_updates(keys)}
-    return StagePlan(stage, {"model": held}, {"step": _on(device, need)}, about, work, half)
+    phases = {"step": _on(device, need, shards), **_saving(device, shards, [held])}
+    return StagePlan(stage, {"model": held}, phases, about, work, half)
 
 
 @dataclass(frozen=True)
@@ -233,7 +235,10 @@ class _PPO:
             "prompt": self.prompt, "response": self.response, "rows": self.rows, "sampled_at_once": self._at_once()[0],
             "micro_batch": self.micro, "read_at_once": self.read, **_updates(keys, self.rows * device.count),
         }  # fmt: skip
-        found = {name: _on(device, need) for name, need in phases.items()}
+        found = {name: _on(device, need, self.shards) for name, need in phases.items()}
+        found |= _saving(
+            device, self.shards, [self.held[name] for name in ("policy", "critic") if name in self.held], self._frozen()
+        )
         return StagePlan("ppo", self.held, found, about, self._work(), self.half)
 
     # What lies on the device
@@ -249,7 +254,7 @@ class _PPO:
         kept = [self.held[name] for name in ("policy", "critic") if name in self.held]
         weights = sum(one.weights for one in kept) + self._frozen(*at_hand)
         if whole is not None and self.shards > 1:
-            weights += _size(whole) * whole.numbers.everything * (1 - 1 / self.shards)
+            weights += _size(whole) * whole.numbers.everything  # beside the shard, which stays
         fixed = self._fixed()
         cache = 0 if fixed is None else fixed[0] * fixed[1] * self._token()
         return Need(weights=weights, optimizer=sum(one.optimizer for one in kept), cache=cache)
@@ -346,7 +351,7 @@ class _PPO:
             others=self._frozen(),
             logits=self._logits(self.micro, learns=True),
             head=head,
-            several=self.micro < self.minibatch,
+            several=self.micro < self.minibatch or self.shards > 1,
             buckets=exchanged,
             cache=rest.cache,
         )
@@ -395,13 +400,25 @@ def _shards(stage: str, keys: SimpleNamespace, device: Device, **whole: bool) ->
 
 
 def _gathered(shards: int, *models: Tracer | None) -> float:
-    """Bytes of shards that are gathered in an update: tables, two layers, and the gradients of one."""
-    whole = sum(
-        FLOAT32 * (one.numbers.tables + 3 * (one.numbers.everything - one.numbers.tables) / one.numbers.layers)
-        for one in models
-        if one is not None
-    )
-    return whole * (1 - 1 / shards)
+    """Bytes that an update gathers from shards: tables, which stay until the backward pass, two layers of each model,
+    and one layer's gradients. Beside them, of one model after the other, the tables' gradients and the copy that the
+    processes exchange."""
+    if shards == 1:
+        return 0
+    present = [one.numbers for one in models if one is not None]
+    layers = sum(3 * (one.everything - one.tables) / one.layers for one in present)
+    return FLOAT32 * (sum(one.tables for one in present) + layers + 2 * max(one.tables for one in present))
+
+
+def _saving(device: Device, shards: int, models: Iterable[Held], others: float = 0) -> dict[str, Need]:
+    """What the first process holds on a CPU while it saves: the optimizer's state of all shards. On a GPU it is in the
+    host's memory."""
+    if shards == 1 or not device.cpu:
+        return {}
+    weights, optimizer = others, 0.0
+    for one in models:
+        weights, optimizer = weights + one.weights, optimizer + one.optimizer * (1 + shards)
+    return {"save": Need(weights=weights, optimizer=optimizer, process=PROCESS_ON_CPU)}
 
 
 def _forward(numbers: Numbers, tokens: float, length: float) -> float:
@@ -416,10 +433,12 @@ def _times(numbers: Numbers, keys: Any) -> float:
     return (3 if whole else 2) + bool(keys.gradient_checkpointing)
 
 
-def _on(device: Device, need: Need) -> Need:
+def _on(device: Device, need: Need, shards: int = 1) -> Need:
     if not device.cpu:
         return need
-    return replace(need, process=PROCESS_ON_CPU + GAPS * (need.activations + need.gradients + need.logits))
+    # With shards large blocks are mapped by themselves (`sharding.return_memory`).
+    gradients = need.gradients if shards == 1 else 0
+    return replace(need, process=PROCESS_ON_CPU + GAPS * (need.activations + gradients + need.logits))
 
 
 def _half(keys: SimpleNamespace, device: Device) -> bool:

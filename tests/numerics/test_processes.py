@@ -1,7 +1,10 @@
 """Two processes compute what one does: the same completions, metrics and weights, up to the order of a sum."""
 
 import os
+import platform
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from warm import PYTHON
 from zoo_process import together as in_two
 
 from rlhf_zoo.errors import ZooError
+from rlhf_zoo.sharding import full_optimizer
 
 pytestmark = pytest.mark.timeout(3 * SECONDS)
 
@@ -133,6 +137,46 @@ def test_weights_in_shards_compute_what_one_process_does(directory: Path, tmp_pa
     shutil.copytree(saved, tmp_path / "start" / "checkpoint-2")
     resumed = processes_run.train(tmp_path, "sharded_resumed", 1)
     assert distance(one["weights"], resumed["weights"]) < 20 * WEIGHTS
+
+
+def test_one_process_keeps_what_is_saved_of_an_optimizer() -> None:
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.AdamW([weight])
+    weight.sum().backward()
+    optimizer.step()
+    kept = full_optimizer(optimizer, keep=True)
+    assert kept is not None and kept["state"][0].keys() == {"step", "exp_avg", "exp_avg_sq"}
+    assert full_optimizer(optimizer, keep=False) is None
+
+
+FREED = """
+import sys, torch
+from pathlib import Path
+from rlhf_zoo.sharding import return_memory
+
+def resident():
+    line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmRSS"))
+    return int(line.split()[1]) // 1024
+
+torch.ones(2**22) + 1  # 16 MiB: freed, it has glibc keep blocks up to its size in the heap
+if sys.argv[1] == "back":
+    return_memory()
+before, kept, freed = resident(), [], []
+for _ in range(64):  # 128 MiB in blocks of 2, with small ones between them that stay
+    freed.append(torch.ones(2**19))
+    kept.append(torch.ones(2**13))
+del freed
+print(resident() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux" or platform.libc_ver()[0] != "glibc", reason="glibc's heap")
+def test_what_shards_gathered_is_given_back_when_it_is_freed() -> None:
+    held = {
+        how: int(subprocess.run([*PYTHON, "-c", FREED, how], capture_output=True, text=True, check=True).stdout)
+        for how in ("left", "back")
+    }
+    assert held["left"] > 100 and held["back"] < 20
 
 
 def test_what_cannot_be_sharded_is_refused_in_a_sentence(directory: Path, tmp_path: Path) -> None:

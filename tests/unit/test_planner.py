@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import calibrate
 import plan_check
 import pytest
+import shards_check
 import torch
 from click.testing import CliRunner
 from figures import keep
@@ -237,6 +238,13 @@ def test_shards_lora_and_few_bits_need_less():
     assert peak("h100:2") > peak("h100"), "processes that exchange gradients hold buckets of them"
     assert peak("h100", **lora, load_in_4bit=True) < peak("h100", **lora) < 0.5 * peak("h100")
     assert peak("h100", offload_frozen=True) < peak("h100") < peak("h100", bf16=False)
+
+
+def test_two_processes_with_shards_are_planned_within_a_tenth_of_what_they_take():
+    """MiB of SmolLM2-135M on a CPU, the first process (which saves) and the other: benchmarks/shards_check.py."""
+    planned = shards_check.planned()
+    assert max(planned, key=planned.get) == "save" and planned["save"] == pytest.approx(4146, rel=0.1)
+    assert max(of for name, of in planned.items() if name != "save") == pytest.approx(3575, rel=0.1)
 
 
 @pytest.mark.parametrize(
