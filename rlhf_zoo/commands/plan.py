@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..planner.plan import Plan
     from ..recipes import Recipe
 
-COLUMNS = ("weights", "gradients", "optimizer", "activations", "cache", "logits")
+COLUMNS = ("weights", "gradients", "optimizer", "activations", "cache", "logits", "process")
 
 
 @click.command(context_settings=FLAGS)

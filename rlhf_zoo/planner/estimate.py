@@ -27,12 +27,13 @@ NOTHING = Held()
 DRAWN = 3
 #: trl's head: tokens and columns of the vocabulary that it computes at a time, and such tiles that live at once.
 TRL_TOKENS, TRL_COLUMNS, TRL_TILES = 4096, 32768, 3
-#: On a CPU a process grows beside its tensors: by libraries' buffers, data and the trainer's own objects, as measured
-#: with models of next to no weights (benchmarks/plan_check.py, the setting `nothing`); and by gaps. glibc keeps blocks
-#: below 32 MiB in its heap, where gradients come to lie between activations: with a mapping of its own for each block
+#: On a CPU tensors lie in the memory of the process, beside what it holds without any: the libraries, which take half a
+#: GiB once they are imported, their buffers, data and the trainer's own objects, as measured with models of next to no
+#: weights (benchmarks/plan_check.py, the setting `nothing`). And there are gaps. glibc keeps blocks below 32 MiB in its
+#: heap, where gradients come to lie between activations: with a mapping of its own for each block
 #: (MALLOC_MMAP_THRESHOLD_) there are none. How large they are, as a share of what an update makes and frees, was
 #: chosen by the memory that `make bench` saw, and docs/plan.md shows how far runs are from it.
-PROCESS_ON_CPU, GAPS = 30 * 2**20, 0.5
+PROCESS_ON_CPU, GAPS = 524 * 2**20, 0.5
 
 
 @dataclass(frozen=True)
@@ -180,6 +181,8 @@ class _PPO:
         passed = keys.recompute_logprobs or keys.rollout_engine != "native"
         self.reads_values = self.critic or (self.policy if passed else None)
         self.adapts = self.policy.kind.adapter is not None
+        begins = any(reward.begins for reward in models.rewards) and keys.critic != "policy"
+        self._copies_policy = self.adapts and self.critic is not None and models.value is None and not begins
         alone = {"use_peft": self.adapts, "critic shared": self.critic is None, "offload_frozen": keys.offload_frozen}
         self.shards = _shards("ppo", keys, device, **alone)
         self.reference = None
@@ -225,6 +228,7 @@ class _PPO:
             held[name] = _held(reward.numbers, plain, reward)
         self.held = {name: one.over(self.shards) for name, one in held.items()}
         phases = {
+            **({"load": self._load()} if self._copies_policy else {}),
             "sample": self._sample(),
             **({"values": self._values(self.reads_values)} if self.reads_values else {}),
             **({"reference": self._reference()} if holds_reference(keys, given=False) else {}),
@@ -285,6 +289,11 @@ class _PPO:
         return rows, self.prompt + ROOM + grown * (ROOM + 1)
 
     # Phases
+
+    def _load(self) -> Need:
+        """The critic is made of the policy's weights with its adapter merged in: for a moment these are there twice."""
+        policy, critic = self.held["policy"].weights, self.held["critic"].weights
+        return Need(weights=2 * policy + critic + self._frozen())
 
     def _sample(self) -> Need:
         rest, (rows, columns) = self._at_rest(whole=self.policy), self._at_once()

@@ -80,7 +80,10 @@ class Held:
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes on a device at the worst moment of a phase. logits: with what is made of them, and a head's gradient."""
+    """Bytes on a device at the worst moment of a phase. logits: with what is made of them, and a head's gradient.
+
+    process: what a CPU's process holds beside tensors; on a card it is no part of the plan.
+    """
 
     weights: float = 0
     gradients: float = 0

@@ -1,0 +1,17 @@
+"""The planner's memory against what processes come to hold, over models, critics and LoRA."""
+
+import plan_check
+import pytest
+
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.xdist_group("memory"),  # one process of these at a time: together they would take 6 GiB and more
+]
+
+
+@pytest.mark.parametrize("name", plan_check.TABLE)
+def test_a_process_takes_what_the_plan_says(name: str) -> None:
+    """The peak of a child, imports and all, and of the largest below the 10 GiB that a small machine has free."""
+    row = {"setting": name, **plan_check.predicted(plan_check.TABLE[name]), **plan_check.measured(name)}
+    assert plan_check.within(row), plan_check.line(row)
+    assert row["measured_mib"] < 10 * 1024
