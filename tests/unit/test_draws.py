@@ -66,3 +66,21 @@ def test_few_rows_are_summed_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = torch.randn(2000, 4096, generator=generator) * 2.5
     draw_tokens(logits, torch.rand(2000, dtype=torch.float64, generator=generator))
     assert sum(counted) < 40
+
+
+@pytest.mark.parametrize(("vocabulary", "least", "most"), [(49_152, 1e-3, 1e-2), (17, 0.0, 1e-5)])
+def test_how_often_rounding_decides_a_token(vocabulary: int, least: float, most: float) -> None:
+    """Two processes and one differ by 3e-6 in log-probabilities after an update: docs/scale.md says what comes of it.
+
+    Between its bounds in the sum of probabilities a token takes up p; where noise moves a bound, a number in between
+    names its neighbour. Of many tokens most are less probable than the noise of their bounds.
+    """
+    random = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(vocabulary, generator=random, dtype=torch.float64)
+    bounds, moved = (
+        (logits + noise * torch.randn(vocabulary, generator=random, dtype=torch.float64)).softmax(-1).cumsum(-1)
+        for noise in (0.0, 3e-6)
+    )
+    numbers = torch.rand(2_000_000, generator=random, dtype=torch.float64)
+    parted = (torch.searchsorted(bounds, numbers) != torch.searchsorted(moved, numbers)).double().mean()
+    assert least <= float(parted) <= most

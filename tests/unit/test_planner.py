@@ -243,8 +243,8 @@ def test_shards_lora_and_few_bits_need_less():
 def test_two_processes_with_shards_are_planned_within_a_tenth_of_what_they_take():
     """MiB of SmolLM2-135M on a CPU, the first process (which saves) and the other: benchmarks/shards_check.py."""
     planned = shards_check.planned()
-    assert max(planned, key=planned.get) == "save" and planned["save"] == pytest.approx(4146, rel=0.1)
-    assert max(of for name, of in planned.items() if name != "save") == pytest.approx(3575, rel=0.1)
+    assert max(planned, key=planned.get) == "save" and planned["save"] == pytest.approx(4619, rel=0.1)
+    assert max(of for name, of in planned.items() if name != "save") == pytest.approx(4048, rel=0.1)
 
 
 @pytest.mark.parametrize(
