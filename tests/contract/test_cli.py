@@ -256,7 +256,7 @@ def test_a_missing_column_and_a_missing_split_name_the_data_set(sentence, tmp_pa
     (recipe / "sft.yaml").write_text("bf16: false\n")
     said = refused(tmp_path, "sft", str(recipe), "--hub", "local", "--output_dir", str(tmp_path / "run"))
     assert "configuration lines, split train, has no column 'text', only 'txt': the stage reads messages, " in said
-    assert "messages, prompt and completion, or text; rename the column" in said
+    assert "messages, conversations, prompt and completion, or text; rename the column" in said
     said = sentence("sft", "mine", "--output_dir", "run", "--dataset_train_split", "trian")
     assert "has no split 'trian', only 'train': say which by the key dataset_train_split or dataset_test_split." in said
     assert "The data set data/none, configuration lines" in sentence("sft", "mine", "--dataset_name", "data/none")

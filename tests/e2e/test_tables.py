@@ -40,6 +40,7 @@ DIAGONAL = {
     "Pythia": ("Anthropic/hh-rlhf", "plain"),
     "GPT-2": ("stanfordnlp/imdb", "plain"),
     "OPT": ("trl-lib/tldr", "plain"),
+    "SmolLM2": ("trl-lib/ultrafeedback_binarized", "conversational"),
 }
 ADAPTED = ["Qwen3-Base"]
 LORA = {"use_peft": True, "lora_r": 2, "lora_target_modules": "all-linear"}
