@@ -14,7 +14,7 @@ from ..model_code import brings_code, is_trusted, refusal
 from ..model_files import ADAPTER_CONFIG, json_object, load_tokenizer, model_files
 from ..models import label_index, labels_in
 from ..rewards.model import say_cut
-from ..stage import REWARD_ROLES
+from ..stage import REWARD_ROLES, STAGES
 from ..tokenizer import highest_id, pad_apart, train_tokenizer
 from .context import RunContext
 from .data import to_train
@@ -146,7 +146,7 @@ def check_label(models: Mapping[str, Named], ppo: StageSettings) -> None:
 def check_tokenizers(models: Mapping[str, Named], ppo: StageSettings) -> None:
     """Raises ZooError where a model of PPO's from elsewhere pads with EOS, or has fewer embeddings than tokens."""
     asked = dict.fromkeys(REWARD_ROLES, (ppo.trainer.reward_pad_token, "reward_pad_token"))
-    if ppo.model.model_name_or_path is not None:
+    if ppo.model.model_name_or_path not in (None, *STAGES):  # SFT settles the PAD of its own
         asked["policy"] = ppo.data.pad_token, "pad_token of the stage ppo"
     for role, (pad_token, key) in asked.items():
         model = models.get(role)

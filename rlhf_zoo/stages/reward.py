@@ -182,10 +182,12 @@ def check_pairs(context: RunContext, tokenizer: Any | None) -> None:
     """
     owner, source = open_pairs(context)
     data = owner.settings("reward").data
+    alone = "ppo" not in owner.recipe.stages  # else the prompts are PPO's, which has a check of its own
     if data.simulated_pairs is not None:
         _preference(data)
-        for split in ("train", "validation"):
-            _prompts(owner, source, split)
+        if alone:
+            for split in ("train", "validation"):
+                _prompts(owner, source, split)
         return
     pairs = stage_rows(owner, "reward", source, data.dataset_train_split)
     for split in (data.dataset_test_split, data.dataset_validation_split):
@@ -197,7 +199,8 @@ def check_pairs(context: RunContext, tokenizer: Any | None) -> None:
         raise _all_equal(source.location)
     if tokenizer is not None and conversational(pairs):
         check_conversations(owner, "reward", source, tokenizer)
-    _prompts(owner, source, "train")
+    if alone:
+        _prompts(owner, source, "train")
 
 
 def training_pairs(context: RunContext, source: DataSource) -> tuple[Dataset, dict[str, int]]:

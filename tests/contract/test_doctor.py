@@ -142,10 +142,6 @@ def long_prompts(world: World) -> None:
     own_data(world, lambda row: {**row, "prompt": row["prompt"] if row["row"] else "a" * (CONTEXT - 9)})
 
 
-def foreign_ids(world: World) -> None:
-    own_data(world, lambda row: {**row, "input_ids": [3, 99 if row["row"] == 5 else 4]})
-
-
 def no_prompt_column(world: World) -> None:
     own_data(world, lambda row: {"question": row["prompt"]})
 
@@ -160,7 +156,7 @@ def evaluates(**keys: Any) -> Callable[[World], None]:
 
 
 FAULTS: dict[str, tuple[Callable[[World], None] | None, dict[str, Any], str, str]] = {
-    "PAD is EOS": (pads_with_eos, {}, "tokenizer", "has no pad_token other than its eos_token: add one"),
+    "PAD is EOS": (pads_with_eos, {}, "tokenizer", "name another of its tokens by pad_token of the stage"),
     "policy's tokenizer swapped": (
         numbers_the_policys_letters_backwards, {}, "policy's tokenizer",
         "is not the one that the policy was trained with, for the prompts' tokens cost the policy ",
@@ -173,7 +169,6 @@ FAULTS: dict[str, tuple[Callable[[World], None] | None, dict[str, Any], str, str
     "blind reward model": (scores_all_alike, {}, "reward reads the end", "it does not read the last token"),
     "no weights": (has_no_weights, {}, "policy", "cannot be loaded as a causal language model"),
     "prompts too long": (long_prompts, {}, "room", f"the longest prompt has {CONTEXT - 9} tokens, and the model"),
-    "ids without embeddings": (foreign_ids, {}, "prompt ids", "Prompt 5 holds the token id 99, and the policy has 17"),
     "no column": (no_prompt_column, {}, "prompts", "has no column 'prompt', only 'question'"),
     "key": (None, {"kl_coff": 1}, "keys", "--ppo.kl_coff is no key of the stage ppo, did you mean 'kl_coef'?"),
     "reward name": (

@@ -87,7 +87,8 @@ def test_every_kind_of_judge(place: Place) -> None:
     assert unexplained(found) == []
     assert found["policy"]["commit"] == api.model_info(PPO, revision="step-40").sha
     assert found["against"]["commit"] == sft
-    assert found["n"] == 40 and found["prompts"] == 20 and found["max_new_tokens"] == 12 and found["temperature"] == 0.9
+    assert (found["n"], found["prompts"], found["rows"]) == (40, 4, 20), "20 rows of 4 different prompts"
+    assert found["max_new_tokens"] == 12 and found["temperature"] == 0.9
     assert list(found["judges"]) == judges[:4]
     own = found["judges"]["reward:local/toy-reward@main"]
     assert own["is_training_reward"] and "it says that training worked" not in done.stderr, (

@@ -19,6 +19,7 @@ from test_pipeline import weights
 from zoo_process import errors, wait_until
 
 from rlhf_zoo.hub.publish import checkpoint_files, tag_name
+from rlhf_zoo.own_runs import KEY_FILE
 from rlhf_zoo.recipes import copy_recipe
 from rlhf_zoo.record import checkpoint_step
 
@@ -86,6 +87,8 @@ def trained(base: Run, place: Place) -> Place:
     (run / "summary.json").unlink()
     for note in run.rglob("published.json"):
         note.unlink()
+    (place.home / "zoo").mkdir(parents=True, exist_ok=True)
+    shutil.copy(base.home / "zoo" / KEY_FILE, place.home / "zoo")  # or the run would be another user's
     return place
 
 
