@@ -1,7 +1,8 @@
 """Tasks of lm-evaluation-harness (https://github.com/EleutherAI/lm-evaluation-harness) on SFT and PPO policies.
 
 The package `lm_eval` is imported where a recipe or a flag names tasks, and nowhere else. A task is a name that it
-knows, or the path of a task's YAML file. Both policies get the same seed, examples and shots.
+knows, or the path of a task's YAML file, which can run code: only a text with a folder or the ending .yaml is a path,
+and no download may name one (`runs.classified`). Both policies get the same seed, examples and shots.
 """
 
 import contextlib
@@ -27,14 +28,26 @@ def check_tasks(tasks: Sequence[str]) -> None:
     if not tasks:
         return
     check_harness()
-    unknown = next((task for task in tasks if not Path(task).is_file() and task not in _manager().all_tasks), None)
+    known = _manager().all_tasks
+    unknown = next(
+        (task for task in tasks if task not in known and not (_is_path(task) and Path(task).is_file())), None
+    )
     if unknown is not None:
-        near = did_you_mean(unknown, _manager().all_tasks) or ": `lm_eval ls tasks` lists them, or name a YAML file."
+        near = did_you_mean(unknown, known) or (
+            ": `lm_eval ls tasks` lists them, or give a YAML file with its ending or its folder, such as ./TASK."
+        )
         raise ZooError(f"lm-evaluation-harness has no task {unknown!r}{near}")
 
 
+def _is_path(task: str) -> bool:
+    """Whether a task is written as a path; a bare name is never looked for in the working directory."""
+    return Path(task).name != task or task.lower().endswith((".yaml", ".yml"))
+
+
 def check_data(tasks: Sequence[str], hub: Hub) -> None:
-    """Fetches the tasks' data, which are cached. Raises ZooError for those that the run's source has not."""
+    """Fetches the tasks' data, which are cached. Raises ZooError for those that the run's source has not, and for a
+    name that is no task: loading one could take a file of that name."""
+    check_tasks(tasks)
     if tasks:
         with _harness(hub, tasks):
             _manager().load(list(tasks))

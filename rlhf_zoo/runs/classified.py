@@ -5,9 +5,12 @@ paths, addresses, names of code or kernels, and new versions bring new keys. So 
 refused, and `tests/unit/test_payloads.py` fails until somebody does.
 """
 
+import logging
 import re
 from collections.abc import Mapping
 from enum import Enum
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from ..downloads import MARK
@@ -16,6 +19,8 @@ from ..outside import LOADERS, is_figure, is_vouched, is_vouched_judge
 from ..plugins import CORPORA, PREFERENCES, REWARDS
 from ..recipes import Recipe
 from ..stage import BITS, LORA
+
+log = logging.getLogger(__name__)
 
 
 class Kind(Enum):
@@ -136,8 +141,8 @@ BESIDE: Mapping[str, Kind] = _table(
 GROUPS: Mapping[str, str] = {
     "corpus": CORPORA, "preference": PREFERENCES, "reward_funcs": REWARDS, "reward_model_loader": LOADERS
 }  # fmt: skip
-# A task of lm-evaluation-harness: YAML files of tasks can name functions.
-_TASK = re.compile(r"(?!.*\.ya?ml$)[\w.,:+ -]+", re.ASCII)
+# The name of a task that lm-evaluation-harness registers. Other texts may be paths: a task's file can name functions.
+_TASK = re.compile(r"[\w-]+", re.ASCII)
 _WORD = re.compile(r"[\w.+-]{0,64}", re.ASCII)
 _REVISION = re.compile(r"[\w][\w./+-]{0,255}", re.ASCII)
 # Fields of a model's configuration by which transformers fetches code.
@@ -147,6 +152,43 @@ _CODE = re.compile(r"^_|auto_map|implementation|quantization|kernel|remote_code|
 def machine_keys() -> tuple[str, ...]:
     """The keys of a stage that a download's recipe may hold and that are left out."""
     return tuple(name for name, kind in STAGE_KEYS.items() if kind is Kind.MACHINE)
+
+
+def without_machine(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a stage that are not of the machine or account that ran it."""
+    return {name: value for name, value in keys.items() if STAGE_KEYS.get(name) is not Kind.MACHINE}
+
+
+def obeyed(recipe: Recipe, stage: str, keys: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a recipe's stage that count: of a download none that is of its author's machine or account.
+
+    They would send runs to an account or a Space of the author's. The user's flags and the defaults decide instead.
+
+    Args:
+        recipe: the recipe.
+        stage: one of its stages.
+        keys: what it says of the stage.
+
+    Returns:
+        The keys without those that are left out, which the log names.
+    """
+    if recipe.download is None:
+        return dict(keys)
+    kept = without_machine(keys)
+    if left := tuple(sorted(name for name in keys.keys() - kept.keys() if keys[name] is not None)):
+        _tell_left_out(recipe.source(stage), stage, left)
+    return kept
+
+
+@cache
+def _tell_left_out(file: Path, stage: str, left: tuple[str, ...]) -> None:
+    log.warning(
+        "%s was downloaded, so its %s left out: the machine and the account are yours. Flags such as --%s.%s set them.",
+        file,
+        f"{', '.join(left)} {'is' if len(left) == 1 else 'are'}",
+        stage,
+        left[0],
+    )
 
 
 def check_key(name: str, value: Any, kinds: Mapping[str, Kind], *, where: str) -> None:
@@ -212,7 +254,8 @@ def check_download(recipe: Recipe, file: str, keys: Mapping[str, Any], flags: Ma
             wrong = [name for name in names if not is_vouched(name, GROUPS[key])]
         elif file == "evaluation":
             judges = [name for name in names if not is_vouched_judge(name)] if key in ("judge", "judges") else []
-            wrong = judges or ([name for name in names if not _TASK.fullmatch(name)] if key == "lm_eval" else [])
+            tasks = names if key == "lm_eval" else []
+            wrong = judges or [name for name in tasks if not _TASK.fullmatch(name) or Path(name).exists()]
         else:
             wrong = names if kind is Kind.REFUSED and value else []
         if wrong:

@@ -10,7 +10,7 @@ from ..own_runs import FLAG
 from ..plugins import REWARDS, load_object
 from ..record import first_difference
 from ..rewards.verifiable import Verifiable
-from .classified import GROUPS, STAGE_KEYS, check_key
+from .classified import GROUPS, STAGE_KEYS, check_key, machine_keys, without_machine
 from .context import RunContext
 from .evaluation import EvaluationConfig
 from .layout import CUTS, HOLDS_OUT
@@ -73,6 +73,8 @@ def judge_run(context: RunContext) -> RunContext:
 def as_trained(context: RunContext, stage: str) -> RunContext:
     """The run with the keys that the stage was trained with, once it is, whatever its file says now.
 
+    Where somebody else's run or recipe says them, keys of a machine or account are as this user's recipe and flags say.
+
     Raises ZooError for a flag of the stage that says otherwise.
     """
     document = context.record(stage).read()
@@ -80,7 +82,14 @@ def as_trained(context: RunContext, stage: str) -> RunContext:
         return context
     keys = {name: value for name, value in document["resolved"].items() if name not in BESIDE_KEYS}
     _check_keys(context, stage, keys)
-    if given := context.flags.get(stage):
+    given, recipe = context.flags.get(stage, {}), context.recipe
+    kept: dict[str, Any] = {}
+    if recipe.download is not None or not context.record(stage).is_own():
+        own = recipe.stages.get(stage, {})
+        keys = {**without_machine(keys), **{name: own[name] for name in machine_keys() if name in own}}
+        kept = {name: given[name] for name in machine_keys() if name in given}
+        given = without_machine(given)
+    if given:
         asked = context.settings(stage).resolved
         key = first_difference({name: keys.get(name) for name in given}, {name: asked.get(name) for name in given})
         if key is not None:
@@ -88,8 +97,8 @@ def as_trained(context: RunContext, stage: str) -> RunContext:
                 f"{context.record(stage).path} was trained with another {key} than this command says: leave the flag "
                 f"out, or train it again with `rlhf-zoo {stage} {context.recipe.called} --restart`."
             )
-    recipe = replace(context.recipe, stages={**context.recipe.stages, stage: keys})
-    return replace(context, recipe=recipe, flags={**context.flags, stage: {}})
+    recipe = replace(recipe, stages={**recipe.stages, stage: keys})
+    return replace(context, recipe=recipe, flags={**context.flags, stage: kept})
 
 
 def _check_keys(context: RunContext, stage: str, keys: Mapping[str, Any]) -> None:

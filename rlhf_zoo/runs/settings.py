@@ -15,7 +15,7 @@ from ..processes import check_shards
 from ..recipes import Recipe
 from ..stage import STAGES
 from .choice import ReleaseArguments, check_rule
-from .classified import check_download
+from .classified import check_download, obeyed
 from .declared import RUN_KEYS, declared_keys, refused_keys
 from .evaluation import EvaluationConfig
 from .layout import DataArguments
@@ -242,6 +242,7 @@ def stage_settings(
     of, refused = f"the stage {stage}", refused_keys(stage)
     check_download(recipe, stage, recipe.stages[stage], flags)
     asked = checked_keys(recipe.stages[stage], hints, str(recipe.source(stage)), of=of, refused=refused)
+    asked = obeyed(recipe, stage, asked)
     asked |= checked_keys(flags, hints, "the command's flags", of=of, refused=refused, flag=f"--{stage}.")
     asked.setdefault("seed", shared.seed)
     if "report_to" in asked and asked["report_to"] is None:

@@ -10,7 +10,7 @@ from typing import Any
 from ..hub.connect import Hub
 from ..hub.publish import publish_folder
 from ..recipes import Recipe
-from ..runs.classified import check_download
+from ..runs.classified import check_download, obeyed
 from ..runs.loading import BITS_OPTIMIZERS
 from .models import family_of, save_model
 
@@ -65,7 +65,7 @@ def small(recipe: Recipe) -> dict[str, dict[str, Any]]:
         stage, _, name = key.partition(".")
         if stage in flags and stage != "recipe":
             check_download(recipe, stage, {name: value}, {})
-            flags[stage][name] = value
+            flags[stage] |= obeyed(recipe, stage, {name: value})
         else:
             nested = stage == "evaluation" and bool(name)
             check_download(recipe, "evaluation" if nested else "recipe", {name if nested else key: value}, {})

@@ -139,6 +139,7 @@ def test_the_flag_is_looked_at_before_anything_trains(tmp_path: Path, monkeypatc
 def test_its_figures_stand_in_the_evaluation_and_on_the_card(trained: RunContext) -> None:
     with pytest.raises(ZooError, match="has no task 'leters', did you mean 'letters'"):
         check_tasks(["leters"])
+    check_tasks(["letters", "words"])
     assert evaluate.run(trained) is True
     asked = asking(trained, lm_eval="letters", lm_eval_limit=5, lm_eval_fewshot=2)
     assert evaluate.run(asked) is True and evaluate.run(asked) is False, "with tasks it is another evaluation"
@@ -210,3 +211,17 @@ metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
     assert found["tasks"]["alphabet"]["n"] == 4
     before = found["tasks"]["alphabet"]["metrics"]["acc,none"]["sft"]
     assert before["value"] == 1.0, "the policy has learned the alphabet"
+
+
+@pytest.mark.attack
+@pytest.mark.usefixtures("stand_in")
+def test_a_bare_name_is_no_file_of_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The working directory may be a download; a path is written as one."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("evil", "evil.YAML"):
+        Path(name).write_text("task: own\ndoc_to_text: !function beside.f\n")
+    Path("folder").mkdir()
+    for name in ("evil", "folder", "./folder", "."):
+        with pytest.raises(ZooError, match="has no task"):
+            check_tasks([name])
+    check_tasks(["letters", "./evil", str(tmp_path / "evil"), "evil.YAML"])

@@ -9,6 +9,7 @@ import json
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -376,6 +377,19 @@ def test_a_strangers_run_directory_sets_no_code_of_a_recipes_run(strange: Path, 
         with pytest.raises(ZooError, match=r"run\.json, which was not written by your rlhf-zoo"):
             as_trained(make_context(folder), "ppo")
         change(strange, "ppo", {key: None})
+    account = {
+        "report_to": "trackio",
+        "trackio_space_id": "evil/space",
+        "project": "evil",
+        "attn_implementation": "eager",
+    }
+    change(strange, "ppo", {**account, "kl_coef": 0.5})
+    flags = {"ppo": {"project": "mine"}}
+    settings = as_trained(replace(make_context(folder), flags=flags), "ppo").settings("ppo")
+    assert settings.trainer.kl_coef == 0.5 and settings.trainer.trackio_space_id is None
+    assert settings.trainer.project == "mine" and settings.trainer.report_to == []
+    assert settings.model.attn_implementation is None
+    assert as_trained(make_context(folder), "ppo").settings("ppo").resolved.keys() & account.keys() == set()
 
 
 def places_in(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
