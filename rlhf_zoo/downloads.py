@@ -12,6 +12,10 @@ from pathlib import Path
 DOWNLOADED = Path(".cache", "huggingface", "download")
 #: A file in the copy of a recipe that was downloaded; its user removes it, having read the recipe.
 MARK = ".downloaded"
+#: Where `rlhf-zoo pull` keeps files that have not come whole yet.
+PARTIAL = ".rlhf-zoo-partial"
+#: What a published checkpoint holds.
+CARD = "rlhf_card.json"
 _CACHED = re.compile(r"(models|datasets|spaces)--.+")
 
 
@@ -26,9 +30,14 @@ def find_download(folder: Path) -> Path | None:
         folder of the user's own.
     """
     home = Path(os.path.expanduser("~"))
+    homes = (home, home.resolve())
     for place in dict.fromkeys([folder.absolute(), folder.resolve()]):
         for above in (place, *place.parents):
-            marks = [above / MARK, *([] if above == home else [above / DOWNLOADED, above / "rlhf_card.json"])]
+            marks = [above / MARK]
+            if above == place or above not in homes:
+                marks += [above / name for name in (DOWNLOADED, PARTIAL, CARD)]
+            else:  # all that the user has is below: only folders that a download wrote into, which DOWNLOADED repeats
+                marks.append(above / DOWNLOADED / place.relative_to(above))
             if (mark := next((mark for mark in marks if mark.exists()), None)) is not None:
                 return mark
             if _CACHED.fullmatch(above.name):

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .downloads import MARK, find_download
+from .downloads import CARD, DOWNLOADED, MARK, PARTIAL, find_download
 from .errors import ZooError
 from .plain_yaml import BadYAML, load_yaml
 from .plugins import RECIPES, did_you_mean, entry_points, registered
@@ -173,12 +173,16 @@ def copy_recipe(name: str, target: Path) -> Path:
     source = find_recipe(name)
     if target.exists():
         raise ZooError(f"{target} is there already: choose another name, or remove it first.")
+    downloaded = source.resolve().parent != shipped().resolve() and find_download(source) is not None
+    # The copy has a mark of its own, so that removing that one file is enough.
+    marks = (MARK, PARTIAL, CARD, DOWNLOADED.parts[0])
     try:
-        shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
-        if source.resolve().parent != shipped().resolve() and find_download(source) is not None:
+        target.mkdir(parents=True)
+        if downloaded:  # before the first file: a copy may be interrupted
             (target / MARK).write_text(
                 "Copied from a download: read the recipe, and remove this file if you trust it.\n"
             )
+        shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", *marks), dirs_exist_ok=True)
     except OSError as error:
         shutil.rmtree(target, ignore_errors=True)
         raise ZooError(f"{target} cannot be written ({error.strerror or error}): choose another place.") from error

@@ -28,7 +28,7 @@ def pull(repository: str, output_dir: Path | None, listing: bool, hub: str | Non
 
     REVISION is a branch, a tag such as best, a commit, or a step: step-40, or 40 unless a branch or tag is called that.
     Without one it is main. An interrupted download goes on where it stopped, and each file is checked against the
-    Hub's checksums.
+    Hub's checksums. --output_dir is new, empty, or of an earlier pull of the same repository.
 
     \b
     Example:

@@ -6,13 +6,16 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..downloads import DOWNLOADED
+from ..downloads import DOWNLOADED, PARTIAL
+from ..durable import replace_file
 from ..errors import ZooError
 from .connect import CLIENT, Hub
 
-PARTIAL = ".rlhf-zoo-partial"
 CHUNK = 2**20
-_MARKS = (DOWNLOADED, *DOWNLOADED.parents)
+#: The client's own folder in a folder of the user's. No repository may write into it.
+_CLIENT = DOWNLOADED.parent
+#: The id of the repository that was pulled into a folder.
+PULLED = _CLIENT / "rlhf-zoo-pull"
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,9 @@ class _Place:
         """Where this machine may have the file already."""
         return None
 
+    def begin(self, files: list[Wanted]) -> None:
+        """Before the first byte is written."""
+
     def others(self, files: list[Wanted]) -> list[str]:
         """Files that lie there and do not belong to the commit."""
         return []
@@ -57,24 +63,53 @@ class Folder(_Place):
         return self.folder / file.path
 
     def check(self, files: list[Wanted]) -> None:
-        """Raises ZooError where files of the user's own would be overwritten: where none is the repository's; where a
-        symbolic link leads out of the folder; and for a file in the place of the mark that this is a download."""
-        if (wrong := next((one.path for one in files if one.path in map(str, _MARKS)), None)) is not None:
+        """Checks that a pull writes over nothing but an earlier pull of the repository.
+
+        Args:
+            files: what would be written.
+
+        Raises:
+            ZooError: The folder holds files that are of no earlier pull of this repository; a symbolic link leads out
+                of it; or a file would stand where the marks of a download are kept.
+        """
+        if (wrong := next((one.path for one in files if _is_clients(one.path)), None)) is not None:
             raise ZooError(
-                f"{self.repo} holds a file {wrong}, which is a folder of the client's: fetch it without --output_dir."
+                f"{self.repo} holds a file {wrong}, which belongs to the client's folder {_CLIENT}: fetch it without "
+                "--output_dir."
             )
-        for path in sorted({above for file in files for above in self._above(file)}):
+        marks = [self.folder / path for path in (_CLIENT.parent, _CLIENT, DOWNLOADED, PULLED)]
+        for path in sorted({*marks, *(above for file in files for above in self._above(file))}):
             if path.is_symlink():
                 raise ZooError(
                     f"{path} is a symbolic link, and files would be written to where it leads: remove it, or give "
                     "another --output_dir."
                 )
-        there = [file for file in files if self.target(file).exists()]
-        if there and not (self.folder / PARTIAL).is_dir() and not any(sha256_of(self.target(f), f) for f in there):
+        pulled = self.folder / PULLED
+        before = pulled.read_text(encoding="utf-8", errors="replace").strip() if pulled.is_file() else None
+        if before == self.repo:
+            return
+        if before is not None:
             raise ZooError(
-                f"{self.target(there[0])} would be overwritten, and {self.folder} is of no earlier pull: give another "
-                "--output_dir."
+                f"{self.folder} holds a pull of {before!r:.120}, not of {self.repo}: give another --output_dir."
             )
+        if (self.folder / DOWNLOADED).is_dir():  # by `hf download`, or by a pull that did not write its repository yet
+            there = [file for file in files if os.path.lexists(self.target(file))]
+            mine = self.target(there[0]) if there and not any(sha256_of(self.target(f), f) for f in there) else None
+        else:
+            mine = next((path for path in self.folder.rglob("*") if path.is_symlink() or not path.is_dir()), None)
+        if mine is not None:
+            raise ZooError(
+                f"{mine} is there already, and {self.folder} is of no earlier pull of {self.repo}: give a new or empty "
+                "folder as --output_dir."
+            )
+
+    def begin(self, files: list[Wanted]) -> None:
+        """Marks the folder as a download, as the client does, and as a pull of this repository."""
+        for inside in {Path(file.path).parent for file in files}:
+            (self.folder / DOWNLOADED / inside).mkdir(parents=True, exist_ok=True)
+        (self.folder / DOWNLOADED).mkdir(parents=True, exist_ok=True)
+        if not (self.folder / PULLED).is_file():
+            replace_file(self.folder / PULLED, f"{self.repo}\n".encode(), mode=0o644)
 
     def _above(self, file: Wanted) -> list[Path]:
         """What lies between the folder and the file, and its unfinished part with the folder of that."""
@@ -90,7 +125,6 @@ class Folder(_Place):
     def settle(self, files: list[Wanted], name: str, *, whole: list[Wanted] | None = None) -> Path:
         """Once every file is there. Returns the folder."""
         self._forget_partials()
-        (self.folder / DOWNLOADED).mkdir(parents=True, exist_ok=True)  # by which others know what came from outside
         return self.folder
 
     def others(self, files: list[Wanted]) -> list[str]:
@@ -98,7 +132,9 @@ class Folder(_Place):
         found = (path for path in sorted(self.folder.rglob("*")) if not path.is_dir())
         names = (path.relative_to(self.folder).as_posix() for path in found)
         return [
-            name for name in names if name not in known and not name.startswith((f"{PARTIAL}/", ".cache/huggingface/"))
+            name
+            for name in names
+            if name not in known and not name.startswith((f"{PARTIAL}/", f"{_CLIENT.as_posix()}/"))
         ]
 
 
@@ -145,6 +181,12 @@ class Cache(_Place):
         if path.exists() and blob.exists() and os.path.samefile(path, blob):
             return True
         return sha256_of(path, file) is not None  # without symbolic links a snapshot is a copy
+
+
+def _is_clients(path: str) -> bool:
+    """Whether a file of a repository would stand in the client's folder, or in its place."""
+    parts, client = Path(path.casefold()).parts, _CLIENT.parts
+    return parts[: len(client)] == client[: len(parts)]
 
 
 def sha256_of(path: Path, file: Wanted) -> str | None:

@@ -18,9 +18,10 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import IO, Any
 
+from ..downloads import PARTIAL
 from ..errors import ZooError
 from .connect import CLIENT, Hub
-from .places import CHUNK, PARTIAL, Cache, Folder, Wanted, sha256_of
+from .places import CHUNK, Cache, Folder, Wanted, sha256_of
 from .publish import tag_name
 from .refusals import is_silence, reason, refusals_as, status_of
 
@@ -138,6 +139,7 @@ def fetch(repository: str, output_dir: Path | None = None, *, hub: Hub = CLIENT,
     if isinstance(place, Folder):
         place.check(files)
     with refusals_as(what, "the same command goes on where it stopped."):
+        place.begin(files)
         done, mended = _fetch_all(files, place, name)
         path = place.settle(files, name, whole=whole)
     left = [file.path for file in whole if file not in files]

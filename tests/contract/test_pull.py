@@ -28,6 +28,7 @@ from zoo_process import COMMAND, environment, errors, wait_until, zoo
 from rlhf_zoo.commands import pull as command
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.connect import CLIENT, Hub
+from rlhf_zoo.hub.places import PULLED, Folder
 from rlhf_zoo.hub.publish import SENT
 from rlhf_zoo.hub.pull import fetch
 from rlhf_zoo.hub_server.handler import Handler
@@ -79,9 +80,10 @@ def digests(files: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def tree(folder: Path) -> dict[str, str]:
-    """Every file's sha256, through symbolic links; without what the Hub adds."""
+    """Every file's sha256, through symbolic links; without what the Hub and a pull add."""
     files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
-    return digests({name: path.read_bytes() for name, path in files.items() if name != ".gitattributes"})
+    added = (".gitattributes", PULLED.as_posix())
+    return digests({name: path.read_bytes() for name, path in files.items() if name not in added})
 
 
 # Which revision, and what comes of it
@@ -147,7 +149,7 @@ def test_a_users_own_files(at_module_hub, commits, tmp_path, pull):
         pull(REPO, "--output_dir", "file")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.json").write_text("my own")
-    with pytest.raises(ZooError, match=r"config\.json would be overwritten, and .* is of no earlier pull"):
+    with pytest.raises(ZooError, match=r"config\.json is there already, and .* is of no earlier pull of"):
         pull(f"{REPO}@4", "--output_dir", "mine")
     assert tree(tmp_path / "mine") == digests({"config.json": b"my own"})
     with pytest.raises(ZooError, match="--list fetches nothing: leave out --output_dir"):
@@ -263,6 +265,7 @@ def test_a_connection_that_breaks_is_taken_up_again(wire, commits):
 def test_a_damaged_part_costs_a_new_download(wire, commits, tmp_path):
     part = tmp_path / "out" / ".rlhf-zoo-partial" / digests(content(40))["model.safetensors"]
     part.parent.mkdir(parents=True)
+    Folder(REPO, commits[40], tmp_path / "out").begin([])
     part.write_bytes(b"\0" * STALL)
     assert tree(fetch(f"{REPO}@40", tmp_path / "out").path) == digests(content(40))
     assert [span for span, _ in wire.downloads(f"{commits[40]}/model.safetensors")] == [f"bytes={STALL}-", None]

@@ -8,8 +8,10 @@ import pytest
 from huggingface_hub import HfApi
 from thread_hub import ThreadHub
 
+from rlhf_zoo.downloads import DOWNLOADED, PARTIAL, find_download
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.places import PARTIAL
+from rlhf_zoo.hub import pull
+from rlhf_zoo.hub.places import PULLED, Folder
 from rlhf_zoo.hub.pull import fetch
 from rlhf_zoo.hub_server import files_api
 
@@ -111,7 +113,7 @@ def test_an_etag_that_is_a_path(lie: Any, tmp_path: Path, monkeypatch: pytest.Mo
 def test_links_in_the_destination(lie: Any, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    for link in ("critic", PARTIAL):
+    for link in ("critic", PARTIAL, ".cache"):
         out = tmp_path / f"out-{link}"
         out.mkdir()
         (out / link).symlink_to(elsewhere)
@@ -121,6 +123,7 @@ def test_links_in_the_destination(lie: Any, tmp_path: Path) -> None:
     # A part under way that is a link, and a link where the file itself belongs: the one is refused, the other replaced.
     out = tmp_path / "out"
     (out / PARTIAL).mkdir(parents=True)
+    Folder(REPO, "a" * 40, out).begin([])
     mine = elsewhere / "mine"
     mine.write_text("mine")
     part = out / PARTIAL / hashlib.sha1(b"blob 2\0{}").hexdigest()
@@ -132,3 +135,56 @@ def test_links_in_the_destination(lie: Any, tmp_path: Path) -> None:
     fetch(REPO, out)
     assert mine.read_text() == "mine" and (out / "config.json").read_text() == "{}"
     assert not (out / "config.json").is_symlink()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZooError("The Hub answers 410.")])
+def test_a_pull_that_does_not_finish_is_a_download(
+    lie: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Any
+) -> None:
+    out, marks, really = tmp_path / "out", [], pull._fetch_one
+
+    def fail(file: Any, *args: Any) -> Any:
+        marks.append(find_download(out))
+        if file.path == "config.json":
+            raise error
+        return really(file, *args)
+
+    monkeypatch.setattr(pull, "_fetch_one", fail)
+    with pytest.raises(type(error) if isinstance(error, Exception) else error):
+        fetch(REPO, out)
+    assert marks and set(marks) == {out / DOWNLOADED} == {find_download(out)}
+    monkeypatch.setattr(pull, "_fetch_one", really)
+    assert fetch(REPO, out).others == [], "the same command goes on"
+
+
+@pytest.mark.parametrize("there", ["an equal file", "a part", "another file", "a pull of another repository"])
+def test_a_folder_of_the_users_is_not_pulled_into(lie: Any, tmp_path: Path, there: str) -> None:
+    """Also where a file of it, such as a license, is the repository's."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "critic").mkdir()
+    if there != "another file":
+        (tmp_path / "mine" / "config.json").write_text("mine")
+    if there == "a part":
+        (tmp_path / "mine" / PARTIAL).mkdir()
+    elif there == "an equal file":
+        (tmp_path / "mine" / "critic" / "config.json").write_text(FILES["critic/config.json"])
+    elif there == "another file":
+        (tmp_path / "mine" / "notes.txt").write_text("mine")
+    else:
+        Folder("x/y", "a" * 40, tmp_path / "mine").begin([])
+    before = everything(tmp_path)
+    with pytest.raises(ZooError, match=r"(is of no earlier pull of|holds a pull of 'x/y', not of) local/toy-ppo"):
+        fetch(REPO, tmp_path / "mine")
+    assert everything(tmp_path) == before
+
+
+def test_a_folder_of_the_clients_is_taken_up_by_one_of_its_files(lie: Any, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (out / DOWNLOADED).mkdir(parents=True)
+    (out / "config.json").write_text("another revision's")
+    with pytest.raises(ZooError, match="is of no earlier pull of"):
+        fetch(REPO, out)
+    (out / "critic").mkdir()
+    (out / "critic" / "config.json").write_text(FILES["critic/config.json"])
+    assert fetch(REPO, out).mended == ["config.json"]
+    assert (out / PULLED).read_text() == f"{REPO}\n"

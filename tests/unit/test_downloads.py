@@ -1,16 +1,18 @@
 """A recipe that came from outside names no code: from `pull`, the client or a cache, or as a copy of these."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from rlhf_zoo.downloads import DOWNLOADED, MARK, find_download
+from rlhf_zoo.downloads import DOWNLOADED, MARK, PARTIAL, find_download
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.places import Folder, Wanted
 from rlhf_zoo.recipes import copy_recipe, load_recipe
 from rlhf_zoo.runs.settings import recipe_config, stage_settings
+from rlhf_zoo.smoke.run import small
 
 pytestmark = pytest.mark.attack
 SHELL = "subprocess:check_output(args='touch executed', shell=True)"
@@ -32,14 +34,16 @@ def read(folder: Path, **flags: Any) -> None:
     stage_settings(recipe, "ppo", flags, shared_flags=shared, output_dir=Path("out"))
 
 
-@pytest.fixture(params=["pull", "client", "cache", "card"])
+@pytest.fixture(params=["pull", "pull that stopped", "client", "cache", "card"])
 def download(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that was downloaded."""
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / ("models--x--y/snapshots/abc" if request.param == "cache" else "pulled")
     folder.mkdir(parents=True)
     if request.param == "pull":
-        Folder("x/y", "a" * 40, folder).settle([], "main")
+        Folder("x/y", "a" * 40, folder).begin([])
+    elif request.param == "pull that stopped":  # of a version that made no other mark until the end
+        (folder / PARTIAL).mkdir()
     elif request.param == "client":
         (folder / ".cache/huggingface/download").mkdir(parents=True)
     elif request.param == "card":
@@ -59,13 +63,29 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("judge", {"shared": {"evaluation": {"judge": SHELL}}}),
     ("judge", {"shared": {"evaluation": {"judge": "llm:gpt-9"}}}),
     ("judges", {"shared": {"evaluation": {"judges": ["classifier", f"rule:{SHELL}"]}}}),
-    ("lm_eval", {"shared": {"evaluation": {"lm_eval": ["tasks/own.yaml"]}}}),
+    *(
+        ("lm_eval", {"shared": {"evaluation": {"lm_eval": ["gsm8k", name]}}})
+        for name in (
+            "tasks/own.yaml",
+            "tasks/own",
+            "./own",
+            "../own",
+            "own.YAML",
+            "own.txt",
+            "~",
+            "beside",
+            "folder",
+            "",
+        )
+    ),
 ]
 
 
 @pytest.mark.parametrize(("key", "keys"), BAD, ids=[f"{key}-{place}" for place, (key, _) in enumerate(BAD)])
 def test_a_recipe_that_was_downloaded_names_no_code(key: str, keys: dict[str, Any], download: Path) -> None:
     (download / "beside.py").write_text("open('executed', 'w')\ndef f(**_): pass\n")
+    Path("beside").write_text("task: own\ndoc_to_text: !function beside.f\n")
+    Path("folder").mkdir()
     folder = write_recipe(download / "recipe", **keys)
     with pytest.raises(ZooError, match=rf"which was downloaded,.*{key}"):
         read(folder)
@@ -74,7 +94,6 @@ def test_a_recipe_that_was_downloaded_names_no_code(key: str, keys: dict[str, An
         read(copy)
     assert not Path("executed").exists()
     (copy / MARK).unlink()  # its user has read it
-    (copy / "rlhf_card.json").unlink(missing_ok=True)
     if find_download(copy) is None:  # outside of the client's cache
         assert load_recipe(str(copy)).download is None
 
@@ -108,6 +127,88 @@ def test_the_recipes_of_the_package_are_ours_wherever_it_lies() -> None:
 
 
 def test_no_repository_hides_that_it_was_downloaded(tmp_path: Path) -> None:
-    for path in (".cache", ".cache/huggingface", ".cache/huggingface/download"):
-        with pytest.raises(ZooError, match=f"holds a file {path}, which is a folder of the client's"):
+    (tmp_path / "pulled").mkdir()
+    for path in (
+        ".cache", ".cache/huggingface", ".cache/huggingface/download", ".cache/huggingface/download/recipe9",
+        ".Cache/HuggingFace/rlhf-zoo-pull",
+    ):  # fmt: skip
+        with pytest.raises(ZooError, match=f"holds a file {path}, which belongs to the client's folder"):
             Folder("x/y", "a" * 40, tmp_path / "pulled").check([Wanted(path, 1, "b" * 40)])
+
+
+@pytest.mark.parametrize("by", ["pull", "client"])
+def test_the_home_directory_tells_downloads_from_its_users_folders(
+    by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`~/.cache/huggingface` is everybody's cache, so only folders that a download wrote into count."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    mine = write_recipe(tmp_path / "mine" / "toy", ppo={"reward_funcs": [SHELL]})
+    for folder in ("hub", "modules", "datasets/downloads"):
+        (tmp_path / ".cache/huggingface" / folder).mkdir(parents=True)
+    write_recipe(tmp_path / "recipe9", ppo={"reward_funcs": [SHELL]})
+    assert find_download(mine) is None and find_download(tmp_path) is None
+    read(tmp_path / "recipe9")
+    if by == "pull":
+        Folder("x/y", "a" * 40, tmp_path).begin([Wanted("recipe9/recipe.yaml", 1, "b" * 40)])
+    else:
+        (tmp_path / DOWNLOADED / "recipe9").mkdir(parents=True)
+    with pytest.raises(ZooError, match="which was downloaded"):
+        read(tmp_path / "recipe9")
+    assert find_download(tmp_path) is not None and find_download(mine) is None
+    read(mine)
+
+
+def test_a_copy_is_marked_before_its_first_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_recipe(tmp_path / "pulled" / "toy", ppo={"reward_funcs": [SHELL]})
+    Folder("x/y", "a" * 40, folder.parent).begin([])
+    really = shutil.copytree
+
+    def interrupted(*args: Any, **kwargs: Any) -> None:
+        really(*args, **kwargs)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "copytree", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        copy_recipe(str(folder), tmp_path / "copied")
+    with pytest.raises(ZooError, match="which was downloaded"):
+        read(tmp_path / "copied")
+
+
+def test_a_copy_of_a_pulled_folder_is_its_users_once_the_mark_is_removed(tmp_path: Path) -> None:
+    folder = write_recipe(tmp_path / "toy", ppo={"reward_funcs": [SHELL]})
+    Folder("x/toy", "a" * 40, folder).begin([])
+    (folder / "rlhf_card.json").write_text("{}")
+    copy = copy_recipe(str(folder), tmp_path / "copied")
+    assert {path.name for path in copy.iterdir()} == {MARK, "recipe.yaml", "ppo.yaml"}
+    (copy / MARK).unlink()
+    read(copy)
+
+
+#: Of the machine or account: what would send a run's figures and token to its author's Space, and the others alike.
+ACCOUNT: dict[str, Any] = {
+    "report_to": "trackio",
+    "trackio_space_id": "evil/space",
+    "trackio_bucket_id": "evil/b",
+    "trackio_static_space_id": "evil/space",
+    "project": "evil",
+    "run_name": "evil",
+    "attn_implementation": "eager",
+}
+
+
+def test_a_download_chooses_no_account_and_no_machine(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = write_recipe(tmp_path / "toy", ppo=ACCOUNT)
+    (folder / "zoo.yaml").write_text(yaml.safe_dump({"flags": {"ppo.trackio_space_id": "evil/b", "ppo.max_steps": 2}}))
+    Folder("x/toy", "a" * 40, folder).begin([])
+    recipe = load_recipe(str(folder))
+    settings = stage_settings(recipe, "ppo", {"project": "mine"}, shared_flags={}, output_dir=Path("out"))
+    assert settings.resolved.keys() & ACCOUNT.keys() == {"project"}
+    assert (settings.trainer.report_to, settings.trainer.trackio_space_id, settings.trainer.project) == (
+        [],
+        None,
+        "mine",
+    )
+    (told,) = [one.getMessage() for one in caplog.records if one.name == "rlhf_zoo.runs.classified"]
+    assert all(name in told for name in ACCOUNT)
+    flags = small(recipe)["ppo"]
+    assert flags["max_steps"] == 2 and "trackio_space_id" not in flags

@@ -144,7 +144,7 @@ def test_copies_are_whole_and_overwrite_nothing(tmp_path, monkeypatch):
         copy_recipe("tiny-world", tmp_path / "file" / "mine")
 
     def fail_late(source, target, **_):
-        shutil.copy(source / "recipe.yaml", target.mkdir() or target)
+        shutil.copy(source / "recipe.yaml", target)
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(recipes.shutil, "copytree", fail_late)
