@@ -143,7 +143,7 @@ def in_form(rows: Dataset, form: Form, *, columns: Mapping[str, str], turns: boo
     return _mapped(rows, as_turns) if turns and "prompt" in rows.column_names else rows
 
 
-def _in_turns(rows: Dataset, form: Form, *, text: str, given: Iterable[str], of: str) -> Dataset:
+def _in_turns(rows: Dataset, form: Form, *, text: str, given: Mapping[str, str], of: str) -> Dataset:
     """The rows with conversations of any form as lists of {role, content}, in the columns that the stage reads.
 
     Raises ZooError where there are no such columns.
@@ -158,7 +158,8 @@ def _in_turns(rows: Dataset, form: Form, *, text: str, given: Iterable[str], of:
         read = ["prompt"]  # any other is for reward functions
     else:
         read = ["prompt", "messages", "completion", "chosen", "rejected"] if form != "labeled" else []
-    return in_our_turns(rows, read, system=bool(named), of=of[:1].lower() + of[1:])
+    sharegpt = bool(named) or SHAREGPT in given.values()
+    return in_our_turns(rows, read, system=sharegpt, of=of[:1].lower() + of[1:])
 
 
 def _columns_of(form: Form, text: str) -> tuple[set[str], ...]:
@@ -285,7 +286,10 @@ def split_pair(row: Mapping[str, Any]) -> dict[str, Any]:
     same = next((place for place in range(most) if chosen[place] != rejected[place]), most)
     if isinstance(chosen, str):
         place = chosen[:same].rfind(_ANSWER)
-        same = place + len(_ANSWER) if place >= 0 else _last_space(chosen[:same]) + 1
+        # A newline belongs to the prompt; a space to the answer's first word, as tokenizers have it.
+        space = _last_space(chosen[:same])
+        same = place + len(_ANSWER) if place >= 0 else space + (space >= 0 and chosen[space] != " ")
+        same = max(same, 0)
     else:
         same = min(same, most - 1)
         if same == 0:

@@ -125,16 +125,31 @@ def speaker(value: Any) -> str | None:
 def of_one_kind(row: Mapping[str, Any]) -> dict[str, Any]:
     """The parts of a row that change for its prompt and answers to be texts, or all conversations.
 
-    Beside a prompt in turns, texts are the assistant's turns; a text whose answers are the assistant's turns is the
-    user's.
+    Beside a prompt in turns, texts are the assistant's turns, and an answer that repeats these turns is what comes
+    behind them; a text whose answers are the assistant's turns is the user's. A completion that is a whole conversation
+    beside a prompt in text holds its prompt itself.
     """
     prompt, sides = row.get("prompt"), {name: row[name] for name in _SIDES if name in row}
     if is_conversation(prompt):
         texts = {name: side for name, side in sides.items() if isinstance(side, str)}
-        return {name: [{"role": "assistant", "content": text}] for name, text in texts.items()}
+        repeats = {name: side[len(prompt) :] for name, side in sides.items() if _repeats(prompt, side)}
+        return repeats | {name: [{"role": "assistant", "content": text}] for name, text in texts.items()}
+    whole: Any = row.get("completion")
+    if isinstance(prompt, str) and is_conversation(whole) and len(whole) > 1 and speaker(whole) != "assistant":
+        return {"prompt": whole[:-1], "completion": whole[-1:]}
     if isinstance(prompt, str) and sides and all(speaker(side) == "assistant" for side in sides.values()):
         return {"prompt": [{"role": "user", "content": prompt}]}
     return {}
+
+
+def _repeats(prompt: Any, side: Any) -> bool:
+    """Whether an answer is a conversation that begins with the turns of its prompt, and goes on."""
+    if not is_conversation(side) or not prompt or len(side) <= len(prompt):
+        return False
+    return all(
+        (one["role"], one.get("content")) == (other["role"], other.get("content"))
+        for one, other in zip(prompt, side, strict=False)
+    )
 
 
 def first_value(rows: Dataset, name: str) -> Any:

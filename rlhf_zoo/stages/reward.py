@@ -83,10 +83,10 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
             context.shared.chat.write(tokenizer)
         train, cut = fitting(train, tokenizer, data.max_prompt_length, of=source.location)
         left_out.update(spared | ({"max_prompt_length": cut} if cut else {}))
-        _look_for_equal(train, of=source.location)
         if not context.checked and conversational(train):
             check_conversations(context, "reward", source, tokenizer)
         train = _as_read(train, tokenizer)
+        _look_for_equal(train, of=source.location)
         if (long := _longer(train, settings.trainer.max_length)) > 0:
             left_out["max_length"] = long
         held_out = None
@@ -237,8 +237,8 @@ def _as_read(pairs: Dataset, tokenizer: Any) -> Dataset:
 
 
 def _look_for_equal(pairs: Dataset, *, of: str) -> None:
-    """Says of how many pairs both sides are the same. Raises ZooError where all are."""
-    equal = sum(one == other for one, other in zip(pairs["chosen"], pairs["rejected"], strict=True))
+    """Says of how many pairs both sides are the same, as the model reads them. Raises ZooError where all are."""
+    equal = sum(one == other for one, other in zip(pairs["chosen_ids"], pairs["rejected_ids"], strict=True))
     if equal == len(pairs):
         raise _all_equal(of)
     if equal:

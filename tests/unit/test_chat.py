@@ -120,6 +120,8 @@ def test_implicit_prompts() -> None:
     assert lines == {"prompt": "Is it so?\n", "chosen": "Yes", "rejected": "No"}
     tabs = split_pair({"chosen": "a b\tcd", "rejected": "a b\tce"})
     assert tabs["prompt"] == "a b\t"
+    words_apart = split_pair({"chosen": "Answer: good", "rejected": "Answer: bad"})
+    assert words_apart == {"prompt": "Answer:", "chosen": " good", "rejected": " bad"}
     row = schemas.rows_of("trl-lib/ultrafeedback_binarized", 1)[0]
     assert split_pair(row)["prompt"] == row["chosen"][:1]
     same = split_pair({"chosen": row["chosen"], "rejected": row["chosen"]})

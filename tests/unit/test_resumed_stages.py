@@ -196,8 +196,8 @@ def test_a_language_model_that_does_not_answer_is_told_before_anything_trains(
 
 
 def test_pairs_whose_sides_are_the_same_are_counted(caplog: pytest.LogCaptureFixture) -> None:
-    pairs = datasets.Dataset.from_list([{"chosen": "cd", "rejected": "c" * (2 + row)} for row in range(4)])
-    same = pairs.map(lambda row: {"rejected": row["chosen"]})
+    pairs = datasets.Dataset.from_list([{"chosen_ids": [3, 4], "rejected_ids": [3] * (2 + row)} for row in range(4)])
+    same = pairs.map(lambda row: {"rejected_ids": row["chosen_ids"]})
     with pytest.raises(ZooError, match=r"Both sides of all pairs of mine are the same"):
         reward._look_for_equal(same, of="mine")
     reward._look_for_equal(pairs, of="mine")

@@ -58,6 +58,23 @@ def test_pairs_are_read_however_they_are_written(kind: str) -> None:
     assert {name: found[name] for name in PAIR} == PAIR
 
 
+def test_an_answer_that_repeats_its_prompt_says_it_once() -> None:
+    """UltraFeedback has whole conversations as sides, beside a prompt in text or in turns."""
+    whole = {"chosen": [USER, FOUR], "rejected": [USER, FIVE]}
+    assert read("pairs", {"prompt": [USER], **whole}) == [PAIR]
+    assert read("pairs", {"prompt": [USER], "chosen": [USER, FOUR], "rejected": [FIVE]}) == [PAIR]
+    assert read("pairs", {"prompt": "2+2?", **whole}) == [PAIR]
+    for prompt in ("2+2?", [USER]):
+        learned = read("texts", {"prompt": prompt, **whole}, columns={"completion": "chosen"})[0]
+        assert (learned["prompt"], learned["completion"]) == ([USER], [FOUR])
+
+
+def test_a_system_prompt_stands_beside_conversations_that_columns_name() -> None:
+    row = {"system": "Be brief.", "conversations": [ASKED, RIGHT]}
+    read_so = read("texts", row, columns={"messages": "conversations"})[0]["messages"]
+    assert [turn["role"] for turn in read_so] == ["system", "user", "assistant"]
+
+
 def test_prompts_are_read_however_they_are_written() -> None:
     answered = {"conversations": [ASKED, RIGHT], "solution": "4"}
     assert read("prompts", answered) == [{"prompt": [USER], "solution": "4"}]
@@ -101,6 +118,7 @@ def test_a_turn_from_nobody_known_is_named_with_its_row() -> None:
     ],
 )
 def test_new_drafts_a_recipe_on_sharegpt(form: Form, row: dict[str, Any], wanted: dict[str, Any]) -> None:
-    found = read_as(Source("some/data", None, [Part(None, {"train": 1}, {"train": [row]})]), form)
+    part = Part(None, {"train": 1}, {"train": [row]}, lambda split: [row])
+    found = read_as(Source("some/data", None, [part]), form)
     assert found is not None and not found.plain
     assert wanted.items() <= found.rows[0].items()
