@@ -25,6 +25,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 
 from .errors import ZooError
 from .model_code import is_trusted, refusal, use_code
+from .model_settings import check_adapter, check_config, check_tokenizer
 from .wholeness import check_whole
 
 log = logging.getLogger(__name__)
@@ -34,11 +35,6 @@ ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _LAYER = re.compile(r"\.(layers|h|blocks?)\.\d+\.")
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
-
-
-#: The most layers, experts or blocks of a model. Each is an object of Python: ten million take hours and all memory.
-MOST_PARTS = 10_000
-_PARTS = re.compile(r"(^|_)(n_layer|layers?|depths?|blocks|(local_|routed_)?experts)$")
 
 
 @dataclass(frozen=True)
@@ -64,8 +60,10 @@ FLOAT32 = Loading()
 AS_SAVED = Loading(dtype="auto")
 
 
-#: What libraries raise for files of a model that are not as they should be.
-MALFORMED = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, StrictDataclassError)
+#: What libraries raise for files of a model that are not as they should be, or that need a library that is missing.
+MALFORMED = (
+    OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RecursionError, StrictDataclassError,
+)  # fmt: skip
 
 
 def first_line(error: Exception) -> str:
@@ -122,14 +120,31 @@ def load_tokenizer(source: str | Path, *, name: str | None = None, **hub: Any) -
     missing = f"{name} has no tokenizer that can be loaded"
     if Path(source).is_dir() and not any((Path(source) / file).is_file() for file in TOKENIZER_FILES):
         raise ZooError(f"{missing}: save the tokenizer with the model.")
+    files = ModelFiles(source, **hub)
+    files.check_config()  # which is read for the tokenizer's class
+    unused = check_tokenizer(
+        files.settings("tokenizer_config.json"),
+        files.settings("special_tokens_map.json"),
+        files.settings("config.json"),
+        name,
+    )
+    if files.directory is None:
+        hub = {**hub, "revision": files.hub["revision"]}  # of the files that were checked
     if is_trusted():
-        use_code(ModelFiles(source, **hub).find, name, name=name_of(source))
+        use_code(files.find, name, name=name_of(source))
     try:
-        return AutoTokenizer.from_pretrained(source, trust_remote_code=is_trusted(), **hub)
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=is_trusted(), **unused, **hub)
     except Exception as error:  # of tokenizers, which is written in Rust, this class itself
         if "trust_remote_code" in str(error):
             raise ZooError(refusal(f"The tokenizer of {name}")) from error
         raise ZooError(f"{missing} ({first_line(error)}): save the tokenizer with the model.") from error
+    model: Any = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+    if type(model).__name__ == "WordPiece" and model.token_to_id(model.unk_token) is None:
+        raise ZooError(
+            f"The tokenizer of {name} splits words into pieces and has no token {model.unk_token} for what it does not "
+            "know: add it to the vocabulary, or take another tokenizer."
+        )
+    return tokenizer
 
 
 class ModelFiles:
@@ -181,9 +196,18 @@ class ModelFiles:
 
     @cached_property
     def adapter(self) -> dict[str, Any] | None:
-        """What adapter_config.json says; None for a model that is none."""
+        """What adapter_config.json says; None for a model that is none. Raises ZooError for one that is not loaded."""
         path = self.find(ADAPTER_CONFIG)
-        return None if path is None else json_object(path)
+        if path is None:
+            return None
+        config = json_object(path)
+        check_adapter(config, f"{ADAPTER_CONFIG} of {self.source}")
+        return config
+
+    def settings(self, name: str) -> dict[str, Any]:
+        """The object in one of its JSON files, {} where it has no such file. Raises ZooError for anything else."""
+        path = self.find(name)
+        return {} if path is None else json_object(path)
 
     @cached_property
     def weights(self) -> tuple[Path, Mapping[str, str] | None] | None:
@@ -207,13 +231,7 @@ class ModelFiles:
         path = self.find("config.json")
         if path is None:
             return
-        config, what = json_object(path), f"config.json of {self.source}"
-        _check_parts(config, what)
-        if (kernel := next(_kernels_in(config), None)) is not None:
-            raise ZooError(
-                f"{what} names {kernel}, a kernel that would be fetched and run: take it out there, or take another "
-                "model."
-            )
+        check_config(json_object(path), f"config.json of {self.source}")
 
     def check_weights(self) -> None:
         """Raises ZooError for a folder whose weights are a pickle, or are cut short; what it has not is not missed."""
@@ -241,16 +259,6 @@ class ModelFiles:
                 )
 
 
-def _kernels_in(config: Any) -> Iterator[str]:
-    """The implementations that a configuration, or one within it, takes from a repository."""
-    for key, value in config.items() if isinstance(config, Mapping) else ():
-        if str(key).endswith("_implementation"):
-            names = value.values() if isinstance(value, Mapping) else [value]
-            yield from (str(name) for name in names if "/" in str(name))
-        else:
-            yield from _kernels_in(value)
-
-
 def _conversion(stem: str, kind: str) -> str:
     """A command that writes pickled weights as safetensors; clones, because tied weights share their memory."""
     return (
@@ -258,17 +266,6 @@ def _conversion(stem: str, kind: str) -> str:
         f'for f in glob.glob("{stem}*.bin") for k, v in torch.load(f, weights_only=True).items()}}, '
         f'"{kind}.safetensors", metadata={{"format": "pt"}})\''
     )
-
-
-def _check_parts(config: Mapping[str, Any], what: str) -> None:
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            _check_parts(value, what)
-        elif isinstance(value, int) and value > MOST_PARTS and _PARTS.search(name):
-            raise ZooError(
-                f"{what} says {name} = {value:,}, and a model has at most {MOST_PARTS:,} of them: take the config.json "
-                "that was saved with these weights."
-            )
 
 
 def model_files(source: str | Path, **hub: Any) -> ModelFiles:

@@ -136,8 +136,10 @@ def build_causal(
             **fields,
         )
         dtype = "float32" if how.dtype == "auto" else how.dtype
-        return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=how.attention)
-    except (ValueError, TypeError, ZeroDivisionError) as error:
+        return AutoModelForCausalLM.from_config(
+            config, dtype=dtype, attn_implementation=how.attention, trust_remote_code=False
+        )
+    except (ValueError, TypeError, ZeroDivisionError, ImportError) as error:
         raise ZooError(f"The architecture {dict(architecture)} cannot be built ({first_line(error)}).") from error
 
 

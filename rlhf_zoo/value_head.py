@@ -26,6 +26,7 @@ from transformers import (
 from transformers.utils import PushToHubMixin  # type: ignore[attr-defined]
 
 from .errors import ZooError
+from .model_code import is_trusted
 from .model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, WEIGHTS_FILE, ModelFiles, with_plain_weights
 
 __all__ = [
@@ -186,7 +187,10 @@ def _load_model(auto_class: Any, checkpoint: ModelFiles, args: tuple[Any, ...], 
     checkpoint.check_config()
     if checkpoint.weights is None and "gguf_file" not in kwargs:
         checkpoint.refuse_pickle("model")
-    options = with_plain_weights(kwargs) | {
+    if checkpoint.adapter is not None:  # transformers would put it on, unchecked, on the base that it names
+        raise ZooError(f"The base {checkpoint.source} is an adapter itself: merge it into its own base first.")
+    trusted = bool(kwargs.get("trust_remote_code", is_trusted()))  # without it transformers asks on the terminal
+    options = {**with_plain_weights(kwargs), "trust_remote_code": trusted} | {
         name: checkpoint.hub[name] for name in ADDRESS_ARGUMENTS if name in checkpoint.hub
     }
     with _head_reports_held_back():
@@ -359,7 +363,8 @@ class _ValueHeadModel(PushToHubMixin, nn.Module):
             )
             revision = kwargs.pop("revision", None)
             kwargs.pop("subfolder", None)
-            if adapter_config := checkpoint.find(ADAPTER_CONFIG):
+            adapter_config = checkpoint.find(ADAPTER_CONFIG)
+            if adapter_config is not None and checkpoint.adapter is not None:
                 adapter = adapter_config.parent
                 model = _load_adapter(
                     cls.auto_class, checkpoint, adapter, model_args, kwargs, is_trainable=is_trainable

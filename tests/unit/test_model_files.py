@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 from hub_fixture import RunningHub
-from miniatures import save
+from miniatures import FAMILIES, save
 from trainer_fixture import make_policy, make_reward_model, make_tokenizer, make_trainer
 
 from rlhf_zoo.actor_critic import ActorCritic
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.model_files import load_config, load_tokenizer
-from rlhf_zoo.models import CRITIC_DIR, critic_from, load_causal, load_classifier
+from rlhf_zoo.models import CRITIC_DIR, build_causal, critic_from, load_causal, load_classifier
+from rlhf_zoo.value_head import AutoModelForCausalLMWithValueHead
 
 pytestmark = pytest.mark.attack
 
@@ -181,3 +182,204 @@ def test_a_config_that_names_a_kernel_of_a_repository_is_refused(tmp_path: Path,
     (tmp_path / "config.json").write_text(json.dumps({**config, **fields}))
     with pytest.raises(ZooError, match=r"names attacker/kernel\S*, a kernel that would be fetched and run"):
         load_causal(tmp_path)
+
+
+SECRET = "hf_AbCdEf0123456789"
+
+
+def tokenizer_of_nothing(folder: Path, **settings: Any) -> Path:
+    """A folder whose tokenizer_config.json says all that there is: its tokens are the printable characters."""
+    folder.mkdir(exist_ok=True)
+    texts = {str(10 + at): {"content": chr(33 + at), "special": False} for at in range(94)}
+    (folder / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": texts, **settings}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"tokenizer_class": "BertTokenizer", "vocab": "{secret}"},
+        {"tokenizer_class": "BertTokenizer", "vocab": "secret.txt"},
+        {"tokenizer_class": "GPT2Tokenizer", "vocab": {"a": 0}, "merges": "{secret}"},
+        {"tokenizer_class": "BertTokenizer", "init_inputs": ["{secret}"]},
+        {"tokenizer_class": "BertTokenizer", "init_inputs": ["secret.txt"]},
+        {"tokenizer_class": "BertTokenizer", "entity_vocab_file": "secret.txt"},
+        {"tokenizer_class": "BertTokenizer", "fast_tokenizer_files": ["../tokenizer.1.0.json"]},
+        {"tokenizer_class": "BertJapaneseTokenizer", "mecab_kwargs": {"mecab_option": "-d {secret}"}},
+        {"tokenizer_class": "BertTokenizer", "new_key": [{"of": "secret.txt"}]},
+        {"tokenizer_class": "BertTokenizer", "new_key": "https://example.org/vocab.txt"},
+        {"tokenizer_class": "RagTokenizer"},
+    ],
+)
+def test_a_tokenizer_that_names_a_file_is_refused(
+    tmp_path: Path, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "secret.txt").write_text(f"HF_TOKEN={SECRET}\0HOME=/root\n")
+    monkeypatch.chdir(tmp_path)
+    text = json.dumps(settings).replace("{secret}", str(tmp_path / "secret.txt"))
+    folder = tokenizer_of_nothing(tmp_path / "model", **json.loads(text))
+    with pytest.raises(ZooError, match=r"may read no file but those saved beside it|which is two in one") as caught:
+        load_tokenizer(folder)
+    assert SECRET not in str(caught.value)
+
+
+def test_a_special_token_map_names_no_file(tmp_path: Path) -> None:
+    """Its entries would win over the files that transformers found."""
+    folder = save("GPT-2", tmp_path)
+    (folder / "special_tokens_map.json").write_text(json.dumps({"eos_token": "<|endoftext|>"}))
+    load_tokenizer(folder)
+    (folder / "special_tokens_map.json").write_text(json.dumps({"vocab": "/proc/self/environ"}))
+    with pytest.raises(ZooError, match="says vocab, which is no special token"):
+        load_tokenizer(folder)
+
+
+def test_a_repository_is_checked_at_the_commit_that_is_loaded(hub: RunningHub, tmp_path: Path) -> None:
+    folder = tokenizer_of_nothing(tmp_path / "model", tokenizer_class="BertTokenizer", vocab="/proc/self/environ")
+    hub.api().create_repo("local/reads-files")
+    hub.api().upload_folder(repo_id="local/reads-files", folder_path=folder)
+    said = hub.python(
+        "from rlhf_zoo.errors import ZooError; from rlhf_zoo.model_files import load_tokenizer\n"
+        "try: print(load_tokenizer('local/reads-files').get_vocab())\nexcept ZooError as error: print(error)",
+        cwd=tmp_path,
+    )
+    assert said.startswith("tokenizer_config.json of local/reads-files says vocab = '/proc/self/environ'"), said
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_paths_that_former_exports_note_are_not_read(tmp_path: Path, name: str) -> None:
+    folder = save(name, tmp_path)
+    saved = load_tokenizer(folder).get_vocab()
+    noted = ("name_or_path", "special_tokens_map_file", "tokenizer_file", "vocab_file", "merges_file")
+    (tmp_path / "other.txt").write_text(SECRET)
+    edit(folder / "tokenizer_config.json", **dict.fromkeys(noted, str(tmp_path / "other.txt")), init_inputs=[])
+    assert load_tokenizer(folder).get_vocab() == saved
+    if name == "GPT-2":
+        (folder / "tokenizer.json").unlink()
+        with pytest.raises(ZooError, match="no tokenizer that can be loaded"):
+            load_tokenizer(folder)
+
+
+def test_pieces_of_words_without_a_token_for_the_rest_are_refused(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordPiece
+    from transformers import PreTrainedTokenizerFast
+
+    for vocabulary in ({"a": 0, "[UNK]": 1}, {"a": 0}):
+        pieces = Tokenizer(WordPiece(vocabulary, unk_token="[UNK]"))
+        PreTrainedTokenizerFast(tokenizer_object=pieces).save_pretrained(tmp_path)
+        if len(vocabulary) == 2:
+            load_tokenizer(tmp_path)
+    with pytest.raises(ZooError, match=r"has no token \[UNK\] for what it does not know"):
+        load_tokenizer(tmp_path)
+
+
+def adapter_on(tmp_path: Path, **settings: Any) -> Path:
+    from peft import LoraConfig, get_peft_model
+
+    make_policy().save_pretrained(tmp_path / "base")
+    adapted = get_peft_model(load_causal(tmp_path / "base"), LoraConfig(r=2, target_modules=["q_proj"]))
+    adapted.save_pretrained(tmp_path / "adapter")
+    edit(tmp_path / "adapter" / "adapter_config.json", **settings)
+    return tmp_path / "adapter"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, None),
+        ({"peft_type": "SHADOW", "shadow_model": "attacker/code"}, "says peft_type = 'SHADOW', and adapters of"),
+        ({"peft_type": None}, "says peft_type = None"),
+        ({"megatron_config": {"a": 1}, "megatron_core": "megatron.core"}, r"says megatron_config = \{'a': 1\}, which"),
+        ({"megatron_core": "evil"}, "says megatron_core = 'evil', which could load"),
+        ({"auto_mapping": {"parent_library": "evil/code", "base_model_class": "A"}}, "says auto_mapping = "),
+        ({"auto_mapping": {"parent_library": "evil", "loader": "A"}}, "says auto_mapping = "),
+        ({"layer_replication": [[0, 2]] * 9}, "says layer_replication = "),
+        ({"corda_config": {"cache_file": "a.pt"}}, "says corda_config = "),
+        ({"key_of_tomorrow": "attacker/code"}, "says key_of_tomorrow = "),
+        ({"r": 10**9}, "says a rank of 1,000,000,000"),
+    ],
+)
+@pytest.mark.parametrize("load", [load_causal, AutoModelForCausalLMWithValueHead.from_pretrained])
+def test_an_adapter_names_its_base_and_nothing_else(
+    tmp_path: Path, load: Callable, settings: dict[str, Any], said: str | None
+) -> None:
+    adapter = adapter_on(tmp_path, **settings)
+    if said is None:
+        load(adapter)
+        return
+    with pytest.raises(ZooError, match=said):
+        load(adapter)
+
+
+def test_the_base_of_an_adapter_is_no_adapter(tmp_path: Path) -> None:
+    """transformers would load it by itself, whatever its type."""
+    adapter = adapter_on(tmp_path, base_model_name_or_path=str(tmp_path / "base"))
+    (tmp_path / "base" / "adapter_config.json").write_text((adapter / "adapter_config.json").read_text())
+    with pytest.raises(ZooError, match="is an adapter itself: merge it"):
+        AutoModelForCausalLMWithValueHead.from_pretrained(adapter)
+
+
+def test_transformers_never_asks_whether_code_may_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer is always given, as a boolean."""
+    from transformers.models.auto import auto_factory, configuration_auto, tokenization_auto
+
+    asked: list[Any] = []
+
+    def resolve(trust: Any, *_: Any, **__: Any) -> bool:
+        asked.append(trust)
+        return False
+
+    for module in (auto_factory, configuration_auto, tokenization_auto):
+        monkeypatch.setattr(module, "resolve_trust_remote_code", resolve)
+    folder = save("Llama 3", tmp_path)
+    classes = dict.fromkeys(("AutoConfig", "AutoModelForCausalLM", "AutoModelForSequenceClassification"), "evil.Evil")
+    edit(folder / "config.json", auto_map=classes)
+    load_tokenizer(folder)
+    load_causal(folder)
+    AutoModelForCausalLMWithValueHead.from_pretrained(folder)
+    AutoModelForCausalLMWithValueHead.from_pretrained(folder, trust_remote_code=None)
+    build_causal({"model_type": "llama", "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
+                  "num_attention_heads": 1, "auto_map": classes}, make_tokenizer())  # fmt: skip
+    assert len(asked) >= 5 and all(isinstance(trust, bool) for trust in asked)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"num_labels": 3e8},
+        {"num_labels": 3 * 10**8},
+        {"id2label": {str(at): "a" for at in range(100_001)}},
+        {"attention_types": [[["global"], 10**9]]},
+        {"depths": [2, 10**9]},
+        {"block_configs": [{"num_layers": 10**9}]},
+        {"vocab_size": 10**9},
+        {"num_codebooks": 10**6},
+        {"sizes": [1, 10**9]},
+    ],
+)
+def test_a_config_of_parts_without_end_is_refused(tmp_path: Path, fields: dict[str, Any]) -> None:
+    folder = save("Llama 3", tmp_path)
+    edit(folder / "config.json", **fields)
+    for read in (load_causal, load_tokenizer, lambda path: load_config(path, what="The model")):
+        with pytest.raises(ZooError, match=r"config\.json of .* says \w+ = [\d,.]+, and a model has at most"):
+            read(folder)
+
+
+def test_large_numbers_that_build_nothing_stay(tmp_path: Path) -> None:
+    folder = save("Llama 3", tmp_path)
+    edit(
+        folder / "config.json", max_position_embeddings=10_485_760, rope_theta=10**11, eos_token_id=[128_001, 128_008],
+        image_grid_pinpoints=[[384, 2304]], cutoffs=[20_000, 200_000], num_parameters=7 * 10**9,
+    )  # fmt: skip
+    assert load_config(folder, what="The model").max_position_embeddings == 10_485_760
+
+
+@pytest.mark.parametrize(
+    "fields", [{"attn_implementation": "flash_attention_2"}, {"quantization_config": {"quant_method": "hqq"}}]
+)
+def test_a_library_that_is_missing_is_one_sentence(tmp_path: Path, fields: dict[str, Any]) -> None:
+    folder = save("Llama 3", tmp_path)
+    edit(folder / "config.json", **fields)
+    with pytest.raises(ZooError, match=r"cannot be loaded") as caught:
+        load_causal(folder)
+    assert "\n" not in str(caught.value)
