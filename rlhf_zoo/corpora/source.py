@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..data_gate import gated, leads_out
 from ..errors import ZooError
 
 Rows = list[dict[str, Any]]
@@ -72,15 +73,19 @@ def _read_hub(source: str, splits: Sequence[str], mend: str) -> dict[str, Iterab
     from huggingface_hub.errors import HTTPError
 
     try:
-        found = dict(datasets.load_dataset(source))
-        if missing := [split for split in splits if split not in found]:
-            files = HfApi().list_repo_files(source, repo_type="dataset")
-            named = {split: [file for file in files if Path(file).name.split(".")[0] == split] for split in missing}
-            for split in missing:
-                if not named[split]:
-                    there = ", ".join(sorted(found)) or "none"
-                    raise ZooError(f"The data set {source} has no split {split} (found: {there}): add {split}.jsonl.")
-            found |= datasets.load_dataset(source, data_files=named)
+        with gated(source) as commit:
+            found = dict(datasets.load_dataset(source, revision=commit))
+            if missing := [split for split in splits if split not in found]:
+                files = HfApi().list_repo_files(source, repo_type="dataset", revision=commit)
+                own = [file for file in files if not leads_out(file)]
+                named = {split: [file for file in own if Path(file).name.split(".")[0] == split] for split in missing}
+                for split in missing:
+                    if not named[split]:
+                        there = ", ".join(sorted(found)) or "none"
+                        raise ZooError(
+                            f"The data set {source} has no split {split} (found: {there}): add {split}.jsonl."
+                        )
+                found |= datasets.load_dataset(source, data_files=named, revision=commit)
     except (HTTPError, datasets.exceptions.DatasetsError, OSError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ZooError(f"The data set {source} cannot be loaded ({reason}): check its id, or {mend}.") from error

@@ -10,6 +10,7 @@ from typing import Any
 import datasets
 
 from ..chat import distinct_prompts, is_conversation
+from ..data_gate import gated
 from ..errors import ZooError
 from ..hub.connect import CLIENT
 from ..hub.refusals import client_errors, reason, refusals_as
@@ -102,11 +103,12 @@ def look_at_data(name: str) -> Source:
         with refusals_as(what, "check its name and --source_hub."):
             commit = str(HfApi().dataset_info(repo, revision=revision or None).sha)
     try:
-        if Path(name).is_file():
-            parts = [_part(None, path="json", data_files={"train": glob.escape(name)})]
-        else:
-            names = datasets.get_dataset_config_names(repo, revision=commit)
-            parts = [_part(config if len(names) > 1 else None, path=repo, revision=commit) for config in names]
+        with gated(repo, commit):
+            if Path(name).is_file():
+                parts = [_part(None, path="json", data_files={"train": glob.escape(name)})]
+            else:
+                names = datasets.get_dataset_config_names(repo, revision=commit)
+                parts = [_part(config if len(names) > 1 else None, path=repo, revision=commit) for config in names]
     except (ValueError, datasets.exceptions.DatasetsError, *client_errors()) as error:
         said = wrong_in(Path(repo)) or f"{reason(error)}; check what it holds"
         raise ZooError(f"The data set {name} cannot be loaded: {said}.") from error
@@ -114,7 +116,7 @@ def look_at_data(name: str) -> Source:
 
 
 def _part(configuration: str | None, **where: Any) -> Part:
-    """where: what datasets loads it by."""
+    """where: what datasets loads it by, once the data set was checked."""
     known = datasets.load_dataset_builder(name=configuration, **where).info.splits or {}
     sizes, rows = {}, {}
     for split in datasets.get_dataset_split_names(config_name=configuration, **where):

@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ..data_gate import refuse_file_systems
 from ..errors import ZooError
 from ..hub.connect import Hub
 from ..json_values import finite
@@ -86,6 +87,7 @@ def on_tasks(
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
 
+    refuse_file_systems()
     found = {}
     with _harness(hub, config.lm_eval):
         for side, policy in policies.items():

@@ -6,6 +6,7 @@ refused, and `tests/unit/test_payloads.py` fails until somebody does.
 """
 
 import logging
+import os
 import re
 from collections.abc import Mapping
 from enum import Enum
@@ -13,8 +14,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ..data_gate import find_outward_link, is_inside
 from ..downloads import MARK
 from ..errors import ZooError
+from ..json_values import hub_id
 from ..outside import LOADERS, is_figure, is_vouched, is_vouched_judge
 from ..plugins import CORPORA, PREFERENCES, REWARDS
 from ..recipes import Recipe
@@ -141,6 +144,8 @@ BESIDE: Mapping[str, Kind] = _table(
 GROUPS: Mapping[str, str] = {
     "corpus": CORPORA, "preference": PREFERENCES, "reward_funcs": REWARDS, "reward_model_loader": LOADERS
 }  # fmt: skip
+#: Keys under `evaluation` that name a data set; a path is read from beside recipe.yaml first.
+_DATA_OF_EVALUATION = ("labeled", "own_pairs")
 # The name of a task that lm-evaluation-harness registers. Other texts may be paths: a task's file can name functions.
 _TASK = re.compile(r"[\w-]+", re.ASCII)
 _WORD = re.compile(r"[\w.+-]{0,64}", re.ASCII)
@@ -236,7 +241,8 @@ def check_download(recipe: Recipe, file: str, keys: Mapping[str, Any], flags: Ma
         flags: of the command; a key that they give is the user's word.
 
     Raises:
-        ZooError: for names of code, judges that import code or cost money, and keys that a download may not set.
+        ZooError: for names of code, judges that import code or cost money, keys that a download may not set, and data
+            sets on this machine outside of the recipe's folder.
     """
     if recipe.download is None:
         return
@@ -260,10 +266,34 @@ def check_download(recipe: Recipe, file: str, keys: Mapping[str, Any], flags: Ma
             wrong = names if kind is Kind.REFUSED and value else []
         if wrong:
             raise ZooError(f"{where} says {key}: {wrong[0]}, which may load code or cost money: {mend}.")
+        data = value.get("dataset_name") if file == "evaluation" and isinstance(value, Mapping) else value
+        if key in ("dataset_name", *_DATA_OF_EVALUATION) and data is not None and not _may_name(recipe, key, data):
+            under = f" under {key}" if file == "evaluation" else ""
+            raise ZooError(
+                f"{where} names the data set {data!r:.200}{under}, and it may name only one on the Hub or in its own "
+                f"folder: {mend}."
+            )
         if key == "architecture":
             check_architecture(value, where=where)
         elif kind in (Kind.FIGURES, Kind.WORDS, Kind.REVISION) and file != "evaluation":
             check_key(key, value, kinds, where=where)
+
+
+def _may_name(recipe: Recipe, key: str, name: Any) -> bool:
+    """Whether a downloaded recipe may name this data set: what lies here is read before the Hub is asked."""
+    if not isinstance(name, str):
+        return False
+    places = [Path(name)]
+    if key in _DATA_OF_EVALUATION:
+        places.insert(0, recipe.folder / name)
+    folders = [folder for folder in (recipe.folder, recipe.base) if folder is not None]
+    there = [place for place in places if os.path.lexists(place)]
+    if not there:
+        return hub_id(name) is not None
+    return all(
+        any(is_inside(place, folder) for folder in folders) and find_outward_link(place, hidden=True) is None
+        for place in there
+    )
 
 
 def is_revision(value: Any) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 import datasets
 
+from ..data_gate import gated
 from ..errors import ZooError
 from ..hub.connect import Hub
 from ..hub.refusals import client_errors, is_disk_full, reason
@@ -131,7 +132,10 @@ def _look_for_pairs(context: RunContext, name: str, revision: str | None) -> Nam
     prompts = context.settings("ppo").data.dataset_config if "ppo" in context.recipe.stages else "prompts"
     local, commit = Path(name).is_dir(), source.lineage["commit"]
     try:
-        with reading_from(source.hub) as options:
+        with (
+            reading_from(source.hub) as options,
+            gated(name, commit, token=options.get("token")) as commit,
+        ):
             known = datasets.get_dataset_config_names(name, revision=commit, **options)
             if prompts in known:  # that PPO will roll out
                 return None

@@ -14,6 +14,7 @@ from typing import Any
 import datasets
 
 from ..data import need_columns
+from ..data_gate import gated
 from ..errors import ZooError
 from ..hub.connect import CLIENT, Hub
 from ..hub.refs import ask, came_from
@@ -64,10 +65,9 @@ class DataSource:
         keys: a recipe's, by which configuration and split are chosen.
         """
         # The sender notes in the folder of a run's data where they were published.
-        with self._loading(configuration, split, keys) as (what, options), records_at_rest():
+        with self._loading(configuration, split, keys) as (what, called, options), records_at_rest():
             if (cache := _cache_of(self.location)) is not None:
                 options["cache_dir"] = cache
-            called = self._called(configuration, split)
             try:
                 loaded = datasets.load_dataset(**called, **options)
             except datasets.exceptions.DatasetGenerationError as error:
@@ -92,26 +92,32 @@ class DataSource:
 
     def first_row(self, configuration: str | None, split: str) -> dict[str, Any] | None:
         """None of an empty split; the rest is not fetched. Raises ZooError, and NoSuchPart, as `load` does."""
-        with self._loading(configuration, split) as (_, options):
-            rows = datasets.load_dataset(**self._called(configuration, split), streaming=True, **options)
+        with self._loading(configuration, split) as (_, called, options):
+            rows = datasets.load_dataset(**called, streaming=True, **options)
             return next(iter(rows), None)
 
-    def _called(self, configuration: str | None, split: str) -> dict[str, Any]:
+    def _called(self, configuration: str | None, split: str, revision: str | None) -> dict[str, Any]:
         """What the loader is called with."""
         if Path(self.location).is_file():
             return {"path": "json", "data_files": {split: glob.escape(self.location)}, "split": split}
-        return {"path": self.location, "name": configuration, "split": split, "revision": self.revision}
+        return {"path": self.location, "name": configuration, "split": split, "revision": revision}
 
     @contextlib.contextmanager
     def _loading(
         self, configuration: str | None, split: str, keys: Mapping[str, str] = KEYS
-    ) -> Iterator[tuple[str, dict[str, Any]]]:
-        """(what is loaded, the loader's keywords); what the client and datasets raise is said in our words."""
+    ) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+        """(what is loaded, the loader's keywords for it, those of its Hub), once the data set was checked.
+
+        What the client and datasets raise is said in our words.
+        """
         name = f"The data set {self.location}"
         what = f"{name}{f', configuration {configuration}' if configuration else ''}, split {split}"
         try:
-            with reading_from(self.hub) as options:
-                yield what, options
+            with (
+                reading_from(self.hub) as options,
+                gated(self.location, self.revision, token=options.get("token")) as commit,
+            ):
+                yield what, self._called(configuration, split, commit), options
         except StopIteration as error:  # what the loader says of a file without rows
             raise ZooError(f"{what}, is empty: give it rows.") from error
         except (ValueError, datasets.exceptions.DatasetsError, *client_errors()) as error:

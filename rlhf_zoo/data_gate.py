@@ -1,0 +1,289 @@
+"""The check that every data set passes before `datasets` loads it: its card may name files of its own, and no others.
+
+The card of a data set lists its files as patterns that `datasets` hands to fsspec. fsspec takes any path of this
+machine and any address, and some of its file systems render templates that see the environment.
+"""
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from .errors import ZooError
+from .json_values import hub_id
+from .plain_yaml import BadYAML, load_yaml
+
+#: The files that `datasets` reads patterns from.
+CARD = "README.md"
+CARDS = (CARD, ".huggingface.yaml")
+MAX_CARD_BYTES = 2**24
+#: File systems of fsspec that follow addresses from inside a file, render templates, or ask other hosts.
+REFUSED_FILE_SYSTEMS = (
+    "reference", "generic", "dask", "dbfs", "ftp", "git", "github", "gist", "jlab", "jupyter", "sftp", "smb", "ssh",
+    "webhdfs",
+)  # fmt: skip
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")  # a drive letter too
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_PATTERNS = ("data_files", "data_dir")
+#: What a configuration says of itself for people, where an address is only text.
+_TEXTS = ("description", "citation", "homepage", "license")
+#: (address of the Hub, repository, commit) of cards that passed: what stands at a commit does not change.
+_passed: set[tuple[str, str, str]] = set()
+
+
+@contextlib.contextmanager
+def gated(location: str, revision: str | None = None, *, token: str | bool | None = None) -> Iterator[str | None]:
+    """Checks a data set; `datasets` is called inside, with the revision that this yields.
+
+    Args:
+        location: A folder, a file, or the id of a repository, as `datasets` is given it.
+        revision: Of a repository: a branch, tag or commit.
+        token: Of the Hub that `datasets.config` names.
+
+    Yields:
+        The commit of a repository whose card was checked. `revision` of a file or folder, and where the Hub does not
+        answer: inside, `datasets` then reads only what it has prepared before, for which it needs no card.
+
+    Raises:
+        ZooError: A pattern of the data set leads outside of it, or its card cannot be read.
+    """
+    import datasets
+
+    refuse_file_systems()
+    path = Path(location)
+    if path.exists():
+        check_local(path, location)
+        yield revision
+        return
+    if hub_id(location) is None or location.startswith("buckets/"):
+        raise ZooError(f"The data set {location!r:.200} is no file, no folder and no id of a data set: check its name.")
+    if datasets.config.HF_HUB_OFFLINE:
+        yield revision
+        return
+    try:
+        commit = _check_repository(location, revision, token)
+    except Exception as error:
+        if not _is_silence(error):
+            raise
+        datasets.config.HF_HUB_OFFLINE = True
+        try:
+            yield revision
+        except ConnectionError:  # what `datasets` says of what it has not prepared
+            raise error from None
+        finally:
+            datasets.config.HF_HUB_OFFLINE = False
+        return
+    yield commit
+
+
+def check_local(path: Path, name: str) -> None:
+    """Checks a file, or the card and the links of a folder.
+
+    Args:
+        path: The file or folder.
+        name: What the user calls it.
+
+    Raises:
+        ZooError: A pattern or a link leads outside of the folder, or the card cannot be read.
+    """
+    if "::" in name or "://" in name:
+        raise ZooError(f"The data set {name!r:.200} is not loaded, as its path holds '::' or '://': move it.")
+    if not path.is_dir():
+        return
+    patterns: list[str] = []
+    for file in CARDS:
+        if (path / file).exists():
+            patterns += check_card(_text(path / file, name), file, name)
+    hidden = any(part.startswith((".", "__")) for pattern in patterns for part in pattern.split("/"))
+    if (link := find_outward_link(path, hidden=hidden)) is not None:
+        raise ZooError(
+            f"The data set {name} is not loaded, as {str(link)!r} in it is a link to outside of the folder: put the "
+            "file itself there."
+        )
+
+
+def find_outward_link(folder: Path, *, hidden: bool) -> Path | None:
+    """A link in a folder that leads outside of it.
+
+    Args:
+        folder: The folder.
+        hidden: Whether to look at names that begin with . or __ too, which `datasets` passes over unless a pattern
+            names them.
+
+    Returns:
+        The first such link, relative to the folder; None where there is none.
+    """
+    for below, folders, files in os.walk(folder):
+        if not hidden:
+            folders[:] = [name for name in folders if not name.startswith((".", "__"))]
+        for name in (*folders, *files):
+            if Path(below, name).is_symlink() and not is_inside(Path(below, name), folder):
+                return Path(below, name).relative_to(folder)
+    return None
+
+
+def is_inside(path: Path, folder: Path) -> bool:
+    """Whether a path leads to something in a folder, links followed.
+
+    Args:
+        path: Any path.
+        folder: A folder; one in the client's cache holds the blobs that its links lead to.
+
+    Returns:
+        False for what lies elsewhere.
+    """
+    root, found = folder.resolve(), Path(os.path.realpath(path))
+    roots = [root]
+    for above in (root, *root.parents):
+        if above.parent.name == "snapshots" and re.fullmatch(r"(models|datasets|spaces)--.+", above.parent.parent.name):
+            roots.append(above.parent.parent / "blobs")
+    return any(found.is_relative_to(one) for one in roots)
+
+
+def check_card(text: str, file: str, name: str) -> list[str]:
+    """Checks the patterns that a card gives its files by.
+
+    Args:
+        text: The card: README.md with its front matter, or a file that is YAML as a whole.
+        file: The card's file name.
+        name: The data set, for messages.
+
+    Returns:
+        The patterns, each of which may name a file of the data set alone.
+
+    Raises:
+        ZooError: A pattern leads outside of the data set, or the card cannot be read.
+    """
+    mend = "load another data set, or a copy whose card names its own files"
+    try:
+        said = load_yaml(_front_matter(text) if file == CARD else text)
+    except BadYAML as error:
+        raise ZooError(
+            f"The data set {name} is not loaded, as its {file} is no plain YAML ({error}): {mend}."
+        ) from error
+    patterns = []
+    for key, value in _values(said):
+        if key in _PATTERNS and (not isinstance(value, str) or leads_out(value)):
+            raise ZooError(
+                f"The data set {name} is not loaded, as {key} in its {file} is {value!r:.200}, which may lead outside "
+                f"of the data set: {mend}."
+            )
+        if key not in _PATTERNS and isinstance(value, str) and "://" in value:
+            raise ZooError(
+                f"The data set {name} is not loaded, as {key} of a configuration in its {file} is the address "
+                f"{value!r:.200}: {mend}."
+            )
+        if key in _PATTERNS:
+            patterns.append(value)
+    return patterns
+
+
+def leads_out(pattern: str) -> bool:
+    """Whether a pattern may name anything but a file below the place that it is read from.
+
+    Args:
+        pattern: A pattern of `datasets`.
+
+    Returns:
+        True for an address, a chain of them, an absolute path, a home, a drive, and a path with a part `..`.
+    """
+    return bool(
+        "::" in pattern
+        or "://" in pattern
+        or pattern.startswith(("/", "\\", "~", " "))
+        or _SCHEME.match(pattern)
+        or _CONTROL.search(pattern)
+        or ".." in re.split(r"[/\\]", pattern)
+    )
+
+
+def refuse_file_systems() -> None:
+    """From here on, no library in this process reads through `REFUSED_FILE_SYSTEMS` of fsspec."""
+    from fsspec import AbstractFileSystem
+    from fsspec.registry import register_implementation, registry
+
+    class Refused(AbstractFileSystem):  # type: ignore[misc]
+        protocol = REFUSED_FILE_SYSTEMS
+
+        def __init__(self, *_: Any, **__: Any) -> None:
+            raise ValueError(f"no file is read through {', '.join(REFUSED_FILE_SYSTEMS)}")
+
+    for name in REFUSED_FILE_SYSTEMS:
+        if getattr(registry.get(name), "__qualname__", None) != Refused.__qualname__:
+            register_implementation(name, Refused, clobber=True)
+
+
+def _check_repository(repo: str, revision: str | None, token: str | bool | None) -> str:
+    """The commit, of which the card was read as `datasets` will read it: by the same client, from the same cache."""
+    import datasets
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    api = HfApi(endpoint=datasets.config.HF_ENDPOINT, token=token)
+    known = revision is not None and _COMMIT.fullmatch(revision)
+    commit = str(revision if known else api.dataset_info(repo, revision=revision).sha)
+    passed = (datasets.config.HF_ENDPOINT, repo, commit)
+    if passed in _passed:
+        return commit
+    for file in CARDS:
+        try:
+            path = api.hf_hub_download(repo, file, repo_type="dataset", revision=commit)
+        except LocalEntryNotFoundError:
+            raise
+        except EntryNotFoundError:
+            continue
+        check_card(_text(Path(path), repo), file, repo)
+    _passed.add(passed)
+    return commit
+
+
+def _is_silence(error: Exception) -> bool:
+    """Whether the Hub gave no answer."""
+    from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    if isinstance(error, HfHubHTTPError):
+        return error.response is not None and error.response.status_code >= 500
+    return isinstance(error, HTTPError | OfflineModeIsEnabled | LocalEntryNotFoundError)
+
+
+def _text(path: Path, name: str) -> str:
+    """A card, with its line ends as they are. Raises ZooError for one that is too large, or not UTF-8."""
+    try:
+        if not path.is_file() or path.stat().st_size > MAX_CARD_BYTES:
+            raise ZooError(
+                f"The data set {name} is not loaded, as its {path.name} is no file of a card's size: mend it."
+            )
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            return file.read()
+    except UnicodeDecodeError as error:
+        raise ZooError(f"The data set {name} is not loaded, as its {path.name} is not UTF-8: write it so.") from error
+
+
+def _front_matter(text: str) -> str:
+    """The YAML of a README.md, found by what `datasets` finds it by."""
+    from huggingface_hub.repocard import REGEX_YAML_BLOCK
+
+    if match := REGEX_YAML_BLOCK.search(text):
+        return str(match[2])
+    begun = text.lstrip("\ufeff \t\r\n")
+    # No version of the client may take this for front matter that this one does not see.
+    if begun.startswith("---") and any(key in begun for key in _PATTERNS):
+        raise BadYAML("its front matter has no end")
+    return ""
+
+
+def _values(node: Any, key: str = "", configuration: bool = False) -> Iterator[tuple[str, Any]]:
+    """(key, value) of every pattern, wherever it stands, and of every other value of a configuration."""
+    if isinstance(node, Mapping):
+        for name, value in node.items():
+            if key in _PATTERNS or not (configuration and name in _TEXTS):
+                below = key if key in _PATTERNS else str(name)
+                yield from _values(value, below, configuration or name == "configs")
+    elif isinstance(node, list | tuple | set):
+        for value in node:
+            yield from _values(value, key, configuration)
+    elif node is not None and (configuration or key in _PATTERNS):
+        yield key, node
