@@ -7,3 +7,14 @@ class ZooError(Exception):
     The message is one sentence that names what was wrong, where, and the mend. The command line prints it without a
     traceback and exits with code 2.
     """
+
+    def __str__(self) -> str:
+        """The sentence. Names from elsewhere may stand in it: what would drive a terminal is shown as an escape."""
+        return printable(super().__str__())
+
+
+def printable(text: str) -> str:
+    """A text whose control characters, but newlines and tabs, are escapes such as \\x1b."""
+    return "".join(
+        character if character.isprintable() or character in "\n\t" else ascii(character)[1:-1] for character in text
+    )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .. import processes
-from ..errors import ZooError
+from ..errors import ZooError, printable
 from ..stage import STAGES
 
 if TYPE_CHECKING:
@@ -460,6 +460,7 @@ def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
+    rows = [[printable(cell) for cell in row] for row in rows]
     cells = [*zip(columns, *rows, strict=True)]
     whole = [max(cell_len(line) for cell in column for line in cell.splitlines() or [""]) for column in cells]
     words = [

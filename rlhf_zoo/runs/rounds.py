@@ -73,8 +73,8 @@ def round_of(directory: Path) -> dict[str, Any]:
     path = directory / ROUND_FILE
     if not path.is_file():
         return {}
-    document = read_json(path)
-    return {"base": directory / document["base"], "variant": f"round-{document['round']}", "own": OWN}
+    # The run that it is a round of lies above it: a folder from elsewhere names no other.
+    return {"base": directory / "..", "variant": f"round-{read_json(path)['round']}", "own": OWN}
 
 
 def check_rounds(context: RunContext) -> None:

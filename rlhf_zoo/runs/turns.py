@@ -129,7 +129,8 @@ def of_one_kind(row: Mapping[str, Any]) -> dict[str, Any]:
     behind them; a text whose answers are the assistant's turns is the user's. A completion that is a whole conversation
     beside a prompt in text holds its prompt itself.
     """
-    prompt, sides = row.get("prompt"), {name: row[name] for name in _SIDES if name in row}
+    prompt: Any = row.get("prompt")
+    sides = {name: row[name] for name in _SIDES if name in row}
     if is_conversation(prompt):
         texts = {name: side for name, side in sides.items() if isinstance(side, str)}
         repeats = {name: side[len(prompt) :] for name, side in sides.items() if _repeats(prompt, side)}

@@ -110,8 +110,8 @@ def ablation_of(directory: Path) -> dict[str, Any]:
     path = directory / ABLATION
     if not path.is_file():
         return {}
-    document = read_json(path)
-    return {"base": directory / document["base"], "variant": document["variant"]}
+    # As `round_of`: the run that is ablated lies above.
+    return {"base": directory / ".." / "..", "variant": read_json(path)["variant"]}
 
 
 @dataclass(frozen=True)

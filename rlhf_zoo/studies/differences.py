@@ -112,6 +112,9 @@ def _difference(published: Path, here: Path) -> str | None:
     for key in ignored:
         first.pop(key, None)
         second.pop(key, None)
+    for side in (first, second):  # peft keeps these names in a set, whose order is another in each process
+        if isinstance(names := side.get("target_modules"), list):
+            side["target_modules"] = sorted(map(str, names))
     differing = first_difference(first, second)
     return None if differing is None else f"{differing} differs"
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from rlhf_zoo.errors import ZooError
 from rlhf_zoo.studies.differences import (
     compare_files,
     compare_metrics,
@@ -34,12 +35,14 @@ def sides(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "published", tmp_path / "here"
 
 
-def test_the_base_that_an_adapter_names_is_no_difference(sides):
+def test_neither_the_base_that_an_adapter_names_nor_the_order_of_its_modules_is_a_difference(sides):
     for side, base in zip(sides, ("local/toy-sft", "/home/me/runs/sft/checkpoint-4"), strict=True):
+        names = ["q_proj", "v_proj"][:: 1 if base.startswith("/") else -1]
         config = {"base_model_name_or_path": base, "revision": None if base.startswith("/") else "a" * 40, "r": 4}
+        config["target_modules"] = names
         (side / "adapter_config.json").write_text(json.dumps(config))
     assert compare_files(*sides) == []
-    (sides[1] / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "x", "r": 8}))
+    (sides[1] / "adapter_config.json").write_text(json.dumps({**config, "r": 8}))
     assert compare_files(*sides) == [{"file": "adapter_config.json", "problem": "r differs"}]
 
 
@@ -157,3 +160,7 @@ def test_settings_and_versions():
     assert compare_versions({"torch": "1", "trl": "2"}, {"torch": "1", "cpu": "AVX512", "trl": "3"}) == [
         {"name": "cpu", "published": None, "here": "AVX512"}, {"name": "trl", "published": "2", "here": "3"},
     ]  # fmt: skip
+
+
+def test_names_from_elsewhere_drive_no_terminal():
+    assert str(ZooError("No key \x1b[2Jok\nnext")) == "No key \\x1b[2Jok\nnext"
