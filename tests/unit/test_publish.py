@@ -17,6 +17,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from thread_hub import ThreadHub
 from zoo_process import errors, zoo
 
+from rlhf_zoo import own_runs
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub import publish
 from rlhf_zoo.hub.connect import CLIENT, Hub
@@ -367,6 +368,8 @@ def test_push_resume_sends_what_was_to_be_published_to_where_it_was_to_go(thread
     save(tmp_path, 5)
     env = {"home": tmp_path / "home", "cwd": tmp_path, "RLHF_ZOO_HUB_TOKEN": thread_hub.token}
     done = zoo("push", "--resume", "run", **env)
+    (tmp_path / "home" / "zoo").mkdir(parents=True, exist_ok=True)
+    shutil.copy(own_runs.home() / own_runs.KEY_FILE, tmp_path / "home" / "zoo")  # this test wrote the run
     assert done.returncode == 2 and "run was not to be published: leave --resume out" in done.stderr
     publish = {"hub": thread_hub.url, "namespace": "elsewhere", "private": True}
     StageRecord(tmp_path / "run" / "ppo").write(publish=publish)
