@@ -241,11 +241,12 @@ def _check_repository(repo: str, revision: str | None, token: str | bool | None)
 
 
 def _is_silence(error: Exception) -> bool:
-    """Whether the Hub gave no answer."""
+    """Whether the Hub gave no answer; one that does not accept the token gives none either."""
     from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
     if isinstance(error, HfHubHTTPError):
-        return error.response is not None and error.response.status_code >= 500
+        status = 500 if error.response is None else error.response.status_code
+        return status >= 500 or status == 401
     return isinstance(error, HTTPError | OfflineModeIsEnabled | LocalEntryNotFoundError)
 
 

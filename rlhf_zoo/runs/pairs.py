@@ -134,7 +134,7 @@ def _look_for_pairs(context: RunContext, name: str, revision: str | None) -> Nam
     try:
         with (
             reading_from(source.hub) as options,
-            gated(name, commit, token=options.get("token")) as commit,
+            gated(name, commit, token=source.hub.token) as commit,
         ):
             known = datasets.get_dataset_config_names(name, revision=commit, **options)
             if prompts in known:  # that PPO will roll out

@@ -115,7 +115,7 @@ class DataSource:
         try:
             with (
                 reading_from(self.hub) as options,
-                gated(self.location, self.revision, token=options.get("token")) as commit,
+                gated(self.location, self.revision, token=self.hub.token) as commit,
             ):
                 yield what, self._called(configuration, split, commit), options
         except StopIteration as error:  # what the loader says of a file without rows
