@@ -276,7 +276,8 @@ def test_the_exact_kl_to_another_adapter_under_gradient_checkpointing(tmp_path: 
     runs = [
         trained(
             tmp_path, model=adapted("ref", "ppo"), model_adapter_name="ppo", ref_adapter_name="ref", kl_in="loss",
-            kl_estimator="full", kl_coef=0.5, gradient_checkpointing=checkpointing, critic="shared", **RUN,
+            kl_estimator="full", kl_coef=0.5, gradient_checkpointing=checkpointing, critic="shared",
+            **{**RUN, "seed": 3},  # under which some completion scores, with every lever too
         )
         for checkpointing in (False, True)
     ]  # fmt: skip
