@@ -125,7 +125,8 @@ def make_recipe(
     recipe.mkdir(parents=True)
     data = write_data(folder / "data", rows_of(schema, form=form))
     template = folder / "chat.jinja"
-    template.write_text(TEMPLATE, encoding="utf-8")
+    # A tokenizer of our own has one special token that can end an answer.
+    template.write_text(TEMPLATE.replace("'<|im_end|>'", "eos_token"), encoding="utf-8")
     own: dict[str, dict[str, Any]] = {
         "recipe": {
             "description": f"{schema}, {form}.",
