@@ -26,6 +26,7 @@ REFUSED_FILE_SYSTEMS = (
 )  # fmt: skip
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")  # a drive letter too
+_CACHED = re.compile(r"(models|datasets|spaces)--.+")  # a repository in the client's cache
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _PATTERNS = ("data_files", "data_dir")
 #: What a configuration says of itself for people, where an address is only text.
@@ -130,7 +131,7 @@ def is_inside(path: Path, folder: Path) -> bool:
 
     Args:
         path: Any path.
-        folder: A folder; one in the client's cache holds the blobs that its links lead to.
+        folder: A folder. Of one in the client's cache, the repository's blobs and snapshots count as inside.
 
     Returns:
         False for what lies elsewhere.
@@ -138,8 +139,9 @@ def is_inside(path: Path, folder: Path) -> bool:
     root, found = folder.resolve(), Path(os.path.realpath(path))
     roots = [root]
     for above in (root, *root.parents):
-        if above.parent.name == "snapshots" and re.fullmatch(r"(models|datasets|spaces)--.+", above.parent.parent.name):
-            roots.append(above.parent.parent / "blobs")
+        cached = above.parent.parent
+        if above.parent.name in ("snapshots", "on_bases") and _CACHED.fullmatch(cached.name):
+            roots += [cached / "blobs", cached / "snapshots"]
     return any(found.is_relative_to(one) for one in roots)
 
 

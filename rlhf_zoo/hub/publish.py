@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from ..data_gate import find_outward_link
 from ..errors import ZooError
 from ..record import (
     StageRecord,
@@ -205,13 +206,20 @@ def checkpoint_files(
 ) -> dict[str, Path]:
     """What is sent of a checkpoint: path in the repository -> local path.
 
-    instead: what is sent in place of a file; None leaves it out.
+    instead: what is sent in place of a file; None leaves it out. Raises ZooError for a link that leads out of the
+    checkpoint.
     """
     files = {name: path for name, path in _files(checkpoint).items() if _is_sent(name, optimizer=optimizer)}
     return {name: path for name, path in {**files, **instead}.items() if path is not None}
 
 
 def _files(folder: Path) -> dict[str, Path]:
+    """Path in the repository -> local path of every file. Raises ZooError for a link that leads out of the folder."""
+    if (link := find_outward_link(folder, hidden=True)) is not None:
+        raise ZooError(
+            f"{link} in {folder} is a link to outside of that folder, and what it leads to is not sent: put the file "
+            "itself there, or remove the link."
+        )
     return {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
 
 

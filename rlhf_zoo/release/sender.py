@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..data_gate import find_outward_link, is_inside
 from ..errors import ZooError
 from ..hub import claims
 from ..hub.claims import RECIPE_FILE
@@ -33,6 +34,7 @@ from ..hub.publish import (
     unpublished,
 )
 from ..hub.refusals import client_errors, refusals_as, status_of
+from ..own_runs import FLAG
 from ..record import StageRecord, checkpoint_step, write_json
 from ..runs.choice import lasting
 from ..runs.context import RunContext
@@ -60,10 +62,12 @@ class Sender:
     """Sends what a run directory holds and the Hub has not. Used by one thread at a time.
 
     stages: those to send; None takes the stages whose run.json says that they are to be published here.
-    again: send the final cards even where they were sent.
+    again: send the final cards even where they were sent. Raises ZooError where somebody else's run holds links to
+    outside of it.
     """
 
     def __init__(self, context: RunContext, *, stages: tuple[str, ...] | None = None, again: bool = False) -> None:
+        _check_links(context)
         self._context = context
         self._stages = stages
         self._looked: set[str] = set()
@@ -272,6 +276,30 @@ class Sender:
         for path in (evaluation / "evaluation.json", evaluation / "samples.jsonl", evaluation.parent / FRONTIER):
             content.update(path.read_bytes() if path.is_file() else b"")
         return content.hexdigest()
+
+
+def _check_links(context: RunContext) -> None:
+    """Checks that a run that this user did not write holds no links to files elsewhere on this machine.
+
+    Cards, metrics and data are made from files beside the checkpoints, so all of the run's folders are checked. A run
+    of the user's own may keep a stage on another disk.
+
+    Raises:
+        ZooError: There is such a link.
+    """
+    records = [context.record(name) for name in ("data", *STAGES, "eval")]
+    if all(record.is_own() for record in records if record.run_file.is_file()):
+        return
+    folders = [*(record.path for record in records), context.record("eval").path.parent / Path(FRONTIER).parent]
+    for folder in folders:
+        link = None if is_inside(folder, folder.parent) else folder
+        if link is None and (inner := find_outward_link(folder, hidden=True)) is not None:
+            link = folder / inner
+        if link is not None:
+            raise ZooError(
+                f"{link} is a link to outside of its folder, and this run was not written by your rlhf-zoo, so nothing "
+                f"of it is sent: put the file itself there, or add {FLAG} if you trust this run."
+            )
 
 
 def put_beside(record: StageRecord, folder: Path, stage: str, *, step: int | None) -> None:
