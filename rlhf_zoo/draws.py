@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .finite import NotFinite
+from .errors import NotFinite
 
 
 def uniforms(seed: int, keys: Sequence[tuple[int, ...]], length: int) -> Tensor:

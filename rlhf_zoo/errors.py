@@ -1,4 +1,4 @@
-"""The one exception that a user may see: a sentence, and an exit code."""
+"""The exceptions that a user may see: a sentence, and an exit code."""
 
 
 class ZooError(Exception):
@@ -11,6 +11,10 @@ class ZooError(Exception):
     def __str__(self) -> str:
         """The sentence. Names from elsewhere may stand in it: what would drive a terminal is shown as an escape."""
         return printable(super().__str__())
+
+
+class NotFinite(ZooError):
+    """A loss, gradient, log-probability or weight was NaN or infinite, and the run cannot go on."""
 
 
 def printable(text: str) -> str:

@@ -16,16 +16,12 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import get_last_checkpoint
 
-from .errors import ZooError
+from .errors import NotFinite
 
 IN_A_ROW = 3
 #: The metric: optimizer steps skipped since the run began.
 SKIPPED = "skipped_steps"
 MEND = "lower learning_rate ({rate:g}), clip harder with max_grad_norm, or compute in float32 if bf16 or fp16 is on"
-
-
-class NotFinite(ZooError):
-    """A loss, gradient, log-probability or weight was NaN or infinite, and the run cannot go on."""
 
 
 class StepGuard(TrainerCallback, ExportableState):

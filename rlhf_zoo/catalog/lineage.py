@@ -9,13 +9,14 @@ from typing import Any
 from ..errors import ZooError
 from ..hub.connect import CLIENT, Hub
 from ..hub.pull import find_revision, split_revision
-from ..hub.refs import Checkpoint, resolve, resolve_model
+from ..hub.refs import Checkpoint, resolve
 from ..hub.refusals import client_errors, reason
 from ..json_values import at, finite, hub_id, whole
 from ..record import StageRecord
 from ..release.card import CARD_FILE, card_json
 from ..release.facts import Facts, estimate_at
 from ..release.reward_reading import reading_of
+from ..runs.choice import resolve_model
 from ..runs.parents import member_beside
 from ..stage import REWARD_ROLES
 from .card import Card, Reference, download_card

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ..words import words
 from .stats import share
-from .text import plain, words
+from .text import plain
 
 CANDIDATES = 4
 #: Choices that are made, and other prompts that are looked through for similar ones, at most.

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ..words import words
 from .stats import bootstrap_mean, equal_parts, share
-from .text import plain, words
+from .text import plain
 
 #: Quarters of the pairs, and lengths that count as one: a tenth of the longer apart.
 PARTS, ONE_LENGTH = 4, 0.1

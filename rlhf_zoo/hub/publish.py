@@ -7,15 +7,7 @@ from typing import Any
 
 from ..data_gate import find_outward_link
 from ..errors import ZooError
-from ..record import (
-    StageRecord,
-    checkpoint_step,
-    now,
-    read_json,
-    write_json,
-    write_text,
-)
-from ..wholeness import WEIGHTS, check_whole
+from ..record import now, write_json, write_text
 from .claims import all_tags, check_claim, commit_on_head
 from .connect import CLIENT, Hub
 from .refusals import client_errors, reason, status_of
@@ -104,6 +96,7 @@ def publish_checkpoint(
     run: str,
     beside: Path,
     message: str,
+    step: int,
     optimizer: bool = False,
     overwrite: bool = False,
     instead: Mapping[str, Path | None] = NOTHING,
@@ -111,16 +104,16 @@ def publish_checkpoint(
 ) -> dict[str, str]:
     """Sends one complete checkpoint as one commit with one annotated tag, and notes it in published.json.
 
-    run: the id of the run, which holds the repository. beside: a folder of further files (card, metrics, recipe).
+    The caller has checked that its files are what was saved. run: the id of the run, which holds the repository. step:
+    of training, by which the tag is named. beside: a folder of further files (card, metrics, recipe).
     optimizer: send what training goes on from too. overwrite: put these weights under a tag that is of others, as a
     step that is trained again has. instead: see `checkpoint_files`. Returns {hub, repo, commit, tag, time}. Where an
     earlier try was cut off before it heard an answer, nothing is sent twice: its commit is found again. Raises
     ZooError where another run took the repository, and where the tag is there with other weights: unasked a step's tag
     never moves.
     """
-    check_whole(checkpoint, training=optimizer)
     files = checkpoint_files(checkpoint, optimizer=optimizer, instead=instead)
-    tag, begun = tag_name(checkpoint_step(checkpoint)), checkpoint / SENDING
+    tag, begun = tag_name(step), checkpoint / SENDING
     tagged = all_tags(repo_id, hub=hub).get(tag)
     commit = _made_before(repo_id, message, files, tagged=tagged, begun=begun.is_file(), hub=hub)
     if commit is None and tagged is not None and overwrite:
@@ -159,7 +152,6 @@ def publish_release(
 
     tag_message: of the tag `best`; None: nothing is best, and there is no such tag.
     """
-    check_whole(checkpoint, training=optimizer)
     files = checkpoint_files(checkpoint, optimizer=optimizer, instead=instead)
     commit = _commit_whole(run, repo_id, {**files, **_files(beside)}, message, hub=hub)
     before = all_tags(repo_id, hub=hub).get("best")
@@ -189,7 +181,6 @@ def publish_on_branch(
     One with its adapter merged goes to the branch `merged`: beside the adapter, in a folder, transformers would not
     find it, as adapter_config.json at the root sends it elsewhere. Returns the commit.
     """
-    check_whole(folder)
     check_claim(run, repo_id, hub=hub)
     hub.api().create_branch(repo_id, branch=branch, exist_ok=True)
     files = {**checkpoint_files(folder, instead=instead), **_files(beside)}
@@ -248,7 +239,7 @@ def _made_before(
     """
     if tagged is None and not begun:
         return None
-    weights = {name: path for name, path in files.items() if name.endswith(WEIGHTS)} or files
+    weights = {name: path for name, path in files.items() if name.endswith(".safetensors")} or files
     api = hub.api()
     found = [commit.commit_id for commit in api.list_repo_commits(repo_id) if commit.title == message]
     for commit in [tagged] if tagged is not None else found:
@@ -315,34 +306,3 @@ def _commit_whole(
     commit = commit_on_head(repo_id, operations, message, revision=revision, hub=hub)
     assert commit is not None
     return commit
-
-
-def unpublished(record: StageRecord, repo_id: str, *, hub: str) -> list[Path]:
-    """Complete checkpoints to be sent that this Hub has not acknowledged under `repo_id` yet, oldest first.
-
-    With push_steps those are its multiples and, of a finished stage, the last and the chosen one.
-    """
-    document = record.read()
-    every = (document.get("resolved") or {}).get("push_steps") or 1
-    ends: set[Path | None] = set()
-    if document.get("status") == "finished":
-        ends = {record.last_checkpoint(), record.chosen_checkpoint()}
-    wanted = [path for path in record.checkpoints() if checkpoint_step(path) % every == 0 or path in ends]
-    return [path for path in wanted if not _acknowledged(path, repo_id, hub)]
-
-
-def published_tags(record: StageRecord, repo_id: str, *, hub: str) -> dict[str, str]:
-    """Tag -> commit of what was sent to this Hub under `repo_id`; checkpoints deleted since then are among them."""
-    document = record.read()
-    repo = document.get("repo") or {}
-    known = dict(repo.get("tags", {})) if (repo.get("id"), document.get("hub")) == (repo_id, hub) else {}
-    found = (_acknowledged(path, repo_id, hub) for path in record.checkpoints())
-    tags = known | {sent["tag"]: sent["commit"] for sent in found if sent}
-    return {tag: tags[tag] for tag in sorted(tags, key=lambda tag: (tag == "best", tag))}
-
-
-def _acknowledged(checkpoint: Path, repo_id: str, hub: str) -> dict[str, str]:
-    """published.json if it speaks of this repository on this Hub, else {}."""
-    path = checkpoint / PUBLISHED
-    sent = read_json(path) if path.is_file() else {}
-    return sent if (sent.get("repo"), sent.get("hub")) == (repo_id, hub) else {}

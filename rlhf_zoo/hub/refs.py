@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from ..errors import ZooError
 from ..json_values import hub_id
-from ..record import StageRecord, read_json, write_json
+from ..record import read_json, write_json
 from .connect import CLIENT, Hub
 from .pull import fetch, split_revision
 from .refusals import after_waiting
@@ -70,14 +70,6 @@ def resolve(
         )
     path = pulled.path if hub.source is None or not but else _on_bases(pulled.path, hub)
     return Checkpoint(full, path, pulled.repo, pulled.commit, at)
-
-
-def resolve_model(name: str | Path, hub: Hub = CLIENT, *, own: bool = False) -> Checkpoint:
-    """As `resolve`; a stage's folder means the checkpoint of it that others start from."""
-    found = resolve(name, hub, own=own)
-    stage = StageRecord(found.path)
-    chosen = stage.chosen_checkpoint() if found.repo is None and stage.run_file.is_file() else None
-    return found if chosen is None else replace(found, path=chosen)
 
 
 def _on_bases(folder: Path, hub: Hub) -> Path:

@@ -22,8 +22,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallba
 from .. import functional as F
 from ..actor_critic import ActorCritic
 from ..by_length import GroupsByLength
-from ..errors import ZooError
-from ..finite import SKIPPED, Guarded, NotFinite
+from ..errors import NotFinite, ZooError
+from ..finite import SKIPPED, Guarded
 from ..reserved import PROMPT_INDEX
 from ..rewards import RewardFunction, RewardModel, Rewards, Scored
 from ..shard_trainer import ShardTrainer

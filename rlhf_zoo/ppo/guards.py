@@ -18,8 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.utils import cached_file  # type: ignore[attr-defined]
 
-from ..errors import ZooError
-from ..finite import NotFinite
+from ..errors import NotFinite, ZooError
 from ..logprobs import token_logprobs
 from ..model_files import first_line, load_tokenizer
 from ..reference import Reference

@@ -8,6 +8,7 @@ from ..hub.claims import all_tags
 from ..hub.publish import publish_on_branch
 from ..hub.refusals import refusals_as
 from ..runs.context import RunContext
+from ..wholeness import check_whole
 from .adapters import sent_instead
 from .card import make_card
 from .sender import put_beside
@@ -31,6 +32,7 @@ def send_cell(context: RunContext, cell: RunContext, tag: str) -> str | None:
         chosen = record.chosen_checkpoint()
         if chosen is None:
             raise ZooError(f"{record.path} is finished and its chosen checkpoint is gone: give --restart.")
+        check_whole(chosen)
         record.write(cell=tag, hub=hub.label, repo={"id": repo, "commit": None, "tags": {}})
         with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryDirectory() as altered:
             put_beside(record, Path(scratch), "ppo", step=None)

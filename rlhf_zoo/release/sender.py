@@ -29,9 +29,7 @@ from ..hub.publish import (
     publish_checkpoint,
     publish_on_branch,
     publish_release,
-    published_tags,
     tag_name,
-    unpublished,
 )
 from ..hub.refusals import client_errors, refusals_as, status_of
 from ..own_runs import FLAG
@@ -40,10 +38,12 @@ from ..runs.choice import lasting
 from ..runs.context import RunContext
 from ..runs.data import forget_lost_data, pending_data, send_data
 from ..stage import STAGES
+from ..wholeness import check_whole
 from .adapters import sent_instead
 from .card import make_card
 from .events import write_events
 from .facts import FRONTIER
+from .sent import published_tags, unpublished
 
 log = logging.getLogger(__name__)
 
@@ -195,6 +195,8 @@ class Sender:
         self._note(record, repo, published_tags(record, repo, hub=hub))
         with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryDirectory() as altered:
             put_beside(record, Path(scratch), stage, step=step)
+            optimizer = bool(record.read()["resolved"].get("push_optimizer"))
+            check_whole(checkpoint, training=optimizer)
             published = publish_checkpoint(
                 checkpoint,
                 repo,
@@ -202,7 +204,8 @@ class Sender:
                 hub=context.hub,
                 beside=Path(scratch),
                 message=f"{context.recipe.name} {stage}: step {step}",
-                optimizer=bool(record.read()["resolved"].get("push_optimizer")),
+                step=step,
+                optimizer=optimizer,
                 overwrite=context.overwrite,
                 instead=sent_instead(context, record, checkpoint, Path(altered)),
             )
@@ -222,6 +225,8 @@ class Sender:
         self._note(record, repo, named if none else {"best": tags[tag], **tags})
         with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryDirectory() as altered:
             put_beside(record, Path(scratch), stage, step=None)
+            optimizer = bool(record.read()["resolved"].get("push_optimizer"))
+            check_whole(chosen, training=optimizer)
             commit = publish_release(
                 chosen,
                 repo,
@@ -230,7 +235,7 @@ class Sender:
                 message=f"{context.recipe.name} {stage}: card of {tag}",
                 tag_message=None if none else f"{tag}, with the card of the finished run",
                 hub=context.hub,
-                optimizer=bool(record.read()["resolved"].get("push_optimizer")),
+                optimizer=optimizer,
                 instead=sent_instead(context, record, chosen, Path(altered)),
             )
             if record.read()["resolved"].get("push_merged"):
@@ -251,6 +256,7 @@ class Sender:
     def _release_merged(self, record: StageRecord, stage: str, chosen: Path, folder: Path, altered: Path) -> None:
         """The chosen checkpoint with its adapter merged, as the branch `merged`, with a card that says so."""
         make_card(record.path, out=folder, merged=True)
+        check_whole(chosen / MERGED)
         context = self._context
         merged = publish_on_branch(
             chosen / MERGED,

@@ -21,9 +21,9 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import regex
 
 from ..errors import ZooError
-from ..evaluation.text import words
 from ..json_values import finite, whole
 from ..reserved import RESERVED, how_to_rename, withheld
+from ..words import words
 
 __all__ = [
     "ExactMatch",

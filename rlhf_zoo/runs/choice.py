@@ -1,11 +1,13 @@
 """Which checkpoint of a stage is the one to start from and to publish as `main`, and which stay on disk."""
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import ZooError
+from ..hub.connect import CLIENT, Hub
+from ..hub.refs import Checkpoint, resolve
 from ..json_values import finite
 from ..limits import option
 from ..record import StageRecord, checkpoint_step
@@ -207,3 +209,11 @@ def _surplus(record: StageRecord, *, keep: int | None, stay: Collection[int]) ->
     if not keep:
         return []
     return [path for path in paths if checkpoint_step(path) not in stay][: max(len(paths) - keep, 0)]
+
+
+def resolve_model(name: str | Path, hub: Hub = CLIENT, *, own: bool = False) -> Checkpoint:
+    """As `resolve`; a stage's folder means the checkpoint of it that others start from."""
+    found = resolve(name, hub, own=own)
+    stage = StageRecord(found.path)
+    chosen = stage.chosen_checkpoint() if found.repo is None and stage.run_file.is_file() else None
+    return found if chosen is None else replace(found, path=chosen)

@@ -24,12 +24,13 @@ from ..evaluator.measure import Evaluator, make_evaluator, training_rewards
 from ..evaluator.references import beside_references
 from ..evaluator.trajectory import Trajectory, follow
 from ..evaluator.trivial import score_trivial
-from ..hub.publish import NOTHING, checkpoint_files, published_tags, tag_name
+from ..hub.publish import NOTHING, checkpoint_files, tag_name
 from ..hub.weights import Origin
 from ..model_files import load_tokenizer
 from ..models import load_causal
 from ..plugins import PREFERENCES, load_object
 from ..record import checkpoint_step, fingerprint, now, write_json, write_text
+from ..release.sent import published_tags
 from ..run_lock import sole_writer
 from ..runs.context import ParentCheckpoint, Publisher, RunContext
 from ..runs.data import (

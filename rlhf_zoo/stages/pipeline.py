@@ -12,13 +12,13 @@ from ..activity import doing
 from ..chat import prompt_count, words
 from ..errors import ZooError
 from ..evaluator.measure import make_evaluator, measure
-from ..hub.publish import published_tags, unpublished
 from ..hub.refs import resolve
 from ..models import load_causal
 from ..record import SUMMARY, read_json
 from ..release.adapters import check_plan, sent_instead
 from ..release.card import make_card
 from ..release.sender import claim_repository
+from ..release.sent import published_tags, unpublished
 from ..reserved import passed_on
 from ..run_lock import sole_writer
 from ..runs.beginning import check_prompt_lengths, policy_tokenizer, start_of

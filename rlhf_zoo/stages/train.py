@@ -15,9 +15,8 @@ from accelerate.state import AcceleratorState
 
 from .. import processes
 from ..activity import doing
-from ..errors import ZooError
-from ..finite import NotFinite
-from ..hub.publish import MERGED, unpublished
+from ..errors import NotFinite, ZooError
+from ..hub.publish import MERGED
 from ..hub.refusals import is_disk_full
 from ..model_code import code_run
 from ..ppo.failures import NoUpdate
@@ -25,6 +24,7 @@ from ..ppo.guards import check_step_size
 from ..record import COMPLETE, SUMMARY, StageRecord, checkpoint_step, now
 from ..release.adapters import check_bases
 from ..release.sender import claim_repository, kept_lineage
+from ..release.sent import unpublished
 from ..runs.choice import choose, promising, prune, thin
 from ..runs.context import ParentCheckpoint, Publisher, RunContext
 from ..runs.loading import check_installed

@@ -19,7 +19,7 @@ from ..hub.claims import RECIPE_FILE
 from ..hub.connect import CLIENT, Hub
 from ..hub.publish import tag_name
 from ..hub.pull import split_revision
-from ..hub.refs import Checkpoint, resolve, resolve_model
+from ..hub.refs import Checkpoint, resolve
 from ..hub.refusals import refusals_as
 from ..json_values import at, hub_id
 from ..model_files import load_tokenizer
@@ -36,6 +36,7 @@ from ..record import StageRecord, checkpoint_step, read_json
 from ..rewards import Rewards
 from ..rewards.loading import load_reward_model
 from ..rewards.model import same_tokenizer
+from ..runs.choice import resolve_model
 from ..runs.parents import is_member
 from ..runs.settings import recorded_settings
 from ..stage import REWARD_ROLES, STAGES

@@ -26,8 +26,8 @@ from transformers import PrinterCallback
 from trl import RewardConfig, RewardTrainer, SFTTrainer
 
 from rlhf_zoo.draws import draw_tokens
-from rlhf_zoo.errors import ZooError
-from rlhf_zoo.finite import NotFinite, finite_steps
+from rlhf_zoo.errors import NotFinite, ZooError
+from rlhf_zoo.finite import finite_steps
 from rlhf_zoo.ppo.guards import GuardWarning
 from rlhf_zoo.record import StageRecord
 from rlhf_zoo.stages import sft

@@ -26,9 +26,9 @@ from rlhf_zoo.evaluation.probes.texts import (
     symbol_share,
     usual,
 )  # fmt: skip
-from rlhf_zoo.evaluation.text import words
 from rlhf_zoo.evaluator.measure import Evaluator
 from rlhf_zoo.evaluator.trajectory import _payments
+from rlhf_zoo.words import words
 
 NOUNS = ["battery", "zoom", "screen", "case", "sound", "lens", "strap", "cord", "menu", "fan"]
 LOOKS = ["dull", "neat", "loud", "firm", "soft", "quick", "odd", "plain", "sharp", "light", "stiff", "warm"]

@@ -28,6 +28,7 @@ from rlhf_zoo.recipes import Recipe
 from rlhf_zoo.record import StageRecord, fingerprint
 from rlhf_zoo.release.outbox import Outbox
 from rlhf_zoo.release.sender import Sender
+from rlhf_zoo.release.sent import published_tags, unpublished
 from rlhf_zoo.runs.context import RunContext
 
 REPO = "local/toy-ppo"
@@ -380,6 +381,19 @@ def test_push_resume_sends_what_was_to_be_published_to_where_it_was_to_go(thread
     assert done.returncode == 2 and f"sends run to where it was to go, elsewhere on {thread_hub.url}" in done.stderr
 
 
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_damaged_checkpoint_is_not_sent(thread_hub, tmp_path, finished):
+    checkpoint = save(tmp_path, 5)
+    if finished:
+        send(thread_hub, tmp_path)
+        finish(tmp_path, 5)
+    before = tags(thread_hub) if finished else {}
+    (checkpoint / "model.safetensors").write_bytes(b"x")
+    with pytest.raises(ZooError, match=r"checkpoint-5/model\.safetensors"):
+        send(thread_hub, tmp_path)
+    assert tags(thread_hub) == before and not (checkpoint / "SENDING").exists()
+
+
 def test_what_the_hub_lost_and_another_namespace_get_all_again(thread_hub, tmp_path):
     save(tmp_path, 5)
     finish(tmp_path)
@@ -392,11 +406,11 @@ def test_what_the_hub_lost_and_another_namespace_get_all_again(thread_hub, tmp_p
     assert list(tags(thread_hub, "elsewhere/toy-ppo")) == ["best", "step-000005"]
     # What another Hub acknowledged under the same name is not sent to this one.
     record = StageRecord(tmp_path / "run" / "ppo")
-    sent = publish.published_tags(record, "elsewhere/toy-ppo", hub=thread_hub.url)
+    sent = published_tags(record, "elsewhere/toy-ppo", hub=thread_hub.url)
     assert list(sent) == ["step-000005", "best"]
     for repo, hub in (("elsewhere/toy-ppo", "http://other"), (REPO, thread_hub.url)):
-        assert publish.published_tags(record, repo, hub=hub) == {}
-        assert publish.unpublished(record, repo, hub=hub) == [record.checkpoint_path(5)]
+        assert published_tags(record, repo, hub=hub) == {}
+        assert unpublished(record, repo, hub=hub) == [record.checkpoint_path(5)]
 
 
 def test_a_chosen_checkpoint_that_is_gone_goes_to_another_namespace_from_the_first(thread_hub, tmp_path):

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ...words import phrase, words
 from ..stats import group_indices
-from ..text import phrase, words
 from .texts import Pair, cosines, excess, holders, likenesses, repeated, slotted, symbol_share, usual
 
 Floats = NDArray[np.float64]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..text import pattern, pieces, unspaced, words
+from ...words import pattern, pieces, unspaced, words
 from .report import Report
 from .texts import Completions
 

@@ -14,8 +14,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from ...words import is_word, words
 from ..stats import group_indices
-from ..text import is_word, words
 
 WINDOW = 50
 """Words over which repeats are counted: prose of any length then has the same chance to repeat itself."""
