@@ -24,7 +24,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 SENDER = ["unit/test_outbox.py", "unit/test_publish.py", "unit/test_release_rule.py", "contract/test_claims.py",
-          "unit/test_publish_faults.py", "e2e/test_faults.py"]  # fmt: skip
+          "e2e/test_faults.py"]  # fmt: skip
 TRAINER = ["unit/test_trainer.py", "unit/test_ppo_options.py", "numerics/test_details.py", "unit/test_guards.py",
            "numerics/test_trl_parity.py", "unit/test_trl_defects.py", "unit/test_own_loop.py", "unit/test_finite.py",
            "unit/test_samples_shown.py", "unit/test_critic.py", "unit/test_graphs.py", "unit/test_phases.py",

@@ -33,7 +33,6 @@ LONGEST = (
     "test_processes.py",
     "test_resume.py",
     "test_card_commands.py",
-    "test_publish_faults.py",
     "test_ensemble_command.py",
 )
 

@@ -4,7 +4,6 @@ import io
 import json
 import signal
 import subprocess
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -159,22 +158,6 @@ def test_a_kill_while_a_commit_is_under_way(hub, proxy, through, tmp_path):
     assert len(there) == len(set(there)), "no vote is stored twice"
     assert set(cast) | set(again) <= set(there), "no vote that was cast is lost"
     assert len(there) - len(cast) - len(again) <= 4, "those are votes whose thread died before it could say so"
-
-
-@pytest.mark.full
-def test_kills_at_random_moments(hub, tmp_path):
-    """In the middle of casting and sending."""
-    cast: list[str] = []
-    for turn in range(0, 8, 2):
-        process = start(hub.env, tmp_path / "journal", f"turn {turn}", voters=4, votes=1000, pause=0.005)
-        assert process.stdout is not None
-        cast.append(process.stdout.readline().strip())
-        time.sleep(0.07 * turn)
-        process.send_signal(signal.SIGKILL)
-        cast += process.communicate(timeout=60)[0].split()
-    cast += finish(start(hub.env, tmp_path / "journal", "last", voters=1, votes=1))
-    there = stored(hub)
-    assert len(there) == len(set(there)) and set(cast) <= set(there)
 
 
 # What is stored, over a Hub in this process

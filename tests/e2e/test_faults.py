@@ -152,29 +152,3 @@ def test_a_hub_that_is_down_while_ppo_trains_and_push_resume(base, trained):
     sft = {ref.name: ref.target_commit for ref in api.list_repo_refs("local/tiny-world-sft").tags}
     assert ppo["parents"]["sft"] == {"repo": "local/tiny-world-sft", "commit": sft[tag_name(STEPS["sft"][-1])]}
     assert all(parent["commit"] for parent in ppo["parents"].values()), "the lineage is pinned, also when sent late"
-
-
-@pytest.mark.full
-def test_pruning_spares_what_was_not_sent(base, trained):
-    """Two stay in the end, and while the Hub is away all do."""
-    place = trained
-    # The evaluation follows the checkpoints, while others are being deleted.
-    process = place.start(*place.command("run", "--ppo.save_total_limit", "2"))
-    try:
-        first = place.record("sft").checkpoint_path(STEPS["sft"][0])
-        wait_until((first / "published.json").is_file, process)
-        place.proxy.down()
-        wait_until(lambda: place.record("ppo").read().get("status") == "finished", process, seconds=300)
-        assert [checkpoint_step(path) for path in place.record("ppo").checkpoints()] == [2, 4, 6]
-        place.proxy.up()
-        _, said = process.communicate(timeout=300)
-    finally:
-        process.kill()
-    assert process.returncode == 0, said
-    assert [checkpoint_step(path) for path in place.record("ppo").checkpoints()] == [4, 6]
-    assert lost(place) == []
-    tags = {ref.name: ref.target_commit for ref in place.server.api().list_repo_refs("local/tiny-world-ppo").tags}
-    there = place.server.api().snapshot_download("local/tiny-world-ppo", revision=tags[tag_name(2)])
-    assert sha256(Path(there) / "model.safetensors") == sha256(
-        base.record("ppo").checkpoint_path(2) / "model.safetensors"
-    )

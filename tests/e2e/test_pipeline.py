@@ -4,12 +4,11 @@ import json
 import re
 import shutil
 import signal
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from finished_run import STAGES, STEPS, Run, in_its_place
+from finished_run import STAGES, STEPS, Run
 from folders import tree
 from hub_fixture import Hub, RunningHub, start_hub
 from zoo_process import COMMAND, errors, hubs_over, wait_until
@@ -161,29 +160,6 @@ def test_what_a_run_says(base):
 # What stands on the Hub
 
 
-def test_a_commit_and_a_tag_per_checkpoint_and_best(base, served):
-    for stage in STAGES:
-        repo = f"local/tiny-world-{stage}"
-        subjects = served.git(repo, "log", "--reverse", "--format=%s", "main").splitlines()
-        saved = [f"tiny-world {stage}: step {step}" for step in STEPS[stage]]
-        assert [subject for subject in subjects if ": step " in subject] == saved
-        card = f"tiny-world {stage}: card of {tag_name(STEPS[stage][-1])}"
-        claimed = f"tiny-world {stage}: claimed for run {base.json(stage, 'run.json')['run'][:8]}"
-        assert subjects[1] == claimed and set(subjects[2:]) == {*saved, card} and subjects[-1] == card
-        tags = tags_of(served, stage)
-        assert tags == base.json("summary.json")["repos"][stage]["tags"]
-        assert tags["best"] == served.api().model_info(repo).sha
-        for step, wanted in zip(STEPS[stage], saved, strict=True):
-            assert served.git(repo, "log", "-1", "--format=%s", tags[tag_name(step)]).strip() == wanted
-            entries = served.api().list_repo_tree(repo, revision=tag_name(step), recursive=True)
-            there = {entry.path: entry.lfs and entry.lfs.sha256 for entry in entries if hasattr(entry, "blob_id")}
-            ours = weights(base.record(stage).checkpoint_path(step))
-            assert {name: there[name] for name in there if name.endswith(".safetensors")} == ours
-            assert len(ours) == (2 if stage == "ppo" else 1)
-            assert not [name for name in there if name.endswith((".pt", ".pth", ".bin")) or "optimizer" in name]
-            assert {"README.md", "rlhf_card.json", "metrics.jsonl", "recipe.json"} <= there.keys()
-
-
 def test_plain_clients_load_what_was_published(base, served, tmp_path):
     code = """
 import sys, torch
@@ -248,26 +224,6 @@ def test_a_stage_that_was_killed_behind_its_last_step_trains_no_more(base, tmp_p
     after = record.read()
     assert after["status"] == "finished" and after["chosen"] == before["chosen"]
     assert record.last_checkpoint() == last and weights(last) == held and record.metrics() == rows
-
-
-@pytest.mark.full
-def test_restart_does_everything_again_once(base, tmp_path):
-    run = base.copy(tmp_path / "copy")
-    done = run.zoo(*run.command("run", "--restart"))
-    assert done.returncode == 0, done.stderr
-    assert "was finished before" not in done.stdout
-    for stage in STAGES:
-        equals(run, base, stage)
-        assert run.json(stage, "run.json")["created"] > base.json(stage, "run.json")["created"]
-    assert evaluation(run) == evaluation(base)
-    hub = run.hub(tmp_path / "hub")
-    try:
-        for stage in STAGES:
-            assert tags_of(hub, stage) == run.json(stage, "run.json")["repo"]["tags"]
-        # Equal data are no new commit.
-        assert hub.git("local/tiny-world", "log", "--oneline", kind="dataset").count("\n") == 3
-    finally:
-        hub.stop()
 
 
 def test_ppo_alone_starts_from_the_hub_and_the_verdict_chooses_what_is_published(base, tmp_path):
@@ -424,34 +380,6 @@ def published(hub: RunningHub, repo: str, revision: str, kind: str) -> dict[str,
         if hasattr(entry, "blob_id")
         and (kind == "dataset" or (not entry.path.endswith(said) and not entry.path.startswith("runs/")))
     }
-
-
-@pytest.mark.full
-def test_a_disk_that_fills_up_leaves_no_torn_checkpoint(base, tmp_path):
-    """A real file system with too little room for the second checkpoint of PPO."""
-    run = base.before_ppo(tmp_path / "copy")
-    shutil.move(run.path, tmp_path / "kept")
-    run.path.mkdir()
-    size, checkpoint = (pages(path) for path in (tmp_path / "kept", base.path / "ppo" / "checkpoint-2"))
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={size + checkpoint * 3 // 2 + 100}k", "tmpfs", str(run.path)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("this user may not mount a tmpfs")
-    try:
-        shutil.copytree(tmp_path / "kept", run.path, dirs_exist_ok=True)
-        in_its_place(run.path)
-        done = run.zoo(*run.command("ppo"))
-        assert done.returncode == 2
-        (said,) = errors(done.stderr)
-        assert said.startswith("Error: The disk of run/ppo has ")
-        assert said.endswith(": make room, and the same command goes on from the last checkpoint.")
-        assert [path.name for path in (run.path / "ppo").glob("checkpoint-*")] == ["checkpoint-2"]
-        assert run.json("ppo", "run.json")["status"] == "interrupted"
-        subprocess.run(["mount", "-o", "remount,size=1g", str(run.path)], check=True)
-        done = run.zoo(*run.command("ppo"))
-        assert done.returncode == 0, done.stderr
-        equals(run, base, "ppo")
-    finally:
-        subprocess.run(["umount", str(run.path)], check=True)
 
 
 def pages(folder: Path) -> int:

@@ -15,7 +15,7 @@ import pytest
 from hub_fixture import RunningHub
 from huggingface_hub.errors import HfHubHTTPError
 from thread_hub import ThreadHub
-from zoo_process import errors, zoo
+from zoo_process import zoo
 
 from rlhf_zoo import own_runs
 from rlhf_zoo.errors import ZooError
@@ -26,7 +26,6 @@ from rlhf_zoo.hub_server import create_token
 from rlhf_zoo.hub_server.application import Application
 from rlhf_zoo.recipes import Recipe
 from rlhf_zoo.record import StageRecord, fingerprint
-from rlhf_zoo.release.outbox import Outbox
 from rlhf_zoo.release.sender import Sender
 from rlhf_zoo.release.sent import published_tags, unpublished
 from rlhf_zoo.runs.context import RunContext
@@ -335,34 +334,6 @@ def test_a_kill_between_commit_and_tag_sends_nothing_twice(thread_hub, tmp_path,
     send(thread_hub, tmp_path)
     assert tags(thread_hub) == {"step-000005": head} and uploads == before
     assert (tmp_path / "run" / "ppo" / "checkpoint-5" / "published.json").is_file()
-
-
-def test_an_unreachable_hub_leaves_checkpoints_pending_and_push_sends_them(hubs, tmp_path, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setenv("HF_TOKEN", "hf_none")
-    monkeypatch.setattr("rlhf_zoo.release.outbox.LAST_PATIENCE", 0.1)
-    paths = [save(tmp_path, 5), save(tmp_path, 10)]
-    hub = hubs("first")
-    outbox = Outbox(sender(hub, tmp_path), hub="the Hub", mend="rlhf-zoo push --resume run", patience=0)
-    with pytest.raises(ZooError) as refused, outbox:
-        outbox.drain()
-    assert str(refused.value).startswith(
-        "3 of the run's releases are not on the Hub yet, the first is a look at local/toy-ppo ("
-    )
-    assert str(refused.value).endswith("): when it answers, `rlhf-zoo push --resume run` sends them.")
-    assert not any((path / "published.json").exists() for path in paths)
-
-    env = {"home": tmp_path / "home", "cwd": tmp_path, "RLHF_ZOO_HUB_TOKEN": hub.token}
-    down = zoo("push", "run", "--hub", "http://127.0.0.1:9", **env)
-    assert down.returncode == 2 and "cannot be reached" in errors(down.stderr)[-1]
-    done = zoo("push", "run", "--hub", hub.url, **env)
-    assert (done.returncode, errors(done.stderr)) == (0, []), done.stderr
-    assert done.stdout == f"{REPO}: step-000005, step-000010\n"
-    assert commits(hub) == ["toy ppo: step 5", "toy ppo: step 10"]
-    finish(tmp_path)
-    done = zoo("push", "run/ppo", "--hub", hub.url, **env)
-    assert done.returncode == 0 and done.stdout.strip().endswith("best"), done.stderr
-    assert "best" in tags(hub)
 
 
 def test_push_resume_sends_what_was_to_be_published_to_where_it_was_to_go(thread_hub, tmp_path):
