@@ -147,7 +147,7 @@ def test_what_cannot_be_installed_is_one_sentence(tmp_path, folder, monkeypatch)
     assert (done.returncode, done.stdout, len(errors(done.stderr))) == (2, "", 1)
     assert str(folder) in done.stderr
     monkeypatch.setattr(extension.sysconfig, "get_path", lambda *_: str(tmp_path / "bin"))
-    with pytest.raises(ZooError, match=r"There is no hf-rlhf-zoo in .*: install the package rlhf-zoo"):
+    with pytest.raises(ZooError, match="There is no hf-rlhf-zoo in"):
         extension.install()
 
 

@@ -171,5 +171,5 @@ def test_a_pulled_folder_cannot_point_at_others(run):
 
 
 def test_a_folder_of_something_else(tmp_path):
-    with pytest.raises(ZooError, match=r"holds neither a run nor rlhf_card\.json: give runs/RECIPE"):
+    with pytest.raises(ZooError, match=r"holds neither a run nor rlhf_card\.json"):
         find_family(str(tmp_path))

@@ -321,7 +321,7 @@ def test_what_no_recipe_can_be_made_of_is_said_and_nothing_written(words: list[s
 def test_it_writes_over_nothing() -> None:
     Path("mine").mkdir()
     Path("mine/notes.txt").write_text("mine")
-    with pytest.raises(ZooError, match="mine is there already and is not empty: choose another name"):
+    with pytest.raises(ZooError, match="mine is there already and is not empty"):
         zoo("new", "mine", "--model", "base", "--preferences", "trl-lib/tldr-preference")
 
 

@@ -409,6 +409,6 @@ def test_what_cannot_be_compared(folder: Path, compare: Compare) -> None:
             compare(*arguments)
         assert re.search(message, str(caught.value)), arguments
     StageRecord(folder / "run/eval").write(status="running")
-    with pytest.raises(ZooError, match=r"The stage eval is not finished in .*: `rlhf-zoo run .*toy --output_dir"):
+    with pytest.raises(ZooError, match="The stage eval is not finished in"):
         compare("--method", "best-of-n")
     assert not (folder / "run/baseline").exists()

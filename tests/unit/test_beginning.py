@@ -71,9 +71,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused_by_sft(recipe: P
     tokenizer = AutoTokenizer.from_pretrained("base")
     tokenizer.add_tokens(["one more", "and one"])
     tokenizer.save_pretrained("base")
-    with pytest.raises(
-        ZooError, match=r"base has \d+ embedding rows and its tokenizer the token \d+: give a model with"
-    ):
+    with pytest.raises(ZooError, match=r"base has \d+ embedding rows and its tokenizer the token \d+"):
         zoo("sft", "mine", *HUB)
     assert not Path("runs/mine/sft/run.json").exists()
 

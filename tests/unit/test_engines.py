@@ -312,7 +312,7 @@ def test_a_run_with_vllm_weights_by_the_mismatch(server: dict[str, Any], tmp_pat
 def test_without_vllm_a_sentence_before_training(tmp_path: Path) -> None:
     if importlib.util.find_spec("vllm") is not None:
         pytest.skip("vLLM is installed")
-    with pytest.raises(ZooError, match=r"'vllm', which is not installed: pip install 'trl\[vllm\]'"):
+    with pytest.raises(ZooError, match="'vllm', which is not installed"):
         make_trainer(tmp_path, rollout_engine="vllm")
 
 

@@ -195,13 +195,13 @@ def test_the_table_replaces_itself_and_leaves_the_rest():
 def test_markers_that_are_no_pair_are_refused(order, tmp_path):
     text = "\n".join({"a": "<!-- zoo -->", "z": "<!-- /zoo -->"}[one] for one in order)
     (tmp_path / "R.md").write_text(text)
-    with pytest.raises(ZooError, match=r"R\.md: The markers .* are not one pair in order: leave one of each"):
+    with pytest.raises(ZooError, match=r"R\.md: The markers .* are not one pair in order"):
         write_benchmark(tmp_path / "R.md", TABLE)
     assert (tmp_path / "R.md").read_text() == text
 
 
 def test_where_the_table_cannot_be_written(tmp_path):
-    with pytest.raises(ZooError, match=r"There is no folder .*/none for R\.md: name the file, as --readme FILE\."):
+    with pytest.raises(ZooError, match=r"There is no folder .*/none for R\.md"):
         write_benchmark(tmp_path / "none" / "R.md", TABLE)
     (tmp_path / "latin.md").write_bytes(b"\xff")
     with pytest.raises(ZooError, match="is no UTF-8 text"):

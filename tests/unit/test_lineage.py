@@ -69,7 +69,7 @@ def test_reward_models_of_an_ensemble(ask, tmp_path: Path) -> None:
     assert ask(card, reward="local/other").rewards == (found.rewards[1],)
     for folder in ("ensemble/seed-2/reward", "../secret", 3):
         parents = {**CARD["parents"], "reward_2": {"repo": None, "commit": None, "folder": folder}}
-        with pytest.raises(ZooError, match=r"The reward model 2 of local/x-ppo was never published: .* --reward"):
+        with pytest.raises(ZooError, match="The reward model 2 of local/x-ppo was never published"):
             ask({**CARD, "parents": parents})
     record = StageRecord(tmp_path / "run/ensemble/seed-2/reward")
     checkpoint = record.checkpoint_path(4)

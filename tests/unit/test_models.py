@@ -112,7 +112,7 @@ def test_another_models_checkpoint_is_refused(tmp_path: Path) -> None:
         actor.load_checkpoint(tmp_path)
     with pytest.raises(ZooError, match=r"holds no critic/value_head\.safetensors"):
         ActorCritic(policy := causal("gpt2"), shared_value_head(policy)).load_checkpoint(tmp_path)
-    with pytest.raises(ZooError, match=r"holds no adapter_model\.safetensors: it is not a checkpoint of an adapter"):
+    with pytest.raises(ZooError, match=r"holds no adapter_model\.safetensors"):
         ActorCritic(get_peft_model(causal("gpt2"), LoraConfig()), actor.value_model).load_checkpoint(tmp_path)
     narrow = ActorCritic(causal("gpt2", n_embd=16), critic_from(classifier("gpt2", n_embd=16)))
     with pytest.raises(ZooError, match="another model's checkpoint"):

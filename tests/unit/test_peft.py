@@ -194,7 +194,7 @@ def test_the_critic_of_a_trained_adapter_begins_at_the_policy_and_names_no_base(
         name.replace(".base_layer", ""): w for name, w in fresh.value_model.get_base_model().model.named_parameters()
     }
     assert all(torch.equal(held[name], weight) for name, weight in trunk.items())
-    with pytest.raises(ZooError, match=r"adapter in .*critic names no base model: put it on its base"):
+    with pytest.raises(ZooError, match=r"adapter in .*critic names no base model"):
         critic_from(str(tmp_path / "checkpoint-1" / "critic"))
 
 
@@ -326,7 +326,7 @@ def test_an_adapter_over_merged_weights_names_no_base(tmp_path: Path, base: Path
     for part in (".", "critic"):
         config = json.loads((tmp_path / "checkpoint-2" / part / "adapter_config.json").read_text())
         assert not config["base_model_name_or_path"]
-    with pytest.raises(ZooError, match=r"adapter in .* names no base model: put it on its base"):
+    with pytest.raises(ZooError, match=r"adapter in .* names no base model"):
         load_causal(tmp_path / "checkpoint-2")
     trained(tmp_path / "named", model=str(base), peft_config=lora(), save_strategy="steps", save_steps=2, **RUN)
     config = json.loads((tmp_path / "named" / "checkpoint-2" / "adapter_config.json").read_text())

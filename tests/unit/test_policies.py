@@ -47,7 +47,7 @@ def test_options_as_keys_of_a_recipe() -> None:
         "evaluation.prompts": 20, "evaluation.llm": {"budget": 1}, "evaluation.judge": "a:b",
         "evaluation.judges": ["llm:x"], "evaluation.judge_name": None, "evaluation.judge_description": "",
     }  # fmt: skip
-    with pytest.raises(ZooError, match=r"--evaluation.prompts is given, and by another option too: keep one"):
+    with pytest.raises(ZooError, match=r"--evaluation.prompts is given, and by another option too"):
         _recipe_keys((), given, {"evaluation.prompts": 3})
 
 
@@ -175,7 +175,7 @@ def test_a_panel(tmp_path: Path) -> None:
     rule = panel.scoring[1]
     assert scores(rule, ["p", "q"], ["a", "b"], {"answer": ["a", "a"], "other": [1, 2]}) == [1.0, 0.0]
     assert scores(panel.scoring[0], ["p"], ["abc"], {"answer": ["a"]}) == [3.0]
-    with pytest.raises(ZooError, match=r"applies to some prompts only, not to 'q': a judge must score each"):
+    with pytest.raises(ZooError, match="applies to some prompts only, not to 'q'"):
         scores(rule, ["p", "q"], ["a", "b"], {"answer": ["a", "?"]})
     with pytest.raises(ZooError, match="answer"):
         scores(rule, ["p"], ["a"], {})
@@ -190,7 +190,7 @@ def test_a_judge_that_is_shown_no_label(tmp_path: Path) -> None:
 
     (judge,) = panel("test_policies:told").scoring
     assert judge.description == "['a', 'bb']" and scores(judge, ["p"], ["abc"], {}) == [3.0]
-    with pytest.raises(ZooError, match=r"made a list, which is no judge: it needs name, description and \(prompts"):
+    with pytest.raises(ZooError, match="made a list, which is no judge"):
         panel("builtins:sorted")
     with pytest.raises(ZooError, match=r"The judge 'test_policies:few' raised ValueError \(too few\): mend it"):
         panel("test_policies:few")
@@ -203,7 +203,7 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> Toys:
 
 
 def test_a_policy_and_what_is_none(toys: Toys, tmp_path: Path) -> None:
-    with pytest.raises(ZooError, match=r"is a LlamaForSequenceClassification, which writes nothing: give a policy"):
+    with pytest.raises(ZooError, match="is a LlamaForSequenceClassification, which writes nothing"):
         load_causal(toys.reward)
     assert load_causal(toys.sft).config.architectures == ["LlamaForCausalLM"]
     (tmp_path / "empty").mkdir()
@@ -262,7 +262,7 @@ def test_a_judge_is_one_label_of_a_classifier(toys: Toys, tmp_path: Path) -> Non
 
 
 def test_folders_of_models(toys: Toys) -> None:
-    with pytest.raises(ZooError, match=r"does not say which SFT model it started from: name it with --against\."):
+    with pytest.raises(ZooError, match="does not say which SFT model it started from"):
         find_pair(str(toys.ppo), against=None, reward=None, terms=Terms())
     terms = Terms(dataset_name="data", dataset_revision="main")
     found = find_pair(str(toys.ppo), against=str(toys.sft), reward=str(toys.reward), terms=terms)

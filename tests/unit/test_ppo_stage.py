@@ -205,7 +205,7 @@ def test_updates_before_a_reward_that_hangs_are_kept(folder: Path, monkeypatch: 
 
 
 def test_a_reward_that_is_the_same_for_all_is_said(folder: Path) -> None:
-    with pytest.warns(GuardWarning, match=r"All 4 completions of the first update score 1, so .*: look at the rewards"):
+    with pytest.warns(GuardWarning, match="All 4 completions of the first update score 1, so"):
         assert ppo.run(make_context(folder, reward_model_path="none", reward_funcs="test_ppo_stage:alike"))
 
 

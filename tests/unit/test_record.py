@@ -316,7 +316,7 @@ def test_check_fingerprint(tmp_path):
     stage.check_fingerprint(resolved, recipe="tiny-world")
     stage.write(stage="ppo", recipe="tiny-world", fingerprint=fingerprint(resolved), resolved=resolved)
     stage.check_fingerprint(dict(reversed(resolved.items())), recipe="tiny-world")
-    with pytest.raises(ZooError, match=r"kl_coef = 0\.1, and this one has 0\.3: .*with --restart\.$"):
+    with pytest.raises(ZooError, match=r"kl_coef = 0\.1, and this one has 0\.3"):
         stage.check_fingerprint({**resolved, "kl_coef": 0.3})
     with pytest.raises(
         ZooError, match=r"\(`rlhf-zoo ppo tiny-world --output_dir \S+ --restart`, with your other flags, leaves the"

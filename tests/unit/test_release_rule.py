@@ -58,7 +58,7 @@ def test_the_best_checkpoint_is_chosen_by_the_watched_reward_and_kept(folder):
 def test_a_rewarded_metric_is_refused_before_the_directory_is_claimed(folder):
     with pytest.raises(ZooError, match=r"choose by eval_rewards/answered, which PPO is rewarded for"):
         ppo.run(make_context(folder, **{**WATCHED, "reward_weights": "1,1"}))
-    with pytest.raises(ZooError, match=r"there is no reward silver: name one of reward_model, answered that has"):
+    with pytest.raises(ZooError, match="there is no reward silver"):
         ppo.reward_functions(
             make_context(folder, **{**WATCHED, "metric_for_best_model": "rewards/silver"}).settings("ppo")
         )

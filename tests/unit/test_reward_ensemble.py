@@ -84,7 +84,7 @@ def test_a_model_reads_with_its_own_tokenizer_and_the_critic_begins_at_the_first
     trunk = trainer.value_model.get_input_embeddings().weight
     assert torch.equal(trunk, given[1].get_input_embeddings().weight)
     trainer.train()
-    with pytest.raises(ZooError, match=r"^There are 3 reward models and 2 reward_processing_class: give one"):
+    with pytest.raises(ZooError, match=r"^There are 3 reward models and 2 reward_processing_class"):
         make_trainer(tmp_path, reward_model=given, reward_processing_class=[own, own], reward_ensemble="mean")
 
 
@@ -280,5 +280,5 @@ def test_members_are_looked_for_before_anything_trains(tmp_path: Path) -> None:
     ):
         with pytest.raises(ZooError, match=said):
             ppo.reward_functions(make_context(tmp_path, **wrong).settings("ppo"))
-    with pytest.raises(ZooError, match="stage reward has one output, and the label 'GOOD' is named: leave it out"):
+    with pytest.raises(ZooError, match="stage reward has one output, and the label 'GOOD' is named"):
         start_of(make_context(tmp_path, **WORST, reward_label="GOOD"))

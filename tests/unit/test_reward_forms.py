@@ -183,7 +183,7 @@ def test_a_label_of_a_classifier_as_a_reward() -> None:
     ):
         with pytest.raises(ZooError, match=message):
             scores(label)  # type: ignore[arg-type]
-    with pytest.raises(ZooError, match="has one output, and the label 'POSITIVE' is named: leave it out"):
+    with pytest.raises(ZooError, match="has one output, and the label 'POSITIVE' is named"):
         RewardModel(make_reward_model(), tokenizer, tokenizer, label="POSITIVE")
 
 

@@ -253,5 +253,5 @@ def test_it_stops_where_asked_and_takes_a_file_as_reference(tmp_path):
     ):
         with pytest.raises(ZooError, match=message):
             rlhf_zoo.watch(**given)
-    with pytest.raises(ZooError, match="in different numbers, 1 and 2: give a prompt with each completion"):
+    with pytest.raises(ZooError, match="in different numbers, 1 and 2"):
         rlhf_zoo.watch(short)(["a"], ["b", "c"])

@@ -98,7 +98,7 @@ def test_new_pairs_lie_beside_the_older_ones(first: RunContext, labels: str, lon
     assert held_out is not None and len(train) + len(held_out[0]) == len(rows)
     again = _make_pairs(this, first, wanted=30)
     assert again == made, "they are made once"
-    with pytest.raises(ZooError, match=r"another value of 'pairs' made: .* or remove \S+/round-2, which makes"):
+    with pytest.raises(ZooError, match="another value of 'pairs' made"):
         _make_pairs(this, first, wanted=31)
 
 

@@ -240,7 +240,7 @@ def test_a_file_from_before_votes_and_runs(tmp_path: Path) -> None:
     old = {key: value for key, value in WHOLE.items() if key not in ("votes", "runs")}
     assert chosen(written(tmp_path, old)) == Chosen(PPO, "me/toy-sft@main", None, None, None)
     assert chosen(written(tmp_path, {"ppo": "me/toy-ppo", "more": 1})) == Chosen("me/toy-ppo")
-    with pytest.raises(ZooError, match="'votes' is no place for votes on a Hub: give NAMESPACE/NAME"):
+    with pytest.raises(ZooError, match="'votes' is no place for votes on a Hub"):
         chosen(written(tmp_path, {**WHOLE, "votes": "votes"}))
     with pytest.raises(ZooError, match="Set the Space's variable RLHF_ZOO_PPO to a PPO checkpoint"):
         chosen(tmp_path / "none")

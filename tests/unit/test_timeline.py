@@ -115,7 +115,7 @@ def test_a_run_from_what_the_hub_lists() -> None:
     json.dumps(found.to_json(), allow_nan=False)
     moved = TimelineRun.from_listing(*listing(moved=True)).at(20)
     assert moved.source == f"{REPO}@{commit(99)}" and moved.reward is moved.kl is None
-    with pytest.raises(ZooError, match="no checkpoint of step 15: it has 10, 20, 30, 40"):
+    with pytest.raises(ZooError, match="no checkpoint of step 15"):
         found.at(15)
     with pytest.raises(ZooError, match="has no checkpoint with a tag"):
         _ = replace(found, points=()).best

@@ -288,7 +288,7 @@ def test_what_a_run_directory_does_not_hold(run: Path, where: str, options: dict
 def test_parents_trained_again_are_others(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "run")
     StageRecord(tmp_path / "run" / "reward").write(fingerprint="another")
-    with pytest.raises(ZooError, match=r"The reward model .* neither beside it nor published: name it with --reward\."):
+    with pytest.raises(ZooError, match=r"The reward model .* neither beside it nor published"):
         find(str(tmp_path / "run"))
     found = find(str(tmp_path / "run"), reward=str(run / "reward/checkpoint-4"))
     assert [one.path for one in found.rewards] == [run / "reward/checkpoint-4"]

@@ -126,7 +126,7 @@ def test_one_from_before_there_were_digests(tmp_path: Path) -> None:
     load_causal(path)
     truncate(path / "optimizer.pt")
     check_whole(path)
-    with pytest.raises(ZooError, match=r"optimizer\.pt is truncated or damaged: restore it from a copy, or train"):
+    with pytest.raises(ZooError, match=r"optimizer\.pt is truncated or damaged"):
         check_whole(path, training=True)
     for name in ("model.safetensors", "config.json"):
         fresh = saved(tmp_path / name, 4)
@@ -280,5 +280,5 @@ def test_a_recipe_that_was_edited_since_the_policy_was_trained(folder: Path, mon
 
 def test_no_steps_are_no_stage(folder: Path) -> None:
     for steps in ("0", 0):
-        with pytest.raises(ZooError, match=r"max_steps of the stage ppo is 0: give at least 1, or -1 to go by num_tr"):
+        with pytest.raises(ZooError, match="max_steps of the stage ppo is 0"):
             make_context(folder, max_steps=steps).settings("ppo")
