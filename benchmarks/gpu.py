@@ -63,8 +63,8 @@ TESTS = [
         "gpu", "reference", "goldens", "trl_parity", "details", "resume", "properties", "kl_estimators", "learning")),
     *(f"tests/unit/test_{name}.py" for name in (
         "trainer", "own_loop", "training_run", "phases", "ppo_options", "critic", "sampling", "sampling_queue",
-        "logprobs", "finite", "limits", "peft", "models", "guards", "compat", "value_head", "trl_defects", "rewards",
-        "reward_ensemble", "reward_forms", "samples_shown", "ppo_stage", "trace", "config")),
+        "logprobs", "nonfinite_steps", "limits", "peft", "models", "guards", "compat", "value_head", "trl_defects",
+        "rewards", "reward_ensemble", "reward_forms", "samples_shown", "ppo_stage", "trace", "config")),
 ]  # fmt: skip
 OURS = "speed.ours"
 MATRIX, RATE = "TFLOP/s of bf16 matrices", "TFLOP/s of the update's matrices"

@@ -26,20 +26,21 @@ ROOT = Path(__file__).resolve().parents[1]
 SENDER = ["unit/test_outbox.py", "unit/test_publish.py", "unit/test_release_rule.py", "contract/test_claims.py",
           "e2e/test_faults.py"]  # fmt: skip
 TRAINER = ["unit/test_trainer.py", "unit/test_ppo_options.py", "numerics/test_details.py", "unit/test_guards.py",
-           "numerics/test_trl_parity.py", "unit/test_trl_defects.py", "unit/test_own_loop.py", "unit/test_finite.py",
-           "unit/test_samples_shown.py", "unit/test_critic.py", "unit/test_graphs.py", "unit/test_phases.py",
+           "numerics/test_trl_parity.py", "unit/test_trl_defects.py", "unit/test_own_loop.py",
+           "unit/test_nonfinite_steps.py", "unit/test_samples_shown.py", "unit/test_critic.py", "unit/test_graphs.py",
+           "unit/test_phases.py",
            "unit/test_reward_forms.py", "numerics/test_resume.py", "numerics/test_processes.py",
            "numerics/test_learning.py"]  # fmt: skip
 TESTS = {
     "ppo/trainer.py": TRAINER,
     "sampling.py": ["unit/test_sampling.py", "unit/test_sampling_queue.py", "unit/test_rewards.py",
-                    "unit/test_families.py", "unit/test_trace.py", *TRAINER, "unit/test_comparison_stream.py"],
+                    "unit/test_architectures.py", "unit/test_trace.py", *TRAINER, "unit/test_comparison_stream.py"],
     "evaluation/stats.py": ["unit/test_stats.py", "unit/test_pairwise.py", "unit/test_votes.py", "unit/test_verdict.py",
                             "unit/test_frontier.py", "contract/test_metrics.py"],
     "evaluation/verdict.py": ["unit/test_verdict.py"],
-    "record.py": ["unit/test_record.py", "unit/test_wholeness.py", "unit/test_choice.py", "unit/test_card.py",
-                  "unit/test_publish.py", "contract/test_pull.py"],
-    "hub/publish.py": [*SENDER[1:5], "contract/test_pull.py", "unit/test_wholeness.py", *SENDER[5:]],
+    "record.py": ["unit/test_record.py", "unit/test_checkpoint_integrity.py", "unit/test_checkpoint_choice.py",
+                  "unit/test_card.py", "unit/test_publish.py", "contract/test_pull.py"],
+    "hub/publish.py": [*SENDER[1:4], "contract/test_pull.py", "unit/test_checkpoint_integrity.py", *SENDER[4:]],
     "release/sender.py": SENDER,
     "release/outbox.py": SENDER,
 }  # fmt: skip

@@ -48,7 +48,7 @@ def test_a_rule_that_cannot_be_read_is_named_at_once() -> None:
     with pytest.raises(
         ZooError, match=r"`read` of the rule .*broken.* fails \(unhashable type: 'list'\): let it return"
     ):
-        RuleJudge("test_answers:broken", broken)
+        RuleJudge("test_answer_metrics:broken", broken)
 
 
 @pytest.mark.parametrize(

@@ -183,6 +183,45 @@ def test_what_labels_simulated_pairs_is_asked_for_before_sft(zoo: Callable[..., 
     assert not Path("runs/mine/sft/run.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (
+            "response_length 120",
+            r"^response_length .* is 120, .* reads 128: lower .*, or set max_prompt_length to at most 8",
+        ),
+        (
+            "max_prompt_length 3",
+            r"^max_prompt_length of the stage ppo is 3, and the shortest of \d+ prompts has \d+ tokens",
+        ),
+        ("reward_model_path who/knows", "^The model who/knows cannot be found on .*: check reward_model_path"),
+        ("value_model_name_or_path who/knows", "check value_model_name_or_path of the stage ppo"),
+    ],
+)
+def test_what_does_not_fit_is_said_before_anything_trains(
+    zoo: Callable[..., None], mine: Path, flags: str, said: str
+) -> None:
+    with pytest.raises(ZooError, match=said):
+        zoo("run", "mine", "--hub", NOBODY, "--source_hub", "none", *f"--ppo.{flags}".split())
+    assert not Path("runs/mine/sft").exists()
+
+
+def test_an_answer_longer_than_the_model_is_found_without_a_hub(zoo: Callable[..., None], mine: Path) -> None:
+    for command in (["recipes", "validate", "mine"], ["run", "mine", "--hub", NOBODY, "--source_hub", "none"]):
+        with pytest.raises(ZooError, match=r"^response_length of the stage ppo is 300, .* reads 128 tokens"):
+            zoo(*command, "--ppo.response_length", "300")
+    zoo("recipes", "validate", "mine", "--ppo.reward_model_path", "who/knows", "--reward.columns", "{chosen: chosen}")
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused_by_sft(zoo: Callable[..., None], mine: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(mine)
+    tokenizer.add_tokens(["one more", "and one"])
+    tokenizer.save_pretrained(mine)
+    with pytest.raises(ZooError, match=r"base has \d+ embedding rows and its tokenizer the token \d+"):
+        zoo("sft", "mine", "--hub", NOBODY, "--source_hub", "none")
+    assert not Path("runs/mine/sft/run.json").exists()
+
+
 SPLIT = "has no split 'held', only 'train': say which by the key .*"
 
 
