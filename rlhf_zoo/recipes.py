@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .data_gate import find_outward_link
 from .downloads import CARD, DOWNLOADED, MARK, PARTIAL, find_download
 from .errors import ZooError
 from .plain_yaml import BadYAML, load_yaml
@@ -143,8 +144,7 @@ def load_recipe(name: str) -> Recipe:
     below: Path | None = None
     base = files[SHARED].pop(EXTENDS, None)
     if base is not None:
-        beside = folder.resolve().parent / str(base)
-        below = beside if (beside / f"{SHARED}.yaml").is_file() else find_recipe(str(base))
+        below = _base(folder, str(base), downloaded=not package and _is_downloaded(folder))
         own, files = files, _files(below)
         if EXTENDS in files[SHARED]:
             raise ZooError(
@@ -159,6 +159,26 @@ def load_recipe(name: str) -> Recipe:
     return Recipe(title, folder, files[SHARED], stages, files.get(ZOO, {}), below, package, next(iter(marks), None))
 
 
+def _base(folder: Path, name: str, *, downloaded: bool) -> Path:
+    """The folder of the recipe that one extends. Raises ZooError where a download would extend a recipe of its user's.
+
+    Only what lies beside it came with it; a recipe elsewhere on this machine may be private.
+    """
+    beside = folder.resolve().parent / name
+    if downloaded:
+        inside = is_repository_name(name) and (not beside.exists() or beside.resolve() == beside)
+        if not inside or (not beside.exists() and Path(name).exists()):
+            raise ZooError(
+                f"{folder / SHARED}.yaml, which was downloaded, extends {name!r:.200}, and it may extend only a recipe "
+                "beside it or one that is installed: copy the keys that you trust into a recipe of your own."
+            )
+    return beside if (beside / f"{SHARED}.yaml").is_file() else find_recipe(name)
+
+
+def _is_downloaded(folder: Path) -> bool:
+    return folder.resolve().parent != shipped().resolve() and find_download(folder) is not None
+
+
 def _files(folder: Path) -> dict[str, dict[str, Any]]:
     """The YAML files of a recipe's folder, by name without the ending; recipe.yaml is one of them."""
     names = [SHARED, *(name for name in (*STAGES, ZOO) if (folder / f"{name}.yaml").is_file())]
@@ -168,12 +188,15 @@ def _files(folder: Path) -> dict[str, dict[str, Any]]:
 def copy_recipe(name: str, target: Path) -> Path:
     """Copies a recipe's folder, to be edited; the copy of a download is marked as one until its user has read it.
 
-    Raises ZooError when the target is there already.
+    Raises ZooError when the target is there already, and for a download with links to outside of it.
     """
     source = find_recipe(name)
     if target.exists():
         raise ZooError(f"{target} is there already: choose another name, or remove it first.")
-    downloaded = source.resolve().parent != shipped().resolve() and find_download(source) is not None
+    downloaded = _is_downloaded(source)
+    if downloaded and (link := find_outward_link(source, hidden=True)) is not None:
+        # Its copy would be a file of the recipe, which its stages may read and publish.
+        raise ZooError(f"{source} was downloaded, and {link} in it is a link to outside of it: remove that first.")
     # The copy has a mark of its own, so that removing that one file is enough.
     marks = (MARK, PARTIAL, CARD, DOWNLOADED.parts[0])
     try:

@@ -1,6 +1,7 @@
 """The stages that a recipe may have. What the rest of the package asks of a stage stands here, and nowhere else."""
 
 import importlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -113,3 +114,12 @@ STAGES: dict[str, Stage] = {
 REWARD_ROLES = {"reward": "reward model"} | {f"reward_{place}": f"reward model {place}" for place in range(2, 10)}
 #: Models of stages among the parents of a run: role -> how it is called.
 PARENT_TITLES = {"sft": STAGES["sft"].title, **REWARD_ROLES, "ppo": STAGES["ppo"].title}
+
+#: The folder of a run with what `rlhf-zoo ensemble` trained: ENSEMBLE/seed-K/reward.
+ENSEMBLE = "ensemble"
+MEMBER = re.compile(rf"{ENSEMBLE}/seed-(\d+)/reward")
+
+
+def is_member(name: str) -> bool:
+    """Whether it names a reward model that `rlhf-zoo ensemble` trains in the run directory."""
+    return MEMBER.fullmatch(name) is not None

@@ -8,9 +8,9 @@ from typing import Any
 
 from ..errors import ZooError
 from ..recipes import Recipe
-from ..runs.parents import is_member, reward_names
+from ..runs.parents import reward_names
 from ..runs.settings import RecipeConfig, recipe_config, recorded_settings
-from ..stage import STAGES
+from ..stage import STAGES, is_member
 from .devices import Device
 from .estimate import PPOModels, Reward, StagePlan, ppo_plan, reward_plan, sft_plan
 from .memory import GIB, state_bytes

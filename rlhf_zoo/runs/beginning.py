@@ -14,11 +14,11 @@ from ..model_code import brings_code, is_trusted, refusal
 from ..model_files import ADAPTER_CONFIG, json_object, load_tokenizer, model_files
 from ..models import label_index, labels_in
 from ..rewards.model import say_cut
-from ..stage import REWARD_ROLES, STAGES
+from ..stage import REWARD_ROLES, STAGES, is_member
 from ..tokenizer import highest_id, pad_apart, train_tokenizer
 from .context import RunContext
 from .data import to_train
-from .parents import is_member, reward_roles
+from .parents import reward_roles
 from .settings import RecipeConfig, StageSettings
 
 #: Of a model, all but its weights.

@@ -21,7 +21,7 @@ from ..json_values import hub_id
 from ..outside import LOADERS, is_figure, is_vouched, is_vouched_judge
 from ..plugins import CORPORA, PREFERENCES, REWARDS
 from ..recipes import Recipe
-from ..stage import BITS, LORA
+from ..stage import BITS, LORA, is_member
 
 log = logging.getLogger(__name__)
 
@@ -146,6 +146,8 @@ GROUPS: Mapping[str, str] = {
 }  # fmt: skip
 #: Keys under `evaluation` that name a data set; a path is read from beside recipe.yaml first.
 _DATA_OF_EVALUATION = ("labeled", "own_pairs")
+#: Kinds of judges whose name goes on with a model or a data set.
+_JUDGES_OF_SOURCES = ("reward", "votes")
 # The name of a task that lm-evaluation-harness registers. Other texts may be paths: a task's file can name functions.
 _TASK = re.compile(r"[\w-]+", re.ASCII)
 _WORD = re.compile(r"[\w.+-]{0,64}", re.ASCII)
@@ -241,8 +243,8 @@ def check_download(recipe: Recipe, file: str, keys: Mapping[str, Any], flags: Ma
         flags: of the command; a key that they give is the user's word.
 
     Raises:
-        ZooError: for names of code, judges that import code or cost money, keys that a download may not set, and data
-            sets on this machine outside of the recipe's folder.
+        ZooError: for names of code, judges that import code or cost money, keys that a download may not set, and
+            models, data sets and other files of this machine outside of the recipe's folder.
     """
     if recipe.download is None:
         return
@@ -266,34 +268,78 @@ def check_download(recipe: Recipe, file: str, keys: Mapping[str, Any], flags: Ma
             wrong = names if kind is Kind.REFUSED and value else []
         if wrong:
             raise ZooError(f"{where} says {key}: {wrong[0]}, which may load code or cost money: {mend}.")
-        data = value.get("dataset_name") if file == "evaluation" and isinstance(value, Mapping) else value
-        if key in ("dataset_name", *_DATA_OF_EVALUATION) and data is not None and not _may_name(recipe, key, data):
-            under = f" under {key}" if file == "evaluation" else ""
-            raise ZooError(
-                f"{where} names the data set {data!r:.200}{under}, and it may name only one on the Hub or in its own "
-                f"folder: {mend}."
-            )
+        for name in _sources(recipe, file, key, value):
+            if not _may_name(recipe, key, name):
+                under = f"{key} under evaluation" if file == "evaluation" else key
+                raise ZooError(
+                    f"{where} says {under}: {name!r:.200}, and it may name only what is on the Hub or in its own "
+                    f"folder: {mend}."
+                )
         if key == "architecture":
             check_architecture(value, where=where)
         elif kind in (Kind.FIGURES, Kind.WORDS, Kind.REVISION) and file != "evaluation":
             check_key(key, value, kinds, where=where)
 
 
+def _sources(recipe: Recipe, file: str, key: str, value: Any) -> list[Any]:
+    """The models, data sets and files that a key of a recipe names, but for the models that its stages train."""
+    if file == "evaluation":
+        if key in _DATA_OF_EVALUATION:
+            name = value.get("dataset_name") if isinstance(value, Mapping) else value
+            return [] if name is None else [name]
+        if key in ("judge", "judges"):
+            parts = [str(name).partition(":") for name in (value if isinstance(value, list) else [value])]
+            return [name for judge, _, name in parts if judge in _JUDGES_OF_SOURCES]
+        return [value] if key == "lexicon" else []
+    kinds = SHARED_KEYS if file == "recipe" else STAGE_KEYS
+    if kinds.get(key) is not Kind.REPOSITORY:
+        return []
+    names = value if isinstance(value, list) else [value]
+    if file != "ppo" or key == "dataset_name":
+        return names
+    return [name for name in names if not (isinstance(name, str) and (name in recipe.stages or is_member(name)))]
+
+
 def _may_name(recipe: Recipe, key: str, name: Any) -> bool:
-    """Whether a downloaded recipe may name this data set: what lies here is read before the Hub is asked."""
+    """Whether a downloaded recipe may name this model, data set or file: what lies here goes before the Hub."""
     if not isinstance(name, str):
         return False
-    places = [Path(name)]
+    model = name.rpartition("#")[0] or name  # of a judge, MODEL#LABEL
+    repo = model.partition("@")[0]
+    places = [Path(name), Path(model), Path(repo)]
     if key in _DATA_OF_EVALUATION:
         places.insert(0, recipe.folder / name)
     folders = [folder for folder in (recipe.folder, recipe.base) if folder is not None]
     there = [place for place in places if os.path.lexists(place)]
     if not there:
-        return hub_id(name) is not None
+        return hub_id(repo) is not None
     return all(
         any(is_inside(place, folder) for folder in folders) and find_outward_link(place, hidden=True) is None
         for place in there
     )
+
+
+def check_repository(name: Any, *, key: str, where: str) -> None:
+    """Refuses a model or data set that somebody else's settings name by a path of this machine.
+
+    Args:
+        name: the name, which may end in @REVISION.
+        key: of the settings, that holds it.
+        where: what holds the settings, for the message.
+
+    Raises:
+        ZooError: for what is no id of a repository, and where something here has that name, which would be read.
+    """
+    repo = name.partition("@")[0] if isinstance(name, str) else name
+    if hub_id(repo) is None:
+        raise ZooError(
+            f"{where} says that {key} is {name!r:.200}, a path of the machine that published it: it cannot be made "
+            "again from what was published."
+        )
+    if os.path.lexists(repo) or os.path.lexists(name):
+        raise ZooError(
+            f"{where} says that {key} is {name}, and a folder here has that name: run this in another directory."
+        )
 
 
 def is_revision(value: Any) -> bool:

@@ -10,7 +10,8 @@ from ..own_runs import FLAG
 from ..plugins import REWARDS, load_object
 from ..record import first_difference
 from ..rewards.verifiable import Verifiable
-from .classified import GROUPS, STAGE_KEYS, check_key, machine_keys, without_machine
+from ..stage import is_member
+from .classified import GROUPS, STAGE_KEYS, Kind, check_key, check_repository, machine_keys, without_machine
 from .context import RunContext
 from .evaluation import EvaluationConfig
 from .layout import CUTS, HOLDS_OUT
@@ -112,8 +113,15 @@ def _check_keys(context: RunContext, stage: str, keys: Mapping[str, Any]) -> Non
         if value is None or value == own.get(key):
             continue
         check_key(key, value, STAGE_KEYS, where=where)
-        for name in (value if isinstance(value, list) else [value]) if key in GROUPS else ():
-            check_object(name, GROUPS[key], key=key, where=where, flag=FLAG)
+        for name in value if isinstance(value, list) else [value]:
+            if key in GROUPS:
+                check_object(name, GROUPS[key], key=key, where=where, flag=FLAG)
+            elif STAGE_KEYS[key] is Kind.REPOSITORY and not (isinstance(name, str) and _is_trained(context, name)):
+                check_repository(name, key=key, where=where)
+
+
+def _is_trained(context: RunContext, name: str) -> bool:
+    return name in context.recipe.stages or is_member(name)
 
 
 def check_same_labels(context: RunContext, *, anew: bool = False) -> None:

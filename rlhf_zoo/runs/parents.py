@@ -1,6 +1,5 @@
 """What PPO starts from: stages of its recipe, reward models of its ensemble, and models from elsewhere."""
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,15 +8,11 @@ from ..errors import ZooError
 from ..hub.refs import NOT_LOADED, came_from, resolve
 from ..recipes import Recipe
 from ..record import StageRecord
-from ..stage import REWARD_ROLES, STAGES
+from ..stage import ENSEMBLE, MEMBER, REWARD_ROLES, STAGES, is_member
 from .context import ParentCheckpoint, RunContext
 from .data import to_train
 from .settings import StageSettings
 from .sources import model_digest
-
-#: The folder of a run with what `rlhf-zoo ensemble` trained: ENSEMBLE/seed-K/reward.
-ENSEMBLE = "ensemble"
-_MEMBER = re.compile(rf"{ENSEMBLE}/seed-(\d+)/reward")
 
 
 def parent(context: RunContext, name: str) -> ParentCheckpoint:
@@ -73,11 +68,6 @@ def reward_roles(path: Any) -> dict[str, str]:
     return dict(zip(REWARD_ROLES, names, strict=False))
 
 
-def is_member(name: str) -> bool:
-    """Whether it is a reward model that `rlhf-zoo ensemble` trains in the run directory."""
-    return _MEMBER.fullmatch(name) is not None
-
-
 def member_run(context: RunContext, seed: int) -> RunContext:
     """The run whose reward model lies in ENSEMBLE/seed-K."""
     base = context.base or context.directory
@@ -85,7 +75,7 @@ def member_run(context: RunContext, seed: int) -> RunContext:
 
 
 def _of(context: RunContext, name: str) -> RunContext:
-    match = _MEMBER.fullmatch(name)
+    match = MEMBER.fullmatch(name)
     assert match is not None  # `is_member` was asked
     return member_run(context, int(match[1]))
 

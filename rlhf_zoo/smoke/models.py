@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ZooError
 from ..plugins import did_you_mean
-from ..recipes import read_mapping, shipped
+from ..recipes import is_repository_name, read_mapping, shipped
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -61,6 +61,9 @@ def family_of(keys: Mapping[str, Any], *, of: str) -> Family:
     unknown = given.keys() - {entry.name for entry in fields(Family)}
     if unknown:
         raise ZooError(f"The miniature of {of} says {min(unknown)}, which no family has: leave it out.")
+    template = given.get("template")
+    if template is not None and not is_repository_name(str(template)):  # it becomes part of a path
+        raise ZooError(f"The miniature of {of} has the template {template!r:.200}: give the name of one of trl's.")
     return replace(known[name], **{**given, "special": {**known[name].special, **given.get("special", {})}})
 
 

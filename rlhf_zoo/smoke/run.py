@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..errors import ZooError
 from ..hub.connect import Hub
 from ..hub.publish import publish_folder
-from ..recipes import Recipe
-from ..runs.classified import check_download, obeyed
+from ..recipes import Recipe, is_repository_name
+from ..runs.classified import check_architecture, check_download, obeyed
 from ..runs.loading import BITS_OPTIMIZERS
 from .models import family_of, save_model
 
@@ -79,7 +80,11 @@ def publish_miniatures(recipe: Recipe, hub: Hub) -> list[str]:
     texts = [json.dumps(rows, ensure_ascii=False) for keys in data.values() for rows in keys["rows"]]
     with tempfile.TemporaryDirectory() as scratch:
         for place, (name, keys) in enumerate(models.items()):
-            folder = save_model(family_of(keys, of=name), Path(scratch) / f"model-{place}", texts)
+            family = family_of(keys, of=name)
+            if recipe.download is not None:
+                fields = {"model_type": family.model_type, **family.fields}
+                check_architecture(fields, where=f"{recipe.source('zoo')}, which was downloaded,")
+            folder = save_model(family, Path(scratch) / f"model-{place}", texts)
             publish_folder(folder, name, repo_type="model", message="A miniature", hub=hub)
         for place, (name, keys) in enumerate(data.items()):
             folder = write_data(keys, Path(scratch) / f"data-{place}")
@@ -92,6 +97,8 @@ def write_data(keys: Mapping[str, Any], folder: Path) -> Path:
     folder.mkdir()
     parts = []
     for split in keys["splits"]:
+        if not is_repository_name(str(split)):
+            raise ZooError(f"zoo.yaml names a split {split!r:.200}: use letters, digits, '-', '_' and '.' alone.")
         rows = [_numbered(keys["rows"][n % len(keys["rows"])], n) for n in range(ROWS)]
         text = "".join(json.dumps(row) + "\n" for row in rows)
         (folder / f"{split}.jsonl").write_text(text, encoding="utf-8")

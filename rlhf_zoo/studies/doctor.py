@@ -53,9 +53,9 @@ from ..runs.data import stage_source, to_train
 from ..runs.forms import check_forms
 from ..runs.judge import check_same_labels, evaluation_of
 from ..runs.loading import check_installed, loading_of
-from ..runs.parents import is_member, is_trained, parent, parent_names, reward_names, reward_roles
+from ..runs.parents import is_trained, parent, parent_names, reward_names, reward_roles
 from ..runs.settings import StageSettings
-from ..stage import REWARD_ROLES
+from ..stage import REWARD_ROLES, is_member
 from ..stages.evaluate import check_judges, check_prompts
 from ..stages.ppo import (
     build_trainer,

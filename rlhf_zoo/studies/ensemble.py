@@ -27,7 +27,8 @@ from ..rewards import RewardModel
 from ..runs.context import RunContext
 from ..runs.data import evaluation_rows, stage_source
 from ..runs.pairs import named_pairs
-from ..runs.parents import ENSEMBLE, member_run
+from ..runs.parents import member_run
+from ..stage import ENSEMBLE
 from ..stages.pair_report import score_pairs
 from ..stages.pipeline import run_stage, said
 from ..stages.reward import held_out_pairs, open_pairs, pairs_seed, sft_samples

@@ -20,7 +20,16 @@ from ..outside import check_object
 from ..recipes import Recipe, is_repository_name
 from ..record import StageRecord, read_json
 from ..release.card import CARD_FILE
-from ..runs.classified import GROUPS, SHARED_KEYS, STAGE_KEYS, Kind, check_architecture, check_key, machine_keys
+from ..runs.classified import (
+    GROUPS,
+    SHARED_KEYS,
+    STAGE_KEYS,
+    Kind,
+    check_architecture,
+    check_key,
+    check_repository,
+    machine_keys,
+)
 from ..runs.layout import CUTS, HOLDS_OUT
 from ..runs.parents import reward_roles
 from ..runs.settings import BESIDE_KEYS, RecipeConfig, stage_keys
@@ -208,9 +217,8 @@ def _check_names(published: Published, allowed: Sequence[str]) -> None:
         value = published.resolved.get(key)
         for model in map(str, value if isinstance(value, list) else [value] if value is not None else []):
             if model not in STAGES:
-                repo, _, revision = model.partition("@")
-                _check_repository(published, key, repo)
-                if revision:
+                check_repository(model, key=key, where=published.where)
+                if revision := model.partition("@")[2]:
                     check_key(key, revision, {key: Kind.REVISION}, where=published.where)
     if (own := published.resolved.get("dataset_name")) is not None:
         _check_data(published, f"dataset_name of the stage {published.stage}", own)
@@ -222,7 +230,7 @@ def _check_names(published: Published, allowed: Sequence[str]) -> None:
 
 
 def _check_data(published: Published, key: str, name: Any) -> None:
-    _check_repository(published, key, str(name))
+    check_repository(name, key=key, where=published.where)
     _check_namespace(published, key, name)
 
 
@@ -230,19 +238,6 @@ def _check_namespace(published: Published, key: str, name: Any) -> None:
     """Without a namespace the name of a data set could be that of a loader of `datasets`, such as json."""
     if "/" not in str(name):
         raise ZooError(f"{published.where} says that {key} is {name!r}, without a namespace: it is not loaded.")
-
-
-def _check_repository(published: Published, key: str, name: str) -> None:
-    if hub_id(name) is None:
-        raise ZooError(
-            f"{published.where} says that {key} is {name!r}, a path of the machine that published it: it cannot be "
-            "made again from what was published."
-        )
-    if Path(name).exists():
-        raise ZooError(
-            f"{published.where} says that {key} is {name}, and a folder here has that name: run this in another "
-            "directory."
-        )
 
 
 def _pinned(published: Published, role: str) -> str:

@@ -37,9 +37,8 @@ from ..rewards import Rewards
 from ..rewards.loading import load_reward_model
 from ..rewards.model import same_tokenizer
 from ..runs.choice import resolve_model
-from ..runs.parents import is_member
 from ..runs.settings import recorded_settings
-from ..stage import REWARD_ROLES, STAGES
+from ..stage import REWARD_ROLES, STAGES, is_member
 from ..stages.train import quiet
 from ..value_head import ValueHead
 from ..wholeness import check_whole

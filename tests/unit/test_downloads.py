@@ -9,10 +9,12 @@ import yaml
 
 from rlhf_zoo.downloads import DOWNLOADED, MARK, PARTIAL, find_download
 from rlhf_zoo.errors import ZooError
+from rlhf_zoo.hub.connect import CLIENT
 from rlhf_zoo.hub.places import Folder, Wanted
 from rlhf_zoo.recipes import copy_recipe, load_recipe
+from rlhf_zoo.runs.classified import check_download
 from rlhf_zoo.runs.settings import recipe_config, stage_settings
-from rlhf_zoo.smoke.run import small
+from rlhf_zoo.smoke.run import publish_miniatures, small
 
 pytestmark = pytest.mark.attack
 SHELL = "subprocess:check_output(args='touch executed', shell=True)"
@@ -212,3 +214,103 @@ def test_a_download_chooses_no_account_and_no_machine(tmp_path: Path, caplog: py
     assert all(name in told for name in ACCOUNT)
     flags = small(recipe)["ppo"]
     assert flags["max_steps"] == 2 and "trackio_space_id" not in flags
+
+
+MODELS = [
+    ("ppo", "model_name_or_path"),
+    ("ppo", "reward_model_path"),
+    ("ppo", "value_model_name_or_path"),
+    ("sft", "model_name_or_path"),
+    ("evaluation", "judge"),
+    ("evaluation", "judges"),
+    ("evaluation", "lexicon"),
+]
+
+
+#: What a key names, and whether a download may name it.
+NAMES = [
+    ("org/model", True), ("org/model@main", True), ("{recipe}/model", True), ("{private}", False), ("private", False),
+    ("private@main", False), ("./private", False), ("pulled/toy/../../private", False), ("pulled/toy/link", False),
+    ("pulled/toy/linked", False), ("~/private", False), ("/nowhere", False), ("org/private", False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("place", "key"), MODELS)
+def test_a_download_names_no_model_of_this_machine(
+    place: str, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stranger's recipe would train on a private model, and publish what came of it."""
+    monkeypatch.chdir(tmp_path)
+    for private in ("private", "private@main", "org/private"):
+        (tmp_path / private).mkdir(parents=True)
+        (tmp_path / private / "config.json").write_text("{}")
+    folder = write_recipe(tmp_path / "pulled" / "toy")
+    (folder / "reward.yaml").write_text("use_cpu: true")
+    (folder / "model").mkdir()
+    (folder / "link").symlink_to(tmp_path / "private")
+    (folder / "linked").mkdir()
+    (folder / "linked" / "config.json").symlink_to(tmp_path / "private" / "config.json")
+    mine = load_recipe(str(folder))
+    Folder("x/toy", "a" * 40, folder).begin([])
+    recipe = load_recipe(str(folder))
+    own = [("reward", True), ("ensemble/seed-1/reward", place == "ppo")]
+    for name, passes in [*NAMES, *own]:
+        given: Any = name.format(private=tmp_path / "private", recipe=folder)
+        given = f"reward:{given}" if key in ("judge", "judges") else given
+        given = [given] if key in ("judges", "reward_model_path") else given
+        check_download(mine, place, {key: given}, {})
+        check_download(recipe, place, {key: given}, {key: "the user's"})
+        if passes:
+            check_download(recipe, place, {key: given}, {})
+            continue
+        with pytest.raises(ZooError, match=rf"which was downloaded, says {key}.*Hub or in its own folder"):
+            check_download(recipe, place, {key: given}, {})
+
+
+def test_a_private_model_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    (tmp_path / "private").mkdir()
+    folder = write_recipe(tmp_path / "toy", ppo={"model_name_or_path": str(tmp_path / "private")})
+    read(folder)
+    Folder("x/toy", "a" * 40, folder).begin([])
+    with pytest.raises(ZooError, match="says model_name_or_path"):
+        read(folder)
+
+
+@pytest.mark.parametrize("base", ["{mine}", "../mine", "mine", "./beside", "linked"])
+def test_a_download_extends_no_recipe_of_its_user(base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    mine = write_recipe(tmp_path / "mine", shared={"dataset_name": "private/data"})
+    folder = write_recipe(tmp_path / "pulled" / "toy")
+    write_recipe(folder.parent / "beside")
+    (folder.parent / "linked").symlink_to(mine)
+    Folder("x/toy", "a" * 40, folder.parent).begin([])
+    (folder / "recipe.yaml").write_text(yaml.safe_dump({"extends": base.format(mine=mine)}))
+    with pytest.raises(ZooError, match="which was downloaded, extends"):
+        load_recipe(str(folder))
+    for name in ("beside", "tiny-world"):
+        (folder / "recipe.yaml").write_text(yaml.safe_dump({"extends": name}))
+        assert load_recipe(str(folder)).base is not None
+
+
+def test_a_copy_of_a_download_holds_no_file_of_this_machine(tmp_path: Path) -> None:
+    folder = write_recipe(tmp_path / "pulled" / "toy", shared={"dataset_name": "copied/rows.jsonl"})
+    (tmp_path / "secret.jsonl").write_text("{}\n")
+    (folder / "rows.jsonl").symlink_to(tmp_path / "secret.jsonl")
+    Folder("x/toy", "a" * 40, folder).begin([])
+    with pytest.raises(ZooError, match=r"rows\.jsonl in it is a link to outside"):
+        copy_recipe(str(folder), tmp_path / "copied")
+    assert not (tmp_path / "copied").exists()
+
+
+@pytest.mark.parametrize("zoo", [
+    {"data": {"a/b": {"splits": ["../../../written"], "rows": [{"text": "a"}]}}},
+    {"models": {"a/b": {"family": "qwen2.5", "template": "../../../../secret"}}},
+    {"models": {"a/b": {"family": "qwen2.5", "fields": {"attn_implementation": "evil/kernel"}}}},
+])  # fmt: skip
+def test_the_miniatures_of_a_download_write_and_read_nothing_elsewhere(zoo: Any, tmp_path: Path) -> None:
+    folder = write_recipe(tmp_path / "pulled" / "toy")
+    (folder / "zoo.yaml").write_text(yaml.safe_dump(zoo))
+    Folder("x/toy", "a" * 40, folder).begin([])
+    with pytest.raises(ZooError, match=r"split|template|by which code is fetched"):
+        publish_miniatures(load_recipe(str(folder)), CLIENT)
+    assert not list(tmp_path.rglob("written*"))

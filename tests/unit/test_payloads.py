@@ -372,7 +372,8 @@ def test_a_strangers_run_directory_sets_no_code_of_a_recipes_run(strange: Path, 
     make_recipe(folder, ppo={"reward_funcs": ["toy_run:answered"]})
     StageRecord(strange / "ppo").write(status="finished")
     as_trained(make_context(folder), "ppo")  # what the recipe itself says is the user's
-    for key, value in (("reward_funcs", [SHELL]), ("reward_model_loader", SHELL), ("deepspeed", "ds.json")):
+    private = [(key, str(own / "sft")) for key in ("model_name_or_path", "value_model_name_or_path", "dataset_name")]
+    for key, value in (("reward_funcs", [SHELL]), ("reward_model_loader", SHELL), ("deepspeed", "ds.json"), *private):
         change(strange, "ppo", {"reward_funcs": None, "reward_model_loader": None, key: value})
         with pytest.raises(ZooError, match=r"run\.json, which was not written by your rlhf-zoo"):
             as_trained(make_context(folder), "ppo")
