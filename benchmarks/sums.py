@@ -1,10 +1,6 @@
-"""tiny-sums over seeds: SFT, PPO and baselines, on 1,000 unseen sums and on longer ones; and two twins of the recipe
-whose rewards are hacked."""
+"""tiny-sums over seeds: SFT, PPO and baselines, on 1,000 unseen sums and on longer ones."""
 
-import json
-import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,59 +19,16 @@ from rlhf_zoo.studies.baseline import read_lines
 
 RECIPE = "tiny-sums"
 SEEDS = (1, 2, 3, 4, 5)
-TWIN_SEEDS = (1, 2, 3)
 #: What could be had for less: in the table, and as a method of `rlhf-zoo baseline`.
 RIVALS = {"SFT for twice as long": "sft", "rejection fine-tuning": "rejection"}
 STREAM = 23
 NEW_TOKENS = 80
 GREEDY = 1e-9  # of the probability: the likeliest token alone
-FORMAT = r'format_match(pattern="#\\d+")'
 WATCHED = "rlhf_zoo.corpora.tiny_sums:shows_work"
 
 Call = Callable[[Sequence[str], Path], None]
 Rows = Sequence[Mapping[str, Any]]
 exact = ExactMatch(marker="#")
-
-
-@dataclass(frozen=True)
-class Variant:
-    """The recipe with other data or another reward. corpus, steps: arguments of its data, and steps of SFT on it.
-
-    Without any, and so with the same data, its PPO starts from the recipe's SFT policy. prompts: for the verdict, where
-    so few answers are right that the recipe's are too few.
-    """
-
-    name: str
-    reward: str | None = None
-    corpus: Mapping[str, Any] | None = None
-    steps: int | None = None
-    prompts: int | None = None
-
-    def command(self, seed: int, runs: str) -> list[str]:
-        words = [*_words("run", f"{runs}/{self.folder(seed).name}", seed), "--evaluation.samples", "1"]
-        if self.corpus:
-            words += ["--corpus_args", json.dumps(self.corpus)]
-        if self.steps:
-            words += ["--sft.max_steps", str(self.steps)]
-        if self.prompts:
-            words += ["--evaluation.checkpoint_prompts", str(self.prompts)]
-        return words if self.reward is None else [*words, "--ppo.reward_funcs", json.dumps([self.reward, WATCHED])]
-
-    def folder(self, seed: int) -> Path:
-        return _folder(seed, self.name)
-
-
-TWINS = (
-    Variant("format", FORMAT),
-    Variant(
-        "anywhere",
-        "rlhf_zoo.corpora.tiny_sums:anywhere",
-        corpus={"digits": 3, "lines": 12000, "worked": 0, "guessed": 0.4, "off": 2},
-        steps=1400,
-        prompts=400,
-    ),
-)
-FOUR = Variant("four-digits", corpus={"digits": 4})
 
 
 def run(call: Call, seeds: Sequence[int]) -> None:
@@ -90,46 +43,10 @@ def run(call: Call, seeds: Sequence[int]) -> None:
         measure(folder, {name: _rival(folder, method, seed) for name, method in RIVALS.items()})
 
 
-def run_twins(call: Call, seeds: Sequence[int]) -> None:
-    for twin in TWINS:
-        _run_variant(twin, call, [one for one in TWIN_SEEDS if one in seeds])
-
-
-def run_four(call: Call, seeds: Sequence[int]) -> None:
-    """Trains sums of four digits, which some SFT policies learn to add in their heads; and measures them."""
-    asked = [one for one in SEEDS if one in seeds]
-    _run_variant(FOUR, call, asked)
-    for seed in asked:
-        measure(FOUR.folder(seed), {})
-
-
-def _run_variant(variant: Variant, call: Call, seeds: Sequence[int]) -> None:
-    for seed in seeds:
-        folder = variant.folder(seed)
-        if keep.finished(folder):
-            continue
-        if not variant.corpus and not (folder / "sft").is_dir():
-            for part in ("data", "sft"):
-                shutil.copytree(_folder(seed) / part, folder / part)
-        call(variant.command(seed, str(shown(RUNS))), folder)
-
-
 def kept_runs() -> dict[str, Any]:
     """What is kept of the finished runs over seeds."""
-    return _document(_kept(folder) for seed in SEEDS if _whole(folder := _folder(seed)))
-
-
-def kept_twins() -> dict[str, Any]:
-    found = [(twin.name, twin.folder(seed)) for twin in TWINS for seed in TWIN_SEEDS]
-    return _document({"twin": name, **_kept(folder)} for name, folder in found if keep.finished(folder))
-
-
-def kept_four() -> dict[str, Any]:
-    return _document(_kept(folder) for seed in SEEDS if _whole(folder := FOUR.folder(seed)))
-
-
-def _document(runs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    return {"schema": 2, "recipe": RECIPE, "runs": list(runs)}
+    runs = [_kept(folder) for seed in SEEDS if _whole(folder := _folder(seed))]
+    return {"schema": 2, "recipe": RECIPE, "runs": runs}
 
 
 def _whole(folder: Path) -> bool:
@@ -149,7 +66,7 @@ def _kept(folder: Path) -> dict[str, Any]:
         "kl": evaluation["ppo"]["kl"],
         "shows_work": {side: work[side] for side in ("sft", "ppo")},
         **{name: over[name] for name in ("verdict", "kind", "without_judge", "present", "explained", "reasons")},
-        **({"policies": _policies(folder)} if (folder / "sums.json").is_file() else {}),
+        "policies": _policies(folder),
         "curve": [
             {
                 "step": row["step"],
@@ -234,8 +151,8 @@ def _words(verb: str, directory: str, seed: int) -> list[str]:
     return ["rlhf-zoo", verb, RECIPE, "--output_dir", directory, "--hub", "local", "--seed", str(seed)]
 
 
-def _folder(seed: int, what: str | None = None) -> Path:
-    return RUNS / (f"{RECIPE}-{what}-{seed}" if what else f"{RECIPE}-{seed}")
+def _folder(seed: int) -> Path:
+    return RUNS / f"{RECIPE}-{seed}"
 
 
 def _rival(folder: Path, method: str, seed: int) -> Path:

@@ -9,32 +9,9 @@ from rlhf_zoo.studies.ablate import Variant, variants
 ROOT = Path(__file__).parents[2]
 #: Where the runs lie: under the repository, or where RLHF_ZOO_EVIDENCE_RUNS says.
 RUNS = Path(os.environ.get("RLHF_ZOO_EVIDENCE_RUNS", ROOT / "runs" / "evidence")).absolute()
-PARTS = (
-    "runs",
-    "ablation",
-    "ensemble",
-    "ensemble-reward",
-    "baselines",
-    "critic",
-    "bf16",
-    "shared-bf16",
-    "sweep",
-    "rounds",
-)
-#: Those that need a judge who is the truth itself.
-OF_GOLD = ("ensemble-reward", "sweep", "rounds")
-GRID = "kl_coef=0.02,0.05,0.1"
-#: What PPO is paid by under a small β: the name of a run -> reward_ensemble, None for one reward model.
-PAID_BY = {"single": None, "worst": "worst", "less-variance": "mean_minus_variance"}
-#: How often the verdict errs, in a simulated world.
-RATES = "probe-rates"
-GOLD = "gold-2"
-#: What was held against version 1 of the verdict, and what needs no texts to be measured again.
-OBJECTIONS = "objections"
-#: What a judge of product remarks may rest on.
-REMARK_JUDGES = "remark-judges"
-#: Sums with a reward that a program checks, two rewards that are hacked, and shorter sums.
-SUMS, TWINS, FOUR_DIGITS = "tiny-sums", "tiny-sums-twins", "tiny-sums-four-digits"
+PARTS = ("runs", "ablation", "ensemble", "baselines")
+#: Sums with a reward that a program checks.
+SUMS = "tiny-sums"
 #: What the planner says of a run's memory, beside what it took.
 PLAN = "plan"
 METHODS = ("best-of-n", "dpo", "rloo")
@@ -46,36 +23,15 @@ def shown(path: Path) -> Path:
 
 
 @dataclass(frozen=True)
-class Setting:
-    """A setting of PPO that is compared with the recipe's own at equal KL: both names, its key, and its flags."""
-
-    without: str
-    name: str
-    key: str
-    flags: tuple[str, ...]
-
-
-#: On a CPU: transformers refuses bf16 where it was not told to compute there, and torch's kernel of attention is slow.
-_BF16 = ("--ppo.bf16", "true", "--ppo.use_cpu", "true", "--ppo.attn_implementation", "eager")
-#: By the part that compares them.
-SETTINGS = {
-    "critic": Setting("separate", "shared", "critic: shared", ("--ppo.critic", "shared")),
-    "bf16": Setting("float32", "bf16", "bf16: true", _BF16),
-    "shared-bf16": Setting("separate", "shared-bf16", "critic: shared, bf16: true", ("--ppo.critic", "shared", *_BF16)),
-}
-
-
-@dataclass(frozen=True)
 class Experiment:
     """One recipe: whole runs over `seeds`; ensemble and baselines start from the run of the first, and the ablation
     from that of the second: the first has an ablation of its own, PPO over seeds as long as the recipe's.
 
     beta: the recipe's own, which the ablation lays beside 0, in runs of `episodes` under `ppo_seeds` seeds of PPO; the
-    ensemble has as many reward models. studied: the parts that are run of this recipe. data: its flags for data, with
+    ensemble has as many reward models. parts: those that are run of this recipe. data: its flags for data, with
     their folders under RLHF_ZOO_DATA.
-    weaker: a larger β, run as long as the recipe's, by which PPO can be read at the lower KL of a baseline. small: a
-    smaller one, under which one reward model, and several, pay for `episodes` episodes. gold: the judge is the truth
-    itself; only then are there such runs. dpo_betas: those of DPO, where its default has none near PPO's KL.
+    weaker: a larger β, run as long as the recipe's, by which PPO can be read at the lower KL of a baseline. dpo_betas:
+    those of DPO, where its default has none near PPO's KL.
     """
 
     recipe: str
@@ -84,24 +40,13 @@ class Experiment:
     episodes: int = 0
     ppo_seeds: int = 3
     weaker: float = 0.3
-    small: float = 0.02
     dpo_betas: str = ""
     data: tuple[tuple[str, str], ...] = ()
-    gold: bool = False
-    studied: tuple[str, ...] = PARTS
+    parts: tuple[str, ...] = PARTS
 
     def name(self, part: str) -> str:
         """Of a part's file in docs/evidence, and on the command line."""
         return self.recipe if part == "runs" else f"{self.recipe}-{part}"
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return tuple(part for part in self.studied if part not in OF_GOLD or self.gold)
-
-    @property
-    def setting_seeds(self) -> tuple[int, ...]:
-        """The runs that are done with each of SETTINGS as well."""
-        return self.seeds[:3]
 
     @property
     def variants(self) -> list[Variant]:
@@ -139,48 +84,20 @@ class Experiment:
     def ensemble(self, data: str, runs: str = "runs/evidence") -> list[str]:
         return [*self._words("ensemble", self.seeds[0], data, runs), "--seeds", str(self.ppo_seeds)]
 
-    def sweep(self, data: str, runs: str = "runs/evidence") -> list[str]:
-        return [*self._words("sweep", self.seeds[0], data, runs), "--grid", GRID, "--seeds", str(self.ppo_seeds)]
-
-    def rounds(self, seed: int, data: str, runs: str = "runs/evidence") -> list[str]:
-        return [*self.run(seed, data, runs), "--rounds", "2", "--labels", "gold"]
-
     def baseline(self, method: str, data: str, runs: str = "runs/evidence") -> list[str]:
         asked = ["--beta", self.dpo_betas] if method == "dpo" and self.dpo_betas else []
         return [*self._words("baseline", self.seeds[0], data, runs), "--method", method, *asked]
 
-    def set_directory(self, part: str, seed: int, runs: Path) -> Path:
-        """Of a run with the setting of that part."""
-        return runs / f"{self.recipe}-{SETTINGS[part].name}-{seed}"
-
-    def paid_directory(self, by: str, runs: Path) -> Path:
-        """Of a run under the small β, by its name in PAID_BY."""
-        return runs / f"{self.recipe}-paid-{by}"
-
-    def pay(self, by: str, data: str, runs: str = "runs/evidence") -> list[str]:
-        words = self._words("run", self.seeds[0], data, runs, self.paid_directory(by, Path(runs)))
-        words += ["--ppo.kl_coef", f"{self.small:g}", "--ppo.total_episodes", str(self.episodes)]
-        how = PAID_BY[by]
-        if how is None:
-            return words
-        first = self.seeds[0]
-        others = [f"ensemble/seed-{seed}/reward" for seed in range(first + 1, first + self.ppo_seeds)]
-        return [*words, "--ppo.reward_model_path", "reward", *others, "--ppo.reward_ensemble", how]
-
-    def with_setting(self, part: str, seed: int, data: str, runs: str = "runs/evidence") -> list[str]:
-        words = self._words("run", seed, data, runs, self.set_directory(part, seed, Path(runs)))
-        return [*words, *SETTINGS[part].flags]
-
-    def _words(self, verb: str, seed: int, data: str, runs: str, directory: Path | None = None) -> list[str]:
+    def _words(self, verb: str, seed: int, data: str, runs: str) -> list[str]:
         given = [word for flag, folder in self.data for word in (flag, f"{data}/{folder}")]
-        place = str(directory or self.directory(seed, Path(runs)))
+        place = str(self.directory(seed, Path(runs)))
         return ["rlhf-zoo", verb, self.recipe, "--output_dir", place, "--hub", "local", "--seed", str(seed), *given]
 
 
 PROS_CONS = ("--dataset_name", "pros_cons")
 
 EXPERIMENTS = (
-    Experiment("tiny-world", tuple(range(1, 11)), beta=0.1, episodes=7680, gold=True),
+    Experiment("tiny-world", tuple(range(1, 11)), beta=0.1, episodes=7680),
     Experiment(
         "product-remarks",
         (1, 2, 3),
@@ -189,6 +106,6 @@ EXPERIMENTS = (
         dpo_betas="0.06,0.12,0.24,0.36,0.48",
         data=(PROS_CONS, ("--evaluation.lexicon", "opinion_lexicon")),
     ),
-    Experiment("remarks-count", (1, 2, 3), beta=0.05, data=(PROS_CONS,), studied=("runs",)),
-    Experiment("arguments", (1, 2, 3), beta=0.1, data=(("--dataset_name", "ukp_convarg"),), studied=("runs",)),
+    Experiment("remarks-count", (1, 2, 3), beta=0.05, data=(PROS_CONS,), parts=("runs",)),
+    Experiment("arguments", (1, 2, 3), beta=0.1, data=(("--dataset_name", "ukp_convarg"),), parts=("runs",)),
 )

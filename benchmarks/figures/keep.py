@@ -2,7 +2,6 @@
 
 import json
 import re
-import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,7 @@ from typing import Any
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.record import StageRecord, read_json, write_text
 
-from .experiments import METHODS, PAID_BY, ROOT, RUNS, SETTINGS, Experiment
-from .gain import stored
-from .pairs import by_pair, parts
+from .experiments import METHODS, ROOT, RUNS, Experiment
 
 FOLDER = ROOT / "docs" / "evidence"
 PROBE_KEYS = ("name", "family", "value", "effect", "least", "p", "fired")
@@ -68,9 +65,7 @@ def finished(run: Path) -> bool:
 def kept_runs(experiment: Experiment, runs: Path) -> dict[str, Any]:
     """The finished runs over seeds."""
     found = [run for seed in experiment.seeds if finished(run := experiment.directory(seed, runs))]
-    more = [{"by_pair": by_pair(run), "parts": parts(run)} if experiment.gold else {} for run in found]
-    kept = [{**_kept(run), **of_world} for run, of_world in zip(found, more, strict=True)]
-    return {"schema": 2, "recipe": experiment.recipe, "runs": kept}
+    return {"schema": 2, "recipe": experiment.recipe, "runs": [_kept(run) for run in found]}
 
 
 def kept_ablation(experiment: Experiment, runs: Path) -> dict[str, Any]:
@@ -81,31 +76,13 @@ def kept_ablation(experiment: Experiment, runs: Path) -> dict[str, Any]:
         run = variant.directory(base)
         if finished(run):
             seed = variant_seed(experiment, variant.seed)
-            of_world = {"parts": parts(run)} if experiment.gold else {}
-            kept.append({**_kept(run), "beta": variant.value, "ppo_seed": seed, **of_world})
+            kept.append({**_kept(run), "beta": variant.value, "ppo_seed": seed})
     return {"schema": 2, "recipe": experiment.recipe, "runs": kept}
 
 
 def variant_seed(experiment: Experiment, seed: int | None) -> int:
     """The seed of PPO: a variant without one has the run's."""
     return experiment.ablated if seed is None else seed
-
-
-def kept_setting(part: str, experiment: Experiment, runs: Path) -> dict[str, Any]:
-    """The finished runs without a setting and with it, of one SFT and reward model by seed. part: of SETTINGS."""
-    kept, setting = [], SETTINGS[part]
-    for seed in experiment.setting_seeds:
-        own, other = experiment.directory(seed, runs), experiment.set_directory(part, seed, runs)
-        if finished(own) and finished(other):
-            kept += [{**_kept(own), part: setting.without}, {**_kept(other), part: setting.name}]
-    return {"schema": 2, "recipe": experiment.recipe, "runs": kept}
-
-
-def kept_paid(experiment: Experiment, runs: Path) -> dict[str, Any]:
-    """The finished runs under a small β, paid by one reward model and by several."""
-    found = {by: experiment.paid_directory(by, runs) for by in PAID_BY}
-    kept = [{**_kept(run), "paid_by": by, "beta": experiment.small} for by, run in found.items() if finished(run)]
-    return {"schema": 2, "recipe": experiment.recipe, "runs": kept}
 
 
 def kept_baselines(experiment: Experiment, runs: Path) -> dict[str, Any]:
@@ -137,26 +114,6 @@ def kept_ensemble(experiment: Experiment, runs: Path) -> dict[str, Any]:
     return {**found, "schema": 2, "command": _public(found["command"])}
 
 
-def kept_sweep(experiment: Experiment, runs: Path) -> dict[str, Any]:
-    """The sweep of the first seed's run; {} where it is not finished."""
-    path = experiment.directory(experiment.seeds[0], runs) / "sweep" / "overview.json"
-    if not path.is_file():
-        return {}
-    command = shlex.join(experiment.sweep("$RLHF_ZOO_DATA"))
-    return {"schema": 2, "command": command, **{key: read_json(path)[key] for key in ("recipe", "grid", "over_seeds")}}
-
-
-def kept_rounds(experiment: Experiment, runs: Path) -> dict[str, Any]:
-    """The rounds of each seed's run that has several."""
-    kept = []
-    for seed in experiment.setting_seeds:
-        path = experiment.directory(seed, runs) / "rounds.json"
-        for one in read_json(path)["rounds"] if path.is_file() else ():
-            kept.append({"seed": seed, **{key: one[key] for key in one if key not in ("directory", "repo")}})
-    command = shlex.join(experiment.rounds(experiment.seeds[0], "$RLHF_ZOO_DATA"))
-    return {"schema": 2, "recipe": experiment.recipe, "command": command, "runs": kept}
-
-
 def _each(groups: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     return [one for group in groups for one in group]
 
@@ -169,7 +126,7 @@ def _kept(run: Path) -> dict[str, Any]:
     summary, evaluation = read_json(run / "summary.json"), read_json(run / "eval" / "evaluation.json")
     rows = StageRecord(run / "ppo").metrics()
     model = evaluation.get("reward_model")
-    found: dict[str, Any] = {
+    return {
         "recipe": summary["recipe"],
         "seed": summary["seed"],
         "command": _public(StageRecord(run / "ppo").read()["command"]),
@@ -189,8 +146,6 @@ def _kept(run: Path) -> dict[str, Any]:
             if "objective/kl" in row
         ],
     }
-    gain = stored(run)
-    return found if gain is None else {**found, "gain": gain}
 
 
 def reward_model(report: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,11 +1,11 @@
-"""The tables of tiny-sums: what each policy answers over seeds, each seed's own figures, and the twins."""
+"""The tables of tiny-sums: what each policy answers over seeds, and each seed's own figures."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import keep
-from .experiments import SUMS, TWINS
-from .text import NOTHING, code, interval, number, spread, table
+from .experiments import SUMS
+from .text import NOTHING, code, interval, spread, table
 
 COLUMNS = (
     ("greedy: right", "greedy"),
@@ -22,7 +22,7 @@ Run = Mapping[str, Any]
 
 def sums_table() -> str:
     """Each policy over seeds: mean, and the range in brackets."""
-    runs = _runs(SUMS)
+    runs = _runs()
     if not runs:
         return NOTHING
     rows = []
@@ -39,12 +39,12 @@ def sums_table() -> str:
         f"{seconds['sft']}, PPO {seconds['ppo']}, evaluation {seconds['eval']}. Peak memory: "
         f"{max(run['peak_rss_mib'] for run in runs):.0f} MiB."
     )
-    return _page(["", *(title for title, _ in COLUMNS)], rows, said, runs, SUMS)
+    return _page(["", *(title for title, _ in COLUMNS)], rows, said, runs)
 
 
-def seeds_table(part: str) -> str:
+def seeds_table() -> str:
     """SFT and PPO of each seed, with intervals."""
-    runs = _runs(part)
+    runs = _runs()
     if not runs:
         return NOTHING
     columns = [(policy, key) for key in ("greedy", "sampled") for policy in ("SFT", "PPO")]
@@ -59,39 +59,14 @@ def seeds_table(part: str) -> str:
         for run in runs
     ]
     said = "Right answers to the unseen problems, with 95% intervals; the verdict by exact match, and without a judge."
-    return _page([*heads, "verdict", "probes alone"], rows, said, runs, part)
+    return _page([*heads, "verdict", "probes alone"], rows, said, runs)
 
 
-def twins_table() -> str:
-    """Each twin over seeds: what it was paid, what exact match says of it, and what probes alone would have said."""
-    runs = _runs(TWINS)
-    if not runs:
-        return NOTHING
-    rows = [
-        [
-            run["twin"],
-            str(run["seed"]),
-            *(
-                f"{number(run[key]['sft']['value'], 3)} → {interval(run[key]['ppo'], 3)}"
-                for key in ("reward", "judge", "shows_work")
-            ),
-            number(run["kl"]["value"], 2),
-            run["verdict"],
-            run["without_judge"],
-        ]
-        for run in runs
-    ]
-    heads = ["twin", "seed", "reward", "right, by exact match", "shows its work", "KL, nats", "verdict", "probes alone"]
-    said = "SFT → PPO at T = 1 on the unseen problems, with 95% intervals."
-    return _page(heads, rows, said, runs, TWINS)
-
-
-def _page(heads: Sequence[str], rows: Sequence[Sequence[str]], said: str, runs: Sequence[Run], part: str) -> str:
-    firsts = {run.get("twin"): run["command"] for run in reversed(runs)}
-    ran = " and ".join(map(code, reversed(firsts.values())))
-    by = f"Made by `python benchmarks/evidence.py {part}`, which ran {ran} and the other seeds."
+def _page(heads: Sequence[str], rows: Sequence[Sequence[str]], said: str, runs: Sequence[Run]) -> str:
+    ran = code(runs[0]["command"])
+    by = f"Made by `python benchmarks/evidence.py {SUMS}`, which ran {ran} and the other seeds."
     return "\n".join([table(heads, rows), "", said, "", by])
 
 
-def _runs(part: str) -> list[Run]:
-    return list(keep.load(part).get("runs", []))
+def _runs() -> list[Run]:
+    return list(keep.load(SUMS).get("runs", []))

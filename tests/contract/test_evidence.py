@@ -3,18 +3,16 @@
 import json
 import operator
 import re
-import shlex
 from functools import reduce
 from itertools import combinations
 from statistics import fmean
 from typing import get_args
 
 import evidence
-import objections
 import pytest
 import sums
-from figures import gain_table, keep, setting_table, tables
-from figures.experiments import EXPERIMENTS, METHODS, OBJECTIONS, RATES, REMARK_JUDGES, ROOT, SUMS, TWINS
+from figures import keep, tables
+from figures.experiments import EXPERIMENTS, METHODS, ROOT, SUMS
 
 from rlhf_zoo.evaluation.probes import FAMILIES
 from rlhf_zoo.evaluation.verdict import RULE, Kind
@@ -29,10 +27,12 @@ SHOWN = [
     name for name in tables.TABLES if name not in {one.name("baselines") for one in EXPERIMENTS if one not in COMPARED}
 ]
 #: What may not have been run yet, of those that were run.
-LATER = ("baselines", "critic", "bf16", "ensemble-reward", "sweep", "rounds")
+LATER = ("baselines",)
 RUN = [experiment for experiment in EXPERIMENTS if keep.load(experiment.name("runs"))]
 KEPT = [one.name(part) for one in RUN for part in one.parts if part not in LATER or keep.load(one.name(part))]
-KEPT += [RATES, *(part for part in evidence.SUMS_PARTS if keep.load(part))]
+#: Of studies that are out of the tree.
+STUDIES = ("probe-rates", "objections", "gold-2", "remark-judges", "tiny-sums-twins", "tiny-sums-four-digits")
+KEPT += [SUMS, *STUDIES]
 
 
 def runs(name: str) -> list[dict]:
@@ -108,17 +108,6 @@ def test_the_committed_runs_are_those_that_the_experiments_ask_for(experiment):
         assert len(run["probes"]) >= 7  # of eight families, some need more than a run has
         assert run["checkpoints"][-1]["fired"] == [probe["name"] for probe in run["probes"] if probe["fired"]]
         assert run["reasons"]
-        assert ("gain" in run) == experiment.gold
-
-
-def test_a_setting_is_recommended_where_it_wins_no_less_at_equal_kl():
-    def run(kl: float, win: float) -> dict:
-        return {"ppo": {"kl": kl}, "win_rate": {"value": win}}
-
-    assert setting_table.at_equal_kl(run(4.0, 0.9), run(1.0, 0.7)) == pytest.approx(0)
-    assert setting_table.at_equal_kl(run(1.0, 0.7), run(4.0, 0.8)) == pytest.approx(-0.05)
-    assert setting_table.no_worse([0.02, -0.03, 0.0])
-    assert not setting_table.no_worse([-0.02, -0.021, -0.019])
 
 
 @pytest.mark.parametrize("experiment", COMPARED, ids=lambda one: one.recipe)
@@ -139,18 +128,6 @@ def test_the_baselines_are_of_the_first_run(experiment):
         assert all(len(point["seeds"]) == 3 for point in points), method
 
 
-def test_gold_utility_is_that_of_the_evaluation():
-    """The same prompts, keys and seed: SFT and the last checkpoint score what the eval stage says of them."""
-    measured = [*runs(TINY.name("runs")), *runs(TINY.name("ablation"))]
-    assert measured
-    for run in measured:
-        assert run["gain"]["sft"] == pytest.approx(run["sft"]["judge"], abs=2e-5)
-        assert run["gain"]["checkpoints"][-1]["gold"] == pytest.approx(run["ppo"]["judge"], abs=2e-5)
-        assert [one["step"] for one in run["gain"]["checkpoints"]] == [one["step"] for one in run["checkpoints"]]
-        share = gain_table.gain_of(run).share
-        assert share is None or share <= 1
-
-
 @pytest.mark.parametrize("name", KEPT)
 def test_the_json_is_small_and_knows_no_machine(name):
     path = keep.FOLDER / f"{name}.json"
@@ -158,12 +135,12 @@ def test_the_json_is_small_and_knows_no_machine(name):
     assert len(text) < 200_000
     for word in ("/work", "/tmp", "/home", '"repos"', '"hub"', '"worst":', '"completion"'):
         assert word not in text, word
-    assert json.loads(text)["schema"] == (4 if name == RATES else 2)
+    assert json.loads(text).get("schema", 2) == (4 if name == "probe-rates" else 2)
 
 
 def test_what_the_docs_say_of_the_rule():
     """Of honest policies next to none are accused; every hacker of all completions is found; strength never helps."""
-    kept = keep.load(RATES)
+    kept = keep.load("probe-rates")
     assert kept["rule"] == RULE and kept["falls_with_strength"] == []
     fair = [row for row in kept["honest"] if row["judge"] == "honest"]
     for row in fair:
@@ -211,15 +188,6 @@ def test_the_figures_that_the_recipes_promise():
         assert run["ppo"]["distinct_2"] >= 0.6 * run["sft"]["distinct_2"]
 
 
-def test_the_recommendation_finds_the_gain():
-    """Over ten seeds of the recipe, and under both β."""
-    whole = [gain_table.gain_of(run).share for run in runs(TINY.name("runs"))]
-    assert len(whole) == 10 and fmean(whole) == pytest.approx(0.97, abs=0.005)
-    ablated = [gain_table.gain_of(run).share for run in runs(TINY.name("ablation"))]
-    assert min(whole) == pytest.approx(0.89, abs=0.005)
-    assert len(ablated) == 6 and min(ablated) == pytest.approx(0.80, abs=0.005)
-
-
 @pytest.mark.skipif(not runs(SUMS), reason="not run yet: python benchmarks/evidence.py tiny-sums")
 def test_ppo_finds_out_that_showing_its_work_pays():
     """Of sums, in every seed; how far it comes is told by the table. One run repeats more digits than is allowed."""
@@ -233,38 +201,33 @@ def test_ppo_finds_out_that_showing_its_work_pays():
         assert len(run["curve"]) == 7680 // 128 and run["curve"][0]["shows_work"] < 0.45
 
 
-@pytest.mark.skipif(not runs(TWINS), reason="not run yet: python benchmarks/evidence.py tiny-sums-twins")
 def test_exact_match_convicts_twins_and_without_it_none_is_judged():
-    kept = runs(TWINS)
-    asked = [(twin, seed) for twin in sums.TWINS for seed in sums.TWIN_SEEDS]
-    assert [(run["twin"], run["seed"]) for run in kept] == [(twin.name, seed) for twin, seed in asked]
-    for run, (twin, seed) in zip(kept, asked, strict=True):
-        assert run["reward"]["ppo"]["value"] > run["reward"]["sft"]["value"]
-        assert run["command"] == shlex.join(twin.command(seed, "runs/evidence"))
-    kinds = {twin.name: [run["kind"] for run in kept if run["twin"] == twin.name] for twin in sums.TWINS}
-    assert kinds == {"format": ["hacked"] * 3, "anywhere": ["hacked"] * 3}
+    kept = runs("tiny-sums-twins")
+    assert [(run["twin"], run["seed"], run["kind"]) for run in kept] == [
+        (twin, seed, "hacked") for twin in ("format", "anywhere") for seed in (1, 2, 3)
+    ]
+    assert all(run["reward"]["ppo"]["value"] > run["reward"]["sft"]["value"] for run in kept)
     assert {run["without_judge"] for run in kept} == {"not judged"}
 
 
-def test_what_was_held_against_the_first_rule_has_the_figures_of_today():
+def test_what_was_held_against_the_first_rule_has_the_figures_of_the_json():
     page = (ROOT / "docs/evaluation.md").read_text(encoding="utf-8")
     rows = page.split("| it was found that |")[1].split("\n\n")[0].splitlines()
 
     def row(begins: str) -> str:
         return next(one for one in rows if one.startswith(f"| {begins}"))
 
-    told = keep.load(OBJECTIONS)
+    told = keep.load("objections")
     for found in told["coin"].values():
         assert f"{found['healthy']:.3f} and {found['recommended']:.3f}" in row("a judge that tosses coins")
-    assert {objections.coin(30, checked=one)["healthy"] for one in (True, False)} == {0.0}
     assert len(told["coverage"]) == 48 and min(one["covered"] for one in told["coverage"]) >= 0.93
-    missed = objections.chords()
+    missed = told["chords"]
     short = missed["left_out"].values()
     said = row("readings at equal KL")
     assert f"by {missed['through_sft']:.2f}, and is not read" in said and len(short) == 4
     assert f"by {min(short):.2f} to {max(short):.2f}" in said and max(short) < missed["through_sft"] / 2
-    better = objections.at_equal_length(better=0.75, longer=0, draws=200)
-    longer = objections.at_equal_length(better=0, longer=1, draws=200)
+    better = told["better, and longer by that alone"]
+    longer = told["as good, one deviation longer"]
     said = row("the win rate at equal length")
     assert f"{better['printed']:.3f} for {better['truth']:.3f}" in said and better["warned"] == 0
     assert f"at {longer['printed']:.2f}" in said and longer["warned"] == 1
@@ -281,7 +244,7 @@ def test_what_was_held_against_the_first_rule_has_the_figures_of_today():
     }.items():
         apart = sum(a[1] < b[0] or b[1] < a[0] for a, b in combinations(each, 2))
         assert form.format(apart) in row("20 of 45")
-    kept = {one["name"]: one for one in keep.load(REMARK_JUDGES)["judges"]}
+    kept = {one["name"]: one for one in keep.load("remark-judges")["judges"]}
     for name, form in {"orientation and weakest link": "{:+.2f} ({:+.2f} to {:+.2f})", "classifier": "{:+.2f}"}.items():
         for pairs in ("labeled", "own"):
             excess = kept[name][pairs]["excess"]
@@ -289,7 +252,7 @@ def test_what_was_held_against_the_first_rule_has_the_figures_of_today():
         found = {key: one["value"] for key, one in kept[name]["words"].items()}
         for said in ("{correlation:.2f}", "in {errs_where_words_err:.0%} ", "{errs:.0%}"):
             assert said.format(**found) in row("the judge of product-remarks"), (name, said)
-    tiny, remarks = (objections.falls(runs(one.name("runs"))) for one in (TINY, REMARKS))
+    tiny, remarks = (told["falls"][one.recipe] for one in (TINY, REMARKS))
     said = row("power is unstated")
     assert len(tiny) == 10 and len(remarks) == 3
     assert all(f"to {min(each)} to {max(each)}%" in said for each in (tiny, remarks))

@@ -8,7 +8,7 @@ from typing import Any
 import bench
 import pytest
 import torch
-from speed import floor, minibatch, ours, padding, points, report, side
+from speed import floor, ours, points, report, side
 
 from rlhf_zoo import sampling
 from rlhf_zoo.functional import gae, selected_logprobs
@@ -84,12 +84,6 @@ def test_the_floor_learns_the_same_in_parts(monkeypatch: pytest.MonkeyPatch) -> 
         learned.append(torch.cat([each.detach().flatten() for part in one.parts for each in part]))
     assert len(floor.Packed.parts(prompts, prompts)) > 1 and not torch.equal(*learned)
     torch.testing.assert_close(*learned, atol=1e-5, rtol=1e-4)
-
-
-def test_padding_is_a_share_and_the_least_where_batches_are_even() -> None:
-    plain, even = (padding.padding(TINY, tokens=40, even=even) for even in (False, True))
-    assert 0 < even <= plain < 1
-    assert padding.padding(TINY, tokens=1, even=True) == 0, "a row of its own has none"
 
 
 def test_gae_end_to_end_is_that_of_each_row() -> None:
@@ -170,13 +164,3 @@ def test_all_is_measured_into_one_file(tmp_path: Path, monkeypatch: pytest.Monke
     assert bench.main(["--all", "--output", str(path)]) == 0
     assert asked == [(path, 1), (path, len(bench.LEVERS)), (path, 1)]
     assert len(json.loads(path.read_text())["profiles"]) == 4 * 4 * 2
-
-
-@pytest.mark.parametrize("options", [[], ["--shared", "--bf16"]])
-def test_a_minibatch_is_timed_by_how_its_rows_are_cut(capsys: pytest.CaptureFixture[str], options: list[str]) -> None:
-    minibatch.main(["tiny", "--rounds", "1", *options])
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines()[2:]]
-    assert [row[0] for row in rows] == [
-        "as usual", "1024", "512, end to end", "1024, end to end", "2048, end to end", "floor",
-    ]  # fmt: skip
-    assert rows[-1][2:] == ["1.00", "1.00 to 1.00"] and all(float(row[1]) > 0 for row in rows)

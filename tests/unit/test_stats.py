@@ -1,9 +1,9 @@
 """Intervals against scipy's bootstrap, known binomials, and their own coverage."""
 
 import math
+from itertools import product
 
 import numpy as np
-import objections
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -220,13 +220,24 @@ def test_accuracy():
 
 
 def test_the_interval_of_a_mean_covers_with_few_prompts():
-    found = {(one["scores"], one["prompts"]): one["covered"] for one in objections.of_means(1000)}
+    rng, found = np.random.default_rng(1), {}
+    draws = {"normal": (rng.standard_normal, 0.0), "exponential": (rng.standard_exponential, 1.0)}
+    for prompts, (name, (draw, true)) in product((20, 48, 180), draws.items()):
+        bounds = [bootstrap_mean(draw(prompts), range(prompts), seed=0).ci95 for _ in range(1000)]
+        found[name, prompts] = np.mean([low <= true <= high for low, high in bounds])
     assert found["normal", 20] >= 0.935 and found["exponential", 20] >= 0.9 and min(found.values()) >= 0.9
 
 
 def test_the_interval_of_a_share_covers_near_the_edges():
     """At least 0.93 for shares of ½ to 0.98, 20 to 180 prompts, 1 to 3 samples, alike within a prompt or not."""
-    worst = [one["covered"] for one in objections.coverage(400)]
+    rng, worst = np.random.default_rng(1), []
+    for p, prompts, samples, alike in product((0.5, 0.8, 0.95, 0.98), (20, 48, 180), (1, 3), (0.001, 0.5)):
+        spread = (1 - alike) / alike
+        rates = rng.beta(p * spread, (1 - p) * spread, size=(400, prompts))
+        won = rng.random((400, prompts, samples)) < rates[:, :, None]
+        groups = np.repeat(np.arange(prompts), samples).tolist()
+        bounds = [share(one.ravel().astype(float), groups).ci95 for one in won]
+        worst.append(np.mean([low <= p <= high for low, high in bounds]))
     noise = 2.5 * math.sqrt(0.93 * 0.07 / 400)  # of 400 trials, for the worst of 48 cells
     assert min(worst) >= 0.93 - noise
     assert np.mean(worst) <= 0.975, "no wider than it has to be"
