@@ -16,7 +16,7 @@ TOGETHER := -n 2 --dist loadfile --no-loadscope-reorder
 # What holds the trainer, whatever makes its updates fit.
 TRAINER := tests/numerics/test_trl_parity.py tests/numerics/test_details.py tests/numerics/test_resume.py \
 	tests/numerics/test_processes.py tests/numerics/test_learning.py $(addprefix tests/unit/test_,trainer.py own_loop.py \
-	phases.py ppo_options.py critic.py nonfinite_steps.py guards.py peft.py trl_defects.py graphs.py sampling_queue.py reward_ensemble.py limits.py \
+	phases.py ppo_options.py critic.py nonfinite_steps.py guards.py peft.py trl_defects.py graphs.py sampling_queue.py reward_ensemble.py \
 	trace.py training_run.py reward_forms.py samples_shown.py)
 
 .PHONY: demo test test-full coverage mutants lint bench gpu evidence clean

@@ -132,6 +132,7 @@ def test_adapters_in_some_stages(tmp_path, stages):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in ADAPTED])
-def test_adapters_of_every_family(tmp_path, name):
+@pytest.mark.parametrize("name", ["GPT-2", "Pythia", "OPT", "Gemma 3"])
+def test_adapters_on_layers_of_other_names(tmp_path, name):
+    """Qwen, Llama, Mistral and SmolLM2 name their projections as Qwen3-Base does; Gemma 2 as Gemma 3."""
     adapted(tmp_path, name)
