@@ -2,6 +2,7 @@
 
 import copy
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,26 +28,23 @@ from trainer_fixture import (
     values_of,
 )
 
-from rlhf_zoo.functional import explained_variance
+from rlhf_zoo import functional as F
 from rlhf_zoo.ppo.metrics import critic_health
 
 
 def advantages_of(
     scores: list[float], kls: list[list[float]], values: list[list[float]], *, beta: float, gamma: float, lam: float
 ) -> tuple[list[list[float]], list[list[float]]]:
-    """Whitened advantages, and returns: Σ_l (γλ)^l δ_{t+l}, summed term by term."""
-    advantages, returns = [], []
-    for score, kl, value in zip(scores, kls, values, strict=True):
-        rewards = [-beta * k + (score if t == len(kl) - 1 else 0.0) for t, k in enumerate(kl)]
-        following = [*value[1:], 0.0]
-        deltas = [r + gamma * n - v for r, n, v in zip(rewards, following, value, strict=True)]
-        row = [sum((gamma * lam) ** (u - t) * deltas[u] for u in range(t, len(deltas))) for t in range(len(deltas))]
-        advantages.append(row)
-        returns.append([a + v for a, v in zip(row, value, strict=True)])
-    flat = [a for row in advantages for a in row]
-    mean = sum(flat) / len(flat)
-    deviation = math.sqrt(sum((a - mean) ** 2 for a in flat) / (len(flat) - 1) + 1e-8)
-    return [[(a - mean) / deviation for a in row] for row in advantages], returns
+    """Whitened advantages, and returns, of each row. The formulas have tests of their own in numerics."""
+    pad = partial(torch.nn.utils.rnn.pad_sequence, batch_first=True)
+    lengths = [len(row) for row in kls]
+    kl, value = (pad([torch.tensor(row).double() for row in rows]) for rows in (kls, values))
+    mask = torch.arange(kl.shape[1]) < torch.tensor(lengths).unsqueeze(1)
+    rewards = F.token_rewards(torch.tensor(scores).double(), kl, mask, kl_coef=beta)
+    advantages, returns = F.gae(rewards, value, mask, gamma=gamma, lam=lam)
+    white = F.whiten(advantages, mask, F.masked_moments(advantages, mask))
+    each = [[x[row, :length].tolist() for row, length in enumerate(lengths)] for x in (white, returns)]
+    return each[0], each[1]
 
 
 def test_an_update_is_what_the_formulas_say(tmp_path: Path) -> None:
@@ -93,17 +91,14 @@ def test_an_update_is_what_the_formulas_say(tmp_path: Path) -> None:
             entropy = -(every_logp.exp() * every_logp).sum(-1)
             ratio = (logps - torch.tensor(old_logps[i])).exp()
             gain, target = torch.tensor(advantages[i]), torch.tensor(returns[i])
-            clipped = ratio.clamp(0.95, 1.05) * gain
-            policy_loss = policy_loss - torch.minimum(ratio * gain, clipped).sum() / n
-            before = torch.tensor(values[i])
-            bounded = before + (value - before).clamp(-0.02, 0.02)
-            errors = (value - target) ** 2, (bounded - target) ** 2
-            value_loss = value_loss + 0.5 * torch.maximum(*errors).sum() / n
+            losses, clipped = F.clipped_policy_loss(logps, torch.tensor(old_logps[i]), gain, cliprange=0.05)
+            errors, held = F.clipped_value_loss(value, torch.tensor(values[i]), target, cliprange=0.02)
+            policy_loss, value_loss = policy_loss + losses.sum() / n, value_loss + errors.sum() / n
             for name, number in (
                 ("policy/ratio", ratio),
-                ("policy/clipfrac", (clipped < ratio * gain).float()),
+                ("policy/clipfrac", clipped.float()),
                 ("policy/approxkl", ratio - 1 - ratio.log()),
-                ("value/clipfrac", (errors[1] > errors[0]).float()),
+                ("value/clipfrac", held.float()),
                 ("objective/entropy", entropy),
             ):
                 seen[name] += float(number.detach().sum()) / n / 2
@@ -156,7 +151,7 @@ def test_quarters_are_of_what_a_response_may_have_and_those_never_reached_have_n
     mask = torch.tensor([[True] * 5, [True] * 4 + [False]])
     found = critic_health(values, returns, mask, length=10)
     quarters = [found[f"critic/explained_variance/quarter_{part}"] for part in (1, 2, 3, 4)]
-    wanted = [float(explained_variance(values[:, at], returns[:, at], mask[:, at])) for at in (slice(3), slice(3, 6))]
+    wanted = [float(F.explained_variance(values[:, at], returns[:, at], mask[:, at])) for at in (slice(3), slice(3, 6))]
     assert quarters[:2] == wanted and all(math.isnan(each) for each in quarters[2:])
 
 
