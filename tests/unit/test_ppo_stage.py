@@ -159,28 +159,13 @@ def _right(completions: Sequence[str], answer: Sequence[str]) -> list[float]:
     return [float(one.startswith(wanted)) for one, wanted in zip(completions, answer, strict=True)]
 
 
-def test_updates_before_a_reward_that_cannot_be_had_are_kept(folder: Path) -> None:
-    keys = {"reward_funcs": "test_ppo_stage:service", "reward_weights": "1,1", "max_steps": "4", "save_steps": "4"}
-    whole, parts = (replace(make_context(folder, **keys), directory=folder / name) for name in ("whole", "parts"))
-    for context in (whole, parts):
-        shutil.copytree(folder / "run", context.directory)
-    DOWN[:] = [100]
-    assert ppo.run(whole)
-    DOWN[:] = [0]
-    said = r"service raised ConnectionError: the service is down .* Step 2 is saved, and the same command goes on from"
-    with pytest.raises(ZooError, match=said):
-        ppo.run(parts)
-    record = parts.record("ppo")
-    assert [path.name for path in record.checkpoints()] == ["checkpoint-2"] and record.read()["status"] == "interrupted"
-    assert ppo.run(parts)
-    ends = [context.record("ppo").checkpoint_path(4) / "model.safetensors" for context in (whole, parts)]
-    assert ends[0].read_bytes() == ends[1].read_bytes()
-
-
-@pytest.mark.parametrize("way", ["reward_timeout", "Ctrl-C"])
-def test_updates_before_a_reward_that_hangs_are_kept(folder: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+@pytest.mark.parametrize("way", ["raises", "reward_timeout", "Ctrl-C"])
+def test_updates_before_a_reward_that_cannot_be_had_are_kept(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
     monkeypatch.setattr(deadline, "GRACE", 0.5)
-    keys = {"reward_funcs": "test_ppo_stage:slow_service", "reward_weights": "1,1", "max_steps": "4", "save_steps": "4"}
+    name = "service" if way == "raises" else "slow_service"
+    keys = {"reward_funcs": f"test_ppo_stage:{name}", "reward_weights": "1,1", "max_steps": "4", "save_steps": "4"}
     whole, parts = (replace(make_context(folder, **keys), directory=folder / name) for name in ("whole", "parts"))
     for context in (whole, parts):
         shutil.copytree(folder / "run", context.directory)
@@ -190,6 +175,10 @@ def test_updates_before_a_reward_that_hangs_are_kept(folder: Path, monkeypatch: 
     if way == "Ctrl-C":
         DOWN[:] = [-1003]
         with pytest.raises(Stopped):
+            ppo.run(parts)
+    elif way == "raises":
+        DOWN[:] = [0]
+        with pytest.raises(ZooError, match=r"service raised ConnectionError: the service is down .* Step 2 is saved"):
             ppo.run(parts)
     else:
         DOWN[:] = [0]
