@@ -11,7 +11,8 @@ from ..hub.publish import MERGED, checkpoint_files, content_id, expected_id
 from ..hub.refs import ADAPTERS, ask, came_from
 from ..hub.refusals import refusals_as
 from ..record import StageRecord, read_json, write_json
-from ..runs.context import ParentCheckpoint, RunContext
+from ..runs.context import RunContext
+from ..runs.models import ParentCheckpoint
 from ..wholeness import WEIGHTS
 from .rounding import rounded
 

@@ -22,6 +22,7 @@ from ..run_id import run_id
 from ..stage import STAGES
 from ..wholeness import check_whole
 from .layout import CUTS, HOLDS_OUT
+from .models import ParentCheckpoint, model_from_elsewhere
 from .settings import RecipeConfig, StageSettings, recipe_config, stage_settings
 
 log = logging.getLogger(__name__)
@@ -56,14 +57,6 @@ class Publisher(Protocol):
 
     def drain(self) -> None:
         """Waits until all of it is sent. Raises ZooError where it cannot be."""
-
-
-@dataclass(frozen=True)
-class ParentCheckpoint:
-    """A checkpoint to start from: where it lies, and its name for run.json and cards."""
-
-    path: Path
-    lineage: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -223,9 +216,7 @@ class RunContext:
         Of a recipe without SFT the checkpoint "sft" is the model that PPO names to start from.
         """
         if stage == "sft" and (start := self.named_start) is not None:
-            from .parents import parent
-
-            return parent(self, start)
+            return model_from_elsewhere(start, self.hub, recipe=self.recipe.name)
         record = self.record(stage)
         document = record.read()
         chosen = record.chosen_checkpoint() if step is None else record.checkpoint_path(step)

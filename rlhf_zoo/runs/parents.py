@@ -5,14 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ZooError
-from ..hub.refs import NOT_LOADED, came_from, resolve
 from ..recipes import Recipe
 from ..record import StageRecord
 from ..stage import ENSEMBLE, MEMBER, REWARD_ROLES, STAGES, is_member
-from .context import ParentCheckpoint, RunContext
+from .context import RunContext
 from .data import to_train
+from .models import ParentCheckpoint, model_from_elsewhere
 from .settings import StageSettings
-from .sources import model_digest
 
 
 def parent(context: RunContext, name: str) -> ParentCheckpoint:
@@ -21,18 +20,8 @@ def parent(context: RunContext, name: str) -> ParentCheckpoint:
         return context.checkpoint(name)
     if is_member(name):
         return member_checkpoint(context, name)
-    try:
-        loader = context.settings("ppo").data.reward_model_loader  # may read any file
-        found = resolve(name, context.hub, but=NOT_LOADED if loader is None else ())
-    except ZooError as error:
-        what = f"{name!r} is no stage of {context.recipe.name}, no folder, and no model that can be had"
-        raise ZooError(f"{what}. {error}") from error.__cause__
-    if found.hub is None:
-        files = {"folder": found.path.resolve().name, "files": model_digest(found.path)}
-        lineage = {"repo": None, "commit": None, "path": name, "fingerprint": name, **files}
-        return ParentCheckpoint(found.path, lineage)
-    lineage = {"repo": found.repo, "commit": found.commit, "path": None, "fingerprint": found.commit}
-    return ParentCheckpoint(found.path, lineage | came_from(found.hub, context.hub))
+    custom = context.settings("ppo").data.reward_model_loader is not None
+    return model_from_elsewhere(name, context.hub, recipe=context.recipe.name, whole=custom)
 
 
 def parent_names(settings: StageSettings) -> dict[str, str]:

@@ -14,7 +14,8 @@ from typing import Any
 from ..errors import ZooError
 from ..recipes import Recipe
 from ..record import read_json, write_json
-from .context import ParentCheckpoint, Round, RunContext
+from .context import Round, RunContext
+from .models import ParentCheckpoint
 from .pairs import HELD_OUT_SHARE
 
 ROUND_FILE = "round.json"

@@ -19,7 +19,7 @@ from .classified import check_download, obeyed
 from .declared import RUN_KEYS, declared_keys, refused_keys
 from .evaluation import EvaluationConfig
 from .layout import DataArguments
-from .loading import check_model
+from .model_keys import check_model
 from .shares import share_of_batch
 from .values import checked_keys, type_hints
 

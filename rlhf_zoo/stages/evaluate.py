@@ -32,7 +32,7 @@ from ..plugins import PREFERENCES, load_object
 from ..record import checkpoint_step, fingerprint, now, write_json, write_text
 from ..release.sent import published_tags
 from ..run_lock import sole_writer
-from ..runs.context import ParentCheckpoint, Publisher, RunContext
+from ..runs.context import Publisher, RunContext
 from ..runs.data import (
     HELD_OUT,
     DataSource,
@@ -47,6 +47,7 @@ from ..runs.data import (
 from ..runs.evaluation import EvaluationConfig
 from ..runs.judge import as_trained, check_same_labels, evaluation_of, judge_run, of_same_labels
 from ..runs.layout import asked_by
+from ..runs.models import ParentCheckpoint
 from ..runs.names import SAME_LABELS
 from ..votes.judge import votes_on
 from ..wholeness import weights_digest

@@ -13,7 +13,8 @@ from ..model_code import add_code
 from ..model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, AS_SAVED, load_tokenizer
 from ..models import load_causal, load_classifier
 from ..record import COMPLETE, read_json, write_complete
-from ..runs.context import ParentCheckpoint, RunContext
+from ..runs.context import RunContext
+from ..runs.models import ParentCheckpoint
 from ..tokenizer import make_room, name_pad
 
 

@@ -33,12 +33,13 @@ from ..models import (
 from ..plugins import PREFERENCES, load_object
 from ..record import read_json, write_json
 from ..rewards import RewardModel
-from ..runs.context import ParentCheckpoint, Publisher, RunContext
+from ..runs.context import Publisher, RunContext
 from ..runs.conversations import check_conversations
 from ..runs.data import DataSource, add_configuration, learned_rows, parts, stage_rows, stage_source
 from ..runs.generate import complete
 from ..runs.layout import conversational, fitting, hold_out, in_form
 from ..runs.loading import loading_of
+from ..runs.models import ParentCheckpoint
 from ..runs.pairs import named_pairs, on_pairs, sampling
 from ..runs.settings import StageSettings
 from ..runs.sources import NoSuchPart

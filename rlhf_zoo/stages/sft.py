@@ -19,11 +19,12 @@ from ..hub.refs import NOT_LOADED, ask, came_from, resolve
 from ..hub.refusals import refusals_as
 from ..model_files import load_tokenizer
 from ..models import build_causal, leave_out_router_logits, load_causal
-from ..runs.context import ParentCheckpoint, Publisher, RunContext
+from ..runs.context import Publisher, RunContext
 from ..runs.conversations import check_conversations
 from ..runs.data import data_source, parts, stage_source
 from ..runs.layout import conversational, fitting, sft_text
 from ..runs.loading import loading_of
+from ..runs.models import ParentCheckpoint
 from ..runs.settings import StageSettings
 from ..runs.sources import model_digest
 from ..text_ids import settle_ends, without_bos

@@ -26,8 +26,9 @@ from ..release.adapters import check_bases
 from ..release.sender import claim_repository, kept_lineage
 from ..release.sent import unpublished
 from ..runs.choice import choose, promising, prune, thin
-from ..runs.context import ParentCheckpoint, Publisher, RunContext
+from ..runs.context import Publisher, RunContext
 from ..runs.loading import check_installed
+from ..runs.models import ParentCheckpoint
 from ..runs.settings import StageSettings
 from ..runs.sources import check_unchanged, digest
 from ..stage import PARENT_TITLES, STAGES

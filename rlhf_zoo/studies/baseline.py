@@ -30,10 +30,11 @@ from ..model_files import load_tokenizer
 from ..models import CRITIC_DIR, critic_from, load_causal, matrix_parameters
 from ..record import StageRecord, fingerprint, first_difference, now, write_text
 from ..rewards import Rewards
-from ..runs.context import ParentCheckpoint, RunContext, versions
+from ..runs.context import RunContext, versions
 from ..runs.data import DataSource, parts, stage_source
 from ..runs.judge import evaluation_of
 from ..runs.layout import fitting
+from ..runs.models import ParentCheckpoint
 from ..runs.values import listed_numbers
 from ..stages.evaluate import check_prompts, recorded
 from ..stages.interrupt import Stopped

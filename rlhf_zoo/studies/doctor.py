@@ -48,11 +48,12 @@ from ..release.adapters import check_plan
 from ..reserved import GENERATION, PROMPT_TOKENS
 from ..rewards import RewardModel, Scored
 from ..runs.beginning import Named, check_prompt_lengths, start_of
-from ..runs.context import ParentCheckpoint, RunContext
+from ..runs.context import RunContext
 from ..runs.data import stage_source, to_train
 from ..runs.forms import check_forms
 from ..runs.judge import check_same_labels, evaluation_of
 from ..runs.loading import check_installed, loading_of
+from ..runs.models import ParentCheckpoint
 from ..runs.parents import is_trained, parent, parent_names, reward_names, reward_roles
 from ..runs.settings import StageSettings
 from ..stage import REWARD_ROLES, is_member
