@@ -51,6 +51,9 @@ LEAVES = {
     for name, command in walk(cli.cli).items()
     if name not in LEFT_OUT and not isinstance(command, click.Group)
 }
+# These take the options of `run` and `eval`.
+ALIKE = ("ablate", "baseline", "doctor", "ensemble", "ppo", "reward", "sft", "sweep")
+SHARED = {param.opts[0] for name in ("run", "eval") for param in LEAVES[name].params}
 
 
 @pytest.fixture
@@ -98,6 +101,8 @@ def lines(command: click.Command, name: str) -> Iterator[list[str]]:
     arguments = [param for param in command.params if isinstance(param, click.Argument)]
     options = [param for param in command.params if isinstance(param, click.Option) and not param.is_flag]
     required = [word for one in options if one.required for word in (one.opts[0], REQUIRED[str(one.name)])]
+    if name in ALIKE:  # what they share with `run` and `eval` is tried there
+        options = [param for param in options if param.opts[0] not in SHARED]
     good = ["tiny-world"] * len(arguments)
     for place in range(len(arguments)):
         for odd in SUBJECTS:
@@ -105,10 +110,6 @@ def lines(command: click.Command, name: str) -> Iterator[list[str]]:
     for option in options:
         for odd in VALUES:
             yield [*good, *required, option.opts[0], odd, *STOP.get(name, [])]
-
-
-# These take the options of `run` and `eval`.
-ALIKE = ("ablate", "baseline", "doctor", "ensemble", "ppo", "reward", "sft", "sweep")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.full) if n in ALIKE else n for n in LEAVES])

@@ -134,17 +134,6 @@ def test_several_completions_top_p_and_seed(client: PageClient, page: Page) -> N
     assert "Means over 3 completions" in html and "Drawn with top-p 0.8" in html
 
 
-def test_both_completions_grow_at_the_same_time(client: PageClient) -> None:
-    event = client.fire("compare", prompt="the camera", tokens=CONTEXT - 20, n=8, seed=4)
-    written = [update.values.get("pairs") for update in event.updates]
-    growing = [html for html in written if html is not None and 'data-state="writing"' in html]
-    assert len(growing) >= 2, "it came at once"
-    lengths = [[int(n) for n in figures(html, "length")] for html in growing]
-    assert [sum(pair) for pair in lengths] == sorted(sum(pair) for pair in lengths)
-    assert lengths[0][0] >= 1 and lengths[0][1] >= 1, "one waited for the other"
-    assert 'data-state="done"' in written[-1]
-
-
 def test_a_stream_is_stopped(client: PageClient) -> None:
     event = client.start("compare", prompt="the camera", tokens=CONTEXT - 10, n=8)
     next(update for update in event if "pairs" in update.values)

@@ -9,6 +9,8 @@ import pytest
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.ppo.config import PPOConfig
 
+SERVER = {"rollout_engine": "vllm", "vllm_mode": "server", "vllm_server_base_url": "http://x"}
+
 
 def config(directory: Path, **given: Any) -> PPOConfig:
     return PPOConfig(output_dir=str(directory), use_cpu=True, report_to="none", **given)
@@ -32,6 +34,23 @@ def config(directory: Path, **given: Any) -> PPOConfig:
         ({"stop_token": "</s>"}, "stop_token is '</s>'"),
         ({"num_mini_batches": 3}, "num_mini_batches 3 does not divide the rollout of 8"),
         ({"fp16": True}, "fp16"),
+        # what completions are
+        ({"response_length": 10, "response_length_min": 11}, "response_length_min is 11 and response_length 10"),
+        ({"response_length_min": 0}, "response_length_min is 0: give at least 1"),
+        ({"truncate_text": ""}, "truncate_text is empty"),
+        ({"truncate_after": 3}, "truncate_after is 3, and nothing is cut there: give truncate_text too"),
+        ({"response_length": 10, "truncate_text": ".", "truncate_after": 10}, "so nothing could be cut: lower it"),
+        ({"skip_equal_scores": True}, "num_generations is 1: give at least 2"),
+        ({"reward_output": "logprob"}, "reward_output is 'logprob', which is of a label: say which by reward_label"),
+        ({"reward_output": "odds", "reward_label": "A"}, "reward_output is 'odds': give one of 'logit', 'logprob'"),
+        # what samples them
+        ({"rollout_engine": "sglang"}, "rollout_engine is 'sglang': give one of 'native', 'transformers', 'vllm'"),
+        ({"importance_sampling_cap": 2.0}, "rollout_engine is 'native', whose log-probabilities are the trainer's"),
+        ({"rollout_engine": "vllm", "importance_sampling_cap": 0.5}, "importance_sampling_cap is 0.5: give at least 1"),
+        ({"rollout_engine": "vllm", "max_rollout_batch_tokens": 99}, "give vllm_gpu_memory_utilization to vLLM"),
+        ({"vllm_gpu_memory_utilization": 0.5}, "vllm_gpu_memory_utilization is for vLLM"),
+        ({"rollout_engine": "vllm", "vllm_mode": "server"}, "vllm_server_base_url None: a server needs its address"),
+        (SERVER | {"vllm_enable_sleep_mode": True}, "vllm_enable_sleep_mode is of a colocated vLLM"),
     ],
 )
 def test_a_value_that_cannot_be_right_is_refused(tmp_path: Path, given: dict[str, Any], message: str) -> None:

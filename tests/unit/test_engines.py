@@ -30,7 +30,6 @@ from zoo_process import free_port
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.logprobs import token_logprobs
-from rlhf_zoo.ppo.config import PPOConfig
 from rlhf_zoo.ppo.engine_samples import as_samples
 from rlhf_zoo.ppo.engines import sample_with_transformers
 from rlhf_zoo.ppo.failures import Unsampled
@@ -314,29 +313,6 @@ def test_without_vllm_a_sentence_before_training(tmp_path: Path) -> None:
         pytest.skip("vLLM is installed")
     with pytest.raises(ZooError, match="'vllm', which is not installed"):
         make_trainer(tmp_path, rollout_engine="vllm")
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"rollout_engine": "sglang"}, "rollout_engine is 'sglang': give one of 'native', 'transformers', 'vllm'"),
-        ({"importance_sampling_cap": 2.0}, "rollout_engine is 'native', whose log-probabilities are the trainer's"),
-        ({"rollout_engine": "vllm", "importance_sampling_cap": 0.5}, "importance_sampling_cap is 0.5: give at least 1"),
-        ({"rollout_engine": "vllm", "max_rollout_batch_tokens": 99}, "give vllm_gpu_memory_utilization to vLLM"),
-        ({"vllm_gpu_memory_utilization": 0.5}, "vllm_gpu_memory_utilization is for vLLM"),
-        ({"rollout_engine": "vllm", "vllm_mode": "server"}, "vllm_server_base_url None: a server needs its address"),
-        (
-            {
-                "rollout_engine": "vllm", "vllm_mode": "server", "vllm_server_base_url": "http://x",
-                "vllm_enable_sleep_mode": True,
-            },
-            "vllm_enable_sleep_mode is of a colocated vLLM",
-        ),
-    ],
-)  # fmt: skip
-def test_keys_that_do_not_fit_are_refused(tmp_path: Path, given: dict[str, Any], message: str) -> None:
-    with pytest.raises(ZooError, match=message):
-        PPOConfig(output_dir=str(tmp_path), use_cpu=True, report_to="none", **given)
 
 
 def test_an_engine_that_answers_nonsense_is_named() -> None:

@@ -40,7 +40,6 @@ from transformers import (
 from rlhf_zoo.alignment import TokenText
 from rlhf_zoo.draws import uniforms
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.ppo.config import PPOConfig
 from rlhf_zoo.rewards import RewardModel, Rewards
 from rlhf_zoo.rewards.loading import load_reward_model
 from rlhf_zoo.sampling import Samples
@@ -341,24 +340,6 @@ def test_a_run_with_cut_completions(tmp_path: Path) -> None:
 
 def test_cut_completions_resume_alike(tmp_path: Path) -> None:
     resumed_alike(lambda path: make_trainer(path, kind=Spy, **CUT, **SAVED), tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"response_length_min": 11}, "response_length_min is 11 and response_length 10: give at most as many"),
-        ({"response_length_min": 0}, "response_length_min is 0: give at least 1"),
-        ({"truncate_text": ""}, "truncate_text is empty"),
-        ({"truncate_after": 3}, "truncate_after is 3, and nothing is cut there: give truncate_text too"),
-        ({"truncate_text": ".", "truncate_after": 10}, "so nothing could be cut: lower it"),
-        ({"skip_equal_scores": True}, "num_generations is 1: give at least 2"),
-        ({"reward_output": "logprob"}, "reward_output is 'logprob', which is of a label: say which by reward_label"),
-        ({"reward_output": "odds", "reward_label": "A"}, "reward_output is 'odds': give one of 'logit', 'logprob'"),
-    ],
-)
-def test_settings_that_cannot_be_right(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(ZooError, match=message):
-        PPOConfig(output_dir="unused", report_to="none", use_cpu=True, response_length=10, **given)
 
 
 # Prompts whose completions all score the same

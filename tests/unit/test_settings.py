@@ -189,13 +189,6 @@ def test_coercion(hint, value, expected):
         ),
         ("ppo", {1: 2}, "{}/ppo.yaml says 1, which is no key of the stage ppo: "),
         ("ppo", {"env": {"HF_ENDPOINT": "http://x"}}, "{}/ppo.yaml says env, which is refused, as it could redirect"),
-        (
-            "ppo",
-            {"temperature": 0},
-            "temperature in {}/ppo.yaml is 0: completions are sampled, so give at least 0.0001.",
-        ),
-        ("ppo", {"seed": -1}, "seed in {}/ppo.yaml is -1: give at least 0."),
-        ("reward", {"score_samples": 1}, "score_samples in {}/reward.yaml is 1: give at least 2."),
         ("sft", {"optim": "adamx"}, "The settings of the stage sft of toy do not work: adamx is not a valid"),
     ],
 )
