@@ -121,16 +121,16 @@ class FunctionCall:
         )
 
     def _arguments(self, batch: Batch) -> dict[str, Any]:
-        """The lists are copies, so that no function can change what the next one sees.
+        """Every list and mapping is a copy, so that no function can change what the next one or a table sees.
 
         No column of the data takes the place of ours: names of RESERVED are left out.
         """
         state = {} if batch.trainer_state is None else {"trainer_state": batch.trainer_state}
         return {
-            "prompts": list(batch.prompts),
-            "completions": list(batch.completions),
-            "completion_ids": [list(ids) for ids in batch.completion_ids],
-            **passed_on(batch.columns),
+            "prompts": _copied(batch.prompts),
+            "completions": _copied(batch.completions),
+            "completion_ids": _copied(batch.completion_ids),
+            **_copied(passed_on(batch.columns)),
             **state,
             "log_extra": self._log_extra,
             "log_metric": self._log_metric,
@@ -294,6 +294,15 @@ def numbers(
             )
         totals.append(total)
     return torch.tensor(totals, dtype=torch.float32), paid if any(map(is_list, given)) else None
+
+
+def _copied(value: Any) -> Any:
+    """A value whose lists and mappings, at any depth, are copies; whatever else is in them is shared."""
+    if isinstance(value, dict):
+        return {key: _copied(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_copied(inner) for inner in value]
+    return tuple(map(_copied, value)) if type(value) is tuple else value
 
 
 def unwrapped(function: Any) -> Any:

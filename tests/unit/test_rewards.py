@@ -5,6 +5,7 @@ import functools
 import math
 import re
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -133,6 +134,36 @@ def test_a_function_cannot_change_what_the_next_one_sees(samples: Samples) -> No
 
     lengths = [len(ids) for ids in samples.token_lists()]
     assert call(Rewards([spoil, count]), samples).total.tolist() == lengths and lengths[0] > 0
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_a_function_cannot_change_columns_or_turns(samples: Samples, wait: bool) -> None:
+    """Nor what a reward model reads, a table shows, and the next update is told of the same rows."""
+    seen: list[dict[str, Any]] = []
+
+    def spoil(prompts: Any, completions: Any, answer: Any, tests: Any, **_: Any) -> list[float]:
+        seen.append(deepcopy({"prompts": prompts, "completions": completions, "answer": answer, "tests": tests}))
+        prompts[0][0]["content"] = completions[0][0]["content"] = "spoiled"
+        completions[1].clear()
+        answer.sort()
+        tests[0]["cases"].append("spoiled")
+        tests[1].clear()
+        return [0.0] * 3
+
+    async def spoil_later(**given: Any) -> list[float]:
+        return spoil(**given)
+
+    def keep(**given: Any) -> list[float]:
+        seen.append({name: given[name] for name in ("prompts", "completions", "answer", "tests")})
+        return [0.0] * 3
+
+    prompts = [[{"role": "user", "content": text}] for text in PROMPTS]
+    completions = [[{"role": "assistant", "content": "a"}] for _ in PROMPTS]
+    columns = {"answer": [3, 2, 1], "tests": [{"cases": ["x"]}, {"cases": ["y"]}, {"cases": []}]}
+    given = {"prompts": prompts, "completions": completions, **columns}
+    before = deepcopy(given)
+    Rewards([spoil_later if wait else spoil, keep])(samples, prompts, completions, PROMPTS, columns)
+    assert given == before and all(each == before for each in seen) and len(seen) == 2
 
 
 def test_functions_of_trl_work_unchanged(samples: Samples) -> None:
