@@ -79,7 +79,9 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
         the policy, or the policy with its adapter off. reward_model (several: `args.reward_ensemble`) and reward_funcs
         (called as TRL's GRPO calls them): what scores completions; none is needed for a loop of one's own. value_model:
         the critic; None starts it as `args.critic` says. train_dataset, eval_dataset: prompts in a column `prompt`
-        (text or conversation), or token ids in `input_ids`. ptx_dataset: text to keep modelling, with `ptx_coef`.
+        (text or conversation), or token ids in `input_ids`, with their `attention_mask` where they are padded; where
+        both are there, the policy reads `input_ids`, and they must be of one text. ptx_dataset: text to keep modelling,
+        with `ptx_coef`.
 
         Raises ZooError for what cannot train: PAD missing or equal to EOS, a prompt past the context, a critic or
         reward that does not fit.

@@ -6,6 +6,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..actor_critic import TextBatch
 from ..chat import completion_ids, prompt_ids
+from ..data import unpadded_ids
 from ..errors import ZooError
 
 
@@ -36,7 +37,7 @@ class TextSource:
                 for prompt, completion in pairs
             ]
         elif "input_ids" in names:
-            rows = [([], list(ids)) for ids in dataset["input_ids"]]
+            rows = [([], ids) for ids in unpadded_ids(dataset, tokenizer, of="ptx_dataset: row")]
         else:
             raise ZooError(
                 f"ptx_dataset has the columns {', '.join(map(repr, names))}: give it 'text', 'prompt' and "
