@@ -93,7 +93,8 @@ def recipes_copy(recipe: str, target: Path) -> None:
 def recipes_validate(ctx: click.Context, recipe: str, source_hub: str | None) -> None:
     """Check every key of a recipe, flags and the names of reward functions, without training.
 
-    Columns and contexts are looked at where the Hub answers that has the data and models, and else it says so.
+    Of data in files here it looks at every row; of data and models of a Hub at the columns, the first row and the
+    context, where the Hub answers, and else it says so.
 
     \b
     Example:
@@ -133,7 +134,7 @@ def _validate(recipe: str, flags: dict[str, dict[str, Any]]) -> None:
         check_parents(found, checked["ppo"])
     silence = CLIENT.silence()
     hub = CLIENT if silence is None else replace(CLIENT, offline=True)  # asked once, not for each name
-    unseen = {f"the columns of {name}": why for name, why in check_forms(shared, checked, hub).items()}
+    unseen = {f"the columns of {name}": why for name, why in check_forms(shared, checked, hub, every_row=True).items()}
     models = named_models(checked, hub, leniently=True)
     unseen |= {f"the context of {one.name}": one.unseen for one in models.values() if one.unseen is not None}
     if "ppo" in checked:

@@ -89,7 +89,10 @@ def _loaded(
         if not made:
             rows = rows.select_columns([column]) if column in rows.column_names else []
     of = f"The data set {location}"
-    prompts = (filled(column, row, of=of) if made else messages_of(row.get(column), of=of) for row in rows)
+    prompts = (
+        filled(column, row, of=of, place=place) if made else messages_of(row.get(column), of=of)
+        for place, row in enumerate(rows)
+    )
     return [
         readable(one) for one in prompts if isinstance(one, str) or (one and is_conversation(one) and len(one) == 1)
     ]

@@ -37,23 +37,34 @@ def value_of(row: Mapping[str, Any], name: str, *, of: str) -> Any:
     return value[key]
 
 
-def filled(text: str, row: Mapping[str, Any], *, of: str) -> str:
+def filled(text: str, row: Mapping[str, Any], *, of: str, place: int) -> str:
     """The text with the row's values; which words are kept depends on the value alone.
 
-    Raises ZooError for a place that is not written as one. Braces in a value stay as they are.
+    Args:
+        text: With places for values. Braces in a value stay as they are.
+        row: The values, by column.
+        of: What to call the data set.
+        place: The row's number in it.
+
+    Raises:
+        ZooError: A place is not written as one, or the row has no value for it.
     """
 
-    def written(place: re.Match[str]) -> str:
-        if place[0] in ("{{", "}}"):
-            return place[0][0]
-        if place["name"] is None:
+    def written(part: re.Match[str]) -> str:
+        if part[0] in ("{{", "}}"):
+            return part[0][0]
+        if part["name"] is None:
             raise ZooError(
                 f"`columns` for {of} says {text!r}: write a value's place as {{column}}, {{column[key]}} or "
                 "{column:2-8 words}, and a brace of the text itself twice, {{ or }}."
             )
-        value = value_of(row, place["name"], of=of)
-        value = "" if value is None else str(value)
-        return value if place["low"] is None else _first_words(value, int(place["low"]), place["high"])
+        value = value_of(row, part["name"], of=of)
+        if value is None:
+            raise ZooError(
+                f"Row {place} of {of[:1].lower() + of[1:]} has nothing in {part['name']!r}, which `columns` puts into "
+                f"{text!r}: write a value there, an empty text if need be, or take the row out."
+            )
+        return str(value) if part["low"] is None else _first_words(str(value), int(part["low"]), part["high"])
 
     return _PART.sub(written, text)
 

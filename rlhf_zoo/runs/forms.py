@@ -11,7 +11,7 @@ from ..errors import ZooError
 from ..hub.connect import CLIENT, Hub
 from ..hub.refusals import reason
 from ..recipes import Recipe
-from .columns import value_of
+from .columns import above, value_of
 from .data import FORMS, evaluated_split, own_pairs_at, text_field
 from .layout import Form, conversational, in_form
 from .settings import RecipeConfig, StageSettings
@@ -19,22 +19,34 @@ from .sources import NoSuchPart, find_data
 from .tables import dataset_of
 
 
-def check_forms(shared: RecipeConfig, stages: Mapping[str, StageSettings], hub: Hub = CLIENT) -> dict[str, str]:
-    """Raises ZooError for columns that a stage cannot read, as far as the data sets' pages tell without a download.
+def check_forms(
+    shared: RecipeConfig, stages: Mapping[str, StageSettings], hub: Hub = CLIENT, *, every_row: bool = False
+) -> dict[str, str]:
+    """Checks that stages can read their data, as far as that can be told without a download.
 
-    What the Hub does not say, or a Hub that does not answer, is left to the stage. Returns it: data set -> why.
+    Args:
+        shared: The recipe's keys.
+        stages: The settings of its stages.
+        hub: What a Hub does not say, or one that does not answer, is left to the stage.
+        every_row: Look at every row of files that lie here, and not at the first one alone.
+
+    Returns:
+        Data sets that could not be looked at, each with the reason.
+
+    Raises:
+        ZooError: A split, a column or a row is not what a stage reads.
     """
-    look = _Look(shared, hub)
+    look = _Look(shared, hub, every_row=every_row)
     for stage, settings in stages.items():
         if stage == "reward" and settings.data.simulated_pairs is not None:
             continue
         of, data, text = f"the stage {stage}", settings.data, text_field(settings)
-        rows = look.first_row(data, data.dataset_train_split, FORMS[stage], of=of, text=text)
+        rows = look.rows(data, data.dataset_train_split, FORMS[stage], of=of, text=text)
         for split in ("dataset_test_split", "dataset_validation_split"):
             if getattr(data, split, None) is not None:
-                look.first_row(data, getattr(data, split), FORMS[stage], of=of, text=text)
+                look.rows(data, getattr(data, split), FORMS[stage], of=of, text=text)
         if stage == "ppo":
-            look.first_row(data, evaluated_split(shared, data)[0], "prompts", of="the evaluation")
+            look.rows(data, evaluated_split(shared, data)[0], "prompts", of="the evaluation")
         if rows is not None and shared.chat != Chat() and not conversational(rows):
             raise ZooError(
                 f"The data set {settings.data.dataset_name or shared.dataset_name} of {of} has plain texts, and "
@@ -47,7 +59,7 @@ def check_forms(shared: RecipeConfig, stages: Mapping[str, StageSettings], hub: 
 def check_labeled(shared: RecipeConfig, hub: Hub = CLIENT) -> dict[str, str]:
     """The same of the texts and labels that the judge `classifier` learns from."""
     look, data = _Look(shared, hub), shared.evaluation.labeled_data
-    look.first_row(data, data.dataset_train_split, "labeled", of="the judge classifier")
+    look.rows(data, data.dataset_train_split, "labeled", of="the judge classifier")
     return look.unseen
 
 
@@ -55,19 +67,23 @@ def check_own_pairs(recipe: Recipe, shared: RecipeConfig, hub: Hub = CLIENT) -> 
     """The same of the pairs of `evaluation.own_pairs`, where it names any."""
     look, data = _Look(shared, hub), own_pairs_at(recipe, shared)
     if data is not None:
-        look.first_row(data, data.dataset_train_split, "pairs", of="evaluation.own_pairs")
+        look.rows(data, data.dataset_train_split, "pairs", of="evaluation.own_pairs")
     return look.unseen
 
 
 class _Look:
-    """First rows of data sets, each looked at once. unseen: of those that cannot be looked at yet, why."""
+    """Rows of data sets, each split looked at once. unseen: of those that cannot be looked at yet, why."""
 
-    def __init__(self, shared: RecipeConfig, hub: Hub) -> None:
-        self.shared, self.hub, self.unseen = shared, hub, dict[str, str]()
-        self._seen: dict[Any, dict[str, Any] | None] = {}
+    def __init__(self, shared: RecipeConfig, hub: Hub, *, every_row: bool = False) -> None:
+        self.shared, self.hub, self.every_row, self.unseen = shared, hub, every_row, dict[str, str]()
+        self._seen: dict[Any, datasets.Dataset | None] = {}
 
-    def first_row(self, data: Any, split: str, form: Form, *, of: str, text: str = "text") -> datasets.Dataset | None:
-        """The split's first row in its form; None where that cannot be told. Raises ZooError where it has none."""
+    def rows(self, data: Any, split: str, form: Form, *, of: str, text: str = "text") -> datasets.Dataset | None:
+        """The split's rows in their form, or its first one; None where that cannot be told.
+
+        Raises:
+            ZooError: They have none.
+        """
         shared = self.shared
         name = data.dataset_name or (shared.dataset_name if shared.corpus is None else None)
         revision = data.dataset_revision if data.dataset_name else shared.dataset_revision
@@ -76,19 +92,23 @@ class _Look:
         key = (name, revision, data.dataset_config, split)
         if key not in self._seen:
             self._seen[key] = self._look(*key, of=of)
-        if (first := self._seen[key]) is None:
+        if (rows := self._seen[key]) is None:
             return None
-        rows, what = dataset_of({name: [value] for name, value in first.items()}), f"The data set {name} of {of}"
+        what = f"The data set {name} of {of}" if len(rows) == 1 else f"The data set {name}, split {split}, of {of}"
         for column in data.keep_above:
-            value_of(first, column, of=what)
+            value_of(rows[0], column, of=what)
+        if len(rows) > 1:
+            rows = above(rows, data.keep_above, of=what)
         return in_form(rows, form, columns=data.columns, turns=shared.conversational, text=text, of=what)
 
     def _look(
         self, name: str, revision: str | None, configuration: str | None, split: str, *, of: str
-    ) -> dict[str, Any] | None:
+    ) -> datasets.Dataset | None:
         source = find_data(name, revision, self.hub)
         try:
-            return source.first_row(configuration, split)
+            if self.every_row and Path(name).exists():
+                return source.load(configuration, split, columns=[])
+            first = source.first_row(configuration, split)
         except NoSuchPart as error:
             raise NoSuchPart(f"{str(error).removesuffix('.')} of {of}.") from error
         except ZooError as error:
@@ -96,3 +116,4 @@ class _Look:
                 raise
             self.unseen[name] = source.unanswered or reason(error.__cause__ or error)
             return None
+        return None if first is None else dataset_of({column: [value] for column, value in first.items()})

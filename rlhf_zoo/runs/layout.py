@@ -21,6 +21,7 @@ from ..limits import option
 from ..plugins import did_you_mean
 from ..reserved import PROMPT_TOKENS
 from .columns import filled, is_text
+from .row_values import check_values
 from .turns import SHAREGPT, in_our_turns, named_conversations, of_one_kind
 
 if TYPE_CHECKING:
@@ -106,7 +107,13 @@ def in_form(rows: Dataset, form: Form, *, columns: Mapping[str, str], turns: boo
     """
     made = {ours: text for ours, text in columns.items() if is_text(text)}
     if made and len(rows):
-        rows = _mapped(rows, lambda row: {ours: filled(text, row, of=of) for ours, text in made.items()})
+        rows = _with_columns(
+            rows,
+            [
+                {ours: filled(text, row, of=of, place=place) for ours, text in made.items()}
+                for place, row in enumerate(rows)
+            ],
+        )
     for ours, theirs in columns.items():
         if ours in made:
             continue
@@ -120,7 +127,7 @@ def in_form(rows: Dataset, form: Form, *, columns: Mapping[str, str], turns: boo
         raise ZooError(f"{of} is empty: choose another split.")
     rows = _in_turns(rows, form, text=text, given=columns, of=of)
     names = set(rows.column_names)
-    _need_texts(rows, form, text=text, of=of)
+    check_values(rows, form, text=text, of=of[:1].lower() + of[1:])
     if form in ("pairs", "texts") and (changed := of_one_kind(rows[0])):
         other = next((place for place, row in enumerate(rows) if of_one_kind(row).keys() != changed.keys()), None)
         if other is not None:
@@ -196,85 +203,18 @@ def need_form(names: Sequence[str], form: Form, *, text: str, of: str, given: It
     )
 
 
-def _need_texts(rows: Dataset, form: Form, *, text: str, of: str) -> None:
-    """Raises ZooError where a column that is read holds numbers, or nothing in some row."""
-    from datasets import Json, Value
-
-    names, within = set(rows.column_names), of[:1].lower() + of[1:]
-    asked = [name for name in ("prompt",) if name in names]
-    within_others = ["messages"] if "messages" in names else ["chosen", "rejected"]
-    read = {
-        "pairs": [*asked, "chosen", "rejected"],
-        "prompts": asked or within_others,
-        "labeled": ["text"],
-        "texts": [text],
-    }[form]
-    if form == "texts" and "messages" in names:
-        read = ["messages"]
-    elif form == "texts" and {"prompt", "completion"} <= names:
-        read = ["prompt", "completion"]
-    for name in read:
-        kind = rows.features[name]
-        if isinstance(kind, Value) and kind.dtype not in ("string", "large_string", "null"):
-            raise ZooError(f"The column {name!r} of {within} holds {kind.dtype}, and texts or conversations are read.")
-        if isinstance(kind, Json):  # of several types
-            _need_one_kind(rows[name], name, of=within)
-        # Of all rows, chosen or not: only where one is empty are they looked at.
-        if _lacks_text(rows.data.column(name)):
-            empty = next((place for place, value in enumerate(rows[name]) if not _is_spoken(value)), None)
-            if empty is not None:
-                raise ZooError(f"Row {empty} of {within} has nothing in the column {name!r}: mend it, or take it out.")
-
-
-def _need_one_kind(values: Iterable[Any], name: str, *, of: str) -> None:
-    """Raises ZooError where not all values of a column are texts, or not all of them conversations."""
-    first = None
-    for place, value in enumerate(values):
-        if value is None:
-            continue
-        kind = "a text" if isinstance(value, str) else "a conversation" if is_conversation(value) else None
-        first = first or (place, kind)
-        if kind is None or kind != first[1]:
-            has = "neither a text nor a conversation" if kind is None else f"{kind}, and row {first[0]} {first[1]},"
-            raise ZooError(f"Row {place} of {of} has {has} in the column {name!r}: mend it, or take it out.")
-
-
-def _lacks_text(column: Any) -> bool:
-    """Whether some row of a column of Arrow may be nothing: no text, no turns, or a turn without content."""
-    import pyarrow as pa
-    from pyarrow import compute
-
-    if column.null_count or not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
-        return bool(column.null_count)
-    turns = compute.list_flatten(column)
-    if compute.min(compute.list_value_length(column)).as_py() == 0 or turns.null_count:
-        return True
-    named = pa.types.is_struct(turns.type) and turns.type.get_field_index("content") >= 0
-    return named and bool(compute.struct_field(turns, "content").null_count)
-
-
-def _is_spoken(value: Any) -> bool:
-    """Whether a text, or a conversation whose turns all say something; one that calls tools need not."""
-    if not isinstance(value, list):
-        return value is not None
-    return bool(value) and all(
-        turn is not None and (not isinstance(turn, dict) or turn.get("content") is not None or _calls(turn))
-        for turn in value
-    )
-
-
-def _calls(turn: Mapping[str, Any]) -> bool:
-    return bool(turn.get("tool_calls") or turn.get("function_call"))
-
-
 def _mapped(rows: Dataset, function: Callable[[dict], dict], *, drop: Sequence[str] = ()) -> Dataset:
     """As Dataset.map, where a column may change from texts to conversations."""
+    return _with_columns(rows, [function(row) for row in rows], drop=drop)
+
+
+def _with_columns(rows: Dataset, values: Sequence[Mapping[str, Any]], *, drop: Sequence[str] = ()) -> Dataset:
+    """The rows with these columns, in place of those that had their names. values: of each row, by column."""
     from datasets import concatenate_datasets
 
     from .tables import dataset_of
 
-    changed = [function(row) for row in rows]
-    made = dataset_of({name: [row[name] for row in changed] for name in changed[0]})
+    made = dataset_of({name: [row[name] for row in values] for name in values[0]})
     kept = [name for name in rows.column_names if name not in made.column_names and name not in drop]
     return concatenate_datasets([rows.select_columns(kept), made], axis=1) if kept else made
 

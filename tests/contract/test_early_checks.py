@@ -257,6 +257,30 @@ def test_what_training_would_stumble_over_is_said_before(
         zoo("recipes", "validate", "mine", *flags.split())
 
 
+@pytest.mark.parametrize(
+    ("stage", "wrong", "told"),
+    [
+        ("reward", {"margin": None}, r"Row 7 .*margin"),
+        ("reward", {"margin": "much"}, r"Row 7 .*margin"),
+        ("reward", {"rejected": None}, r"Row 7 .*rejected"),
+        ("sft", {"chosen": "well"}, r"Row 7 .*messages"),
+        ("sft", {"chosen": "[]"}, r"Row 7 .*messages"),  # which `datasets` reads as JSON
+    ],
+)
+def test_a_late_row_is_seen_before_anything_trains(
+    zoo: Callable[..., None], mine: Path, stage: str, wrong: dict[str, object], told: str
+) -> None:
+    rows = [{**row, "margin": 1.0} for row in rows_of("trl-lib/ultrafeedback_binarized")]
+    rows[7] |= wrong
+    Path("late.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    flags = (f"--{stage}.dataset_name", "late.jsonl")
+    with pytest.raises(ZooError, match=told):
+        zoo("recipes", "validate", "mine", *flags)
+    with pytest.raises(ZooError, match=told):
+        zoo("run", "mine", *flags, "--hub", NOBODY)
+    assert not Path("runs/mine/sft/checkpoint-1").exists() and not list(Path("runs").rglob("*.safetensors"))
+
+
 @pytest.mark.parametrize(("stage", "key"), [("sft", "model_name_or_path"), ("reward", "reward_model_path")])
 def test_a_stage_that_ppo_starts_from_and_the_recipe_has_not(
     zoo: Callable[..., None], mine: Path, stage: str, key: str

@@ -1,6 +1,7 @@
 """Texts with a row's values in them, and rows left out by a number."""
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -17,18 +18,20 @@ from rlhf_zoo.runs.columns import above, filled
 from rlhf_zoo.runs.layout import in_form
 from rlhf_zoo.runs.sources import find_data
 
+PAIR = {"prompt": "a", "chosen": "b", "rejected": "c"}
+TURNS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 ROW = {"question": "How many?", "prompt": {"text": "a b  c d e f", "toxicity": 0.5}, "answer": "#### 2"}
 
 
 def test_a_text_has_a_rows_values() -> None:
-    assert filled('{question} Say "####".', ROW, of="it") == 'How many? Say "####".'
-    assert filled("{prompt[text]:3 words}!", ROW, of="it") == "a b  c!"
-    assert filled("{prompt[text]:99 words}", ROW, of="it") == "a b  c d e f"
-    drawn = {filled("{q:2-4 words}", {"q": f"a b c d {n}"}, of="it") for n in range(40)}
+    assert filled('{question} Say "####".', ROW, of="it", place=0) == 'How many? Say "####".'
+    assert filled("{prompt[text]:3 words}!", ROW, of="it", place=0) == "a b  c!"
+    assert filled("{prompt[text]:99 words}", ROW, of="it", place=0) == "a b  c d e f"
+    drawn = {filled("{q:2-4 words}", {"q": f"a b c d {n}"}, of="it", place=0) for n in range(40)}
     assert drawn == {"a b", "a b c", "a b c d"}
-    assert filled(r"{question} Answer in \boxed{{}}.", ROW, of="it") == r"How many? Answer in \boxed{}."
-    assert filled('{{"a": "{answer}"}}', {"answer": "{x} }}"}, of="it") == '{"a": "{x} }}"}'
-    assert filled(r"\boxed{{{answer}}}", ROW, of="it") == r"\boxed{#### 2}"
+    assert filled(r"{question} Answer in \boxed{{}}.", ROW, of="it", place=0) == r"How many? Answer in \boxed{}."
+    assert filled('{{"a": "{answer}"}}', {"answer": "{x} }}"}, of="it", place=0) == '{"a": "{x} }}"}'
+    assert filled(r"\boxed{{{answer}}}", ROW, of="it", place=0) == r"\boxed{#### 2}"
     rows = datasets.Dataset.from_list([ROW])
     read = in_form(rows, "prompts", columns={"prompt": "{question} {answer}"}, turns=True, text="text", of="It")
     assert read[0]["prompt"] == [{"role": "user", "content": "How many? #### 2"}] and read[0]["answer"] == "#### 2"
@@ -48,7 +51,7 @@ def test_a_text_has_a_rows_values() -> None:
 )
 def test_mistakes_are_named(text: str, said: str) -> None:
     with pytest.raises(ZooError) as caught:
-        filled(text, ROW, of="It")
+        filled(text, ROW, of="It", place=0)
     assert said in str(caught.value)
 
 
@@ -67,6 +70,19 @@ def test_mistakes_are_named(text: str, said: str) -> None:
         ("prompts", [{"chosen": "a b", "rejected": "a c"}, {"chosen": None, "rejected": "a"}], "Row 1 of it has"),
         ("prompts", [{"prompt": 5}], "The column 'prompt' of it holds int64, and texts or conversations are read."),
         ("pairs", [{"chosen": None, "rejected": None}], "Row 0 of it has nothing in the column 'chosen'"),
+        ("pairs", [{**PAIR, "margin": 1.5}, {**PAIR, "margin": None}],
+         "Row 1 of it has nothing in the column 'margin'"),
+        ("pairs", [{**PAIR, "margin": math.nan}], "Row 0 of it has nan in the column 'margin'"),
+        ("pairs", [{**PAIR, "margin": "much"}], "Row 0 of it has 'much' in the column 'margin'"),
+        ("texts", [{"messages": json.dumps(TURNS)}], "Row 0 of it has a text in the column 'messages'"),
+        ("prompts", [{"messages": json.dumps(TURNS)}], "Row 0 of it has a text in the column 'messages'"),
+        ("texts", [{"conversations": json.dumps(TURNS)}], "Row 0 of it has a text in the column 'messages'"),
+        ("texts", [{"messages": ["a", "b"]}], "Row 0 of it has a list of texts in the column 'messages'"),
+        ("texts", [{"prompt": "a", "completion": ["b", "c"]}], "Row 0 of it has a list of texts in the column 'compl"),
+        ("texts", [{"text": TURNS}], "Row 0 of it has a conversation in the column 'text', and texts are read"),
+        ("pairs", [{"prompt": "a", "chosen": ["b"], "rejected": ["c"]}], "Row 0 of it has a list of texts in the"),
+        ("prompts", [{"prompt": {"text": "a"}}], "Row 0 of it has a mapping in the column 'prompt'"),
+        ("prompts", [{"prompt": [{"text": "a"}]}], "Row 0 of it has a list that is no conversation in the column"),
     ],
 )  # fmt: skip
 def test_what_is_no_text_is_named_with_its_row(form: Any, rows: list[dict[str, Any]], said: str) -> None:
@@ -98,6 +114,18 @@ def test_token_ids_that_data_bring_do_not_take_the_place_of_their_text() -> None
     assert read.column_names == ["text"]
     read = in_form(rows, "prompts", columns={}, turns=False, text="text", of="It")
     assert {"prompt", "solution"} <= set(read.column_names) and not {"input_ids", "attention_mask"} & set(read.features)
+
+
+@pytest.mark.parametrize("part", ["{input}", "{input:2 words}", "{of[input]}"])
+def test_a_row_without_a_value_for_a_text_is_named(part: str) -> None:
+    rows = datasets.Dataset.from_list([{"q": "a", "input": text, "of": {"input": text}} for text in ("b", "", None)])
+    columns = {"prompt": f"{{q}} {part}"}
+    assert in_form(rows.select([0, 1]), "prompts", columns=columns, turns=False, text="text", of="It")["prompt"] == [
+        "a b",
+        "a ",
+    ]
+    with pytest.raises(ZooError, match=r"Row 2 of it has nothing in '(input|of\[input\])', .* take the row out"):
+        in_form(rows, "prompts", columns=columns, turns=False, text="text", of="It")
 
 
 def test_rows_are_kept_above_a_number() -> None:
@@ -159,8 +187,8 @@ def test_a_column_may_change_its_type_in_a_later_block(
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        (["a", 5], "Row 1 of it has neither a text nor a conversation in the column 'prompt'"),
-        (["a", {"b": 1}], "Row 1 of it has neither a text nor a conversation in the column 'prompt'"),
+        (["a", 5], "Row 1 of it has a number in the column 'prompt', and texts or conversations are read"),
+        (["a", {"b": 1}], "Row 1 of it has a mapping in the column 'prompt', and texts or conversations are read"),
         (["a", [{"role": "user", "content": "b"}]], "Row 1 of it has a conversation, and row 0 a text, in the column"),
     ],
 )
