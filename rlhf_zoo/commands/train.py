@@ -94,7 +94,8 @@ def doctor(ctx: click.Context, recipe: str, as_json: bool, **options: Any) -> No
     """
     flags = run_flags(ctx, recipe, stage="ppo", names=False)
     with run_context(recipe, flags, looking=True, writes=False, **options) as (context, _):
-        from ..studies.doctor import FAILED, SKIPPED, examine
+        from ..studies.doctor import examine
+        from ..studies.examination import FAILED, SKIPPED
 
         findings = examine(context)
     if as_json:

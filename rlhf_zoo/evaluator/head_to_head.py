@@ -26,8 +26,9 @@ from ..evaluation.stats import (
     perplexity_difference,
 )
 from ..evaluation.text import distinct_n_difference, repetition
-from .judges import RuleJudge, answers, checks_answers
+from .judges import answers, checks_answers
 from .measure import Evaluator, Measured, measure, prompt_groups, repeated
+from .rule_judge import RuleJudge
 
 STREAM = 5
 TIE = 1e-9  # scores of a judge that differ by less are equal

@@ -18,8 +18,7 @@ import contextlib
 import logging
 import os
 import random
-from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -33,19 +32,18 @@ from ..devices import on_device
 from ..errors import ZooError
 from ..evaluation.answers import Answers
 from ..evaluation.judge_check import JudgeCheck, PairCheck, check_pairs, settled
-from ..evaluation.judges import ClassifierJudge, FunctionJudge, Judge, LexiconJudge
+from ..evaluation.judges import ClassifierJudge, FunctionJudge, Judge
 from ..evaluation.llm_judge import LLMJudge
 from ..evaluation.pairwise import FunctionPairJudge, PairJudge, load_function
 from ..hub.connect import CLIENT, Hub
 from ..hub.refs import ask, resolve
 from ..models import label_index, labels_in
-from ..plugins import REWARDS, load_object, run_judge
+from ..plugins import run_judge
 from ..record import StageRecord
 from ..rewards import RewardEnsemble, RewardModel
-from ..rewards.functions import Batch, FunctionCall, RewardFunction, numbers
-from ..rewards.verifiable import Verifiable
 from ..runs.evaluation import LLMConfig
 from ..runs.names import SAME_LABELS, check_judge_name, kind_of
+from .rule_judge import RuleJudge
 
 log = logging.getLogger(__name__)
 
@@ -97,76 +95,6 @@ class RewardJudge:
         texts = [whole(prompt, text) for prompt, text in zip(prompts, completions, strict=True)]
         scores = self.model.score_texts(texts, ended=[True] * len(texts))
         return (scores.exp() if self._is_probability else scores).tolist()
-
-
-class RuleJudge:
-    """A reward function as a judge: it is told the prompts' other columns, such as a known answer."""
-
-    def __init__(self, target: str, function: RewardFunction | None = None) -> None:
-        """function: None is what the target names."""
-        self.target = target
-        rule = function or load_object(target, group=REWARDS)
-        if getattr(rule, "unit", None) == "tokens":
-            name = target.partition("(")[0]
-            raise ZooError(
-                f"The judge rule:{target} counts tokens, and a judge reads texts: set its unit, as in "
-                f"rule:{name}(unit='words')."
-            )
-        self._call = FunctionCall(target, rule)
-        self.name = f"rule:{target}"
-        self.said([""])  # so that one that fails is known before anything trains
-
-    @property
-    def description(self) -> str:
-        return f"The rule {self._call.name}, which a program checks."
-
-    @property
-    def readings(self) -> dict[str, RuleJudge]:
-        """Of a rule that says whether an answer is right: it with the answer read strictly, and leniently."""
-        rule = self._call.function
-        if not isinstance(rule, Verifiable):
-            return {}
-        return {"strict": RuleJudge(self.target, rule.strict), "lenient": RuleJudge(self.target, rule.lenient)}
-
-    def said(self, completions: Sequence[str]) -> list[Hashable] | None:
-        """What each is read as, of a rule that says; None of another. Raises ZooError where its `read` fails."""
-        read = getattr(self._call.function, "read", None)
-        if read is None:
-            return None
-        try:
-            found: list[Hashable] = [read(text) for text in completions]
-            Counter(found)  # a list is no answer that could be counted
-        except Exception as error:
-            raise ZooError(
-                f"`read` of the rule {self._call.name} fails ({error}): let it return, of any text, what it answers as "
-                "a text or number, or None."
-            ) from error
-        return found
-
-    def __call__(self, prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
-        return self.score(prompts, completions, {})
-
-    def score(
-        self, prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Sequence[Any]]
-    ) -> list[float]:
-        """prompts, completions: texts or conversations.
-
-        columns: the prompts' other columns, one value a prompt. Raises ZooError for a row without a number.
-        """
-        given = {name: list(values) for name, values in columns.items()}
-        batch = Batch(list(prompts), list(completions), [[] for _ in prompts], given)
-        try:
-            returned = self._call.now(batch)
-        except Exception as error:
-            self._call.refuse(batch, error)
-        found, _ = numbers(self._call.name, returned, batch)
-        if found.isnan().any():
-            row = int(found.isnan().nonzero()[0])
-            raise ZooError(
-                f"The rule {self._call.name} applies to some prompts only, not to {batch.prompt(row)}: a judge must "
-                "score each."
-            )
-        return found.tolist()
 
 
 def checks_answers(judge: Judge) -> bool:
@@ -247,6 +175,8 @@ def checked(
     paid = None if reward is None else RewardJudge("reward", reward)
 
     def tried(judge: Judge, pairs: Dataset | None) -> PairCheck | None:
+        if isinstance(judge, RuleJudge) and pairs is not None:
+            pairs = judge.with_answers(pairs)
         return None if pairs is None else _on_pairs(judge, pairs, paid, seed)
 
     return {
@@ -359,7 +289,7 @@ def open_panel(
     seed: int,
     title: str | None = None,
     description: str | None = None,
-    lexicon: str | None = None,
+    beside: Sequence[Judge] = (),
     use_cpu: bool = False,
     same_labels: Path | None = None,
     hub: Hub = CLIENT,
@@ -368,7 +298,7 @@ def open_panel(
     """Opens the judges by name, the first as the headline's, under `title` and `description` where they are given.
 
     labeled: rows with text and label for the classifier, read where it is named. folder: where an LLM's answers are
-    kept. lexicon: a folder of opinion words, a judge of its own. same_labels: where the reward model of that judge is.
+    kept. beside: judges that no name stands for. same_labels: where the reward model of that judge is.
     headline: as in `check_names`. Raises ZooError for a judge that cannot be had.
     """
     check_names(names, llm, hub=hub, headline=headline)
@@ -410,13 +340,7 @@ def open_panel(
             )
         if len(scoring) > before:
             named[name] = scoring[-1]
-    if lexicon is not None:
-        from ..corpora.product_remarks import lexicon as read
-
-        signs = read(lexicon)
-        positive, negative = ([word for word, sign in signs.items() if sign == wanted] for wanted in (1, -1))
-        scoring.append(LexiconJudge(positive, negative))
-    return Panel(tuple(scoring), tuple(comparing), tuple(votes), named)
+    return Panel((*scoring, *beside), tuple(comparing), tuple(votes), named)
 
 
 @contextlib.contextmanager

@@ -39,11 +39,12 @@ from ..truncation import Truncation
 from .judges import (
     Panel,
     RewardJudge,
-    RuleJudge,
     cheapest_first,
     open_panel,
     scores,
 )
+from .lexicon import lexicon_judge
+from .rule_judge import RuleJudge
 
 CHUNK = 64  # completions whose logits of both policies are held at once, at most
 LOGITS = 2**28  # of one policy; a large vocabulary takes fewer completions
@@ -315,7 +316,7 @@ def _equal(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool
 
 
 def _panel(context: RunContext) -> Panel:
-    config = evaluation_of(context)
+    config, lexicon = evaluation_of(context), lexicon_judge(context.shared)
     return open_panel(
         config.names,
         llm=config.asked_llm,
@@ -324,7 +325,7 @@ def _panel(context: RunContext) -> Panel:
         seed=context.shared.seed,
         title=config.judge_name,
         description=config.judge_description or None,
-        lexicon=config.lexicon,
+        beside=() if lexicon is None else (lexicon,),
         use_cpu=context.settings("ppo").trainer.use_cpu,
         hub=context.hub,
         same_labels=judge_run(context).record("reward").path if SAME_LABELS in config.names else None,

@@ -24,6 +24,7 @@ from ..errors import ZooError
 from ..json_values import finite, whole
 from ..reserved import RESERVED, how_to_rename, withheld
 from ..words import words
+from .read_number import after_marker, read_number
 
 __all__ = [
     "ExactMatch",
@@ -120,6 +121,33 @@ class Answered(_Named):
                 f"the answers, {self.name}(column=…)."
             )
 
+    def answered(self, rows: Any, *, of: str) -> list[bool]:
+        """Which rows have an answer.
+
+        Args:
+            rows: A data set of prompts.
+            of: What to call it.
+
+        Raises:
+            ZooError: It lacks the column, or an answer cannot be read.
+        """
+        self.check_columns(rows.column_names)
+        answers = [_accepted(answer) for answer in rows[self.column]]
+        for place, accepted in enumerate(answers):
+            for each in accepted or ():
+                try:
+                    self._wanted(each)
+                except (TypeError, ValueError) as error:
+                    raise ZooError(
+                        f"The reward {self.name} cannot read the answer of row {place} of {of} ({error}): mend it, or "
+                        f"name the column of the answers, {self.name}(column=…)."
+                    ) from error
+        return [accepted is not None for accepted in answers]
+
+    def _wanted(self, answer: Any) -> Any:
+        """An accepted answer as completions are compared with it."""
+        raise NotImplementedError
+
     def _answers(self, columns: Mapping[str, Any]) -> list[list[Any] | None]:
         """The accepted answers of each row, None where the row has none."""
         self.check_columns(columns)
@@ -130,14 +158,6 @@ def _accepted(answer: Any) -> list[Any] | None:
     answers = answer if isinstance(answer, (list, tuple)) else [answer]
     # A number that is missing is NaN in a column of numbers.
     return [each for each in answers if each is not None and each == each] or None
-
-
-def _after(text: str, marker: str | None) -> str | None:
-    """What follows the last `marker`, None where there is none; the whole text when no marker is asked for."""
-    if marker is None:
-        return text
-    _, found, rest = text.rpartition(marker)
-    return rest if found else None
 
 
 # Answers
@@ -181,14 +201,15 @@ class ExactMatch(Answered):
 
     def read(self, text: str) -> str | None:
         """The answer that a text gives; None where it has no marker."""
-        answer = _after(text, self.marker)
+        answer = after_marker(text, self.marker)
         return None if answer is None else self._plain(answer)
 
     def _matches(self, text: str, answers: Sequence[Any]) -> bool:
-        return self.read(text) in [self._wanted(str(each)) for each in answers]
+        return self.read(text) in [self._wanted(each) for each in answers]
 
-    def _wanted(self, answer: str) -> str:
-        marked = _after(answer, self.marker)
+    def _wanted(self, answer: Any) -> str:
+        answer = str(answer)
+        marked = after_marker(answer, self.marker)
         return self._plain(answer if marked is None else marked)
 
     def _plain(self, text: str) -> str:
@@ -203,75 +224,8 @@ class _Contains(ExactMatch):
 
     def _matches(self, text: str, answers: Sequence[Any]) -> bool:
         said = " ".join(text.split()).casefold()
-        wanted = (self._wanted(str(each)) for each in answers)
+        wanted = (self._wanted(each) for each in answers)
         return any(re.search(rf"(?<!\w){re.escape(each)}(?!\w)", said) for each in wanted)
-
-
-_UNSIGNED = r"(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?"
-# A digit inside a name begins no number, and a minus behind a letter or digit is a hyphen or a difference.
-_NUMBER = re.compile(
-    rf"(?<![^\W_])(?<!\.)(?P<sign>[-+−]?)[$€£]?(?P<over>{_UNSIGNED})(?:\s?/\s?(?P<under>{_UNSIGNED}))?(?P<percent>\s?%)?"
-)
-_LATEX = (
-    (re.compile(r"(?<=\d)(?=\\[dt]?frac)"), " "),
-    (re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}"), r"\1/\2"),
-    (re.compile(r"\\[dt]?frac\s*(\d)\s*(\d)"), r"\1/\2"),
-    (re.compile(r"(?:\^|(?<=[^\W_])_)(?:\{[^{}]*\}|[-+−]?\w+)"), ""),  # exponents and indices: cm^2, x_{10}
-    (re.compile(r"\{,\}"), ","),
-    (re.compile(r"\\[,;:! ]"), ""),
-    (re.compile(r"\\([$%])"), r"\1"),
-)
-
-
-def read_number(
-    text: str, *, marker: str | None = None, percent: Literal["unit", "hundredth"] = "unit"
-) -> float | None:
-    r"""The number that a text answers with, None where there is none.
-
-    With `marker` it is the first number after the marker's last occurrence ("#### 42", as in GSM8K, arXiv:2110.14168).
-    Without, it is the last number within the last \boxed{…}, or the last of the text where nothing is boxed.
-
-    Reads "1,234.50" (a comma parts thousands), "-3" (and the sign −), "1/2", "\frac{1}{2}", "6e-3", "$5". percent:
-    "unit" drops a % as a unit, "hundredth" makes 0.42 of "42%". Expressions are not evaluated: of "3 · 10^4" it reads
-    the 10, and of "1 1/2" the 1/2. What is beyond float64, or over zero, is no number.
-    """
-    scope = _after(text, marker)
-    if scope is None:
-        return None
-    if marker is None:
-        scope = _boxed(scope)
-    for pattern, plain in _LATEX:
-        scope = pattern.sub(plain, scope)
-    values = [value for match in _NUMBER.finditer(scope) if (value := _value(match, percent)) is not None]
-    if not values:
-        return None
-    return values[-1] if marker is None else values[0]
-
-
-def _boxed(text: str) -> str:
-    r"""What stands in the braces of the last \boxed{…}; the whole text where there is none."""
-    _, found, rest = text.rpartition("\\boxed")
-    if not found:
-        return text
-    rest = rest.lstrip()
-    if not rest.startswith("{"):
-        return rest.partition(" ")[0]
-    depth = 0
-    for place, letter in enumerate(rest):
-        depth += (letter == "{") - (letter == "}")
-        if depth == 0:
-            return rest[1:place]
-    return rest[1:]
-
-
-def _value(match: re.Match[str], percent: str) -> float | None:
-    over, under = (float(part.replace(",", "")) if part else 1.0 for part in match.group("over", "under"))
-    if under == 0:
-        return None
-    value = over / under * (-1 if match["sign"] in ("-", "−") else 1)
-    if match["percent"] and percent == "hundredth":
-        value /= 100
-    return value if math.isfinite(value) else None
 
 
 @dataclass(frozen=True, kw_only=True)

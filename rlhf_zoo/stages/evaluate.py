@@ -1,5 +1,6 @@
 """The eval stage: PPO against SFT on held-out prompts, by a judge that is not the training reward."""
 
+import contextlib
 import hashlib
 import logging
 import time
@@ -20,8 +21,10 @@ from ..evaluation.verdict import Standing
 from ..evaluator.harness import check_data, check_tasks, on_tasks
 from ..evaluator.head_to_head import HeadToHead, head_to_head
 from ..evaluator.judges import JUDGES_OF_LABELS, check_endpoints, check_names, checked, checks_answers, settled_pairs
+from ..evaluator.lexicon import lexicon_judge
 from ..evaluator.measure import Evaluator, make_evaluator, training_rewards
 from ..evaluator.references import beside_references
+from ..evaluator.rule_judge import RuleJudge
 from ..evaluator.trajectory import Trajectory, follow
 from ..evaluator.trivial import score_trivial
 from ..hub.publish import NOTHING, checkpoint_files, tag_name
@@ -48,7 +51,7 @@ from ..runs.evaluation import EvaluationConfig
 from ..runs.judge import as_trained, check_same_labels, evaluation_of, judge_run, of_same_labels
 from ..runs.layout import asked_by
 from ..runs.models import ParentCheckpoint
-from ..runs.names import SAME_LABELS
+from ..runs.names import SAME_LABELS, kind_of
 from ..votes.judge import votes_on
 from ..wholeness import weights_digest
 from . import reward
@@ -91,6 +94,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         return False
     processes.from_first(lambda: check_data(config.lm_eval, context.hub))
     prompts, where = check_prompts(context, source, checkpoints["sft"].path), evaluated_part(context)
+    check_rules(context, source, prompts, checkpoints["sft"].path)
     both = trained_on(prompts, parts(context, "ppo", source)[0])
     try:
         if SAME_LABELS in config.names:
@@ -277,10 +281,33 @@ def check_judges(context: RunContext, *, anew: bool = False) -> None:
     if "ppo" in to_train(context):
         processes.from_first(lambda: check_endpoints(config.names, config.asked_llm))
         processes.from_first(lambda: check_data(config.lm_eval, context.hub))
-    if config.lexicon is not None:
-        from ..corpora.product_remarks import lexicon
+    lexicon_judge(context.shared)
 
-        lexicon(config.lexicon)
+
+def check_rules(context: RunContext, source: DataSource, prompts: Dataset, path: Path | None = None) -> None:
+    """Checks that judges which are rules can score answers to every prompt of the evaluation.
+
+    Args:
+        context: The run.
+        source: PPO's data.
+        prompts: Those of the evaluation at the end. Those that checkpoints are measured on are looked at too.
+        path: The SFT policy, where it is trained.
+
+    Raises:
+        ZooError: A rule cannot score some prompt.
+    """
+    config = evaluation_of(context)
+    rules = [RuleJudge(argument) for kind, argument in map(kind_of, config.names) if kind == "rule"]
+    if not rules:
+        return
+    asked = {"test": prompts}
+    if config.checkpoint_prompts > 0:
+        with contextlib.suppress(ZooError):  # without validation prompts there is no verdict, which the evaluation says
+            rows = evaluation_rows(context, source, "validation", path=path)
+            asked["validation"] = rows.select(range(min(config.checkpoint_prompts, len(rows))))
+    for rule in rules:
+        for part, rows in asked.items():
+            rule.check_prompts(rows, of=f"the {_words(evaluated_part(context, part))}")
 
 
 def trained_on(prompts: Dataset, learned: Dataset) -> int:

@@ -31,7 +31,7 @@ from ..runs.loading import check_installed
 from ..runs.parents import check_members, check_parents
 from ..stage import STAGES
 from . import evaluate, ppo
-from .evaluate import check_judges, check_prompts, same_weights, trained_on
+from .evaluate import check_judges, check_prompts, check_rules, same_weights, trained_on
 from .merged import whole_model
 from .reward import check_pairs
 from .summary import write_summary
@@ -64,7 +64,8 @@ def _foresee(context: RunContext) -> None:
     if "ppo" not in to_train(context):
         return
     try:
-        check_prompts(context, stage_source(context, "ppo"))
+        source = stage_source(context, "ppo")
+        check_rules(context, source, check_prompts(context, source))
         check_judges(context)
     except ZooError as error:
         log.warning("`rlhf-zoo eval %s` will not work as it is: %s", context.recipe.called, error)
@@ -94,14 +95,16 @@ def check(context: RunContext) -> None:
         settings, source = context.settings("ppo"), stage_source(context, "ppo")
         functions = ppo.reward_functions(settings)
         data = ppo.load_data(context, source)
-        ppo.check_answers(functions, data)
+        ppo.check_answers(settings, functions, data)
         ppo.check_batch(settings, data)
         if tokenizer is not None and conversational(data["train_dataset"]):
             check_conversations(context, "ppo", source, tokenizer)
         if "ppo" in to_train(context):
             processes.from_first(lambda: ppo.try_functions(settings, functions, data))
             log.info("Prompts: %s.", check_prompt_lengths(context, models, data["train_dataset"]["prompt"]))
-        trained_on(check_prompts(context, source), data["train_dataset"])
+        prompts = check_prompts(context, source)
+        trained_on(prompts, data["train_dataset"])
+        check_rules(context, source, prompts)
         check_judges(context, anew=context.restart)
         if processes.first() and not context.restart:
             context.record("eval").check_recipe(context.recipe.name)

@@ -87,11 +87,29 @@ def load_data(context: RunContext, source: DataSource) -> dict[str, Any]:
     return {"train_dataset": train, "eval_dataset": held_out, "ptx_dataset": texts}
 
 
-def check_answers(functions: Sequence[Any], data: Mapping[str, Any]) -> str:
-    """Which columns hold answers that reward functions read. Raises ZooError where the prompts lack one."""
+def check_answers(settings: StageSettings, functions: Sequence[Any], data: Mapping[str, Any]) -> str:
+    """Checks the answers that reward functions read in columns of the prompts.
+
+    Returns:
+        The columns, for people.
+
+    Raises:
+        ZooError: A column is missing, an answer cannot be read, or no reward applies to a row.
+    """
     reading = [function for function in functions if isinstance(function, Answered)]
-    for function in reading:
-        function.check_columns(data["train_dataset"].column_names)
+    alone = len(reading) == len(functions) and not reward_roles(settings.data.reward_model_path)
+    for name, of in (("train_dataset", "the prompts"), ("eval_dataset", "the prompts to evaluate on")):
+        rows = data.get(name)
+        if rows is None or not reading:
+            continue
+        answered = [function.answered(rows, of=of) for function in reading]
+        without = next((place for place, each in enumerate(zip(*answered, strict=True)) if not any(each)), None)
+        if alone and without is not None:
+            columns = " or ".join(dict.fromkeys(repr(function.column) for function in reading))
+            raise ZooError(
+                f"Row {without} of {of} has no answer in the column {columns}, and no other reward applies to it: "
+                "write one, take the row out, or add a reward."
+            )
     return ", ".join(function.column for function in reading) or "none is read"
 
 
@@ -178,7 +196,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
 
     def build() -> Any:
         data = load_data(context, source)
-        check_answers(functions, data)
+        check_answers(settings, functions, data)
         tokenizer = policy_tokenizer(context, parents["sft"].path, data)
         if not context.checked and conversational(data["train_dataset"]):
             check_conversations(context, "ppo", source, tokenizer)

@@ -24,8 +24,9 @@ from ..errors import ZooError
 from ..evaluation.compute import Compute, Passes, ppo_compute, sft_compute
 from ..evaluation.frontier import Floats, by_prompt
 from ..evaluator.head_to_head import keys_of
-from ..evaluator.judges import RuleJudge, as_answers, checks_answers, scores
+from ..evaluator.judges import as_answers, checks_answers, scores
 from ..evaluator.measure import Evaluator, Measured, make_evaluator, measure, repeated
+from ..evaluator.rule_judge import RuleJudge
 from ..model_files import load_tokenizer
 from ..models import CRITIC_DIR, critic_from, load_causal, matrix_parameters
 from ..record import StageRecord, fingerprint, first_difference, now, write_text

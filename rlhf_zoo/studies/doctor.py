@@ -6,9 +6,8 @@ folder. A check whose stage is not trained yet is skipped, and the others run.
 
 import math
 import tempfile
-import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ from ..ppo.assembly import MANY_EPOCHS
 from ..ppo.base import TRAIN_STREAM
 from ..ppo.custom_loop import given_samples
 from ..ppo.guards import (
-    GuardWarning,
     Reader,
     check_ids,
     check_ratio,
@@ -57,7 +55,7 @@ from ..runs.models import ParentCheckpoint
 from ..runs.parents import is_trained, parent, parent_names, reward_names, reward_roles
 from ..runs.settings import StageSettings
 from ..stage import REWARD_ROLES, is_member
-from ..stages.evaluate import check_judges, check_prompts
+from ..stages.evaluate import check_judges, check_prompts, check_rules
 from ..stages.ppo import (
     build_trainer,
     check_answers,
@@ -71,66 +69,14 @@ from ..stages.ppo import (
 )
 from ..stages.reward import check_pairs
 from ..stages.train import quiet
+from .examination import Examination, Finding, NotYet
 
-OK, WARNING, FAILED, SKIPPED = "ok", "warning", "failed", "skipped"
 # Completions of the trial rollout, and prompts that are read.
 TRIAL = 8
 READ = 64
 # A policy that reads its own tokens beats a uniform guess; random weights come within about half a nat of it, while
 # one that was trained on other tokens is sure of the wrong ones. Nats a token.
 WORSE_THAN_A_GUESS = 1.0
-
-
-class NotYet(ZooError):
-    """What a check needs is not trained yet."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A check, its status (ok, warning, failed, skipped), and the figure or sentence that says why."""
-
-    check: str
-    status: str
-    said: str
-
-
-class Examination:
-    """Checks in their order; one may need what earlier ones found, and is skipped where they found nothing."""
-
-    def __init__(self) -> None:
-        self.findings: list[Finding] = []
-        self._found: dict[str, Any] = {}
-        self._why_not: dict[str, str] = {}
-        self._warned: set[str] = set()
-
-    def check(self, name: str, test: Callable[..., tuple[Any, str]], *needs: str) -> None:
-        """test(what each check in `needs` found) -> (what this one finds, the figure). It raises ZooError to fail."""
-        missing = next((need for need in needs if need not in self._found), None)
-        if missing is not None:
-            self._without(name, SKIPPED, self._why_not[missing])
-            return
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("ignore")
-            warnings.simplefilter("always", GuardWarning)
-            try:
-                self._found[name], said = test(*(self._found[need] for need in needs))
-            except NotYet as reason:
-                self._without(name, SKIPPED, str(reason))
-                return
-            except Exception as error:
-                # What a library raises is a finding too; `rlhf-zoo ppo` shows its traceback.
-                first = (str(error).strip().splitlines() or ["it says nothing"])[0]
-                said = str(error) if isinstance(error, ZooError) else f"{type(error).__name__}: {first}"
-                self._without(name, FAILED, said, f"needs the check {name!r}, which failed")
-                return
-        # A trainer warns again of what a check of its own has found before.
-        warned = [text for text in dict.fromkeys(str(one.message) for one in caught) if text not in self._warned]
-        self._warned.update(warned)
-        self.findings.append(Finding(name, WARNING if warned else OK, " ".join(warned) or said))
-
-    def _without(self, name: str, status: str, said: str, why_not: str | None = None) -> None:
-        self._why_not[name] = why_not or said
-        self.findings.append(Finding(name, status, said))
 
 
 def examine(context: RunContext) -> list[Finding]:
@@ -232,7 +178,7 @@ def _prompts(settings: StageSettings, context: RunContext) -> tuple[dict[str, An
 
 
 def _answers(settings: StageSettings, functions: list[Any], data: dict[str, Any]) -> tuple[None, str]:
-    said = check_answers(functions, data)
+    said = check_answers(settings, functions, data)
     try_functions(settings, functions, data)
     return None, said
 
@@ -249,7 +195,9 @@ def _room(context: RunContext, models: dict[str, Named], data: dict[str, Any], _
 
 def _evaluated(context: RunContext) -> tuple[None, str]:
     config = context.shared.evaluation
-    prompts = check_prompts(context, stage_source(context, "ppo"))
+    source = stage_source(context, "ppo")
+    prompts = check_prompts(context, source)
+    check_rules(context, source, prompts)
     return None, f"{counted_prompts(prompts)} held-out prompts, {config.samples} completions a row"
 
 

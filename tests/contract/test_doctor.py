@@ -25,7 +25,8 @@ from rlhf_zoo.ppo import engines as ppo_engines
 from rlhf_zoo.record import StageRecord
 from rlhf_zoo.sampling import Samples
 from rlhf_zoo.studies import doctor
-from rlhf_zoo.studies.doctor import FAILED, OK, SKIPPED, WARNING, Finding, examine
+from rlhf_zoo.studies.doctor import examine
+from rlhf_zoo.studies.examination import FAILED, OK, SKIPPED, WARNING, Finding
 
 CHECKS = [
     "keys", "columns", "epochs", "reward functions", "prompts", "answers", "batch", "models", "room",

@@ -25,7 +25,8 @@ from rlhf_zoo.planner.memory import GIB
 from rlhf_zoo.planner.plan import make_plan
 from rlhf_zoo.recipes import load_recipe
 from rlhf_zoo.runs.context import RunContext
-from rlhf_zoo.studies.doctor import FAILED, examine
+from rlhf_zoo.studies.doctor import examine
+from rlhf_zoo.studies.examination import FAILED
 
 BY_LENGTH = 'rule:length(unit="words")'
 PAGE = (Path(__file__).parents[2] / "docs/your-model.md").read_text(encoding="utf-8")

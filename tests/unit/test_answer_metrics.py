@@ -7,7 +7,8 @@ import pytest
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.answers import Answers
-from rlhf_zoo.evaluator.judges import RuleJudge, answers, as_answers
+from rlhf_zoo.evaluator.judges import answers, as_answers
+from rlhf_zoo.evaluator.rule_judge import RuleJudge
 from rlhf_zoo.rewards.verifiable import ExactMatch, NumericMatch
 
 RIGHT = np.array([[1, 0, 0, 1, 0], [0] * 5, [1] * 5, [0, 0, 1, 0, 0]], dtype=float)

@@ -12,8 +12,9 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_zoo.alignment import Pieces, TokenText, decode_behind
 from rlhf_zoo.chat import Chat, answer, completion_ids, prompt_ids, reading_ids, spoken, whole, words
 from rlhf_zoo.comparison import Comparison
-from rlhf_zoo.evaluator.judges import RuleJudge, scores
+from rlhf_zoo.evaluator.judges import scores
 from rlhf_zoo.evaluator.measure import Evaluator
+from rlhf_zoo.evaluator.rule_judge import RuleJudge
 from rlhf_zoo.evaluator.written import rewarded, written_samples
 from rlhf_zoo.ppo.completions import decoded
 from rlhf_zoo.reserved import PROMPT_TOKENS

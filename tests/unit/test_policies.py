@@ -16,8 +16,9 @@ from transformers import AutoTokenizer
 from rlhf_zoo.commands.evaluate import _is_policy, _recipe_keys, _shared
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.llm_judge import LLMJudge
-from rlhf_zoo.evaluator.judges import Panel, RewardJudge, RuleJudge, cheapest_first, check_names, open_panel, scores
+from rlhf_zoo.evaluator.judges import Panel, RewardJudge, cheapest_first, check_names, open_panel, scores
 from rlhf_zoo.evaluator.measure import function_judges, reward_models
+from rlhf_zoo.evaluator.rule_judge import RuleJudge
 from rlhf_zoo.models import load_causal, load_classifier
 from rlhf_zoo.ppo.base import PPO_STATE
 from rlhf_zoo.record import StageRecord

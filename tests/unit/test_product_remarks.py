@@ -11,6 +11,9 @@ import pytest
 from rlhf_zoo.corpora import product_remarks
 from rlhf_zoo.corpora.product_remarks import SPLITS, lexicon, prepare, read_remarks
 from rlhf_zoo.errors import ZooError
+from rlhf_zoo.evaluator.lexicon import lexicon_judge
+from rlhf_zoo.recipes import load_recipe
+from rlhf_zoo.runs.settings import recipe_config
 
 SUBJECTS = ("the battery", "the screen", "zoom", "print quality", "it", "memory card slot")
 PROS = ("is great", "works very well", "never fails", "looks sharp")
@@ -225,6 +228,16 @@ def test_the_lexicon_reads_both_forms(tmp_path: Path) -> None:
     (nltk / "positive-words.txt").write_text("; a comment\n\ngood\nenvious\n")
     (nltk / "negative-words.txt").write_text("; a comment\nbad\nenvious\n")
     assert lexicon(str(folder)) == lexicon(str(tmp_path)) == {"good": 1, "bad": -1}
+
+
+def test_the_judge_of_a_lexicon_asks_the_corpus(tmp_path: Path) -> None:
+    folder = str(write(tmp_path / "folder", {"train": [{"word": "good", "label": 1}, {"word": "bad", "label": 0}]}))
+    flags = {"evaluation.lexicon": folder}
+    judge = lexicon_judge(recipe_config(load_recipe("product-remarks"), flags))
+    assert judge is not None and judge(["a", "a"], [" good", " bad"]) == [1.0, -1.0]
+    assert lexicon_judge(recipe_config(load_recipe("product-remarks"))) is None
+    with pytest.raises(ZooError, match=r"tiny_world_?2?:prepare reads no lexicon"):
+        lexicon_judge(recipe_config(load_recipe("tiny-world"), flags))
 
 
 def test_the_real_corpus(real_data: Path) -> None:

@@ -10,8 +10,9 @@ from toy_run import make_context, make_recipe
 from trainer_fixture import LETTERS, good, make_tokenizer, make_trainer, prompt_rows, trained
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.evaluator.judges import RuleJudge, scores
+from rlhf_zoo.evaluator.judges import scores
 from rlhf_zoo.evaluator.measure import repeated
+from rlhf_zoo.evaluator.rule_judge import RuleJudge
 from rlhf_zoo.reserved import ARGUMENTS, PROMPT_INDEX, RESERVED
 from rlhf_zoo.rewards import Rewards
 from rlhf_zoo.rewards.verifiable import exact_match
