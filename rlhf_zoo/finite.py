@@ -38,8 +38,7 @@ class StepGuard(TrainerCallback, ExportableState):
         return {"args": {}, "attributes": {name: getattr(self, name) for name in kept}}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        # A checkpoint of an older version has no entry, and Trainer wants one when it saves.
-        saved = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
+        saved = state.stateful_callbacks[type(self).__name__]
         for name, value in saved["attributes"].items():
             setattr(self, name, value)
 

@@ -18,18 +18,18 @@ from .plugins import CORPORA, JUDGES, PREFERENCES, REWARDS, registered, split_se
 
 #: For code that loads a reward model, which no package registers: the user must allow each by its name.
 LOADERS = "rlhf_zoo.loaders"
-_WORLDS = ("rlhf_zoo.corpora.tiny_world", "rlhf_zoo.corpora.tiny_world_2")
+_WORLD = "rlhf_zoo.corpora.tiny_world_2"
 _VERIFIABLE = "rlhf_zoo.rewards.verifiable"
 #: This package's own attributes that a name from outside may stand for, by the group of entry points.
 OWN: Mapping[str, frozenset[str]] = {
     CORPORA: frozenset(
         f"rlhf_zoo.corpora.{name}:prepare"
-        for name in ("arguments", "product_remarks", "remarks_count", "tiny_sums", "tiny_world", "tiny_world_2")
+        for name in ("arguments", "product_remarks", "remarks_count", "tiny_sums", "tiny_world_2")
     ),
-    PREFERENCES: frozenset(f"{world}:preference" for world in _WORLDS),
+    PREFERENCES: frozenset([f"{_WORLD}:preference"]),
     REWARDS: frozenset(
         [
-            *(f"{world}:gold" for world in _WORLDS),
+            f"{_WORLD}:gold",
             "rlhf_zoo.corpora.remarks_count:item_count",
             "rlhf_zoo.corpora.tiny_sums:anywhere",
             "rlhf_zoo.corpora.tiny_sums:shows_work",
@@ -38,7 +38,7 @@ OWN: Mapping[str, frozenset[str]] = {
             *(f"{_VERIFIABLE}:{name}" for name in ("Repetition", "SoftOverlong")),
         ]
     ),
-    JUDGES: frozenset([*(f"{world}:judge" for world in _WORLDS), "rlhf_zoo.corpora.remark_judge:learn"]),
+    JUDGES: frozenset([f"{_WORLD}:judge", "rlhf_zoo.corpora.remark_judge:learn"]),
 }
 #: Entry points of this package, whose settings are known as those of `OWN` are.
 OWN_ENTRIES = frozenset({"exact_match", "format_match", "length", "numeric_match", "repetition", "soft_overlong"})

@@ -22,14 +22,7 @@ from .errors import ZooError
 
 # Grows when the same seed, keys and weights would sample other tokens, or log-probabilities of other last bits, of
 # sampling or of the passes over what was sampled.
-# 1: to 2026-11; 2: the cache grows in place, padding is cut, equal prompts are computed once, log π is log p.
-# 3: the rows of a pass end together, which orders PPO's sums otherwise.
-# 4: a critic on the policy's trunk reads it while completions are sampled.
-# 5: a pass in bf16 on a CPU has up to 2,048 tokens; where passes have other than 512, their padding is the least.
-# 6: the normalizer of log π is summed more precisely; the tokens are those of 5.
 SAMPLER = 6
-# The version since which a stage, or PPO of a kind, computes the same bits.
-SAME_BITS_SINCE = {"reward": 2, "passes of other sizes": 5, "ppo": 6}
 
 
 # Of what a head reads, (N, H): V of the state before N tokens, (N,).

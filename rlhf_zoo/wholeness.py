@@ -3,12 +3,10 @@
 What is added to the folder later (that it was published, a merged model) is not part of the checkpoint.
 """
 
-import datetime
 import hashlib
 import json
 import os
 import threading
-import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -58,20 +56,16 @@ def check_whole(folder: Path | str, *, training: bool = False) -> None:
 
 
 def damage(folder: Path, *, training: bool = False) -> str | None:
-    """What is wrong with a complete checkpoint, naming the first file; None where it is whole.
-
-    One from before there were digests is looked at for files that are truncated.
-    """
+    """What is wrong with a complete checkpoint, naming the first file; None where it is whole."""
     try:
         files = _recorded(folder)
     except (*_DAMAGED, OSError):
         return f"{folder / COMPLETE} is damaged"
-    names = sorted(_names(folder)) if files is None else list(files)
-    for name in names:
+    for name, recorded in files.items():
         if training or not (name.endswith(TRAINING) or name == _TRAINER_STATE):
             path = folder / name
             try:
-                problem = _torn(path) if files is None else _altered(path, *files[name])
+                problem = _altered(path, *recorded)
             except (OSError, ValueError) as error:  # ValueError: of a name that no file can have
                 problem = f"{path!s:.200} cannot be read ({getattr(error, 'strerror', None) or error})"
             if problem is not None:
@@ -99,24 +93,20 @@ def weights_digest(folder: Path | str) -> str | None:
     if not names:
         return None
     try:
-        recorded = _recorded(folder) if (folder / COMPLETE).is_file() else None
+        recorded = _recorded(folder) if (folder / COMPLETE).is_file() else {}
     except (*_DAMAGED, OSError) as error:
         raise ZooError(
             f"{folder / COMPLETE} is damaged: restore it, or train the stage again with --restart."
         ) from error
-    known = {name: sha256 for name, (_, sha256) in (recorded or {}).items()}
+    known = {name: sha256 for name, (_, sha256) in recorded.items()}
     lines = (f"{name} {known.get(name) or _digest(folder / name)}\n" for name in names)
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def _recorded(folder: Path) -> dict[str, tuple[int, str]] | None:
-    """Path -> (size, sha256), as COMPLETE says; None where it is from before there were digests."""
-    content = (folder / COMPLETE).read_bytes()
-    if not content.startswith(b"{"):
-        datetime.datetime.fromisoformat(content.decode().strip())  # all that it held then
-        return None
-    said = json.loads(content)
-    return {str(name): (int(entry["size"]), str(entry["sha256"])) for name, entry in said["files"].items()}
+def _recorded(folder: Path) -> dict[str, tuple[int, str]]:
+    """Path -> (size, sha256), as COMPLETE has them."""
+    files = json.loads((folder / COMPLETE).read_bytes())["files"]
+    return {str(name): (int(entry["size"]), str(entry["sha256"])) for name, entry in files.items()}
 
 
 def _altered(path: Path, size: int, sha256: str) -> str | None:
@@ -154,28 +144,3 @@ def _digest(path: Path) -> str:
     with _KNOWING:
         _KNOWN[whole] = stamp, found
     return found
-
-
-def _torn(path: Path) -> str | None:
-    """What a file's own format says is wrong with it: its end is missing, or its beginning is damaged."""
-    try:
-        if path.name.endswith(WEIGHTS):
-            whole = _safetensors_size(path) == path.stat().st_size
-        elif path.name.endswith(TRAINING):
-            whole = zipfile.is_zipfile(path)
-        else:
-            whole = True
-            if path.name.endswith(".json"):
-                json.loads(path.read_bytes())
-    except _DAMAGED:
-        whole = False
-    return None if whole else f"{path} is truncated or damaged"
-
-
-def _safetensors_size(path: Path) -> int:
-    """How many bytes the header says that the file has. Raises ValueError, KeyError, ... where it is damaged."""
-    with open(path, "rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(min(length, path.stat().st_size)))
-    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-    return 8 + length + max(ends, default=0)

@@ -154,8 +154,8 @@ def over_training() -> dict[str, Any]:
     def probe(name: str, fired: bool) -> dict[str, Any]:
         worst = [{"prompt": "a prompt", "completion": "<b>again again", "number": 1.0}]
         meaning = "It repeats itself." if name == "repetition" else "It is longer."
-        return {"name": name, "value": 0.4, "sft": 0.1, "threshold": 0.2, "fired": fired, "meaning": meaning,
-                "worst": worst}  # fmt: skip
+        return {"name": name, "effect": 0.2, "least": 0.1, "p": 0.004, "fired": fired, "present": fired,
+                "meaning": meaning, "worst": worst}  # fmt: skip
 
     bend = {"alpha": estimate(0.5), "beta": estimate(0.1), "peak": None, "no_peak": "No peak: β is -0.196."}
     turned = {**bend, "peak": {"d": estimate(2.0), "kl": 4.0, "gain": estimate(0.75)}, "no_peak": None}
@@ -168,8 +168,11 @@ def over_training() -> dict[str, Any]:
             {"step": 40, **figures(3.0, -0.5, 20.0), "fired": ["length", "repetition"]},
         ],
         "fits": {"proxy": bend, "judge": turned},
-        "probes": {"probes": [probe("repetition", True), probe("length", False)]},
-        "thresholds": {"draws": 4, "rate": 0.05},
+        "rule": {"version": 2},
+        "probes": {
+            "probes": [probe("repetition", True), probe("length", False)],
+            "skipped": {}, "permutations": 2000, "level": 0.01,
+        },
     }  # fmt: skip
 
 

@@ -80,10 +80,7 @@ def measured_on(facts: Facts) -> DataPart:
 
 
 def evaluated_on(facts: Facts, found: Mapping[str, Any] | None = None) -> DataPart:
-    """The prompts of ../eval, or of its part `found`, which is measured on prompts of its own.
-
-    Evaluations from before this was written down had one layout.
-    """
+    """The prompts of ../eval, or of its part `found`, which is measured on prompts of its own."""
     data = facts.evaluation.get("data")
     split = (found or facts.evaluation).get("split", "test")
     if not isinstance(data, Mapping) or "config" not in data:

@@ -424,11 +424,7 @@ def _foreign_evaluation(record: StageRecord, run: Mapping[str, Any], evaluated: 
     step = (run.get("chosen") or {}).get("step")
     if step is not None and str(of.get("path")).startswith("checkpoint-") and of["path"] != f"checkpoint-{step}":
         return f"step {of['path'][11:]}"
-    if of.get("weights") and own:
-        return f"other weights (sha256 {str(of['weights'])[:10]})"
-    # Evaluations from before there were digests.
-    times = evaluated.get("finished"), run.get("finished")
-    return "an earlier run" if of and None not in times and str(times[0]) < str(times[1]) else None
+    return f"other weights (sha256 {str(of['weights'])[:10]})" if of.get("weights") and own else None
 
 
 def _step_tags(run: Mapping[str, Any]) -> list[tuple[int, str]]:

@@ -60,11 +60,6 @@ class RecipeConfig:
         return Chat(self.system_prompt, self.chat_template_kwargs, self.strip_thoughts)
 
 
-_OF_CONVERSATIONS: Mapping[str, Any] = {
-    "conversational": False, "system_prompt": None, "chat_template_kwargs": {}, "strip_thoughts": False
-}  # fmt: skip
-
-
 @dataclass(frozen=True)
 class SFTArguments(DataArguments):
     """Which lines SFT learns from."""
@@ -250,9 +245,6 @@ def stage_settings(
     # What a stage learns does not depend on how the recipe is described or evaluated later.
     learned = dataclasses.asdict(shared)
     del learned["description"], learned["evaluation"]
-    for name, default in _OF_CONVERSATIONS.items():  # runs from before there were these keep their fingerprint
-        if learned[name] == default:
-            del learned[name]
     given = {name: value for name, value in asked.items() if name != "save_total_limit"}
     for name in given:  # torch's Adam takes no whole β, but steps from 1 on are whole
         if hints[name] is float and not name.endswith("_steps"):

@@ -23,8 +23,7 @@ SHOWN = {
     "completions/eos_rate": "eos",
 }
 SHOWN_EVERY = 0.5  # seconds
-# Times differ from run to run, and a resumed run must have the metrics of an uninterrupted one. The count of tokens
-# began again at 0 in the runs of earlier versions, with which others are compared.
+# Times differ from run to run, and a resumed run must have the metrics of an uninterrupted one.
 LEFT_OUT = ("runtime", "samples_per_second", "steps_per_second", "total_flos", "train_loss", "num_tokens")
 
 

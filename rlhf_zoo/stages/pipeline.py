@@ -209,7 +209,7 @@ def said(context: RunContext, stage: str) -> str:
         parts.append(f"accuracy {found['accuracy']:.3f} on {found['n']} held-out pairs")
     if stage == "eval":
         figures = read_json(context.record("eval").path / "evaluation.json")
-        win, rows = figures["win_rate"], figures.get("rows", figures["prompts"])
+        win, rows = figures["win_rate"], figures["rows"]
         parts.append(
             f"win rate of PPO over SFT {win['value']:.3f} [{win['ci95'][0]:.3f}, {win['ci95'][1]:.3f}] on {win['n']} "
             f"completions of {prompt_count(figures['prompts'], rows)} prompts, "

@@ -39,7 +39,7 @@ class RunningMetrics(TrainerCallback):
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         path = _file(args, state)
-        if not path.is_file():  # at the start, and in checkpoints from before there was such a file
+        if not path.is_file():  # at the start
             return
         trainer = self._trainer
         try:

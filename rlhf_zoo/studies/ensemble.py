@@ -172,7 +172,7 @@ def _texts(run: RunContext) -> tuple[dict[str, Texts], str | None]:
     try:
         document = read_json(record.path / "evaluation.json")
         asked, each = evaluation_rows(run, stage_source(run, "ppo"), path=sft.path), document["samples_per_prompt"]
-        prompts = asked["prompt"][: document.get("rows", document["prompts"])]
+        prompts = asked["prompt"][: document["rows"]]
         rows = read_samples(path, prompts, each)
         prompts = [prompt for prompt in prompts for _ in range(each)]
         return {side: _of(rows, prompts, side) for side in SIDES}, document["judge"]["name"]

@@ -29,7 +29,7 @@ from ..rewards.loading import find_loader
 from ..run_lock import LOCK, sole_writer
 from ..runs.context import RunContext, versions
 from ..runs.data import corpus_settings, data_source, split_files
-from ..sampling import SAME_BITS_SINCE, SAMPLER
+from ..sampling import SAMPLER
 from ..stage import PARENT_TITLES, REWARD_ROLES
 from ..stages.pipeline import run_stage
 from ..wholeness import check_whole
@@ -300,13 +300,8 @@ def _altered(published: Published, recorded: Any) -> list[dict[str, Any]]:
 
 def _notes(published: Published) -> list[str]:
     notes, own = [], published.resolved
-    sampler = str(published.versions.get("sampler", "1"))  # not recorded by the first
-    kinds = {
-        published.stage: True,
-        "passes of other sizes": own.get("max_tokens_per_micro_batch") or (own.get("bf16") and own.get("use_cpu")),
-    }
-    since = [version for kind, version in SAME_BITS_SINCE.items() if kinds.get(kind)]
-    if since and sampler not in map(str, range(max(since), SAMPLER + 1)):
+    sampler = str(published.versions.get("sampler", "unknown"))
+    if published.stage in ("reward", "ppo") and sampler != str(SAMPLER):
         notes.append(
             f"it was sampled by version {clean(sampler)} of the sampler, and this is version {SAMPLER}, whose sums are "
             "rounded otherwise: the figures come near, and not bit for bit"

@@ -82,8 +82,8 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> World:
 @pytest.fixture
 def world(sound: World, tmp_path: Path) -> World:
     shutil.copytree(sound.folder, tmp_path / "world")
-    for path in (tmp_path / "world").rglob("COMPLETE"):  # as earlier versions wrote it: the doctor is to find the fault
-        path.write_text("2026-11-01T00:00:00+00:00\n")
+    for path in (tmp_path / "world").rglob("COMPLETE"):  # without digests of files: the doctor is to find the fault
+        path.write_text('{"files": {}}\n')
     return World(tmp_path / "world")
 
 
@@ -349,7 +349,7 @@ def test_other_settings_pass_as_well(sound: World, flags: dict[str, Any]) -> Non
 def test_data_of_the_run_are_read_where_they_lie(world: World) -> None:
     """A corpus prepares into the run directory; the doctor takes what is there, and otherwise prepares elsewhere."""
     (world.folder / "toy/recipe.yaml").write_text(
-        f"description: A toy.\ncorpus: rlhf_zoo.corpora.tiny_world:prepare\ncorpus_args: {{lines: 300}}\n{EVALUATED}"
+        f"description: A toy.\ncorpus: rlhf_zoo.corpora.tiny_world_2:prepare\ncorpus_args: {{lines: 300}}\n{EVALUATED}"
     )
     found = world.examined()
     assert found["prompts"].status == OK and "columns prompt" in found["prompts"].said

@@ -62,15 +62,6 @@ def test_an_evaluation_of_other_weights_is_left_out(runs, parent, of):
     assert (f"is of {of}, not of these weights: its figures are left out" in text) is (of is not None)
 
 
-@pytest.mark.parametrize(
-    ("finished", "own"), [("2025-12-31T23:00:00+00:00", False), ("2026-01-01T02:00:00+00:00", True)]
-)
-def test_an_evaluation_without_a_digest_is_of_the_run_that_ended_before_it(runs, finished, own):
-    StageRecord(runs / "eval").write(stage="eval", parents={"ppo": {"path": "checkpoint-40"}}, finished=finished)
-    make_card(runs / "ppo")
-    assert (json.loads((runs / "ppo" / CARD_FILE).read_text())["evaluation"] is not None) is own
-
-
 def test_a_commit_in_another_namespace_is_not_this_ones(runs):
     published = {"hub": "local", "repo": "elsewhere/tiny-world-ppo", "commit": "9" * 40, "tag": "step-000020"}
     write_json(runs / "ppo" / "checkpoint-20" / "published.json", published)
@@ -224,7 +215,7 @@ def test_the_verdict_with_its_reasons_and_probes(runs, plotted):
     )
     assert "The recommended checkpoint is step 20" in told and "- 3 of 4 probes fire." in told
     assert cells(told, "20 (recommended) |")[-1] == "none" and cells(told, "40 |")[-1] == "length, repetition"
-    assert cells(told, "repetition |")[4:] == ["**yes**", "It repeats itself."]
+    assert cells(told, "repetition |")[1:] == ["0.200", "0.100", "0.004", "**yes**", "It repeats itself."]
     bends = ["0.500 [0.450, 0.550]", "0.100 [0.050, 0.150]"]
     assert cells(told, "the reward (proxy) |")[1:] == [*bends, "No peak: β is -0.196."]
     peak = "at d = 2.000 [1.950, 2.050], which is a KL of 4.000 nats: a gain of 0.750 [0.700, 0.800]"
@@ -235,15 +226,11 @@ def test_the_verdict_with_its_reasons_and_probes(runs, plotted):
     assert (card["verdict"], card["recommended"], card["over_training"]) == ("hacked", 20, found)
     assert "a judge that cannot acquit" not in told
     found["standing"] = {"can_acquit": False}
-    del found["thresholds"]
-    for probe in found["probes"]["probes"]:
-        probe.update(effect=0.2, least=0.1, p=0.004, present=True)
-    found["probes"].update(skipped={}, permutations=2000, level=0.01)
     found["fits"] = {"proxy": None, "judge": None}
     write_json(path, {**read_json(path), "over_training": found})
     _, body = head_and_body(make_card(runs / "ppo"))
     told = body.split("## Verdict: hacked")[1]
-    assert "| gain of |" not in told and cells(told, "repetition |")[1:5] == ["0.200", "0.100", "0.004", "**yes**"]
+    assert "| gain of |" not in told
     assert "The recommended checkpoint is step 20: a gain that other prompts confirm, by a judge that cannot" in told
     assert "sameness only where independence of the prompt is present too" in told
     write_json(path, {**read_json(path), "verdict": None, "over_training": {"problem": "No validation prompts."}})

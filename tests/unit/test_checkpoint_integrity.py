@@ -55,11 +55,6 @@ def saved(stage: Path, step: int) -> Path:
     return path
 
 
-def older(path: Path) -> None:
-    """As versions before digests marked it."""
-    (path / COMPLETE).write_text("2026-11-01T00:00:00+00:00\n")
-
-
 def test_complete_names_every_file_and_reads_each_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[Any] = []
     real = hashlib.file_digest
@@ -117,26 +112,6 @@ def test_a_damaged_complete_is_a_sentence(tmp_path: Path) -> None:
         (path / COMPLETE).write_text(said)
         with pytest.raises(ZooError, match=r"COMPLETE is damaged|cannot be read"):
             check_whole(path)
-
-
-def test_one_from_before_there_were_digests(tmp_path: Path) -> None:
-    path = saved(tmp_path / "ppo", 4)
-    older(path)
-    check_whole(path, training=True)
-    load_causal(path)
-    truncate(path / "optimizer.pt")
-    check_whole(path)
-    with pytest.raises(ZooError, match=r"optimizer\.pt is truncated or damaged"):
-        check_whole(path, training=True)
-    for name in ("model.safetensors", "config.json"):
-        fresh = saved(tmp_path / name, 4)
-        older(fresh)
-        deep = b"[" * 10**5  # nesting without end
-        nested = deep if name == "config.json" else len(deep).to_bytes(8, "little") + deep
-        for content in ((fresh / name).read_bytes()[:-7], nested):
-            (fresh / name).write_bytes(content)
-            with pytest.raises(ZooError, match=rf"{re.escape(name)} is truncated or damaged"):
-                load_causal(fresh)
 
 
 @pytest.fixture

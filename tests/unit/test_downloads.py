@@ -19,7 +19,7 @@ from rlhf_zoo.smoke.run import publish_miniatures, small
 pytestmark = pytest.mark.attack
 SHELL = "subprocess:check_output(args='touch executed', shell=True)"
 PPO = {"use_cpu": True, "reward_funcs": ["length"], "max_steps": 1}
-SHARED = {"description": "A toy.", "corpus": "rlhf_zoo.corpora.tiny_world:prepare"}
+SHARED = {"description": "A toy.", "corpus": "rlhf_zoo.corpora.tiny_world_2:prepare"}
 
 
 def write_recipe(folder: Path, *, shared: Any = None, ppo: Any = None) -> Path:

@@ -68,7 +68,7 @@ PAYLOADS: list[Any] = [
 ]
 #: Kinds of keys that may hold a text: it is no name of code, or nobody reads it.
 FREE = (Kind.PLAIN, Kind.MACHINE, Kind.NESTED)
-SHARED = {"license": "mit", "seed": 3, "corpus": "rlhf_zoo.corpora.tiny_world:prepare", "corpus_args": {"lines": 90}}
+SHARED = {"license": "mit", "seed": 3, "corpus": "rlhf_zoo.corpora.tiny_world_2:prepare", "corpus_args": {"lines": 90}}
 PARENTS = {"sft": {"repo": "x/toy-sft", "commit": A}, "reward": {"repo": "x/toy-reward", "commit": B}}
 
 
@@ -224,7 +224,7 @@ def test_only_registered_names_and_the_list_are_vouched_for(tmp_path: Path, monk
         "",
     ):
         assert not is_vouched_judge(name), name
-    for name in ("classifier", "rule:length", "reward:x/y", "rlhf_zoo.corpora.tiny_world:judge", "votes:x/y"):
+    for name in ("classifier", "rule:length", "reward:x/y", "rlhf_zoo.corpora.tiny_world_2:judge", "votes:x/y"):
         assert is_vouched_judge(name), name
     info = tmp_path / "other-1.dist-info"  # an installed package, which knows what its settings are
     info.mkdir()

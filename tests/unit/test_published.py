@@ -11,9 +11,9 @@ from rlhf_zoo.runs.settings import stage_settings
 from rlhf_zoo.studies.published import Published, comparable, fetch, recipe_of
 
 A, B = "a" * 40, "b" * 40
-SHARED = {"license": "mit", "seed": 3, "corpus": "rlhf_zoo.corpora.tiny_world:prepare", "corpus_args": {"lines": 9}}
+SHARED = {"license": "mit", "seed": 3, "corpus": "rlhf_zoo.corpora.tiny_world_2:prepare", "corpus_args": {"lines": 9}}
 PARENTS = {"sft": {"repo": "x/toy-sft", "commit": A}, "reward": {"repo": "x/toy-reward", "commit": B}}
-GOLD = "rlhf_zoo.corpora.tiny_world:gold"
+GOLD = "rlhf_zoo.corpora.tiny_world_2:gold"
 
 
 def published(stage: str = "ppo", parents: Any = None, shared: Any = None, **keys: Any) -> Published:
@@ -143,7 +143,7 @@ HARMFUL = [
     "rlhf_zoo.record:write_text",  # ours, but no reward
     "rlhf_zoo.record:write_text(path='owned', text='x')",
     "rlhf_zoo.corpora.product_remarks:zipfile",
-    "rlhf_zoo.corpora.tiny_world:gold.__globals__",
+    "rlhf_zoo.corpora.tiny_world_2:gold.__globals__",
     "rlhf_zoo.corpora_of_mine:prepare",
     "rlhf_zoo.corpora.none:prepare",
     "my_rewards:length",

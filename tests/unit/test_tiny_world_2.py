@@ -1,4 +1,4 @@
-"""The second gold utility: frozen, made of facts, bounded in what form costs, and won by no constant."""
+"""The gold utility: frozen, made of facts, bounded in what form costs, and won by no constant."""
 
 import hashlib
 import json
@@ -7,7 +7,6 @@ import math
 import pytest
 from figures import keep
 
-from rlhf_zoo.corpora import tiny_world, tiny_world_2
 from rlhf_zoo.corpora.tiny_world_2 import FACTS, PARTS, explain, utility
 
 PAIRS = json.loads((keep.FOLDER / "gold-2-pairs.json").read_text(encoding="utf-8"))
@@ -27,10 +26,9 @@ def test_it_is_frozen_and_its_evidence_is_of_it() -> None:
 
 
 def test_no_constant_and_no_template_comes_near_what_is_written_of_a_product() -> None:
-    second, first = KEPT["worth"]["2"], KEPT["worth"]["1"]
+    second = KEPT["worth"]["2"]
     assert second["constant"]["value"] < second["templates"]["value"] < second["lines"] < second["informed"]
-    assert second["constant"]["beats_lines"] < 0.5 < first["constant"]["beats_lines"]
-    assert first["templates"]["value"] > first["lines"], "version 1 has them, and that is why there is a second"
+    assert second["constant"]["beats_lines"] < 0.5
 
 
 def test_what_a_remark_earns() -> None:
@@ -47,9 +45,3 @@ def test_form_costs_a_bounded_amount() -> None:
     assert explain(f"{text} {' '.join('xq' + 'v' * n for n in range(12))}")["grammar"] == -1.5
     for text in ("", " ", "\n", "the phone", "zqx " * 500, "\U0001f600"):
         assert math.isfinite(utility(text))
-
-
-def test_the_world_is_another_and_the_openings_are_the_same() -> None:
-    first, second = (world.prepare(seed=3, lines=40) for world in (tiny_world, tiny_world_2))
-    assert first["prompts"] == second["prompts"] and first["lines"] != second["lines"]
-    assert second == tiny_world_2.prepare(seed=3, lines=40)

@@ -1,8 +1,7 @@
-"""The tiny world: a simulated world of product remarks, with a gold utility that is known exactly.
+"""The tiny world: a simulated world of product remarks. `tiny_world_2` says what each remark is worth.
 
-Nothing here was written or rated by buyers. A seeded generator writes one-sentence remarks of mixed worth (concrete
-and vague, praising and complaining, rambling, self-contradicting), and a written rule, `utility`, says what each is
-worth. So a run can compare a learned reward model, the proxy, with the truth it stands for.
+Nothing here was written or rated by buyers. A seeded generator writes one-sentence remarks of mixed worth: concrete
+and vague, praising and complaining, rambling, self-contradicting.
 """
 
 import random
@@ -22,28 +21,8 @@ from .lexicon import (
     VAGUE,
     VERDICTS,
 )
-from .utility import (
-    TEMPERATURE,
-    explain,
-    gold,
-    judge,
-    preference,
-    utility,
-)
 
-__all__ = [
-    "TEMPERATURE",
-    "Writer",
-    "explain",
-    "generate_line",
-    "gold",
-    "judge",
-    "preference",
-    "prepare",
-    "read",
-    "utility",
-    "world",
-]
+__all__ = ["Writer", "generate_line", "read", "world"]
 
 Rows = list[dict[str, str]]
 
@@ -209,21 +188,23 @@ def _openings(rng: random.Random) -> dict[str, Rows]:
     return openings
 
 
-def prepare(source: str | None = None, *, seed: int, lines: int = 12_000) -> dict[str, dict[str, Rows]]:
-    """Write the world: ``lines`` (text) and ``prompts`` (prompt), each with train, validation and test.
-
-    lines: distinct remarks for training; validation and test get a twentieth more each. Prompts are neutral openings on
-    a word boundary, such as "the phone's battery"; those of one split name aspects of products that no opening of
-    another split names. The same seed gives the same world. Raises ZooError for a ``source``, which it has no use for,
-    and for fewer than 20 lines.
-    """
-    return world(source, seed=seed, lines=lines)
-
-
 def world(
     source: str | None, *, seed: int, lines: int, writer_of: Callable[[random.Random], Writer] = Writer
 ) -> dict[str, dict[str, Rows]]:
-    """`prepare`, with the lines of another writer."""
+    """Write the world: ``lines`` (text) and ``prompts`` (prompt), each with train, validation and test.
+
+    Prompts are neutral openings on a word boundary, such as "the phone's battery"; those of one split name aspects of
+    products that no opening of another split names. The same seed gives the same world.
+
+    Args:
+        source: None; the world reads no data.
+        seed: Of the lines and the split of the openings.
+        lines: Distinct remarks for training; validation and test get a twentieth more each.
+        writer_of: Makes the writer of a line from its random stream.
+
+    Raises:
+        ZooError: There is a `source`, or there are fewer than 20 lines.
+    """
     if source is not None:
         raise ZooError(f"tiny-world writes its own data and cannot read {source!r}: leave out dataset_name.")
     if lines < 20:

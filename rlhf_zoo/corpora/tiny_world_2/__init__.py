@@ -1,8 +1,7 @@
-"""The second version of the tiny world: its owners write what is true of their own product, and the gold utility knows.
+"""The tiny world whose owners write what is true of their own product, and whose gold utility knows what is true.
 
-In the first version one sentence for every prompt, or one for each aspect, scores as well as a policy that PPO trained:
-nothing in it depends on the product. Here everything of worth does. Openings, words and grammar are the first's
-(`rlhf_zoo.corpora.tiny_world`); the lines are others, as nineteen in twenty of their details are facts of the product.
+Everything of worth depends on the product, so that no single sentence scores well everywhere. Openings, words and
+grammar are those of `rlhf_zoo.corpora.tiny_world`; nineteen in twenty of the lines' details are facts of the product.
 """
 
 from typing import Any
@@ -40,5 +39,5 @@ class Owner(Writer):
 
 
 def prepare(source: str | None = None, *, seed: int, lines: int = 12_000) -> dict[str, dict[str, Any]]:
-    """The first version's configurations, splits and openings, and what `Owner` writes as lines; its errors too."""
+    """The configurations and splits of `tiny_world.world`, with what `Owner` writes as lines; its errors too."""
     return world(source, seed=seed, lines=lines, writer_of=Owner)

@@ -1,4 +1,7 @@
-"""The gold utility of the world's second version: what a remark tells somebody who is choosing what to buy.
+"""The gold utility: what a remark tells somebody who is choosing what to buy.
+
+No person rated anything here. It is the synthetic gold reward of Gao, Schulman & Hilton, "Scaling Laws for Reward Model
+Overoptimization", arXiv:2210.10760, with a written rule in the place of a large reward model.
 
 A function of opening and completion alone, made of parts that are reported one by one. A remark earns by what it says
 that is true of this product (`facts`); what anybody could say of anything earns next to nothing.
