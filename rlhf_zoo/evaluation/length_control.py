@@ -16,7 +16,6 @@ from numpy.typing import ArrayLike, NDArray
 from .stats import Estimate, WinRate, group_indices, levels, proportion, win_rate
 
 RIDGE = 1e-3  # penalty ½·RIDGE·‖β‖² on the sum over comparisons: as a thousandth of one more comparison
-_STEPS = 200
 FARTHEST = 0.5
 """Standard deviations by which the lengths may differ in the mean: at one, equal policies come out at 0.36."""
 
@@ -112,28 +111,26 @@ def fit_logistic(
     ridge: float,
     start: NDArray[np.float64] | None = None,
 ) -> NDArray[np.float64]:
-    """β (K,) that minimises Σ w·[log(1 + e^(xβ)) − y·xβ] + ½·ridge·‖β‖², by Newton's method with halved steps.
+    """β (K,) that minimises Σ w·[log(1 + e^(xβ)) − y·xβ] + ½·ridge·‖β‖².
 
     features: (N, K), a column of ones for an intercept; targets: (N,) in [0, 1]; weights: (N,).
     """
-    beta = np.zeros(features.shape[1]) if start is None else start.copy()
+    from scipy.optimize import minimize  # takes longer to import than most commands to start
 
-    def loss(at: NDArray[np.float64]) -> float:
-        logits = features @ at
-        return float(weights @ (np.logaddexp(0.0, logits) - targets * logits) + ridge / 2 * (at @ at))
+    def loss(beta: NDArray[np.float64]) -> float:
+        logits = features @ beta
+        return float(weights @ (np.logaddexp(0.0, logits) - targets * logits) + ridge / 2 * (beta @ beta))
 
-    value = loss(beta)
-    for _ in range(_STEPS):
+    def gradient(beta: NDArray[np.float64]) -> NDArray[np.float64]:
+        return features.T @ (weights * (_sigmoid(features @ beta) - targets)) + ridge * beta
+
+    def curvature(beta: NDArray[np.float64]) -> NDArray[np.float64]:
         chance = _sigmoid(features @ beta)
-        gradient = features.T @ (weights * (chance - targets)) + ridge * beta
-        curvature = (features.T * (weights * chance * (1 - chance))) @ features + ridge * np.eye(len(beta))
-        step = np.linalg.solve(curvature, gradient)
-        while (below := loss(beta - step)) > value and np.abs(step).max() > 1e-12:
-            step /= 2
-        beta, value = beta - step, below
-        if np.abs(step).max() < 1e-10:
-            break
-    return beta
+        return (features.T * (weights * chance * (1 - chance))) @ features + ridge * np.eye(len(beta))
+
+    begin = np.zeros(features.shape[1]) if start is None else start
+    found = minimize(loss, begin, jac=gradient, hess=curvature, method="trust-exact", options={"gtol": 1e-10})
+    return np.asarray(found.x)
 
 
 def _fit(

@@ -240,16 +240,10 @@ def _wilson(center: float, trials: float, z: float) -> tuple[float, float]:
 
 
 def _t_quantile(freedom: int) -> float:
-    """The 0.975 quantile of Student's t, by Fisher & Cornish 1960 within 1% from three degrees of freedom up."""
-    if freedom <= 2:
-        return (12.706205, 4.302653)[freedom - 1]
-    z = _Z
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-    )
-    return z + sum(term / freedom**power for power, term in enumerate(terms, start=1))
+    """The 0.975 quantile of Student's t with `freedom` degrees of freedom."""
+    from scipy.special import stdtrit  # takes longer to import than most commands to start
+
+    return float(stdtrit(freedom, 0.975))
 
 
 def accuracy(correct: ArrayLike, groups: Sequence[Hashable]) -> Estimate:

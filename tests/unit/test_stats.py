@@ -248,7 +248,7 @@ def test_percentiles_lie_as_far_out_as_t_and_the_unbiased_variance_would_have_th
     """Resampling has n below the variance, and a normal's quantile: both are too narrow with few groups."""
     low, high = levels(groups)
     wanted = scipy_stats.norm.cdf(scipy_stats.t.ppf(0.025, groups - 1) * math.sqrt(groups / (groups - 1)))
-    assert low == pytest.approx(wanted, rel=0.15) and high == 1 - low
+    assert low == pytest.approx(wanted, rel=1e-12) and high == 1 - low
     assert low < 0.85 * scipy_stats.norm.cdf(scipy_stats.t.ppf(0.025, groups - 1)) or groups == 40
     assert levels(1) == (0.025, 0.975)
 
