@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
-from datasets import Dataset, load_dataset
+from datasets import Dataset
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -33,6 +33,7 @@ from trl import ModelConfig, ScriptArguments, get_peft_config
 
 # A script for TRL 1.12 has `from trl.experimental.ppo import` here: this line is all that differs.
 from rlhf_zoo.compat import PPOConfig, PPOTrainer
+from rlhf_zoo.data_gate import gated
 
 
 def load_tokenizer(name: str, revision: str) -> PreTrainedTokenizerBase:
@@ -45,7 +46,8 @@ def load_tokenizer(name: str, revision: str) -> PreTrainedTokenizerBase:
 
 def load_prompts(script: ScriptArguments) -> tuple[Dataset, Dataset]:
     """Prompts to train on, and prompts held out."""
-    splits = load_dataset(script.dataset_name, name=script.dataset_config)
+    with gated(script.dataset_name) as data:  # reads nothing that lies outside of the data set
+        splits = data.load(script.dataset_config)
     prompts = splits[script.dataset_train_split]
     if script.dataset_test_split in splits:
         return prompts, splits[script.dataset_test_split]

@@ -1,19 +1,27 @@
-"""The check that every data set passes before `datasets` loads it: its card may name files of its own, and no others.
+"""The check that every data set passes before `datasets` loads it: it may name files of its own, and no others.
 
 The card of a data set lists its files as patterns that `datasets` hands to fsspec. fsspec takes any path of this
-machine and any address, and some of its file systems render templates that see the environment.
+machine and any address, and some of its file systems render templates that see the environment. A column of images,
+audio or video holds paths and addresses too, which are opened when a row is read. So `gated` checks the card, and what
+it yields is the only way to `datasets` in this package: it loads formats of text alone, from files that lie in the data
+set, and leaves media columns out.
 """
 
 import contextlib
+import glob
+import logging
 import os
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .errors import ZooError
 from .json_values import hub_id
 from .plain_yaml import BadYAML, load_yaml
+
+log = logging.getLogger(__name__)
 
 #: The files that `datasets` reads patterns from.
 CARD = "README.md"
@@ -31,22 +39,168 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _PATTERNS = ("data_files", "data_dir")
 #: What a configuration says of itself for people, where an address is only text.
 _TEXTS = ("description", "citation", "homepage", "license")
+#: The loaders of `datasets` that read what is in a file. Others follow links in it, unpickle, or open what rows name.
+FORMATS = ("json", "csv", "parquet", "arrow", "text", "cache")
+#: Columns of these types hold values. Others, such as images, are opened by what a row names when it is read.
+_VALUES = (
+    "Value", "ClassLabel", "Json", "Translation", "TranslationVariableLanguages", "Array2D", "Array3D", "Array4D",
+    "Array5D",
+)  # fmt: skip
+_LISTS = ("List", "LargeList", "Sequence")
 #: (address of the Hub, repository, commit) of cards that passed: what stands at a commit does not change.
 _passed: set[tuple[str, str, str]] = set()
 
 
-@contextlib.contextmanager
-def gated(location: str, revision: str | None = None, *, token: str | bool | None = None) -> Iterator[str | None]:
-    """Checks a data set; `datasets` is called inside, with the revision that this yields.
+@dataclass(frozen=True)
+class GatedData:
+    """A data set whose card and links were checked, for the calls of `datasets` that load it.
+
+    location: A folder, a file of JSON lines, or the id of a repository. commit: Of a repository; None of the others.
+    """
+
+    location: str
+    commit: str | None
+
+    def load(
+        self, configuration: str | None = None, split: str | None = None, *, data_files: Any = None, **options: Any
+    ) -> Any:
+        """The rows of a split, or of all splits by their names, without media columns.
+
+        Args:
+            configuration: None for the only one.
+            split: None for all of them.
+            data_files: Split -> files of a repository, where its card does not list them.
+            options: `token` and `cache_dir` of `datasets.load_dataset`.
+
+        Returns:
+            A Dataset, or a DatasetDict.
+
+        Raises:
+            ZooError: Its files are of another format, or lie elsewhere.
+        """
+        builder = self.builder(configuration, split, data_files=data_files, **options)
+        builder.download_and_prepare()
+        return without_media(builder.as_dataset(split=split))
+
+    def stream(self, configuration: str | None, split: str, **options: Any) -> Any:
+        """The rows of a split as they are fetched, an IterableDataset; see `load`."""
+        return without_media(self.builder(configuration, split, **options).as_streaming_dataset(split=split))
+
+    def configurations(self, **options: Any) -> list[str]:
+        """The names of its configurations."""
+        import datasets
+
+        return list(datasets.get_dataset_config_names(self._path, revision=self.commit, **options))
+
+    def splits(self, configuration: str | None, **options: Any) -> list[str]:
+        """The names of a configuration's splits. Raises ZooError as `load` does."""
+        import datasets
+
+        if known := self.builder(configuration, **options).info.splits:
+            return list(known)
+        called = self._called(configuration, "train")
+        return list(datasets.get_dataset_split_names(config_name=called.pop("name", None), **called, **options))
+
+    def builder(
+        self, configuration: str | None = None, split: str | None = None, *, data_files: Any = None, **options: Any
+    ) -> Any:
+        """The DatasetBuilder of `datasets`, whose files were checked; see `load`."""
+        import datasets
+
+        if Path(self.location, datasets.config.DATASET_STATE_JSON_FILENAME).exists():
+            raise ValueError("it was saved by `save_to_disk`, and data sets are read from JSON, CSV or Parquet files")
+        called = self._called(configuration, split or "train")
+        if data_files is not None:
+            called["data_files"] = data_files
+        builder = datasets.load_dataset_builder(**called, **options)
+        self._check(builder)
+        return builder
+
+    @property
+    def _path(self) -> str:
+        """What `datasets` is given: a folder that is called as one of its loaders is, would be taken for that."""
+        return f"./{self.location}" if is_loader(self.location) else self.location
+
+    def _called(self, configuration: str | None, split: str) -> dict[str, Any]:
+        if Path(self.location).is_file():
+            return {"path": "json", "data_files": {split: glob.escape(self.location)}}
+        return {"path": self._path, "name": configuration, "revision": self.commit}
+
+    def _check(self, builder: Any) -> None:
+        """Raises ZooError for a loader that could open other files, and for files that lie elsewhere."""
+        modules = {kind.__module__ for kind in type(builder).__mro__}
+        if not modules & {f"datasets.packaged_modules.{name}.{name}" for name in FORMATS}:
+            kind = type(builder).__mro__[1].__name__
+            raise ZooError(
+                f"The data set {self.location} is not loaded, as `datasets` reads it by its loader {kind}, which may "
+                "open files elsewhere: take, or make, a copy of it in JSON lines, CSV, Parquet, Arrow or plain text."
+            )
+        path = Path(self.location)
+        for files in (builder.config.data_files or {}).values():
+            for file in map(str, files):
+                if path.exists():
+                    inside = is_inside(Path(file), path) and "::" not in file and "://" not in file
+                else:
+                    own = re.match(rf"hf://datasets/{re.escape(self.location)}@[^/@]+/", file)
+                    inside = own is not None and not leads_out(file[own.end() :])
+                if not inside:
+                    raise ZooError(
+                        f"The data set {self.location} is not loaded, as its file {file!r:.200} may lead outside of "
+                        "it: load another data set, or a copy whose files have plain names."
+                    )
+
+
+def is_loader(name: str) -> bool:
+    """Whether `datasets` takes a name for one of its loaders, which without files reads the working directory."""
+    from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES
+
+    return name in _PACKAGED_DATASETS_MODULES
+
+
+def without_media(loaded: Any) -> Any:
+    """A data set without the columns whose values are opened when a row is read: images, audio, video and the like.
 
     Args:
-        location: A folder, a file, or the id of a repository, as `datasets` is given it.
+        loaded: A Dataset, IterableDataset, or DatasetDict of them. Of one whose types are not known nothing is opened.
+
+    Returns:
+        It, without these columns, which the log names.
+    """
+    import datasets
+
+    if isinstance(loaded, dict):
+        return type(loaded)({split: without_media(part) for split, part in loaded.items()})
+    plain = [name for name, feature in (loaded.features or {}).items() if _is_plain(feature)]
+    media = [name for name in loaded.features or () if name not in plain]
+    if not media:
+        return loaded
+    log.info("The columns %s are left out, as what their rows name would be opened.", ", ".join(media))
+    if isinstance(loaded, datasets.IterableDataset):
+        loaded = loaded.decode(False)  # or threads open it before columns are chosen
+    return loaded.select_columns(plain)
+
+
+def _is_plain(feature: Any) -> bool:
+    if isinstance(feature, Mapping):
+        return all(map(_is_plain, feature.values()))
+    if isinstance(feature, list | tuple):
+        return all(map(_is_plain, feature))
+    kind = type(feature).__name__
+    return kind in _VALUES or (kind in _LISTS and _is_plain(feature.feature))
+
+
+@contextlib.contextmanager
+def gated(location: str, revision: str | None = None, *, token: str | bool | None = None) -> Iterator[GatedData]:
+    """Checks a data set, and yields what loads it.
+
+    Args:
+        location: A folder, a file, or the id of a repository.
         revision: Of a repository: a branch, tag or commit.
         token: Of the Hub that `datasets.config` names.
 
     Yields:
-        The commit of a repository whose card was checked. `revision` of a file or folder, and where the Hub does not
-        answer: inside, `datasets` then reads only what it has prepared before, for which it needs no card.
+        The data set, at the commit whose card was checked. Where the Hub does not answer, at `revision`: inside,
+        `datasets` then reads only what it has prepared before, for which it needs no card.
 
     Raises:
         ZooError: A pattern of the data set leads outside of it, or its card cannot be read.
@@ -57,12 +211,12 @@ def gated(location: str, revision: str | None = None, *, token: str | bool | Non
     path = Path(location)
     if path.exists():
         check_local(path, location)
-        yield revision
+        yield GatedData(location, revision)
         return
-    if hub_id(location) is None or location.startswith("buckets/"):
+    if hub_id(location) is None or location.startswith("buckets/") or is_loader(location):
         raise ZooError(f"The data set {location!r:.200} is no file, no folder and no id of a data set: check its name.")
     if datasets.config.HF_HUB_OFFLINE:
-        yield revision
+        yield GatedData(location, revision)
         return
     try:
         commit = _check_repository(location, revision, token)
@@ -71,13 +225,13 @@ def gated(location: str, revision: str | None = None, *, token: str | bool | Non
             raise
         datasets.config.HF_HUB_OFFLINE = True
         try:
-            yield revision
+            yield GatedData(location, revision)
         except ConnectionError:  # what `datasets` says of what it has not prepared
             raise error from None
         finally:
             datasets.config.HF_HUB_OFFLINE = False
         return
-    yield commit
+    yield GatedData(location, commit)
 
 
 def check_local(path: Path, name: str) -> None:
@@ -203,8 +357,12 @@ def leads_out(pattern: str) -> bool:
 
 
 def refuse_file_systems() -> None:
-    """From here on, no library in this process reads through `REFUSED_FILE_SYSTEMS` of fsspec."""
+    """From here on, no library in this process reads through `REFUSED_FILE_SYSTEMS` of fsspec.
+
+    Nor from a zip in which a file is called as a chain of addresses, by which fsspec would open them.
+    """
     from fsspec import AbstractFileSystem
+    from fsspec.implementations.zip import ZipFileSystem
     from fsspec.registry import register_implementation, registry
 
     class Refused(AbstractFileSystem):  # type: ignore[misc]
@@ -216,6 +374,17 @@ def refuse_file_systems() -> None:
     for name in REFUSED_FILE_SYSTEMS:
         if getattr(registry.get(name), "__qualname__", None) != Refused.__qualname__:
             register_implementation(name, Refused, clobber=True)
+
+    class CheckedZip(ZipFileSystem):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            if (
+                name := next((name for name in self.zip.namelist() if "::" in name or "://" in name), None)
+            ) is not None:
+                raise ValueError(f"an archive holds a file {name!r:.200}, which would be taken for an address")
+
+    if getattr(registry.get("zip"), "__qualname__", None) != CheckedZip.__qualname__:
+        register_implementation("zip", CheckedZip, clobber=True)
 
 
 def _check_repository(repo: str, revision: str | None, token: str | bool | None) -> str:

@@ -3,7 +3,7 @@
 import contextlib
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -36,14 +36,14 @@ class ThreadHub(Hub):
     def folder(self, name: str, kind: str = "model") -> Path:
         return self.git_dir(f"local/{name}", kind)
 
-    def make(self, name: str, files: dict[str, str], kind: str = "model", private: bool = False) -> str:
+    def make(self, name: str, files: Mapping[str, str | bytes], kind: str = "model", private: bool = False) -> str:
         """A repository with these files, whatever a push of them would be told. Returns the commit."""
         repo = RepoId(kind, "local", name)
         self.storage.create(repo, private=private, sdk="gradio" if kind == "space" else None, variables={})
         with self.storage.git(repo) as git, Quarantine(self.storage.path(repo)) as quarantine:
             edit = TreeEdit(git, git.root_tree(git.branch("main") or ""))
             for path, content in files.items():
-                edit.put(path, quarantine.blob(content.encode()))
+                edit.put(path, quarantine.blob(content if isinstance(content, bytes) else content.encode()))
             commit = quarantine.commit(edit.write(quarantine), [git.branch("main") or ""], "files")
             quarantine.migrate()
             git.write_ref("refs/heads/main", commit)

@@ -73,10 +73,10 @@ def _read_hub(source: str, splits: Sequence[str], mend: str) -> dict[str, Iterab
     from huggingface_hub.errors import HTTPError
 
     try:
-        with gated(source) as commit:
-            found = dict(datasets.load_dataset(source, revision=commit))
+        with gated(source) as data:
+            found = dict(data.load())
             if missing := [split for split in splits if split not in found]:
-                files = HfApi().list_repo_files(source, repo_type="dataset", revision=commit)
+                files = HfApi().list_repo_files(source, repo_type="dataset", revision=data.commit)
                 own = [file for file in files if not leads_out(file)]
                 named = {split: [file for file in own if Path(file).name.split(".")[0] == split] for split in missing}
                 for split in missing:
@@ -85,7 +85,7 @@ def _read_hub(source: str, splits: Sequence[str], mend: str) -> dict[str, Iterab
                         raise ZooError(
                             f"The data set {source} has no split {split} (found: {there}): add {split}.jsonl."
                         )
-                found |= datasets.load_dataset(source, data_files=named, revision=commit)
+                found |= data.load(data_files=named)
     except (HTTPError, datasets.exceptions.DatasetsError, OSError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ZooError(f"The data set {source} cannot be loaded ({reason}): check its id, or {mend}.") from error

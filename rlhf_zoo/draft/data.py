@@ -1,6 +1,5 @@
 """What the rows of a data set look like, and by which keys each stage reads them."""
 
-import glob
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
@@ -10,7 +9,7 @@ from typing import Any
 import datasets
 
 from ..chat import distinct_prompts, is_conversation
-from ..data_gate import gated
+from ..data_gate import GatedData, gated
 from ..errors import ZooError
 from ..hub.connect import CLIENT
 from ..hub.refusals import client_errors, reason, refusals_as
@@ -103,24 +102,20 @@ def look_at_data(name: str) -> Source:
         with refusals_as(what, "check its name and --source_hub."):
             commit = str(HfApi().dataset_info(repo, revision=revision or None).sha)
     try:
-        with gated(repo, commit):
-            if Path(name).is_file():
-                parts = [_part(None, path="json", data_files={"train": glob.escape(name)})]
-            else:
-                names = datasets.get_dataset_config_names(repo, revision=commit)
-                parts = [_part(config if len(names) > 1 else None, path=repo, revision=commit) for config in names]
+        with gated(repo, commit) as gate:
+            names = [""] if Path(name).is_file() else gate.configurations()
+            parts = [_part(gate, config if len(names) > 1 else None) for config in names]
     except (ValueError, datasets.exceptions.DatasetsError, *client_errors()) as error:
         said = wrong_in(Path(repo)) or f"{reason(error)}; check what it holds"
         raise ZooError(f"The data set {name} cannot be loaded: {said}.") from error
     return Source(repo, commit, parts)
 
 
-def _part(configuration: str | None, **where: Any) -> Part:
-    """where: what datasets loads it by, once the data set was checked."""
-    known = datasets.load_dataset_builder(name=configuration, **where).info.splits or {}
+def _part(gate: GatedData, configuration: str | None) -> Part:
+    known = gate.builder(configuration).info.splits or {}
     sizes, rows = {}, {}
-    for split in datasets.get_dataset_split_names(config_name=configuration, **where):
-        stream = datasets.load_dataset(name=configuration, split=split, streaming=True, **where)
+    for split in gate.splits(configuration):
+        stream = gate.stream(configuration, split)
         rows[split] = list(islice(stream, LOOKED_AT))
         said = known[split].num_examples if split in known else 0
         sizes[split] = said or (
@@ -128,7 +123,7 @@ def _part(configuration: str | None, **where: Any) -> Part:
         )
 
     def counted(split: str) -> Iterable[Mapping[str, Any]]:
-        return islice(datasets.load_dataset(name=configuration, split=split, streaming=True, **where), COUNTED)
+        return islice(gate.stream(configuration, split), COUNTED)
 
     return Part(configuration, sizes, rows, counted)
 

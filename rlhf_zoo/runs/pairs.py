@@ -134,9 +134,10 @@ def _look_for_pairs(context: RunContext, name: str, revision: str | None) -> Nam
     try:
         with (
             reading_from(source.hub) as options,
-            gated(name, commit, token=source.hub.token) as commit,
+            gated(name, commit, token=source.hub.token) as data,
         ):
-            known = datasets.get_dataset_config_names(name, revision=commit, **options)
+            commit = data.commit
+            known = data.configurations(**options)
             if prompts in known:  # that PPO will roll out
                 return None
             flags = context.flags.get("reward", {})
@@ -145,7 +146,7 @@ def _look_for_pairs(context: RunContext, name: str, revision: str | None) -> Nam
             for configuration in [flags["dataset_config"]] if "dataset_config" in flags else CONFIGURATIONS:
                 if configuration not in known:
                     continue
-                splits = datasets.get_dataset_split_names(name, configuration, revision=commit, **options)
+                splits = data.splits(configuration, **options)
                 if train in splits and set(COLUMNS) <= set(source.first_row(configuration, train) or {}):
                     held_out = test if test in splits else None
                     return NamedPairs(name, commit, configuration, held_out, source.lineage.get("hub"))

@@ -1,7 +1,6 @@
 """Data sets as stages load them: a folder, a file of JSON lines, or a repository of a Hub at a commit."""
 
 import contextlib
-import glob
 import hashlib
 import json
 import logging
@@ -14,7 +13,7 @@ from typing import Any
 import datasets
 
 from ..data import need_columns
-from ..data_gate import gated
+from ..data_gate import GatedData, gated, without_media
 from ..errors import ZooError
 from ..hub.connect import CLIENT, Hub
 from ..hub.refs import ask, came_from
@@ -65,48 +64,41 @@ class DataSource:
         keys: a recipe's, by which configuration and split are chosen.
         """
         # The sender notes in the folder of a run's data where they were published.
-        with self._loading(configuration, split, keys) as (what, called, options), records_at_rest():
+        with self._loading(configuration, split, keys) as (what, data, options), records_at_rest():
             if (cache := _cache_of(self.location)) is not None:
                 options["cache_dir"] = cache
             try:
-                loaded = datasets.load_dataset(**called, **options)
+                loaded = data.load(configuration, split, **options)
             except datasets.exceptions.DatasetGenerationError as error:
-                loaded = self._of_all_rows(called, split, options, error)
+                loaded = self._of_all_rows(data.builder(configuration, split, **options), split, options, error)
         need_columns(loaded, columns, of=f"{what},")
         return loaded
 
     def _of_all_rows(
-        self, called: Mapping[str, Any], split: str, options: Mapping[str, Any], error: Exception
+        self, builder: datasets.DatasetBuilder, split: str, options: Mapping[str, Any], error: Exception
     ) -> datasets.Dataset:
         """The split where a column has another type further down than in the first rows. Raises `error` for others."""
         if is_disk_full(error):
             raise error
         try:
-            found = read_whole(called, split, cache=options.get("cache_dir"), token=options.get("token"))
+            found = read_whole(builder, split, cache=options.get("cache_dir"), token=options.get("token"))
         except (ValueError, RecursionError):
             raise error from error.__cause__
         if found is None:
             raise error
         log.info("The columns of %s change their types further down, so all of it is read at once.", self.location)
-        return found
+        return without_media(found)
 
     def first_row(self, configuration: str | None, split: str) -> dict[str, Any] | None:
         """None of an empty split; the rest is not fetched. Raises ZooError, and NoSuchPart, as `load` does."""
-        with self._loading(configuration, split) as (_, called, options):
-            rows = datasets.load_dataset(**called, streaming=True, **options)
-            return next(iter(rows), None)
-
-    def _called(self, configuration: str | None, split: str, revision: str | None) -> dict[str, Any]:
-        """What the loader is called with."""
-        if Path(self.location).is_file():
-            return {"path": "json", "data_files": {split: glob.escape(self.location)}, "split": split}
-        return {"path": self.location, "name": configuration, "split": split, "revision": revision}
+        with self._loading(configuration, split) as (_, data, options):
+            return next(iter(data.stream(configuration, split, **options)), None)
 
     @contextlib.contextmanager
     def _loading(
         self, configuration: str | None, split: str, keys: Mapping[str, str] = KEYS
-    ) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
-        """(what is loaded, the loader's keywords for it, those of its Hub), once the data set was checked.
+    ) -> Iterator[tuple[str, GatedData, dict[str, Any]]]:
+        """(what is loaded, the data set once it was checked, the loader's keywords of its Hub).
 
         What the client and datasets raise is said in our words.
         """
@@ -115,9 +107,9 @@ class DataSource:
         try:
             with (
                 reading_from(self.hub) as options,
-                gated(self.location, self.revision, token=self.hub.token) as commit,
+                gated(self.location, self.revision, token=self.hub.token) as data,
             ):
-                yield what, self._called(configuration, split, commit), options
+                yield what, data, options
         except StopIteration as error:  # what the loader says of a file without rows
             raise ZooError(f"{what}, is empty: give it rows.") from error
         except (ValueError, datasets.exceptions.DatasetsError, *client_errors()) as error:

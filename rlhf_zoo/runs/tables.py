@@ -37,14 +37,14 @@ def dataset_of(columns: Mapping[str, Sequence[Any]]) -> datasets.Dataset:
 
 
 def read_whole(
-    called: Mapping[str, Any], split: str, *, cache: str | None, token: str | bool | None
+    builder: datasets.DatasetBuilder, split: str, *, cache: str | None, token: str | bool | None
 ) -> datasets.Dataset | None:
     """A split whose types are those of all its rows, for what `load_dataset` fails on.
 
     It reads all files into memory, so it is for data sets that cannot be loaded otherwise.
 
     Args:
-        called: The keywords of `load_dataset` that say which data set is meant.
+        builder: What `load_dataset` would have loaded it by.
         split: The split.
         cache: The folder of downloaded files; None takes the client's.
         token: The token of its Hub.
@@ -56,9 +56,6 @@ def read_whole(
         ValueError: A file cannot be read.
         RecursionError: A file holds JSON that is nested too deep.
     """
-    builder = datasets.load_dataset_builder(
-        **{name: value for name, value in called.items() if name != "split"}, cache_dir=cache, token=token
-    )
     read = next((reads for kind, reads in _READERS.items() if isinstance(builder, kind)), None)
     files = (builder.config.data_files or {}).get(split)
     if read is None or not files:

@@ -187,9 +187,9 @@ def test_a_repository_sends_and_reads_nothing(
 def test_what_is_checked_is_what_is_loaded(hub: ThreadHub) -> None:
     """A branch that moves between the check and the load does not matter, as the commit is loaded."""
     first = hub.make("moves", {"train.jsonl": ROWS}, "dataset")
-    with gated("local/moves", "main") as commit:
-        assert commit == first
-        rows = datasets.load_dataset("local/moves", revision=commit, split="train")
+    with gated("local/moves", "main") as data:
+        assert data.commit == first
+        rows = data.load(split="train")
     assert rows["prompt"] == ["a", "b"]
 
 
