@@ -123,3 +123,18 @@ MEMBER = re.compile(rf"{ENSEMBLE}/seed-(\d+)/reward")
 def is_member(name: str) -> bool:
     """Whether it names a reward model that `rlhf-zoo ensemble` trains in the run directory."""
     return MEMBER.fullmatch(name) is not None
+
+
+def starts_on_base(stage: Any, settings: Mapping[str, Any]) -> bool:
+    """Whether PPO started from a model that its settings name, and not from the SFT stage of its run.
+
+    Args:
+        stage: The stage, as a record or a card says.
+        settings: Its keys.
+    """
+    return stage == "ppo" and settings.get("model_name_or_path") not in (None, "sft")
+
+
+def parent_title(role: str, *, on_base: bool = False) -> str:
+    """What a parent of a run is called, by its role; on_base: see `starts_on_base`."""
+    return "base model" if role == "base" or (role == "sft" and on_base) else PARENT_TITLES.get(role, role)

@@ -19,7 +19,7 @@ from ..hub.weights import Origin
 from ..json_values import at, finite, hub_id, number, whole
 from ..release.card import CARD_FILE
 from ..release.card_kl import DEFAULTS
-from ..stage import PARENT_TITLES, STAGES
+from ..stage import PARENT_TITLES, STAGES, parent_title, starts_on_base
 
 ROLES = {**PARENT_TITLES, "value": "value model", "data": "data set", "base": "base model"}
 """What a card may name as a parent, in the order in which it is drawn."""
@@ -54,13 +54,17 @@ class Figure:
 
 @dataclass(frozen=True)
 class Reference:
-    """What is named: a model or data set by repository and commit (None: not said), or by a folder of this machine."""
+    """What is named: a model or data set by repository and commit (None: not said), or by a folder of this machine.
+
+    title: what it is to the model that names it.
+    """
 
     role: str
     kind: str  # "model" or "dataset"
     repo: str | None = None
     commit: str | None = None
     folder: Path | None = None
+    title: str = "this model"
 
     @property
     def name(self) -> str:
@@ -147,8 +151,15 @@ class Card(dict[str, Any]):
                 commit = parent.get("commit")
                 commit = commit if isinstance(commit, str) and commit.isascii() and commit.isalnum() else None
                 kind = "dataset" if role == "data" else "model"
-                parents.append(Reference(role, kind, hub_id(parent.get("repo")), commit))
+                title = parent_title("sft", on_base=True) if role == "sft" and self.on_base else ROLES[role]
+                parents.append(Reference(role, kind, hub_id(parent.get("repo")), commit, title=title))
         return tuple(parents)
+
+    @property
+    def on_base(self) -> bool:
+        """Whether it is of PPO, straight on a model that its settings name."""
+        settings = self.get("settings")
+        return isinstance(settings, Mapping) and starts_on_base(self.stage, settings)
 
     @property
     def origin(self) -> Origin | None:

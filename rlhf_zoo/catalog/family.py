@@ -47,10 +47,17 @@ class Node:
     def stage(self) -> str | None:
         return self.card.stage if self.card.stage in STAGES else None
 
+    @property
+    def title(self) -> str:
+        """What it is to the model that names it. One that PPO was put on may be a stage's, by its own card."""
+        named = self.reference.title
+        return STAGES[self.stage].title if self.stage and named == ROLES["base"] else named
+
     def to_json(self) -> dict[str, Any]:
         at = self.reference
         return {
             "role": at.role,
+            "title": self.title,
             "kind": at.kind,
             "repo": None if at.repo is None else clean(at.repo),
             "folder": None if at.folder is None else str(at.folder),
@@ -100,14 +107,13 @@ def family_tree(root: Reference, look: Callable[[Reference], Member], *, depth: 
 def draw(node: Node) -> list[str]:
     """The lines of a node: what it is and where, then what its card says. Plain text, whatever brackets it holds."""
     at, member = node.reference, node.member
-    role = ROLES.get(at.role, "this model")
     if not at.name:
-        return [f"{role}: {member.problem}"]
+        return [f"{node.title}: {member.problem}"]
     commit = member.commit or at.commit
     tags = ", ".join(clean(tag) for tag in member.tags)
     where = f" @ {tags}" if tags else ""
     where += f" ({clean(commit)[:10]})" if commit else " (at no commit)" if at.folder is None else ""
-    lines = [f"{role}: {clean(at.name)}{where}"]
+    lines = [f"{node.title}: {clean(at.name)}{where}"]
     if member.problem:
         return [*lines, clean(member.problem)]
     if node.again:

@@ -18,7 +18,7 @@ from ..release.facts import Facts, estimate_at
 from ..release.reward_reading import reading_of
 from ..runs.choice import resolve_model
 from ..runs.parents import member_beside
-from ..stage import REWARD_ROLES
+from ..stage import REWARD_ROLES, parent_title
 from .card import Card, Reference, download_card
 from .family import Member, Node, family_tree
 
@@ -156,7 +156,7 @@ def _parent(child: Checkpoint, card: Card, role: str, mend: str, hub: Hub) -> Ch
     if not isinstance(parent, Mapping):
         return None
     repo, commit = hub_id(parent.get("repo")), parent.get("commit")
-    what = "SFT model" if role == "sft" else REWARD_ROLES[role]
+    what = parent_title(role, on_base=card.on_base)
     if repo is None:
         beside = member_beside(child.path, parent.get("folder")) if child.hub is None else None
         if beside is not None:
@@ -221,7 +221,7 @@ def _beside(folder: Path, document: Mapping[str, Any], parent: Reference) -> Ref
     sibling = StageRecord(folder.parent / parent.role)
     if parent.repo is not None or not lineage or sibling.read().get("fingerprint") != lineage.get("fingerprint"):
         return parent
-    return Reference(parent.role, parent.kind, folder=sibling.path)
+    return Reference(parent.role, parent.kind, folder=sibling.path, title=parent.title)
 
 
 def _look_there(at: Reference, hub: Hub) -> Member:

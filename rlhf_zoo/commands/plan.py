@@ -50,6 +50,7 @@ def plan(
     device = None if gpu is None else parse_device(gpu)  # a mistake in it is told at once
     from ..planner.plan import LORA, make_plan
     from ..recipes import load_recipe
+    from ..runs.classified import obeyed
     from ..stage import STAGES
 
     found = load_recipe(recipe)
@@ -64,7 +65,8 @@ def plan(
         if device.cpu and found.zoo.get("gpu"):
             device = parse_device(found.zoo["gpu"])
     if device == parse_device(found.zoo.get("gpu", "cpu")) and not lora:
-        for stage, keys in (found.zoo.get("gpu_flags") or {}).items():
+        for stage, named in (found.zoo.get("gpu_flags") or {}).items():
+            keys = obeyed(found, stage, named)
             assumed += [f"{stage}.{key} {json.dumps(keys[key])}, as the recipe's zoo.yaml says for {device}"
                         for key in keys if key not in flags[stage]]  # fmt: skip
             flags[stage] = {**keys, **flags[stage]}
@@ -131,9 +133,11 @@ def say(recipe: Recipe, flags: Mapping[str, Mapping[str, Any]], *, stage: str | 
     from .. import processes
     from ..planner.devices import here
     from ..planner.plan import make_plan
+    from ..runs.classified import obeyed
 
     chosen = list(recipe.stages) if stage is None else [stage]
-    on_cpu = any({**recipe.stages[name], **flags.get(name, {})}.get("use_cpu") for name in chosen)
+    keys = {name: {**obeyed(recipe, name, recipe.stages[name]), **flags.get(name, {})} for name in chosen}
+    on_cpu = any(each.get("use_cpu") for each in keys.values())
     try:
         device = replace(here(use_cpu=on_cpu), count=processes.count())
         click.echo(make_plan(recipe, device, flags, stages=chosen, mends=False).line, err=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..errors import ZooError
 from ..recipes import Recipe
+from ..runs.classified import obeyed
 from ..runs.parents import reward_names
 from ..runs.settings import RecipeConfig, recipe_config, recorded_settings
 from ..stage import STAGES, is_member
@@ -138,9 +139,10 @@ def make_plan(
     """
     given = flags or {}
     shared = recipe_config(recipe, given.get("recipe", {}))
+    obeyed_keys = {stage: obeyed(recipe, stage, own) for stage, own in recipe.stages.items()}
     keys = {
         stage: stage_keys_of(stage, {**own, **given.get(stage, {})}, where=str(recipe.source(stage)))
-        for stage, own in recipe.stages.items()
+        for stage, own in obeyed_keys.items()
     }
     shapes = _Shapes(recipe, shared, keys)
     assumed = (

@@ -18,7 +18,7 @@ from typing import Any
 from ..errors import ZooError
 from ..json_values import at, finite, hub_id
 from ..record import StageRecord, checkpoint_step, read_json
-from ..stage import STAGES
+from ..stage import STAGES, starts_on_base
 from ..wholeness import weights_digest
 
 #: In a run's directory, what baselines came to.
@@ -235,7 +235,7 @@ class Facts:
     @property
     def on_base(self) -> bool:
         """Whether PPO started from a model that the recipe names, and not from the SFT stage of its run."""
-        return self.stage == "ppo" and self.settings.get("model_name_or_path") not in (None, "sft")
+        return starts_on_base(self.stage, self.settings)
 
     @property
     def base(self) -> dict[str, Any] | None:

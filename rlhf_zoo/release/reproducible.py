@@ -9,7 +9,7 @@ from typing import Any
 
 from ..json_values import hub_id
 from ..plugins import REWARDS, registered
-from ..stage import PARENT_TITLES, REWARD_ROLES, STAGES
+from ..stage import REWARD_ROLES, STAGES, parent_title
 from .facts import Facts
 
 #: Keys that may read files or load code, which a download may not decide.
@@ -59,7 +59,7 @@ def _obstacles(facts: Facts) -> Iterator[str]:
         yield "its data are a file or folder of the machine that trained it"
     for role in ("sft", *REWARD_ROLES):
         if role in facts.parents and not _is_pinned(facts.parents[role]):
-            yield f"its {PARENT_TITLES[role]} is not published"
+            yield f"its {parent_title(role, on_base=facts.on_base)} is not published"
     if facts.stage == "reward" and facts.run.get("round"):
         yield "it learned from samples of the PPO policy of an earlier round"
 

@@ -3,6 +3,7 @@
 import importlib.metadata
 import logging
 import platform
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -166,6 +167,16 @@ class RunContext:
             mend=f"{mend}, or begin again there with --restart",
         )
 
+    def stage_command(self, stage: str, *flags: str) -> str:
+        """The command that makes a stage of this run, for a message.
+
+        A run that is only sent again has no recipe at hand: it is named as in the command that made the run.
+        """
+        called = self.recipe.called
+        if not self.recipe.stages:
+            called = _recipe_of(self.record(stage).read().get("command")) or self.recipe.name
+        return " ".join(["rlhf-zoo", stage, called, "--output_dir", shlex.quote(str(self.directory)), *flags])
+
     def check_recipe(self, stages: Sequence[str]) -> None:
         """Raises ZooError where the record of one of these stages is of another recipe."""
         for stage in stages:
@@ -279,7 +290,7 @@ class RunContext:
         published = (document.get("repo") or {}).get("id") if document.get("hub") == self.hub.label else None
         repo = published or self.repo(stage)
         what = f"{target}, which the finished stage {stage} chose, is gone, and cannot be had from {repo}@{tag}"
-        mend = f"restore it, or train it again with `rlhf-zoo {stage} {self.recipe.called} --restart`."
+        mend = f"restore it, or train it again with `{self.stage_command(stage, '--restart')}` and its other flags."
         with refusals_as(what, mend):
             folder = self.hub.snapshot(repo, revision=tag)
         recipe = folder / RECIPE_FILE
@@ -307,7 +318,7 @@ class RunContext:
                 raise
             raise ZooError(
                 f"There is no finished {stage} checkpoint in {self.directory} nor under {repo}@{revision} on "
-                f"{self.hub.described}: run `rlhf-zoo {stage} {self.recipe.called}` first."
+                f"{self.hub.described}: run `{self.stage_command(stage)}` first."
             ) from error.__cause__
         # The same run has the same fingerprint, whether its stages lie here or on the Hub.
         settings = found.path / RECIPE_FILE
@@ -315,3 +326,10 @@ class RunContext:
         return ParentCheckpoint(
             found.path, {"repo": repo, "commit": found.commit, "tag": revision, "path": None, "fingerprint": known}
         )
+
+
+def _recipe_of(command: str | None) -> str | None:
+    """The recipe that a recorded command of training names."""
+    words = shlex.split(command or "")[1:]
+    named = len(words) > 1 and words[0] in ("run", *STAGES) and not words[1].startswith("-")
+    return shlex.quote(words[1]) if named else None

@@ -96,7 +96,7 @@ def as_trained(context: RunContext, stage: str) -> RunContext:
         if key is not None:
             raise ZooError(
                 f"{context.record(stage).path} was trained with another {key} than this command says: leave the flag "
-                f"out, or train it again with `rlhf-zoo {stage} {context.recipe.called} --restart`."
+                f"out, or train it again with `{context.stage_command(stage, '--restart')}`."
             )
     recipe = replace(recipe, stages={**recipe.stages, stage: keys})
     return replace(context, recipe=recipe, flags={**context.flags, stage: kept})
@@ -135,7 +135,7 @@ def check_same_labels(context: RunContext, *, anew: bool = False) -> None:
     if "reward" not in context.recipe.stages:
         raise ZooError(f"{wanted} the recipe has no stage reward: name another, such as reward:MODEL.")
     settings, record = (context if anew else judge_run(context)).settings("reward"), context.record("reward")
-    document, again = record.read(), f"train it again with `rlhf-zoo reward {context.recipe.called} --restart`."
+    document, again = record.read(), f"train it again with `{context.stage_command('reward', '--restart')}`."
     trained = document.get("status") == "finished" and not anew
     if settings.data.judge_share is None:
         more = f", and {again}" if trained else "."

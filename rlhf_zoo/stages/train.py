@@ -31,7 +31,7 @@ from ..runs.loading import check_installed
 from ..runs.models import ParentCheckpoint
 from ..runs.settings import StageSettings
 from ..runs.sources import check_unchanged, digest
-from ..stage import PARENT_TITLES, STAGES
+from ..stage import STAGES, parent_title, starts_on_base
 from ..waiting import WaitEnded
 from ..wholeness import weights_digest
 from .callbacks import NoRoom, StageCallback, check_room
@@ -263,9 +263,10 @@ def _template_lineage(settings: StageSettings) -> dict[str, Any]:
 
 def _check_files(settings: StageSettings, parents: Mapping[str, ParentCheckpoint], before: Mapping[str, Any]) -> None:
     """Raises ZooError where a model or a chat template on this machine is not what the stage began with."""
-    recorded = before.get("parents") or {}
+    recorded, on_base = before.get("parents") or {}, starts_on_base(settings.stage, settings.resolved)
     for role, parent in parents.items():
-        check_unchanged(f"The {PARENT_TITLES.get(role, role)} in {parent.path}", parent.lineage, recorded.get(role))
+        title = parent_title(role, on_base=on_base)
+        check_unchanged(f"The {title} in {parent.path}", parent.lineage, recorded.get(role))
     path = getattr(settings.trainer, "chat_template_path", None)
     check_unchanged(f"The chat template {path}", _template_lineage(settings), before.get("chat_template"))
 

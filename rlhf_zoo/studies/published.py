@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..catalog.card import Card
 from ..errors import ZooError
 from ..hub.claims import RECIPE_FILE
 from ..hub.connect import CLIENT, Hub
@@ -33,7 +34,7 @@ from ..runs.classified import (
 from ..runs.layout import CUTS, HOLDS_OUT
 from ..runs.parents import reward_roles
 from ..runs.settings import BESIDE_KEYS, RecipeConfig, stage_keys
-from ..stage import PARENT_TITLES, STAGES
+from ..stage import STAGES, parent_title
 
 #: Of the machine or account that ran it: no result hangs on it, and it is left out.
 NOT_OBEYED = machine_keys()
@@ -243,8 +244,9 @@ def _check_namespace(published: Published, key: str, name: Any) -> None:
 def _pinned(published: Published, role: str) -> str:
     at = published.parent(role)
     if at is None:
+        title = parent_title(role, on_base=Card(published.card).on_base)
         raise ZooError(
-            f"The {PARENT_TITLES[role]} of {published.name} was never published, or its card does not say at which "
-            "commit: it cannot be made again."
+            f"The {title} of {published.name} was never published, or its card does not say at which commit: it cannot "
+            "be made again."
         )
     return "@".join(at)

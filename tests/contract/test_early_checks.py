@@ -118,7 +118,7 @@ def test_a_folders_weights_are_part_of_the_run(zoo: Callable[..., None], mine: P
         zoo(*train)
         file = mine / "model.safetensors"
         save_file({name: weight + 1 for name, weight in load_file(file).items()}, file, metadata={"format": "pt"})
-        with pytest.raises(ZooError, match=r"The base in .*base changed since this run was begun with it"):
+        with pytest.raises(ZooError, match=r"The base model in .*base changed since this run was begun with it"):
             zoo(*train)
     finally:
         hub.close()

@@ -19,8 +19,11 @@ from trainer_fixture import make_policy
 
 from rlhf_zoo import wholeness
 from rlhf_zoo.errors import ZooError
+from rlhf_zoo.hub.connect import CLIENT
 from rlhf_zoo.models import load_causal, load_classifier
+from rlhf_zoo.recipes import Recipe
 from rlhf_zoo.record import COMPLETE, StageRecord, fingerprint, timeless
+from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.stages import pipeline, ppo, reward
 from rlhf_zoo.stages.callbacks import StageCallback
 from rlhf_zoo.studies.trace import find
@@ -186,7 +189,8 @@ def test_a_finished_stage_without_its_checkpoint_is_found_before_anything_trains
     sft.checkpoint_path(4).rename(sft.checkpoint_path(2))
     said = (
         f"{sft.checkpoint_path(4)}, which the finished stage sft chose, is gone, and cannot be had from "
-        r"local/toy-sft@step-000004 \(.*\): restore it, or train it again with `rlhf-zoo sft .*toy --restart`\.$"
+        r"local/toy-sft@step-000004 \(.*\): restore it, or train it again with "
+        r"`rlhf-zoo sft .*toy --output_dir .*run --restart` .*$"
     )
     for train in (
         lambda: pipeline.run(context, None),
@@ -196,6 +200,23 @@ def test_a_finished_stage_without_its_checkpoint_is_found_before_anything_trains
         with pytest.raises(ZooError, match=said):
             train()
     assert sft.chosen_checkpoint() is None
+
+
+@pytest.mark.parametrize(
+    ("command", "called"),
+    [("rlhf-zoo run my/toy --hub local", "my/toy"), ("rlhf-zoo ppo 'my toy'", "'my toy'"), (None, "toy")],
+)
+def test_a_run_that_is_only_sent_names_the_recipe_that_it_was_made_with(
+    tmp_path: Path, command: str | None, called: str
+) -> None:
+    record = StageRecord(tmp_path / "run" / "ppo")
+    record.write(stage="ppo", **({} if command is None else {"command": command}))
+    sent = RunContext(
+        recipe=Recipe("toy", tmp_path / "run", {}, {}), directory=tmp_path / "run", hub=CLIENT,
+        namespace="local", publish=True,
+    )  # fmt: skip
+    words = f"rlhf-zoo ppo {called} --output_dir {tmp_path / 'run'} --restart"
+    assert sent.stage_command("ppo", "--restart") == words
 
 
 def test_it_is_restored_where_it_was_published(

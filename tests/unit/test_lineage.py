@@ -104,8 +104,11 @@ def test_what_is_not_said_is_none(ask) -> None:
         ({"stage": "sft"}, "is a checkpoint of the stage sft, not of PPO"),
         ("{", "local/x-ppo has an rlhf_card.json that is not JSON: publish its card again"),
         ("[]", "holds no object"),
-        (CARD | {"parents": {"sft": {"repo": None, "commit": None}}}, "SFT model .* was never published: .* --sft"),
-        (CARD | {"parents": {"sft": {"repo": "/etc/x", "commit": None}}}, "SFT model .* was never published: .* --sft"),
+        (CARD | {"parents": {"sft": {"repo": None, "commit": None}}}, "SFT policy .* was never published: .* --sft"),
+        (
+            CARD | {"parents": {"sft": {"repo": "/etc/x", "commit": None}}},
+            "SFT policy .* was never published: .* --sft",
+        ),
         (CARD | {"parents": {"sft": {"repo": "local/gone", "commit": None}}}, "cannot be had .*gone.* with --sft"),
         (
             CARD | {"parents": CARD["parents"] | {"reward": {"repo": "local/gone", "commit": None}}},

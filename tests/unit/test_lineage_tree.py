@@ -112,9 +112,21 @@ def test_what_a_node_says(world):
     assert (found["repo"], found["commit"], found["tags"], found["step"]) == ("x/ppo", A, ["best"], 40)
     assert found["figures"] == {"reward": 1.25, "KL (nats)": 3.5, "held-out reward": 2.0, "win rate": 0.8}
     assert found["parents"][2] == {
-        "role": "data", "kind": "dataset", "repo": "x/data", "folder": None, "commit": D, "tags": [], "stage": None,
-        "recipe": None, "step": None, "simulated": False, "figures": {}, "problem": None, "again": None, "parents": [],
+        "role": "data", "title": "data set", "kind": "dataset", "repo": "x/data", "folder": None, "commit": D,
+        "tags": [], "stage": None, "recipe": None, "step": None, "simulated": False, "figures": {}, "problem": None, "again": None, "parents": [],
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("parent", "title"),
+    [(None, "base model"), (card("sft"), "SFT policy"), (card("ppo"), "PPO policy")],
+)
+def test_what_ppo_was_put_on_is_called_what_it_is(parent, title):
+    settings = {"model_name_or_path": "x/base"}
+    world = World(ppo=(A, (), card("ppo", parents={"sft": at("x/base", B)}, settings=settings)), base=(B, (), parent))
+    root = world.tree()
+    assert draw(root.parents[0])[0].startswith(f"{title}: x/base")
+    assert root.to_json()["parents"][0]["title"] == title
 
 
 def test_a_cycle_ends(world):

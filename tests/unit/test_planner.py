@@ -2,6 +2,7 @@
 
 import random
 import re
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
@@ -365,3 +366,17 @@ def test_models_of_other_kinds_are_planned_or_refused_in_a_sentence(kind: str, k
 
 def test_seconds_have_three_digits_at_most() -> None:
     assert [seconds(one) for one in (3781.2, 12.345, 0.01234, 0.000115)] == ["3,781", "12.3", "0.0123", "under 0.01"]
+
+
+def test_a_download_is_planned_as_it_will_run(tmp_path: Path):
+    """Its attn_implementation is left out by every run, and its zoo.yaml says no more than its stages."""
+    own = load_recipe("tiny-world")
+    eager = {**own.stages, "ppo": {**own.stages["ppo"], "attn_implementation": "eager", "response_length": 200}}
+    plain = {**own.stages, "ppo": {**own.stages["ppo"], "response_length": 200}}
+    device = parse_device("cpu")
+
+    def peaks(recipe: Recipe) -> list[float]:
+        return [stage.peak for stage in make_plan(recipe, device, mends=False).stages]
+
+    expected = peaks(replace(own, stages=plain))
+    assert peaks(replace(own, stages=eager, download=tmp_path)) == expected != peaks(replace(own, stages=eager))

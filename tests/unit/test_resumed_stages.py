@@ -105,9 +105,9 @@ def _other_weights(path: Path) -> None:
     ("change", "what"),
     [
         (lambda folder: _append(folder / "texts.jsonl", json.dumps({"prompt": "ab", "completion": "ef"})), "data set"),
-        (lambda folder: _append(folder / "base" / "chat_template.jinja", " "), "base"),
-        (lambda folder: _append(folder / "base" / "tokenizer_config.json", " "), "base"),
-        (lambda folder: _other_weights(folder / "base" / "model.safetensors"), "base"),
+        (lambda folder: _append(folder / "base" / "chat_template.jinja", " "), "base model"),
+        (lambda folder: _append(folder / "base" / "tokenizer_config.json", " "), "base model"),
+        (lambda folder: _other_weights(folder / "base" / "model.safetensors"), "base model"),
         (lambda folder: _append(folder / "mine.jinja", "{# another #}"), "chat template"),
     ],
     ids=["rows", "template of the base", "tokenizer of the base", "weights of the base", "chat_template_path"],
