@@ -113,7 +113,8 @@ def test_what_a_node_says(world):
     assert found["figures"] == {"reward": 1.25, "KL (nats)": 3.5, "held-out reward": 2.0, "win rate": 0.8}
     assert found["parents"][2] == {
         "role": "data", "title": "data set", "kind": "dataset", "repo": "x/data", "folder": None, "commit": D,
-        "tags": [], "stage": None, "recipe": None, "step": None, "simulated": False, "figures": {}, "problem": None, "again": None, "parents": [],
+        "tags": [], "stage": None, "recipe": None, "step": None, "simulated": False, "figures": {}, "problem": None,
+        "again": None, "parents": [],
     }  # fmt: skip
 
 
