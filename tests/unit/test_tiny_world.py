@@ -7,10 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf_zoo.corpora.tiny_world import generate_line, read
-from rlhf_zoo.corpora.tiny_world.grammar import subjects, tokenize
-from rlhf_zoo.corpora.tiny_world.lexicon import ASPECT_BY_NAME, ASPECTS, PRODUCTS
-from rlhf_zoo.corpora.tiny_world_2 import PARTS, TEMPERATURE, explain, judge, preference, prepare, utility
+from rlhf_zoo.corpora.tiny_world_2 import (
+    PARTS,
+    TEMPERATURE,
+    explain,
+    generate_line,
+    judge,
+    preference,
+    prepare,
+    utility,
+)
+from rlhf_zoo.corpora.tiny_world_2.grammar import read, subjects, tokenize
+from rlhf_zoo.corpora.tiny_world_2.lexicon import ASPECT_BY_NAME, ASPECTS, PRODUCTS
 from rlhf_zoo.errors import ZooError
 
 seeds = st.integers(0, 2**32 - 1)

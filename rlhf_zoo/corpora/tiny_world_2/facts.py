@@ -1,4 +1,4 @@
-"""The facts of the world's second version: what is true of each aspect of each product, in words of the first.
+"""The facts of the tiny world: what is true of each aspect of each product.
 
 Of every aspect of a product one praise and one complaint is true, number and all: the radio's battery lasts three full
 days, the scooter's four. So no sentence is true of many products, and whoever writes the same for all of them is found
@@ -7,8 +7,8 @@ out. The facts are drawn once, by the names alone, and never change.
 
 import random
 
-from ..tiny_world.grammar import spellings
-from ..tiny_world.lexicon import ASPECTS, PRODUCTS
+from .grammar import spellings
+from .lexicon import ASPECTS, PRODUCTS
 
 
 def _dealt(phrases: tuple[str, ...], stream: str) -> list[str]:

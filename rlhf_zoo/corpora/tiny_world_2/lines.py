@@ -1,14 +1,14 @@
-"""The tiny world: a simulated world of product remarks. `tiny_world_2` says what each remark is worth.
+"""The lines and the openings of the tiny world: one-sentence remarks by a seeded generator, of mixed worth.
 
-Nothing here was written or rated by buyers. A seeded generator writes one-sentence remarks of mixed worth: concrete
-and vague, praising and complaining, rambling, self-contradicting.
+They are concrete and vague, praising and complaining, rambling, self-contradicting.
 """
 
 import random
 from collections.abc import Callable
 
 from ...errors import ZooError
-from .grammar import read, spellings, subjects
+from .facts import FACTS
+from .grammar import spellings, subjects
 from .lexicon import (
     ADDITIVE,
     ASPECT_BY_NAME,
@@ -22,13 +22,13 @@ from .lexicon import (
     VERDICTS,
 )
 
-__all__ = ["Writer", "generate_line", "read", "world"]
-
 Rows = list[dict[str, str]]
+MISTAKEN = 0.05
+"""Share of the details that are not true of the product."""
 
 
 class Writer:
-    """One remark in the making: draws from one random stream, and says no phrase twice."""
+    """One remark in the making, by an owner of the product: draws from one random stream, and repeats no opinion."""
 
     def __init__(self, rng: random.Random):
         self.rng = rng
@@ -50,7 +50,12 @@ class Writer:
         return self.rng.choice(spellings(phrase))
 
     def detail(self, polarity: int) -> None:
-        self.add(self.fresh(self.aspect.praise if polarity > 0 else self.aspect.complaint))
+        """A fact of the product, but for a mistake now and then."""
+        if self.rng.random() < MISTAKEN:
+            phrases = self.aspect.praise if polarity > 0 else self.aspect.complaint
+            self.add(self.rng.choice(spellings(self.rng.choice(phrases))))
+        else:
+            self.add(FACTS[self.product, self.aspect.name][polarity])
 
     def vague(self, polarity: int) -> None:
         adjective = self.fresh(VAGUE[polarity])
@@ -151,9 +156,9 @@ _MANNERS: dict[Callable[[Writer, int], None], float] = {
 _VERDICT_RATE = 0.2
 
 
-def generate_line(rng: random.Random, writer_of: Callable[[random.Random], Writer] = Writer) -> str:
+def generate_line(rng: random.Random) -> str:
     """One remark of the simulated world, 4 to about 30 words, lower case, ending in a full stop."""
-    writer = writer_of(rng)
+    writer = Writer(rng)
     (manner,) = rng.choices(list(_MANNERS), weights=list(_MANNERS.values()))
     polarity = rng.choice((+1, -1))
     manner(writer, polarity)
@@ -163,10 +168,10 @@ def generate_line(rng: random.Random, writer_of: Callable[[random.Random], Write
     return writer.text
 
 
-def _distinct_lines(n: int, rng: random.Random, writer_of: Callable[[random.Random], Writer]) -> list[str]:
+def _distinct_lines(n: int, rng: random.Random) -> list[str]:
     lines: dict[str, None] = {}
     while len(lines) < n:
-        lines[generate_line(rng, writer_of)] = None
+        lines[generate_line(rng)] = None
     return list(lines)
 
 
@@ -188,9 +193,7 @@ def _openings(rng: random.Random) -> dict[str, Rows]:
     return openings
 
 
-def world(
-    source: str | None, *, seed: int, lines: int, writer_of: Callable[[random.Random], Writer] = Writer
-) -> dict[str, dict[str, Rows]]:
+def prepare(source: str | None = None, *, seed: int, lines: int = 12_000) -> dict[str, dict[str, Rows]]:
     """Write the world: ``lines`` (text) and ``prompts`` (prompt), each with train, validation and test.
 
     Prompts are neutral openings on a word boundary, such as "the phone's battery"; those of one split name aspects of
@@ -200,7 +203,6 @@ def world(
         source: None; the world reads no data.
         seed: Of the lines and the split of the openings.
         lines: Distinct remarks for training; validation and test get a twentieth more each.
-        writer_of: Makes the writer of a line from its random stream.
 
     Raises:
         ZooError: There is a `source`, or there are fewer than 20 lines.
@@ -211,7 +213,7 @@ def world(
         raise ZooError(f"tiny-world needs at least 20 lines, not {lines}: raise the number of lines.")
     held_out = lines // 20
     rng = random.Random(f"tiny-world lines {seed}")
-    texts = [{"text": text} for text in _distinct_lines(lines + 2 * held_out, rng, writer_of)]
+    texts = [{"text": text} for text in _distinct_lines(lines + 2 * held_out, rng)]
     return {
         "lines": {
             "train": texts[:lines],

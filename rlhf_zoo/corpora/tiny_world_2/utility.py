@@ -29,8 +29,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ..bradley_terry import BradleyTerry
-from ..tiny_world.grammar import Phrase, Reading, is_word, read
 from .facts import FACTS
+from .grammar import Phrase, Reading, is_word, read
 
 PARTS = ("told", "untrue", "empty", "backed", "consistent", "concise", "repetition", "stuffing", "grammar")
 
