@@ -17,7 +17,7 @@ from ..actor_critic import ActorCritic
 from ..alignment import Pieces
 from ..chat import as_prompt, spoken, whole, without_lead
 from ..data import tokenize_prompt
-from ..devices import MEMORY_ERRORS, best_device, move
+from ..devices import MEMORY_ERRORS, best_device, move, out_of_memory
 from ..errors import ZooError
 from ..model_files import load_tokenizer
 from ..models import context_of, disable_dropout, load_causal
@@ -31,7 +31,6 @@ from ..value_head import ValueHead
 from .critic import load_critic
 from .limits import Limits, check_prompt, check_sampling
 from .lockstep import Drawn, LockStep
-from .memory import out_of_memory
 from .results import Compared, Side, Snapshot
 from .turns import Turns
 

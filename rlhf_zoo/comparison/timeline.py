@@ -15,7 +15,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from ..devices import MEMORY_ERRORS, move
+from ..devices import MEMORY_ERRORS, move, out_of_memory
 from ..errors import ZooError
 from ..json_values import number, whole
 from ..model_files import load_tokenizer
@@ -27,7 +27,6 @@ from .cache import ModelCache, bytes_of
 from .compare import Comparison
 from .critic import load_critic
 from .limits import check_steps
-from .memory import out_of_memory
 from .results import Snapshot
 
 
