@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .stats import Estimate, WinRate, group_indices, levels, proportion, win_rate
+from .stats import Estimate, WinRate, fit_logistic, group_indices, levels, proportion, sigmoid, win_rate
 
 RIDGE = 1e-3  # penalty ½·RIDGE·‖β‖² on the sum over comparisons: as a thousandth of one more comparison
 FARTHEST = 0.5
@@ -83,7 +83,7 @@ def length_controlled_win_rate(
     difference = np.asarray(lengths, dtype=float) - np.asarray(other_lengths, dtype=float)
     everything = np.ones(len(score))
     whole, scale = _fit(score, difference, everything, np.zeros(2))
-    value = float(_sigmoid(whole[0]))
+    value = float(sigmoid(whole[0]))
     index = group_indices(groups)
     size = int(index.max()) + 1
     if plain.value in (0.0, 1.0):
@@ -95,42 +95,12 @@ def length_controlled_win_rate(
             _fit(score, difference, rng.multinomial(size, chance)[index].astype(float), whole)[0][0]
             for _ in range(resamples)
         ]
-        low, high = np.quantile(_sigmoid(np.array(drawn)), levels(size))
+        low, high = np.quantile(sigmoid(np.array(drawn)), levels(size))
         interval = (float(low), float(high))
     longer = float(((np.sign(difference) + 1) / 2).mean())
     mean = float(difference.mean())
     shift = mean / scale if scale > 0 else math.copysign(math.inf, mean) if mean else 0.0
     return LengthControlled(value, interval, len(score), plain, float(whole[1]), scale, longer, shift)
-
-
-def fit_logistic(
-    features: NDArray[np.float64],
-    targets: NDArray[np.float64],
-    weights: NDArray[np.float64],
-    *,
-    ridge: float,
-    start: NDArray[np.float64] | None = None,
-) -> NDArray[np.float64]:
-    """β (K,) that minimises Σ w·[log(1 + e^(xβ)) − y·xβ] + ½·ridge·‖β‖².
-
-    features: (N, K), a column of ones for an intercept; targets: (N,) in [0, 1]; weights: (N,).
-    """
-    from scipy.optimize import minimize  # takes longer to import than most commands to start
-
-    def loss(beta: NDArray[np.float64]) -> float:
-        logits = features @ beta
-        return float(weights @ (np.logaddexp(0.0, logits) - targets * logits) + ridge / 2 * (beta @ beta))
-
-    def gradient(beta: NDArray[np.float64]) -> NDArray[np.float64]:
-        return features.T @ (weights * (_sigmoid(features @ beta) - targets)) + ridge * beta
-
-    def curvature(beta: NDArray[np.float64]) -> NDArray[np.float64]:
-        chance = _sigmoid(features @ beta)
-        return (features.T * (weights * chance * (1 - chance))) @ features + ridge * np.eye(len(beta))
-
-    begin = np.zeros(features.shape[1]) if start is None else start
-    found = minimize(loss, begin, jac=gradient, hess=curvature, method="trust-exact", options={"gtol": 1e-10})
-    return np.asarray(found.x)
 
 
 def _fit(
@@ -147,7 +117,3 @@ def _fit(
         return np.array([fit_logistic(ones, score, weights, ridge=RIDGE)[0], 0.0]), 0.0
     features = np.stack([np.ones(len(score)), np.tanh(difference / scale)], axis=1)
     return fit_logistic(features, score, weights, ridge=RIDGE, start=start), scale
-
-
-def _sigmoid(x: Any) -> Any:
-    return np.exp(-np.logaddexp(0.0, -x))

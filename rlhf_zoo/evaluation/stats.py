@@ -300,6 +300,41 @@ def proportion(successes: int, n: int) -> Estimate:
     return Estimate(successes / n, (0.0 if successes == 0 else low, 1.0 if successes == n else high), n)
 
 
+def fit_logistic(
+    features: NDArray[np.float64],
+    targets: NDArray[np.float64],
+    weights: NDArray[np.float64],
+    *,
+    ridge: float,
+    start: NDArray[np.float64] | None = None,
+) -> NDArray[np.float64]:
+    """β (K,) that minimises Σ w·[log(1 + e^(xβ)) − y·xβ] + ½·ridge·‖β‖².
+
+    features: (N, K), a column of ones for an intercept; targets: (N,) in [0, 1]; weights: (N,).
+    """
+    from scipy.optimize import minimize  # takes longer to import than most commands to start
+
+    def loss(beta: NDArray[np.float64]) -> float:
+        logits = features @ beta
+        return float(weights @ (np.logaddexp(0.0, logits) - targets * logits) + ridge / 2 * (beta @ beta))
+
+    def gradient(beta: NDArray[np.float64]) -> NDArray[np.float64]:
+        return features.T @ (weights * (sigmoid(features @ beta) - targets)) + ridge * beta
+
+    def curvature(beta: NDArray[np.float64]) -> NDArray[np.float64]:
+        chance = sigmoid(features @ beta)
+        return (features.T * (weights * chance * (1 - chance))) @ features + ridge * np.eye(len(beta))
+
+    begin = np.zeros(features.shape[1]) if start is None else start
+    found = minimize(loss, begin, jac=gradient, hess=curvature, method="trust-exact", options={"gtol": 1e-10})
+    return np.asarray(found.x)
+
+
+def sigmoid(x: Any) -> Any:
+    """1 / (1 + e^(−x)), of any size without overflow."""
+    return np.exp(-np.logaddexp(0.0, -x))
+
+
 def jackknife(value: float, left_out: ArrayLike, *, n: int) -> Estimate:
     """`value` ± 1.96 standard errors from the G values that leaving one group out gives, left_out (G,).
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .stats import Estimate, WinRate, group_indices, levels, proportion, win_rate
+from .stats import Estimate, WinRate, fit_logistic, group_indices, levels, proportion, sigmoid, win_rate
 
 VERDICTS = ("left", "right", "tie", "both_bad")
 ELO_SCALE = 400 / math.log(10)  # points per nat of log-odds: 400 points are odds of 10 to 1 (Elo 1978)
@@ -81,18 +81,15 @@ def bradley_terry(wins: ArrayLike, *, prior: float) -> NDArray[np.float64]:
     won = np.array(wins, dtype=float)
     np.fill_diagonal(won, 0.0)
     games = won + won.T
-    theta = np.zeros(len(won))
-    value = _log_likelihood(theta, won, prior)
-    for _ in range(200):
-        expected = games * _sigmoid(theta[:, None] - theta)
-        gradient = won.sum(1) - expected.sum(1) + prior * (0.5 - _sigmoid(theta))
-        step = np.linalg.pinv(_information(theta, games, prior), hermitian=True) @ gradient
-        while (better := _log_likelihood(theta + step, won, prior)) < value and np.abs(step).max() > 1e-12:
-            step /= 2
-        theta, value = theta + step, better
-        if np.abs(step).max() < 1e-10:
-            break
-    return theta - theta.mean()
+    each = np.eye(len(won))
+    first, second = np.nonzero(np.triu(games))
+    theta = fit_logistic(
+        np.vstack([each[first] - each[second], each]),
+        np.concatenate([won[first, second] / games[first, second], np.full(len(won), 0.5)]),
+        np.concatenate([games[first, second], np.full(len(won), prior)]),
+        ridge=0.0,
+    )
+    return np.asarray(theta - theta.mean())
 
 
 def elo(
@@ -250,18 +247,9 @@ def _points(theta: float) -> float:
     return float(ELO_MEAN + ELO_SCALE * theta)
 
 
-def _sigmoid(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.exp(-np.logaddexp(0.0, -x))
-
-
-def _log_likelihood(theta: NDArray[np.float64], won: NDArray[np.float64], prior: float) -> float:
-    games = -(won * np.logaddexp(0.0, theta - theta[:, None])).sum()
-    return float(games - prior / 2 * (np.logaddexp(0.0, theta) + np.logaddexp(0.0, -theta)).sum())
-
-
 def _information(theta: NDArray[np.float64], games: NDArray[np.float64], prior: float) -> NDArray[np.float64]:
     """Minus the second derivative of the log-likelihood (K, K)."""
-    chance = _sigmoid(theta[:, None] - theta)
+    chance = sigmoid(theta[:, None] - theta)
     weight = games * chance * (1 - chance)
-    alone = _sigmoid(theta) * (1 - _sigmoid(theta))
+    alone = sigmoid(theta) * (1 - sigmoid(theta))
     return np.diag(weight.sum(1) + prior * alone) - weight
