@@ -3,8 +3,9 @@
 import importlib.util
 import json
 import logging
+import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,9 +24,12 @@ from huggingface_hub.errors import (
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
+from .downloads import CARD, find_download
 from .errors import ZooError
+from .json_values import hub_id
 from .model_code import is_trusted, refusal, use_code
 from .model_settings import check_adapter, check_config, check_tokenizer
+from .own_runs import FLAG, is_own
 from .wholeness import check_whole
 
 log = logging.getLogger(__name__)
@@ -34,6 +38,7 @@ WEIGHTS_FILE = "model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _LAYER = re.compile(r"\.(layers|h|blocks?)\.\d+\.")
+_SHARD = re.compile(r"\w[\w.-]*\.safetensors")
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
@@ -202,7 +207,21 @@ class ModelFiles:
             return None
         config = json_object(path)
         check_adapter(config, f"{ADAPTER_CONFIG} of {self.source}")
+        self._check_base(config.get("base_model_name_or_path"))
         return config
+
+    def _check_base(self, base: Any) -> None:
+        """Raises ZooError where a stranger's adapter lies on a model of this machine, which may be private."""
+        if not base or (self.directory is not None and not is_strange(self.directory)):
+            return
+        if self.directory is not None and self.directory.parent.name == "on_bases" and name_of(str(base)) != base:
+            return  # the client's cache, where `hub.refs` names the folder that a base was fetched into
+        if hub_id(base) is None or os.path.lexists(base):
+            raise ZooError(
+                f"The adapter in {self.source} lies on {base!r:.200}, which is a path of this machine, and a download "
+                f"may name only a model on the Hub: merge it where it was trained, or add {FLAG} if it is a run that "
+                "you trust."
+            )
 
     def settings(self, name: str) -> dict[str, Any]:
         """The object in one of its JSON files, {} where it has no such file. Raises ZooError for anything else."""
@@ -220,10 +239,22 @@ class ModelFiles:
             return single, None
         if index := self.find(f"{WEIGHTS_FILE}.index{infix}.json"):
             files = json_object(index).get("weight_map")
-            if not isinstance(files, dict):
+            if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
                 raise ZooError(f"{index} names no file of any weight: copy it again.")
+            _check_shards(index, files.values())
             return index, files
         return None
+
+    def check_shards(self) -> None:
+        """Raises ZooError where an index names weights elsewhere, which transformers would load."""
+        if self.directory is not None:
+            indices = sorted(self.directory.glob("*.safetensors.index*.json"))
+        else:
+            index = self.find(f"{WEIGHTS_FILE}.index.json")
+            indices = [] if index is None else [index]
+        for index in indices:
+            files = json_object(index).get("weight_map")
+            _check_shards(index, files.values() if isinstance(files, dict) else ())
 
     def check_config(self) -> None:
         """Raises ZooError for a configuration of more parts than any machine builds, before one is built; and for one
@@ -268,6 +299,25 @@ def _conversion(stem: str, kind: str) -> str:
     )
 
 
+def _check_shards(index: Path, files: Iterable[Any]) -> None:
+    wrong = next((file for file in files if not isinstance(file, str) or not _SHARD.fullmatch(file)), None)
+    if wrong is not None:
+        raise ZooError(
+            f"{index} names the file {wrong!r:.200}, and weights lie beside their index: take another model, or copy "
+            "it again."
+        )
+
+
+def is_strange(folder: Path) -> bool:
+    """Whether a folder with a model was downloaded, or belongs to a run that this user's rlhf-zoo did not write."""
+    mark = find_download(folder)
+    if mark is None:
+        return False
+    run = mark.parent / "run.json"
+    # The card of one's own run lies in its directory too.
+    return not (mark.name == CARD and run.is_file() and is_own(json_object(run)))
+
+
 def model_files(source: str | Path, **hub: Any) -> ModelFiles:
     """The files of a model, looked at. hub: revision, token.
 
@@ -279,9 +329,11 @@ def model_files(source: str | Path, **hub: Any) -> ModelFiles:
         files = ModelFiles(source)
         files.check_weights()
         files.check_config()
+        files.check_shards()
         return files
     files = ModelFiles(source, **hub)
     files.check_config()
+    files.check_shards()
     if files.adapter is not None and files.find(ADAPTER_WEIGHTS) is None:
         files.refuse_pickle("adapter_model")  # peft reads it in spite of use_safetensors
     return files

@@ -15,6 +15,8 @@ from rlhf_zoo.actor_critic import ActorCritic
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.model_files import load_config, load_tokenizer
 from rlhf_zoo.models import CRITIC_DIR, build_causal, critic_from, load_causal, load_classifier
+from rlhf_zoo.own_runs import trusting
+from rlhf_zoo.record import StageRecord
 from rlhf_zoo.value_head import AutoModelForCausalLMWithValueHead
 
 pytestmark = pytest.mark.attack
@@ -61,6 +63,7 @@ def test_a_pickled_adapter_is_refused(hub: RunningHub, tmp_path: Path) -> None:
     weights.unlink()
     with pytest.raises(ZooError, match=r"adapter_model\.bin, a pickle"):
         load_causal(tmp_path / "adapter")
+    edit(tmp_path / "adapter" / "adapter_config.json", base_model_name_or_path="local/base")
     hub.api().create_repo("local/adapter")
     hub.api().upload_folder(repo_id="local/adapter", folder_path=tmp_path / "adapter")
     said = hub.python(
@@ -383,3 +386,56 @@ def test_a_library_that_is_missing_is_one_sentence(tmp_path: Path, fields: dict[
     with pytest.raises(ZooError, match=r"cannot be loaded") as caught:
         load_causal(folder)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("mark", [".downloaded", ".cache/huggingface/download", "rlhf_card.json", "in the cache"])
+@pytest.mark.parametrize("load", [load_causal, AutoModelForCausalLMWithValueHead.from_pretrained])
+def test_a_strangers_adapter_lies_on_no_model_of_this_machine(
+    tmp_path: Path, load: Callable, mark: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is trained from it would be published, with the private model merged in."""
+    monkeypatch.chdir(tmp_path)
+    adapter = adapter_on(tmp_path)
+    if mark == "in the cache":
+        cached = tmp_path / "models--x--y" / "snapshots" / "c"
+        cached.parent.mkdir(parents=True)
+        adapter = adapter.rename(cached)
+    else:
+        (adapter / mark).parent.mkdir(parents=True, exist_ok=True)
+        (adapter / mark).write_text("{}")
+    (tmp_path / "org").mkdir()
+    (tmp_path / "base").rename(tmp_path / "org" / "base")
+    for base in (str(tmp_path / "org" / "base"), "org/base", "./org/base", "../org/base", "/nowhere"):
+        edit(adapter / "adapter_config.json", base_model_name_or_path=base)
+        with pytest.raises(ZooError, match="which is a path of this machine"):
+            load(adapter)
+
+
+def test_the_adapters_of_ones_own_runs_lie_on_folders(tmp_path: Path) -> None:
+    """Their card lies beside run.json; one that another machine signed is a stranger's, unless the user trusts it."""
+    record = StageRecord(tmp_path / "sft")
+    record.write(stage="sft")
+    (record.path / "rlhf_card.json").write_text("{}")
+    adapter = adapter_on(tmp_path).rename(record.path / "checkpoint-4")
+    load_causal(adapter)
+    document = json.loads(record.run_file.read_text())
+    record.run_file.write_text(json.dumps({**document, "signature": "0" * 64}))
+    with pytest.raises(ZooError, match="which is a path of this machine"):
+        load_causal(adapter)
+    with trusting():
+        load_causal(adapter)
+
+
+@pytest.mark.parametrize("load", [load_causal, AutoModelForCausalLMWithValueHead.from_pretrained])
+def test_an_index_names_no_weights_elsewhere(tmp_path: Path, load: Callable) -> None:
+    """A stranger's model would be a private one of this machine, and published under another name."""
+    make_policy().save_pretrained(tmp_path / "private")
+    make_policy().save_pretrained(tmp_path / "model", max_shard_size="10KB")
+    index = tmp_path / "model" / "model.safetensors.index.json"
+    document = json.loads(index.read_text())
+    load(tmp_path / "model")
+    for file in (str(tmp_path / "private" / "model.safetensors"), "../private/model.safetensors", 7):
+        moved = dict.fromkeys(document["weight_map"], file)
+        index.write_text(json.dumps({**document, "weight_map": moved}))
+        with pytest.raises(ZooError, match=r"weights lie beside their index|names no file of any weight"):
+            load(tmp_path / "model")
