@@ -160,6 +160,11 @@ def _applied(messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokeniz
         ) from error
 
 
+def conversation_ids(messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Token ids of a whole conversation, as the tokenizer's template writes it."""
+    return _rendered(messages, tokenizer)
+
+
 def prompt_ids(prompt: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Token ids of a text, or of a conversation closed by the template's generation prompt.
 

@@ -112,7 +112,7 @@ def _validate(recipe: str, flags: dict[str, dict[str, Any]]) -> None:
     from ..hub.connect import CLIENT
     from ..hub.refusals import reason
     from ..recipes import load_recipe
-    from ..runs.beginning import check_label, check_response_length, check_tokenizers, named_models
+    from ..runs.beginning import check_label, check_response_length, check_tokenizers, cut_by_sft, named_models
     from ..runs.forms import check_forms, check_labeled, check_own_pairs
     from ..runs.judge import with_judge
     from ..runs.loading import check_installed
@@ -148,7 +148,10 @@ def _validate(recipe: str, flags: dict[str, dict[str, Any]]) -> None:
                 unseen |= {f"the labels of {name}": why for name, why in check_labeled(shared, hub).items()}
         check_tasks(shared.evaluation.lm_eval)
         unseen |= {f"the pairs of {name}": why for name, why in check_own_pairs(found, shared, hub).items()}
+    cut = cut_by_sft(shared, checked["sft"], models.get("policy"), hub) if "sft" in checked else None
     click.echo(f"{found.name} is valid: {', '.join(found.stages)}.")
+    if cut is not None and cut.cut:
+        click.echo(f"Of the stage sft {cut.line}.")
     if unseen:
         why = next(iter(unseen.values())) if silence is None else f"it does not answer: {reason(silence)}"
         click.echo(

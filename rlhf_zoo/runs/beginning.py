@@ -15,9 +15,13 @@ from ..model_files import ADAPTER_CONFIG, json_object, load_tokenizer, model_fil
 from ..models import label_index, labels_in
 from ..rewards.model import say_cut
 from ..stage import REWARD_ROLES, STAGES, is_member
+from ..text_ids import settle_ends
 from ..tokenizer import highest_id, pad_apart, train_tokenizer
 from .context import RunContext
-from .data import to_train
+from .cut_rows import CutRows, count_cut_rows
+from .data import text_field, to_train
+from .forms import rows_here
+from .layout import conversational, fitting
 from .parents import reward_roles
 from .settings import RecipeConfig, StageSettings
 
@@ -244,10 +248,33 @@ def _tokenizer_of(context: RunContext, policy: Named | None) -> Any:
         tokenizer = train_tokenizer([""], vocab_size=300, max_length=512)
     else:
         tokenizer = load_tokenizer(str(policy.folder), name=policy.name)
-    path = context.settings("sft").trainer.chat_template_path if "sft" in context.recipe.stages else None
-    if path is not None:
-        tokenizer.chat_template = _template_of(path, context.hub)
+    if "sft" in context.recipe.stages:
+        give_template(tokenizer, context.settings("sft"), context.hub)
     return tokenizer
+
+
+def give_template(tokenizer: Any, sft: StageSettings, hub: Hub) -> None:
+    """Gives a tokenizer the chat template of SFT's chat_template_path, where it names one."""
+    if sft.trainer.chat_template_path is not None:
+        tokenizer.chat_template = _template_of(sft.trainer.chat_template_path, hub)
+
+
+def cut_by_sft(shared: RecipeConfig, sft: StageSettings, policy: Named | None, hub: Hub) -> CutRows | None:
+    """Counts the rows that SFT's max_length will cut.
+
+    Returns:
+        None where no row is cut, or where that cannot be told: the rows or the model's tokenizer do not lie here.
+    """
+    rows = None if policy is None or policy.folder is None else rows_here(shared, sft, hub)
+    if policy is None or rows is None:
+        return None
+    tokenizer = load_tokenizer(str(policy.folder), name=policy.name)
+    settle_ends(tokenizer)
+    give_template(tokenizer, sft, hub)
+    if conversational(rows):
+        shared.chat.write(tokenizer)
+    rows = fitting(rows, tokenizer, sft.data.max_prompt_length, of=f"the stage {sft.stage}")[0]
+    return count_cut_rows(rows, tokenizer, sft.trainer, field=text_field(sft))
 
 
 def _template_of(path: str, hub: Hub) -> Any:

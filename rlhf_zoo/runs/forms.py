@@ -56,6 +56,21 @@ def check_forms(
     return look.unseen
 
 
+def rows_here(shared: RecipeConfig, settings: StageSettings, hub: Hub = CLIENT) -> datasets.Dataset | None:
+    """The rows that a stage learns from, in its form; None where they do not lie here.
+
+    Raises:
+        ZooError: They are not what the stage reads.
+    """
+    data = settings.data
+    name = data.dataset_name or (shared.dataset_name if shared.corpus is None else None)
+    if name is None or not Path(name).exists():
+        return None
+    look = _Look(shared, hub, every_row=True)
+    of, form, text = f"the stage {settings.stage}", FORMS[settings.stage], text_field(settings)
+    return look.rows(data, data.dataset_train_split, form, of=of, text=text)
+
+
 def check_labeled(shared: RecipeConfig, hub: Hub = CLIENT) -> dict[str, str]:
     """The same of the texts and labels that the judge `classifier` learns from."""
     look, data = _Look(shared, hub), shared.evaluation.labeled_data

@@ -4,7 +4,7 @@ import contextlib
 import copy
 import logging
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from ..model_files import load_tokenizer
 from ..models import build_causal, leave_out_router_logits, load_causal
 from ..runs.context import Publisher, RunContext
 from ..runs.conversations import check_conversations
+from ..runs.cut_rows import count_cut_rows
 from ..runs.data import data_source, parts, stage_source
 from ..runs.layout import conversational, fitting, sft_text
 from ..runs.loading import loading_of
@@ -48,6 +49,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     source = stage_source(context, "sft", opened)
     field = settings.trainer.dataset_text_field
     left_out: dict[str, int] = {}
+    cut_rows: dict[str, int] = {}
     base = _base(context, settings)
     parents = {"base": base} if base is not None else {}
     how, adapter = loading_of(settings), get_peft_config(settings.model)
@@ -101,6 +103,10 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
             held_out, _ = fitting(held_out, tokenizer, data.max_prompt_length, of=source.location)
         train = without_second_bos(train, tokenizer, field)
         held_out = None if held_out is None else without_second_bos(held_out, tokenizer, field)
+        counted = count_cut_rows(train, tokenizer, own.trainer, field=field)
+        if counted is not None and counted.cut:
+            log.warning("%s.", counted.line)
+            cut_rows.update(asdict(counted))
         trainer = make_trainer(
             finite_steps(SFTTrainer),
             own,
@@ -126,6 +132,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         build=build,
         publisher=publisher,
         left_out=left_out,
+        cut_rows=cut_rows,
     )
 
 

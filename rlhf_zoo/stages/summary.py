@@ -43,6 +43,7 @@ def write_summary(context: RunContext, *, trained: bool) -> Path:
             for stage in STAGES
             if documents[stage].get("repo")
         },
+        **({"cut_rows": cut} if (cut := documents["sft"].get("cut_rows")) else {}),
         "reward_model": {
             key: value
             for key, value in (documents["reward"].get("reward_model") or {}).items()

@@ -96,6 +96,7 @@ def train_stage(
     finish_checkpoint: Callable[[Any, Path], None] | None = None,
     conclude: Callable[[Any, Path], Mapping[str, Any]] | None = None,
     left_out: Mapping[str, int] | None = None,
+    cut_rows: Mapping[str, int] | None = None,
 ) -> bool:
     """Runs a stage, or leaves it when it is finished. Returns whether it trained.
 
@@ -103,7 +104,7 @@ def train_stage(
     began. build() -> trainer, called only when there is something to train. publisher: sends each checkpoint as it is
     saved. finish_checkpoint(trainer, path) adds to a checkpoint before it counts as complete; conclude(trainer, chosen
     checkpoint) -> fields for run.json, at the end. left_out: rows that `build` leaves out of training, by the key for
-    which it does.
+    which it does. cut_rows: what `build` finds of rows that max_length cuts.
     Raises Stopped after Ctrl-C, once the step under way is saved.
     """
     stage = settings.stage
@@ -161,6 +162,7 @@ def train_stage(
                 **({"round": context.round.lineage} if context.round is not None else {}),
                 **({"package": dict(context.recipe.package)} if context.recipe.package else {}),
                 **({"left_out": dict(left_out)} if left_out else {}),
+                **({"cut_rows": dict(cut_rows)} if cut_rows else {}),
                 **({"remote_code": code} if code else {}),
             )
         processes.wait()

@@ -99,6 +99,13 @@ def test_a_hub_that_is_out_of_order_has_lost_nothing(zoo: Callable[..., None], t
     assert "does not show (it does not answer: 503 Service Unavailable)" in capsys.readouterr().out
 
 
+def test_validate_counts_what_max_length_cuts(zoo: Callable[..., None], mine: Path, capsys) -> None:
+    zoo("recipes", "validate", "mine", "--sft.max_length", "4")
+    assert "\nOf the stage sft max_length, 4, cuts 24 of 24 rows; of 24 it leaves no" in capsys.readouterr().out
+    zoo("recipes", "validate", "mine", "--sft.max_length", "512")
+    assert "max_length" not in capsys.readouterr().out
+
+
 def test_a_missing_package(zoo: Callable[..., None], mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = loading.importlib.util.find_spec
     monkeypatch.setattr(
