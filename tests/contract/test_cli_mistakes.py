@@ -112,7 +112,7 @@ def lines(command: click.Command, name: str) -> Iterator[list[str]]:
             yield [*good, *required, option.opts[0], odd, *STOP.get(name, [])]
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.full) if n in ALIKE else n for n in LEAVES])
+@pytest.mark.parametrize("name", LEAVES)
 def test_a_mistake_is_one_sentence(run: Callable[..., tuple[int, str, str]], name: str) -> None:
     for words in lines(LEAVES[name], name):
         code, _, err = run(*name.split(), *words)
