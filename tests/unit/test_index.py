@@ -160,23 +160,6 @@ def test_filters():
 # The table in Markdown
 
 
-def test_a_row_names_the_commit_and_gives_interval_and_n():
-    table = benchmark([of(), of(stage="reward"), of(evaluation=None)], command="rlhf-zoo zoo --readme", namespace="zoo")
-    lines = table.splitlines()
-    assert lines[0] == "<!-- zoo -->" and lines[-1] == "<!-- /zoo -->"
-    assert lines[1] == "Made by `rlhf-zoo zoo --readme` from what `zoo` had published."
-    assert lines[5] == (
-        f"| zoo/toy-ppo @ {COMMIT} | toy | ppo | zoo/toy-sft | 2.500 [2.000, 3.000], n=540 | 7.000, n=540 | "
-        "0.875 [0.850, 0.900], n=540 |  | 3 | 40 | simulated | 2026-11-20 |"
-    )
-    assert "|  |  |  | 0.750 [0.700, 0.800], n=500 | 3 | 40 |" in lines[6]
-    assert "| 2.750 (training) | 7.500 (training) |  |  |" in lines[7]
-    evil = of(recipe="<!-- /zoo --> | [x](http://evil.example) `rm`", base_model="a|b\n# H")
-    table = benchmark([evil], command="rlhf-zoo zoo", namespace="zoo")
-    assert table.count("<!-- /zoo -->") == 1 and "](" not in table and "http://" not in table
-    assert len(table.splitlines()[5].split(" | ")) == 12
-
-
 TABLE = benchmark(ENTRIES, command="rlhf-zoo zoo", namespace="zoo")
 
 

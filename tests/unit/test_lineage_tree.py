@@ -189,12 +189,6 @@ def test_texts_of_a_card_are_data(world):
     assert root.card.step is None and root.card.figures == {}
 
 
-def test_what_is_no_figure(world):
-    for value in ("1", True, None, [1], float("inf"), 10**400, -(10**400)):
-        world.repositories["x/ppo"][2].update(reward=value, kl=value, evaluation=value, checkpoints=value)
-        assert world.tree().card.figures == {}
-
-
 def test_clean_keeps_what_can_be_read():
     assert clean("größer 好 [x]") == "größer 好 [x]"
     assert clean("a\nb\tc\x00") == "a\ufffdb\ufffdc\ufffd"

@@ -160,11 +160,6 @@ def test_two_completions_share_their_axes():
     assert lines(line)[0] == lines(draw([1.0, 2.0, 8.0, -4.0] + [1.0] * 36, chart=token_line))[0][:2]
 
 
-def test_a_bar_below_0_by_rounding_is_0():
-    root = draw([-1e-9, 1.0])
-    assert bars(root)[0][1] == 1.0 and hits(root)[0][1] == "“ t0” 0.000 nats"
-
-
 def test_the_line_of_values_crosses_its_zero():
     root = draw([-1.0, 0.0, 1.0], chart=token_line)
     zero = float(re.match(r"M[\d.]+ ([\d.]+)H", named(root, "zoo-zero")[0].get("d"))[1])
@@ -241,17 +236,6 @@ def test_curves_over_steps_share_their_axis():
     )
 
 
-def test_labels_do_not_cover_each_other():
-    root = curves(chosen=400, labeled={400: "recommended, last", 600: "best"})
-    assert {one.text for one in named(root, "zoo-flag")} == {"step 400", "recommended, last", "best"}
-    assert apart(boxes(root))
-
-
-def test_curves_of_one_step():
-    one = parsed(step_curves([40], [Series("Reward", [1.0])], chosen=40))
-    assert len(hits(one)) == 1 and len(named(one, "zoo-curve")[0][1]) == 1 and not named(one, "zoo-labeled")
-
-
 def test_the_frontier_marks_the_best_of_each_run():
     runs = [
         run(beta, [(step, math.sqrt(step) / (1 + beta), step / 100 / (beta + 0.1)) for step in STEPS], best=800)
@@ -275,10 +259,3 @@ def test_the_frontier_marks_the_best_of_each_run():
     titles = [one.text for one in emphasized.iter(f"{SVG}title")]
     assert titles[3] == "β = 0.1, step 800: reward 25.713, KL 40.000 nats"
     assert apart(boxes(root))
-
-
-def test_a_frontier_of_nothing_and_of_one_point():
-    assert not named(parsed(frontier([], chosen=0)), "zoo-run")
-    root = parsed(frontier([run(0.1, [(1, 1.0, -0.01), (2, None, 1.0)], best=1)], chosen=0))
-    assert len(named(root, "zoo-labeled")) == 1
-    assert "KL −0.010 nats" in next(root.iter(f"{SVG}title")).text

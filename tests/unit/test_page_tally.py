@@ -60,19 +60,6 @@ def test_a_vote_counts_at_once_and_the_intervals_follow(journal, monkeypatch):
     assert len(asked) <= 2 and asked[-1] == 7, "not once for every vote"
 
 
-def test_the_first_vote_has_no_interval_at_first(journal, monkeypatch):
-    go = threading.Event()
-    monkeypatch.setattr(module, "summary", lambda votes: (not votes or go.wait(20)) and summary(votes))
-    with open_tally(Store(), journal) as tally:
-        tally.cast(make_vote("both_bad"))
-        assert tally.figures().summary["win_rate"] is None
-        tally.cast(make_vote("right"))
-        first = {"value": 0.0, "n": 1, "ties": 0.0, "ci95": None, "prompts": None}
-        assert tally.figures().summary["win_rate"] == first
-        go.set()
-        until(lambda: settled(tally).summary["win_rate"]["ci95"] is not None)
-
-
 def test_counts_are_exact_whatever_the_order(journal):
     """Votes here, on the Hub, in both, and sent, at the same time: at the end the summary is that of all."""
     rng = random.Random(1)

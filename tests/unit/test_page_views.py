@@ -13,9 +13,7 @@ from rlhf_zoo.page.views import (
     KL_EDGES,
     RATIO_EDGES,
     completion,
-    empty_pairs,
     figures,
-    legend,
     pairs,
     shade,
 )
@@ -85,13 +83,6 @@ def test_shades_follow_the_figures() -> None:
     assert shade(0.0, RATIO_EDGES) == 0 and shade(100.0, KL_EDGES) == len(KL_EDGES) == 4
 
 
-def test_the_legend_names_every_shade() -> None:
-    shades = [attrs["class"] for attrs in Page(legend()).all("i")]
-    assert shades == ["m4", "m3", "m2", "m1", "p1", "p2", "p3", "p4", "k1", "k2", "k3", "k4"]
-    assert '<i class="m4">−2.5 and less</i><i class="m3">−2.5 to −1</i>' in legend()
-    assert '<i class="p3">1 to 2.5</i><i class="p4">2.5 and more</i>' in legend()
-
-
 @settings(deadline=None, max_examples=40)
 @given(st.text(max_size=60), st.lists(st.text(max_size=8), min_size=1, max_size=6))
 @example("<script>window.ran=1</script>", ['"onload=1', "<img src=x onerror=1>", "&amp;"])
@@ -108,9 +99,3 @@ def test_no_text_becomes_an_element_or_an_attribute(prompt: str, pieces: list[st
     assert page.texts("span", class_="given") == [visible_text(prompt)] * 2
     names = {name for _, attrs, _ in page.elements for name in attrs}
     assert not any(name.startswith("on") or name in ("href", "src", "srcdoc") for name in names)
-
-
-def test_before_anything_was_compared() -> None:
-    page = Page(empty_pairs())
-    assert page.texts("dd", data_figure="reward") == ["–", "–"]
-    assert page.texts("span", class_="none") == ["Its completion will stand here."] * 2
