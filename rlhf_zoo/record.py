@@ -347,7 +347,12 @@ class StageRecord:
         shutil.rmtree(path)
 
     def checkpoint_path(self, step: int) -> Path:
-        """Where the checkpoint of a step stands, or will."""
+        """Where the checkpoint of a step stands, or will. Raises ZooError for a step that is no number, but a path."""
+        if type(step) is not int:
+            raise ZooError(
+                f"{self.run_file} names the checkpoint of a step {step!r:.200}, which is no whole number: restore it, "
+                "or begin again with --restart."
+            )
         return self.path / f"checkpoint-{step}"
 
     def mark_complete(self, path: Path | str) -> None:

@@ -294,8 +294,14 @@ def _check_links(context: RunContext) -> None:
         ZooError: There is such a link.
     """
     records = [context.record(name) for name in ("data", *STAGES, "eval")]
-    if all(record.is_own() for record in records if record.run_file.is_file()):
+    own = [record.is_own() for record in records if record.run_file.is_file()]
+    if all(own):
         return
+    if context.base is not None and any(own):
+        raise ZooError(
+            f"{context.directory} was not written by your rlhf-zoo, and says that it is a part of your run in "
+            f"{context.base}, so nothing of either is sent: move it elsewhere, or add {FLAG} if you trust it."
+        )
     folders = [*(record.path for record in records), context.record("eval").path.parent / Path(FRONTIER).parent]
     for folder in folders:
         link = None if is_inside(folder, folder.parent) else folder

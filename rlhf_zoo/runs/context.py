@@ -21,7 +21,7 @@ from ..recipes import Recipe
 from ..record import StageRecord, fingerprint, first_difference, now, read_json, write_complete, write_json
 from ..run_id import run_id
 from ..stage import STAGES
-from ..wholeness import check_whole
+from ..wholeness import check_whole, weights_digest
 from .layout import CUTS, HOLDS_OUT
 from .models import ParentCheckpoint, model_from_elsewhere
 from .settings import RecipeConfig, StageSettings, recipe_config, stage_settings
@@ -77,6 +77,21 @@ class Round:
         """For run.json and cards."""
         at = {name: self.before.lineage.get(name) for name in ("repo", "commit", "tag", "path")}
         return {"number": self.number, "labels": self.labels, "before": at}
+
+
+def _check_same(checkpoint: Path, document: Mapping[str, Any], *, mend: str) -> None:
+    """Raises ZooError where a whole checkpoint stands in the place of the one that the stage was finished with.
+
+    document: run.json. What was restored from a repository may be rounded, so with push_dtype nothing is compared.
+    """
+    recorded = document.get("weights")
+    if recorded is None or (document.get("resolved") or {}).get("push_dtype") is not None:
+        return
+    if weights_digest(checkpoint) != recorded:
+        raise ZooError(
+            f"{checkpoint} holds other weights than its stage was finished with, as run.json has them: restore it from "
+            f"a copy, or {mend}."
+        )
 
 
 @dataclass(frozen=True)
@@ -222,7 +237,7 @@ class RunContext:
         """The finished checkpoint of a stage: from this run directory, else from the Hub at its tag `best`.
 
         step: of another checkpoint on the disk than the one that its rule chose. Raises ZooError when there is neither,
-        and where its files are not those that were saved.
+        where its files are not those that were saved, and where it is a checkpoint of another run.
 
         Of a recipe without SFT the checkpoint "sft" is the model that PPO names to start from.
         """
@@ -233,6 +248,10 @@ class RunContext:
         chosen = record.chosen_checkpoint() if step is None else record.checkpoint_path(step)
         if document.get("status") == "finished" and chosen is not None:
             check_whole(chosen)
+            if step is None:
+                _check_same(
+                    chosen, document, mend=f"train it again with `rlhf-zoo {stage} {self.recipe.called} --restart`"
+                )
             sent = read_json(chosen / PUBLISHED) if (chosen / PUBLISHED).is_file() else {}
             return ParentCheckpoint(
                 chosen,
@@ -287,7 +306,9 @@ class RunContext:
             return
         step = document["chosen"]["step"]
         target, tag = record.checkpoint_path(step), tag_name(step)
-        published = (document.get("repo") or {}).get("id") if document.get("hub") == self.hub.label else None
+        # A stranger's run.json could name a private repository of whoever pushes it.
+        there = document.get("hub") == self.hub.label and record.is_own()
+        published = (document.get("repo") or {}).get("id") if there else None
         repo = published or self.repo(stage)
         what = f"{target}, which the finished stage {stage} chose, is gone, and cannot be had from {repo}@{tag}"
         mend = f"restore it, or train it again with `{self.stage_command(stage, '--restart')}` and its other flags."

@@ -14,6 +14,7 @@ import datasets
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file, save_file
 from toy_run import make_context, make_recipe, save_start
 from trainer_fixture import make_policy
 
@@ -27,7 +28,7 @@ from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.stages import pipeline, ppo, reward
 from rlhf_zoo.stages.callbacks import StageCallback
 from rlhf_zoo.studies.trace import find
-from rlhf_zoo.wholeness import check_whole
+from rlhf_zoo.wholeness import check_whole, weights_digest
 
 pytestmark = [pytest.mark.attack, pytest.mark.usefixtures("pictures")]
 
@@ -278,3 +279,20 @@ def test_no_steps_are_no_stage(folder: Path) -> None:
     for steps in ("0", 0):
         with pytest.raises(ZooError, match="max_steps of the stage ppo is 0"):
             make_context(folder, max_steps=steps).settings("ppo")
+
+
+@pytest.mark.parametrize("stage", ["sft", "reward"])
+def test_a_checkpoint_of_another_run_does_not_take_its_place(stage: str, folder: Path) -> None:
+    """It is whole, and its name is right: only run.json knows which weights the stage was finished with."""
+    context = make_context(folder)
+    path = context.record(stage).checkpoint_path(4)
+    context.record(stage).write(weights=weights_digest(path))
+    assert context.checkpoint(stage).path == path
+    tensors = load_file(path / "model.safetensors")
+    save_file({name: tensor + 1 for name, tensor in tensors.items()}, path / "model.safetensors", {"format": "pt"})
+    context.record(stage).mark_complete(path)  # as in the run that it came from
+    with pytest.raises(ZooError, match="holds other weights than its stage was finished with"):
+        context.checkpoint(stage)
+    assert context.checkpoint(stage, step=4).path == path, "asked for by its step"
+    context.record(stage).write(resolved={"push_dtype": "bfloat16"})
+    assert context.checkpoint(stage).path == path, "it may have been restored, rounded"

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from test_publish import REPO, commits, download, save, send, sender, uploads  # noqa: F401
+from test_publish import REPO, commits, download, finish, save, send, sender, uploads  # noqa: F401
 from thread_hub import ThreadHub
 
 from rlhf_zoo import own_runs
@@ -74,3 +74,46 @@ def test_links_within_a_checkpoint_and_into_the_clients_blobs_are_sent(thread_hu
     StageRecord(checkpoint.parent).mark_complete(checkpoint)
     send(thread_hub, tmp_path)
     assert commits(thread_hub) == ["toy ppo: step 5"] and download(thread_hub, "config.json") == b"{}\n"
+
+
+def test_a_strangers_run_chooses_no_checkpoint_of_another_run(thread_hub: ThreadHub, tmp_path: Path) -> None:
+    """`step` of run.json becomes a path: it named a private model, which `push` published as the chosen checkpoint."""
+    private = save(tmp_path / "private", 5)
+    checkpoint = save(tmp_path, 5)
+    (checkpoint.parent / "checkpoint-x").mkdir()
+    path = checkpoint.parent / "run.json"
+    step = f"x/../../../{private.relative_to(tmp_path)}"
+    assert (checkpoint.parent / f"checkpoint-{step}" / "COMPLETE").is_file()
+    chosen = {"step": step, "rule": "last", "metric": None, "value": None}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "status": "finished", "chosen": chosen}))
+    with pytest.raises(ZooError, match="which is no whole number"):
+        send(thread_hub, tmp_path)
+    assert not thread_hub.api().repo_exists(REPO)
+
+
+def test_a_strangers_run_names_no_repository_to_restore_from(thread_hub: ThreadHub, tmp_path: Path) -> None:
+    """It could be a private one, which would be published again under another name."""
+    save(tmp_path, 5)
+    checkpoint = save(tmp_path, 10)
+    finish(tmp_path, 10)
+    send(thread_hub, tmp_path, namespace="private")
+    shutil.rmtree(checkpoint)
+    own = shutil.copytree(tmp_path, tmp_path.with_name(f"{tmp_path.name}-own"))
+    send(thread_hub, own, namespace="public")
+    assert thread_hub.api().repo_exists("public/toy-ppo")
+    change_signature(tmp_path)
+    with pytest.raises(ZooError, match="cannot be had from other/toy-ppo@step-000010"):
+        send(thread_hub, tmp_path, namespace="other")
+
+
+def test_a_strangers_part_of_a_run_sends_nothing_of_the_users(thread_hub: ThreadHub, tmp_path: Path) -> None:
+    """Its ablation.json or round.json says that the run above it is its own."""
+    save(tmp_path, 5)
+    part = tmp_path / "run" / "part"
+    shutil.copytree(tmp_path / "run" / "ppo", part / "ppo")
+    path = part / "ppo" / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "signature": "0" * 64}))
+    (tmp_path / "run" / "sft").mkdir()
+    StageRecord(tmp_path / "run" / "sft").write(stage="sft", recipe="toy")
+    with pytest.raises(ZooError, match="says that it is a part of your run"):
+        sender(thread_hub, tmp_path, directory=part, base=tmp_path / "run")
