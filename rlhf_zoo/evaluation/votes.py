@@ -161,9 +161,9 @@ def summary(votes: Iterable[Ballot], *, seed: int = 1) -> dict[str, Any]:
     decisive = Counter(vote.verdict for vote in distinct if vote.verdict in ("left", "right"))
     return {
         "votes": len(distinct),
-        **_tally(between, seed),
+        **_tally(between),
         "pairs": [
-            {"ppo": names[ppo], "sft": names[sft], **_tally(some, seed)}
+            {"ppo": names[ppo], "sft": names[sft], **_tally(some)}
             for (ppo, sft), some in sorted(pairs.items(), key=lambda pair: -len(pair[1]))
         ],
         "elo": _ratings([vote for vote in distinct if vote.verdict != "both_bad"], names, seed),
@@ -190,7 +190,7 @@ def _score(vote: Ballot) -> float:
     return {"left": 1.0, "tie": 0.5, "right": 0.0}[vote.verdict]
 
 
-def _tally(votes: Sequence[Ballot], seed: int) -> dict[str, Any]:
+def _tally(votes: Sequence[Ballot]) -> dict[str, Any]:
     """counts and win_rate of votes that are each between a PPO and an SFT model."""
     counts = dict.fromkeys((*_ROLES, "tie", "both_bad"), 0)
     scores, prompts = [], []

@@ -61,7 +61,7 @@ def _fields(reference: str) -> dict[str, Declared]:
     fields: dict[str, Declared] = {}
     for base in reversed(node.bases):
         if isinstance(base, ast.Name):
-            fields |= _fields(f"{_module_of(base.id, module, path, tree)}:{base.id}")
+            fields |= _fields(f"{_module_of(base.id, path, tree)}:{base.id}")
     # Of a name that the class gives a value by conditions, the last.
     named = {
         entry.targets[0].id: entry.value
@@ -92,7 +92,7 @@ def _source(module: str, name: str) -> tuple[Path, ast.Module]:
     raise LookupError(f"{module} has no class {name}")
 
 
-def _module_of(name: str, module: str, path: Path, tree: ast.Module) -> str:
+def _module_of(name: str, path: Path, tree: ast.Module) -> str:
     """Where a base class of a module comes from."""
     for node in tree.body:
         if isinstance(node, ast.ImportFrom) and name in [alias.name for alias in node.names]:
