@@ -54,7 +54,9 @@ def test_conversations_are_scored_as_conversations(tmp_path: Path, monkeypatch: 
     side = {"completion": "Fine.", "ended": True, "judge": 1.0, "kl": 0.0}
     row = {"prompt": readable(ASKED), "sample": 0, "sft": side, "ppo": side}
     (tmp_path / "samples.jsonl").write_text(json.dumps(row) + "\n")
-    (tmp_path / "evaluation.json").write_text('{"judge": {"name": "gold"}, "prompts": 1, "samples_per_prompt": 1}')
+    (tmp_path / "evaluation.json").write_text(
+        '{"judge": {"name": "gold"}, "prompts": 1, "rows": 1, "samples_per_prompt": 1}'
+    )
     parents = {"sft": {"fingerprint": "1"}}
     record = SimpleNamespace(path=tmp_path, read=lambda: {"status": "finished", "parents": parents})
     run = SimpleNamespace(
