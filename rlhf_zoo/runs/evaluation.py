@@ -90,7 +90,7 @@ class EvaluationConfig:
     )
     judge_name: str | None = option(None, "What cards call it.")
     judge_description: str = option("", "What it is, in words for the card.")
-    lexicon: str | None = option(None, "Folder of the opinion lexicon, for judges that read one.")
+    lexicon: str | None = option(None, "Folder of opinion words, for a judge of its own; the recipe's corpus reads it.")
     checkpoint_prompts: int = option(
         100, "Validation prompts of each checkpoint on the way, from which `best` is chosen."
     )

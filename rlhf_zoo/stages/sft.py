@@ -27,7 +27,7 @@ from ..runs.layout import conversational, fitting, sft_text
 from ..runs.loading import loading_of
 from ..runs.models import ParentCheckpoint
 from ..runs.settings import StageSettings
-from ..runs.sources import model_digest
+from ..runs.sources import DataSource, model_digest
 from ..text_ids import settle_ends, without_bos
 from ..tokenizer import highest_id, settle_padding, train_tokenizer
 from .train import make_trainer, quiet, train_stage
@@ -39,12 +39,11 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     """Trains the SFT policy. Returns False when it was trained already."""
     from transformers import set_seed
     from trl import SFTTrainer, get_peft_config
-    from trl.chat_template_utils import get_training_chat_template, has_generation_markers
 
     started = time.monotonic()
     settings = context.settings("sft")
     quiet()
-    data, shared = settings.data, settings.recipe
+    data = settings.data
     opened = data_source(context, again=context.restart) if data.dataset_name is None else None
     source = stage_source(context, "sft", opened)
     field = settings.trainer.dataset_text_field
@@ -52,32 +51,14 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     cut_rows: dict[str, int] = {}
     base = _base(context, settings)
     parents = {"base": base} if base is not None else {}
-    how, adapter = loading_of(settings), get_peft_config(settings.model)
+    adapter = get_peft_config(settings.model)
     if adapter is not None and base is not None and base.lineage["commit"]:
         adapter.revision = base.lineage["commit"]  # of its base, in what is saved of it
 
     def build() -> Any:
         train, held_out, spared = parts(context, "sft", source)
         set_seed(settings.trainer.seed)
-        if settings.model.model_name_or_path is None:
-            architecture = shared.architecture or {}
-            tokenizer = train_tokenizer(
-                [whole_words(sft_text(row, field)) for row in train],
-                max_length=architecture.get("max_position_embeddings", 512),
-                **(shared.tokenizer or {}),
-            )
-            model = build_causal(architecture, tokenizer, how=how)
-        else:
-            assert base is not None
-            path = resolve(base.path, context.hub, revision=base.lineage["commit"]).path
-            tokenizer = load_tokenizer(path)
-            model = load_causal(path, how=how)
-            table: Any = model.get_input_embeddings()
-            if (highest := highest_id(tokenizer)) >= (rows := len(table.weight)):
-                raise ZooError(
-                    f"{base.path} has {rows} embedding rows and its tokenizer the token {highest}: give a model "
-                    "with the tokenizer that it was trained with."
-                )
+        model, tokenizer = _model_and_tokenizer(context, settings, base, train)
         if (line := settle_ends(tokenizer)) is not None:
             log.warning("%s", line)
         own = _with_template(settings, model, tokenizer, context.hub)
@@ -90,13 +71,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         if said is not None:
             log.warning("%s", said)
         if conversational(train):
-            if own.trainer.assistant_only_loss and not has_generation_markers(tokenizer.chat_template or ""):
-                with contextlib.suppress(ValueError):  # trl knows templates by their whole text, and says if it cannot
-                    tokenizer.chat_template = get_training_chat_template(tokenizer)
-            shared.chat.write(tokenizer)
-            check_conversations(context, "sft", source, tokenizer)
-            if not _ends_otherwise(context):
-                check_answers_end(tokenizer, assistant_only=own.trainer.assistant_only_loss)
+            _settle_chat(context, source, own, tokenizer)
         train, cut = fitting(train, tokenizer, data.max_prompt_length, of=source.location)
         left_out.update(spared | ({"max_prompt_length": cut} if cut else {}))
         if held_out is not None:
@@ -134,6 +109,53 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         left_out=left_out,
         cut_rows=cut_rows,
     )
+
+
+def _model_and_tokenizer(
+    context: RunContext, settings: StageSettings, base: ParentCheckpoint | None, train: Dataset
+) -> tuple[Any, Any]:
+    """What SFT starts from; without a base random weights, and a tokenizer that is trained on the rows.
+
+    Raises:
+        ZooError: The base has fewer embeddings than its tokenizer has tokens.
+    """
+    shared, how = settings.recipe, loading_of(settings)
+    if base is None:
+        architecture = shared.architecture or {}
+        tokenizer = train_tokenizer(
+            [whole_words(sft_text(row, settings.trainer.dataset_text_field)) for row in train],
+            max_length=architecture.get("max_position_embeddings", 512),
+            **(shared.tokenizer or {}),
+        )
+        return build_causal(architecture, tokenizer, how=how), tokenizer
+    path = resolve(base.path, context.hub, revision=base.lineage["commit"]).path
+    tokenizer = load_tokenizer(path)
+    model = load_causal(path, how=how)
+    table: Any = model.get_input_embeddings()
+    if (highest := highest_id(tokenizer)) >= (rows := len(table.weight)):
+        raise ZooError(
+            f"{base.path} has {rows} embedding rows and its tokenizer the token {highest}: give a model with the "
+            "tokenizer that it was trained with."
+        )
+    return model, tokenizer
+
+
+def _settle_chat(context: RunContext, source: DataSource, settings: StageSettings, tokenizer: Any) -> None:
+    """Writes what the recipe says of conversations into the tokenizer's template.
+
+    Raises:
+        ZooError: The template refuses a conversation of the data, or closes no answer where SFT must teach that.
+    """
+    from trl.chat_template_utils import get_training_chat_template, has_generation_markers
+
+    assistant_only = settings.trainer.assistant_only_loss
+    if assistant_only and not has_generation_markers(tokenizer.chat_template or ""):
+        with contextlib.suppress(ValueError):  # trl knows templates by their whole text, and says if it cannot
+            tokenizer.chat_template = get_training_chat_template(tokenizer)
+    settings.recipe.chat.write(tokenizer)
+    check_conversations(context, "sft", source, tokenizer)
+    if not _ends_otherwise(context):
+        check_answers_end(tokenizer, assistant_only=assistant_only)
 
 
 def _ends_otherwise(context: RunContext) -> bool:
