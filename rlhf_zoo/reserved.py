@@ -14,14 +14,19 @@ PROMPT_INDEX = "_rlhf_zoo_prompt_index"
 #: Which of several completions of its prompt a row stands for.
 GENERATION = "_rlhf_zoo_generation_index"
 
+#: The values of a row that `columns` writes into its prompt, a list of texts. No data set has a column of this name.
+ASKED = "_rlhf_zoo_asked"
+
 #: What reward functions and rules are called with, beside columns of the data set.
 ARGUMENTS = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 #: As in TRL, `completion` is not passed on; the others come as `prompts` and `completion_ids`, or are ours.
-RESERVED = frozenset({*ARGUMENTS, "prompt", "completion", PROMPT_TOKENS, "attention_mask", PROMPT_INDEX, GENERATION})
+RESERVED = frozenset(
+    {*ARGUMENTS, "prompt", "completion", PROMPT_TOKENS, "attention_mask", PROMPT_INDEX, GENERATION, ASKED}
+)
 #: Columns of the table of completions: what a function logs by such a name stands beside them, under its own name too.
 TABLE = ("prompt", "completion", "score", "kl", "ended")
 #: Columns that every data set of prompts may have without anybody expecting a reward function to get them.
-_USUAL = frozenset({"prompt", PROMPT_TOKENS, "attention_mask", PROMPT_INDEX, GENERATION})
+_USUAL = frozenset({"prompt", PROMPT_TOKENS, "attention_mask", PROMPT_INDEX, GENERATION, ASKED})
 
 
 def passed_on(columns: Mapping[str, _Values]) -> dict[str, _Values]:

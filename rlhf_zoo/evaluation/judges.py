@@ -107,7 +107,7 @@ class ClassifierJudge:
     def description(self) -> str:
         low, high = self.accuracy.ci95
         return (
-            f"TF-IDF and logistic regression, trained on {self.trained_on} labeled texts that no other stage sees; "
+            f"TF-IDF and logistic regression, trained on {self.trained_on} labeled texts; "
             f"accuracy {self.accuracy.value:.3f} [{low:.3f}, {high:.3f}] on {self.accuracy.n} held-out ones."
         )
 

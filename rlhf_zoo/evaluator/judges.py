@@ -1,6 +1,6 @@
 """The judges that a recipe or a command names.
 
-classifier           learned from labeled texts that no other stage sees (scikit-learn)
+classifier           learned from labeled texts, by default the configuration judge of the data (scikit-learn)
 reward:MODEL         a second reward model, a folder or NAMESPACE/NAME[@REVISION]
 reward:MODEL#LABEL   of a classifier of several labels, the probability of one
 unlabeled:module:function  a function (texts) -> judge, which learns from the classifier's texts without their labels

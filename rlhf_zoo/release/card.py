@@ -17,7 +17,7 @@ from ..stage import PARENT_TITLES, REWARD_ROLES, STAGES
 from . import card_commands as commands
 from . import markdown
 from .card_benchmark import benchmark_results, results_file
-from .card_data import DataPart, evaluated_on, of_stage
+from .card_data import DataPart, evaluated_on, of_stage, training_saw
 from .card_kl import penalty_varies
 from .card_parts import TEMPLATES, Metric, StageCard
 from .card_signs import watched
@@ -222,6 +222,7 @@ def _render(facts: Facts, card: StageCard, drawn: Mapping[str, Raw]) -> str:
             columns=_columns(facts, card),
             lineage=_lineage(facts),
             trained_on=of_stage(facts),
+            training_saw=Raw(training_saw(facts)),
             evaluated_on=lambda found=None: evaluated_on(facts, found),
             settings={
                 key: _named_alone(facts.settings[key]) for key in _SETTINGS if facts.settings.get(key) is not None

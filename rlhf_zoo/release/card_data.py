@@ -1,6 +1,6 @@
 """Which rows of which data set a stage learned from and was measured on, as its card says it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
@@ -92,6 +92,35 @@ def evaluated_on(facts: Facts, found: Mapping[str, Any] | None = None) -> DataPa
     repo = hub_id(data.get("location"))
     place = repo, None if repo else _place(facts)[1]
     return DataPart(*place, data["config"], str(split), share if finite(share) else None, another=another)
+
+
+def training_saw(facts: Facts) -> str:
+    """A clause on the evaluation's prompts, for each stage of the run: whether it trained on them, as was counted.
+
+    "" where nobody counted, as in evaluations of earlier versions.
+    """
+    data = facts.evaluation.get("data")
+    seen = data.get("seen") if isinstance(data, Mapping) else None
+    if not isinstance(seen, Mapping):
+        return ""
+    known = {stage: title for stage, title in TITLES.items() if stage in seen}
+    never = [title for stage, title in known.items() if seen[stage] == 0]
+    unknown = [title for stage, title in known.items() if not finite(seen[stage])]
+    counted = [(title, seen[stage]) for stage, title in known.items() if finite(seen[stage]) and seen[stage]]
+    clauses = [f"**{count:,} of which {title} trained on as well**" for title, count in counted]
+    if never:
+        clauses.append(f"which {_listed(never, 'and')} never trained on")
+    if unknown:
+        clauses.append(f"of which nobody knows whether {_listed(unknown, 'or')} trained on them")
+    return ", ".join(clauses)
+
+
+#: The stages in a sentence on what they trained on.
+TITLES = {"sft": "SFT", "reward": "the reward model", "ppo": "PPO"}
+
+
+def _listed(names: Sequence[str], word: str) -> str:
+    return f" {word} ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _part(facts: Facts, split: Any, share: Any, *, trained: bool = False) -> DataPart:

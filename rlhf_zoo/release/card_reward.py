@@ -3,11 +3,12 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ..json_values import finite
 from . import plots
 from .card_data import DataPart, measured_on
 from .card_parts import TEMPLATES, Draw, Metric, StageCard
 from .facts import Facts, estimate_at
-from .markdown import number
+from .markdown import Raw, number
 
 
 def _measured(facts: Facts) -> Iterator[tuple[DataPart, list[Metric]]]:
@@ -35,7 +36,19 @@ def _draw(facts: Facts, draw: Draw) -> None:
 def _words(facts: Facts) -> dict[str, Any]:
     hard = list(_hard(facts.reward_report.get("hard") or {}))
     known = any(part.get("gold") is not None for _, part in hard)
-    return {"report": facts.reward_report, "pairs": measured_on(facts), "hard": hard, "known": known}
+    seen = Raw(_seen(facts.reward_report.get("seen")))
+    return {"report": facts.reward_report, "pairs": measured_on(facts), "hard": hard, "known": known, "seen": seen}
+
+
+def _seen(counted: Any) -> str:
+    """A clause on the held-out pairs: whether the model trained on them, as was counted; "" where nobody did."""
+    prompts, pairs = (counted.get(name) if isinstance(counted, Mapping) else None for name in ("prompts", "pairs"))
+    if not finite(pairs):
+        return ""
+    if pairs or prompts:
+        of_prompts = f" and on {number(prompts)} of their prompts" if finite(prompts) else ""
+        return f"**of which it trained on {number(pairs)}{of_prompts} as well**"
+    return "which it never trained on" + (", nor on their prompts" if finite(prompts) else "")
 
 
 def _hard(found: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:

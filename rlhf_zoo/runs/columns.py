@@ -69,6 +69,11 @@ def filled(text: str, row: Mapping[str, Any], *, of: str, place: int) -> str:
     return _PART.sub(written, text)
 
 
+def values_in(text: str, row: Mapping[str, Any], *, of: str) -> list[str]:
+    """The values that `filled` has written into a text of a row, uncut and in their order."""
+    return [str(value_of(row, part["name"], of=of)) for part in _PART.finditer(text) if part["name"] is not None]
+
+
 def _first_words(value: str, low: int, high: str | None) -> str:
     span = max(int(high or low) - low, 0) + 1
     drawn = low + int.from_bytes(hashlib.sha256(value.encode()).digest()[:8], "big") % span

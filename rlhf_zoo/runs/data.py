@@ -25,6 +25,7 @@ from .columns import above
 from .context import RunContext
 from .evaluation import LabeledArguments, OwnPairsArguments
 from .layout import Form, distinct_first, fitting, hold_out, in_form, parts_of, without_prompts
+from .overlap import unmarked
 from .settings import RecipeConfig, StageSettings
 from .sources import DataSource, check_unchanged, digest, find_data
 
@@ -97,9 +98,8 @@ def without_held_out(
         return rows, {}
     prompts = stage_rows(context, "ppo", stage_source(context, "ppo"), data.dataset_train_split)
     test, watched, _ = _shares_of_ppo(context, prompts)
-    kept, left_out = without_prompts(rows, [*test["prompt"], *watched["prompt"]], of=of)
-    apart = {"prompt", "messages"} & set(rows.column_names)  # in other texts a prompt may stand and not be told
-    return kept, {HELD_OUT: left_out} if left_out or apart else {}
+    kept, left_out = without_prompts(rows, datasets.concatenate_datasets([test, watched]), of=of)
+    return kept, {} if left_out is None else {HELD_OUT: left_out}
 
 
 def _shares_of_ppo(context: RunContext, rows: datasets.Dataset) -> list[datasets.Dataset]:
@@ -114,20 +114,42 @@ def _shares_of_ppo(context: RunContext, rows: datasets.Dataset) -> list[datasets
 
 
 def parts(
-    context: RunContext, stage: str, source: DataSource
+    context: RunContext, stage: str, source: DataSource, *, marked: bool = False
 ) -> tuple[datasets.Dataset, datasets.Dataset | None, dict[str, int]]:
-    """Of SFT and PPO: rows to train on, rows evaluated meanwhile (None without), what `learned_rows` left out."""
+    """The rows of the stages SFT and PPO.
+
+    Args:
+        context: The run.
+        stage: The stage.
+        source: Its data.
+        marked: Whether the rows to train on keep the column by which `overlap` compares prompts.
+
+    Returns:
+        Rows to train on, rows evaluated meanwhile (None without), and what `learned_rows` left out.
+    """
     data = context.settings(stage).data
     train, left_out = learned_rows(context, stage, source)
-    if data.held_out_share is not None:
-        if stage == "ppo":
-            _, held_out, train = _shares_of_ppo(context, train)
-        else:
-            train, held_out = hold_out(train, data.held_out_share)
-        return train, held_out, left_out
-    if data.dataset_test_split is None:
-        return train, None, left_out
-    return train, stage_rows(context, stage, source, data.dataset_test_split), left_out
+    held_out = None
+    if data.held_out_share is not None and stage == "ppo":
+        test, held_out, train = _shares_of_ppo(context, train)
+        # One prompt may stand within another.
+        train, _ = without_prompts(train, datasets.concatenate_datasets([test, held_out]), of="the stage ppo")
+    elif data.held_out_share is not None:
+        train, held_out = hold_out(train, data.held_out_share)
+    elif data.dataset_test_split is not None:
+        held_out = stage_rows(context, stage, source, data.dataset_test_split)
+    held_out = None if held_out is None else unmarked(held_out)
+    return train if marked else unmarked(train), held_out, left_out
+
+
+def ptx_rows(context: RunContext, source: DataSource) -> datasets.Dataset | None:
+    """The texts of PPO's ptx_coef, without the prompts that it holds out; None where it reads none."""
+    settings = context.settings("ppo")
+    if not settings.trainer.ptx_coef > 0:
+        return None
+    data, keys = settings.data, {"configuration": "ptx_dataset_config", "split": "ptx_dataset_split"}
+    texts = source.load(data.ptx_dataset_config, data.ptx_dataset_split, columns=[], keys=keys)
+    return without_held_out(context, texts, of="ptx_coef")[0]
 
 
 def evaluation_rows(

@@ -19,8 +19,9 @@ from ..chat import begins_answer, closed, is_conversation, prompt_ids, prompt_ke
 from ..errors import ZooError
 from ..limits import option
 from ..plugins import did_you_mean
-from ..reserved import PROMPT_TOKENS
-from .columns import filled, is_text
+from ..reserved import ASKED, PROMPT_TOKENS
+from .columns import filled, is_text, values_in
+from .overlap import overlap, unmarked, whole_question
 from .row_values import check_values
 from .turns import SHAREGPT, in_our_turns, named_conversations, of_one_kind
 
@@ -106,14 +107,15 @@ def in_form(rows: Dataset, form: Form, *, columns: Mapping[str, str], turns: boo
     a column that is not there.
     """
     made = {ours: text for ours, text in columns.items() if is_text(text)}
+    rows = unmarked(rows)
     if made and len(rows):
-        rows = _with_columns(
-            rows,
-            [
-                {ours: filled(text, row, of=of, place=place) for ours, text in made.items()}
-                for place, row in enumerate(rows)
-            ],
-        )
+        asking = made.get("prompt", made.get(text))
+
+        def written(place: int, row: dict[str, Any]) -> dict[str, Any]:
+            texts = {ours: filled(text, row, of=of, place=place) for ours, text in made.items()}
+            return texts if asking is None else {**texts, ASKED: values_in(asking, row, of=of)}
+
+        rows = _with_columns(rows, [written(place, row) for place, row in enumerate(rows)])
     for ours, theirs in columns.items():
         if ours in made:
             continue
@@ -263,12 +265,13 @@ def as_turns(row: Mapping[str, Any]) -> dict[str, Any]:
 def _texts(rows: Dataset, text: str) -> Dataset:
     """The columns that SFT learns from, alone where others could be taken for them."""
     names = set(rows.column_names)
+    asked = [ASKED] if ASKED in names else []
     if "messages" in names:
-        return rows.select_columns(["messages"])
+        return rows.select_columns(["messages", *asked])
     if {"prompt", "completion"} <= names:
-        rows = rows.select_columns(["prompt", "completion"])
+        rows = rows.select_columns(["prompt", "completion", *asked])
         return _mapped(rows, _closed) if any(map(begins_answer, rows["prompt"])) else rows
-    return rows.select_columns([text])  # trl reads token ids and masks where it finds them
+    return rows.select_columns([text, *asked])  # trl reads token ids and masks where it finds them
 
 
 def _closed(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -286,8 +289,8 @@ def sft_text(row: Mapping[str, Any], text: str) -> Any:
 def hold_out(rows: Dataset, share: float) -> tuple[Dataset, Dataset]:
     """(rows to train on, rows held out): those of `share` of the prompts, at least one, by the sha256 of the prompt.
 
-    All rows of a prompt stay on one side, and as a data set grows a prompt hardly ever changes sides. Raises ZooError
-    where nothing would be left to train on.
+    All rows of a prompt, in whichever form, stay on one side. As a data set grows a prompt hardly ever changes sides.
+    Raises ZooError where nothing would be left to train on.
     """
     parts = parts_of(rows, share, parts=1)
     return parts[-1], parts[0]
@@ -295,7 +298,7 @@ def hold_out(rows: Dataset, share: float) -> tuple[Dataset, Dataset]:
 
 def parts_of(rows: Dataset, share: float, *, parts: int) -> list[Dataset]:
     """`parts` times `share` of the prompts, each at least one, and at the end the rest; see `hold_out`."""
-    digests = [_digest(_key(row)) for row in rows]
+    digests = _digests(rows)
     distinct = sorted(set(digests))
     count = math.ceil(share * len(distinct))
     if parts * count >= len(distinct):
@@ -310,27 +313,31 @@ def parts_of(rows: Dataset, share: float, *, parts: int) -> list[Dataset]:
     return [rows.select(one) for one in chosen]
 
 
-def without_prompts(rows: Dataset, prompts: Iterable[Any], *, of: str) -> tuple[Dataset, int]:
-    """The rows but for those of `prompts`, and how many were left out, which is said in a line.
+def without_prompts(
+    rows: Dataset, prompts: Dataset | Sequence[Mapping[str, Any]], *, of: str
+) -> tuple[Dataset, int | None]:
+    """Leaves out the rows that ask one of some prompts: see `overlap`. How many is said in a line.
 
-    A prompt is the same as a text and as a user's only turn; of a dialogue in one text it is what its last answer
-    follows. Raises ZooError where nothing is left.
+    Args:
+        rows: What a stage would learn from.
+        prompts: Rows with the column `prompt`.
+        of: What to call the stage.
+
+    Returns:
+        The other rows, and how many were left out; None where none is, and a prompt may stand in texts that do not
+        tell it from its answer.
+
+    Raises:
+        ZooError: Nothing is left.
     """
-    spared = set(map(asked_by, prompts))
-    keep = [place for place, row in enumerate(rows) if asked_by(_key(row)) not in spared]
-    left_out = len(rows) - len(keep)
-    if not keep:
+    found = overlap(prompts, rows)
+    left_out = len(found.rows)
+    if left_out == len(rows):
         raise ZooError(f"PPO's held_out_share takes every prompt of {of}: give more data, or lower it.")
-    if left_out:
-        log.warning("%d of %d rows of %s are left out: PPO holds their prompts out.", left_out, len(rows), of)
-    return rows.select(keep) if left_out else rows, left_out
-
-
-def asked_by(prompt: Any) -> str:
-    """What a prompt asks, in whichever form it is."""
-    if isinstance(prompt, str) and (place := prompt.rfind(_ANSWER)) >= 0:
-        prompt = prompt[: place + len(_ANSWER)]
-    return prompt_key(prompt)
+    if not left_out:
+        return rows, 0 if found.told else None
+    log.warning("%d of %d rows of %s are left out: PPO holds their prompts out.", left_out, len(rows), of)
+    return rows.select([place for place in range(len(rows)) if place not in found.rows]), left_out
 
 
 def distinct_first(rows: Dataset) -> Dataset:
@@ -347,6 +354,18 @@ def distinct_first(rows: Dataset) -> Dataset:
     if max(times, default=0) == 0:
         return rows
     return rows.select(sorted(range(len(times)), key=times.__getitem__))
+
+
+def _digests(rows: Dataset) -> list[str]:
+    """For each row, the sha256 of its prompt; the same one for rows that ask the same in other forms."""
+    least: dict[str, str] = {}
+    keys = []
+    for row in rows:
+        digest = _digest(_key(row))
+        key = whole_question(row) or digest
+        least[key] = min(digest, least.get(key, digest))
+        keys.append(key)
+    return [least[key] for key in keys]
 
 
 def _key(row: Mapping[str, Any]) -> Any:

@@ -37,26 +37,25 @@ from ..release.sent import published_tags
 from ..run_lock import sole_writer
 from ..runs.context import Publisher, RunContext
 from ..runs.data import (
-    HELD_OUT,
     DataSource,
     evaluated_part,
     evaluation_rows,
     labeled_rows,
     own_pairs,
-    parts,
     stage_source,
     to_train,
 )
 from ..runs.evaluation import EvaluationConfig
 from ..runs.judge import as_trained, check_same_labels, evaluation_of, judge_run, of_same_labels
-from ..runs.layout import asked_by
 from ..runs.models import ParentCheckpoint
 from ..runs.names import SAME_LABELS, kind_of
+from ..runs.overlap import unmarked
 from ..votes.judge import votes_on
 from ..wholeness import weights_digest
 from . import reward
 from .interrupt import Stopped
 from .reward import held_out_pairs, open_pairs
+from .seen import prompts_seen
 from .train import code_lineage, quiet
 
 log = logging.getLogger(__name__)
@@ -65,10 +64,10 @@ log = logging.getLogger(__name__)
 def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     """Evaluates the finished PPO policy against its SFT policy. Returns False when that was done already.
 
-    Writes eval/evaluation.json and eval/samples.jsonl. The figures are over the test split, which nothing else reads.
-    Another judge, or other prompts, make another evaluation, which takes the place of the one before once it is done;
-    until then, and where it fails, nothing of the run directory changes. Several processes sample and measure; the
-    first one asks the judges, and writes.
+    Writes eval/evaluation.json and eval/samples.jsonl. The figures are over held-out prompts, and it is counted how
+    many of these each stage trained on. Another judge, or other prompts, make another evaluation, which takes the place
+    of the one before once it is done; until then, and where it fails, nothing of the run directory changes. Several
+    processes sample and measure; the first one asks the judges, and writes.
     """
     started = time.monotonic()
     quiet()
@@ -95,7 +94,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     processes.from_first(lambda: check_data(config.lm_eval, context.hub))
     prompts, where = check_prompts(context, source, checkpoints["sft"].path), evaluated_part(context)
     check_rules(context, source, prompts, checkpoints["sft"].path)
-    both = trained_on(prompts, parts(context, "ppo", source)[0])
+    seen = prompts_seen(context, prompts)
     try:
         if SAME_LABELS in config.names:
             _train_judge(context)
@@ -164,8 +163,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
             "location": source.lineage["repo"],
             "revision": source.lineage["commit"],
             **where,
-            **_seen_by(context),
-            **({"trained_on": both} if both else {}),
+            "seen": seen,
         },
         "simulated": shared.simulated,
         "reward_model": context.record("reward").read().get("reward_model"),
@@ -255,7 +253,7 @@ def check_prompts(context: RunContext, source: DataSource, path: Path | None = N
     if answers is not None and answers.column not in prompts.column_names:
         raise ZooError(
             f"evaluation.reference names the column {answers.column}, and the evaluation's prompts have "
-            f"{', '.join(prompts.column_names)}: name one of these."
+            f"{', '.join(unmarked(prompts).column_names)}: name one of these."
         )
     if answers is not None and not all(isinstance(one, str | list) for one in prompts[answers.column]):
         raise ZooError(
@@ -308,27 +306,6 @@ def check_rules(context: RunContext, source: DataSource, prompts: Dataset, path:
     for rule in rules:
         for part, rows in asked.items():
             rule.check_prompts(rows, of=f"the {_words(evaluated_part(context, part))}")
-
-
-def trained_on(prompts: Dataset, learned: Dataset) -> int:
-    """How many different prompts of the evaluation stand among those that PPO trains on, which is said in a line."""
-    known, asked = (set(map(asked_by, rows["prompt"])) for rows in (learned, prompts))
-    both = len(asked & known)
-    if both:
-        log.warning(
-            "%d of the evaluation's %d prompts are among those that PPO trains on: hold a share of these out "
-            "(held_out_share), or name another split (evaluation.dataset_test_split).",
-            both, len(asked),
-        )  # fmt: skip
-    return both
-
-
-def _seen_by(context: RunContext) -> dict[str, Any]:
-    """Of prompts that PPO holds out of a split: the stages that may have trained on them."""
-    if evaluated_part(context)["held_out_share"] is None:
-        return {}
-    left_out = {stage: context.record(stage).read().get("left_out") or {} for stage in context.recipe.stages}
-    return {"seen_by": [stage for stage, found in left_out.items() if stage != "ppo" and HELD_OUT not in found]}
 
 
 def _train_judge(context: RunContext) -> None:

@@ -1,17 +1,18 @@
 """A reward model on pairs that it did not learn from."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from datasets import Dataset
 
-from ..chat import completion_text, whole, words
+from ..chat import completion_text, distinct_prompts, whole, whole_words, words
 from ..evaluation.best_of_n import Choice, best_of_n, choices
 from ..evaluation.calibration import preference_report
 from ..evaluation.hard_pairs import are_ties, hard_pairs, ties
 from ..json_values import finite
 from ..rewards import RewardModel
+from ..runs.overlap import normalized, overlap, whole_question
 
 
 def held_out_report(
@@ -97,3 +98,29 @@ def score_pairs(scorer: RewardModel, pairs: Dataset) -> dict[str, list[float]]:
         texts = [whole(prompt, text) for prompt, text in zip(pairs["prompt"], pairs[side], strict=True)]
         scores[side] = scorer.score_texts(texts, ended=[True] * len(texts)).tolist()
     return scores
+
+
+def pairs_seen(held_out: Dataset, learned: Dataset) -> dict[str, int | None]:
+    """How many of a reward model's held-out pairs it learned from.
+
+    Args:
+        held_out: The pairs that it is measured on.
+        learned: Those that it learned from.
+
+    Returns:
+        `prompts`, how many different ones of the held-out pairs, None where these have no prompts; `pairs`, how many
+        pairs, whichever side is the chosen one.
+    """
+    asks = any(whole_question(row) for row in held_out)
+    asked = sorted(overlap(held_out, learned).asked)
+    known = set(map(_pair, learned))
+    return {
+        "prompts": distinct_prompts(held_out.select(asked)["prompt"]) if asks else None,
+        "pairs": sum(_pair(row) in known for row in held_out),
+    }
+
+
+def _pair(row: Mapping[str, Any]) -> tuple[str, frozenset[str]]:
+    """What is the same of two rows that hold the same pair."""
+    sides = frozenset(normalized(whole_words(row[side])) for side in ("chosen", "rejected"))
+    return whole_question(row), sides

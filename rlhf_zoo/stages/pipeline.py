@@ -31,9 +31,10 @@ from ..runs.loading import check_installed
 from ..runs.parents import check_members, check_parents
 from ..stage import STAGES
 from . import evaluate, ppo
-from .evaluate import check_judges, check_prompts, check_rules, same_weights, trained_on
+from .evaluate import check_judges, check_prompts, check_rules, same_weights
 from .merged import whole_model
 from .reward import check_pairs
+from .seen import prompts_seen
 from .summary import write_summary
 from .train import quiet
 
@@ -103,7 +104,7 @@ def check(context: RunContext) -> None:
             processes.from_first(lambda: ppo.try_functions(settings, functions, data))
             log.info("Prompts: %s.", check_prompt_lengths(context, models, data["train_dataset"]["prompt"]))
         prompts = check_prompts(context, source)
-        trained_on(prompts, data["train_dataset"])
+        prompts_seen(context, prompts, planned=True)
         check_rules(context, source, prompts)
         check_judges(context, anew=context.restart)
         if processes.first() and not context.restart:

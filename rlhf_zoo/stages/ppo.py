@@ -21,7 +21,7 @@ from ..rewards.verifiable import Answered, text_of
 from ..runs.choice import REWARD_METRICS, metric_name
 from ..runs.context import Publisher, RunContext
 from ..runs.conversations import check_conversations
-from ..runs.data import DataSource, parts, stage_source, without_held_out
+from ..runs.data import DataSource, parts, ptx_rows, stage_source
 from ..runs.layout import conversational, fitting
 from ..runs.loading import loading_of
 from ..runs.parents import parent, parent_names, reward_roles
@@ -76,15 +76,8 @@ def _in_place_of_the_model(completions: list[Any], **_: Any) -> list[None]:
 
 def load_data(context: RunContext, source: DataSource) -> dict[str, Any]:
     """PPOTrainer's data sets by its keywords: prompts, with every column that they have, and the texts of ptx_coef."""
-    settings = context.settings("ppo")
-    data = settings.data
     train, held_out, _ = parts(context, "ppo", source)
-    texts = None
-    if settings.trainer.ptx_coef > 0:
-        keys = {"configuration": "ptx_dataset_config", "split": "ptx_dataset_split"}
-        texts = source.load(data.ptx_dataset_config, data.ptx_dataset_split, columns=[], keys=keys)
-        texts, _ = without_held_out(context, texts, of="ptx_coef")
-    return {"train_dataset": train, "eval_dataset": held_out, "ptx_dataset": texts}
+    return {"train_dataset": train, "eval_dataset": held_out, "ptx_dataset": ptx_rows(context, source)}
 
 
 def check_answers(settings: StageSettings, functions: Sequence[Any], data: Mapping[str, Any]) -> str:

@@ -40,13 +40,14 @@ from ..runs.generate import complete
 from ..runs.layout import conversational, fitting, hold_out, in_form
 from ..runs.loading import loading_of
 from ..runs.models import ParentCheckpoint
+from ..runs.overlap import unmarked
 from ..runs.pairs import named_pairs, on_pairs, sampling
 from ..runs.settings import StageSettings
 from ..runs.sources import NoSuchPart
 from ..tokenizer import pad_apart
 from ..truncation import Truncation
 from .merged import whole_model
-from .pair_report import held_out_report
+from .pair_report import held_out_report, pairs_seen
 from .train import make_trainer, quiet, train_stage
 
 log = logging.getLogger(__name__)
@@ -75,17 +76,19 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     if data.simulated_pairs is not None:
         source = _simulated(context, settings, source, sft)
     scored: list[SFTSamples] = []
+    learned: list[Dataset] = []
     measured: list[tuple[Dataset, str] | None] = []
     left_out: dict[str, int] = {}
 
     def build() -> Any:
-        train, spared = training_pairs(context, source)
+        train, spared = training_pairs(context, source, marked=True)
         if conversational(train):
             context.shared.chat.write(tokenizer)
         train, cut = fitting(train, tokenizer, data.max_prompt_length, of=source.location)
         left_out.update(spared | ({"max_prompt_length": cut} if cut else {}))
         if not context.checked and conversational(train):
             check_conversations(context, "reward", source, tokenizer)
+        learned.append(train)
         train = _as_read(train, tokenizer)
         _look_for_equal(train, of=source.location)
         if (long := _longer(train, settings.trainer.max_length)) > 0:
@@ -145,7 +148,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
             seed, utility = settings.trainer.seed, _utility(context, settings)
             with doing(f"reward: measuring on {len(pairs)} held-out pairs"):
                 report |= held_out_report(model, tokenizer, pairs, seed=seed, utility=utility)
-            report["split"] = split
+            report |= {"split": split, "seen": pairs_seen(pairs, learned[0])}
         return {"reward_model": report}
 
     return train_stage(
@@ -204,13 +207,18 @@ def check_pairs(context: RunContext, tokenizer: Any | None) -> None:
         _prompts(owner, source, "train")
 
 
-def training_pairs(context: RunContext, source: DataSource) -> tuple[Dataset, dict[str, int]]:
-    """The pairs to train on, those kept for the judge `same-labels` or the others; and what `learned_rows` left out."""
+def training_pairs(context: RunContext, source: DataSource, *, marked: bool = False) -> tuple[Dataset, dict[str, int]]:
+    """The pairs to train on, those kept for the judge `same-labels` or the others; and what `learned_rows` left out.
+
+    marked: whether they keep the column by which `overlap` compares prompts.
+    """
     data = context.settings("reward").data
     train, left_out = learned_rows(context, "reward", source)
     if data.held_out_share is not None:
         train = hold_out(train, data.held_out_share)[0]
-    return train if data.judge_share is None else hold_out(train, data.judge_share)[context.of_judge], left_out
+    if data.judge_share is not None:
+        train = hold_out(train, data.judge_share)[context.of_judge]
+    return train if marked else unmarked(train), left_out
 
 
 def held_out_pairs(context: RunContext, source: DataSource) -> tuple[Dataset, str] | None:

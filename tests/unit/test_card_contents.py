@@ -346,12 +346,24 @@ def evaluated(runs: Path, **data: Any) -> None:
 
 def test_shares_and_columns_of_a_data_set_without_configurations(runs: Path) -> None:
     changed(runs, "ppo", DATA, OWN)
-    evaluated(runs, location=DATA["repo"], revision=DATA["commit"], config=None, split="train", held_out_share=0.05)
+    place = {"location": DATA["repo"], "revision": DATA["commit"], "config": None}
+    evaluated(runs, **place, split="train", held_out_share=0.05)
     head, body = head_and_body(make_card(runs / "ppo"))
     [result] = head["model-index"][0]["results"]
     assert result["dataset"] == {"name": DATA["repo"], "type": DATA["repo"], "split": "train", "revision": "d" * 40}
     assert "on the `train` split but for 10% of its prompts of `maker/questions` (prompt in `question`)." in body
-    assert "161 prompts of the 5% held out of the `train` split of `maker/questions`, which PPO never saw (the" in body
+    held_out = "161 prompts of the 5% held out of the `train` split of `maker/questions`, "
+    assert f"{held_out}4 completions" in body, "nobody counted"
+    for seen, clause in (
+        ({"sft": 0, "reward": 0, "ppo": 0}, "which SFT, the reward model and PPO never trained on, 4 completions"),
+        (
+            {"sft": 7, "reward": None, "ppo": 0},
+            "**7 of which SFT trained on as well**, which PPO never trained on, of which nobody knows whether the "
+            "reward model trained on them, 4 completions",
+        ),
+    ):
+        evaluated(runs, **place, split="train", held_out_share=0.05, seen=seen)
+        assert f"{held_out}{clause}" in head_and_body(make_card(runs / "ppo"))[1]
     assert "`prompts`" not in body and "`test`" not in body
 
 
@@ -359,12 +371,21 @@ def test_pairs_of_a_reward_model_without_configurations(runs: Path) -> None:
     keys = {**OWN, "columns": {}, "held_out_share": None, "dataset_train_split": "train_prefs",
             "dataset_test_split": "test_prefs"}  # fmt: skip
     changed(runs, "reward", DATA, keys)
-    StageRecord(runs / "reward").write(reward_model={"accuracy": 0.9, "n": 10, "ci95": [0.8, 1], "split": "test_prefs"})
+    report = {"accuracy": 0.9, "n": 10, "ci95": [0.8, 1], "split": "test_prefs"}
+    StageRecord(runs / "reward").write(reward_model=report)
     head, body = head_and_body(make_card(runs / "reward"))
     dataset = head["model-index"][0]["results"][0]["dataset"]
     assert (dataset["split"], dataset.get("config")) == ("test_prefs", None)
     assert "It was trained on the `train_prefs` split of `maker/questions`." in body
-    assert "The pairs are of the `test_prefs` split of `maker/questions`, which training never saw." in body
+    pairs = "The pairs are of the `test_prefs` split of `maker/questions`"
+    assert f"{pairs}. " in body, "nobody counted"
+    for seen, clause in (
+        ({"prompts": 0, "pairs": 0}, "which it never trained on, nor on their prompts. "),
+        ({"prompts": None, "pairs": 0}, "which it never trained on. "),
+        ({"prompts": 4, "pairs": 2}, "**of which it trained on 2 and on 4 of their prompts as well**. "),
+    ):
+        StageRecord(runs / "reward").write(reward_model={**report, "seen": seen})
+        assert f"{pairs}, {clause}" in head_and_body(make_card(runs / "reward"))[1]
 
 
 def test_a_folder_is_called_by_its_name_and_files(runs: Path) -> None:

@@ -138,10 +138,14 @@ def test_answers_of_the_data_stand_beside_both_policies(trained: RunContext) -> 
     assert found["sft"]["value"] == sum(1.0 if one > 0 else 0.5 if one == 0 else 0.0 for one in apart) / len(apart)
     assert found["column"] == "answer" and found["temperature"] is None and found["ppo"]["n"] == len(rows)
     document = read_json(trained.record("eval").path / "evaluation.json")
-    assert document["data"]["trained_on"] == len(rows), "the toy's splits hold the same prompts"
+    seen = {"sft": None, "reward": len(rows), "ppo": len(rows)}
+    assert document["data"]["seen"] == seen, (
+        "all splits hold the same prompts, and SFT's plain texts do not tell theirs"
+    )
     make_card(trained.record("ppo").path)
     readme = (trained.record("ppo").path / "README.md").read_text()
-    assert f"**{len(rows)} of which PPO trained on as well**" in readme and "which training never saw" not in readme
+    twice = [f"**{len(rows)} of which {name} trained on as well**, " for name in ("the reward model", "PPO")]
+    assert f"{''.join(twice)}of which nobody knows whether SFT trained on them, " in readme
     assert (
         "preferred by the judge to the data's answer (column answer) |"
         in (trained.record("ppo").path / "README.md").read_text()

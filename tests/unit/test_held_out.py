@@ -54,7 +54,8 @@ def test_no_stage_reads_a_prompt_of_the_evaluation(schema: str, form: str, tmp_p
 
 def test_a_prompt_is_the_same_in_every_form(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    asked = [[{"role": "user", "content": "one "}], "two", "\n\nHuman: three\n\nAssistant:"]
+    texts = [[{"role": "user", "content": "one "}], "two", "\n\nHuman: three\n\nAssistant:"]
+    asked = [{"prompt": text} for text in texts]
     for rows in (
         [{"prompt": "one"}, {"prompt": " two"}, {"prompt": "four"}],
         [{"prompt": [{"role": "user", "content": name}]} for name in ("one", "two", "four")],
@@ -69,7 +70,8 @@ def test_a_prompt_is_the_same_in_every_form(caplog: pytest.LogCaptureFixture) ->
         assert kept.to_list() == rows[2:] and left_out == 2
         assert "2 of 3 rows of the stage sft are left out: PPO holds their prompts out." in caplog.text
     system = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "one"}]
-    assert without_prompts(Dataset.from_list([{"prompt": system}]), asked, of="x")[1] == 0, "another prompt"
+    rows = Dataset.from_list([{"prompt": system}, {"prompt": [{"role": "user", "content": "six"}]}])
+    assert without_prompts(rows, asked, of="x")[1] == 1, "a system turn asks nothing"
     with pytest.raises(ZooError, match="takes every prompt of the stage sft: give more data, or lower it"):
         without_prompts(Dataset.from_list([{"prompt": "two"}]), asked, of="the stage sft")
 
