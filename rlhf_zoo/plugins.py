@@ -158,11 +158,27 @@ def _made(found: Any, settings: Mapping[str, Any], name: str) -> Any:
         raise ZooError(f"The settings of {name!r} do not work: {error}") from error
 
 
+def module_of(name: str, *, group: str) -> ModuleType:
+    """The module of the object that a name without settings stands for, imported as `load_object` does."""
+    return _place(name, group)[0]
+
+
+def top_module(module: ModuleType) -> ModuleType:
+    """The package that a module is part of, itself where it is of none."""
+    return sys.modules[module.__name__.partition(".")[0]]
+
+
 def _find(name: str, group: str) -> Any:
+    module, attribute = _place(name, group)
+    return _attribute(module, attribute, name)
+
+
+def _place(name: str, group: str) -> tuple[ModuleType, str]:
+    """The module that holds the object called `name`, and its name there."""
     if ":" in name:
         module_name, _, attribute = name.partition(":")
         _search_here(module_name)
-        return _attribute(_import(module_name, name), attribute, name)
+        return _import(module_name, name), attribute
     check_word(name, group=group)
     entries = entry_points(group, name)
     targets = {entry.value: entry for entry in entries}
@@ -172,7 +188,7 @@ def _find(name: str, group: str) -> Any:
             "write the one that you mean instead of the name."
         )
     entry = next(iter(entries))
-    return _attribute(_import(entry.module, name), entry.attr, name)
+    return _import(entry.module, name), entry.attr
 
 
 def _search_here(module_name: str) -> None:

@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
+from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -53,6 +54,34 @@ def stage_source(context: RunContext, stage: str, source: DataSource | None = No
     if record.has_trained:
         check_unchanged(f"The data set {source.location}", source.lineage, before)
     return source
+
+
+def check_same_data(context: RunContext, stage: str) -> None:
+    """Checks that a stage reads the local data that the stages before it have learned from.
+
+    Args:
+        context: The run.
+        stage: The stage; "eval" reads PPO's data.
+
+    Raises:
+        ZooError: The files of one data set are not those that an earlier stage recorded.
+    """
+    before = [context.record(one) for one in takewhile(lambda one: one != stage, context.recipe.stages)]
+    known = {record.path.name: record.read().get("dataset") or {} for record in before if record.has_trained}
+    if not any(dataset.get("files") for dataset in known.values()):
+        return
+    reads = "ppo" if stage == "eval" else stage
+    if reads == "reward" and context.round is not None:  # of pairs that the run made
+        return
+    source = stage_source(context, reads)
+    for one, dataset in known.items():
+        same = dataset.get("fingerprint") == source.lineage.get("fingerprint")
+        if same and dataset.get("files", present := source.lineage.get("files")) != present:
+            raise ZooError(
+                f"The data set {source.location} changed since the stage {one} learned from it: restore it, choose "
+                f"another --output_dir, or train that stage again with `rlhf-zoo {one} {context.recipe.called} "
+                "--restart`."
+            )
 
 
 def stage_rows(

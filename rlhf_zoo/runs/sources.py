@@ -281,15 +281,16 @@ def check_unchanged(what: str, lineage: Mapping[str, Any], before: Mapping[str, 
 
 def model_digest(folder: Path) -> str:
     """sha256 over the names and bytes of the files that a model and its tokenizer are loaded from."""
-    return _digest(folder, {path for pattern in LOADED for path in folder.glob(pattern)})
+    return digest_of(folder, {path for pattern in LOADED for path in folder.glob(pattern)})
 
 
 def digest(folder: Path, ending: str = "") -> str:
     """sha256 over the names and bytes of the files in a folder that end so; of a file, over its bytes."""
-    return _digest(folder, [folder] if folder.is_file() else folder.rglob(f"*{ending}"))
+    return digest_of(folder, [folder] if folder.is_file() else folder.rglob(f"*{ending}"))
 
 
-def _digest(folder: Path, files: Iterable[Path]) -> str:
+def digest_of(folder: Path, files: Iterable[Path]) -> str:
+    """sha256 over the names and bytes of these files of a folder."""
     content = hashlib.sha256()
     for path in sorted(path for path in files if path.is_file()):
         content.update(str(path.relative_to(folder)).encode())

@@ -35,6 +35,7 @@ from ..plugins import PREFERENCES, load_object
 from ..record import checkpoint_step, fingerprint, now, write_json, write_text
 from ..release.sent import published_tags
 from ..run_lock import sole_writer
+from ..runs.code import check_code, is_same_code, judges_code, stage_code
 from ..runs.context import Publisher, RunContext
 from ..runs.data import (
     DataSource,
@@ -75,6 +76,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     if not context.restart:
         record.check_recipe(context.recipe.name)
     context = as_trained(context, "ppo")
+    check_code(stage_code(context.settings("ppo")), context.record("ppo").read().get("code"))
     shared, config = context.shared, evaluation_of(context)
     check_judges(context)
     own = own_pairs(context)
@@ -87,8 +89,10 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         "parents": {stage: found.lineage["fingerprint"] for stage, found in checkpoints.items()},
         **({} if own is None else {"own_pairs": {name: own[1].lineage.get(name) for name in ("commit", "files")}}),
     }
+    code_named = judges_code(config.names)
     before, undecided = record.read(), (context.record("ppo").read().get("chosen") or {}).get("open")
     done = before.get("status") == "finished" and before.get("fingerprint") == fingerprint(resolved)
+    done = done and is_same_code(code_named, before.get("code"))
     if processes.from_first(lambda: done and not context.restart and not undecided):
         return False
     processes.from_first(lambda: check_data(config.lm_eval, context.hub))
@@ -188,6 +192,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         command=context.command,
         seconds=seconds,
         finished=now(),
+        **({"code": code_named} if code_named else {}),
         **({"remote_code": code} if (code := code_lineage(context)) else {}),
     )
     if publisher is not None:

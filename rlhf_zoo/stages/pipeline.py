@@ -24,7 +24,7 @@ from ..run_lock import sole_writer
 from ..runs.beginning import check_prompt_lengths, policy_tokenizer, start_of
 from ..runs.context import Publisher, RunContext
 from ..runs.conversations import check_conversations
-from ..runs.data import data_source, evaluation_rows, stage_source, to_train
+from ..runs.data import check_same_data, data_source, evaluation_rows, stage_source, to_train
 from ..runs.forms import check_forms
 from ..runs.layout import conversational
 from ..runs.loading import check_installed
@@ -54,6 +54,7 @@ def run_stage(context: RunContext, stage: str, publisher: Publisher | None = Non
                 context.restore_chosen(earlier)
                 if earlier == "sft" and context.record(earlier).read().get("status") == "finished":
                     whole_model(context, context.checkpoint(earlier))  # what later adapters lie on
+        check_same_data(context, stage)
         if stage == "ppo" and not context.checked:
             _foresee(context)
         runs = evaluate.run if stage == "eval" else STAGES[stage].load("run")

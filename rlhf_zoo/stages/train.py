@@ -26,6 +26,7 @@ from ..release.adapters import check_bases
 from ..release.sender import claim_repository, kept_lineage
 from ..release.sent import unpublished
 from ..runs.choice import choose, promising, prune, thin
+from ..runs.code import check_code, stage_code
 from ..runs.context import Publisher, RunContext
 from ..runs.loading import check_installed
 from ..runs.models import ParentCheckpoint
@@ -120,8 +121,9 @@ def train_stage(
             if parent["fingerprint"] or "files" not in parent
         },
     }
+    code_named = stage_code(settings)
     # Of several processes the first one decides what is done, and writes.
-    plan: _Plan = processes.from_first(lambda: _plan(context, settings, resolved, parents, publisher))
+    plan: _Plan = processes.from_first(lambda: _plan(context, settings, resolved, parents, code_named, publisher))
     if plan.finished:
         return False
     before = plan.before
@@ -161,6 +163,7 @@ def train_stage(
                 run=context.run_id(stage),
                 **({"round": context.round.lineage} if context.round is not None else {}),
                 **({"package": dict(context.recipe.package)} if context.recipe.package else {}),
+                **({"code": code_named} if code_named else {}),
                 **({"left_out": dict(left_out)} if left_out else {}),
                 **({"cut_rows": dict(cut_rows)} if cut_rows else {}),
                 **({"remote_code": code} if code else {}),
@@ -226,6 +229,7 @@ def _plan(
     settings: StageSettings,
     resolved: Mapping[str, Any],
     parents: Mapping[str, ParentCheckpoint],
+    code_named: Mapping[str, Any],
     publisher: Publisher | None,
 ) -> _Plan:
     """Raises ZooError where the stage cannot begin or go on in its directory, or be published under its name."""
@@ -238,6 +242,7 @@ def _plan(
     before = {} if again else record.read()
     if before and record.has_trained:
         _check_files(settings, parents, before)
+        check_code(code_named, before.get("code"))
     if before.get("status") == "finished":
         if publisher is not None:
             record.write(publish=_publication(context))

@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import shutil
 import signal
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +13,15 @@ from typing import Any
 import datasets
 import pytest
 from safetensors.torch import load_file, save_file
-from toy_run import make_context, make_recipe, save_stage, trained_policy
+from toy_run import make_context, make_recipe, save_stage, save_start, trained_policy
 from trainer_fixture import make_tokenizer
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.record import COMPLETE, timeless
+from rlhf_zoo.runs.code import is_same_code, judges_code
 from rlhf_zoo.runs.context import RunContext
-from rlhf_zoo.stages import pipeline, reward, sft
+from rlhf_zoo.runs.data import check_same_data
+from rlhf_zoo.stages import evaluate, pipeline, ppo, reward, sft
 from rlhf_zoo.stages.callbacks import StageCallback
 from rlhf_zoo.stages.interrupt import Stopped
 
@@ -209,3 +213,82 @@ def test_pairs_whose_sides_are_the_same_are_counted(caplog: pytest.LogCaptureFix
 def write_json_lines(path: Path, rows: list[dict[str, Any]]) -> None:
     path.parent.mkdir(exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_stages_run_singly_read_the_data_that_the_first_one_learned_from(folder: Path) -> None:
+    own = {**COMMON, "model_name_or_path": str(folder / "base"), "dataset_test_split": None, "max_length": 16}
+    context = replace(make_context(folder), flags={"sft": {**own, "max_steps": 1}})
+    assert pipeline.run_stage(context, "sft")
+    dataset = context.record("sft").read()["dataset"]
+    context.record("ppo").write(stage="ppo", recipe="toy", status="finished", dataset=dataset)
+    for stage in ("reward", "ppo", "eval"):
+        check_same_data(context, stage)
+    shutil.copytree(folder / "data", folder / "copy")
+    [file] = (folder / "data" / "prompts").glob("train*.jsonl")
+    before = file.read_text()
+    _append(file, json.dumps({"prompt": "ab", "answer": "c", "row": 12}) + "\n")
+    for again, stage in ((context, "reward"), *((replace(context, restart=True), one) for one in ("ppo", "eval"))):
+        with pytest.raises(
+            ZooError, match=r"data changed since the stage sft learned from it: .*`rlhf-zoo sft .*toy --restart`"
+        ):
+            pipeline.run_stage(again, stage)
+    context.record("sft").write(dataset={})
+    with pytest.raises(ZooError, match=r"data changed since the stage ppo learned from it"):
+        pipeline.run_stage(replace(context, restart=True), "eval")
+    context.record("sft").write(dataset=dataset)
+    assert context.record("reward").read() == {} and context.record("ppo").read()["dataset"] == dataset
+    another = {**context.flags, "reward": {"dataset_name": str(folder / "copy")}}
+    check_same_data(replace(context, flags=another), "reward")
+    check_same_data(replace(context, restart=True), "sft")
+    file.write_text(before)
+    check_same_data(context, "ppo")
+
+
+REWARD = "import {helper}\n\n\ndef pay(completions, **_):\n    return [float(len(one)) for one in completions]\n"
+
+
+@pytest.fixture
+def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of somebody's reward function."""
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "paid_helper.py").write_text("RATE = 1\n")
+    (code / "paid_reward.py").write_text(REWARD.format(helper="paid_helper"))
+    monkeypatch.syspath_prepend(str(code))
+    for name in ("paid_reward", "paid_helper"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return code
+
+
+def test_a_run_does_not_go_on_with_another_reward_function(folder: Path, code: Path) -> None:
+    save_start(folder)
+    context = make_context(folder, reward_funcs="paid_reward:pay", reward_weights="1,1", max_steps=2)
+    assert ppo.run(replace(context, stop_after=1)) and context.record("ppo").read()["status"] == "stopped"
+    before = context.record("ppo").read()
+    assert before["code"]["paid_reward:pay"]["module"] == "paid_reward"
+    (code / "not_imported.py").write_text("RATE = 2\n")
+    changed = r"The code of paid_reward:pay, module paid_reward, changed since this run was"
+    for name in ("paid_reward.py", "paid_helper.py"):
+        text = (code / name).read_text()
+        _append(code / name, "RATE = 2\n")
+        with pytest.raises(ZooError, match=changed):
+            ppo.run(context)
+        assert context.record("ppo").read() == before
+        (code / name).write_text(text)
+    assert ppo.run(context) and context.record("ppo").read()["status"] == "finished"
+    assert context.record("ppo").read()["code"] == before["code"]
+    _append(code / "paid_reward.py", "RATE = 2\n")
+    with pytest.raises(ZooError, match=changed):
+        evaluate.run(context)
+    assert not context.record("eval").run_file.exists()
+
+
+def test_a_judge_with_other_code_is_another_judge(code: Path) -> None:
+    names = ["toy_run:judge", "rule:paid_reward:pay", "classifier", "same-labels", "reward:model", "llm:model",
+             "rule:exact_match", "votes:me/votes"]  # fmt: skip
+    before = judges_code(names)
+    assert set(before) == {"toy_run:judge", "rule:paid_reward:pay"}
+    assert is_same_code(before, before) and is_same_code(before, None) and is_same_code(before, {})
+    _append(code / "paid_reward.py", "RATE = 2\n")
+    assert not is_same_code(judges_code(names), before)
+    assert is_same_code(judges_code(names[:1]), before)
