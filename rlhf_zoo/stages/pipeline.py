@@ -67,7 +67,9 @@ def _foresee(context: RunContext) -> None:
         return
     try:
         source = stage_source(context, "ppo")
-        check_rules(context, source, check_prompts(context, source))
+        prompts = check_prompts(context, source)
+        prompts_seen(context, prompts, planned=["ppo"])
+        check_rules(context, source, prompts)
         check_judges(context)
     except ZooError as error:
         log.warning("`rlhf-zoo eval %s` will not work as it is: %s", context.recipe.called, error)
@@ -105,7 +107,7 @@ def check(context: RunContext) -> None:
             processes.from_first(lambda: ppo.try_functions(settings, functions, data))
             log.info("Prompts: %s.", check_prompt_lengths(context, models, data["train_dataset"]["prompt"]))
         prompts = check_prompts(context, source)
-        prompts_seen(context, prompts, planned=True)
+        prompts_seen(context, prompts, planned=to_train(context))
         check_rules(context, source, prompts)
         check_judges(context, anew=context.restart)
         if processes.first() and not context.restart:

@@ -1,7 +1,7 @@
 """How many of the evaluation's prompts the stages of a run train on."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from datasets import Dataset
@@ -17,19 +17,19 @@ from .reward import open_pairs, training_pairs
 log = logging.getLogger(__name__)
 
 
-def prompts_seen(context: RunContext, prompts: Dataset, *, planned: bool = False) -> dict[str, int | None]:
+def prompts_seen(context: RunContext, prompts: Dataset, *, planned: Collection[str] = ()) -> dict[str, int | None]:
     """Counts the evaluation's prompts that each stage of a run trains on, and says which stages do.
 
     Args:
         context: The run.
         prompts: Those of the evaluation.
-        planned: Whether stages that are not finished will be trained as the run says. Otherwise they are not of this
-            run directory, and nobody knows their data.
+        planned: Stages that will be trained, as the run says. Of others that this run directory does not hold
+            finished, nobody knows the data.
 
     Returns:
         Of each stage, how many different prompts it trains on too; None where that cannot be told.
     """
-    seen = {stage: _seen_by(context, stage, prompts, planned=planned) for stage in context.recipe.stages}
+    seen = {stage: _seen_by(context, stage, prompts, planned=stage in planned) for stage in context.recipe.stages}
     if sum(count or 0 for count in seen.values()):
         counts = ", ".join(f"the stage {stage} trains on {count}" for stage, count in seen.items() if count)
         log.warning(
@@ -54,9 +54,9 @@ def _mend(context: RunContext) -> str:
 
 
 def _seen_by(context: RunContext, stage: str, prompts: Dataset, *, planned: bool) -> int | None:
-    document = {} if planned and context.restart else context.record(stage).read()
+    document = {} if planned else context.record(stage).read()
     finished = document.get("status") == "finished"
-    if not finished and (not planned or stage in context.pinned):
+    if not finished and not planned:
         return None
     try:
         run = as_trained(context, stage) if finished else context

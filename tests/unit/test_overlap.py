@@ -189,10 +189,11 @@ def test_prompts_that_each_stage_trains_on_are_counted(
     """The evaluation asks for two prompts; of a split of its own PPO holds out one of them, which only watches."""
     context = replace(a_run(tmp_path), flags=flags)
     prompts = check_prompts(context, data_source(context))
-    assert prompts_seen(context, prompts, planned=True) == seen
+    assert prompts_seen(context, prompts, planned=["sft", "ppo"]) == seen
     told = [record.getMessage() for record in caplog.records if record.name == "rlhf_zoo.stages.seen"]
     assert len(told) == (mend is not None) and all(str(mend) in sentence for sentence in told)
     assert prompts_seen(context, prompts) == {"sft": None, "ppo": None}, "nothing here says what it learned from"
+    assert prompts_seen(context, prompts, planned=["ppo"]) == {"sft": None, "ppo": seen["ppo"]}
 
 
 def test_held_out_pairs_that_are_trained_on_are_counted() -> None:
