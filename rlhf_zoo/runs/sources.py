@@ -18,7 +18,7 @@ from ..errors import ZooError
 from ..hub.connect import CLIENT, Hub
 from ..hub.refs import ask, came_from
 from ..hub.refusals import client_errors, is_disk_full, is_misread, is_silence, reason, refusals_as
-from ..plain_yaml import BadYAML, load_yaml
+from ..plain_yaml import MAX_CHARACTERS, BadYAML, load_yaml
 from ..record import fingerprint, records_at_rest
 from .tables import read_whole
 
@@ -223,7 +223,7 @@ def _looked_up(name: str, revision: str | None, hub: Hub) -> tuple[Hub, dict[str
             found: dict[str, Any] = {"repo": name, "commit": info.sha}
             if any(file.rfilename == BENCHMARK for file in info.siblings or []):
                 path = one.file(name, BENCHMARK, repo_type="dataset", revision=info.sha)
-                found["benchmark"] = benchmark(path.read_text(encoding="utf-8"))
+                found["benchmark"] = _benchmark_in(path)
             return found
 
     try:
@@ -235,6 +235,16 @@ def _looked_up(name: str, revision: str | None, hub: Hub) -> tuple[Hub, dict[str
         why = reason(error.__cause__) if error.__cause__ is not None and is_silence(error.__cause__) else None
         return asked[-1], {"repo": name, "commit": revision}, why
     return at, lineage | came_from(at, hub), None
+
+
+def _benchmark_in(path: Path) -> dict[str, Any] | None:
+    """`benchmark` of a file that anybody may have written."""
+    if path.stat().st_size > MAX_CHARACTERS:
+        return None
+    try:
+        return benchmark(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError:
+        return None
 
 
 def benchmark(text: str) -> dict[str, Any] | None:

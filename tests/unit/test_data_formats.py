@@ -188,6 +188,15 @@ def test_a_file_of_a_data_set_is_called_by_no_chain(tmp_path: Path) -> None:
         find_data(str(folder), None, CLIENT).load(None, "train", columns=[])
 
 
+@pytest.mark.parametrize(
+    "content", [b"\xff\xfe\x00", b"a: " + b"x" * 2**21, b"tasks: " + b"[" * 5000, b"tasks: {a: 1}"]
+)
+def test_an_odd_mark_of_a_benchmark_is_none(content: bytes, hub: ThreadHub) -> None:
+    """eval.yaml of a repository, which is read when the data set is looked up."""
+    hub.make("marked", {"eval.yaml": content, "train.jsonl": ROWS}, "dataset")
+    assert find_data("local/marked", None, CLIENT).lineage["benchmark"] is None
+
+
 def calls(path: Path) -> set[str]:
     """The functions of `datasets` that load, as a file calls or imports them."""
     loads = {"load_dataset", "load_dataset_builder", "load_from_disk", "get_dataset_split_names"}
