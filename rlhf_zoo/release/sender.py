@@ -138,7 +138,8 @@ class Sender:
         repo, hub = self._context.repo(stage), self._context.hub.label
         document = record.read()  # before looking for checkpoints: a stage that ends now may leave one more
         pending = unpublished(record, repo, hub=hub)
-        if stage not in self._looked and (pending or published_tags(record, repo, hub=hub)):
+        gone = document.get("status") == "finished" and record.chosen_checkpoint() is None
+        if stage not in self._looked and (pending or gone or published_tags(record, repo, hub=hub)):
             yield Upload(f"a look at {repo}", lambda: self._look_at(record, stage))
         for path in pending:
             yield Upload(f"step {checkpoint_step(path)} of {stage}", partial(self._send, record, stage, path))
