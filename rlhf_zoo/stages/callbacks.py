@@ -13,7 +13,7 @@ from .. import processes
 from ..errors import ZooError
 from ..model_code import add_code
 from ..record import COMPLETE, StageRecord
-from .interrupt import Interruptible
+from .interrupt import EvaluationEnded, Interruptible
 
 SHOWN = {
     "loss": "loss",
@@ -24,7 +24,15 @@ SHOWN = {
 }
 SHOWN_EVERY = 0.5  # seconds
 # Times differ from run to run, and a resumed run must have the metrics of an uninterrupted one.
-LEFT_OUT = ("runtime", "samples_per_second", "steps_per_second", "total_flos", "train_loss", "num_tokens")
+LEFT_OUT = (
+    "runtime",
+    "preparation_time",
+    "samples_per_second",
+    "steps_per_second",
+    "total_flos",
+    "train_loss",
+    "num_tokens",
+)
 
 
 class NoRoom(ZooError):
@@ -130,6 +138,8 @@ class Follow(TrainerCallback):
 class StageCallback(Follow):
     """Follows one `trainer.train()` of a stage: makes its checkpoints whole, and ends it after Ctrl-C.
 
+    An evaluation under way ends with EvaluationEnded after its batch: it may take minutes, and changes no weight.
+
     finish_checkpoint(path): what the stage adds to a checkpoint before it counts as complete, called in every process.
     saved(): called when it does, in the first. stop_after: the step to end after.
     """
@@ -173,6 +183,14 @@ class StageCallback(Follow):
             check_room(self._record)
         self._say_next(control)
         return control
+
+    def on_prediction_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        super().on_prediction_step(args, state, control, **kwargs)
+        self._stop.requested = any(processes.gathered(self._stop.requested))
+        if self._stop.requested:
+            raise EvaluationEnded
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         super().on_evaluate(args, state, control)

@@ -9,12 +9,19 @@ from types import FrameType
 
 from .. import processes
 from ..deadline import hurry
+from ..waiting import WaitEnded
 
 STDERR = 2
 
 
 class Stopped(KeyboardInterrupt):
     """The run was interrupted and what it had done is saved."""
+
+
+class EvaluationEnded(WaitEnded):
+    """Ctrl-C ended an evaluation between two batches, in every process."""
+
+    agreed = True
 
 
 class Interruptible:
@@ -44,8 +51,11 @@ class Interruptible:
         if self.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.requested = True
-        hurry()  # a reward function that hangs keeps no finished update from being saved
         if processes.first():
             # A signal may come while a progress bar is being written, when stderr's own buffer refuses a second write.
-            said = f"\nSaving {self._what} after the step under way; Ctrl-C again aborts at once.\n"
-            os.write(STDERR, said.encode())
+            message = (
+                f"\nSaving {self._what} after the step under way, or after this batch of an evaluation; "
+                "Ctrl-C again aborts at once.\n"
+            )
+            os.write(STDERR, message.encode())
+        hurry()  # a reward function that hangs keeps no finished update from being saved

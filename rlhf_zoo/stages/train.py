@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from accelerate.state import AcceleratorState
+from transformers import TrainerState
+from transformers.trainer import TRAINER_STATE_NAME
 
 from .. import processes
 from ..activity import doing
@@ -176,14 +178,13 @@ def train_stage(
             contextlib.closing(callback),
             one_run(trainer.args, known_as, project=context.recipe.name),
         ):
-            if plan.resume is None or not _at_its_end(trainer, plan.resume):
-                try:
-                    _train(trainer, plan.resume, record, spent)
-                except NoUpdate as error:
-                    if not stop.requested:
-                        raise
-                    log.warning("%s", error)
-                    raise Stopped from error
+            try:
+                _train(trainer, plan.resume, record, spent)
+            except NoUpdate as error:
+                if not stop.requested:
+                    raise
+                log.warning("%s", error)
+                raise Stopped from error
         if trainer.state.global_step < trainer.state.max_steps:
             stopped = not stop.requested and trainer.state.global_step == context.stop_after
             if processes.first():
@@ -297,12 +298,27 @@ def _publication(context: RunContext) -> dict[str, Any]:
 
 
 def _train(trainer: Any, resume: Path | None, record: StageRecord, spent: Callable[[], float]) -> None:
-    """Trains; where an update cannot be made, or a signal ends the wait for it, saves the updates before it.
+    """Trains; where an update cannot be made, or a signal ends a wait or an evaluation, saves the updates before it.
 
-    Raises Stopped after such a signal.
+    An evaluation that a signal ended is made before training goes on.
+
+    Raises:
+        Stopped: After such a signal.
     """
     try:
-        trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+        if resume is None:
+            trainer.train()
+            return
+        state = TrainerState.load_from_json(str(resume / TRAINER_STATE_NAME))
+        owed = _owes_evaluation(state, record)
+        if state.global_step < state.max_steps:
+            trainer.args.eval_on_start = owed
+            trainer.train(resume_from_checkpoint=str(resume))
+            return
+        trainer.state = state  # Trainer would make one more step
+        if owed:
+            trainer._load_from_checkpoint(str(resume))
+            trainer.evaluate()
     except WaitEnded as error:
         _save_finished(trainer, record, error)
         if processes.first():
@@ -335,16 +351,13 @@ def _save_finished(trainer: Any, record: StageRecord, error: NoUpdate | WaitEnde
     return True
 
 
-def _at_its_end(trainer: Any, checkpoint: Path) -> bool:
-    """Whether a checkpoint is of the last step, which the trainer then stands at: Trainer would make one more."""
-    from transformers import TrainerState
-    from transformers.trainer import TRAINER_STATE_NAME
-
-    state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
-    if state.global_step < state.max_steps:
-        return False
-    trainer.state = state
-    return True
+def _owes_evaluation(state: TrainerState, record: StageRecord) -> bool:
+    """Whether the evaluation that was due after this step was begun and not finished."""
+    callbacks: Any = state.stateful_callbacks
+    control = (callbacks or {}).get("TrainerControl", {}).get("args", {})
+    return bool(control.get("should_evaluate")) and not any(
+        name.startswith("eval_") for row in record.metrics() if row["step"] == state.global_step for name in row
+    )
 
 
 @contextlib.contextmanager

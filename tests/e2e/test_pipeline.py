@@ -320,7 +320,7 @@ def test_ctrl_c_saves_the_step_under_way_and_neither_it_nor_a_kill_changes_the_r
     run = base.before_ppo(tmp_path / "copy")
     code, said = stop(run, run.command("ppo"), lambda: logged(run, "ppo") >= 1, signal.SIGINT)
     assert code == 130, said
-    assert "Saving the ppo stage after the step under way; Ctrl-C again aborts at once." in said
+    assert "Saving the ppo stage after the step under way, or after this batch of an evaluation; Ctrl-C again" in said
     assert said.rstrip().endswith("Interrupted; the same command goes on from what is saved.")
     assert "Traceback" not in said
     record, document, step = run.record("ppo"), run.json("ppo", "run.json"), logged(run, "ppo")

@@ -22,7 +22,7 @@ from rlhf_zoo.runs.code import is_same_code, judges_code
 from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.runs.data import check_same_data
 from rlhf_zoo.stages import evaluate, pipeline, ppo, reward, sft
-from rlhf_zoo.stages.callbacks import StageCallback
+from rlhf_zoo.stages.callbacks import Follow, StageCallback
 from rlhf_zoo.stages.interrupt import Stopped
 
 pytestmark = pytest.mark.attack
@@ -46,8 +46,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def _sft(folder: Path, name: str) -> tuple[Callable[[RunContext], bool], RunContext]:
-    own = {**COMMON, "model_name_or_path": str(folder / "base"), "dataset_test_split": None, "max_length": 16}
+def _sft(folder: Path, name: str, **keys: Any) -> tuple[Callable[[RunContext], bool], RunContext]:
+    own = {**COMMON, "model_name_or_path": str(folder / "base"), "dataset_test_split": None, "max_length": 16, **keys}
     return sft.run, replace(make_context(folder), directory=folder / name, flags={"sft": own})
 
 
@@ -56,6 +56,13 @@ def _reward(folder: Path, name: str) -> tuple[Callable[[RunContext], bool], RunC
     (folder / "run").rename(folder / name)
     own = {**COMMON, "dataset_test_split": None, "score_samples": 4, "max_length": 16}
     return reward.run, replace(make_context(folder), directory=folder / name, flags={"reward": own})
+
+
+def _ppo(folder: Path, name: str, **keys: Any) -> tuple[Callable[[RunContext], bool], RunContext]:
+    save_start(folder)
+    (folder / "run").rename(folder / name)
+    own = {**COMMON, "dataset_test_split": None, "response_length": 4, **keys}
+    return ppo.run, replace(make_context(folder), directory=folder / name, flags={"ppo": own})
 
 
 def _rows(context: RunContext, stage: str) -> list[dict[str, Any]]:
@@ -92,6 +99,50 @@ def test_an_interruption_leaves_no_trace_in_the_metrics(
     metrics = {"sft": {"entropy", "mean_token_accuracy"}, "reward": {"accuracy", "margin", "mean_reward"}}
     assert [row["step"] for row in _rows(whole, stage)] == [5, 8]
     assert _rows(whole, stage)[0].keys() >= {"loss", "grad_norm", *metrics[stage]}
+
+
+@pytest.mark.parametrize("stage", ["sft", "ppo"])
+def test_an_evaluation_ends_at_its_next_batch_and_is_made_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    start = {"sft": _sft, "ppo": _ppo}[stage]
+    keys = {"eval_strategy": "steps", "eval_steps": 3, "per_device_eval_batch_size": 1, "held_out_share": 0.25}
+    run, whole = start(folder, "whole", **keys)
+    assert run(whole)
+    run, parts = start(folder, "parts", **keys)
+    batches: list[int] = []
+
+    def interrupt(self: Follow, args: Any, state: Any, control: Any, **_: Any) -> None:
+        batches.append(state.global_step)
+        signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(Follow, "on_prediction_step", interrupt)
+        for _ in range(2):  # the second run is interrupted in the evaluation that the first one owes
+            with pytest.raises(Stopped):
+                run(parts)
+    assert batches == [3, 3], "one batch, and no step before it"
+    record = parts.record(stage)
+    assert [path.name for path in record.checkpoints()] == ["checkpoint-3"] and record.read()["status"] == "interrupted"
+
+    def interrupt_last(self: Follow, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == 8:
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(Follow, "on_prediction_step", interrupt_last)
+        with pytest.raises(Stopped):
+            run(parts)
+    assert record.last_checkpoint() == record.checkpoint_path(8) and record.read()["status"] == "interrupted"
+    assert run(parts)
+    assert record.read()["status"] == "finished"
+    assert _weights(parts, stage) == _weights(whole, stage)
+    assert _rows(parts, stage) == _rows(whole, stage)
+    assert [row["step"] for row in _rows(whole, stage) if any(map(_is_evaluated, row))] == [3, 6, 8]
+
+
+def _is_evaluated(name: str) -> bool:
+    return name.startswith("eval_")
 
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}{{ eos_token }}{% endfor %}"
