@@ -411,6 +411,27 @@ def _check_fit(report: Mapping[str, Any], what: str, may_lack: tuple[str, ...]) 
         )
 
 
+def check_no_gguf(name: str | Path, *, key: str) -> None:
+    """Checks that what names a model for a recipe is no GGUF file, nor a folder of nothing else.
+
+    Args:
+        name: A folder, a file, or a repository of a Hub.
+        key: What names it, such as --model.
+
+    Raises:
+        ZooError: It is one.
+    """
+    path = Path(name)
+    files = [path] if path.suffix == ".gguf" else []
+    if path.is_dir() and not (path / "config.json").is_file():
+        files = sorted(path.glob("*.gguf"))
+    if files:
+        raise ZooError(
+            f"{key} names {files[0]}, a GGUF file, and recipes train models of safetensors: save it unpacked in a "
+            "folder (docs/models.md), and name that."
+        )
+
+
 def with_plain_weights(given: Mapping[str, Any]) -> dict[str, Any]:
     """Keywords of `from_pretrained`; with `gguf_file` they have the weights unpacked, as packed ones cannot be saved.
 

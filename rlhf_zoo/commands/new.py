@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from .common import SOURCE_HUB, TRUST, UserPath, columns_of, settle_hub
+from .common import SOURCE_HUB, TRUST, UserPath, columns_of, quiet_hub, settle_hub
 
 
 @click.command()
@@ -51,6 +51,7 @@ def new(folder: Path, columns: str | None, memory: float | None, source_hub: str
     from ..model_code import FLAG, is_trusted
 
     here = source_hub in (None, "none")
+    quiet_hub()
     with contextlib.nullcontext() if here else settle_hub(source_hub, push_to_hub=False, option="--source_hub"):
         made = draft(wish, title=os.path.basename(os.path.abspath(folder)))
         write(made, folder)

@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..errors import ZooError
-from .common import FLAGS, print_json, run_flags, table
+from .common import FLAGS, SOURCE_HUB, print_json, quiet_hub, run_flags, settle_hub, table
 
 if TYPE_CHECKING:
+    from ..hub.connect import Hub
     from ..planner.plan import Plan
     from ..recipes import Recipe
 
 COLUMNS = ("weights", "gradients", "optimizer", "activations", "cache", "logits", "process")
+
+
+@contextlib.contextmanager
+def looking_hub(asked: bool, source: str | None) -> Iterator[Hub]:
+    """The Hubs that a command which publishes nothing looks on: those that `rlhf-zoo run` asks without --hub.
+
+    Args:
+        asked: Whether the recipe names anything that lies on a Hub; else none is started.
+        source: What --source_hub says.
+    """
+    from ..hub.connect import CLIENT
+
+    with settle_hub(None, push_to_hub=False, source=source) if asked else contextlib.nullcontext(CLIENT) as hub:
+        quiet_hub()
+        yield hub
 
 
 @click.command(context_settings=FLAGS)
@@ -25,6 +42,7 @@ COLUMNS = ("weights", "gradients", "optimizer", "activations", "cache", "logits"
 @click.option("--lora", is_flag=True, help="As if every stage trained LoRA adapters, on weights in bfloat16.")
 @click.option("--load_in_4bit", "--load-in-4bit", is_flag=True, help="And as if these weights were held in 4 bits.")
 @click.option("--prompt_length", "--prompt-length", type=click.IntRange(min=1), help="Tokens of the longest prompt.")
+@SOURCE_HUB
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def plan(
@@ -34,6 +52,7 @@ def plan(
     lora: bool,
     load_in_4bit: bool,
     prompt_length: int | None,
+    source_hub: str | None,
     as_json: bool,
 ) -> None:
     """Say what a recipe needs: memory of each device by phase, the smallest change that makes it fit, and time.
@@ -48,7 +67,7 @@ def plan(
     from ..planner.devices import here, parse_device
 
     device = None if gpu is None else parse_device(gpu)  # a mistake in it is told at once
-    from ..planner.plan import LORA, make_plan
+    from ..planner.plan import LORA, make_plan, models_elsewhere
     from ..recipes import load_recipe
     from ..runs.classified import obeyed
     from ..stage import STAGES
@@ -70,7 +89,8 @@ def plan(
             assumed += [f"{stage}.{key} {json.dumps(keys[key])}, as the recipe's zoo.yaml says for {device}"
                         for key in keys if key not in flags[stage]]  # fmt: skip
             flags[stage] = {**keys, **flags[stage]}
-    made = make_plan(found, device, flags, prompt=prompt_length)
+    with looking_hub(models_elsewhere(found, flags), source_hub) as hub:
+        made = make_plan(found, device, flags, prompt=prompt_length, hub=hub)
     made = replace(made, assumed=[*made.assumed, *assumed])
     if as_json:
         print_json(made.to_json())
@@ -125,10 +145,10 @@ def show(made: Plan) -> None:
         click.echo(f"Assumed: {one}.")
 
 
-def say(recipe: Recipe, flags: Mapping[str, Mapping[str, Any]], *, stage: str | None = None) -> None:
+def say(recipe: Recipe, flags: Mapping[str, Mapping[str, Any]], *, hub: Hub, stage: str | None = None) -> None:
     """The plan of a command that is about to train, in one line on the error stream. It refuses nothing.
 
-    stage: the only one that is to run.
+    hub: where the command finds models. stage: the only one that is to run.
     """
     from .. import processes
     from ..planner.devices import here
@@ -140,6 +160,6 @@ def say(recipe: Recipe, flags: Mapping[str, Mapping[str, Any]], *, stage: str | 
     on_cpu = any(each.get("use_cpu") for each in keys.values())
     try:
         device = replace(here(use_cpu=on_cpu), count=processes.count())
-        click.echo(make_plan(recipe, device, flags, stages=chosen, mends=False).line, err=True)
+        click.echo(make_plan(recipe, device, flags, stages=chosen, mends=False, hub=hub).line, err=True)
     except ZooError as error:
         click.echo(f"No plan: {error}", err=True)

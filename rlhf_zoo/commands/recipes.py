@@ -1,15 +1,22 @@
 """`rlhf-zoo recipes list|show|copy|validate|keys`."""
 
-import contextlib
+from __future__ import annotations
+
 import shlex
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..stage import STAGES
-from .common import FLAGS, SOURCE_HUB, UserPath, print_json, quiet_hub, run_flags, settle_hub, table
+from .common import FLAGS, SOURCE_HUB, UserPath, print_json, run_flags, table
+from .plan import looking_hub
+
+if TYPE_CHECKING:
+    from ..hub.connect import Hub
+    from ..recipes import Recipe
+    from ..runs.settings import RecipeConfig, StageSettings
 
 
 @click.group()
@@ -100,26 +107,16 @@ def recipes_validate(ctx: click.Context, recipe: str, source_hub: str | None) ->
     Example:
       rlhf-zoo recipes validate tiny-world --ppo.kl_coef 0.2
     """
-    flags = run_flags(ctx, recipe)
-    here = source_hub in (None, "none")
-    with contextlib.nullcontext() if here else settle_hub(source_hub, push_to_hub=False, option="--source_hub"):
-        _validate(recipe, flags)
+    _validate(recipe, run_flags(ctx, recipe), source_hub)
 
 
-def _validate(recipe: str, flags: dict[str, dict[str, Any]]) -> None:
-    from ..evaluator.harness import check_tasks
-    from ..evaluator.judges import check_names, needing_labels
-    from ..hub.connect import CLIENT
-    from ..hub.refusals import reason
+def _validate(recipe: str, flags: dict[str, dict[str, Any]], source_hub: str | None) -> None:
     from ..recipes import load_recipe
-    from ..runs.beginning import check_label, check_response_length, check_tokenizers, cut_by_sft, named_models
-    from ..runs.forms import check_forms, check_labeled, check_own_pairs
-    from ..runs.judge import with_judge
+    from ..runs.beginning import on_a_hub
     from ..runs.loading import check_installed
     from ..runs.parents import check_parents
     from ..runs.settings import recipe_config, stage_settings
 
-    quiet_hub()
     found = load_recipe(recipe)
     shared, checked = recipe_config(found, flags["recipe"]), {}
     for stage in found.stages:
@@ -132,8 +129,24 @@ def _validate(recipe: str, flags: dict[str, dict[str, Any]]) -> None:
             reward_functions(settings)
     if "ppo" in checked:
         check_parents(found, checked["ppo"])
-    silence = CLIENT.silence()
-    hub = CLIENT if silence is None else replace(CLIENT, offline=True)  # asked once, not for each name
+    with looking_hub(on_a_hub(found, shared, checked), source_hub) as hub:
+        _look_on(hub, found, shared, checked)
+
+
+def _look_on(hub: Hub, found: Recipe, shared: RecipeConfig, checked: dict[str, StageSettings]) -> None:
+    """What of a recipe can be checked only with a look at its models and data."""
+    from ..evaluator.harness import check_tasks
+    from ..evaluator.judges import check_names, needing_labels
+    from ..hub.refusals import reason
+    from ..runs.beginning import check_label, check_response_length, check_tokenizers, cut_by_sft, named_models
+    from ..runs.forms import check_forms, check_labeled, check_own_pairs
+    from ..runs.judge import with_judge
+
+    last = hub.source or hub  # the one that is asked last
+    silence = last.silence()
+    if silence is not None:  # asked once, not for each name
+        last = replace(last, offline=True)
+        hub = last if hub.source is None else replace(hub, source=last)
     unseen = {f"the columns of {name}": why for name, why in check_forms(shared, checked, hub, every_row=True).items()}
     models = named_models(checked, hub, leniently=True)
     unseen |= {f"the context of {one.name}": one.unseen for one in models.values() if one.unseen is not None}
@@ -155,7 +168,7 @@ def _validate(recipe: str, flags: dict[str, dict[str, Any]]) -> None:
     if unseen:
         why = next(iter(unseen.values())) if silence is None else f"it does not answer: {reason(silence)}"
         click.echo(
-            f"Not looked at: {', '.join(unseen)}, which {CLIENT.address} does not show ({why}); --source_hub names "
+            f"Not looked at: {', '.join(unseen)}, which {last.address} does not show ({why}); --source_hub names "
             "another Hub."
         )
 

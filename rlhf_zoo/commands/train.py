@@ -46,7 +46,7 @@ def run_one(
             if context.flags[named]:
                 context.settings(named)  # a mistake in another stage's flags is one too
         if stage == "ppo" and processes.first():
-            say(context.recipe, context.flags, stage=stage)
+            say(context.recipe, context.flags, stage=stage, hub=context.hub)
         done = run_stage(context, stage, publisher)
         if not processes.first():
             return context.directory / stage
@@ -94,10 +94,13 @@ def doctor(ctx: click.Context, recipe: str, as_json: bool, **options: Any) -> No
     """
     flags = run_flags(ctx, recipe, stage="ppo", names=False)
     with run_context(recipe, flags, looking=True, writes=False, **options) as (context, _):
+        from ..release.adapters import kept_here
         from ..studies.doctor import examine
         from ..studies.examination import FAILED, SKIPPED
 
-        findings = examine(context)
+        named = options["push_to_hub"] or options["hub"] is not None
+        sent = options["push_to_hub"] or context.hub.kind == "local"
+        findings = examine(context, publishes=sent and (named or kept_here(context) is None))
     if as_json:
         print_json([asdict(one) for one in findings])
     else:
@@ -168,7 +171,7 @@ def run(
 
         console = Console(stderr=as_json)
         if processes.first():
-            say(context.recipe, context.flags)
+            say(context.recipe, context.flags, hub=context.hub)
         if rounds > 1:
             from ..stages import rounds as further
 

@@ -16,7 +16,7 @@ from ..hub.connect import CLIENT
 from ..hub.pull import split_revision
 from ..hub.refusals import refusals_as
 from ..model_code import is_trusted
-from ..model_files import load_config, load_tokenizer, loading
+from ..model_files import check_no_gguf, load_config, load_tokenizer, loading
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,7 @@ def look_at_model(name: str) -> ModelFacts:
 
     Raises ZooError for what is no causal language model that can be trained here.
     """
+    check_no_gguf(name, key="--model")
     repo, commit, terms = _settled(name)
     what = f"The model {name}"
     model = _without_weights(AutoModelForCausalLM, repo, commit, what)
@@ -81,6 +82,7 @@ def look_at_reward_model(name: str) -> list[str]:
 
     Raises ZooError for one that cannot be read, or whose score would be read one token early.
     """
+    check_no_gguf(name, key="--reward")
     repo, commit, _ = _settled(name)
     what = f"The reward model {name}"
     model = _without_weights(AutoModelForSequenceClassification, repo, commit, what)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ..errors import ZooError
+from ..hub.connect import CLIENT, Hub
 from ..recipes import Recipe
 from ..runs.classified import obeyed
 from ..runs.parents import reward_names
@@ -16,7 +17,7 @@ from .devices import Device
 from .estimate import PPOModels, Reward, StagePlan, ppo_plan, reward_plan, sft_plan
 from .memory import GIB, state_bytes
 from .seconds import Duration, duration
-from .shapes import Shape, new_shape, shape_of
+from .shapes import Shape, is_at_hand, new_shape, shape_of
 
 #: Tokens of the longest prompt where neither the recipe nor the command says how many.
 PROMPT = 512
@@ -132,10 +133,21 @@ def make_plan(
     prompt: int | None = None,
     stages: Sequence[str] | None = None,
     mends: bool = True,
+    hub: Hub = CLIENT,
 ) -> Plan:
-    """flags: by stage, as `run_flags` gives them. prompt: tokens of the longest prompt. stages: the recipe's, if None.
+    """The plan of a recipe on a device.
 
-    mends: whether to look for what makes a stage fit. Raises ZooError for a model of which nothing is known.
+    Args:
+        recipe: The recipe.
+        device: What it is to run on.
+        flags: By stage, as `run_flags` gives them.
+        prompt: Tokens of the longest prompt.
+        stages: Those to plan; None is the recipe's.
+        mends: Whether to look for what makes a stage fit.
+        hub: Where models are looked for that are no folders.
+
+    Raises:
+        ZooError: Nothing is known of a model.
     """
     given = flags or {}
     shared = recipe_config(recipe, given.get("recipe", {}))
@@ -144,7 +156,7 @@ def make_plan(
         stage: stage_keys_of(stage, {**own, **given.get(stage, {})}, where=str(recipe.source(stage)))
         for stage, own in obeyed_keys.items()
     }
-    shapes = _Shapes(recipe, shared, keys)
+    shapes = _Shapes(recipe, shared, keys, hub)
     assumed = (
         [] if device.cpu else ["what is computed here holds on a GPU: it was held against real runs on a CPU alone"]
     )
@@ -165,13 +177,25 @@ def make_plan(
     for stage in stages or recipe.stages:
         found = estimate(stage, keys[stage])
         plans.append(found)
-        durations[stage] = duration(found.work, device, half=found.half)
+        held_in_half = keys[stage].dtype == "bfloat16"  # which most of the arithmetic is then done in, also with LoRA
+        durations[stage] = duration(found.work, device, half=found.half or held_in_half)
         optimizer = str(keys[stage].optim)
         if state_bytes(optimizer) is None:
             assumed.append(f"the optimizer {optimizer} of the stage {stage} keeps as much as Adam")
         if found.peak > device.room * GIB:
             changes[stage] = smallest_change(stage, keys[stage], device, estimate) if mends else None
     return Plan(recipe.name, device, plans, durations, changes, assumed)
+
+
+def models_elsewhere(recipe: Recipe, flags: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether a recipe names a model whose shape a Hub has to be asked for. flags: as for `make_plan`."""
+    named: list[Any] = []
+    for stage, own in recipe.stages.items():
+        keys = {**own, **flags.get(stage, {})}
+        named += [keys.get("model_name_or_path"), keys.get("value_model_name_or_path")]
+        named += reward_names(keys.get("reward_model_path")) if stage == "ppo" else []
+    names = [str(name) for name in named if name is not None]
+    return not all(name in STAGES or is_member(name) or is_at_hand(name) for name in names)
 
 
 def stage_keys_of(stage: str, said: Mapping[str, Any], *, where: str) -> SimpleNamespace:
@@ -186,15 +210,15 @@ def stage_keys_of(stage: str, said: Mapping[str, Any], *, where: str) -> SimpleN
 class _Shapes:
     """The models of a recipe, by the stage that begins with them."""
 
-    def __init__(self, recipe: Recipe, shared: RecipeConfig, keys: Mapping[str, SimpleNamespace]) -> None:
-        self.recipe, self.keys = recipe, keys
+    def __init__(self, recipe: Recipe, shared: RecipeConfig, keys: Mapping[str, SimpleNamespace], hub: Hub) -> None:
+        self.recipe, self.keys, self.hub = recipe, keys, hub
         sft = keys.get("sft")
         name = None if sft is None else sft.model_name_or_path
         ppo = keys.get("ppo")
         if name is None and sft is None and ppo is not None:
             name = ppo.model_name_or_path
         if name is not None:
-            self.base = shape_of(name, revision=getattr(sft, "model_revision", None))
+            self.base = shape_of(name, revision=getattr(sft, "model_revision", None), hub=hub)
         else:
             size = int((shared.tokenizer or {}).get("vocab_size", 1024))
             self.base = new_shape(shared.architecture or {}, vocabulary=size)
@@ -204,12 +228,15 @@ class _Shapes:
     def of_ppo(self, ppo: SimpleNamespace) -> PPOModels:
         name = ppo.model_name_or_path
         other = name not in (None, *STAGES)
-        policy = shape_of(name) if other else self.base
+        policy = shape_of(name, hub=self.hub) if other else self.base
         value = ppo.value_model_name_or_path
+        of_value = (
+            None if value is None else (self._trained("reward") if value in STAGES else shape_of(value, hub=self.hub))
+        )
         return PPOModels(
             policy=policy,
             rewards=[self._reward(one, policy, ppo) for one in reward_names(ppo.reward_model_path)],
-            value=None if value is None else self._trained("reward") if value in STAGES else shape_of(value),
+            value=of_value,
             exact=other or self._untouched,
         )
 
@@ -226,7 +253,7 @@ class _Shapes:
             raise ZooError(
                 f"The reward model {name} is loaded by {ppo.reward_model_loader}: what it takes is not known."
             )
-        shape = shape_of(name)
+        shape = shape_of(name, hub=self.hub)
         same = shape.config.model_type == policy.config.model_type
         alike = same and shape.config.vocab_size == policy.config.vocab_size
         return Reward(shape, begins=alike and ppo.reward_label is None)

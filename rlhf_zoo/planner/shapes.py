@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ZooError
-from ..hub.connect import CLIENT
+from ..hub.connect import CLIENT, Hub
 from ..hub.pull import split_revision
-from ..hub.refusals import refusals_as
-from ..model_files import first_line, load_config
+from ..model_files import ADAPTER_CONFIG, first_line, load_config
 from ..recipes import read_mapping, shipped
+from ..runs.beginning import look_at
 
 
 @dataclass(frozen=True)
@@ -26,25 +26,44 @@ class Shape:
         return int(getattr(self.config.get_text_config(), "max_position_embeddings", None) or 1024)
 
 
-def shape_of(name: str, *, revision: str | None = None) -> Shape:
-    """Of a folder, of recipes/shapes.yaml, or of a Hub, in this order; name: also NAMESPACE/NAME@REVISION.
+#: Of a model, what says its shape.
+READ = ("config.json", ADAPTER_CONFIG, "*.py")
 
-    Raises ZooError where none of them has it.
+
+def is_at_hand(name: str) -> bool:
+    """Whether a model's shape is known without asking a Hub."""
+    return Path(name).is_dir() or split_revision(name)[0] in known()
+
+
+def shape_of(name: str, *, revision: str | None = None, hub: Hub = CLIENT) -> Shape:
+    """A model's shape: of a folder, of recipes/shapes.yaml, or of a Hub, in this order.
+
+    Args:
+        name: A folder, or NAMESPACE/NAME with or without @REVISION.
+        revision: Of the repository, where the name says none.
+        hub: Where to look; its source comes after it.
+
+    Raises:
+        ZooError: None of them has it.
     """
     if Path(name).is_dir():
-        return _read(name, None, f"The model {name}")
+        return _read(name, f"The model {name}")
     repo, at = split_revision(name)
     if repo in known():
         return _known(repo)
-    what = f"The model {repo} is no folder, is not in recipes/shapes.yaml and cannot be found on {CLIENT.address}"
-    with refusals_as(what, "check its name, or give the folder of its config.json."):
-        if (silence := CLIENT.silence()) is not None:
-            raise silence
-        return _read(repo, revision or at, f"The model {repo}")
+    folder = look_at(
+        repo,
+        revision or at,
+        hub,
+        patterns=READ,
+        what=f"The model {repo} is no folder, is not in recipes/shapes.yaml and",
+        mend="check its name, --hub and --source_hub, or give the folder of its config.json.",
+    )
+    return _read(str(folder), f"The model {repo}")
 
 
-def _read(source: str, revision: str | None, what: str) -> Shape:
-    config = load_config(source, what=what, **({"revision": revision} if revision else {}))
+def _read(folder: str, what: str) -> Shape:
+    config = load_config(folder, what=what)
     return Shape(config, str(config.dtype or "float32").removeprefix("torch."))
 
 

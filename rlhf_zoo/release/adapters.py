@@ -13,6 +13,7 @@ from ..hub.refusals import refusals_as
 from ..record import StageRecord, read_json, write_json
 from ..runs.context import RunContext
 from ..runs.models import ParentCheckpoint
+from ..stage import STAGES
 from ..wholeness import WEIGHTS
 from .rounding import rounded
 
@@ -62,11 +63,25 @@ def check_plan(context: RunContext, stage: str) -> None:
 
 
 def folder_under(context: RunContext, stage: str) -> str | None:
-    """The folder of this machine whose model a stage's adapter lies on, as the recipe names it; None without one."""
+    """The folder of this machine whose model a stage's adapter lies on, as the recipe names it.
+
+    None without one, and for a folder of which `push --base` said where the run's Hub has it.
+    """
     model = context.settings(stage).model
     name = model.model_name_or_path
     named = model.use_peft and stage != "reward" and name not in (None, "sft")
-    return name if named and Path(name).is_dir() else None
+    return name if named and Path(name).is_dir() and not _is_published(context, Path(name)) else None
+
+
+def _is_published(context: RunContext, folder: Path) -> bool:
+    """Whether `name_base` wrote down for a stage of this run where this Hub has the model of a folder."""
+    for document in (context.record(stage).read() for stage in STAGES):
+        if (document.get("publish") or {}).get("hub") != context.hub.label:
+            continue
+        parents = (document.get("parents") or {}).values()
+        if any(parent.get("repo") and parent.get("folder") == folder.resolve().name for parent in parents):
+            return True
+    return False
 
 
 def kept_here(context: RunContext) -> str | None:
@@ -116,7 +131,9 @@ def name_base(context: RunContext, stages: Sequence[str], name: str) -> None:
                     f"send that folder (`hf upload {repo} {base}`), or name another model with --base."
                 )
             pinned = {**parent, "repo": repo, "commit": commit, **came_from(hub, context.hub)}
-            record.write(parents={**document["parents"], role: pinned})
+            # Stages that train later follow the ones that are sent now.
+            place = {"hub": context.hub.label, "namespace": context.namespace, "private": context.private}
+            record.write(parents={**document["parents"], role: pinned}, publish=document.get("publish") or place)
             found = True
     if not found:
         raise ZooError(f"No adapter in {context.directory} lies on a model in a folder: leave --base out.")

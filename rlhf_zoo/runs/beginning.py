@@ -11,15 +11,16 @@ from ..hub.connect import CLIENT, Hub
 from ..hub.refs import ask
 from ..hub.refusals import reason, refusals_as
 from ..model_code import brings_code, is_trusted, refusal
-from ..model_files import ADAPTER_CONFIG, json_object, load_tokenizer, model_files
+from ..model_files import ADAPTER_CONFIG, check_no_gguf, json_object, load_tokenizer, model_files
 from ..models import label_index, labels_in
+from ..recipes import Recipe
 from ..rewards.model import say_cut
 from ..stage import REWARD_ROLES, STAGES, is_member
 from ..text_ids import settle_ends
 from ..tokenizer import highest_id, pad_apart, train_tokenizer
 from .context import RunContext
 from .cut_rows import CutRows, count_cut_rows
-from .data import text_field, to_train
+from .data import own_pairs_at, text_field, to_train
 from .forms import rows_here
 from .layout import conversational, fitting
 from .parents import reward_roles
@@ -66,6 +67,20 @@ def named_models(
     policy is what SFT starts from, or PPO where it names another. leniently: a Hub that does not answer is no mistake.
     Raises ZooError for one that no Hub has.
     """
+    found = {}
+    for role, (key, name, revision) in _asked(stages).items():
+        check_no_gguf(name, key=key)
+        try:
+            found[role] = Named(key, name, look_at(name, revision, hub, mend=mend_of(key)))
+        except ZooError as error:
+            if not leniently:
+                raise
+            found[role] = Named(key, name, None, reason(error.__cause__ or error))
+    return found
+
+
+def _asked(stages: Mapping[str, StageSettings]) -> dict[str, tuple[str, str, str | None]]:
+    """role -> (key, name, revision) of the models from elsewhere."""
     asked: dict[str, tuple[str, str, str | None]] = {}
     if "sft" in stages and stages["sft"].model.model_name_or_path is not None:
         model = stages["sft"].model
@@ -82,27 +97,54 @@ def named_models(
             if name is not None and name not in ("sft", "reward", "ppo") and not is_member(name):
                 repo, _, revision = (name, "", "") if Path(name).is_dir() else name.partition("@")
                 asked[role] = f"{key} of the stage ppo", repo, revision or None
-    found = {}
-    for role, (key, name, revision) in asked.items():
-        try:
-            found[role] = Named(key, name, _look_at(name, revision, hub, key))
-        except ZooError as error:
-            if not leniently:
-                raise
-            found[role] = Named(key, name, None, reason(error.__cause__ or error))
-    return found
+    return asked
 
 
-def _look_at(name: str, revision: str | None, hub: Hub, key: str) -> Path:
+def on_a_hub(recipe: Recipe, shared: RecipeConfig, stages: Mapping[str, StageSettings]) -> bool:
+    """Whether a recipe names a model or a data set that is neither a folder nor a file of this machine."""
+    models = [name for _, name, _ in _asked(stages).values()]
+    own = own_pairs_at(recipe, shared)
+    labeled, pairs = shared.evaluation.labeled_data.dataset_name, None if own is None else own.dataset_name
+    data = [shared.dataset_name, labeled, pairs, *(settings.data.dataset_name for settings in stages.values())]
+    return not all(Path(name).exists() for name in [*models, *data] if name is not None)
+
+
+def mend_of(key: str) -> str:
+    """What to do where the model that a key names cannot be found."""
+    return f"check {key}, --hub and --source_hub."
+
+
+def look_at(
+    name: str,
+    revision: str | None,
+    hub: Hub,
+    *,
+    patterns: Sequence[str] = READ,
+    what: str | None = None,
+    mend: str,
+) -> Path:
+    """The folder of a model's files without its weights; of an adapter without a configuration, its base's.
+
+    Args:
+        name: A folder, or a repository of `hub` or of its source.
+        revision: A branch, tag or commit of the repository; None is its main branch.
+        hub: Where to look. What is cached serves where it does not answer.
+        patterns: Which of the repository's files.
+        what: The beginning of the error, in place of "The model NAME".
+        mend: What the error says to do.
+
+    Raises:
+        ZooError: No Hub has it, or none answers.
+    """
     if Path(name).is_dir():
         return Path(name)
 
     def look(one: Hub) -> Path:
-        with refusals_as(f"The model {name} cannot be found on {one.name}", f"check {key}, --hub and --source_hub."):
+        with refusals_as(f"{what or f'The model {name}'} cannot be found on {one.name}", mend):
             silence = one.silence()
             try:
                 asked = one if silence is None else replace(one, offline=True)
-                return asked.snapshot(name, revision=revision, allow_patterns=[*READ])
+                return asked.snapshot(name, revision=revision, allow_patterns=[*patterns])
             except OSError:
                 if silence is None:
                     raise
@@ -112,7 +154,7 @@ def _look_at(name: str, revision: str | None, hub: Hub, key: str) -> Path:
     adapter = json_object(folder / ADAPTER_CONFIG) if (folder / ADAPTER_CONFIG).is_file() else {}
     base = adapter.get("base_model_name_or_path")
     if base and not (folder / "config.json").is_file():
-        return _look_at(base, adapter.get("revision"), hub, key)
+        return look_at(base, adapter.get("revision"), hub, patterns=patterns, mend=mend)
     return folder
 
 
@@ -284,7 +326,7 @@ def _template_of(path: str, hub: Hub) -> Any:
             return Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ZooError(f"chat_template_path names {path}, which cannot be read ({error}): give a file.") from error
-    return load_tokenizer(_look_at(path, None, hub, "chat_template_path"), name=path).chat_template
+    return load_tokenizer(look_at(path, None, hub, mend=mend_of("chat_template_path")), name=path).chat_template
 
 
 def _reader(policy: Named | None) -> str:

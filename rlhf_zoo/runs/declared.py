@@ -4,7 +4,7 @@ import ast
 import functools
 import importlib.util
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,13 @@ SCRIPT_KEYS = ("do_train", "do_eval", "do_predict", "resume_from_checkpoint", "l
 REFUSED = {
     "auto_find_batch_size": "refused, as it would train with another batch than the recipe says, and the run would "
     "record the recipe's: set per_device_train_batch_size to one that fits, with gradient_accumulation_steps",
+    "gguf_file": "not taken by recipes, which read safetensors: save the model unpacked in a folder (docs/models.md), "
+    "and name that in model_name_or_path",
+}
+#: What a key means, where the library that declares it advises against it in favor of code.
+HELP = {
+    ("sft", "pad_token"): "PAD, a token of the vocabulary that no text uses; None keeps the tokenizer's, or takes such "
+    "a token where that is EOS.",
 }
 _TYPES = {"int": int, "float": float, "bool": bool, "int | None": int | None, "float | None": float | None}
 
@@ -44,7 +51,10 @@ def declared_keys(stage: str) -> Mapping[str, Declared]:
     known = STAGES[stage]
     release = f"{ReleaseArguments.__module__}:{ReleaseArguments.__name__}"
     keys = _fields(known.arguments) | _fields(known.trainer) | _fields("trl:ModelConfig") | _fields(release)
-    return {name: key for name, key in keys.items() if name not in refused_keys(stage).union(RUN_KEYS)}
+    refused = refused_keys(stage).union(RUN_KEYS)
+    return {
+        name: replace(key, help=HELP.get((stage, name), key.help)) for name, key in keys.items() if name not in refused
+    }
 
 
 @functools.cache

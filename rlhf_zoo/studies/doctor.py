@@ -79,8 +79,8 @@ READ = 64
 WORSE_THAN_A_GUESS = 1.0
 
 
-def examine(context: RunContext) -> list[Finding]:
-    """Every check of the recipe's PPO stage, in order."""
+def examine(context: RunContext, *, publishes: bool = True) -> list[Finding]:
+    """Every check of the recipe's PPO stage, in order. publishes: whether a run of it would publish."""
     quiet()
     found = Examination()
     with tempfile.TemporaryDirectory(prefix="rlhf-zoo-doctor-") as scratch:
@@ -89,7 +89,7 @@ def examine(context: RunContext) -> list[Finding]:
         data_from = replace(context, publish=False) if prepared else apart
         check = found.check
         # Before anything is trained.
-        check("keys", lambda: _keys(apart))
+        check("keys", lambda: _keys(apart, publishes))
         check("columns", lambda settings: _columns(data_from), "keys")
         check("epochs", _epochs, "keys")
         check("reward functions", _functions, "keys")
@@ -128,11 +128,11 @@ def examine(context: RunContext) -> list[Finding]:
 # Before anything is trained
 
 
-def _keys(context: RunContext) -> tuple[StageSettings, str]:
+def _keys(context: RunContext, publishes: bool) -> tuple[StageSettings, str]:
     settings = {stage: context.settings(stage) for stage in context.recipe.stages}
     for each in settings.values():
         check_installed(each)
-    for stage in settings if context.hub.kind == "local" else ():  # there every run publishes
+    for stage in settings if publishes else ():
         check_plan(context, stage)
     return settings.get("ppo") or context.settings("ppo"), f"{', '.join(settings)}: every key is known and of its type"
 

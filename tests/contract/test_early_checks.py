@@ -5,7 +5,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,13 +42,22 @@ NOBODY = "http://127.0.0.1:9"
 
 
 @pytest.fixture
-def zoo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+def zoo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     for name in [name for name in os.environ if name.startswith("HF_") and name != "HF_HUB_DISABLE_XET"]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("RLHF_ZOO_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
-    yield lambda *words: cli.main(list(words), prog_name="rlhf-zoo", standalone_mode=False)
-    point_clients()
+
+    def run(*words: str) -> None:
+        before = dict(os.environ)  # which a command that opens a Hub changes
+        try:
+            cli.main(list(words), prog_name="rlhf-zoo", standalone_mode=False)
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+            point_clients()
+
+    return run
 
 
 @pytest.fixture
@@ -77,6 +86,26 @@ def test_validate_says_at_once_what_no_hub_showed(zoo: Callable[..., None], tmp_
         "mine is valid: sft, reward, ppo.\nNot looked at: the columns of maker/pairs, the context of"
     )
     assert f"which {NOBODY} does not show (it does not answer: " in said
+
+
+def test_plan_and_validate_look_where_doctor_and_run_do(
+    zoo: Callable[..., None], tmp_path: Path, capsys, thread_hub: ThreadHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_the_hub(tmp_path, recipe={})
+    base, api = save("Qwen3", tmp_path / "base"), thread_hub.api()
+    api.create_repo("maker/base")
+    api.upload_folder(repo_id="maker/base", folder_path=base)
+    for source in (["--source_hub", thread_hub.url], []):
+        if not source:
+            monkeypatch.setenv("RLHF_ZOO_SOURCE_HUB", thread_hub.url)
+        zoo("plan", "mine", "--gpu", "cpu", "--prompt_length", "8", "--json", *source)
+        plan = json.loads(capsys.readouterr().out)
+        assert [stage["stage"] for stage in plan["stages"]] == ["sft", "reward", "ppo"]
+        zoo("recipes", "validate", "mine", *source)
+        assert capsys.readouterr().out == "mine is valid: sft, reward, ppo.\n", "nothing was left unseen"
+    monkeypatch.delenv("RLHF_ZOO_SOURCE_HUB")
+    with pytest.raises(ZooError, match=r"maker/base is no folder, .* and cannot be found on the embedded Hub"):
+        zoo("plan", "mine", "--gpu", "cpu", "--source_hub", "none")
 
 
 def test_a_hub_that_is_out_of_order_has_lost_nothing(zoo: Callable[..., None], tmp_path: Path, capsys) -> None:

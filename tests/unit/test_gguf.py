@@ -13,9 +13,12 @@ from trainer_fixture import make_policy, make_trainer
 from transformers import AutoModelForCausalLM, GgufConfig
 
 from rlhf_zoo import model_files
+from rlhf_zoo.draft.model import look_at_model
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.model_files import check_plain_weights, with_plain_weights
+from rlhf_zoo.model_files import check_no_gguf, check_plain_weights, with_plain_weights
 from rlhf_zoo.models import load_causal
+from rlhf_zoo.runs.declared import declared_keys, refused_keys
+from rlhf_zoo.runs.values import checked_keys
 from rlhf_zoo.value_head import AutoModelForCausalLMWithValueHead
 
 FILE = "tiny.Q8_0.gguf"
@@ -108,3 +111,22 @@ def test_a_file_becomes_plain_safetensors(tmp_path: Path) -> None:
         again = AutoModelForCausalLM.from_pretrained(saved)
         for name, weight in model.state_dict().items():
             assert weight.dtype == torch.float32 and torch.equal(again.state_dict()[name], weight), name
+
+
+def test_a_recipe_takes_no_gguf_file_and_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    file = tmp_path / "folder" / FILE
+    file.touch()
+    for name in (file, file.parent):
+        with pytest.raises(ZooError, match=rf"--model names .*{FILE}, a GGUF file, and .*: save it unpacked"):
+            look_at_model(str(name))
+    (file.parent / "config.json").write_text("{}")
+    check_no_gguf(file.parent, key="--model")  # which has weights beside it, or says itself that it has none
+    for where in ({"flag": "--sft."}, {"refused": refused_keys("sft")}):
+        with pytest.raises(ZooError, match=r"gguf_file.* not taken by recipes, which read safetensors: save the model"):
+            checked_keys({"gguf_file": FILE}, {}, "sft.yaml", **{"refused": refused_keys("sft"), **where})
+
+
+def test_a_key_whose_library_advises_against_it_says_what_it_does_here() -> None:
+    said = declared_keys("sft")["pad_token"].help
+    assert said.startswith("PAD, a token of the vocabulary")

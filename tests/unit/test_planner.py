@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from rlhf_zoo.commands.plan import plan, say
 from rlhf_zoo.errors import ZooError
+from rlhf_zoo.hub.connect import CLIENT
 from rlhf_zoo.planner import memory, tracing
 from rlhf_zoo.planner.devices import CARDS, Device, parse_device
 from rlhf_zoo.planner.memory import GIB, Held, TrainingPass
@@ -173,6 +174,13 @@ def test_updates_are_counted_where_the_keys_say_how_many():
     assert counted("h100", max_steps=7)[0] == 7 and counted("h100") == (None, "")
 
 
+@pytest.mark.parametrize(("keys", "precision"), [({}, "float32"), ({"dtype": "bfloat16"}, "bfloat16")])
+def test_seconds_are_of_the_precision_that_weights_are_held_in(keys, precision):
+    recipe = four_models({**LLAMA_7B, "num_hidden_layers": 2}, bf16=False, **keys)
+    spent = make_plan(recipe, parse_device("cpu"), prompt=64, stages=["ppo"]).durations["ppo"]
+    assert spent is not None and f" in {precision} (" in spent.said
+
+
 def test_a_change_makes_it_fit_and_is_small():
     """Of what is told the keys are those of the recipe, and with them the same device is enough."""
     recipe = four_models(
@@ -319,7 +327,7 @@ def test_rates_are_those_of_the_measurements():
 
 
 def test_a_command_says_the_plan_in_a_line_and_refuses_nothing(capsys):
-    say(load_recipe("tiny-world"), {"ppo": {"use_cpu": True}}, stage="ppo")
+    say(load_recipe("tiny-world"), {"ppo": {"use_cpu": True}}, stage="ppo", hub=CLIENT)
     assert re.fullmatch(
         r"Plan for cpu \([\d.]+ GiB\): ppo [\d.]+ GiB, about .* s an update of PPO \(40 of them: [\d.]+ min\)\.\n",
         capsys.readouterr().err,
@@ -327,11 +335,11 @@ def test_a_command_says_the_plan_in_a_line_and_refuses_nothing(capsys):
     unknown = Recipe(
         "mine", Path("mine"), {"description": "M."}, {"sft": {"model_name_or_path": "no/where"}, "ppo": {}}
     )
-    say(unknown, {})
+    say(unknown, {}, hub=CLIENT)
     said = capsys.readouterr().err
     assert said.startswith("No plan: The model no/where") and said.count("\n") == 1
     huge = four_models({**LLAMA_7B, "num_hidden_layers": 400})
-    say(huge, {}, stage="ppo")
+    say(huge, {}, stage="ppo", hub=CLIENT)
     assert "ppo may not fit: `rlhf-zoo plan check` says what would" in capsys.readouterr().err
 
 

@@ -18,6 +18,7 @@ from rlhf_zoo.release.adapters import check_bases, check_plan, kept_here, name_b
 from rlhf_zoo.release.card import CARD_FILE, make_card
 from rlhf_zoo.release.sender import Sender
 from rlhf_zoo.stages import ppo
+from rlhf_zoo.studies.doctor import FAILED, OK, examine
 from rlhf_zoo.studies.published import Published, recipe_of
 
 pytestmark = pytest.mark.usefixtures("placeholders")
@@ -120,6 +121,10 @@ def test_an_adapter_on_a_base_in_a_folder_trains_here_and_is_published_once_a_hu
         with pytest.raises(ZooError, match="which no Hub has: send that to one"):
             check()
     assert str(base) in str(kept_here(context))
+    keys = {publishes: examine(context, publishes=publishes)[0] for publishes in (True, False)}
+    assert {publishes: (one.check, one.status) for publishes, one in keys.items()} == {
+        True: ("keys", FAILED), False: ("keys", OK)
+    }  # fmt: skip
     assert ppo.run(context)
 
     sent = replace(context, publish=True)
@@ -138,6 +143,11 @@ def test_an_adapter_on_a_base_in_a_folder_trains_here_and_is_published_once_a_hu
     assert (there["base_model_name_or_path"], there["revision"]) == ("maker/base", commit)
     card = json.loads(Path(api.hf_hub_download("local/toy-ppo", CARD_FILE)).read_text())
     assert (card["base_model"], card["parents"]["sft"]["commit"]) == ("maker/base", commit)
+    assert kept_here(context) is None, "what trains later is published too"
+    check_plan(context, "ppo")
+    assert kept_here(replace(context, hub=replace(context.hub, endpoint="http://127.0.0.1:9"))), (
+        "elsewhere nobody has it"
+    )
     name_base(sent, ["ppo"], "maker/base")  # again, for a push to another namespace
     with pytest.raises(ZooError, match="leave --base out"):
         name_base(sent, [], "maker/base")
