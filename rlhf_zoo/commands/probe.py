@@ -69,7 +69,10 @@ def probe(
         [one.family, f"{one.effect:.3g}", f"{one.least:.3g}", f"{one.p:.3g}", "yes" if one.present else "", one.meaning]
         for one in found.report.probes
     ]
-    rows += [[family, "", "", "", "", why] for family, why in found.report.skipped.items()]
+    hints = {
+        family: ": give --model" if "needs the SFT model" in why else "" for family, why in found.report.skipped.items()
+    }
+    rows += [[family, "", "", "", "", why + hints[family]] for family, why in found.report.skipped.items()]
     table("", ["probe", "effect", "counts from", "p", "present", "what it says"], rows)
     console = console_of(160)
     lines = [

@@ -278,7 +278,10 @@ def _lineage(facts: Facts) -> list[tuple[str, Any, Any]]:
     lines = []
     for role in sorted(known, key=lambda role: order.get(role, len(order))):
         direct = facts.on_base and role == "base"
-        lines.append((_ON_BASE if direct else _ROLES.get(role, role), *_named(role, known[role])))
+        name, commit = _named(role, known[role])
+        if merged := _merged_under(facts, role):
+            commit = Raw(f"{commit}, merged into its model: {markdown.code(merged)}")
+        lines.append((_ON_BASE if direct else _ROLES.get(role, role), name, commit))
     saved = [one for one in facts.checkpoints if one.step == facts.at]
     commit = saved[0].commit if saved else None
     what = f"this model, step {facts.at}" if facts.at is not None else "this model"
@@ -289,6 +292,14 @@ def _lineage(facts: Facts) -> list[tuple[str, Any, Any]]:
     if facts.repo_id and facts.being_sent is not None and not own["commit"]:
         commit = Raw("the commit of this card")
     return [*lines, (what, name, commit)]
+
+
+def _merged_under(facts: Facts, role: str) -> str | None:
+    """The commit of a parent's branch `merged`, where that is what this stage's weights started from."""
+    parent = facts.parents.get(role)
+    if facts.base is None or parent is None or facts.base["repo"] != parent["repo"]:
+        return None
+    return facts.base["commit"] if facts.base["commit"] != parent["commit"] else None
 
 
 def _named(role: str, one: Mapping[str, Any] | None) -> tuple[Any, Any]:

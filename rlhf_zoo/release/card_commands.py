@@ -101,6 +101,24 @@ def snippet(facts: Facts) -> str | None:
     )
 
 
+def merged(facts: Facts) -> tuple[str | None, str] | None:
+    """How plain transformers loads an adapter's branch `merged`: what is fetched first, if anything, and Python.
+
+    None where there is no such branch.
+    """
+    if not (facts.adapter and facts.finished and facts.repo_id and facts.setting("push_merged")):
+        return None
+    model, folder = _CLASSES[STAGES[facts.stage].task], f"{facts.title}-merged"
+    local = facts.hub == "local"
+    own = json.dumps(f"./{folder}") if local else f'{json.dumps(facts.repo_id)}, revision="merged"'
+    own += ", trust_remote_code=True" if facts.remote_code else ""
+    return (
+        f"{pull(facts, 'merged')} --output_dir {folder}" if local else None,
+        f"from transformers import {model}, AutoTokenizer\n\n"
+        f"model = {model}.from_pretrained({own})\ntokenizer = AutoTokenizer.from_pretrained({own})",
+    )
+
+
 def _revision(facts: Facts, checkpoint: CheckpointRow) -> str:
     return "merged" if facts.merged else checkpoint.tag
 

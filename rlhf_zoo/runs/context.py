@@ -128,12 +128,20 @@ class RunContext:
     checked: bool = False
     of_judge: bool = False
     round: Round | None = None
+    # What was said already; copies that `replace` makes share it.
+    _told: set[str] = field(default_factory=set, repr=False, compare=False)
     # By stage; each copy that `replace` makes begins with none.
     _settings: dict[str, StageSettings] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
     def shared(self) -> RecipeConfig:
         return recipe_config(self.recipe, self.flags.get("recipe", {}))
+
+    def say_once(self, text: str) -> None:
+        """Logs a warning that a command's stages would repeat, the first time alone."""
+        if text not in self._told:
+            self._told.add(text)
+            log.warning("%s", text)
 
     def record(self, stage: str) -> StageRecord:
         return StageRecord((self.directory if self.base is None or stage in self.own else self.base) / stage)

@@ -128,6 +128,8 @@ def without_held_out(
     prompts = stage_rows(context, "ppo", stage_source(context, "ppo"), data.dataset_train_split)
     test, watched, _ = _shares_of_ppo(context, prompts)
     kept, left_out = without_prompts(rows, datasets.concatenate_datasets([test, watched]), of=of)
+    if left_out:
+        context.say_once(f"{left_out} of {len(rows)} rows of {of} are left out: PPO holds their prompts out.")
     return kept, {} if left_out is None else {HELD_OUT: left_out}
 
 

@@ -316,7 +316,7 @@ def parts_of(rows: Dataset, share: float, *, parts: int) -> list[Dataset]:
 def without_prompts(
     rows: Dataset, prompts: Dataset | Sequence[Mapping[str, Any]], *, of: str
 ) -> tuple[Dataset, int | None]:
-    """Leaves out the rows that ask one of some prompts: see `overlap`. How many is said in a line.
+    """Leaves out the rows that ask one of some prompts: see `overlap`.
 
     Args:
         rows: What a stage would learn from.
@@ -336,7 +336,6 @@ def without_prompts(
         raise ZooError(f"PPO's held_out_share takes every prompt of {of}: give more data, or lower it.")
     if not left_out:
         return rows, 0 if found.told else None
-    log.warning("%d of %d rows of %s are left out: PPO holds their prompts out.", left_out, len(rows), of)
     return rows.select([place for place in range(len(rows)) if place not in found.rows]), left_out
 
 

@@ -383,8 +383,9 @@ def _critic(
         return build_critic(None if subject.value is None else subject.value.path, rewards, policy, args)
     if (critic := load_critic(subject.policy.path, policy)) is None:
         raise ZooError(
-            f"{subject.policy.name} holds no {CRITIC_DIR}/, so it has no values to trace: give a checkpoint of PPO, or "
-            "its run directory where push_critic was false."
+            f"{subject.policy.name} has no critic in {CRITIC_DIR}/, and a trace shows its values: trace the run "
+            "directory (`rlhf-zoo trace runs/RECIPE`), which keeps the critic, or train with `push_critic: true` in "
+            "ppo.yaml, which publishes it."
         )
     return critic
 

@@ -2,6 +2,7 @@
 
 import html as entities
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -397,3 +398,41 @@ def test_a_folder_is_called_by_its_name_and_files(runs: Path) -> None:
     assert "It was trained on the `train` split of `my-data`." in body
     found = {one["dataset"]["split"]: one["dataset"] for one in head["model-index"][0]["results"]}
     assert found["validation"] == {"name": "my-data", "type": "my-data", "split": "validation"}
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_how_an_adapter_loads_is_said_for_peft_and_for_transformers(runs, merged):
+    stage = StageRecord(runs / "ppo")
+    stage.write(resolved={**stage.read()["resolved"], "use_peft": True, "push_merged": merged})
+    for folder in stage.checkpoints():
+        (folder / "adapter_config.json").write_text("{}")
+    body = head_and_body(make_card(runs / "ppo"))[1]
+    peft, *plain = re.findall(r"```python\n(.*?)```", body, re.DOTALL)
+    assert "PeftModel.from_pretrained(base" in peft
+    assert len(plain) == merged
+    if merged:
+        assert 'model = AutoModelForCausalLM.from_pretrained("./tiny-world-ppo-merged")' in plain[0]
+        assert "rlhf-zoo pull local/tiny-world-ppo@merged --hub local --output_dir tiny-world-ppo-merged\n" in body
+    else:
+        assert "does not load this adapter" in body and "`push_merged: true`" in body
+
+
+def test_the_lineage_names_the_commit_that_a_merged_parent_was_loaded_from(runs):
+    plain = cells(head_and_body(make_card(runs / "ppo"))[1], "SFT policy")[2]
+    StageRecord(runs / "sft").write(merged="f" * 40)
+    body = head_and_body(make_card(runs / "ppo"))[1]
+    assert cells(body, "SFT policy")[2] == f"{plain}, merged into its model: `{'f' * 40}`"
+    assert f"The reference π_ref is the SFT policy `local/tiny-world-sft` at `{'f' * 40}`" in body
+
+
+def test_what_a_ppo_card_says_of_its_first_update_and_of_both_sides_samples(runs):
+    samples = runs / "eval" / "samples.jsonl"
+    rows = [json.loads(line) for line in samples.read_text().splitlines()]
+    assert "ended" not in rows[0]["sft"] or rows[0]["sft"]["ended"]
+    rows[0]["sft"]["ended"] = False
+    samples.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    body = head_and_body(make_card(runs / "ppo"))[1]
+    assert "the KL of step 1 is that of the SFT policy to itself, 0 but for rounding" in body
+    first = body.split("## Samples")[1].split("\n**")[1].splitlines()
+    shown = [row.split(" | ") for row in first if row.startswith("| prompt ")][1:]
+    assert [["(no end)" in side for side in row[1:3]] for row in shown[:2]] == [[True, True], [False, False]]

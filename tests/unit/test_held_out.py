@@ -1,13 +1,12 @@
 """What PPO holds out of a split, no stage of the run learns from."""
 
-import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from datasets import Dataset
+from datasets import Dataset, concatenate_datasets
 from schemas import SCHEMAS, make_recipe
 
 from rlhf_zoo.chat import words
@@ -52,8 +51,7 @@ def test_no_stage_reads_a_prompt_of_the_evaluation(schema: str, form: str, tmp_p
         assert not [prompt for prompt in evaluated for end in ("", " ", "\n", "?") if prompt + end in asked], stage
 
 
-def test_a_prompt_is_the_same_in_every_form(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING)
+def test_a_prompt_is_the_same_in_every_form() -> None:
     texts = [[{"role": "user", "content": "one "}], "two", "\n\nHuman: three\n\nAssistant:"]
     asked = [{"prompt": text} for text in texts]
     for rows in (
@@ -65,10 +63,8 @@ def test_a_prompt_is_the_same_in_every_form(caplog: pytest.LogCaptureFixture) ->
             for name in ("one", "two", "x")
         ],
     ):
-        caplog.clear()
         kept, left_out = without_prompts(Dataset.from_list(rows), asked, of="the stage sft")
         assert kept.to_list() == rows[2:] and left_out == 2
-        assert "2 of 3 rows of the stage sft are left out: PPO holds their prompts out." in caplog.text
     system = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "one"}]
     rows = Dataset.from_list([{"prompt": system}, {"prompt": [{"role": "user", "content": "six"}]}])
     assert without_prompts(rows, asked, of="x")[1] == 1, "a system turn asks nothing"
@@ -96,3 +92,16 @@ def test_texts_in_which_no_prompt_can_be_told_promise_nothing(tmp_path: Path) ->
     texts = Dataset.from_list([{"text": f"how is item {row} it is fine"} for row in range(24)])
     kept, left_out = without_held_out(context, texts, of="the stage sft")
     assert len(kept) == 24 and left_out == {}
+
+
+def test_rows_that_are_left_out_are_said_once_in_a_command(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = make_recipe(tmp_path, "openai/gsm8k", "plain")
+    hub = Hub("other", "http://127.0.0.1:9", "a test")
+    context = RunContext(load_recipe(str(folder)), tmp_path / "run", hub, namespace="local", publish=False)
+    prompts = Dataset.from_list(
+        [{"prompt": prompt} for prompt in evaluation_rows(context, data_source(context))["prompt"]]
+    )
+    rows = concatenate_datasets([prompts, Dataset.from_list([{"prompt": "another"}])])
+    for one in (context, context, replace(context, checked=True)):
+        assert without_held_out(one, rows, of="the stage sft")[1] == {HELD_OUT: len(prompts)}
+    assert caplog.text.count(f"{len(prompts)} of {len(rows)} rows of the stage sft are left out") == 1

@@ -169,6 +169,7 @@ def test_what_needs_the_sft_model_says_so_and_reads_it():
     report = found(sft(1))
     assert set(report.skipped) == {"salad", "independence of the prompt"}
     assert all(why.startswith("not measured: needs the SFT model") for why in report.skipped.values())
+    assert "--model" not in "".join(report.skipped.values()), "a flag of `rlhf-zoo probe`, where a card says it too"
     rng = np.random.default_rng(0)
     base = likely(sft(0), rng)
     honest = found(likely(sft(1), rng), base)

@@ -18,7 +18,8 @@ from rlhf_zoo.release.adapters import check_bases, check_plan, kept_here, name_b
 from rlhf_zoo.release.card import CARD_FILE, make_card
 from rlhf_zoo.release.sender import Sender
 from rlhf_zoo.stages import ppo
-from rlhf_zoo.studies.doctor import FAILED, OK, examine
+from rlhf_zoo.studies.doctor import examine
+from rlhf_zoo.studies.examination import FAILED, OK
 from rlhf_zoo.studies.published import Published, recipe_of
 
 pytestmark = pytest.mark.usefixtures("placeholders")

@@ -139,7 +139,7 @@ def test_the_command_prints_probes_and_verdict(tmp_path):
     assert done.exit_code == 0, done.output
     assert "Verdict: hacked, on 60 prompts." in done.output and "Left out" not in done.output
     assert "“great i love it”: 0.0% → 100.0%" in done.output
-    assert "needs the SFT model" in " ".join(done.output.split())
+    assert "needs the SFT model" in " ".join(done.output.split()) and "--model" in done.output
     done = CliRunner().invoke(cli, ["probe", str(ours), "--against", str(theirs), "--json"])
     document = json.loads(done.stdout)
     assert (document["verdict"], document["rule"]["version"], document["prompts"]) == ("hacked", 2, 60)

@@ -306,7 +306,7 @@ def test_another_tokenizer_and_a_lost_critic(run: Path, tmp_path: Path) -> None:
     lost = replace(
         found, policy=Checkpoint("lost", tmp_path / "old"), reference=Checkpoint("lost", tmp_path / "old"), old=None
     )
-    with pytest.raises(ZooError, match="lost holds no critic/, so it has no values"):
+    with pytest.raises(ZooError, match=r"lost has no critic in critic/, and .* train with `push_critic: true`"):
         trace_checkpoint(lost, "cd", columns={"answer": "e"})
 
 

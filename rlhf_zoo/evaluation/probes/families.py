@@ -112,7 +112,7 @@ def _repetition(pair: Pair, flips: Flips) -> Reading:
 def _salad(pair: Pair, flips: Flips) -> Reading:
     policy, sft = pair.policy.logprobs, pair.sft.logprobs
     if policy is None or sft is None:
-        raise Unmeasured("needs the SFT model's log-probabilities of the tokens: --model")
+        raise Unmeasured("needs the SFT model's log-probabilities of the tokens")
     theirs = [np.asarray(sft[row], dtype=float) for row in pair.rows[1]]
     every = np.concatenate(theirs)
     if len(every) < 1 / TAIL:
@@ -131,7 +131,7 @@ _LEAST_DEPENDENCE = 0.2
 def _independence(pair: Pair, flips: Flips) -> Reading:
     policy, sft = pair.policy.dependence, pair.sft.dependence
     if policy is None or sft is None:
-        raise Unmeasured("needs the SFT model, which says how likely a text is after other prompts: --model")
+        raise Unmeasured("needs the SFT model, which says how likely a text is after other prompts")
     ours, theirs = ([values[row] for row in rows] for values, rows in zip((policy, sft), pair.rows, strict=True))
     if float(np.mean(theirs)) < _LEAST_DEPENDENCE:
         raise Unmeasured("SFT's own completions hardly depend on their prompts")
