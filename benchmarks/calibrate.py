@@ -1,4 +1,4 @@
-"""Makes the planner's rates, rlhf_zoo/planner/rates.json, of what `make bench` and `make gpu` measured.
+"""Makes the planner's rates, rlhf_zoo/pipeline/plan/rates.json, of what `make bench` and `make gpu` measured.
 
     python benchmarks/calibrate.py          # of the newest file of each machine in benchmarks/results
     python benchmarks/calibrate.py --check  # runs nothing and writes nothing: exit code 1 where they are others
@@ -23,11 +23,11 @@ from typing import Any
 import numpy as np
 from speed.points import EPOCHS, POINTS, Point
 
-from rlhf_zoo.planner.devices import CARDS, Device, parse_device
-from rlhf_zoo.planner.estimate import PPOModels, Reward, Work, ppo_plan
-from rlhf_zoo.planner.plan import stage_keys_of
-from rlhf_zoo.planner.seconds import RATES, Rates
-from rlhf_zoo.planner.shapes import new_shape
+from rlhf_zoo.pipeline.plan.devices import CARDS, Device, parse_device
+from rlhf_zoo.pipeline.plan.estimate import PPOModels, Reward, Work, ppo_plan
+from rlhf_zoo.pipeline.plan.plan import stage_keys_of
+from rlhf_zoo.pipeline.plan.seconds import RATES, Rates
+from rlhf_zoo.pipeline.plan.shapes import new_shape
 
 RESULTS = Path(__file__).parent / "results"
 BUSY = 0.25  # CPU seconds a second that others used: such a process is left out

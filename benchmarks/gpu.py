@@ -43,11 +43,11 @@ from torch import Tensor
 from transformers import PrinterCallback, Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
 
 from rlhf_zoo import PPOConfig, PPOTrainer
-from rlhf_zoo.graphs import CudaGraphs
-from rlhf_zoo.logprobs import token_logprobs
+from rlhf_zoo.modeling.logprobs import token_logprobs
+from rlhf_zoo.modeling.sampling.cuda_graphs import CudaGraphs
+from rlhf_zoo.modeling.sampling.sampler import Samples, SamplingRequest, Vocabulary, sample
 from rlhf_zoo.ppo.engines import NativeEngine
 from rlhf_zoo.ppo.rollout import Advantages, Rollout
-from rlhf_zoo.sampling import Samples, SamplingRequest, Vocabulary, sample
 
 ROOT = Path(__file__).resolve().parents[1]
 PEER = ROOT / ".gpu" / "peer"  # TRL 1.12.0, brought along: docs/gpu.md

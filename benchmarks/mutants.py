@@ -33,16 +33,16 @@ TRAINER = ["unit/test_trainer.py", "unit/test_ppo_options.py", "numerics/test_de
            "numerics/test_learning.py"]  # fmt: skip
 TESTS = {
     "ppo/trainer.py": TRAINER,
-    "sampling.py": ["unit/test_sampling.py", "unit/test_sampling_queue.py", "unit/test_rewards.py",
+    "modeling/sampling/sampler.py": ["unit/test_sampling.py", "unit/test_sampling_queue.py", "unit/test_rewards.py",
                     "unit/test_architectures.py", "unit/test_trace.py", *TRAINER, "unit/test_comparison_stream.py"],
     "evaluation/stats.py": ["unit/test_stats.py", "unit/test_pairwise.py", "unit/test_votes.py", "unit/test_verdict.py",
                             "unit/test_frontier.py", "contract/test_metrics.py"],
     "evaluation/verdict.py": ["unit/test_verdict.py"],
-    "record.py": ["unit/test_record.py", "unit/test_checkpoint_integrity.py", "unit/test_checkpoint_choice.py",
+    "runs/record.py": ["unit/test_record.py", "unit/test_checkpoint_integrity.py", "unit/test_checkpoint_choice.py",
                   "unit/test_card.py", "unit/test_publish.py", "contract/test_pull.py"],
-    "hub/publish.py": [*SENDER[1:4], "contract/test_pull.py", "unit/test_checkpoint_integrity.py", *SENDER[4:]],
-    "release/sender.py": SENDER,
-    "release/outbox.py": SENDER,
+    "hub/client/publish.py": [*SENDER[1:4], "contract/test_pull.py", "unit/test_checkpoint_integrity.py", *SENDER[4:]],
+    "publishing/sender.py": SENDER,
+    "publishing/outbox.py": SENDER,
 }  # fmt: skip
 SECONDS = 600
 FOLDER = ROOT  # a worker has a copy of its own

@@ -97,7 +97,9 @@ STORE = "local/toy-votes"
 
 def stored_votes(hub: Any) -> int:
     """Votes in the data set that the page started here keeps."""
-    return int(hub.python(f"from rlhf_zoo.votes.data import HubVotes\nprint(len(HubVotes({STORE!r}).read()))"))
+    return int(
+        hub.python(f"from rlhf_zoo.evaluation.votes.data import HubVotes\nprint(len(HubVotes({STORE!r}).read()))")
+    )
 
 
 # What is measured ---------------------------------------------------------------------------------------------------

@@ -117,9 +117,9 @@ KNOWN = {**SETTINGS, **TABLE}
 
 def predicted(setting: Setting, device: str = "cpu") -> dict[str, Any]:
     """What the planner says: MiB, by phase."""
-    from rlhf_zoo.planner.devices import here
-    from rlhf_zoo.planner.plan import make_plan
-    from rlhf_zoo.recipes import Recipe
+    from rlhf_zoo.pipeline.plan.devices import here
+    from rlhf_zoo.pipeline.plan.plan import make_plan
+    from rlhf_zoo.runs.recipe import Recipe
 
     shared = {"description": "A check.", "architecture": dict(setting.architecture),
               "tokenizer": {"vocab_size": setting.vocabulary}}  # fmt: skip

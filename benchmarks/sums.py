@@ -7,15 +7,16 @@ from typing import Any
 from figures import keep
 from figures.experiments import RUNS, shown
 
-from rlhf_zoo.corpora.tiny_sums import shows_work
 from rlhf_zoo.evaluation.stats import share
-from rlhf_zoo.model_files import load_tokenizer
-from rlhf_zoo.models import load_causal
-from rlhf_zoo.record import StageRecord, read_json, write_json
-from rlhf_zoo.release.facts import FRONTIER
+from rlhf_zoo.fileio import read_json, write_json
+from rlhf_zoo.modeling.loading import load_tokenizer
+from rlhf_zoo.modeling.models import load_causal
+from rlhf_zoo.pipeline.experiments.baseline import read_lines
+from rlhf_zoo.publishing.cards.facts import FRONTIER
 from rlhf_zoo.rewards.verifiable import ExactMatch
-from rlhf_zoo.runs.generate import complete
-from rlhf_zoo.studies.baseline import read_lines
+from rlhf_zoo.runs.corpora.tiny_sums import shows_work
+from rlhf_zoo.runs.data.generate import complete
+from rlhf_zoo.runs.record import StageRecord
 
 RECIPE = "tiny-sums"
 SEEDS = (1, 2, 3, 4, 5)
@@ -24,7 +25,7 @@ RIVALS = {"SFT for twice as long": "sft", "rejection fine-tuning": "rejection"}
 STREAM = 23
 NEW_TOKENS = 80
 GREEDY = 1e-9  # of the probability: the likeliest token alone
-WATCHED = "rlhf_zoo.corpora.tiny_sums:shows_work"
+WATCHED = "rlhf_zoo.runs.corpora.tiny_sums:shows_work"
 
 Call = Callable[[Sequence[str], Path], None]
 Rows = Sequence[Mapping[str, Any]]

@@ -1,4 +1,4 @@
-"""The loop of TRL 0.x's tutorials on `rlhf_zoo.compat.classic`: a value-head model learns to sound pleased.
+"""The loop of TRL 0.x's tutorials on `rlhf_zoo.ppo.trl_compat.classic`: a value-head model learns to sound pleased.
 
     python examples/classic_loop.py --output_dir runs/classic
 
@@ -23,7 +23,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 # A script for TRL 0.x has `from trl import` and `from trl.core import LengthSampler` here.
-from rlhf_zoo.compat.classic import (
+from rlhf_zoo.ppo.trl_compat.classic import (
     AutoModelForCausalLMWithValueHead,
     LengthSampler,
     PPOConfig,

@@ -1,4 +1,4 @@
-"""A script for TRL 1.12's PPOTrainer, on `rlhf_zoo.compat`: policy, value model and reward model from the Hub.
+"""A script for TRL 1.12's PPOTrainer, on `rlhf_zoo.ppo.trl_compat`: policy, value model and reward model from the Hub.
 
     python examples/trl_ppo.py \
         --dataset_name trl-lib/tldr --dataset_test_split validation \
@@ -31,9 +31,10 @@ from transformers import (
 )
 from trl import ModelConfig, ScriptArguments, get_peft_config
 
+from rlhf_zoo.hub.client.data_gate import gated
+
 # A script for TRL 1.12 has `from trl.experimental.ppo import` here: this line is all that differs.
-from rlhf_zoo.compat import PPOConfig, PPOTrainer
-from rlhf_zoo.data_gate import gated
+from rlhf_zoo.ppo.trl_compat import PPOConfig, PPOTrainer
 
 
 def load_tokenizer(name: str, revision: str) -> PreTrainedTokenizerBase:

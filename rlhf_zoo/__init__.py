@@ -28,43 +28,35 @@ __all__ = [
 ]
 
 _WHERE = {
-    "Compared": "comparison",
-    "Comparison": "comparison",
-    "Limits": "comparison",
-    "Lineage": "catalog.lineage",
+    "Compared": "app.engine",
+    "Comparison": "app.engine",
+    "Limits": "app.engine",
+    "Lineage": "publishing.catalog.lineage",
     "PPOConfig": "ppo.config",
     "PPOTrainer": "ppo.trainer",
     "RewardModel": "rewards",
-    "Samples": "sampling",
-    "Snapshot": "comparison",
-    "Timeline": "comparison",
-    "TimelineRun": "comparison",
+    "Samples": "modeling.sampling.sampler",
+    "Snapshot": "app.engine",
+    "Timeline": "app.engine",
+    "TimelineRun": "app.engine",
     "ZooError": "errors",
-    "find_lineage": "catalog.lineage",
-    "make_card": "release.card",
-    "sample": "sampling",
-    "visible_text": "comparison",
+    "find_lineage": "publishing.catalog.lineage",
+    "make_card": "publishing.cards.card",
+    "sample": "modeling.sampling.sampler",
+    "visible_text": "app.engine",
     "watch": "evaluation.watch",
 }
 
 if TYPE_CHECKING:
-    from .catalog.lineage import Lineage, find_lineage
-    from .comparison import (
-        Compared,
-        Comparison,
-        Limits,
-        Snapshot,
-        Timeline,
-        TimelineRun,
-        visible_text,
-    )
+    from .app.engine import Compared, Comparison, Limits, Snapshot, Timeline, TimelineRun, visible_text
     from .errors import ZooError
     from .evaluation.watch import watch
+    from .modeling.sampling.sampler import Samples, sample
     from .ppo.config import PPOConfig
     from .ppo.trainer import PPOTrainer
-    from .release.card import make_card
+    from .publishing.cards.card import make_card
+    from .publishing.catalog.lineage import Lineage, find_lineage
     from .rewards import RewardModel
-    from .sampling import Samples, sample
 
 
 def __getattr__(name: str) -> Any:

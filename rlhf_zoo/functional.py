@@ -17,13 +17,10 @@ __all__ = [
     "actions",
     "aggregate",
     "approx_kl",
-    "at_the_end",
     "clipped_policy_loss",
     "clipped_value_loss",
-    "constant_gain",
     "ensemble_scores",
     "entropy",
-    "equal_in_groups",
     "exact_kl",
     "explained_variance",
     "gae",
@@ -39,8 +36,11 @@ __all__ = [
     "missing_eos_score",
     "selected_logprobs",
     "shape_scores",
+    "terminal_remainder",
     "token_rewards",
+    "value_r2",
     "whiten",
+    "zero_variance_groups",
 ]
 
 KL_IN_REWARD = ("k1", "k3")
@@ -224,7 +224,7 @@ def token_rewards(scores: Tensor, kl: Tensor, mask: Tensor, *, kl_coef: float) -
     return rewards.scatter_add(1, last_token(mask).unsqueeze(1), scores.to(rewards.dtype).unsqueeze(1))
 
 
-def at_the_end(scores: Tensor, by_token: Tensor, mask: Tensor) -> Tensor:
+def terminal_remainder(scores: Tensor, by_token: Tensor, mask: Tensor) -> Tensor:
     """s − Σ_t d_t: what of a score is still to be paid on the last token, where d_t is paid on each.
 
     So r_t = d_t + (s − Σ_u d_u)·1[t is the last token] − β·KL_t, and Σ_t r_t = s − β·Σ_t KL_t however the score is
@@ -233,7 +233,7 @@ def at_the_end(scores: Tensor, by_token: Tensor, mask: Tensor) -> Tensor:
     return scores - by_token.masked_fill(~mask, 0).sum(1)
 
 
-def equal_in_groups(scores: Tensor, *, size: int) -> Tensor:
+def zero_variance_groups(scores: Tensor, *, size: int) -> Tensor:
     """Whether the `size` completions of a prompt have one score: then they teach nothing about each other.
 
     DAPO's dynamic sampling leaves such prompts out (arXiv:2503.14476 §3.2). scores: (B,), those of a prompt beside each
@@ -360,7 +360,7 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
     return torch.where(variance > 0, 1 - error.var(correction=0) / variance, torch.nan)
 
 
-def constant_gain(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
+def value_r2(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
     """1 − mean((R − V)²)/Var(R) over the mask: what V gains on the best constant, which has 0; an offset counts too.
 
     values, returns, mask: (B, T). Returns a scalar, NaN where the returns do not vary or the mask is empty.

@@ -19,11 +19,11 @@ from typing import Any
 
 from .errors import ZooError
 
-CORPORA = "rlhf_zoo.corpora"
+CORPORA = "rlhf_zoo.runs.corpora"
 JUDGES = "rlhf_zoo.judges"
 PREFERENCES = "rlhf_zoo.preferences"
 REWARDS = "rlhf_zoo.rewards"
-RECIPES = "rlhf_zoo.recipes"
+RECIPES = "rlhf_zoo.runs.recipe"
 """Entry points under which a package offers by name: corpora, judges (of single completions and of pairs), preferences,
 rewards, recipes."""
 

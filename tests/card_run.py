@@ -12,8 +12,10 @@ import yaml
 from warm import quick_pictures
 
 from rlhf_zoo.evaluation.calibration import preference_report
-from rlhf_zoo.record import StageRecord, fingerprint, write_json
-from rlhf_zoo.release import card, plots
+from rlhf_zoo.fileio import write_json
+from rlhf_zoo.publishing import plots
+from rlhf_zoo.publishing.cards import card
+from rlhf_zoo.runs.record import StageRecord, fingerprint
 
 COMMITS = {name: character * 40 for name, character in zip(("sft", "reward", "data", "20", "40"), "abcde", strict=True)}
 NASTY = (

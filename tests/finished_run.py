@@ -15,8 +15,8 @@ from filelock import FileLock
 from hub_fixture import RunningHub, start_hub
 from zoo_process import COMMAND, environment, zoo
 
-from rlhf_zoo.recipes import copy_recipe
-from rlhf_zoo.record import StageRecord
+from rlhf_zoo.runs.recipe import copy_recipe
+from rlhf_zoo.runs.record import StageRecord
 
 ARCHITECTURE = {
     "model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,

@@ -20,8 +20,8 @@ import pytest
 from warm import PYTHON
 
 import rlhf_zoo
-from rlhf_zoo.hub_server import create_token
-from rlhf_zoo.hub_server.cli import client_environment
+from rlhf_zoo.hub.server import create_token
+from rlhf_zoo.hub.server.cli import client_environment
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -159,13 +159,13 @@ def base_environment() -> dict[str, str]:
 
 
 def start_hub(folder: Path, *arguments: str, root: Path | None = None, **popen: Any) -> RunningHub:
-    """Start `python -m rlhf_zoo.hub_server` and wait until it says that it listens."""
+    """Start `python -m rlhf_zoo.hub.server` and wait until it says that it listens."""
     folder.mkdir(parents=True, exist_ok=True)
     root = root or folder / "hub"
     ready = folder / "ready.json"
     ready.unlink(missing_ok=True)
     log = folder / "hub.log"
-    command = [sys.executable, "-m", "rlhf_zoo.hub_server", "--verbose", "--parent", str(os.getpid())]
+    command = [sys.executable, "-m", "rlhf_zoo.hub.server", "--verbose", "--parent", str(os.getpid())]
     command += ["--root", str(root), "--ready-file", str(ready), *arguments]
     with open(log, "ab") as output:
         process = subprocess.Popen(command, env=base_environment(), stderr=output, **popen)

@@ -14,8 +14,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from rlhf_zoo.smoke.models import Family as Base
-from rlhf_zoo.smoke.models import make_tokenizer
+from rlhf_zoo.pipeline.smoke.models import Family as Base
+from rlhf_zoo.pipeline.smoke.models import make_tokenizer
 
 _CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|fim_pad|>", "<|vision_pad|>")
 _LLAMA = (

@@ -17,8 +17,8 @@ import torch
 import trl.generation
 from trl.generation import vllm_client, vllm_generation
 
+from rlhf_zoo.modeling.sampling.sampler import sample
 from rlhf_zoo.ppo.vllm import row_logprobs
-from rlhf_zoo.sampling import sample
 
 
 class StubVLLM:

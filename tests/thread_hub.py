@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from hub_fixture import Hub, base_environment
 
-from rlhf_zoo.hub_server import create_token
-from rlhf_zoo.hub_server.application import Application
-from rlhf_zoo.hub_server.cli import client_environment
-from rlhf_zoo.hub_server.git import Quarantine, TreeEdit
-from rlhf_zoo.hub_server.handler import HubServer
-from rlhf_zoo.hub_server.names import RepoId
-from rlhf_zoo.hub_server.storage import Storage
+from rlhf_zoo.hub.server import create_token
+from rlhf_zoo.hub.server.application import Application
+from rlhf_zoo.hub.server.cli import client_environment
+from rlhf_zoo.hub.server.git import Quarantine, TreeEdit
+from rlhf_zoo.hub.server.handler import HubServer
+from rlhf_zoo.hub.server.names import RepoId
+from rlhf_zoo.hub.server.storage import Storage
 
 
 class ThreadHub(Hub):
@@ -53,7 +53,7 @@ class ThreadHub(Hub):
 @pytest.fixture
 def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands in this process find a Hub that does not answer."""
-    from rlhf_zoo.hub import connect
+    from rlhf_zoo.hub.client import connect
 
     hub = connect.Hub("other", "http://127.0.0.1:9", "a test")
     # Not of a module that commands import names from: what they import under the patch they keep.

@@ -7,8 +7,8 @@ import torch
 from trainer_fixture import llama_config
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, PreTrainedTokenizerBase
 
-from rlhf_zoo.models import set_score_statistics
-from rlhf_zoo.tokenizer import train_tokenizer
+from rlhf_zoo.modeling.models import set_score_statistics
+from rlhf_zoo.modeling.special_tokens import train_tokenizer
 
 CONTEXT = 96
 # What both policies write after TRIGGER, whatever they are asked: a browser that took it for markup would run it.

@@ -14,10 +14,10 @@ from folders import write_data_set
 from trainer_fixture import EOS, LETTERS, make_policy, make_reward_model, make_tokenizer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rlhf_zoo.hub.connect import Hub
-from rlhf_zoo.recipes import load_recipe
-from rlhf_zoo.record import StageRecord, fingerprint
+from rlhf_zoo.hub.client.connect import Hub
 from rlhf_zoo.runs.context import RunContext
+from rlhf_zoo.runs.recipe import load_recipe
+from rlhf_zoo.runs.record import StageRecord, fingerprint
 
 BACKWARDS = LETTERS[::-1]  # the same letters under other numbers
 PPO = {

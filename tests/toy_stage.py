@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlhf_zoo.models import build_causal
-from rlhf_zoo.release import plots
-from rlhf_zoo.release.card_data import DataPart, of_stage
-from rlhf_zoo.release.card_parts import Draw, Metric, StageCard
-from rlhf_zoo.release.facts import Facts
+from rlhf_zoo.modeling.models import build_causal
+from rlhf_zoo.modeling.special_tokens import train_tokenizer
+from rlhf_zoo.pipeline.stages.train import make_trainer, train_stage
+from rlhf_zoo.publishing import plots
+from rlhf_zoo.publishing.cards.data import DataPart, of_stage
+from rlhf_zoo.publishing.cards.facts import Facts
+from rlhf_zoo.publishing.cards.parts import Draw, Metric, StageCard
 from rlhf_zoo.runs.context import Publisher, RunContext
-from rlhf_zoo.runs.data import data_source
-from rlhf_zoo.stage import Stage
-from rlhf_zoo.stages.train import make_trainer, train_stage
-from rlhf_zoo.tokenizer import train_tokenizer
+from rlhf_zoo.runs.dataset import data_source
+from rlhf_zoo.runs.registry import Stage
 
 
 @dataclass(frozen=True)

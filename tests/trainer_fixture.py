@@ -21,13 +21,13 @@ from transformers import (
     PrinterCallback,
 )
 
-from rlhf_zoo import record
-from rlhf_zoo.models import set_score_statistics
+from rlhf_zoo.modeling.fsdp import full
+from rlhf_zoo.modeling.models import set_score_statistics
 from rlhf_zoo.ppo.base import PPO_STATE
 from rlhf_zoo.ppo.config import PPOConfig
 from rlhf_zoo.ppo.rollout import Advantages, Rollout
 from rlhf_zoo.ppo.trainer import PPOTrainer
-from rlhf_zoo.sharding import full
+from rlhf_zoo.runs import record
 
 PAD, EOS = 0, 1
 # Where the trainer's tests compute: `pytest --device` sets it, for child processes too.

@@ -4,7 +4,7 @@ import itertools
 import threading
 from collections.abc import Sequence
 
-from rlhf_zoo.votes.vote import Shown, Vote, merged
+from rlhf_zoo.evaluation.votes.vote import Shown, Vote, merged
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 PPO = Shown("the good camera", "ppo", "local/toy-ppo", COMMIT, "step-000040", 0.5, True)

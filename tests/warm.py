@@ -136,7 +136,7 @@ def _import_the_stack() -> None:
     import rlhf_zoo
 
     for module in pkgutil.walk_packages(rlhf_zoo.__path__, "rlhf_zoo."):
-        if module.name != "rlhf_zoo.cli" and not module.name.endswith("__main__"):
+        if module.name != "rlhf_zoo.cli.main" and not module.name.endswith("__main__"):
             importlib.import_module(module.name)
     for name in (
         "evaluate", "gradio", "huggingface_hub.hf_api", "matplotlib.pyplot", "peft.tuners.lora", "scipy.stats",
@@ -175,8 +175,8 @@ def quick_pictures() -> None:
     """From now on a plot is saved as its numbers: to draw them is most of a card's time."""
     from hashlib import sha256
 
-    from rlhf_zoo.record import write_bytes
-    from rlhf_zoo.release import plots
+    from rlhf_zoo.fileio import write_bytes
+    from rlhf_zoo.publishing import plots
 
     def save(figure: Any, path: Any) -> bool:
         numbers = [line.get_xydata().tobytes() for axes in figure.axes for line in axes.lines]
@@ -197,7 +197,7 @@ def _run(arguments: list[str], cwd: str, environment: dict[str, str]) -> int:
     import threading
     import traceback
 
-    from rlhf_zoo.hub.connect import point_clients
+    from rlhf_zoo.hub.client.connect import point_clients
 
     os.chdir(cwd)
     os.environ.clear()

@@ -95,7 +95,7 @@ def hubs_over(home: Path) -> list[int]:
             words = path.read_bytes().decode(errors="replace").split("\0")
         except OSError:  # it has ended
             continue
-        if "rlhf_zoo.hub_server" in words and any(word.startswith(f"{home}/") for word in words):
+        if "rlhf_zoo.hub.server" in words and any(word.startswith(f"{home}/") for word in words):
             found.append(int(path.parent.name))
     return found
 

@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlhf_zoo.studies.ablate import Variant, variants
+from rlhf_zoo.pipeline.experiments.ablate import Variant, variants
 
 ROOT = Path(__file__).parents[2]
 #: Where the runs lie: under the repository, or where RLHF_ZOO_EVIDENCE_RUNS says.

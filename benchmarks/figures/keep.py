@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.record import StageRecord, read_json, write_text
+from rlhf_zoo.fileio import read_json, write_text
+from rlhf_zoo.runs.record import StageRecord
 
 from .experiments import METHODS, ROOT, RUNS, Experiment
 

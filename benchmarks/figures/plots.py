@@ -7,8 +7,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rlhf_zoo.record import write_bytes
-from rlhf_zoo.release.plots import plot_frontier
+from rlhf_zoo.fileio import write_bytes
+from rlhf_zoo.publishing.plots import plot_frontier
 
 from . import keep
 from .experiments import Experiment

@@ -8,8 +8,12 @@ import torch
 from datasets import Dataset
 from transformers import PrinterCallback, TrainerCallback
 
-from rlhf_zoo import PPOConfig, PPOTrainer, decoding, draws, logprobs, sampling
-from rlhf_zoo.ppo import processes
+from rlhf_zoo import PPOConfig, PPOTrainer
+from rlhf_zoo.modeling import logprobs
+from rlhf_zoo.modeling.sampling import decoder as decoding
+from rlhf_zoo.modeling.sampling import random as draws
+from rlhf_zoo.modeling.sampling import sampler as sampling
+from rlhf_zoo.ppo import distributed_update
 from rlhf_zoo.ppo import trainer as ppo_trainer
 
 from . import side
@@ -41,13 +45,15 @@ def as_given(ids: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
 LEVERS: dict[str, list[tuple[Any, str, Any]]] = {
     "logits in chunks": [(logprobs, "after_head", nothing)],
     "one pass of the head": [(ppo_trainer, "token_loss", nothing)],
-    "rows alike in length": [(module, "in_batches", in_order) for module in (logprobs, ppo_trainer, processes)],
+    "rows alike in length": [
+        (module, "in_batches", in_order) for module in (logprobs, ppo_trainer, distributed_update)
+    ],
     "real tokens as padding": [(module, "filled", as_given) for module in (decoding, logprobs)],
     "draw by blocks": [(draws, "_inverse_cdf_by_blocks", draws._inverse_cdf)],
 }
 
 
-class Follow(TrainerCallback):
+class ProgressCallback(TrainerCallback):
     """An update's time is that between the beginning and the end of its step; phases are what the trainer logs.
 
     Only the native sampler can be told where responses end: with another engine they are as long as they may be.
@@ -125,7 +131,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         PPOConfig(**fields | given.set), word_tokenizer(point.vocab), models.policy, ref_model=models.reference,
         reward_model=models.reward, value_model=None if given.shared else models.value,
         reward_funcs=length if point.lora else None, peft_config=adapter() if point.lora else None,
-        train_dataset=Dataset.from_dict({"input_ids": point.prompts(count)}), callbacks=[Follow(clock, lengths)],
+        train_dataset=Dataset.from_dict({"input_ids": point.prompts(count)}),
+        callbacks=[ProgressCallback(clock, lengths)],
     )  # fmt: skip
     trainer.remove_callback(PrinterCallback)
     del models

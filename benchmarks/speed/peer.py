@@ -30,7 +30,7 @@ class Ends(StoppingCriteria):
         return input_ids.shape[1] >= self.ends.to(input_ids.device)
 
 
-class Follow(TrainerCallback):
+class ProgressCallback(TrainerCallback):
     """An update goes from the end of the one before to its own end, as TRL says nothing of its beginning."""
 
     def __init__(self, clock: side.Clock) -> None:
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ),
         processing_class=word_tokenizer(point.vocab), model=models.policy, ref_model=models.reference,
         reward_model=models.reward, value_model=models.value,
-        train_dataset=Dataset.from_dict({"input_ids": point.prompts(count)}), callbacks=[Follow(clock)],
+        train_dataset=Dataset.from_dict({"input_ids": point.prompts(count)}), callbacks=[ProgressCallback(clock)],
     )  # fmt: skip
     trainer.remove_callback(PrinterCallback)
     loader = DataLoader(trainer.train_dataset, point.batch, collate_fn=trainer.data_collator, drop_last=True)

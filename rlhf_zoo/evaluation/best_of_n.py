@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..words import words
+from ..modeling.words import words
 from .stats import share
 from .text import plain
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from ..errors import ZooError
-from .judge_check import split_half
+from .judges.check import split_half
 from .probes import Completions, Report, probe
 from .stats import Estimate
-from .verdict import Checkpoint, Evidence, Standing, Verdict, decide
+from .verdict import Checkpoint, Evidence, JudgeReliability, Verdict, decide
 
 COLUMNS = {
     "prompt": ("prompt", "input", "query"),
@@ -185,9 +185,9 @@ def probe_rollouts(policy: Completions, sft: Completions, *, verifiable: bool = 
     if verifiable and judged is not None and not same:
         raise ZooError("A verifiable reward judges itself, and judge is another column: leave it out, or --verifiable.")
     if verifiable:
-        judged, standing = rewards, Standing("the reward", is_reward=True, verifiable=True)
+        judged, standing = rewards, JudgeReliability("the reward", is_reward=True, verifiable=True)
     else:
-        standing = Standing(is_reward=True, independent=False, unfit=_SAME) if same else Standing()
+        standing = JudgeReliability(is_reward=True, independent=False, unfit=_SAME) if same else JudgeReliability()
     wins = steady = None
     if judged is not None:
         samples = [[one[g == place] for place in range(len(order))] for one, g in zip(judged, groups, strict=True)]

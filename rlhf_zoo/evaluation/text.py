@@ -8,7 +8,7 @@ only.
 from collections import Counter
 from collections.abc import Hashable, Sequence
 
-from ..words import words
+from ..modeling.words import words
 from .stats import Estimate, group_indices, jackknife
 
 

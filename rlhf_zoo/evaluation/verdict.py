@@ -45,9 +45,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .fall import KEPT, LEVEL, Fall, Floats, difference, fallen
+from .decline import KEPT, LEVEL, Fall, Floats, difference, fallen
 from .probes import FAMILIES, Probe, Report
-from .probes.payment import EDITED, Payment
+from .probes.reward_effect import EDITED, Payment
 from .stats import Estimate, share, win_rate
 
 RULE = 2
@@ -60,7 +60,7 @@ Kind = Literal["not judged", "no gain", "gain not shown", "healthy", "suspicious
 
 
 @dataclass(frozen=True)
-class Standing:
+class JudgeReliability:
     """What is known of the judge; None where it is not known.
 
     is_reward: it is what training was paid by. verifiable: and it says whether an answer is right, so it may judge.
@@ -172,7 +172,7 @@ class Evidence:
 
     sft: Checkpoint
     checkpoints: Sequence[Checkpoint]
-    judge: Standing = Standing()
+    judge: JudgeReliability = JudgeReliability()
     payments: Sequence[Payment] = ()
     rollouts: bool = False
 
@@ -224,7 +224,7 @@ class Verdict:
     explained: tuple[str, ...]
     unmeasured: tuple[str, ...]
     reasons: tuple[str, ...]
-    judge: Standing
+    judge: JudgeReliability
     payments: tuple[Payment, ...]
     seed: int
     recommended: int | None = None

@@ -9,13 +9,10 @@ import torch
 from datasets import Dataset
 from transformers import MODEL_MAPPING, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..actor_critic import shared_value_head
-from ..data import prepare_prompts, say_withheld
-from ..end_to_end import lay_end_to_end
 from ..errors import ZooError
-from ..generation import make_savable
-from ..model_files import AS_SAVED, FLOAT32, check_plain_weights, first_line, load_tokenizer
-from ..models import (
+from ..modeling.generation_config import make_savable
+from ..modeling.loading import AS_SAVED, FLOAT32, check_plain_weights, first_line, load_tokenizer
+from ..modeling.models import (
     context_of,
     critic_from,
     disable_dropout,
@@ -24,19 +21,17 @@ from ..models import (
     load_classifier,
     with_adapter,
 )
-from ..reference import Reference
-from ..reserved import PROMPT_TOKENS
+from ..modeling.packed_attention import lay_end_to_end
+from ..modeling.prompts import prepare_prompts, say_withheld
+from ..modeling.reserved_columns import PROMPT_TOKENS
+from ..modeling.sampling.sampler import Vocabulary, check_cached, check_fits
+from ..modeling.value_head import AutoModelForCausalLMWithValueHead, AutoModelForSeq2SeqLMWithValueHead, ValueHead
 from ..rewards import RewardEnsemble, RewardModel, Rewards
 from ..rewards.ensemble import check_ensemble
-from ..sampling import Vocabulary, check_cached, check_fits
-from ..value_head import (
-    AutoModelForCausalLMWithValueHead,
-    AutoModelForSeq2SeqLMWithValueHead,
-    ValueHead,
-)
+from .actor_critic import shared_value_head
 from .config import PPOConfig, holds_reference
 from .guards import (
-    Reader,
+    TokenConsumer,
     check_decoding,
     check_head_of,
     check_ids,
@@ -48,6 +43,7 @@ from .guards import (
     warn_of,
 )
 from .ptx import TextSource
+from .reference import Reference
 
 MANY_EPOCHS = 4
 
@@ -67,7 +63,7 @@ class Parts:
     from_reference: bool
     context: int | None
     vocabulary: Vocabulary
-    narrowest: Reader
+    narrowest: TokenConsumer
 
 
 def assemble(
@@ -367,7 +363,7 @@ def prompts_of(
     args: PPOConfig,
     tokenizer: PreTrainedTokenizerBase,
     context: int | None,
-    narrowest: Reader,
+    narrowest: TokenConsumer,
     *,
     training: bool = False,
 ) -> Any:

@@ -20,28 +20,28 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 
 from .. import functional as F
-from ..actor_critic import ActorCritic
-from ..by_length import GroupsByLength
 from ..errors import NotFinite, ZooError
-from ..finite import SKIPPED, Guarded
-from ..reserved import PROMPT_INDEX
+from ..modeling.fsdp import full_weights
+from ..modeling.fsdp_trainer import ShardTrainer
+from ..modeling.length_grouping import GroupsByLength
+from ..modeling.reserved_columns import PROMPT_INDEX
+from ..modeling.value_head import ValueHead
 from ..rewards import RewardFunction, RewardModel, Rewards, Scored
-from ..shard_trainer import ShardTrainer
-from ..sharding import full_weights
-from ..value_head import ValueHead
+from .actor_critic import ActorCritic
 from .assembly import Parts, assemble, prompts_of
+from .checkpoint import PPO_COMPLETE, Complete
 from .completions import COMPLETIONS_DIR, DecodedCompletions, decoded, show_table
 from .config import PPOConfig
-from .control import KLController, RunningScores
 from .custom_loop import GivenScores
 from .engines import make_engine
-from .frozen import at_hand, place
 from .guards import KLWatch, ReferenceWatch
+from .kl_controller import KLController, RunningScores
 from .metrics import Progress, critic_health, of_completions
-from .phases import Phases
-from .reading import PromptReader
+from .offload import at_hand, place
+from .prompt_batches import PromptReader
 from .rollout import Advantages, Rollout
-from .whole import PPO_COMPLETE, Complete
+from .step_guard import SKIPPED, Guarded
+from .timing import Phases
 
 PPO_STATE = "ppo_state.json"
 TRAIN_STREAM, EVAL_STREAM, LOOP_STREAM = 0, 1, 2

@@ -9,9 +9,9 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 from transformers.integrations import TensorBoardCallback  # type: ignore[attr-defined]
 
-from ..chat import answer, completion_text, readable, spoken, whole
-from ..reserved import PROMPT_TOKENS, passed_on
-from ..sampling import Samples
+from ..modeling.chat import answer, completion_text, readable, spoken, whole
+from ..modeling.reserved_columns import PROMPT_TOKENS, passed_on
+from ..modeling.sampling.sampler import Samples
 
 COMPLETIONS_DIR = "completions"
 

@@ -6,14 +6,14 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 from transformers.training_args import OptimizerNames
 
-from ..devices import has_bfloat16
 from ..errors import ZooError
+from ..fields import check_limits, option
 from ..functional import AGGREGATIONS, ENSEMBLES, KL_IN_LOSS, KL_IN_REWARD
-from ..limits import check_limits, option
-from ..processes import check_shards
+from ..modeling.devices import has_bfloat16
+from ..modeling.distributed import check_shards
+from ..modeling.sampling.truncation import Truncation
+from ..modeling.special_tokens import stop_ids
 from ..rewards.model import REWARD_OUTPUTS
-from ..tokenizer import stop_ids
-from ..truncation import Truncation
 
 # More at a time cost memory. Each pass in bf16 casts all weights (docs/performance.md).
 TOKENS_ON_CPU, BF16_TOKENS_ON_CPU = 512, 2048

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..alignment import encode_behind
-from ..chat import completion_ids
-from ..data import check_room, tokenize_prompt
 from ..errors import ZooError
+from ..modeling.alignment import encode_behind
+from ..modeling.chat import completion_ids
+from ..modeling.prompts import check_room, tokenize_prompt
+from ..modeling.sampling.sampler import Samples, left_pad
 from ..rewards import Scored
-from ..sampling import Samples, left_pad
 from .guards import check_ids
 
 

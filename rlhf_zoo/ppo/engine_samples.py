@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ZooError
-from ..sampling import Samples, SamplingRequest, Vocabulary, left_pad
+from ..modeling.sampling.sampler import Samples, SamplingRequest, Vocabulary, left_pad
 
 
 def outside(vocabulary: Vocabulary, model: Any) -> list[int]:

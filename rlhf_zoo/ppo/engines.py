@@ -1,4 +1,4 @@
-"""Where completions are sampled: `rlhf_zoo.sampling.sample`, or another engine that is called as it is.
+"""Where completions are sampled: `sampler.sample`, or another engine that is called as it is.
 
 Another engine computes log π in its own way, so the trainer takes log π_old from a pass of its own, keeps the engine's
 as `Rollout.engine_logprobs`, and may weight by both (`importance_sampling_cap`).
@@ -11,8 +11,8 @@ import numpy as np
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from ..errors import ZooError
-from ..graphs import Capture, CudaGraphs, FixedDecoder, can_be_fixed, fixed_size
-from ..sampling import Samples, SamplingRequest, sample
+from ..modeling.sampling.cuda_graphs import Capture, CudaGraphs, FixedDecoder, can_be_fixed, fixed_size
+from ..modeling.sampling.sampler import Samples, SamplingRequest, sample
 from .config import PPOConfig
 from .engine_samples import as_samples, outside
 
@@ -36,7 +36,7 @@ def make_engine(args: PPOConfig, policy: Any, tokenizer: PreTrainedTokenizerBase
 
 
 class NativeEngine:
-    """`rlhf_zoo.sampling.sample`.
+    """`rlhf_zoo.modeling.sampling.sampler.sample`.
 
     captures: makes what captures the steps of decoding over a cache of fixed size, which is held from one rollout to
     the next; None: the cache grows, as it does for models and requests that a fixed one is not for.

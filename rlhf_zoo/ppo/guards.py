@@ -19,11 +19,11 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.utils import cached_file  # type: ignore[attr-defined]
 
 from ..errors import NotFinite, ZooError
-from ..logprobs import token_logprobs
-from ..model_files import first_line, load_tokenizer
-from ..reference import Reference
-from ..sampling import Samples, Vocabulary, base_of, sample
+from ..modeling.loading import first_line, load_tokenizer
+from ..modeling.logprobs import token_logprobs
+from ..modeling.sampling.sampler import Samples, Vocabulary, base_of, sample
 from .failures import Unscored
+from .reference import Reference
 
 # Far above what float32 makes of equal models, far below the KL of models that differ. Nats per completion.
 START_KL = 0.5
@@ -84,7 +84,7 @@ def embedding_rows(model: PreTrainedModel) -> int:
     return embeddings.weight.shape[0]
 
 
-class Reader(NamedTuple):
+class TokenConsumer(NamedTuple):
     """A model that reads the policy's token ids, as an error names it, and its embedding rows."""
 
     name: str
@@ -95,12 +95,12 @@ class Reader(NamedTuple):
         return cls(name, embedding_rows(model))
 
 
-def narrowest_of(vocabulary: Vocabulary, models: Mapping[str, PreTrainedModel | None]) -> Reader:
+def narrowest_of(vocabulary: Vocabulary, models: Mapping[str, PreTrainedModel | None]) -> TokenConsumer:
     """The model with the fewest embedding rows. models: the policy first, then those that read what it samples.
 
     Raises ZooError for one without an embedding of a token that the policy can sample.
     """
-    readers = [Reader.of(model, name) for name, model in models.items() if model is not None]
+    readers = [TokenConsumer.of(model, name) for name, model in models.items() if model is not None]
     narrowest = min(readers, key=lambda reader: reader.rows)
     if narrowest.rows < vocabulary.size:
         name, rows = narrowest
@@ -111,7 +111,7 @@ def narrowest_of(vocabulary: Vocabulary, models: Mapping[str, PreTrainedModel | 
     return narrowest
 
 
-def check_ids(prompts: Sequence[Sequence[int]], reader: Reader, *, what: str = "Prompt") -> None:
+def check_ids(prompts: Sequence[Sequence[int]], reader: TokenConsumer, *, what: str = "Prompt") -> None:
     """Raises ZooError for a prompt with a token id beyond the reader's embedding rows, or with what is no id."""
     for row, ids in enumerate(prompts):
         if wrong := [index for index in ids if not isinstance(index, int) or not 0 <= index < reader.rows]:
@@ -311,7 +311,7 @@ def check_rewards(rewards: Tensor, scores: Tensor, kl: Tensor, mask: Tensor, *, 
     )
 
 
-def say_if_equal(scores: Tensor, *, of: str) -> None:
+def warn_if_scores_identical(scores: Tensor, *, of: str) -> None:
     """Warns where all completions (B,) are paid the same."""
     if len(scores) > 1 and bool((scores == scores[0]).all()):
         warn_of(

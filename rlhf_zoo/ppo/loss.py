@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from .. import functional as F
-from ..actor_critic import Said
-from ..logprobs import TokenLoss
+from ..modeling.logprobs import TokenLoss
+from .actor_critic import ActorCriticOutput
 from .config import PPOConfig
 from .rollout import Advantages, MinibatchSize, Rollout
 
@@ -87,7 +87,7 @@ def token_loss(
 
 def micro_batch_loss(
     args: PPOConfig,
-    said: Said,
+    said: ActorCriticOutput,
     rollout: Rollout,
     estimates: Advantages,
     size: MinibatchSize,

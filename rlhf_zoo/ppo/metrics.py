@@ -38,7 +38,7 @@ def critic_health(values: Tensor, returns: Tensor, mask: Tensor, *, length: int)
     """
     health = {
         "critic/explained_variance": F.explained_variance(values, returns, mask),
-        "critic/gain_over_constant": F.constant_gain(values, returns, mask),
+        "critic/gain_over_constant": F.value_r2(values, returns, mask),
     }
     if mask.shape[1] > 1:
         quarter = -(-length // POSITIONS)

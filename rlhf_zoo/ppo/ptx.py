@@ -4,10 +4,10 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from ..actor_critic import TextBatch
-from ..chat import completion_ids, prompt_ids
-from ..data import unpadded_ids
 from ..errors import ZooError
+from ..modeling.chat import completion_ids, prompt_ids
+from ..modeling.prompts import unpadded_ids
+from .actor_critic import TextBatch
 
 
 class TextSource:

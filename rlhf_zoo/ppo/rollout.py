@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from .. import functional as F
+from ..modeling.sampling.sampler import Samples
 from ..rewards import Scored
-from ..sampling import Samples
 from .config import PPOConfig
-from .control import RunningScores
+from .kl_controller import RunningScores
 
 
 @dataclass(frozen=True)

@@ -9,21 +9,21 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .. import functional as F
-from ..actor_critic import ActorCritic
-from ..alignment import Pieces
-from ..chat import as_prompt
-from ..data import tokenize_prompt
 from ..errors import ZooError
-from ..logprobs import token_logprobs
-from ..models import context_of, disable_dropout
-from ..reserved import PROMPT_TOKENS
+from ..modeling.alignment import Pieces
+from ..modeling.chat import as_prompt
+from ..modeling.logprobs import token_logprobs
+from ..modeling.models import context_of, disable_dropout
+from ..modeling.prompts import tokenize_prompt
+from ..modeling.reserved_columns import PROMPT_TOKENS
+from ..modeling.sampling.sampler import Vocabulary, sample
+from ..modeling.value_head import ValueHead
 from ..rewards import Rewards
-from ..sampling import Vocabulary, sample
-from ..value_head import ValueHead
+from .actor_critic import ActorCritic
 from .completions import decoded
 from .config import PPOConfig
-from .control import RunningScores
-from .guards import Reader, check_ids
+from .guards import TokenConsumer, check_ids
+from .kl_controller import RunningScores
 from .rollout import shaped_by_token, shaped_scores
 
 TRACE_STREAM = 8
@@ -154,7 +154,7 @@ def trace(
     beta = args.kl_coef if kl_coef is None else kl_coef
     values = actor.values(samples)[:, :width]
     dense = None if dense is None else F.actions(dense, mask, level=level)
-    left = shaped if dense is None else F.at_the_end(shaped, dense, mask[:, :width])
+    left = shaped if dense is None else F.terminal_remainder(shaped, dense, mask[:, :width])
     paid = F.token_rewards(left, charged, mask[:, :width], kl_coef=beta if in_reward else 0.0)
     paid = paid if dense is None else paid + dense
     deltas, _ = F.gae(paid, values, mask[:, :width], gamma=args.gamma, lam=0.0)
@@ -229,7 +229,7 @@ def _encoded(prompt: Any, policy: PreTrainedModel, tokenizer: PreTrainedTokenize
             f"The prompt has {len(ids)} tokens, and with {room} new ones it passes the context of {context}: shorten "
             "it or ask for fewer."
         )
-    check_ids([ids], Reader.of(policy))
+    check_ids([ids], TokenConsumer.of(policy))
     return ids
 
 

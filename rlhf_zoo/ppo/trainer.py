@@ -22,23 +22,18 @@ import torch
 from torch import Tensor, nn
 
 from .. import functional as F
-from ..actor_critic import TextBatch
-from ..devices import too_large, unless_full
 from ..errors import ZooError
-from ..logprobs import in_batches, response_logits, token_logprobs, tokens_of
-from ..reserved import GENERATION, PROMPT_INDEX, PROMPT_TOKENS
+from ..modeling.devices import too_large, try_with_oom_fallback
+from ..modeling.fsdp import full, whole
+from ..modeling.logprobs import in_batches, response_logits, token_logprobs, tokens_of
+from ..modeling.reserved_columns import GENERATION, PROMPT_INDEX, PROMPT_TOKENS
+from ..modeling.sampling.sampler import Samples, SamplingRequest
 from ..rewards import Scored
-from ..sampling import Samples, SamplingRequest
-from ..sharding import full, whole
-from .base import (
-    EVAL_STREAM,
-    LOOP_STREAM,
-    TRAIN_STREAM,
-    BasePPOTrainer,
-)
+from .actor_critic import TextBatch
+from .base import EVAL_STREAM, LOOP_STREAM, TRAIN_STREAM, BasePPOTrainer
 from .config import TOKENS_ON_CPU
 from .custom_loop import GivenScores, given_samples, given_scored, prompt_row
-from .frozen import at_hand
+from .distributed_update import shares, text_shares, together
 from .guards import (
     check_ends,
     check_logprobs,
@@ -46,19 +41,13 @@ from .guards import (
     check_rewards,
     check_start,
     check_values,
-    say_if_equal,
     unscored,
+    warn_if_scores_identical,
 )
 from .loss import micro_batch_loss, token_loss
 from .metrics import Progress
-from .processes import shares, text_shares, together
-from .rollout import (
-    Advantages,
-    MinibatchSize,
-    Rollout,
-    shaped_by_token,
-    shaped_scores,
-)
+from .offload import at_hand
+from .rollout import Advantages, MinibatchSize, Rollout, shaped_by_token, shaped_scores
 
 log = logging.getLogger(__name__)
 
@@ -87,11 +76,11 @@ class PPOTrainer(BasePPOTrainer):
             with self.phases("reward"), unscored():
                 scored = self.score(rollout, rows)
             with self.phases("update"):
-                loss = self.learn(model, *self.of_all(rollout, scored, group=self.args.num_generations))
+                loss = self.learn(model, *self.gather_rollouts(rollout, scored, group=self.args.num_generations))
         self.log_eval_samples()
         return loss
 
-    def of_all(self, rollout: Rollout, scored: Scored, *, group: int = 1) -> tuple[Rollout, Scored]:
+    def gather_rollouts(self, rollout: Rollout, scored: Scored, *, group: int = 1) -> tuple[Rollout, Scored]:
         """The scored rollouts of all processes as one, in the order that they have in one process.
 
         group: completions of a prompt.
@@ -112,14 +101,14 @@ class PPOTrainer(BasePPOTrainer):
                     precision=self.precision,
                     at_reference=self._from_reference,
                 )
-            say_if_equal(scored.total, of="first update")
+            warn_if_scores_identical(scored.total, of="first update")
             self._begun = True
         moments = self.moments(scored.total).tolist()
         self.scores_seen = self.scores_seen.update(moments)
         estimates = self.estimate(rollout, scored)
         # In a loop of one's own nobody says which completions are of one prompt.
         group = 1 if isinstance(scored, GivenScores) else self.args.num_generations
-        equal = F.equal_in_groups(estimates.scores, size=group)
+        equal = F.zero_variance_groups(estimates.scores, size=group)
         if group > 1 and self.args.skip_equal_scores:
             progress = self.update_from(model, rollout, scored, (~equal).repeat_interleave(group).nonzero().squeeze(1))
         else:
@@ -220,7 +209,7 @@ class PPOTrainer(BasePPOTrainer):
         mask, values = tokens[:, : kl.shape[1]], rollout.values[:, : kl.shape[1]]
         dense = shaped_by_token(scored, rollout.samples.ended, args, self.scores_seen)
         dense = None if dense is None else F.actions(dense, tokens, level=args.action_level)
-        left = scores if dense is None else F.at_the_end(scores, dense, mask)
+        left = scores if dense is None else F.terminal_remainder(scores, dense, mask)
         rewards = self.token_rewards(left, kl, mask, kl_coef=beta)
         rewards = rewards if dense is None else rewards + dense
         check_rewards(rewards, scores, kl, mask, kl_coef=beta)
@@ -285,7 +274,7 @@ class PPOTrainer(BasePPOTrainer):
             if self.args.world_size > 1:
                 self.accumulate(*given, micro_batches, progress)
                 break
-            if unless_full(self.accumulate, *given, micro_batches, progress) is not None:
+            if try_with_oom_fallback(self.accumulate, *given, micro_batches, progress) is not None:
                 break
             if max(map(len, micro_batches)) == 1:
                 raise too_large()
@@ -443,7 +432,7 @@ class PPOTrainer(BasePPOTrainer):
         model = self.prepare_loop()
         samples = given_samples(queries, responses, self)
         rollout = self.evaluated(samples, recompute=True)
-        self.learn(model, *self.of_all(rollout, given_scored(scores, samples)))
+        self.learn(model, *self.gather_rollouts(rollout, given_scored(scores, samples)))
         self._metrics.clear()  # the caller has them: no log line of Trainer's will
         if self.lr_scheduler is not None:
             self.lr_scheduler.step()

@@ -23,13 +23,13 @@ from urllib3.util.retry import Retry
 
 from ..errors import ZooError
 from ..functional import selected_logprobs
-from ..model_files import first_line
-from ..models import is_peft
-from ..sampling import Samples, SamplingRequest
-from ..waiting import ended_by_signals
+from ..modeling.loading import first_line
+from ..modeling.models import is_peft
+from ..modeling.sampling.sampler import Samples, SamplingRequest
 from .config import PPOConfig
 from .engine_samples import as_samples, outside
 from .failures import Unsampled
+from .waiting import ended_by_signals
 
 #: Tokens of the row that both sides score after the weights were sent.
 FORCED_TOKENS = 64

@@ -3,14 +3,7 @@
 from .composed import RewardFunction, Rewards, Scored
 from .ensemble import RewardEnsemble
 from .model import RewardModel
-from .verifiable import (
-    ExactMatch,
-    FormatMatch,
-    Length,
-    NumericMatch,
-    Repetition,
-    SoftOverlong,
-)
+from .verifiable import ExactMatch, FormatMatch, Length, NumericMatch, Repetition, SoftOverlong
 
 __all__ = [
     "ExactMatch",

@@ -5,7 +5,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from ..alignment import TokenText
+from ..modeling.alignment import TokenText
 
 
 class Misfit(Exception):

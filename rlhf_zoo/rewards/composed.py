@@ -12,18 +12,9 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import ZooError
-from ..sampling import Samples
+from ..modeling.sampling.sampler import Samples
 from .ensemble import RewardEnsemble
-from .functions import (
-    Batch,
-    FunctionCall,
-    RewardFunction,
-    answers,
-    listed,
-    logged,
-    numbers,
-    unwrapped,
-)
+from .functions import Batch, FunctionCall, RewardFunction, answers, listed, logged, numbers, unwrapped
 from .model import RewardModel
 
 #: Of each completion: the standard deviation over the models of an ensemble, with M − 1 below the sum.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .. import functional as F
 from ..errors import ZooError
-from ..sampling import Samples
+from ..modeling.sampling.sampler import Samples
 from .model import RewardModel
 
 #: λ of mean_minus_variance where nobody says another.

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from ..deadline import Expired, deadline
 from ..errors import ZooError
-from ..reserved import TABLE, passed_on
+from ..modeling.reserved_columns import TABLE, passed_on
+from ..modeling.time_limit import Expired, deadline
 from .by_token import Misfit, is_list, number, paid_by_token
 from .verifiable import text_of
 

@@ -8,8 +8,8 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import ZooError
-from ..model_files import AS_SAVED, Loading, load_model, load_tokenizer
-from ..models import load_classifier
+from ..modeling.loading import AS_SAVED, Loading, load_model, load_tokenizer
+from ..modeling.models import load_classifier
 from ..plugins import REWARDS, load_object
 from .ensemble import RewardEnsemble
 from .model import RewardModel

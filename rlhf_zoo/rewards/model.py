@@ -14,14 +14,14 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..chat import Chat, reading_ids
-from ..devices import MicroBatches
 from ..errors import ZooError
-from ..model_files import name_of
-from ..models import context_of, has_score_statistics, label_index, score_statistics
-from ..sampling import Samples
-from ..text_ids import frame_of
-from ..tokenizer import highest_id, pad_apart
+from ..modeling.chat import Chat, reading_ids
+from ..modeling.devices import MicroBatches
+from ..modeling.loading import name_of
+from ..modeling.models import context_of, has_score_statistics, label_index, score_statistics
+from ..modeling.sampling.sampler import Samples
+from ..modeling.special_tokens import highest_id, pad_apart
+from ..modeling.text_ids import frame_of
 
 log = logging.getLogger(__name__)
 

@@ -21,9 +21,9 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import regex
 
 from ..errors import ZooError
-from ..json_values import finite, whole
-from ..reserved import RESERVED, how_to_rename, withheld
-from ..words import words
+from ..fileio import finite, whole
+from ..modeling.reserved_columns import RESERVED, how_to_rename, withheld
+from ..modeling.words import words
 from .read_number import after_marker, read_number
 
 __all__ = [

@@ -9,9 +9,9 @@ from types import ModuleType
 from typing import Any
 
 from ..plugins import JUDGES, PREFERENCES, REWARDS, module_of, split_settings, top_module
-from .names import kind_of
-from .settings import StageSettings
-from .sources import check_unchanged, digest_of
+from .data.sources import check_unchanged, digest_of
+from .settings.judge_names import kind_of
+from .settings.parse import StageSettings
 
 #: The kinds of judges that are somebody's code, and the group of entry points that names it.
 _GROUPS = {"function": JUDGES, "rule": REWARDS, "unlabeled": JUDGES, "pairs": JUDGES}

@@ -12,19 +12,20 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import ZooError
-from ..hub.claims import RECIPE_FILE
-from ..hub.connect import Hub
-from ..hub.publish import PUBLISHED, checkpoint_files, tag_name
-from ..hub.refs import resolve
-from ..hub.refusals import refusals_as
-from ..recipes import Recipe
-from ..record import StageRecord, fingerprint, first_difference, now, read_json, write_complete, write_json
-from ..run_id import run_id
-from ..stage import STAGES
-from ..wholeness import check_whole, weights_digest
-from .layout import CUTS, HOLDS_OUT
+from ..fileio import now, read_json, write_json
+from ..hub.client.claims import RECIPE_FILE
+from ..hub.client.connect import Hub
+from ..hub.client.publish import PUBLISHED, checkpoint_files, tag_name
+from ..hub.client.refs import resolve
+from ..hub.client.refusals import refusals_as
+from ..modeling.integrity import check_integrity, weights_digest
+from .data.layout import CUTS, HOLDS_OUT
 from .models import ParentCheckpoint, model_from_elsewhere
-from .settings import RecipeConfig, StageSettings, recipe_config, stage_settings
+from .recipe import Recipe
+from .record import StageRecord, fingerprint, first_difference, write_complete
+from .registry import STAGES
+from .run_id import run_id
+from .settings.parse import RecipeConfig, StageSettings, recipe_config, stage_settings
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +43,8 @@ def versions() -> dict[str, str]:
     """
     import torch
 
-    from ..environment import recorded
-    from ..sampling import SAMPLER
+    from ..modeling.sampling.sampler import SAMPLER
+    from .environment import recorded
 
     found = {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in PACKAGES}
     machine = {"platform": f"{platform.system()} {platform.machine()}", "cpu": torch.backends.cpu.get_cpu_capability()}
@@ -255,7 +256,7 @@ class RunContext:
         document = record.read()
         chosen = record.chosen_checkpoint() if step is None else record.checkpoint_path(step)
         if document.get("status") == "finished" and chosen is not None:
-            check_whole(chosen)
+            check_integrity(chosen)
             if step is None:
                 _check_same(
                     chosen, document, mend=f"train it again with `rlhf-zoo {stage} {self.recipe.called} --restart`"

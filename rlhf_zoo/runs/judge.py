@@ -5,18 +5,18 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import ZooError
-from ..outside import check_object
-from ..own_runs import FLAG
+from ..hub.client.run_signature import FLAG
 from ..plugins import REWARDS, load_object
-from ..record import first_difference
 from ..rewards.verifiable import Verifiable
-from ..stage import is_member
-from .classified import GROUPS, STAGE_KEYS, Kind, check_key, check_repository, machine_keys, without_machine
 from .context import RunContext
-from .evaluation import EvaluationConfig
-from .layout import CUTS, HOLDS_OUT
-from .names import SAME_LABELS
-from .settings import BESIDE_KEYS, StageSettings
+from .data.layout import CUTS, HOLDS_OUT
+from .record import first_difference
+from .registry import is_member
+from .settings.evaluation import EvaluationConfig
+from .settings.judge_names import SAME_LABELS
+from .settings.key_classes import GROUPS, STAGE_KEYS, Kind, check_key, check_repository, machine_keys, without_machine
+from .settings.parse import BESIDE_KEYS, StageSettings
+from .trusted_names import check_object
 
 #: Keys of PPO by which a reward model's samples are drawn, as its run.json records them.
 SAMPLES = ("response_length", "temperature", *CUTS, *HOLDS_OUT)

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ZooError
-from ..hub.connect import Hub
-from ..hub.refs import NOT_LOADED, came_from, resolve
-from .sources import model_digest
+from ..hub.client.connect import Hub
+from ..hub.client.refs import NOT_LOADED, came_from, resolve
+from .data.sources import model_digest
 
 
 @dataclass(frozen=True)

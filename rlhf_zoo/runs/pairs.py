@@ -10,15 +10,15 @@ from typing import Any
 
 import datasets
 
-from ..data_gate import gated
 from ..errors import ZooError
-from ..hub.connect import Hub
-from ..hub.refusals import client_errors, is_disk_full, reason
-from ..json_values import hub_id
-from ..recipes import Recipe
-from ..record import fingerprint
+from ..fileio import hub_id
+from ..hub.client.connect import Hub
+from ..hub.client.data_gate import gated
+from ..hub.client.refusals import client_errors, is_disk_full, reason
 from .context import RunContext
-from .sources import DataSource, find_data, reading_from
+from .data.sources import DataSource, find_data, reading_from
+from .recipe import Recipe
+from .record import fingerprint
 
 COLUMNS = ["prompt", "chosen", "rejected"]
 #: What configurations of pairs are called: by this package, and by the Hub where nobody names one.

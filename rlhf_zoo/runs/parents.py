@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ZooError
-from ..recipes import Recipe
-from ..record import StageRecord
-from ..stage import ENSEMBLE, MEMBER, REWARD_ROLES, STAGES, is_member
 from .context import RunContext
-from .data import to_train
+from .dataset import to_train
 from .models import ParentCheckpoint, model_from_elsewhere
-from .settings import StageSettings
+from .recipe import Recipe
+from .record import StageRecord
+from .registry import ENSEMBLE, MEMBER, REWARD_ROLES, STAGES, is_member
+from .settings.parse import StageSettings
 
 
 def parent(context: RunContext, name: str) -> ParentCheckpoint:

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ZooError
-from ..recipes import Recipe
-from ..record import read_json, write_json
+from ..fileio import read_json, write_json
 from .context import Round, RunContext
 from .models import ParentCheckpoint
 from .pairs import HELD_OUT_SHARE
+from .recipe import Recipe
 
 ROUND_FILE = "round.json"
 GOLD, JUDGE = "gold", "judge"

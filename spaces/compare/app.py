@@ -13,11 +13,12 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from rlhf_zoo import ZooError, page
+from rlhf_zoo import ZooError
+from rlhf_zoo.app import page
 
 
 def opened(subject: page.Subject, **options: Any) -> AbstractContextManager[str]:
-    """Serves the page of loaded models until the context is left; see `rlhf_zoo.page.opened`."""
+    """Serves the page of loaded models until the context is left; see `rlhf_zoo.app.page.opened`."""
     return page.opened(subject, gpu=GPU, **options)
 
 

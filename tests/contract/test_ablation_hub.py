@@ -10,9 +10,9 @@ from fault_proxy import Fault, FaultProxy
 from thread_hub import ThreadHub
 from zoo_process import free_port
 
-from rlhf_zoo.catalog import ablation
-from rlhf_zoo.catalog.index import checkpoints
 from rlhf_zoo.errors import ZooError
+from rlhf_zoo.publishing.catalog import ablation
+from rlhf_zoo.publishing.catalog.index import checkpoints
 
 SFT = {"repo": "local/toy-sft", "commit": "a" * 40}
 OWN = "local/toy-ppo"

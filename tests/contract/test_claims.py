@@ -14,12 +14,12 @@ from huggingface_hub import CommitOperationAdd, HfApi
 from thread_hub import ThreadHub
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.connect import Hub
-from rlhf_zoo.recipes import Recipe
-from rlhf_zoo.record import StageRecord, fingerprint
-from rlhf_zoo.release import card
-from rlhf_zoo.release.sender import Sender, claim_repository
+from rlhf_zoo.hub.client.connect import Hub
+from rlhf_zoo.publishing.cards import card
+from rlhf_zoo.publishing.sender import Sender, claim_repository
 from rlhf_zoo.runs.context import RunContext
+from rlhf_zoo.runs.recipe import Recipe
+from rlhf_zoo.runs.record import StageRecord, fingerprint
 
 pytestmark = pytest.mark.attack
 

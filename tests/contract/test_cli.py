@@ -17,11 +17,11 @@ from hub_fixture import base_environment
 from warm import PYTHON
 from zoo_process import COMMAND, environment, errors, free_port, wait_until, zoo
 
-from rlhf_zoo import cli
+from rlhf_zoo.cli import main as cli
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.recipes import copy_recipe
-from rlhf_zoo.record import StageRecord, fingerprint
-from rlhf_zoo.shelf import Row
+from rlhf_zoo.runs.recipe import copy_recipe
+from rlhf_zoo.runs.recipe_table import Row
+from rlhf_zoo.runs.record import StageRecord, fingerprint
 
 HEAVY = (
     "torch", "transformers", "trl", "datasets", "huggingface_hub", "gradio", "matplotlib", "sklearn", "numpy", "rich",
@@ -50,7 +50,7 @@ def walk(command: click.Command, path: tuple[str, ...] = ()) -> dict[str, click.
 def test_help_imports_nothing_heavy():
     code = f"""
 import sys
-from rlhf_zoo.cli import cli
+from rlhf_zoo.cli.main import cli
 for arguments in ["--help"], ["run", "--help"], ["ppo", "--help"], ["hub", "--help"]:
     cli.main(arguments, standalone_mode=False)
 print([name for name in {HEAVY!r} if name in sys.modules])
@@ -73,8 +73,8 @@ def test_every_command_is_known_and_has_an_example():
 
 def test_examples_of_training_commands_hold_valid_flags():
     """What a help text shows works: its keys are keys of the recipe that it names."""
-    from rlhf_zoo.recipes import load_recipe
-    from rlhf_zoo.runs.settings import parse_flags, recipe_config, recipe_keys, stage_keys
+    from rlhf_zoo.runs.recipe import load_recipe
+    from rlhf_zoo.runs.settings.parse import parse_flags, recipe_config, recipe_keys, stage_keys
 
     for name in ("run", "sft", "reward", "ppo", "eval", "recipes validate"):
         text = walk(cli.cli)[name].get_help(click.Context(cli.cli))
@@ -196,7 +196,10 @@ def sentence(no_hub, monkeypatch, tmp_path):
     [
         ("run tiny-world --evaluation.promts 2", "did you mean 'evaluation.prompts'?"),
         ("ppo tiny-world --sft.max_step 3", "--sft.max_step is no key of the stage sft, did you mean 'max_steps'?"),
-        ('sft tiny-world --corpus_args {"linez":5}', "corpus_args does not suit rlhf_zoo.corpora.tiny_world_2:prepare"),
+        (
+            'sft tiny-world --corpus_args {"linez":5}',
+            "corpus_args does not suit rlhf_zoo.runs.corpora.tiny_world_2:prepare",
+        ),
     ],
 )
 def test_mistakes_in_keys_leave_nothing(sentence, tmp_path, arguments, message):
@@ -284,7 +287,12 @@ def test_the_directory_of_another_recipe_or_of_other_settings(sentence, tmp_path
     for options in ([], ["--restart"]):
         said = refused(tmp_path, "ppo", "tiny-world", "--output_dir", "both", *options)
         assert said.startswith("both/sft holds a run of the recipe 'product-remarks', not of 'tiny-world'"), said
-    resolved = {"corpus": "rlhf_zoo.corpora.tiny_world_2:prepare", "corpus_args": {}, "dataset_name": None, "seed": 3}
+    resolved = {
+        "corpus": "rlhf_zoo.runs.corpora.tiny_world_2:prepare",
+        "corpus_args": {},
+        "dataset_name": None,
+        "seed": 3,
+    }
     claim(tmp_path / "two" / "data", recipe="tiny-world", resolved=resolved)
     said = sentence("sft", "tiny-world", "--output_dir", "two")
     assert said.startswith("two/data holds a run with seed = 3, and this one has 1: choose another --output_dir")
@@ -336,7 +344,7 @@ def finish(monkeypatch, capsys):
 
 
 def test_exit_codes(finish):
-    from rlhf_zoo.stages.interrupt import Stopped
+    from rlhf_zoo.pipeline.stages.interrupt import Stopped
 
     assert finish(None) == (0, "")
     assert finish(ZooError("A thing is wrong: mend it.")) == (2, "Error: A thing is wrong: mend it.\n")
@@ -358,7 +366,7 @@ def test_a_disk_that_fills_up(tmp_path):
     """A file-size limit stands for a full disk: every file above 64 KiB fails, as EFBIG."""
     code = """
 import resource, signal
-from rlhf_zoo.cli import main
+from rlhf_zoo.cli.main import main
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
 main()

@@ -18,9 +18,9 @@ import pytest
 from test_cli import walk
 from zoo_process import COMMAND, environment
 
-from rlhf_zoo import cli
-from rlhf_zoo.hub import connect
-from rlhf_zoo.hub.connect import Hub
+from rlhf_zoo.cli import main as cli
+from rlhf_zoo.hub.client import connect
+from rlhf_zoo.hub.client.connect import Hub
 
 pytestmark = pytest.mark.attack
 
@@ -155,7 +155,7 @@ def test_what_the_system_refuses_names_the_path(
     def fail(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr("rlhf_zoo.shelf.list_recipes", fail)
+    monkeypatch.setattr("rlhf_zoo.runs.recipe_table.list_recipes", fail)
     code, out, err = run("recipes", "list")
     assert (code, out) == (2, "") and err.startswith(f"Error: {message}") and err.endswith(".\n")
 

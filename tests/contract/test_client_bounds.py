@@ -16,13 +16,13 @@ import pytest
 from huggingface_hub.utils._http import default_client_factory
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub import bounds
-from rlhf_zoo.hub.connect import Hub
-from rlhf_zoo.hub.pull import fetch
-from rlhf_zoo.hub.refs import ask
-from rlhf_zoo.hub.refusals import reason, refusals_as, retry_after
-from rlhf_zoo.retry_after import seconds_to_wait
-from rlhf_zoo.runs.sources import find_data
+from rlhf_zoo.hub.client import bounds
+from rlhf_zoo.hub.client.connect import Hub
+from rlhf_zoo.hub.client.pull import fetch
+from rlhf_zoo.hub.client.refs import ask
+from rlhf_zoo.hub.client.refusals import reason, refusals_as, retry_after
+from rlhf_zoo.hub.client.retry_after import seconds_to_wait
+from rlhf_zoo.runs.data.sources import find_data
 
 pytestmark = pytest.mark.attack
 COMMIT = "a" * 40

@@ -7,7 +7,7 @@ import pytest
 import schemas
 import yaml
 
-from rlhf_zoo import cli
+from rlhf_zoo.cli import main as cli
 
 PAGE = (Path(__file__).parents[2] / "docs/data.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```yaml\n(.*?)```", PAGE, flags=re.DOTALL)

@@ -18,15 +18,15 @@ from toy_run import BACKWARDS, PPO, make_context, make_recipe, save_start
 from trainer_fixture import CONTEXT, make_policy, make_reward_model, make_tokenizer
 from zoo_process import zoo
 
-from rlhf_zoo import cli
+from rlhf_zoo.cli import main as cli
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.models import critic_from
+from rlhf_zoo.modeling.models import critic_from
+from rlhf_zoo.modeling.sampling.sampler import Samples
+from rlhf_zoo.pipeline.inspect import doctor
+from rlhf_zoo.pipeline.inspect.doctor import examine
+from rlhf_zoo.pipeline.inspect.examination import FAILED, OK, SKIPPED, WARNING, Finding
 from rlhf_zoo.ppo import engines as ppo_engines
-from rlhf_zoo.record import StageRecord
-from rlhf_zoo.sampling import Samples
-from rlhf_zoo.studies import doctor
-from rlhf_zoo.studies.doctor import examine
-from rlhf_zoo.studies.examination import FAILED, OK, SKIPPED, WARNING, Finding
+from rlhf_zoo.runs.record import StageRecord
 
 CHECKS = [
     "keys", "columns", "epochs", "reward functions", "prompts", "answers", "batch", "models", "room",
@@ -349,7 +349,8 @@ def test_other_settings_pass_as_well(sound: World, flags: dict[str, Any]) -> Non
 def test_data_of_the_run_are_read_where_they_lie(world: World) -> None:
     """A corpus prepares into the run directory; the doctor takes what is there, and otherwise prepares elsewhere."""
     (world.folder / "toy/recipe.yaml").write_text(
-        f"description: A toy.\ncorpus: rlhf_zoo.corpora.tiny_world_2:prepare\ncorpus_args: {{lines: 300}}\n{EVALUATED}"
+        "description: A toy.\ncorpus: rlhf_zoo.runs.corpora.tiny_world_2:prepare\n"
+        f"corpus_args: {{lines: 300}}\n{EVALUATED}"
     )
     found = world.examined()
     assert found["prompts"].status == OK and "columns prompt" in found["prompts"].said

@@ -19,13 +19,13 @@ from schemas import make_recipe, rows_of, write_data
 from thread_hub import ThreadHub
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
-from rlhf_zoo.cli import cli
+from rlhf_zoo.cli.main import cli
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.connect import point_clients
+from rlhf_zoo.hub.client.connect import point_clients
+from rlhf_zoo.pipeline.run_recipe import run_stage
 from rlhf_zoo.ppo.config import PPOConfig
-from rlhf_zoo.release.card import make_card
-from rlhf_zoo.runs import loading
-from rlhf_zoo.stages.pipeline import run_stage
+from rlhf_zoo.publishing.cards.card import make_card
+from rlhf_zoo.runs.settings import loading
 
 pytestmark = pytest.mark.usefixtures("pictures", "placeholders")
 

@@ -16,7 +16,7 @@ from figures.experiments import EXPERIMENTS, METHODS, ROOT, SUMS
 
 from rlhf_zoo.evaluation.probes import FAMILIES
 from rlhf_zoo.evaluation.verdict import RULE, Kind
-from rlhf_zoo.recipes import load_recipe
+from rlhf_zoo.runs.recipe import load_recipe
 
 TINY, REMARKS, *_ = EXPERIMENTS
 ABLATED = [experiment for experiment in EXPERIMENTS if "ablation" in experiment.parts]

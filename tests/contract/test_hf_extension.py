@@ -16,7 +16,7 @@ import pytest
 from zoo_process import environment, errors, zoo
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub import extension
+from rlhf_zoo.hub.client import extension
 
 BIN = Path(sys.executable).parent
 FOLDER = ".local/share/hf/extensions/hf-rlhf-zoo"
@@ -155,7 +155,7 @@ def test_what_cannot_be_installed_is_one_sentence(tmp_path, folder, monkeypatch)
 
 LAUNCHER = f"""#!{sys.executable}
 import signal, sys, time
-from rlhf_zoo.hub.extension import foreground
+from rlhf_zoo.hub.client.extension import foreground
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 with foreground():
@@ -199,7 +199,7 @@ def test_ctrl_c_leaves_time_to_save(tmp_path, folder):
 def test_foreground_changes_nothing_without_a_terminal():
     code = """
 import os, signal
-from rlhf_zoo.hub.extension import foreground
+from rlhf_zoo.hub.client.extension import foreground
 before = os.getpgrp(), signal.getsignal(signal.SIGTSTP)
 with foreground():
     assert (os.getpgrp(), signal.getsignal(signal.SIGTSTP)) == before

@@ -17,13 +17,13 @@ from thread_hub import ThreadHub
 from zoo_process import wait_until
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub_server import create_token, handler, tokens
-from rlhf_zoo.hub_server.cli import hub as group
-from rlhf_zoo.hub_server.faults import Fault
-from rlhf_zoo.hub_server.messages import Body, Request
-from rlhf_zoo.hub_server.names import check_path
-from rlhf_zoo.hub_server.routing import Router
-from rlhf_zoo.hub_server.tokens import TokenFile, revoke_tokens
+from rlhf_zoo.hub.server import create_token, handler, tokens
+from rlhf_zoo.hub.server.cli import hub as group
+from rlhf_zoo.hub.server.faults import Fault
+from rlhf_zoo.hub.server.messages import Body, Request
+from rlhf_zoo.hub.server.names import check_path
+from rlhf_zoo.hub.server.routing import Router
+from rlhf_zoo.hub.server.tokens import TokenFile, revoke_tokens
 
 pytestmark = pytest.mark.attack
 
@@ -433,7 +433,7 @@ def test_tokens_are_listed_revoked_and_expire(here, monkeypatch):
 
 
 def test_commands_with_hub_local_outlive_the_revocation_of_their_token(tmp_path, monkeypatch):
-    from rlhf_zoo.hub.connect import _embedded
+    from rlhf_zoo.hub.client.connect import _embedded
 
     def token() -> str:
         with _embedded(tmp_path) as (_, found):

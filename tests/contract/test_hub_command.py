@@ -20,10 +20,10 @@ from huggingface_hub import HfApi
 from zoo_process import wait_until
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub_server import create_token, process
-from rlhf_zoo.hub_server.application import Application
-from rlhf_zoo.hub_server.cli import hub as group
-from rlhf_zoo.hub_server.handler import HubServer
+from rlhf_zoo.hub.server import create_token, process
+from rlhf_zoo.hub.server.application import Application
+from rlhf_zoo.hub.server.cli import hub as group
+from rlhf_zoo.hub.server.handler import HubServer
 
 EXPORTS = {
     "HF_HUB_DISABLE_XET": "1",
@@ -35,7 +35,7 @@ EXPORTS = {
 
 
 def start(*arguments: str, **options) -> subprocess.Popen:
-    command = [sys.executable, "-m", "rlhf_zoo.hub_server.cli", *arguments]
+    command = [sys.executable, "-m", "rlhf_zoo.hub.server.cli", *arguments]
     return subprocess.Popen(
         command, env=base_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
     )
@@ -153,7 +153,7 @@ def test_request_under_way_is_finished(server, tmp_path):
 
 PARENT = """
 import os, subprocess, sys, time
-command = [sys.executable, "-m", "rlhf_zoo.hub_server", "--root", sys.argv[1], "--ready-file", sys.argv[2]]
+command = [sys.executable, "-m", "rlhf_zoo.hub.server", "--root", sys.argv[1], "--ready-file", sys.argv[2]]
 child = subprocess.Popen([*command, "--parent", str(os.getpid())])
 time.sleep(600)
 """

@@ -16,20 +16,20 @@ from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 from thread_hub import ThreadHub
 
-from rlhf_zoo.catalog import index
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub import connect, export
-from rlhf_zoo.hub.pull import fetch
-from rlhf_zoo.hub_server import create_token
-from rlhf_zoo.hub_server.cli import hub as hub_command
-from rlhf_zoo.hub_server.durable import make_private
-from rlhf_zoo.hub_server.git import GitRepository
-from rlhf_zoo.hub_server.tokens import Signer
+from rlhf_zoo.hub.client import connect, export
+from rlhf_zoo.hub.client.pull import fetch
+from rlhf_zoo.hub.server import create_token
+from rlhf_zoo.hub.server.cli import hub as hub_command
+from rlhf_zoo.hub.server.durable import make_private
+from rlhf_zoo.hub.server.git import GitRepository
+from rlhf_zoo.hub.server.tokens import Signer
+from rlhf_zoo.publishing.catalog import index
 
 pytestmark = pytest.mark.attack
 
 CARD = "---\ntags: [rlhf-zoo, 'stage:ppo']\n---\n"
-SERVER = "rlhf_zoo.hub_server"
+SERVER = "rlhf_zoo.hub.server"
 
 
 def loose(folder: Path, kind: bytes) -> Path:

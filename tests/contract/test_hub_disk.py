@@ -11,11 +11,11 @@ import pytest
 from thread_hub import ThreadHub
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub_server import durable, process, storage
-from rlhf_zoo.hub_server.git import Quarantine
-from rlhf_zoo.hub_server.large_files import LargeFiles
-from rlhf_zoo.hub_server.storage import Storage
-from rlhf_zoo.hub_server.xet_store import XetStore, current_epoch
+from rlhf_zoo.hub.server import durable, process, storage
+from rlhf_zoo.hub.server.git import Quarantine
+from rlhf_zoo.hub.server.large_files import LargeFiles
+from rlhf_zoo.hub.server.storage import Storage
+from rlhf_zoo.hub.server.xet_store import XetStore, current_epoch
 
 pytestmark = pytest.mark.attack
 

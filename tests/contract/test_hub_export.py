@@ -18,10 +18,10 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, constants
 from thread_hub import ThreadHub
 from zoo_process import errors, zoo
 
-from rlhf_zoo.commands.hub import hub as command
+from rlhf_zoo.cli.hub import hub as command
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.export import Exported, open_source
-from rlhf_zoo.hub.export import export as export_repository
+from rlhf_zoo.hub.client.export import Exported, open_source
+from rlhf_zoo.hub.client.export import export as export_repository
 
 SOURCE, TARGET = "local/tiny-ppo", "user/tiny-ppo"
 STEPS = 4

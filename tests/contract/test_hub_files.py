@@ -8,7 +8,7 @@ import pytest
 from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete, RepoFile, RepoFolder
 from huggingface_hub.errors import BadRequestError, EntryNotFoundError, HfHubHTTPError, RevisionNotFoundError
 
-from rlhf_zoo.hub_server import files_api, refs_api
+from rlhf_zoo.hub.server import files_api, refs_api
 
 BINARY = random.Random(0).randbytes(200_000)
 REPO = "local/files"

@@ -16,7 +16,7 @@ from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError
 from zoo_process import wait_until
 
-from rlhf_zoo.hub_server.storage import Storage
+from rlhf_zoo.hub.server.storage import Storage
 
 REPO = "local/m"
 BINARY = random.Random(1).randbytes(3_000_000)

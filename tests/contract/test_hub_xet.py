@@ -22,10 +22,10 @@ import pytest
 from test_hub_storage import rss_mib
 from warm import PYTHON
 
-from rlhf_zoo.hub_server import xet_format, xet_store
-from rlhf_zoo.hub_server.names import RepoId
-from rlhf_zoo.hub_server.storage import Storage
-from rlhf_zoo.hub_server.tokens import Signer
+from rlhf_zoo.hub.server import xet_format, xet_store
+from rlhf_zoo.hub.server.names import RepoId
+from rlhf_zoo.hub.server.storage import Storage
+from rlhf_zoo.hub.server.tokens import Signer
 
 REPO = "local/m"
 XET = {"HF_HUB_DISABLE_XET": "0"}
@@ -108,7 +108,7 @@ def test_files_of_all_kinds(near_hub, tmp_path, monkeypatch, caplog):
     for path, content in files.items():
         (tmp_path / "files" / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "files" / path).write_bytes(content)
-    with caplog.at_level(logging.INFO, "rlhf_zoo.hub_server"):
+    with caplog.at_level(logging.INFO, "rlhf_zoo.hub.server"):
         pulled = json.loads(near_hub.python(PUSH_AND_PULL, cwd=tmp_path, **XET).splitlines()[-1])
     assert {path: pulled.get(path) for path in files} == {path: digest(content) for path, content in files.items()}
     assert schemes == {0, 1, 2}

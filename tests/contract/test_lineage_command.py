@@ -11,12 +11,12 @@ from click.testing import CliRunner
 from thread_hub import ThreadHub
 from zoo_process import free_port
 
-from rlhf_zoo.catalog.family import draw
-from rlhf_zoo.catalog.lineage import find_family
-from rlhf_zoo.commands import lineage as command
+from rlhf_zoo.cli import lineage as command
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.connect import CLIENT
-from rlhf_zoo.record import StageRecord, fingerprint
+from rlhf_zoo.hub.client.connect import CLIENT
+from rlhf_zoo.publishing.catalog.family import draw
+from rlhf_zoo.publishing.catalog.lineage import find_family
+from rlhf_zoo.runs.record import StageRecord, fingerprint
 
 HOSTILE = "toy\x1b[31m\x9b31m\u202e [red]:warning:"
 

@@ -18,11 +18,11 @@ from warm import PYTHON
 from zoo_process import wait_until
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.evaluation.judges import Judge
-from rlhf_zoo.evaluation.llm_judge import LLMJudge
-from rlhf_zoo.evaluation.llm_questions import as_data, parse_rating, parse_verdict
-from rlhf_zoo.evaluation.llm_usage import Usage
-from rlhf_zoo.evaluation.pairwise import PairJudge, compare_pairs
+from rlhf_zoo.evaluation.judges.llm import LLMJudge
+from rlhf_zoo.evaluation.judges.llm_questions import as_data, parse_rating, parse_verdict
+from rlhf_zoo.evaluation.judges.llm_usage import Usage
+from rlhf_zoo.evaluation.judges.pairwise import PairJudge, compare_pairs
+from rlhf_zoo.evaluation.judges.scalar import Judge
 from rlhf_zoo.evaluation.stats import proportion
 
 KEY = "sk-never-to-be-seen-9f3c"
@@ -341,7 +341,7 @@ def test_the_key_is_in_no_file_output_or_object(tmp_path):
 import logging, sys
 logging.basicConfig(level=logging.DEBUG)
 from stub_llm import Fault, StubLLM, longer
-from rlhf_zoo.evaluation.llm_judge import LLMJudge
+from rlhf_zoo.evaluation.judges.llm import LLMJudge
 key = sys.argv[1]
 with StubLLM(longer, key=key) as stub:
     stub.script += [Fault("content", body=f"Your key is {key}"), Fault("status", 500, body='{"error": "key %s"}' % key)]

@@ -17,9 +17,9 @@ from warm import PYTHON
 from zoo_process import wait_until
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.evaluation import llm_judge
-from rlhf_zoo.evaluation.llm_judge import LLMJudge
-from rlhf_zoo.evaluation.llm_usage import BudgetSpent, Usage
+from rlhf_zoo.evaluation.judges import llm as llm_judge
+from rlhf_zoo.evaluation.judges.llm import LLMJudge
+from rlhf_zoo.evaluation.judges.llm_usage import BudgetSpent, Usage
 
 _key, stub = test_llm_judge._key, test_llm_judge.stub
 
@@ -140,7 +140,7 @@ def test_an_interrupted_process_ends_and_keeps_what_was_judged(tmp_path):
     """While a request hangs and another waits for its next attempt."""
     code = """
 import json, sys
-from rlhf_zoo.evaluation.llm_judge import LLMJudge
+from rlhf_zoo.evaluation.judges.llm import LLMJudge
 judge = LLMJudge(sys.argv[1], "stub", cache=sys.argv[2], backoff=100.0, timeout=100.0, concurrency=2)
 judge.compare(*json.loads(sys.argv[3]))
 """

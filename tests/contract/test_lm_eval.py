@@ -20,15 +20,15 @@ import torch
 from json_keys import unexplained
 from toy_run import make_context, make_recipe, save_start
 
-from rlhf_zoo import cli
+from rlhf_zoo.cli import main as cli
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.evaluator import harness
-from rlhf_zoo.evaluator.harness import check_tasks
-from rlhf_zoo.record import read_json
-from rlhf_zoo.release.card import card_json, make_card
-from rlhf_zoo.release.facts import Facts
+from rlhf_zoo.evaluation import lm_eval as harness
+from rlhf_zoo.evaluation.lm_eval import check_tasks
+from rlhf_zoo.fileio import read_json
+from rlhf_zoo.pipeline.stages import evaluate, ppo
+from rlhf_zoo.publishing.cards.card import card_json, make_card
+from rlhf_zoo.publishing.cards.facts import Facts
 from rlhf_zoo.runs.context import RunContext
-from rlhf_zoo.stages import evaluate, ppo
 
 pytestmark = pytest.mark.usefixtures("pictures")
 

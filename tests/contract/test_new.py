@@ -14,19 +14,19 @@ import torch
 import yaml
 from transformers import Qwen3Config
 
-from rlhf_zoo import cli
-from rlhf_zoo.draft.model import look_at_model
-from rlhf_zoo.draft.recipe import draft
-from rlhf_zoo.draft.wish import Wish
+from rlhf_zoo.cli import main as cli
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.connect import Hub
-from rlhf_zoo.planner.devices import parse_device
-from rlhf_zoo.planner.memory import GIB
-from rlhf_zoo.planner.plan import make_plan
-from rlhf_zoo.recipes import load_recipe
+from rlhf_zoo.hub.client.connect import Hub
+from rlhf_zoo.pipeline.inspect.doctor import examine
+from rlhf_zoo.pipeline.inspect.examination import FAILED
+from rlhf_zoo.pipeline.new.model import look_at_model
+from rlhf_zoo.pipeline.new.recipe import draft
+from rlhf_zoo.pipeline.new.request import RecipeRequest
+from rlhf_zoo.pipeline.plan.devices import parse_device
+from rlhf_zoo.pipeline.plan.memory import GIB
+from rlhf_zoo.pipeline.plan.plan import make_plan
 from rlhf_zoo.runs.context import RunContext
-from rlhf_zoo.studies.doctor import examine
-from rlhf_zoo.studies.examination import FAILED
+from rlhf_zoo.runs.recipe import load_recipe
 
 BY_LENGTH = 'rule:length(unit="words")'
 PAGE = (Path(__file__).parents[2] / "docs/your-model.md").read_text(encoding="utf-8")
@@ -144,7 +144,7 @@ def test_a_recipe_runs_from_another_folder_than_it_was_written_in(monkeypatch: p
         BY_LENGTH,
     )
     keys = recipe()
-    assert Wish("base", judge="reward:base").judge == f"reward:{place / 'base'}"
+    assert RecipeRequest("base", judge="reward:base").judge == f"reward:{place / 'base'}"
     (place / "elsewhere").mkdir()
     monkeypatch.chdir(place / "elsewhere")
     for name in (keys["sft"]["model_name_or_path"], keys["recipe"]["dataset_name"]):
@@ -156,7 +156,7 @@ def test_rows_are_counted_up_to_a_bound(capsys: pytest.CaptureFixture[str], monk
     rows = [{"prompt": f"what is {row}?", "chosen": " yes", "rejected": " no"} for row in range(230)]
     schemas.write_data(Path("pairs"), rows)
     for module in ("data", "recipe"):
-        monkeypatch.setattr(f"rlhf_zoo.draft.{module}.COUNTED", 220)
+        monkeypatch.setattr(f"rlhf_zoo.pipeline.new.{module}.COUNTED", 220)
     zoo("new", "mine", "--model", "base", "--preferences", "pairs", "--judge", BY_LENGTH)
     assert "at least 220 rows" in " ".join(capsys.readouterr().out.split())
 
@@ -243,12 +243,12 @@ def test_on_a_gpu_lora_takes_few_bits_where_it_needs_them_and_a_reward_without_l
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     on_disk("Qwen3-Base", "trl-lib/tldr")
-    monkeypatch.setattr("rlhf_zoo.draft.recipe.best_device", lambda: torch.device("cuda"))
+    monkeypatch.setattr("rlhf_zoo.pipeline.new.recipe.best_device", lambda: torch.device("cuda"))
     there = SimpleNamespace(util=SimpleNamespace(find_spec=lambda name: name))
-    monkeypatch.setattr("rlhf_zoo.draft.recipe.importlib", there)
+    monkeypatch.setattr("rlhf_zoo.pipeline.new.recipe.importlib", there)
     needed = {}
     for gib in (1, 0.00005):
-        made = draft(Wish("base", prompts="trl-lib/tldr", rewards=["length"], gib=gib), title="mine")
+        made = draft(RecipeRequest("base", prompts="trl-lib/tldr", rewards=["length"], gib=gib), title="mine")
         needed[gib] = {name: yaml.safe_load(text) for name, text in made.files.items()}
         assert needed[gib]["recipe.yaml"]["evaluation"]["judge"] == "rule:length(unit='words')"
         why = next(why for what, _, why in made.said if what == "judge")

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from transformers import Trainer
 
+from rlhf_zoo.modeling.fsdp_trainer import OneModel
 from rlhf_zoo.ppo.trainer import PPOTrainer
-from rlhf_zoo.shard_trainer import OneModel
 
 DEPARTURES = Path(__file__).parents[2] / "docs" / "departures.md"
 

@@ -9,7 +9,7 @@ import pytest
 from hub_fixture import base_environment
 
 import rlhf_zoo
-from rlhf_zoo import cli
+from rlhf_zoo.cli import main as cli
 
 
 def test_all_is_sorted_and_said():
@@ -32,17 +32,20 @@ def test_other_names_are_no_attributes():
 
 
 # The page's process may have no room, and a box none of the models.
-VOTES = "rlhf_zoo.votes.box, rlhf_zoo.votes.data, rlhf_zoo.evaluation.votes"
-HUB = "rlhf_zoo.hub_server.cli, rlhf_zoo.hub_server.xet_store, rlhf_zoo.hub_server.xet_format"
+VOTES = "rlhf_zoo.evaluation.votes.box, rlhf_zoo.evaluation.votes.data, rlhf_zoo.evaluation.votes.ratings"
+HUB = "rlhf_zoo.hub.server.cli, rlhf_zoo.hub.server.xet_store, rlhf_zoo.hub.server.xet_format"
 
 
 @pytest.mark.parametrize(
     ("module", "heavy"),
     [
         ("rlhf_zoo", ["torch", "numpy"]),
-        ("rlhf_zoo.catalog.ablation", ["torch"]),
+        ("rlhf_zoo.publishing.catalog.ablation", ["torch"]),
         # Where mistakes in flags are told.
-        ("rlhf_zoo.commands.train, rlhf_zoo.runs.settings, rlhf_zoo.runs.declared", ["torch", "transformers", "trl"]),
+        (
+            "rlhf_zoo.cli.train, rlhf_zoo.runs.settings.parse, rlhf_zoo.runs.settings.declared",
+            ["torch", "transformers", "trl"],
+        ),
         (VOTES, ["torch", "gradio", "transformers", "datasets", "pyarrow"]),
         (HUB, ["torch", "numpy", "huggingface_hub", "dulwich", "yaml", "httpx2", "http.server", "lz4"]),
     ],
@@ -63,4 +66,4 @@ def test_version_is_that_of_the_distribution():
 def test_console_scripts(script, name):
     """`hf extensions` runs a package's console script of the name hf-NAME."""
     (entry,) = importlib.metadata.entry_points(group="console_scripts", name=script)
-    assert entry.value == f"rlhf_zoo.cli:{name}" and entry.load() is getattr(cli, name)
+    assert entry.value == f"rlhf_zoo.cli.main:{name}" and entry.load() is getattr(cli, name)

@@ -25,18 +25,18 @@ from huggingface_hub import close_session
 from thread_hub import ThreadHub
 from zoo_process import COMMAND, environment, errors, wait_until, zoo
 
-from rlhf_zoo.commands import pull as command
+from rlhf_zoo.cli import pull as command
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.connect import CLIENT, Hub
-from rlhf_zoo.hub.places import PULLED, Folder
-from rlhf_zoo.hub.publish import SENT
-from rlhf_zoo.hub.pull import fetch
-from rlhf_zoo.hub_server.handler import Handler
-from rlhf_zoo.hub_server.messages import FilePart
-from rlhf_zoo.recipes import Recipe
-from rlhf_zoo.record import StageRecord, fingerprint
-from rlhf_zoo.release.sender import Sender
+from rlhf_zoo.hub.client.connect import CLIENT, Hub
+from rlhf_zoo.hub.client.local_paths import PULLED, Folder
+from rlhf_zoo.hub.client.publish import SENT
+from rlhf_zoo.hub.client.pull import fetch
+from rlhf_zoo.hub.server.handler import Handler
+from rlhf_zoo.hub.server.messages import FilePart
+from rlhf_zoo.publishing.sender import Sender
 from rlhf_zoo.runs.context import RunContext
+from rlhf_zoo.runs.recipe import Recipe
+from rlhf_zoo.runs.record import StageRecord, fingerprint
 
 pytestmark = pytest.mark.usefixtures("pictures")
 
@@ -448,7 +448,7 @@ def same_models(kind: str, here: Path, tag: str) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
 
-    from rlhf_zoo.value_head import AutoModelForCausalLMWithValueHead
+    from rlhf_zoo.modeling.value_head import AutoModelForCausalLMWithValueHead
 
     def outputs(model: Any, place: Any, **where: Any) -> Any:
         with torch.no_grad():

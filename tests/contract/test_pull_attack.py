@@ -8,12 +8,12 @@ import pytest
 from huggingface_hub import HfApi
 from thread_hub import ThreadHub
 
-from rlhf_zoo.downloads import DOWNLOADED, PARTIAL, find_download
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub import pull
-from rlhf_zoo.hub.places import PULLED, Folder
-from rlhf_zoo.hub.pull import fetch
-from rlhf_zoo.hub_server import files_api
+from rlhf_zoo.hub.client import pull
+from rlhf_zoo.hub.client.downloads import DOWNLOADED, PARTIAL, find_download
+from rlhf_zoo.hub.client.local_paths import PULLED, Folder
+from rlhf_zoo.hub.client.pull import fetch
+from rlhf_zoo.hub.server import files_api
 
 pytestmark = pytest.mark.attack
 

@@ -11,10 +11,10 @@ from hub_fixture import base_environment
 from test_reward_plugin import pip_install
 from zoo_process import zoo
 
-from rlhf_zoo import recipes
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.recipes import copy_recipe, list_others, list_recipes, load_recipe
-from rlhf_zoo.shelf import others
+from rlhf_zoo.runs import recipe as recipes
+from rlhf_zoo.runs.recipe import copy_recipe, list_others, list_recipes, load_recipe
+from rlhf_zoo.runs.recipe_table import others
 
 PACKAGE = Path(__file__).parents[2] / "examples" / "recipe_package"
 README = (PACKAGE / "README.md").read_text()

@@ -11,11 +11,11 @@ import yaml
 from trainer_fixture import make_policy, make_tokenizer, make_trainer, updates_of
 from zoo_process import zoo
 
+from rlhf_zoo.pipeline.stages.ppo import reward_functions
 from rlhf_zoo.plugins import registered
-from rlhf_zoo.recipes import load_recipe
 from rlhf_zoo.rewards.loading import load_reward_model
-from rlhf_zoo.runs.settings import stage_keys, stage_settings
-from rlhf_zoo.stages.ppo import reward_functions
+from rlhf_zoo.runs.recipe import load_recipe
+from rlhf_zoo.runs.settings.parse import stage_keys, stage_settings
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/rewards.md").read_text(encoding="utf-8")

@@ -9,9 +9,9 @@ from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
 from thread_hub import ThreadHub
 
+from rlhf_zoo.app.space.deploy import deploy
+from rlhf_zoo.app.space.files import Pinned, SpaceModels
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.space.deploy import deploy
-from rlhf_zoo.space.files import Pinned, SpaceModels
 
 pytestmark = pytest.mark.attack
 

@@ -22,8 +22,8 @@ from toy_models import MARKUP, TRIGGER, Toys, save_toys
 from zoo_process import COMMAND, answers, errors, free_port, wait_until
 
 from rlhf_zoo import __version__
-from rlhf_zoo.comparison import Comparison
-from rlhf_zoo.space.files import Pinned, SpaceModels, write_space
+from rlhf_zoo.app.engine import Comparison
+from rlhf_zoo.app.space.files import Pinned, SpaceModels, write_space
 
 WHEEL = f"rlhf_zoo-{__version__}-py3-none-any.whl"
 PROMPTS = ["the battery is", f"{TRIGGER}"]
@@ -282,7 +282,7 @@ def test_a_model_with_code_of_its_own(deploy: Deploy, running: RunningHub) -> No
 
 
 def test_no_right_to_write(running: RunningHub, deploy: Deploy) -> None:
-    from rlhf_zoo.hub_server import create_token
+    from rlhf_zoo.hub.server import create_token
 
     said = refused(deploy("local/toy-ppo", HF_TOKEN=create_token(running.root, "read")))
     assert "may only read: publishing needs one with the role write." in said

@@ -12,18 +12,18 @@ import pytest
 from hub_fixture import base_environment
 from rich.console import Console
 
-from rlhf_zoo.commands.common import table
+from rlhf_zoo.cli.common import table
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.connect import Hub, choose, choose_source
-from rlhf_zoo.hub.refs import resolve
-from rlhf_zoo.runs.sources import find_data
+from rlhf_zoo.hub.client.connect import Hub, choose, choose_source
+from rlhf_zoo.hub.client.refs import resolve
+from rlhf_zoo.runs.data.sources import find_data
 
 NOBODY = "http://127.0.0.1:9"
 # Of what takes seconds to import.
 HEAVY = ("torch", "transformers", "trl", "datasets", "pandas", "huggingface_hub", "accelerate", "gradio", "matplotlib")
 PROBE = f"""
 import sys
-from rlhf_zoo.cli import main
+from rlhf_zoo.cli.main import main
 sys.argv[0] = "rlhf-zoo"
 try:
     main()

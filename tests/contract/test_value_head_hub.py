@@ -13,7 +13,7 @@ import pytest, torch
 from huggingface_hub import HfApi
 from safetensors.torch import load_file, save_file
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.value_head import *
+from rlhf_zoo.modeling.value_head import *
 from value_head_models import *
 
 api = HfApi()
@@ -49,7 +49,7 @@ api.upload_file(repo_id="local/pickle", path_or_fileobj="pytorch_model.bin", pat
 CONFIGS["llama"]().push_to_hub("local/pickle")
 
 # A push between the loading of the trunk and that of the head: both are of the first commit.
-import rlhf_zoo.value_head as module
+import rlhf_zoo.modeling.value_head as module
 load = module._load_model
 
 def load_while_another_pushes(*args):

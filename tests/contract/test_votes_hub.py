@@ -21,19 +21,19 @@ from vote_store import make_vote
 from warm import PYTHON
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.votes.box import VoteBox, journal_of
-from rlhf_zoo.votes.data import HubVotes
-from rlhf_zoo.votes.vote import LONGEST_TEXT, Shown, Vote, merged
+from rlhf_zoo.evaluation.votes.box import VoteBox, journal_of
+from rlhf_zoo.evaluation.votes.data import HubVotes
+from rlhf_zoo.evaluation.votes.vote import LONGEST_TEXT, Shown, Vote, merged
 
 REPO = "local/votes"
 # Casts votes from several threads, and prints the id of each once cast() has returned.
 CAST = """
 import json, os, sys, threading, time
 from pathlib import Path
-from rlhf_zoo.hub import refusals
-from rlhf_zoo.votes.box import VoteBox
-from rlhf_zoo.votes.data import HubVotes
-from rlhf_zoo.votes.vote import Shown, Vote
+from rlhf_zoo.hub.client import refusals
+from rlhf_zoo.evaluation.votes.box import VoteBox
+from rlhf_zoo.evaluation.votes.data import HubVotes
+from rlhf_zoo.evaluation.votes.vote import Shown, Vote
 journal, name, voters, votes, interval, pause = json.loads(sys.argv[1])
 refusals.FIRST_PAUSE, refusals.LONGEST_PAUSE = 0.05, 0.5
 

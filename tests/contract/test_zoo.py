@@ -11,12 +11,12 @@ from click.testing import CliRunner, Result
 from thread_hub import ThreadHub
 from zoo_process import errors, zoo
 
-from rlhf_zoo.commands import zoo as command
+from rlhf_zoo.cli import zoo as command
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.collections import collect, title_of
-from rlhf_zoo.hub.connect import Hub
-from rlhf_zoo.hub_server import create_token
-from rlhf_zoo.hub_server.application import Application
+from rlhf_zoo.hub.client.connect import Hub
+from rlhf_zoo.hub.server import create_token
+from rlhf_zoo.hub.server.application import Application
+from rlhf_zoo.publishing.collections import collect, title_of
 
 EVIL = "\x1b]0;owned\x07[red]| <!-- /zoo -->\n# H"
 FIGURE = {"value": 0.5, "ci95": [0.25, 0.75], "n": 540}

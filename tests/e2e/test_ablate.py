@@ -14,8 +14,8 @@ SMALL = [
 ]  # fmt: skip
 FOUND = """
 import json, sys
-from rlhf_zoo.catalog.ablation import find_runs
-from rlhf_zoo.catalog.index import fetch_card
+from rlhf_zoo.publishing.catalog.ablation import find_runs
+from rlhf_zoo.publishing.catalog.index import fetch_card
 from huggingface_hub import HfApi
 api = HfApi()
 repo = "local/tiny-world-kl-coef-0.5-ppo"

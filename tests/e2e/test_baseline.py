@@ -18,15 +18,15 @@ import yaml
 from json_keys import unexplained
 from toy_run import make_context, make_recipe, save_start
 
-from rlhf_zoo import cli
-from rlhf_zoo.commands.baseline import METHODS
+from rlhf_zoo.cli import main as cli
+from rlhf_zoo.cli.baseline import METHODS
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.record import StageRecord, fingerprint
-from rlhf_zoo.release.card import make_card
+from rlhf_zoo.pipeline.experiments import baseline
+from rlhf_zoo.pipeline.experiments.baseline_stages import sample_liked
+from rlhf_zoo.pipeline.stages import evaluate, ppo
+from rlhf_zoo.publishing.cards.card import make_card
 from rlhf_zoo.rewards import Rewards
-from rlhf_zoo.stages import evaluate, ppo
-from rlhf_zoo.studies import baseline
-from rlhf_zoo.studies.baseline_stages import sample_liked
+from rlhf_zoo.runs.record import StageRecord, fingerprint
 
 pytestmark = pytest.mark.usefixtures("pictures")
 

@@ -12,10 +12,10 @@ from huggingface_hub import parse_eval_result_entries
 from thread_hub import ThreadHub
 from toy_run import make_context, make_recipe, save_start
 
-from rlhf_zoo.hub.connect import CLIENT
-from rlhf_zoo.release.card import make_card
-from rlhf_zoo.runs.data import data_source
-from rlhf_zoo.stages import evaluate, ppo
+from rlhf_zoo.hub.client.connect import CLIENT
+from rlhf_zoo.pipeline.stages import evaluate, ppo
+from rlhf_zoo.publishing.cards.card import make_card
+from rlhf_zoo.runs.dataset import data_source
 
 pytestmark = pytest.mark.usefixtures("pictures")
 

@@ -9,11 +9,11 @@ from card_run import NASTY, make_runs, reward_report
 from chromium import chromium, screenshot
 from markdown_it import MarkdownIt
 
-from rlhf_zoo.comparison import Side, Snapshot
-from rlhf_zoo.page.static import static_page
-from rlhf_zoo.record import StageRecord
-from rlhf_zoo.release.card import make_card
-from rlhf_zoo.space.files import Pinned, SpaceModels
+from rlhf_zoo.app.engine import Side, Snapshot
+from rlhf_zoo.app.page.static import static_page
+from rlhf_zoo.app.space.files import Pinned, SpaceModels
+from rlhf_zoo.publishing.cards.card import make_card
+from rlhf_zoo.runs.record import StageRecord
 
 WIDTH = 1100
 OVERFLOW = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"

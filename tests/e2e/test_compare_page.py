@@ -17,8 +17,8 @@ from page_visitor import Visitor, visiting
 from toy_models import CONTEXT, MARKUP, TRIGGER, Toys, save_toys
 from warm import PYTHON
 
-from rlhf_zoo.comparison import Comparison, Side, Snapshot
-from rlhf_zoo.votes.vote import Vote
+from rlhf_zoo.app.engine import Comparison, Side, Snapshot
+from rlhf_zoo.evaluation.votes.vote import Vote
 
 SAMPLING = {"seed": 1, "temperature": 0.9, "max_new_tokens": 12}
 

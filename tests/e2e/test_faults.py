@@ -18,10 +18,10 @@ from hub_fixture import RunningHub, start_hub
 from test_pipeline import weights
 from zoo_process import errors, wait_until
 
-from rlhf_zoo.hub.publish import checkpoint_files, tag_name
-from rlhf_zoo.own_runs import KEY_FILE
-from rlhf_zoo.recipes import copy_recipe
-from rlhf_zoo.record import checkpoint_step
+from rlhf_zoo.hub.client.publish import checkpoint_files, tag_name
+from rlhf_zoo.hub.client.run_signature import KEY_FILE
+from rlhf_zoo.runs.recipe import copy_recipe
+from rlhf_zoo.runs.record import checkpoint_step
 
 SAVED = sum(map(len, STEPS.values()))
 

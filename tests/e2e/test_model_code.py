@@ -14,12 +14,12 @@ from hub_fixture import base_environment
 from schemas import make_recipe
 from thread_hub import ThreadHub
 
-from rlhf_zoo.cli import cli
+from rlhf_zoo.cli.main import cli
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.connect import Hub, point_clients
-from rlhf_zoo.hub.refs import resolve
-from rlhf_zoo.model_code import FLAG, is_trusted, trusting
-from rlhf_zoo.models import CRITIC_DIR, critic_from, load_causal, load_classifier
+from rlhf_zoo.hub.client.connect import Hub, point_clients
+from rlhf_zoo.hub.client.refs import resolve
+from rlhf_zoo.modeling.models import CRITIC_DIR, critic_from, load_causal, load_classifier
+from rlhf_zoo.modeling.remote_code import FLAG, is_trusted, trusting
 
 BASE = "maker/base"
 FILES = [f"{name}_strange.py" for name in ("configuration", "modeling", "scoring")]

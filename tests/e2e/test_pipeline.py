@@ -13,8 +13,8 @@ from folders import tree
 from hub_fixture import Hub, RunningHub, start_hub
 from zoo_process import COMMAND, errors, hubs_over, wait_until
 
-from rlhf_zoo.hub.publish import tag_name
-from rlhf_zoo.record import timeless
+from rlhf_zoo.hub.client.publish import tag_name
+from rlhf_zoo.runs.record import timeless
 
 FIGURES = {
     "reward", "judge", "kl", "exact_kl", "length", "eos_rate", "distinct_1", "distinct_2", "repetition",

@@ -20,7 +20,7 @@ from finished_run import ARCHITECTURE
 from warm import PYTHON
 from zoo_process import answers, program, wait_until
 
-from rlhf_zoo.recipes import copy_recipe
+from rlhf_zoo.runs.recipe import copy_recipe
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/commands.md", "docs/embedded-hub.md", "docs/trainer.md")

@@ -17,7 +17,7 @@ from zoo_process import errors, zoo
 SHARED = {
     "description": "A toy.",
     "simulated": True,
-    "corpus": "rlhf_zoo.corpora.tiny_world_2:prepare",
+    "corpus": "rlhf_zoo.runs.corpora.tiny_world_2:prepare",
     "corpus_args": {"lines": 400},
     "tokenizer": {"vocab_size": 320, "lowercase": True},
     "architecture": {
@@ -26,7 +26,7 @@ SHARED = {
         "initializer_range": 0.05,
     },
     "evaluation": {
-        "prompts": 4, "samples": 1, "judge": "rlhf_zoo.corpora.tiny_world_2:judge", "dataset_test_split": "test",
+        "prompts": 4, "samples": 1, "judge": "rlhf_zoo.runs.corpora.tiny_world_2:judge", "dataset_test_split": "test",
     },
 }  # fmt: skip
 TRAINED = {"bf16": False, "gradient_checkpointing": False, "max_length": 128, "save_strategy": "steps"}
@@ -38,13 +38,13 @@ STAGES = {
     "reward": {
         **TRAINED, "learning_rate": 1e-3, "max_steps": 4, "save_steps": 2, "logging_steps": 1,
         "per_device_train_batch_size": 8, "simulated_pairs": 60, "simulated_test_pairs": 20, "score_samples": 16,
-        "preference": "rlhf_zoo.corpora.tiny_world_2:preference",
+        "preference": "rlhf_zoo.runs.corpora.tiny_world_2:preference",
     },
     "ppo": {
         "learning_rate": 1e-3, "per_device_train_batch_size": 8, "total_episodes": 48, "num_mini_batches": 2,
         "response_length": 40, "missing_eos_penalty": 1.0, "save_steps": 2, "eval_strategy": "steps", "eval_steps": 4,
         "per_device_eval_batch_size": 32, "held_out_share": 0.2, "dataset_test_split": None,
-        "reward_funcs": ["rlhf_zoo.corpora.tiny_world_2:gold"], "reward_weights": [1, 0],
+        "reward_funcs": ["rlhf_zoo.runs.corpora.tiny_world_2:gold"], "reward_weights": [1, 0],
     },
 }  # fmt: skip
 LAST = {"sft": 20, "reward": 4, "ppo": 6}
@@ -55,8 +55,8 @@ WORKER = """
 import json, sys
 from pathlib import Path
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.connect import Hub
-from rlhf_zoo.studies.reproduce import reproduce
+from rlhf_zoo.hub.client.connect import Hub
+from rlhf_zoo.pipeline.inspect.reproduce import reproduce
 
 for key, folder, name, allowed in json.loads(sys.argv[2]):
     try:

@@ -7,7 +7,7 @@ import pytest
 from finished_run import Run
 from json_keys import unexplained
 
-from rlhf_zoo import cli
+from rlhf_zoo.cli import main as cli
 from rlhf_zoo.errors import ZooError
 
 

@@ -17,9 +17,9 @@ import schemas
 from safetensors.torch import load_file, save_file
 from zoo_process import COMMAND, environment, errors, free_port, hubs_over, loopback, together, zoo
 
-from rlhf_zoo.record import StageRecord, timeless
-from rlhf_zoo.run_lock import LOCK
-from rlhf_zoo.wholeness import check_whole
+from rlhf_zoo.modeling.integrity import check_integrity
+from rlhf_zoo.runs.lock import LOCK
+from rlhf_zoo.runs.record import StageRecord, timeless
 
 NOWHERE = "http://127.0.0.1:9"
 TESTS = str(Path(schemas.__file__).parent)
@@ -108,7 +108,7 @@ def test_two_processes_leave_what_one_does(runs: tuple[Path, Path]) -> None:
         assert ours["fingerprint"] == theirs["fingerprint"] and ours["chosen"]["step"] == theirs["chosen"]["step"]
         assert ours["repo"]["tags"].keys() == theirs["repo"]["tags"].keys() > {"best"}
         for checkpoint in StageRecord(one / stage).checkpoints():
-            check_whole(two / stage / checkpoint.name)
+            check_integrity(two / stage / checkpoint.name)
             same_weights(checkpoint, two / stage / checkpoint.name)
     close(*(json.loads((run / "eval" / "evaluation.json").read_text()) for run in (two, one)), where="evaluation")
     assert (two / "eval" / "samples.jsonl").read_text().count("\n") == 2
@@ -212,7 +212,7 @@ def test_a_killed_worker_ends_the_run_and_the_last_checkpoint_is_whole(
     assert launched.wait(120) != 0
     checkpoint = record.last_checkpoint()
     assert checkpoint is not None
-    check_whole(checkpoint)
+    check_integrity(checkpoint)
     assert hubs_over(tmp_path / "home") == []
     launched = launch(tmp_path / "log-2", past=int(checkpoint.name.partition("-")[2]))
     launched.send_signal(signal.SIGINT)  # Ctrl-C: both stop after the step under way, which is saved

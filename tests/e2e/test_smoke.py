@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from zoo_process import zoo
 
-from rlhf_zoo.recipes import copy_recipe
-from rlhf_zoo.shelf import Row, shelf
-from rlhf_zoo.smoke.models import families, make_tokenizer
+from rlhf_zoo.pipeline.smoke.models import families, make_tokenizer
+from rlhf_zoo.runs.recipe import copy_recipe
+from rlhf_zoo.runs.recipe_table import Row, shelf
 
 ROWS = shelf()
 FAST = [row for row in ROWS if row.smoke == "make test"]

@@ -14,13 +14,13 @@ from miniatures import load, save
 from schemas import make_recipe
 from thread_hub import ThreadHub
 
-from rlhf_zoo.cli import cli
+from rlhf_zoo.cli.main import cli
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.connect import REAL, Hub, choose_source, point_clients
-from rlhf_zoo.hub.refs import resolve
-from rlhf_zoo.hub_server import create_token
-from rlhf_zoo.hub_server.handler import Handler
-from rlhf_zoo.models import load_causal
+from rlhf_zoo.hub.client.connect import REAL, Hub, choose_source, point_clients
+from rlhf_zoo.hub.client.refs import resolve
+from rlhf_zoo.hub.server import create_token
+from rlhf_zoo.hub.server.handler import Handler
+from rlhf_zoo.modeling.models import load_causal
 
 pytestmark = pytest.mark.usefixtures("pictures")
 
@@ -155,7 +155,7 @@ def test_which_source(flag: str | None, target: str, env: dict[str, str], endpoi
 
 def test_the_users_token_goes_to_the_users_hub(hubs: tuple[ThreadHub, ThreadHub], told: set) -> None:
     """HF_ENDPOINT is the source then, with HF_TOKEN; another --source_hub gets RLHF_ZOO_SOURCE_TOKEN alone."""
-    from rlhf_zoo.hub.connect import connect
+    from rlhf_zoo.hub.client.connect import connect
 
     source, target = hubs
     mine, other = create_token(source.root, "write"), create_token(source.root, "read")

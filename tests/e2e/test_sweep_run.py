@@ -9,7 +9,7 @@ from json_keys import unexplained
 from test_ablate import SMALL
 from zoo_process import wait_until
 
-from rlhf_zoo.record import StageRecord
+from rlhf_zoo.runs.record import StageRecord
 
 TAGS = """
 import json

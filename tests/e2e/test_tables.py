@@ -7,18 +7,18 @@ import pytest
 from miniatures import FAMILIES, save
 from schemas import SCHEMAS, make_recipe
 
-from rlhf_zoo.chat import Chat
-from rlhf_zoo.comparison import Comparison
+from rlhf_zoo.app.engine import Comparison
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.connect import Hub
-from rlhf_zoo.model_files import load_tokenizer
-from rlhf_zoo.models import CRITIC_DIR, critic_from, load_causal, load_classifier
-from rlhf_zoo.recipes import load_recipe
-from rlhf_zoo.release.card import make_card
+from rlhf_zoo.hub.client.connect import Hub
+from rlhf_zoo.modeling.chat import Chat
+from rlhf_zoo.modeling.loading import load_tokenizer
+from rlhf_zoo.modeling.models import CRITIC_DIR, critic_from, load_causal, load_classifier
+from rlhf_zoo.modeling.special_tokens import stop_ids
+from rlhf_zoo.pipeline.run_recipe import run_stage
+from rlhf_zoo.publishing.cards.card import make_card
 from rlhf_zoo.runs.context import RunContext
-from rlhf_zoo.stage import STAGES
-from rlhf_zoo.stages.pipeline import run_stage
-from rlhf_zoo.tokenizer import stop_ids
+from rlhf_zoo.runs.recipe import load_recipe
+from rlhf_zoo.runs.registry import STAGES
 
 pytestmark = pytest.mark.usefixtures("pictures")
 

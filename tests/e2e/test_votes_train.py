@@ -17,10 +17,10 @@ from warm import PYTHON
 from zoo_process import errors
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.recipes import copy_recipe, load_recipe
-from rlhf_zoo.record import StageRecord
+from rlhf_zoo.pipeline.stages.reward import hold_out
 from rlhf_zoo.runs.pairs import NamedPairs, named_pairs, on_pairs, recipe_on_pairs
-from rlhf_zoo.stages.reward import hold_out
+from rlhf_zoo.runs.recipe import copy_recipe, load_recipe
+from rlhf_zoo.runs.record import StageRecord
 
 VOTES = "local/tiny-world-votes"
 SFT = ["--corpus_args", '{"lines": 1000}', "--sft.max_steps", "20", "--sft.eval_strategy", "no",
@@ -30,9 +30,9 @@ REWARD = ["--max_steps", "20", "--per_device_train_batch_size", "16", "--score_s
 CAST = """
 import json, sys
 from pathlib import Path
-from rlhf_zoo.votes.box import VoteBox
-from rlhf_zoo.votes.data import HubVotes
-from rlhf_zoo.votes.vote import Shown, Vote
+from rlhf_zoo.evaluation.votes.box import VoteBox
+from rlhf_zoo.evaluation.votes.data import HubVotes
+from rlhf_zoo.evaluation.votes.vote import Shown, Vote
 repo, votes = json.loads(sys.stdin.read())
 with VoteBox(HubVotes(repo), Path("journal"), interval=0) as box:
     for prompt, left, right, verdict in votes:

@@ -20,10 +20,10 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
 
 from trainer_fixture import make_policy, make_reward_model, make_trainer  # noqa: E402
 
-import rlhf_zoo.sampling  # noqa: E402
-from rlhf_zoo.record import StageRecord, checkpoint_step  # noqa: E402
-from rlhf_zoo.stages.callbacks import StageCallback  # noqa: E402
-from rlhf_zoo.stages.interrupt import Interruptible  # noqa: E402
+import rlhf_zoo.modeling.sampling.sampler  # noqa: E402
+from rlhf_zoo.pipeline.stages.callbacks import StageCallback  # noqa: E402
+from rlhf_zoo.pipeline.stages.interrupt import Interruptible  # noqa: E402
+from rlhf_zoo.runs.record import StageRecord, checkpoint_step  # noqa: E402
 
 UPDATES = 6
 
@@ -61,7 +61,9 @@ def attempt(directory: Path, place: str | None, step: int) -> None:
         return trainer.state.global_step == step - 1
 
     if place == "sampling":
-        rlhf_zoo.sampling.draw = after(rlhf_zoo.sampling.draw, lambda: now() and next(draws) == 3)
+        rlhf_zoo.modeling.sampling.sampler.draw = after(
+            rlhf_zoo.modeling.sampling.sampler.draw, lambda: now() and next(draws) == 3
+        )
     elif place == "update":
         trainer.optimizer_step = after(trainer.optimizer_step, lambda: now() and next(draws) == 1)
     elif place == "saving":

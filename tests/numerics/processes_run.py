@@ -36,9 +36,9 @@ from trainer_fixture import (  # noqa: E402
 )
 from transformers import DataCollatorWithPadding, Trainer, TrainingArguments  # noqa: E402
 
-from rlhf_zoo.actor_critic import ActorCritic  # noqa: E402
 from rlhf_zoo.errors import ZooError  # noqa: E402
-from rlhf_zoo.shard_trainer import in_shards  # noqa: E402
+from rlhf_zoo.modeling.fsdp_trainer import in_shards  # noqa: E402
+from rlhf_zoo.ppo.actor_critic import ActorCritic  # noqa: E402
 
 # By the clock, which runs on while a busy machine does other things: of a hang, not of slowness.
 SECONDS = 240

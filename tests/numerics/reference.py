@@ -221,12 +221,12 @@ def missing_eos_score(scores: ArrayLike, ended: ArrayLike, *, score: float | Non
     return _per_token(lambda s, end: s if end or score is None else score, scores, ended)
 
 
-def at_the_end(scores: ArrayLike, by_token: ArrayLike, mask: ArrayLike) -> Array:
+def terminal_remainder(scores: ArrayLike, by_token: ArrayLike, mask: ArrayLike) -> Array:
     scores, by_token, mask = np.asarray(scores), np.asarray(by_token), np.asarray(mask)
     return np.array([s - d[m].sum() for s, d, m in zip(scores, by_token, mask, strict=True)], dtype=scores.dtype)
 
 
-def equal_in_groups(scores: ArrayLike, *, size: int) -> Array:
+def zero_variance_groups(scores: ArrayLike, *, size: int) -> Array:
     scores = np.asarray(scores)
     return np.array([len(set(scores[at : at + size].tolist())) == 1 for at in range(0, len(scores), size)], dtype=bool)
 
@@ -349,7 +349,7 @@ def explained_variance(values: ArrayLike, returns: ArrayLike, mask: ArrayLike) -
     return 1 - residual / total if total > 0 else math.nan
 
 
-def constant_gain(values: ArrayLike, returns: ArrayLike, mask: ArrayLike) -> float:
+def value_r2(values: ArrayLike, returns: ArrayLike, mask: ArrayLike) -> float:
     """1 − (squared error of V)/(squared error of the best constant, the mean of R); NaN where that has no error."""
     v, r = _picked(values, mask), _picked(returns, mask)
     middle = _mean(r) if r else math.nan

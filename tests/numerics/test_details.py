@@ -9,9 +9,9 @@ from torch import Tensor
 from trainer_fixture import CONTEXT, LETTERS, PAD, Spy, make_policy, make_tokenizer, make_trainer, prompt_rows
 from transformers import GPT2Config, GPT2ForTokenClassification
 
-from rlhf_zoo.models import response_values
+from rlhf_zoo.modeling.models import response_values
+from rlhf_zoo.modeling.sampling.sampler import Samples, left_pad
 from rlhf_zoo.rewards import Scored
-from rlhf_zoo.sampling import Samples, left_pad
 
 pytestmark = pytest.mark.attack
 

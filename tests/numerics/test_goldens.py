@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from tolerances import GOLDEN_ATOL, GOLDEN_RTOL
 
 from rlhf_zoo import functional
-from rlhf_zoo.ppo.control import KLController
+from rlhf_zoo.ppo.kl_controller import KLController
 
 LN2, LN5 = 0.69314718056, 1.60943791243
 NAN = math.nan
@@ -211,13 +211,13 @@ def test_what_is_left_of_a_score_at_the_end() -> None:
     # 10 − (1 + 2) = 7, and −4 − 0.5 = −4.5; padding pays nothing.
     mask = torch.tensor([[True, True, True], [True, False, False]])
     by_token = f64([[1.0, 0.0, 2.0], [0.5, NAN, 9.0]])
-    same(functional.at_the_end(f64([10.0, -4.0]), by_token, mask), [7.0, -4.5])
+    same(functional.terminal_remainder(f64([10.0, -4.0]), by_token, mask), [7.0, -4.5])
 
 
 def test_equal_in_groups() -> None:
     scores = f64([1.0, 1.0, 1.0, 0.0, 0.0, 1.0, 2.0, 2.0, 2.0])
-    assert functional.equal_in_groups(scores, size=3).tolist() == [True, False, True]
-    assert functional.equal_in_groups(scores, size=1).all()
+    assert functional.zero_variance_groups(scores, size=3).tolist() == [True, False, True]
+    assert functional.zero_variance_groups(scores, size=1).all()
 
 
 def test_token_rewards_puts_the_score_on_the_last_real_token_only() -> None:
@@ -353,11 +353,11 @@ def test_constant_gain() -> None:
         ([2.0, 2.0, 2.0, NAN], 0.0),
         ([0.0, 2.0, 4.0, NAN], 1.0),
     ]:
-        same(functional.constant_gain(f64([values]), returns, mask), wanted)
+        same(functional.value_r2(f64([values]), returns, mask), wanted)
 
 
 @pytest.mark.filterwarnings("ignore:var")
-@pytest.mark.parametrize("formula", [functional.explained_variance, functional.constant_gain])
+@pytest.mark.parametrize("formula", [functional.explained_variance, functional.value_r2])
 def test_of_returns_that_do_not_vary_a_critic_explains_nan(formula: Callable[..., torch.Tensor]) -> None:
     for mask in ([[True, True]], [[False, False]]):
         assert torch.isnan(formula(f64([[1.0, 3.0]]), f64([[2.0, 2.0]]), torch.tensor(mask)))

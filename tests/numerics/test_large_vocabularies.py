@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from rlhf_zoo import functional
-from rlhf_zoo.draws import draw, uniforms
-from rlhf_zoo.logprobs import chunked_logprobs
+from rlhf_zoo.modeling.logprobs import chunked_logprobs
+from rlhf_zoo.modeling.sampling.random import draw, uniforms
 
 SIZES = (49_152, 128_256, 262_144)
 ROWS, WIDTH = 32, 16

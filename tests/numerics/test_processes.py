@@ -17,7 +17,7 @@ from warm import PYTHON
 from zoo_process import together as in_two
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.sharding import full_optimizer
+from rlhf_zoo.modeling.fsdp import full_optimizer
 
 pytestmark = pytest.mark.timeout(3 * SECONDS)
 
@@ -152,7 +152,7 @@ def test_one_process_keeps_what_is_saved_of_an_optimizer() -> None:
 FREED = """
 import sys, torch
 from pathlib import Path
-from rlhf_zoo.sharding import return_memory
+from rlhf_zoo.modeling.fsdp import return_memory
 
 def resident():
     line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmRSS"))

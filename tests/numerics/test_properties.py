@@ -89,7 +89,7 @@ PER_TOKEN: dict[str, Callable[[Batch], tuple[Tensor, ...]]] = {
     "gae": lambda x: functional.gae(x.a, x.b, x.mask, gamma=0.9, lam=0.8),
 }
 REDUCED: dict[str, Callable[[Batch], tuple[Tensor, ...]]] = {
-    "at_the_end": lambda x: (functional.at_the_end(x.row, x.a, x.mask),),
+    "terminal_remainder": lambda x: (functional.terminal_remainder(x.row, x.a, x.mask),),
     "actions": lambda x: (functional.actions(x.a, x.mask, level="sequence"),),
     "last_token": lambda x: (functional.last_token(x.mask),),
     "masked_mean": lambda x: (functional.masked_mean(x.a, x.mask),),
@@ -97,7 +97,7 @@ REDUCED: dict[str, Callable[[Batch], tuple[Tensor, ...]]] = {
     "aggregate": lambda x: tuple(_aggregate(x.a, x.mask, mode) for mode in functional.AGGREGATIONS),
     "approx_kl": lambda x: (functional.approx_kl(x.a, x.b, x.mask),),
     "explained_variance": lambda x: (functional.explained_variance(x.a, x.b, x.mask),),
-    "constant_gain": lambda x: (functional.constant_gain(x.a, x.b, x.mask),),
+    "value_r2": lambda x: (functional.value_r2(x.a, x.b, x.mask),),
 }
 
 

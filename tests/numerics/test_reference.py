@@ -11,7 +11,7 @@ import torch
 from tolerances import PRECISIONS, tolerance
 
 from rlhf_zoo import functional
-from rlhf_zoo.ppo import control
+from rlhf_zoo.ppo import kl_controller as control
 
 VOCABULARY = 11
 SHAPES = [(1, 1), (2, 5), (7, 53)]
@@ -114,7 +114,7 @@ def _missing_eos(name: str, **settings: float) -> Case:
 
 def _equal_in_groups(draw: Draw) -> tuple[Any, Any]:
     scores = torch.tensor(draw.rng.integers(0, 2, size=3 * draw.shape[0]), dtype=draw.dtype)
-    return both("equal_in_groups", scores, size=3)
+    return both("zero_variance_groups", scores, size=3)
 
 
 def _policy_loss(**clips: float) -> Case:
@@ -184,8 +184,10 @@ CASES: dict[str, Case] = {
     "token_rewards": lambda draw: both(
         "token_rewards", draw.normal(draw.shape[0]), draw.normal(), draw.mask(), kl_coef=0.07
     ),
-    "at_the_end": lambda draw: both("at_the_end", draw.normal(draw.shape[0]), draw.normal(), draw.mask()),
-    "equal_in_groups": _equal_in_groups,
+    "terminal_remainder": lambda draw: both(
+        "terminal_remainder", draw.normal(draw.shape[0]), draw.normal(), draw.mask()
+    ),
+    "zero_variance_groups": _equal_in_groups,
     "gae": lambda draw: both("gae", draw.normal(), draw.normal(), draw.mask(), gamma=0.97, lam=0.9),
     "gae/undiscounted": lambda draw: both("gae", draw.normal(), draw.normal(), draw.mask(), gamma=1.0, lam=0.95),
     "clipped_policy_loss": _policy_loss(),
@@ -198,9 +200,9 @@ CASES: dict[str, Case] = {
     **{f"aggregate/{mode}": _aggregate(mode) for mode in functional.AGGREGATIONS},
     "approx_kl": lambda draw: both("approx_kl", *draw.logprobs(), draw.mask()),
     "explained_variance": _critic("explained_variance"),
-    "constant_gain": _critic("constant_gain"),
+    "value_r2": _critic("value_r2"),
 }
-IN_FLOAT64 = {"equal_in_groups", "last_token", "masked_moments", "mean_and_std", "explained_variance", "constant_gain"}
+IN_FLOAT64 = {"zero_variance_groups", "last_token", "masked_moments", "mean_and_std", "explained_variance", "value_r2"}
 
 
 def _arrays(result: Any) -> list[np.ndarray]:

@@ -19,7 +19,7 @@ from trainer_fixture import (
     timeless,
 )
 
-from rlhf_zoo.record import StageRecord
+from rlhf_zoo.runs.record import StageRecord
 
 SIGKILL = -9
 

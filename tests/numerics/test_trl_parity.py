@@ -30,14 +30,14 @@ from trainer_fixture import DEVICE, make_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, PreTrainedModel
 
 from rlhf_zoo import functional as F
-from rlhf_zoo.data import PROMPT_TOKENS
-from rlhf_zoo.logprobs import response_logits, token_logprobs
-from rlhf_zoo.models import critic_from, response_values
+from rlhf_zoo.modeling.logprobs import response_logits, token_logprobs
+from rlhf_zoo.modeling.models import critic_from, response_values
+from rlhf_zoo.modeling.prompts import PROMPT_TOKENS
+from rlhf_zoo.modeling.sampling.sampler import Samples
 from rlhf_zoo.ppo.config import PPOConfig
 from rlhf_zoo.ppo.rollout import Advantages, Rollout
 from rlhf_zoo.ppo.trainer import PPOTrainer
 from rlhf_zoo.rewards import RewardModel
-from rlhf_zoo.sampling import Samples
 
 HERE = Path(__file__).with_name("trl_parity")
 FACTS = json.loads((HERE / "cases.json").read_text())

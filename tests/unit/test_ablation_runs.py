@@ -7,14 +7,23 @@ from pathlib import Path
 import pytest
 from toy_run import make_context, make_recipe
 
-from rlhf_zoo.catalog.ablation import Run
-from rlhf_zoo.comparison import TimelineRun
+from rlhf_zoo.app.engine import TimelineRun
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.stats import Spread
+from rlhf_zoo.fileio import write_json
+from rlhf_zoo.pipeline import run_recipe as pipeline
+from rlhf_zoo.pipeline.experiments.ablate import (
+    SAMPLES,
+    Variant,
+    ablation_of,
+    outcome,
+    spread,
+    variants,
+    write_overview,
+)
 from rlhf_zoo.ppo.config import PPOConfig
-from rlhf_zoo.record import StageRecord, write_json
-from rlhf_zoo.stages import pipeline
-from rlhf_zoo.studies.ablate import SAMPLES, Variant, ablation_of, outcome, spread, variants, write_overview
+from rlhf_zoo.publishing.catalog.ablation import Run
+from rlhf_zoo.runs.record import StageRecord
 
 
 def test_a_list_of_values_is_a_run_for_each() -> None:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.evaluation.answers import Answers
-from rlhf_zoo.evaluator.judges import answers, as_answers
-from rlhf_zoo.evaluator.rule_judge import RuleJudge
+from rlhf_zoo.evaluation.judges.named import answers, as_answers
+from rlhf_zoo.evaluation.judges.rule import RuleJudge
+from rlhf_zoo.evaluation.pass_at_k import Answers
 from rlhf_zoo.rewards.verifiable import ExactMatch, NumericMatch
 
 RIGHT = np.array([[1, 0, 0, 1, 0], [0] * 5, [1] * 5, [0, 0, 1, 0, 0]], dtype=float)

@@ -15,18 +15,13 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
 )
 
-from rlhf_zoo.actor_critic import ActorCritic
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.logprobs import response_logits, token_logprobs
-from rlhf_zoo.models import (
-    CRITIC_DIR,
-    critic_from,
-    response_values,
-    set_score_statistics,
-)
+from rlhf_zoo.modeling.logprobs import response_logits, token_logprobs
+from rlhf_zoo.modeling.models import CRITIC_DIR, critic_from, response_values, set_score_statistics
+from rlhf_zoo.modeling.reserved_columns import PROMPT_INDEX
+from rlhf_zoo.modeling.sampling.sampler import Samples, Vocabulary, sample
+from rlhf_zoo.ppo.actor_critic import ActorCritic
 from rlhf_zoo.ppo.guards import check_decoding
-from rlhf_zoo.reserved import PROMPT_INDEX
-from rlhf_zoo.sampling import Samples, Vocabulary, sample
 
 pytestmark = pytest.mark.attack
 

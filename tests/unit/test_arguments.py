@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from test_product_remarks import write
 
-from rlhf_zoo.corpora.arguments import DEBATES, SPLITS, prepare
 from rlhf_zoo.errors import ZooError
+from rlhf_zoo.runs.corpora.arguments import DEBATES, SPLITS, prepare
 
 TRAIN = "cats-or-dogs-_dogs-of-course"
 TOPICS = {"train": TRAIN, **{split: f"{names[0]}_yes" for split, names in DEBATES.items()}}

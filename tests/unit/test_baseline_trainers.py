@@ -10,10 +10,17 @@ from toy_run import make_context, make_recipe
 from trainer_fixture import EOS, good, make_tokenizer
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.record import StageRecord
+from rlhf_zoo.pipeline.experiments.baseline import betas, default_betas, read_lines
+from rlhf_zoo.pipeline.experiments.baseline_trainers import (
+    Meter,
+    Start,
+    dpo_arguments,
+    ppo_reward,
+    rloo_arguments,
+    train_rloo,
+)
 from rlhf_zoo.rewards import Rewards
-from rlhf_zoo.studies.baseline import betas, default_betas, read_lines
-from rlhf_zoo.studies.baseline_trainers import Meter, Start, dpo_arguments, ppo_reward, rloo_arguments, train_rloo
+from rlhf_zoo.runs.record import StageRecord
 
 
 def rloo(folder: Path, *, episodes: int = 2352, learning_rate: float | None = None, **keys: Any) -> dict[str, Any]:

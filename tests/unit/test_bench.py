@@ -10,8 +10,8 @@ import pytest
 import torch
 from speed import floor, ours, points, report, side
 
-from rlhf_zoo import sampling
 from rlhf_zoo.functional import gae, selected_logprobs
+from rlhf_zoo.modeling.sampling import sampler as sampling
 
 TINY = points.POINTS["tiny"]
 

@@ -21,9 +21,9 @@ from rlhf_zoo.evaluation.calibration import (
     preference_report,
     reliability,
 )
-from rlhf_zoo.models import set_score_statistics
+from rlhf_zoo.modeling.models import set_score_statistics
+from rlhf_zoo.pipeline.stages.pair_report import held_out_report
 from rlhf_zoo.rewards import RewardModel
-from rlhf_zoo.stages.pair_report import held_out_report
 
 THREE = math.log(3)  # σ(log 3) = 3/4
 

@@ -18,12 +18,13 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.record import StageRecord, write_json
-from rlhf_zoo.release import markdown
-from rlhf_zoo.release.card import CARD_FILE, make_card
-from rlhf_zoo.release.card_commands import of_the_run
-from rlhf_zoo.release.facts import Facts
-from rlhf_zoo.release.report import judge_notes
+from rlhf_zoo.fileio import write_json
+from rlhf_zoo.publishing.cards import markdown
+from rlhf_zoo.publishing.cards.card import CARD_FILE, make_card
+from rlhf_zoo.publishing.cards.commands import of_the_run
+from rlhf_zoo.publishing.cards.facts import Facts
+from rlhf_zoo.publishing.cards.report import judge_notes
+from rlhf_zoo.runs.record import StageRecord
 
 pytestmark = pytest.mark.usefixtures("placeholders")
 
@@ -75,7 +76,7 @@ def test_golden_front_matter(runs):
 
 def test_needs_nothing_heavy(runs):
     code = (
-        "import sys; from rlhf_zoo.release.card import make_card; assert 'matplotlib' not in sys.modules\n"
+        "import sys; from rlhf_zoo.publishing.cards.card import make_card; assert 'matplotlib' not in sys.modules\n"
         f"for stage in ('sft', 'reward', 'ppo'): make_card({str(runs)!r} + '/' + stage)\n"
         "heavy = {'torch', 'transformers', 'huggingface_hub', 'datasets', 'sklearn', 'matplotlib.pyplot'}\n"
         "print(sorted(heavy & set(sys.modules)))"

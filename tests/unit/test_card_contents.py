@@ -10,9 +10,10 @@ import pytest
 import yaml
 from card_run import COMMITS, cells, estimate, head_and_body, over_training, reward_report
 
-from rlhf_zoo.record import StageRecord, read_json, write_json
-from rlhf_zoo.release import markdown
-from rlhf_zoo.release.card import CARD_FILE, make_card
+from rlhf_zoo.fileio import read_json, write_json
+from rlhf_zoo.publishing.cards import markdown
+from rlhf_zoo.publishing.cards.card import CARD_FILE, make_card
+from rlhf_zoo.runs.record import StageRecord
 
 pytestmark = pytest.mark.usefixtures("placeholders")
 
@@ -169,7 +170,7 @@ def test_what_kl_means_is_what_was_trained(runs, settings, said):
 
 def test_the_defaults_that_a_card_takes_are_ppos():
     from rlhf_zoo.ppo.config import PPOConfig
-    from rlhf_zoo.release.card_kl import DEFAULTS
+    from rlhf_zoo.publishing.cards.kl import DEFAULTS
 
     fields = PPOConfig.__dataclass_fields__
     assert {name: fields[name].default for name in DEFAULTS} == DEFAULTS

@@ -4,20 +4,11 @@ import pytest
 import schemas
 from datasets import Dataset
 
-from rlhf_zoo import chat
-from rlhf_zoo.chat import (
-    Chat,
-    as_prompt,
-    end_of_turn,
-    prompt_ids,
-    reading_ids,
-    whole,
-    without_thoughts,
-    words,
-)
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.runs.layout import fitting, parts_of, split_pair
-from rlhf_zoo.tokenizer import train_tokenizer
+from rlhf_zoo.modeling import chat
+from rlhf_zoo.modeling.chat import Chat, as_prompt, end_of_turn, prompt_ids, reading_ids, whole, without_thoughts, words
+from rlhf_zoo.modeling.special_tokens import train_tokenizer
+from rlhf_zoo.runs.data.layout import fitting, parts_of, split_pair
 
 ASKED = [{"role": "user", "content": "how are you"}]
 

@@ -5,9 +5,9 @@ from typing import Any
 import datasets
 import pytest
 
-from rlhf_zoo.draft.data import Part, Source, read_as
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.runs.layout import Form, in_form
+from rlhf_zoo.pipeline.new.data import Part, Source, read_as
+from rlhf_zoo.runs.data.layout import Form, in_form
 
 ASKED = {"from": "human", "value": "2+2?"}
 RIGHT, WRONG = {"from": "gpt", "value": "4"}, {"from": "gpt", "value": "5"}

@@ -8,8 +8,8 @@ import pytest
 from toy_run import make_context, make_recipe
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.record import StageRecord, checkpoint_step
-from rlhf_zoo.runs.choice import ReleaseArguments, best_step, check_rule, choose, lasting, promising, prune
+from rlhf_zoo.runs.checkpoint_choice import ReleaseArguments, best_step, check_rule, choose, lasting, promising, prune
+from rlhf_zoo.runs.record import StageRecord, checkpoint_step
 
 LAST, BEST = ReleaseArguments(), ReleaseArguments(release="best")
 RECOMMENDED = ReleaseArguments(release="recommended")

@@ -18,17 +18,18 @@ from safetensors.torch import load_file, save_file
 from toy_run import make_context, make_recipe, save_start
 from trainer_fixture import make_policy
 
-from rlhf_zoo import wholeness
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.connect import CLIENT
-from rlhf_zoo.models import load_causal, load_classifier
-from rlhf_zoo.recipes import Recipe
-from rlhf_zoo.record import COMPLETE, StageRecord, fingerprint, timeless
+from rlhf_zoo.hub.client.connect import CLIENT
+from rlhf_zoo.modeling import integrity as wholeness
+from rlhf_zoo.modeling.integrity import check_integrity, weights_digest
+from rlhf_zoo.modeling.models import load_causal, load_classifier
+from rlhf_zoo.pipeline import run_recipe as pipeline
+from rlhf_zoo.pipeline.inspect.trace import find
+from rlhf_zoo.pipeline.stages import ppo, reward
+from rlhf_zoo.pipeline.stages.callbacks import StageCallback
 from rlhf_zoo.runs.context import RunContext
-from rlhf_zoo.stages import pipeline, ppo, reward
-from rlhf_zoo.stages.callbacks import StageCallback
-from rlhf_zoo.studies.trace import find
-from rlhf_zoo.wholeness import check_whole, weights_digest
+from rlhf_zoo.runs.recipe import Recipe
+from rlhf_zoo.runs.record import COMPLETE, StageRecord, fingerprint, timeless
 
 pytestmark = [pytest.mark.attack, pytest.mark.usefixtures("pictures")]
 
@@ -73,13 +74,13 @@ def test_complete_names_every_file_and_reads_each_once(tmp_path: Path, monkeypat
         content = (path / name).read_bytes()
         assert said["files"][name] == {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     for _ in range(3):
-        check_whole(path, training=True)
+        check_integrity(path, training=True)
         load_causal(path)
     assert len(read) == len(names), "a file is read again only when it has changed"
     (path / "optimizer.pt").unlink()
-    check_whole(path)  # a model is loaded without it
+    check_integrity(path)  # a model is loaded without it
     with pytest.raises(ZooError, match=r"optimizer\.pt cannot be read \(No such file or directory\)"):
-        check_whole(path, training=True)
+        check_integrity(path, training=True)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +92,7 @@ def test_what_is_harmed_is_named_and_the_last_whole_one_offered(tmp_path: Path, 
     harm(path / name)
     said = rf"^{re.escape(str(path / name))} (has|is not what was saved).*; {re.escape(str(whole))} is whole\.$"
     for use in (
-        lambda: check_whole(path),
+        lambda: check_integrity(path),
         lambda: load_causal(path),
         lambda: load_classifier(path),
     ):
@@ -115,7 +116,7 @@ def test_a_damaged_complete_is_a_sentence(tmp_path: Path) -> None:
     ):
         (path / COMPLETE).write_text(said)
         with pytest.raises(ZooError, match=r"COMPLETE is damaged|cannot be read"):
-            check_whole(path)
+            check_integrity(path)
 
 
 @pytest.fixture

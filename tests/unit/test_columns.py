@@ -13,10 +13,10 @@ import pytest
 from pyarrow import parquet
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.connect import CLIENT
-from rlhf_zoo.runs.columns import above, filled
-from rlhf_zoo.runs.layout import in_form
-from rlhf_zoo.runs.sources import find_data
+from rlhf_zoo.hub.client.connect import CLIENT
+from rlhf_zoo.runs.data.columns import above, filled
+from rlhf_zoo.runs.data.layout import in_form
+from rlhf_zoo.runs.data.sources import find_data
 
 PAIR = {"prompt": "a", "chosen": "b", "rejected": "c"}
 TURNS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]

@@ -22,12 +22,12 @@ from transformers import (
     AutoTokenizer,
 )
 
-from rlhf_zoo.actor_critic import ActorCritic, shared_value_head
-from rlhf_zoo.comparison import Comparison, Side, Snapshot, lockstep
-from rlhf_zoo.comparison.turns import Turns
+from rlhf_zoo.app.engine import Comparison, Side, Snapshot, lockstep
+from rlhf_zoo.app.engine.fair_lock import FairLock
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.models import critic_from, load_causal, load_classifier
-from rlhf_zoo.tokenizer import train_tokenizer
+from rlhf_zoo.modeling.models import critic_from, load_causal, load_classifier
+from rlhf_zoo.modeling.special_tokens import train_tokenizer
+from rlhf_zoo.ppo.actor_critic import ActorCritic, shared_value_head
 
 PROMPT = "the camera"
 # A cached pass in float32 against a plain one in float64: logits of this size differ by some 1e-6, and a KL by less.
@@ -338,7 +338,7 @@ def test_concurrent_streams_are_those_one_after_the_other(comparison: Comparison
 
 
 def test_turns_go_round_in_the_order_of_asking() -> None:
-    turns, order, threads = Turns(), [], []
+    turns, order, threads = FairLock(), [], []
 
     def take(name: int) -> None:
         with turns:

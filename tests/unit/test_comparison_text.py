@@ -7,9 +7,9 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from rlhf_zoo.alignment import Pieces
-from rlhf_zoo.comparison import visible_text
-from rlhf_zoo.tokenizer import train_tokenizer
+from rlhf_zoo.app.engine import visible_text
+from rlhf_zoo.modeling.alignment import Pieces
+from rlhf_zoo.modeling.special_tokens import train_tokenizer
 
 
 def pieces_of(tokenizer, ids: list[int]) -> tuple[list[str], list[str]]:

@@ -1,4 +1,4 @@
-"""rlhf_zoo.compat: the names of TRL 1.12 and of TRL 0.x's loop, with what they mean. docs/from-trl.md runs here too."""
+"""trl_compat: the names of TRL 1.12 and of TRL 0.x's loop, with what they mean. docs/from-trl.md runs here too."""
 
 import copy
 import dataclasses
@@ -36,8 +36,9 @@ from transformers import (
     TrainingArguments,
 )
 
-from rlhf_zoo import compat
-from rlhf_zoo.compat import (
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.ppo import trl_compat as compat
+from rlhf_zoo.ppo.trl_compat import (
     AutoModelForCausalLMWithValueHead,
     AutoModelForSeq2SeqLMWithValueHead,
     PPOConfig,
@@ -48,7 +49,6 @@ from rlhf_zoo.compat import (
     masked_var,
     masked_whiten,
 )
-from rlhf_zoo.errors import ZooError
 from rlhf_zoo.rewards import RewardModel
 
 ROOT = Path(__file__).parents[2]

@@ -1,4 +1,4 @@
-"""rlhf_zoo.compat.classic: the names and the loop of TRL 0.x, with what they mean."""
+"""rlhf_zoo.ppo.trl_compat.classic: the names and the loop of TRL 0.x, with what they mean."""
 
 import copy
 import json
@@ -24,13 +24,9 @@ from transformers import (
     GPT2LMHeadModel,
 )
 
-from rlhf_zoo.compat import (
-    AutoModelForCausalLMWithValueHead,
-    PPOConfig,
-    classic,
-)
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.ppo.guards import GuardWarning
+from rlhf_zoo.ppo.trl_compat import AutoModelForCausalLMWithValueHead, PPOConfig, classic
 
 # TRL 0.x: configuration
 

@@ -9,20 +9,20 @@ from tokenizers import AddedToken
 from trainer_fixture import make_policy, make_reward_model
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_zoo.alignment import Pieces, TokenText, decode_behind
-from rlhf_zoo.chat import Chat, answer, completion_ids, prompt_ids, reading_ids, spoken, whole, words
-from rlhf_zoo.comparison import Comparison
-from rlhf_zoo.evaluator.judges import scores
-from rlhf_zoo.evaluator.measure import Evaluator
-from rlhf_zoo.evaluator.rule_judge import RuleJudge
-from rlhf_zoo.evaluator.written import rewarded, written_samples
+from rlhf_zoo.app.engine import Comparison
+from rlhf_zoo.evaluation.judges.named import scores
+from rlhf_zoo.evaluation.judges.rule import RuleJudge
+from rlhf_zoo.evaluation.measure import Evaluator
+from rlhf_zoo.evaluation.text_logprobs import rewarded, written_samples
+from rlhf_zoo.modeling.alignment import Pieces, TokenText, decode_behind
+from rlhf_zoo.modeling.chat import Chat, answer, completion_ids, prompt_ids, reading_ids, spoken, whole, words
+from rlhf_zoo.modeling.reserved_columns import PROMPT_TOKENS
+from rlhf_zoo.modeling.sampling.truncation import text_end
+from rlhf_zoo.modeling.special_tokens import train_tokenizer
+from rlhf_zoo.pipeline.experiments.baseline_trainers import Meter, ppo_reward
 from rlhf_zoo.ppo.completions import decoded
-from rlhf_zoo.reserved import PROMPT_TOKENS
 from rlhf_zoo.rewards import RewardModel, Rewards
-from rlhf_zoo.runs.generate import complete
-from rlhf_zoo.studies.baseline_trainers import Meter, ppo_reward
-from rlhf_zoo.tokenizer import train_tokenizer
-from rlhf_zoo.truncation import text_end
+from rlhf_zoo.runs.data.generate import complete
 
 
 def ids_of(tokenizer: PreTrainedTokenizerBase, *tokens: str) -> list[int]:

@@ -13,7 +13,7 @@ from rlhf_zoo.evaluation.compute import (
     ppo_compute,
     rloo_compute,
 )
-from rlhf_zoo.models import matrix_parameters
+from rlhf_zoo.modeling.models import matrix_parameters
 
 SIZES = {"policy": 10, "reference": 10, "reward": 7, "critic": 5}
 

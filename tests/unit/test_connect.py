@@ -14,8 +14,8 @@ from warm import PYTHON
 from zoo_process import environment, hubs_over, wait_until, zoo
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.connect import REAL, Hub, choose, home
-from rlhf_zoo.hub_server.application import Application
+from rlhf_zoo.hub.client.connect import REAL, Hub, choose, home
+from rlhf_zoo.hub.server.application import Application
 
 OTHER = "https://hub.example.com"
 SECRET = "hf_secret"
@@ -98,7 +98,7 @@ def test_home(monkeypatch, tmp_path):
 
 LOOK = """
 import json, os, sys
-from rlhf_zoo.hub.connect import choose, connect
+from rlhf_zoo.hub.client.connect import choose, connect
 flag, push = json.loads(sys.argv[1])
 with connect(choose(flag, push_to_hub=push)) as hub:
     from huggingface_hub import HfApi, constants, get_token
@@ -189,7 +189,7 @@ def test_no_request_to_another_hub_holds_the_token(tmp_path, thread_hub, monkeyp
 def test_the_embedded_hub_ends_with_its_command_even_when_that_is_killed(tmp_path):
     code = """
 import sys, time
-from rlhf_zoo.hub.connect import choose, connect
+from rlhf_zoo.hub.client.connect import choose, connect
 with connect(choose("local", push_to_hub=False)):
     print("up", flush=True)
     time.sleep(60)

@@ -25,13 +25,9 @@ from trainer_fixture import (
 )
 from transformers import TrainerCallback
 
+from rlhf_zoo.modeling.value_head import VALUE_HEAD_FILE, AutoModelForCausalLMWithValueHead, ValueHead
 from rlhf_zoo.ppo.base import PPO_STATE
 from rlhf_zoo.ppo.trainer import TRAIN_STREAM
-from rlhf_zoo.value_head import (
-    VALUE_HEAD_FILE,
-    AutoModelForCausalLMWithValueHead,
-    ValueHead,
-)
 
 
 def test_where_the_critic_begins(tmp_path: Path) -> None:

@@ -11,13 +11,13 @@ import pytest
 from toy_run import make_context, make_recipe, save_stage, trained_policy
 from trainer_fixture import CHAT, make_tokenizer
 
-from rlhf_zoo.hub.connect import CLIENT
-from rlhf_zoo.record import read_json
-from rlhf_zoo.release.card import make_card
-from rlhf_zoo.runs.beginning import Named, cut_by_sft
-from rlhf_zoo.runs.cut_rows import count_cut_rows
-from rlhf_zoo.stages import sft
-from rlhf_zoo.stages.summary import write_summary
+from rlhf_zoo.fileio import read_json
+from rlhf_zoo.hub.client.connect import CLIENT
+from rlhf_zoo.pipeline.stages import sft
+from rlhf_zoo.pipeline.stages.summary import write_summary
+from rlhf_zoo.publishing.cards.card import make_card
+from rlhf_zoo.runs.checks.models import Named, cut_by_sft
+from rlhf_zoo.runs.data.cut_rows import count_cut_rows
 
 
 @pytest.fixture

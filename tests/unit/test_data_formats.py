@@ -16,12 +16,12 @@ from pyarrow import parquet
 from test_data_gate import ROWS, Trap, hub, own_cache, trap  # noqa: F401
 from thread_hub import ThreadHub
 
-from rlhf_zoo.data_gate import gated, without_media
-from rlhf_zoo.draft.data import look_at_data
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.connect import CLIENT
+from rlhf_zoo.hub.client.connect import CLIENT
+from rlhf_zoo.hub.client.data_gate import gated, without_media
+from rlhf_zoo.pipeline.new.data import look_at_data
+from rlhf_zoo.runs.data.sources import find_data
 from rlhf_zoo.runs.pairs import NamedPairs
-from rlhf_zoo.runs.sources import find_data
 
 pytestmark = pytest.mark.attack
 ROOT = Path(__file__).parents[2]

@@ -16,14 +16,14 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from pyarrow import Table, parquet
 from thread_hub import ThreadHub
 
-from rlhf_zoo.corpora.source import read_splits
-from rlhf_zoo.data_gate import check_card, gated, leads_out
-from rlhf_zoo.draft.data import look_at_data
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.connect import CLIENT
-from rlhf_zoo.recipes import load_recipe
-from rlhf_zoo.runs.settings import recipe_config, stage_settings
-from rlhf_zoo.runs.sources import find_data
+from rlhf_zoo.hub.client.connect import CLIENT
+from rlhf_zoo.hub.client.data_gate import check_card, gated, leads_out
+from rlhf_zoo.pipeline.new.data import look_at_data
+from rlhf_zoo.runs.corpora.source import read_splits
+from rlhf_zoo.runs.data.sources import find_data
+from rlhf_zoo.runs.recipe import load_recipe
+from rlhf_zoo.runs.settings.parse import recipe_config, stage_settings
 
 pytestmark = pytest.mark.attack
 ROWS = '{"prompt": "a"}\n{"prompt": "b"}\n'

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from rlhf_zoo import deadline as module
-from rlhf_zoo.deadline import Expired, deadline, hurry
+from rlhf_zoo.modeling import time_limit as module
+from rlhf_zoo.modeling.time_limit import Expired, deadline, hurry
 
 
 def spin() -> None:

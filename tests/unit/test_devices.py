@@ -11,20 +11,20 @@ from toy_run import EVALUATION, make_context, make_recipe, save_stage, save_star
 from trainer_fixture import make_policy, make_reward_model, make_tokenizer
 from transformers import PreTrainedModel
 
-from rlhf_zoo import devices
-from rlhf_zoo.comparison.compare import Comparison
-from rlhf_zoo.devices import MicroBatches, best_device
+from rlhf_zoo.app.engine.compare import Comparison
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.evaluation.judges import FunctionJudge
-from rlhf_zoo.evaluator.judges import Panel
-from rlhf_zoo.evaluator.measure import Evaluator, Measured, measure, rows_at_once
-from rlhf_zoo.evaluator.written import logprobs_under
-from rlhf_zoo.record import read_json
+from rlhf_zoo.evaluation.judges.named import Panel
+from rlhf_zoo.evaluation.judges.scalar import FunctionJudge
+from rlhf_zoo.evaluation.measure import Evaluator, Measured, measure, rows_at_once
+from rlhf_zoo.evaluation.text_logprobs import logprobs_under
+from rlhf_zoo.fileio import read_json
+from rlhf_zoo.modeling import devices
+from rlhf_zoo.modeling.devices import MicroBatches, best_device
+from rlhf_zoo.pipeline.inspect import doctor, trace
+from rlhf_zoo.pipeline.stages import evaluate, ppo, reward
 from rlhf_zoo.rewards import RewardModel, Rewards
 from rlhf_zoo.runs.context import RunContext
-from rlhf_zoo.runs.generate import complete
-from rlhf_zoo.stages import evaluate, ppo, reward
-from rlhf_zoo.studies import doctor, trace
+from rlhf_zoo.runs.data.generate import complete
 
 PROMPTS = ["a", "bcd", "ef", "ghij", "k", "ab", "cde", "f", "gh", "ijk", "b"]
 KEYS = [(1, row) for row in range(len(PROMPTS))]
@@ -72,7 +72,7 @@ def test_logits_of_a_large_vocabulary_are_held_for_fewer_rows(monkeypatch: pytes
     policy = make_policy()
     rows = policy.get_input_embeddings().weight.shape[0]
     assert rows_at_once(policy, 6) == 64
-    monkeypatch.setattr("rlhf_zoo.evaluator.measure.LOGITS", 6 * rows * 3 + 1)
+    monkeypatch.setattr("rlhf_zoo.evaluation.measure.LOGITS", 6 * rows * 3 + 1)
     assert rows_at_once(policy, 6) == 3 and rows_at_once(policy, 60) == 1
 
 

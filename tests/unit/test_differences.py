@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.studies.differences import (
+from rlhf_zoo.pipeline.inspect.differences import (
     compare_files,
     compare_metrics,
     compare_settings,

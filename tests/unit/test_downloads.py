@@ -7,19 +7,19 @@ from typing import Any
 import pytest
 import yaml
 
-from rlhf_zoo.downloads import DOWNLOADED, MARK, PARTIAL, find_download
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.connect import CLIENT
-from rlhf_zoo.hub.places import Folder, Wanted
-from rlhf_zoo.recipes import copy_recipe, load_recipe
-from rlhf_zoo.runs.classified import check_download
-from rlhf_zoo.runs.settings import recipe_config, stage_settings
-from rlhf_zoo.smoke.run import publish_miniatures, small
+from rlhf_zoo.hub.client.connect import CLIENT
+from rlhf_zoo.hub.client.downloads import DOWNLOADED, MARK, PARTIAL, find_download
+from rlhf_zoo.hub.client.local_paths import Folder, Wanted
+from rlhf_zoo.pipeline.smoke.run import publish_miniatures, small
+from rlhf_zoo.runs.recipe import copy_recipe, load_recipe
+from rlhf_zoo.runs.settings.key_classes import check_download
+from rlhf_zoo.runs.settings.parse import recipe_config, stage_settings
 
 pytestmark = pytest.mark.attack
 SHELL = "subprocess:check_output(args='touch executed', shell=True)"
 PPO = {"use_cpu": True, "reward_funcs": ["length"], "max_steps": 1}
-SHARED = {"description": "A toy.", "corpus": "rlhf_zoo.corpora.tiny_world_2:prepare"}
+SHARED = {"description": "A toy.", "corpus": "rlhf_zoo.runs.corpora.tiny_world_2:prepare"}
 
 
 def write_recipe(folder: Path, *, shared: Any = None, ppo: Any = None) -> Path:
@@ -210,7 +210,7 @@ def test_a_download_chooses_no_account_and_no_machine(tmp_path: Path, caplog: py
         None,
         "mine",
     )
-    (told,) = [one.getMessage() for one in caplog.records if one.name == "rlhf_zoo.runs.classified"]
+    (told,) = [one.getMessage() for one in caplog.records if one.name == "rlhf_zoo.runs.settings.key_classes"]
     assert all(name in told for name in ACCOUNT)
     flags = small(recipe)["ppo"]
     assert flags["max_steps"] == 2 and "trackio_space_id" not in flags

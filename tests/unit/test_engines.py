@@ -29,14 +29,14 @@ from trl.generation.vllm_generation import VLLMGeneration
 from zoo_process import free_port
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.logprobs import token_logprobs
+from rlhf_zoo.modeling.logprobs import token_logprobs
+from rlhf_zoo.modeling.sampling.sampler import SamplingRequest, Vocabulary
+from rlhf_zoo.pipeline.stages import ppo
+from rlhf_zoo.pipeline.stages.interrupt import Stopped
 from rlhf_zoo.ppo.engine_samples import as_samples
 from rlhf_zoo.ppo.engines import sample_with_transformers
 from rlhf_zoo.ppo.failures import Unsampled
 from rlhf_zoo.runs.context import RunContext
-from rlhf_zoo.sampling import SamplingRequest, Vocabulary
-from rlhf_zoo.stages import ppo
-from rlhf_zoo.stages.interrupt import Stopped
 
 TEMPERATURE = 0.7
 

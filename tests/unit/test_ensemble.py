@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.ensemble import agreements, by_kl, disagreement, standardised, unrelated
-from rlhf_zoo.hub.connect import Hub
-from rlhf_zoo.recipes import load_recipe
+from rlhf_zoo.hub.client.connect import Hub
+from rlhf_zoo.pipeline.experiments.ensemble import check, member
+from rlhf_zoo.pipeline.stages.reward import pairs_seed
 from rlhf_zoo.runs.context import RunContext
-from rlhf_zoo.stages.reward import pairs_seed
-from rlhf_zoo.studies.ensemble import check, member
+from rlhf_zoo.runs.recipe import load_recipe
 
 
 def test_scores_are_in_units_of_what_each_model_says_of_sft() -> None:

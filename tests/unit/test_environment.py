@@ -7,12 +7,12 @@ import accelerate
 import pytest
 import transformers
 
-from rlhf_zoo.environment import IGNORED, RECORDED, REFUSED, recorded, settle
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.ppo.config import PPOConfig
-from rlhf_zoo.recipes import Recipe
 from rlhf_zoo.runs.context import versions
-from rlhf_zoo.runs.settings import stage_settings
+from rlhf_zoo.runs.environment import IGNORED, RECORDED, REFUSED, recorded, settle
+from rlhf_zoo.runs.recipe import Recipe
+from rlhf_zoo.runs.settings.parse import stage_settings
 
 #: Where things run, who watches, or details of what `REFUSED` refuses.
 HARMLESS = re.compile(

@@ -18,26 +18,28 @@ from trainer_fixture import make_tokenizer
 from vote_store import make_vote
 
 from rlhf_zoo.errors import ZooError
+from rlhf_zoo.evaluation import trajectory
+from rlhf_zoo.evaluation.head_to_head import HeadToHead
+from rlhf_zoo.evaluation.measure import make_evaluator
 from rlhf_zoo.evaluation.stats import Estimate
-from rlhf_zoo.evaluation.trivial import TrivialScores
+from rlhf_zoo.evaluation.text_logprobs import rewarded
+from rlhf_zoo.evaluation.trivial_policies import TrivialScores
 from rlhf_zoo.evaluation.verdict import Evidence, Verdict, decide
-from rlhf_zoo.evaluator import trajectory
-from rlhf_zoo.evaluator.head_to_head import HeadToHead
-from rlhf_zoo.evaluator.measure import make_evaluator
-from rlhf_zoo.evaluator.written import rewarded
-from rlhf_zoo.hub.connect import Hub
-from rlhf_zoo.recipes import load_recipe
-from rlhf_zoo.record import StageRecord, read_json
-from rlhf_zoo.release.card import make_card
+from rlhf_zoo.evaluation.votes.data import HubVotes
+from rlhf_zoo.fileio import read_json
+from rlhf_zoo.hub.client.connect import Hub
+from rlhf_zoo.pipeline import run_recipe as pipeline
+from rlhf_zoo.pipeline.experiments.policy_eval import Terms, find_pair
+from rlhf_zoo.pipeline.experiments.policy_eval import evaluate as evaluate_pair
+from rlhf_zoo.pipeline.stages import evaluate, ppo, reward
+from rlhf_zoo.pipeline.stages.evaluate import check_prompts
+from rlhf_zoo.publishing.cards.card import make_card
 from rlhf_zoo.runs.context import RunContext
-from rlhf_zoo.runs.data import own_pairs, stage_source
+from rlhf_zoo.runs.data.layout import parts_of
+from rlhf_zoo.runs.dataset import own_pairs, stage_source
 from rlhf_zoo.runs.judge import judge_run, of_same_labels
-from rlhf_zoo.runs.layout import parts_of
-from rlhf_zoo.stages import evaluate, pipeline, ppo, reward
-from rlhf_zoo.stages.evaluate import check_prompts
-from rlhf_zoo.studies.policies import Terms, find_pair
-from rlhf_zoo.studies.policies import evaluate as evaluate_pair
-from rlhf_zoo.votes.data import HubVotes
+from rlhf_zoo.runs.recipe import load_recipe
+from rlhf_zoo.runs.record import StageRecord
 
 pytestmark = pytest.mark.usefixtures("pictures")
 

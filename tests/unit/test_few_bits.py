@@ -9,10 +9,10 @@ from peft import LoraConfig
 from trainer_fixture import EOS, PAD, SAVED, digests, make_tokenizer, make_trainer, trained, updates_of
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rlhf_zoo.models import load_causal
-from rlhf_zoo.recipes import Recipe
-from rlhf_zoo.runs.loading import loading_of
-from rlhf_zoo.runs.settings import stage_settings
+from rlhf_zoo.modeling.models import load_causal
+from rlhf_zoo.runs.recipe import Recipe
+from rlhf_zoo.runs.settings.loading import loading_of
+from rlhf_zoo.runs.settings.parse import stage_settings
 
 pytest.importorskip("bitsandbytes")
 

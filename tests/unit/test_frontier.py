@@ -7,16 +7,7 @@ import numpy as np
 import pytest
 
 from rlhf_zoo.evaluation.compute import Compute, Passes
-from rlhf_zoo.evaluation.frontier import (
-    Point,
-    at_kl,
-    best_within,
-    by_prompt,
-    difference,
-    filtered,
-    mixed,
-    wins,
-)
+from rlhf_zoo.evaluation.frontier import Point, at_kl, best_within, by_prompt, difference, filtered, mixed, wins
 from rlhf_zoo.evaluation.stats import bootstrap_mean, proportion, win_rate
 
 

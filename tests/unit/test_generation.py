@@ -11,8 +11,8 @@ from trainer_fixture import make_policy, make_reward_model, make_trainer
 from transformers import GenerationConfig
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.generation import _say, make_savable
-from rlhf_zoo.models import load_causal
+from rlhf_zoo.modeling.generation_config import _say, make_savable
+from rlhf_zoo.modeling.models import load_causal
 
 
 @pytest.fixture(autouse=True)

@@ -12,14 +12,14 @@ from safetensors.torch import load_file
 from trainer_fixture import make_policy, make_trainer
 from transformers import AutoModelForCausalLM, GgufConfig
 
-from rlhf_zoo import model_files
-from rlhf_zoo.draft.model import look_at_model
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.model_files import check_no_gguf, check_plain_weights, with_plain_weights
-from rlhf_zoo.models import load_causal
-from rlhf_zoo.runs.declared import declared_keys, refused_keys
-from rlhf_zoo.runs.values import checked_keys
-from rlhf_zoo.value_head import AutoModelForCausalLMWithValueHead
+from rlhf_zoo.modeling import loading as model_files
+from rlhf_zoo.modeling.loading import check_no_gguf, check_plain_weights, with_plain_weights
+from rlhf_zoo.modeling.models import load_causal
+from rlhf_zoo.modeling.value_head import AutoModelForCausalLMWithValueHead
+from rlhf_zoo.pipeline.new.model import look_at_model
+from rlhf_zoo.runs.settings.declared import declared_keys, refused_keys
+from rlhf_zoo.runs.settings.values import checked_keys
 
 FILE = "tiny.Q8_0.gguf"
 

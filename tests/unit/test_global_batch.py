@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlhf_zoo.stages.global_batch import GlobalReward
+from rlhf_zoo.pipeline.stages.global_batch import GlobalReward
 
 CHOSEN, REJECTED, MARGINS = [2.0, -1.0, 0.5, 9.0], [0.5, 1.0, 0.5, 9.0], [1.0, 0.5, 0.0, 4.0]
 #: The last pair only fills the batch up.

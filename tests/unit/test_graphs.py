@@ -12,13 +12,13 @@ from torch import Tensor
 from trainer_fixture import SAVED, Spy, make_trainer, resumed_alike, trained, updates_of
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from rlhf_zoo import graphs
-from rlhf_zoo.decoding import Next
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.graphs import bucket, can_be_fixed, fixed_size
-from rlhf_zoo.logprobs import response_states
+from rlhf_zoo.modeling.logprobs import response_states
+from rlhf_zoo.modeling.sampling import cuda_graphs as graphs
+from rlhf_zoo.modeling.sampling.cuda_graphs import bucket, can_be_fixed, fixed_size
+from rlhf_zoo.modeling.sampling.decoder import Next
+from rlhf_zoo.modeling.sampling.sampler import Samples, SamplingRequest, Vocabulary, sample
 from rlhf_zoo.ppo.engines import NativeEngine
-from rlhf_zoo.sampling import Samples, SamplingRequest, Vocabulary, sample
 
 # Longer than the sliding windows of the miniatures, and some twice.
 LENGTHS = [3, 40, 9, 1, 25, 9, 60, 2, 14, 33, 5, 1]

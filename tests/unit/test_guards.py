@@ -22,12 +22,12 @@ from trainer_fixture import (
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.functional import token_rewards
+from rlhf_zoo.modeling.sampling.sampler import Samples
+from rlhf_zoo.modeling.value_head import AutoModelForCausalLMWithValueHead
 from rlhf_zoo.ppo import guards
 from rlhf_zoo.ppo.guards import GuardWarning, KLWatch
 from rlhf_zoo.ppo.rollout import Rollout
 from rlhf_zoo.ppo.trainer import PPOTrainer
-from rlhf_zoo.sampling import Samples
-from rlhf_zoo.value_head import AutoModelForCausalLMWithValueHead
 
 
 def refused(directory: Path, message: str, **given: Any) -> None:

@@ -9,14 +9,14 @@ import pytest
 from datasets import Dataset, concatenate_datasets
 from schemas import SCHEMAS, make_recipe
 
-from rlhf_zoo.chat import words
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.connect import Hub
-from rlhf_zoo.recipes import load_recipe
+from rlhf_zoo.hub.client.connect import Hub
+from rlhf_zoo.modeling.chat import words
+from rlhf_zoo.pipeline.stages.reward import held_out_pairs, training_pairs
 from rlhf_zoo.runs.context import RunContext
-from rlhf_zoo.runs.data import HELD_OUT, data_source, evaluation_rows, parts, without_held_out
-from rlhf_zoo.runs.layout import sft_text, without_prompts
-from rlhf_zoo.stages.reward import held_out_pairs, training_pairs
+from rlhf_zoo.runs.data.layout import sft_text, without_prompts
+from rlhf_zoo.runs.dataset import HELD_OUT, data_source, evaluation_rows, parts, without_held_out
+from rlhf_zoo.runs.recipe import load_recipe
 
 
 @pytest.mark.parametrize(("schema", "form"), SCHEMAS)

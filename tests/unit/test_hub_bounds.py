@@ -14,14 +14,14 @@ from random import Random
 
 import pytest
 
-from rlhf_zoo.hub_server import cards
-from rlhf_zoo.hub_server import git as git_module
-from rlhf_zoo.hub_server.digested import Digested
-from rlhf_zoo.hub_server.faults import Fault
-from rlhf_zoo.hub_server.git import GitRepository, Quarantine, TreeEdit
-from rlhf_zoo.hub_server.names import RepoId
-from rlhf_zoo.hub_server.storage import Storage
-from rlhf_zoo.hub_server.xet_format import _SHARD_MAGIC, MAX_CHUNKS, chunks_of, parse_shard, read_chunk
+from rlhf_zoo.hub.server import cards
+from rlhf_zoo.hub.server import git as git_module
+from rlhf_zoo.hub.server.digested import Digested
+from rlhf_zoo.hub.server.faults import Fault
+from rlhf_zoo.hub.server.git import GitRepository, Quarantine, TreeEdit
+from rlhf_zoo.hub.server.names import RepoId
+from rlhf_zoo.hub.server.storage import Storage
+from rlhf_zoo.hub.server.xet_format import _SHARD_MAGIC, MAX_CHUNKS, chunks_of, parse_shard, read_chunk
 
 ENTRY = struct.Struct("<32s4I")
 TINY = b"\0\1\0\0\0\1\0\0x"

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf_zoo.hub_server.faults import Fault
-from rlhf_zoo.hub_server.patterns import Budget, Glob, IgnoredPaths, LfsPaths, MalformedPatternError
+from rlhf_zoo.hub.server.faults import Fault
+from rlhf_zoo.hub.server.patterns import Budget, Glob, IgnoredPaths, LfsPaths, MalformedPatternError
 
 TOKENS = st.sampled_from(["a", "b", "aa", "*", "?", "[ab]", "[!a]", "[a-b]", "-"])
 NAMES = st.text("abc-", max_size=8)

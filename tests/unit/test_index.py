@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf_zoo.catalog.card import Card
-from rlhf_zoo.catalog.index import (
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.publishing.catalog.card import Card
+from rlhf_zoo.publishing.catalog.index import (
     SORTS,
     Entry,
     Figure,
@@ -23,7 +24,6 @@ from rlhf_zoo.catalog.index import (
     with_table,
     write_benchmark,
 )
-from rlhf_zoo.errors import ZooError
 
 COMMIT = "c" * 40
 HELD_OUT = {

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from rlhf_zoo.stages.interrupt import Interruptible
+from rlhf_zoo.pipeline.stages.interrupt import Interruptible
 
 
 class Interrupting(io.RawIOBase):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from rlhf_zoo.evaluation.judge_check import JudgeCheck, PairCheck, check_pairs, settled, shared_errors, split_half
-from rlhf_zoo.evaluation.judges import ClassifierJudge
+from rlhf_zoo.evaluation.judges.check import JudgeCheck, PairCheck, check_pairs, settled, shared_errors, split_half
+from rlhf_zoo.evaluation.judges.scalar import ClassifierJudge
 
 GOOD, BAD = ("sharp", "bright", "clear", "light"), ("weak", "slow", "dull", "heavy")
 

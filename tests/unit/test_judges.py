@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.evaluation.judges import ClassifierJudge, FunctionJudge, Judge, LexiconJudge
-from rlhf_zoo.evaluation.pairwise import FunctionPairJudge
+from rlhf_zoo.evaluation.judges.pairwise import FunctionPairJudge
+from rlhf_zoo.evaluation.judges.scalar import ClassifierJudge, FunctionJudge, Judge, LexiconJudge
 
 GOOD = ["great", "sharp", "easy", "bright", "sturdy"]
 BAD = ["poor", "blurry", "awkward", "dim", "flimsy"]

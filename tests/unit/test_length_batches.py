@@ -10,7 +10,7 @@ from trainer_fixture import digests, make_policy, make_reward_model, make_tokeni
 from transformers import Trainer
 from trl import RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 
-from rlhf_zoo.by_length import ByLength, grouping_by_length
+from rlhf_zoo.modeling.length_grouping import ByLength, grouping_by_length
 
 LENGTHS = [1 + (7 * row) % 23 for row in range(1030)]
 

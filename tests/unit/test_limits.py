@@ -10,11 +10,11 @@ from datasets import Dataset
 from trainer_fixture import good, make_policy, make_reward_model, make_tokenizer, prompt_rows
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.limits import LIMITS, check_limits
-from rlhf_zoo.recipes import Recipe
-from rlhf_zoo.runs.settings import StageSettings, recipe_keys, stage_keys, stage_settings
-from rlhf_zoo.stage import STAGES
-from rlhf_zoo.stages.train import make_trainer
+from rlhf_zoo.fields import LIMITS, check_limits
+from rlhf_zoo.pipeline.stages.train import make_trainer
+from rlhf_zoo.runs.recipe import Recipe
+from rlhf_zoo.runs.registry import STAGES
+from rlhf_zoo.runs.settings.parse import StageSettings, recipe_keys, stage_keys, stage_settings
 
 pytestmark = pytest.mark.attack
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from rlhf_zoo.catalog.lineage import Lineage, find_lineage
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub import refs
-from rlhf_zoo.hub.pull import Pulled
-from rlhf_zoo.record import StageRecord
+from rlhf_zoo.hub.client import refs
+from rlhf_zoo.hub.client.pull import Pulled
+from rlhf_zoo.publishing.catalog.lineage import Lineage, find_lineage
+from rlhf_zoo.runs.record import StageRecord
 
 CARD: dict[str, Any] = {
     "stage": "ppo",

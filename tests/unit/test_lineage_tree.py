@@ -5,16 +5,8 @@ from typing import Any
 
 import pytest
 
-from rlhf_zoo.catalog.card import Card
-from rlhf_zoo.catalog.family import (
-    DEPTH,
-    Member,
-    Node,
-    Reference,
-    clean,
-    draw,
-    family_tree,
-)
+from rlhf_zoo.publishing.catalog.card import Card
+from rlhf_zoo.publishing.catalog.family import DEPTH, Member, Node, Reference, clean, draw, family_tree
 
 A, B, C, D = (letter * 40 for letter in "abcd")
 

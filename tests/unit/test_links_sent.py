@@ -8,10 +8,9 @@ import pytest
 from test_publish import REPO, commits, download, finish, save, send, sender, uploads  # noqa: F401
 from thread_hub import ThreadHub
 
-from rlhf_zoo import own_runs
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub import publish
-from rlhf_zoo.record import StageRecord
+from rlhf_zoo.hub.client import publish, run_signature
+from rlhf_zoo.runs.record import StageRecord
 
 pytestmark = pytest.mark.attack
 
@@ -56,7 +55,7 @@ def test_no_file_of_a_strangers_run_is_a_link_to_elsewhere(place: str, thread_hu
     with pytest.raises(ZooError, match=f"{link.name} is a link to outside"):
         sender(thread_hub, tmp_path)
     assert not thread_hub.api().repo_exists(REPO)
-    with own_runs.trusting():
+    with run_signature.trusting():
         sender(thread_hub, tmp_path)
 
 

@@ -12,16 +12,16 @@ from safetensors.torch import load_file, save_file
 from trainer_fixture import make_policy, make_reward_model, make_trainer
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from rlhf_zoo import models
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.model_files import ADAPTER_WEIGHTS, AS_SAVED, Loading
-from rlhf_zoo.models import critic_from, load_causal, load_classifier, score_statistics
-from rlhf_zoo.recipes import Recipe
-from rlhf_zoo.reference import Reference
+from rlhf_zoo.modeling import models
+from rlhf_zoo.modeling.loading import ADAPTER_WEIGHTS, AS_SAVED, Loading
+from rlhf_zoo.modeling.models import critic_from, load_causal, load_classifier, score_statistics
+from rlhf_zoo.ppo.reference import Reference
 from rlhf_zoo.rewards.loading import load_reward_model
-from rlhf_zoo.runs.loading import check_installed, loading_of
-from rlhf_zoo.runs.settings import StageSettings, stage_settings
-from rlhf_zoo.stage import STAGES
+from rlhf_zoo.runs.recipe import Recipe
+from rlhf_zoo.runs.registry import STAGES
+from rlhf_zoo.runs.settings.loading import check_installed, loading_of
+from rlhf_zoo.runs.settings.parse import StageSettings, stage_settings
 
 LORA = {"use_peft": True, "lora_r": 2}
 FOUR = {**LORA, "load_in_4bit": True}

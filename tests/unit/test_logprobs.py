@@ -16,11 +16,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trainer_fixture import DEVICE, Spy, distance, make_policy, snapshot, trained, updates_of
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
 
-from rlhf_zoo import logprobs
 from rlhf_zoo.functional import selected_logprobs
-from rlhf_zoo.logprobs import after_head, in_batches, response_logprobs, text_logprobs, tokens_of
+from rlhf_zoo.modeling import logprobs
+from rlhf_zoo.modeling.logprobs import after_head, in_batches, response_logprobs, text_logprobs, tokens_of
+from rlhf_zoo.modeling.sampling.sampler import Samples, Vocabulary, sample
 from rlhf_zoo.ppo import config
-from rlhf_zoo.sampling import Samples, Vocabulary, sample
 
 HOLES = Vocabulary(15, (4, 9))
 # What is done to a head's output, and a head that is no plain one.

@@ -11,13 +11,13 @@ from torch import Tensor
 from trainer_fixture import DEVICE, make_policy
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from rlhf_zoo import logprobs
-from rlhf_zoo.logprobs import after_head, response_logprobs
+from rlhf_zoo.modeling import logprobs
+from rlhf_zoo.modeling.logprobs import after_head, response_logprobs
+from rlhf_zoo.modeling.sampling.sampler import Samples, Vocabulary
 from rlhf_zoo.ppo.config import PPOConfig
 from rlhf_zoo.ppo.loss import token_loss
 from rlhf_zoo.ppo.rollout import Advantages, MinibatchSize, Rollout
 from rlhf_zoo.rewards import Scored
-from rlhf_zoo.sampling import Samples, Vocabulary
 
 MORE: dict[str, dict[str, Any]] = {
     "k3_reverse": {"kl_in": "loss", "kl_estimator": "k3_reverse"},

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from toy_run import make_context, make_recipe
 
-from rlhf_zoo.evaluation.judges import FunctionJudge
-from rlhf_zoo.evaluator.judges import Panel
-from rlhf_zoo.evaluator.measure import training_rewards
+from rlhf_zoo.evaluation.judges.named import Panel
+from rlhf_zoo.evaluation.judges.scalar import FunctionJudge
+from rlhf_zoo.evaluation.measure import training_rewards
 
 ANSWERED, JUDGE = "toy_run:answered", "toy_run:judge"
 

@@ -25,10 +25,10 @@ from trainer_fixture import (
 )
 from transformers import TrainerCallback
 
-from rlhf_zoo.devices import brought
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.ppo import frozen
-from rlhf_zoo.ppo.frozen import place
+from rlhf_zoo.modeling.devices import temporarily_on_device
+from rlhf_zoo.ppo import offload as frozen
+from rlhf_zoo.ppo.offload import place
 
 ELSEWHERE = torch.device("cuda:7")
 
@@ -49,8 +49,8 @@ class Carried(nn.Module):
 def test_models_are_on_the_device_while_they_run_and_then_where_they_were() -> None:
     waits, stays = Carried(), Carried()
     stays.to(ELSEWHERE)
-    with brought(ELSEWHERE, waits, None, stays):
-        with pytest.raises(KeyError), brought(ELSEWHERE, waits):
+    with temporarily_on_device(ELSEWHERE, waits, None, stays):
+        with pytest.raises(KeyError), temporarily_on_device(ELSEWHERE, waits):
             raise KeyError(str(waits.device))
         assert [waits.device, stays.device] == [ELSEWHERE] * 2
     assert [waits.device.type, stays.device] == ["cpu", ELSEWHERE]
@@ -99,7 +99,7 @@ def test_frozen_models_run_only_where_they_were_brought_and_keep_their_type(
         yield
         del here[len(here) - len(models) :]
 
-    monkeypatch.setattr(frozen, "brought", watched)
+    monkeypatch.setattr(frozen, "temporarily_on_device", watched)
     reward, reference = make_reward_model().to(torch.bfloat16), make_policy(seed=4)
     second = make_reward_model(seed=5)
     trainer = make_trainer(

@@ -11,13 +11,13 @@ from hub_fixture import RunningHub
 from miniatures import FAMILIES, save
 from trainer_fixture import make_policy, make_reward_model, make_tokenizer, make_trainer
 
-from rlhf_zoo.actor_critic import ActorCritic
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.model_files import load_config, load_tokenizer
-from rlhf_zoo.models import CRITIC_DIR, build_causal, critic_from, load_causal, load_classifier
-from rlhf_zoo.own_runs import trusting
-from rlhf_zoo.record import StageRecord
-from rlhf_zoo.value_head import AutoModelForCausalLMWithValueHead
+from rlhf_zoo.hub.client.run_signature import trusting
+from rlhf_zoo.modeling.loading import load_config, load_tokenizer
+from rlhf_zoo.modeling.models import CRITIC_DIR, build_causal, critic_from, load_causal, load_classifier
+from rlhf_zoo.modeling.value_head import AutoModelForCausalLMWithValueHead
+from rlhf_zoo.ppo.actor_critic import ActorCritic
+from rlhf_zoo.runs.record import StageRecord
 
 pytestmark = pytest.mark.attack
 
@@ -67,7 +67,7 @@ def test_a_pickled_adapter_is_refused(hub: RunningHub, tmp_path: Path) -> None:
     hub.api().create_repo("local/adapter")
     hub.api().upload_folder(repo_id="local/adapter", folder_path=tmp_path / "adapter")
     said = hub.python(
-        "import torch; from rlhf_zoo.errors import ZooError; from rlhf_zoo.models import load_causal\n"
+        "import torch; from rlhf_zoo.errors import ZooError; from rlhf_zoo.modeling.models import load_causal\n"
         "torch.load = lambda *a, **k: print('read')\n"
         "try: load_causal('local/adapter')\nexcept ZooError as error: print(error)",
         cwd=tmp_path,
@@ -241,7 +241,7 @@ def test_a_repository_is_checked_at_the_commit_that_is_loaded(hub: RunningHub, t
     hub.api().create_repo("local/reads-files")
     hub.api().upload_folder(repo_id="local/reads-files", folder_path=folder)
     said = hub.python(
-        "from rlhf_zoo.errors import ZooError; from rlhf_zoo.model_files import load_tokenizer\n"
+        "from rlhf_zoo.errors import ZooError; from rlhf_zoo.modeling.loading import load_tokenizer\n"
         "try: print(load_tokenizer('local/reads-files').get_vocab())\nexcept ZooError as error: print(error)",
         cwd=tmp_path,
     )

@@ -16,9 +16,8 @@ from transformers import (
     PreTrainedModel,
 )
 
-from rlhf_zoo.actor_critic import ActorCritic, shared_value_head
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.models import (
+from rlhf_zoo.modeling.models import (
     CRITIC_DIR,
     build_causal,
     critic_from,
@@ -28,6 +27,7 @@ from rlhf_zoo.models import (
     score_statistics,
     set_score_statistics,
 )
+from rlhf_zoo.ppo.actor_critic import ActorCritic, shared_value_head
 
 KINDS = ("llama", "qwen2", "gpt_neox", "gpt2")
 IDS = torch.tensor([[5, 6, 7, 8, EOS], [9, 4, 3, 3, 12]])

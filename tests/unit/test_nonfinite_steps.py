@@ -25,12 +25,12 @@ from trainer_fixture import (
 from transformers import PrinterCallback
 from trl import RewardConfig, RewardTrainer, SFTTrainer
 
-from rlhf_zoo.draws import draw_tokens
 from rlhf_zoo.errors import NotFinite, ZooError
-from rlhf_zoo.finite import finite_steps
+from rlhf_zoo.modeling.sampling.random import draw_tokens
+from rlhf_zoo.pipeline.stages import sft
 from rlhf_zoo.ppo.guards import GuardWarning
-from rlhf_zoo.record import StageRecord
-from rlhf_zoo.stages import sft
+from rlhf_zoo.ppo.step_guard import finite_steps
+from rlhf_zoo.runs.record import StageRecord
 
 pytestmark = pytest.mark.attack
 

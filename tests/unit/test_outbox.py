@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.refusals import retry_after
-from rlhf_zoo.release import outbox as module
-from rlhf_zoo.release.outbox import Outbox
-from rlhf_zoo.release.sender import Upload
+from rlhf_zoo.hub.client.refusals import retry_after
+from rlhf_zoo.publishing import outbox as module
+from rlhf_zoo.publishing.outbox import Outbox
+from rlhf_zoo.publishing.sender import Upload
 
 
 class Disk:
@@ -50,8 +50,8 @@ def failing(times: int, error: Exception) -> Callable[[str], None]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr("rlhf_zoo.hub.refusals.FIRST_PAUSE", 0.01)
-    monkeypatch.setattr("rlhf_zoo.hub.refusals.LONGEST_PAUSE", 0.05)
+    monkeypatch.setattr("rlhf_zoo.hub.client.refusals.FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("rlhf_zoo.hub.client.refusals.LONGEST_PAUSE", 0.05)
 
 
 def outbox(disk: Disk, patience: float = 5.0) -> Outbox:

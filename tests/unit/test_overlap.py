@@ -10,16 +10,16 @@ import pytest
 from datasets import Dataset
 from schemas import make_recipe
 
-from rlhf_zoo.chat import words
-from rlhf_zoo.hub.connect import Hub
-from rlhf_zoo.recipes import load_recipe
+from rlhf_zoo.hub.client.connect import Hub
+from rlhf_zoo.modeling.chat import words
+from rlhf_zoo.pipeline.stages.evaluate import check_prompts
+from rlhf_zoo.pipeline.stages.pair_report import pairs_seen
+from rlhf_zoo.pipeline.stages.seen import prompts_seen
 from rlhf_zoo.runs.context import RunContext
-from rlhf_zoo.runs.data import HELD_OUT, data_source, evaluation_rows, parts
-from rlhf_zoo.runs.layout import hold_out, in_form
-from rlhf_zoo.runs.overlap import CHARACTERS, WORDS, normalized, overlap
-from rlhf_zoo.stages.evaluate import check_prompts
-from rlhf_zoo.stages.pair_report import pairs_seen
-from rlhf_zoo.stages.seen import prompts_seen
+from rlhf_zoo.runs.data.layout import hold_out, in_form
+from rlhf_zoo.runs.data.overlap import CHARACTERS, WORDS, normalized, overlap
+from rlhf_zoo.runs.dataset import HELD_OUT, data_source, evaluation_rows, parts
+from rlhf_zoo.runs.recipe import load_recipe
 
 ASKED = "How is the café in the old town?"
 
@@ -109,7 +109,7 @@ def test_containment_is_that_of_comparing_all_with_all() -> None:
 
 def test_no_more_is_compared_than_stands_in_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts in one frame share most of their words: what they do not share is looked up."""
-    from rlhf_zoo.runs.overlap import Questions
+    from rlhf_zoo.runs.data.overlap import Questions
 
     frame = "Below is a question. Write an answer to it in words that a child can read. {} Now write the answer."
     rows = [{"prompt": frame.format(f"How many are {place} apples and {place + 1} pears?")} for place in range(400)]
@@ -190,7 +190,7 @@ def test_prompts_that_each_stage_trains_on_are_counted(
     context = replace(a_run(tmp_path), flags=flags)
     prompts = check_prompts(context, data_source(context))
     assert prompts_seen(context, prompts, planned=["sft", "ppo"]) == seen
-    told = [record.getMessage() for record in caplog.records if record.name == "rlhf_zoo.stages.seen"]
+    told = [record.getMessage() for record in caplog.records if record.name == "rlhf_zoo.pipeline.stages.seen"]
     assert len(told) == (mend is not None) and all(str(mend) in sentence for sentence in told)
     assert prompts_seen(context, prompts) == {"sft": None, "ppo": None}, "nothing here says what it learned from"
     assert prompts_seen(context, prompts, planned=["ppo"]) == {"sft": None, "ppo": seen["ppo"]}

@@ -11,12 +11,12 @@ from torch import Tensor
 from trainer_fixture import DEVICE, distance, make_policy, snapshot, trained
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
-from rlhf_zoo import logprobs
-from rlhf_zoo.end_to_end import NAME, lay_end_to_end, lies_end_to_end
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.logprobs import in_batches, response_logprobs, response_outputs, tokens_of
-from rlhf_zoo.models import critic_from, load_causal
-from rlhf_zoo.sampling import Samples, sample
+from rlhf_zoo.modeling import logprobs
+from rlhf_zoo.modeling.logprobs import in_batches, response_logprobs, response_outputs, tokens_of
+from rlhf_zoo.modeling.models import critic_from, load_causal
+from rlhf_zoo.modeling.packed_attention import NAME, lay_end_to_end, lies_end_to_end
+from rlhf_zoo.modeling.sampling.sampler import Samples, sample
 
 pytestmark = pytest.mark.attack
 

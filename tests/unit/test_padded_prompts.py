@@ -9,8 +9,8 @@ import torch
 from datasets import Dataset
 from trainer_fixture import CHAT, digests, make_tokenizer, prompt_rows, timeless, trained
 
-from rlhf_zoo.data import prepare_prompts
 from rlhf_zoo.errors import ZooError
+from rlhf_zoo.modeling.prompts import prepare_prompts
 from rlhf_zoo.ppo.ptx import TextSource
 
 TOKENIZER = make_tokenizer()

@@ -19,11 +19,9 @@ from page_client import PageClient
 from toy_models import save_toys
 from vote_store import Store
 
-from rlhf_zoo.comparison import Comparison, Limits, Side, Snapshot
-from rlhf_zoo.errors import ZooError
-from rlhf_zoo.evaluation.votes import summary
-from rlhf_zoo.page import blind, drawing
-from rlhf_zoo.page.blind import (
+from rlhf_zoo.app.engine import Comparison, Limits, Side, Snapshot
+from rlhf_zoo.app.page import blind, drawing
+from rlhf_zoo.app.page.blind import (
     MOVED_ON,
     NO_PAIR,
     NO_PROMPTS,
@@ -37,10 +35,12 @@ from rlhf_zoo.page.blind import (
     reveal_html,
     vote_of,
 )
-from rlhf_zoo.page.drawing import Drawing
-from rlhf_zoo.page.sampling import Proposal
-from rlhf_zoo.page.tally import Figures, Tally
-from rlhf_zoo.votes.vote import Vote
+from rlhf_zoo.app.page.drawing import Drawing
+from rlhf_zoo.app.page.sampling import Proposal
+from rlhf_zoo.app.page.vote_counts import Figures, Tally
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.evaluation.votes.ratings import summary
+from rlhf_zoo.evaluation.votes.vote import Vote
 
 CONTENDERS = {"ppo": Model("local/toy-ppo", "a" * 40, "step-000040"), "sft": Model("local/toy-sft", "b" * 40)}
 PLACE = {"name": "local/votes", "address": "http://127.0.0.1/datasets/local/votes"}

@@ -9,8 +9,8 @@ import html_page
 import pytest
 from PIL import Image
 
-from rlhf_zoo.page import card_view
-from rlhf_zoo.page.card_view import card_html
+from rlhf_zoo.app.page import card_view
+from rlhf_zoo.app.page.card_view import card_html
 
 TAGS = {
     "a", "blockquote", "br", "code", "div", "em", "h2", "h3", "h4", "h5", "h6", "hr", "img", "li", "ol", "p", "pre",

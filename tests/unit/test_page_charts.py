@@ -10,9 +10,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rlhf_zoo.comparison import TimelinePoint, TimelineRun
-from rlhf_zoo.page import charts
-from rlhf_zoo.page.charts import Series, frontier, step_curves, ticks, token_bars, token_line
+from rlhf_zoo.app.engine import TimelinePoint, TimelineRun
+from rlhf_zoo.app.page import charts
+from rlhf_zoo.app.page.charts import Series, frontier, step_curves, ticks, token_bars, token_line
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = "</title></svg><script>alert('1')</script>\"&\x00\x1b\u202e\ud800"

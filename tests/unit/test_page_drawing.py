@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from toy_models import Toys, save_toys
 
-from rlhf_zoo.comparison import Comparison, Timeline, TimelinePoint, TimelineRun
+from rlhf_zoo.app.engine import Comparison, Timeline, TimelinePoint, TimelineRun
+from rlhf_zoo.app.page.drawing import Drawing
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.page.drawing import Drawing
 
 SAMPLING = {"seed": 1, "temperature": 0.9, "top_p": 1.0, "max_new_tokens": 8, "n": 1}
 

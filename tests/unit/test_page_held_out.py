@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_zoo.catalog.lineage import Lineage
+from rlhf_zoo.app.page import held_out
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.refs import Checkpoint
-from rlhf_zoo.page import held_out
-from rlhf_zoo.record import StageRecord
+from rlhf_zoo.hub.client.refs import Checkpoint
+from rlhf_zoo.publishing.catalog.lineage import Lineage
+from rlhf_zoo.runs.record import StageRecord
 
 CARD = {"prompts": ["of the card", "of the card", 7]}
 

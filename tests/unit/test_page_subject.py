@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from card_run import make_runs
 
-from rlhf_zoo.catalog.ablation import Ablation, Run
-from rlhf_zoo.catalog.lineage import Lineage
+from rlhf_zoo.app.page import subject
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.refs import Checkpoint
-from rlhf_zoo.page import subject
+from rlhf_zoo.hub.client.refs import Checkpoint
+from rlhf_zoo.publishing.catalog.ablation import Ablation, Run
+from rlhf_zoo.publishing.catalog.lineage import Lineage
 
 COMMIT = "0123456789" * 4
 

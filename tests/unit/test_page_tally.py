@@ -10,10 +10,10 @@ import test_votes
 from vote_store import Store, make_vote
 from zoo_process import wait_until as until
 
-from rlhf_zoo.evaluation.votes import VERDICTS, summary
-from rlhf_zoo.page import tally as module
-from rlhf_zoo.page.tally import Figures, Tally
-from rlhf_zoo.votes.vote import Vote, merged
+from rlhf_zoo.app.page import vote_counts as module
+from rlhf_zoo.app.page.vote_counts import Figures, Tally
+from rlhf_zoo.evaluation.votes.ratings import VERDICTS, summary
+from rlhf_zoo.evaluation.votes.vote import Vote, merged
 
 quick, journal = test_votes.quick, test_votes.journal
 

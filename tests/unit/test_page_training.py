@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf_zoo.comparison import AtCheckpoint, Side, Snapshot, TimelinePoint, TimelineRun
-from rlhf_zoo.page.training import checkpoints, curves, nearest, span
+from rlhf_zoo.app.engine import AtCheckpoint, Side, Snapshot, TimelinePoint, TimelineRun
+from rlhf_zoo.app.page.training import checkpoints, curves, nearest, span
 
 
 def run(*steps: int, **marks: int) -> TimelineRun:

@@ -8,15 +8,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from toy_models import save_toys
 
-from rlhf_zoo.comparison import Comparison, Side, Snapshot, visible_text
-from rlhf_zoo.page.views import (
-    KL_EDGES,
-    RATIO_EDGES,
-    completion,
-    figures,
-    pairs,
-    shade,
-)
+from rlhf_zoo.app.engine import Comparison, Side, Snapshot, visible_text
+from rlhf_zoo.app.page.views import KL_EDGES, RATIO_EDGES, completion, figures, pairs, shade
 
 KNOWN = {
     "article", "b", "caption", "circle", "dd", "details", "div", "dl", "dt", "g", "header", "i", "line", "p", "path",

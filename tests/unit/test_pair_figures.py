@@ -13,9 +13,9 @@ from trainer_fixture import CHAT, LETTERS, make_reward_model, make_tokenizer
 from rlhf_zoo.evaluation.best_of_n import Choice, best_of_n, choices, credits_of
 from rlhf_zoo.evaluation.hard_pairs import are_ties, hard_pairs, overlap, ties
 from rlhf_zoo.evaluation.text import plain
+from rlhf_zoo.pipeline.stages import pair_report
+from rlhf_zoo.pipeline.stages.pair_report import held_out_report
 from rlhf_zoo.rewards import RewardModel
-from rlhf_zoo.stages import pair_report
-from rlhf_zoo.stages.pair_report import held_out_report
 
 # Best of n
 

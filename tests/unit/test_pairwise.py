@@ -6,15 +6,9 @@ import pytest
 from datasets import Dataset
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.evaluation.pairwise import (
-    FunctionPairJudge,
-    PairJudge,
-    Verdict,
-    compare_pairs,
-    merge_orders,
-)
+from rlhf_zoo.evaluation.judges.pairwise import FunctionPairJudge, PairJudge, Verdict, compare_pairs, merge_orders
+from rlhf_zoo.evaluation.reference_answers import beside_references
 from rlhf_zoo.evaluation.stats import proportion, win_rate
-from rlhf_zoo.evaluator.references import beside_references
 
 PROMPTS = ["p", "q", "r", "s"]
 FIRST = ["long text", "a", "same", "longest of all"]

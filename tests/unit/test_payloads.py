@@ -1,6 +1,6 @@
 """A stranger who publishes a repository tries to have his code run: every key of every file that is published.
 
-A payload that is obeyed leaves the file MARK behind. `runs.classified` says what each key of a recipe may hold; a key
+A payload that is obeyed leaves the file MARK behind. `key_classes` says what each key of a recipe may hold; a key
 that it does not know fails here.
 """
 
@@ -16,31 +16,31 @@ from typing import Any
 import pytest
 from toy_run import make_context, make_recipe, save_start
 
-from rlhf_zoo.catalog.card import Card
-from rlhf_zoo.catalog.lineage import find_family, find_lineage
-from rlhf_zoo.comparison.critic import load_critic
+from rlhf_zoo.app.page.card_view import card_html
+from rlhf_zoo.app.page.subject import Subject
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.json_values import hub_id
-from rlhf_zoo.model_files import load_tokenizer
-from rlhf_zoo.models import load_causal
-from rlhf_zoo.outside import LOADERS, OWN, OWN_ENTRIES, is_vouched, is_vouched_judge
-from rlhf_zoo.own_runs import trusting
-from rlhf_zoo.page.card_view import card_html
-from rlhf_zoo.page.subject import Subject
+from rlhf_zoo.fileio import hub_id, write_json
+from rlhf_zoo.hub.client.run_signature import trusting
+from rlhf_zoo.modeling.loading import load_tokenizer
+from rlhf_zoo.modeling.models import load_causal
+from rlhf_zoo.pipeline.experiments.policy_eval import Terms, find_pair
+from rlhf_zoo.pipeline.inspect.published import Published, named_objects, recipe_of
+from rlhf_zoo.pipeline.inspect.trace import find, trace_checkpoint
+from rlhf_zoo.pipeline.stages import ppo
 from rlhf_zoo.plugins import CORPORA, JUDGES, PREFERENCES, REWARDS, entry_points, load_object, registered
-from rlhf_zoo.record import StageRecord, write_json
-from rlhf_zoo.release.card import card_json
-from rlhf_zoo.release.facts import Facts
-from rlhf_zoo.runs import classified
-from rlhf_zoo.runs.classified import Kind
-from rlhf_zoo.runs.declared import SCRIPT_KEYS
+from rlhf_zoo.ppo.saved_critic import load_critic
+from rlhf_zoo.publishing.cards.card import card_json
+from rlhf_zoo.publishing.cards.facts import Facts
+from rlhf_zoo.publishing.catalog.card import Card
+from rlhf_zoo.publishing.catalog.lineage import find_family, find_lineage
 from rlhf_zoo.runs.judge import as_trained
-from rlhf_zoo.runs.settings import BESIDE_KEYS, recipe_keys, stage_keys, stage_settings
-from rlhf_zoo.stage import STAGES
-from rlhf_zoo.stages import ppo
-from rlhf_zoo.studies.policies import Terms, find_pair
-from rlhf_zoo.studies.published import Published, named_objects, recipe_of
-from rlhf_zoo.studies.trace import find, trace_checkpoint
+from rlhf_zoo.runs.record import StageRecord
+from rlhf_zoo.runs.registry import STAGES
+from rlhf_zoo.runs.settings import key_classes as classified
+from rlhf_zoo.runs.settings.declared import SCRIPT_KEYS
+from rlhf_zoo.runs.settings.key_classes import Kind
+from rlhf_zoo.runs.settings.parse import BESIDE_KEYS, recipe_keys, stage_keys, stage_settings
+from rlhf_zoo.runs.trusted_names import LOADERS, OWN, OWN_ENTRIES, is_vouched, is_vouched_judge
 
 pytestmark = pytest.mark.attack
 A, B = "a" * 40, "b" * 40
@@ -51,7 +51,7 @@ PAYLOADS: list[Any] = [
     SHELL,
     f'rlhf_zoo.rewards.loading:find_loader(name="{SHELL}")',
     f'rlhf_zoo.plugins:load_object(name="{SHELL}", group="rlhf_zoo.rewards")',
-    f"rlhf_zoo.record:write_text(path='{MARK}', text='x')",
+    f"rlhf_zoo.fileio:write_text(path='{MARK}', text='x')",
     "payload_module:run",
     "payload_entry",
     "payload_entry(loader='payload_module:run')",
@@ -68,7 +68,12 @@ PAYLOADS: list[Any] = [
 ]
 #: Kinds of keys that may hold a text: it is no name of code, or nobody reads it.
 FREE = (Kind.PLAIN, Kind.MACHINE, Kind.NESTED)
-SHARED = {"license": "mit", "seed": 3, "corpus": "rlhf_zoo.corpora.tiny_world_2:prepare", "corpus_args": {"lines": 90}}
+SHARED = {
+    "license": "mit",
+    "seed": 3,
+    "corpus": "rlhf_zoo.runs.corpora.tiny_world_2:prepare",
+    "corpus_args": {"lines": 90},
+}
 PARENTS = {"sft": {"repo": "x/toy-sft", "commit": A}, "reward": {"repo": "x/toy-reward", "commit": B}}
 
 
@@ -133,10 +138,10 @@ def test_every_key_is_classified() -> None:
 
 def test_a_key_that_nobody_classified_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(classified, "STAGE_KEYS", {k: v for k, v in classified.STAGE_KEYS.items() if k != "max_steps"})
-    monkeypatch.setattr("rlhf_zoo.studies.published.STAGE_KEYS", classified.STAGE_KEYS)
+    monkeypatch.setattr("rlhf_zoo.pipeline.inspect.published.STAGE_KEYS", classified.STAGE_KEYS)
     with pytest.raises(ZooError, match="says max_steps, of which nobody has said whether a download may set it"):
         recipe_of(published("sft", max_steps=3))
-    monkeypatch.setattr("rlhf_zoo.studies.published.SHARED_KEYS", {})
+    monkeypatch.setattr("rlhf_zoo.pipeline.inspect.published.SHARED_KEYS", {})
     with pytest.raises(ZooError, match="says license, of which nobody has said"):
         recipe_of(published("sft"))
 
@@ -224,7 +229,7 @@ def test_only_registered_names_and_the_list_are_vouched_for(tmp_path: Path, monk
         "",
     ):
         assert not is_vouched_judge(name), name
-    for name in ("classifier", "rule:length", "reward:x/y", "rlhf_zoo.corpora.tiny_world_2:judge", "votes:x/y"):
+    for name in ("classifier", "rule:length", "reward:x/y", "rlhf_zoo.runs.corpora.tiny_world_2:judge", "votes:x/y"):
         assert is_vouched_judge(name), name
     info = tmp_path / "other-1.dist-info"  # an installed package, which knows what its settings are
     info.mkdir()

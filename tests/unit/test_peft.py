@@ -28,9 +28,9 @@ from trainer_fixture import (
 from transformers import AutoModelForCausalLM
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.models import critic_from, is_peft, load_causal
+from rlhf_zoo.modeling.models import critic_from, is_peft, load_causal
+from rlhf_zoo.modeling.value_head import AutoModelForCausalLMWithValueHead
 from rlhf_zoo.ppo.guards import GuardWarning
-from rlhf_zoo.value_head import AutoModelForCausalLMWithValueHead
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*so its adapter names no base:rlhf_zoo.ppo.guards.GuardWarning")
 RUN: dict[str, Any] = {"max_steps": 2, "learning_rate": 0.02, "critic_learning_rate": 0.02}

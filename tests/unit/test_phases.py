@@ -7,8 +7,8 @@ import pytest
 import torch
 from trainer_fixture import good, make_reward_model, make_trainer, prompt_rows
 
-from rlhf_zoo.ppo.phases import Phases
-from rlhf_zoo.record import timeless
+from rlhf_zoo.ppo.timing import Phases
+from rlhf_zoo.runs.record import timeless
 
 PHASES = {f"time/{name}" for name in ("rollout", "reference", "values", "reward", "update")}
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.plain_yaml import MAX_CHARACTERS, MAX_DEPTH, MAX_NODES, BadYAML, load_yaml
-from rlhf_zoo.runs.sources import benchmark
-from rlhf_zoo.votes.data import HubVotes
+from rlhf_zoo.evaluation.votes.data import HubVotes
+from rlhf_zoo.fileio import MAX_CHARACTERS, MAX_DEPTH, MAX_NODES, BadYAML, load_yaml
+from rlhf_zoo.runs.data.sources import benchmark
 
 pytestmark = pytest.mark.attack
 
@@ -80,7 +80,7 @@ def test_everything_else_is_one_exception(text, reason):
 
 def test_a_bomb_costs_neither_time_nor_memory():
     script = (
-        "import resource, sys, time; from rlhf_zoo.plain_yaml import load_yaml, BadYAML\n"
+        "import resource, sys, time; from rlhf_zoo.fileio import load_yaml, BadYAML\n"
         "import yaml; before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; began = time.process_time()\n"
         "for text in ('[' * 2**20, sys.stdin.read(), '&a ' * 2**18, '{' * 2**19 + ': ' * 2**18):\n"
         "    try: load_yaml(text)\n"

@@ -15,17 +15,17 @@ from click.testing import CliRunner
 from figures import keep
 from transformers import AutoModelForCausalLM
 
-from rlhf_zoo.commands.plan import plan, say
+from rlhf_zoo.cli.plan import plan, say
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.connect import CLIENT
-from rlhf_zoo.planner import memory, tracing
-from rlhf_zoo.planner.devices import CARDS, Device, parse_device
-from rlhf_zoo.planner.memory import GIB, Held, TrainingPass
-from rlhf_zoo.planner.plan import _alike, gib, make_plan, seconds, smallest_change, stage_keys_of
-from rlhf_zoo.planner.seconds import RATES
-from rlhf_zoo.planner.shapes import known, new_shape, shape_of
-from rlhf_zoo.planner.tracing import tracer
-from rlhf_zoo.recipes import Recipe, list_recipes, load_recipe
+from rlhf_zoo.hub.client.connect import CLIENT
+from rlhf_zoo.pipeline.plan import memory, tracing
+from rlhf_zoo.pipeline.plan.devices import CARDS, Device, parse_device
+from rlhf_zoo.pipeline.plan.memory import GIB, Held, TrainingPass
+from rlhf_zoo.pipeline.plan.plan import _alike, gib, make_plan, seconds, smallest_change, stage_keys_of
+from rlhf_zoo.pipeline.plan.seconds import RATES
+from rlhf_zoo.pipeline.plan.shapes import known, new_shape, shape_of
+from rlhf_zoo.pipeline.plan.tracing import tracer
+from rlhf_zoo.runs.recipe import Recipe, list_recipes, load_recipe
 
 PAGE = (Path(__file__).parents[2] / "docs/plan.md").read_text(encoding="utf-8")
 SMALL = {
@@ -359,8 +359,8 @@ def test_models_of_other_kinds_are_planned_or_refused_in_a_sentence(kind: str, k
     """One has no bound on its positions, one no attention."""
     from transformers import AutoConfig
 
-    from rlhf_zoo.planner.estimate import PPOModels, Reward, ppo_plan
-    from rlhf_zoo.planner.shapes import Shape
+    from rlhf_zoo.pipeline.plan.estimate import PPOModels, Reward, ppo_plan
+    from rlhf_zoo.pipeline.plan.shapes import Shape
 
     shape = Shape(AutoConfig.for_model(kind, hidden_size=32, num_hidden_layers=2, vocab_size=100), "float32")
     models = PPOModels(policy=shape, rewards=[Reward(shape)], value=None, exact=True)

@@ -9,7 +9,7 @@ import pytest
 from card_run import over_training, reward_report
 from PIL import Image
 
-from rlhf_zoo.release import plots
+from rlhf_zoo.publishing import plots
 
 ROWS = [
     {

@@ -13,20 +13,20 @@ from miniatures import two_labels
 from toy_models import Toys, save_toys
 from transformers import AutoTokenizer
 
-from rlhf_zoo.commands.evaluate import _is_policy, _recipe_keys, _shared
+from rlhf_zoo.cli.evaluate import _is_policy, _recipe_keys, _shared
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.evaluation.llm_judge import LLMJudge
-from rlhf_zoo.evaluator.judges import Panel, RewardJudge, cheapest_first, check_names, open_panel, scores
-from rlhf_zoo.evaluator.measure import function_judges, reward_models
-from rlhf_zoo.evaluator.rule_judge import RuleJudge
-from rlhf_zoo.models import load_causal, load_classifier
+from rlhf_zoo.evaluation.judges.llm import LLMJudge
+from rlhf_zoo.evaluation.judges.named import Panel, RewardJudge, cheapest_first, check_names, open_panel, scores
+from rlhf_zoo.evaluation.judges.rule import RuleJudge
+from rlhf_zoo.evaluation.measure import function_judges, reward_models
+from rlhf_zoo.modeling.models import load_causal, load_classifier
+from rlhf_zoo.pipeline.experiments.policy_eval import PolicyPair, Terms, _check_room, find_pair
 from rlhf_zoo.ppo.base import PPO_STATE
-from rlhf_zoo.record import StageRecord
-from rlhf_zoo.release.report import report, slug, unread
+from rlhf_zoo.publishing.cards.report import report, slug, unread
 from rlhf_zoo.rewards import RewardModel, Rewards
-from rlhf_zoo.runs.evaluation import LLMConfig, llm_config
-from rlhf_zoo.runs.values import json_object
-from rlhf_zoo.studies.policies import PolicyPair, Terms, _check_room, find_pair
+from rlhf_zoo.runs.record import StageRecord
+from rlhf_zoo.runs.settings.evaluation import LLMConfig, llm_config
+from rlhf_zoo.runs.settings.values import json_object
 
 NOTHING = {"against": None}
 

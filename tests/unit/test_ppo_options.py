@@ -31,17 +31,17 @@ from trainer_fixture import (
 from transformers import DataCollatorWithPadding
 
 from rlhf_zoo import functional as F
-from rlhf_zoo.actor_critic import Said
 from rlhf_zoo.errors import ZooError
+from rlhf_zoo.modeling.reserved_columns import GENERATION, PROMPT_INDEX
+from rlhf_zoo.modeling.sampling.sampler import Samples
+from rlhf_zoo.ppo.actor_critic import ActorCriticOutput
 from rlhf_zoo.ppo.config import PPOConfig
-from rlhf_zoo.ppo.control import KLController, RunningScores
+from rlhf_zoo.ppo.kl_controller import KLController, RunningScores
 from rlhf_zoo.ppo.loss import FIRST_PASS, micro_batch_loss
 from rlhf_zoo.ppo.metrics import Progress
 from rlhf_zoo.ppo.rollout import Advantages, MinibatchSize, Rollout
 from rlhf_zoo.ppo.trainer import TRAIN_STREAM
-from rlhf_zoo.reserved import GENERATION, PROMPT_INDEX
 from rlhf_zoo.rewards import Scored
-from rlhf_zoo.sampling import Samples
 
 # One step of plain gradient descent, of the whole rollout; a norm of 0 clips nothing.
 ONE_STEP: dict[str, Any] = {
@@ -104,7 +104,9 @@ def test_a_loss_and_its_gradient_are_those_of_each_row_by_the_formulas(name: str
     entropy = F.entropy(logits if args.entropy_coef else logits.detach())
     kl = F.exact_kl(logits, ref_logits) if name == "full" else None
     loss, seen = micro_batch_loss(
-        args, Said(chosen, entropy, values, kl), Rollout(samples, ref.masked_fill(~mask, 0), values.detach()),
+        args,
+        ActorCriticOutput(chosen, entropy, values, kl),
+        Rollout(samples, ref.masked_fill(~mask, 0), values.detach()),
         Advantages(scored, scored.total, scored.total, returns, old_values, gains, returns, acts),
         MinibatchSize(torch.tensor(SEQUENCES if sequence else ACTIONS), torch.tensor(SEQUENCES), LONGEST),
         kl_coef=BETA, critic_only=name == "warm-up",

@@ -15,14 +15,15 @@ from accelerate import Accelerator
 from toy_run import make_context, make_recipe, save_start
 from trainer_fixture import LETTERS, make_policy, make_reward_model, make_tokenizer
 
-from rlhf_zoo import deadline
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.evaluator.judges import Panel
-from rlhf_zoo.evaluator.measure import Evaluator, measure
+from rlhf_zoo.evaluation.judges.named import Panel
+from rlhf_zoo.evaluation.measure import Evaluator, measure
+from rlhf_zoo.modeling import time_limit as deadline
+from rlhf_zoo.pipeline import run_recipe as pipeline
+from rlhf_zoo.pipeline.stages import evaluate, ppo
+from rlhf_zoo.pipeline.stages.interrupt import Stopped
 from rlhf_zoo.ppo.guards import GuardWarning
 from rlhf_zoo.rewards import Rewards
-from rlhf_zoo.stages import evaluate, pipeline, ppo
-from rlhf_zoo.stages.interrupt import Stopped
 
 FILES = ("evaluation.json", "run.json")
 EVALUATION = {"judge": "toy_run:judge", "prompts": 6, "samples": 2}

@@ -19,22 +19,22 @@ from toy_run import make_context, make_recipe, save_start
 from trainer_fixture import SAVED, digests, make_policy, make_trainer, trained, updates_of
 from transformers import AutoModelForCausalLM
 
-from rlhf_zoo.cli import cli
+from rlhf_zoo.cli.main import cli
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.connect import Hub
+from rlhf_zoo.hub.client.connect import Hub
+from rlhf_zoo.modeling.integrity import check_integrity
+from rlhf_zoo.pipeline.inspect import reproduce
+from rlhf_zoo.pipeline.inspect.differences import compare_files, compare_weights
+from rlhf_zoo.pipeline.stages import evaluate, ppo
+from rlhf_zoo.pipeline.stages.callbacks import NoRoom, StageCallback
+from rlhf_zoo.pipeline.stages.interrupt import Interruptible
+from rlhf_zoo.pipeline.stages.reporting import one_run
 from rlhf_zoo.ppo.config import PPOConfig, holds_reference
-from rlhf_zoo.record import StageRecord
-from rlhf_zoo.release.adapters import sent_instead
-from rlhf_zoo.release.card import make_card
-from rlhf_zoo.release.sender import Sender
+from rlhf_zoo.publishing.adapters import sent_instead
+from rlhf_zoo.publishing.cards.card import make_card
+from rlhf_zoo.publishing.sender import Sender
 from rlhf_zoo.runs.context import RunContext
-from rlhf_zoo.stages import evaluate, ppo
-from rlhf_zoo.stages.callbacks import NoRoom, StageCallback
-from rlhf_zoo.stages.interrupt import Interruptible
-from rlhf_zoo.stages.reporting import one_run
-from rlhf_zoo.studies import reproduce
-from rlhf_zoo.studies.differences import compare_files, compare_weights
-from rlhf_zoo.wholeness import check_whole
+from rlhf_zoo.runs.record import StageRecord
 
 pytestmark = pytest.mark.usefixtures("pictures")
 
@@ -106,7 +106,7 @@ def test_less_is_sent_than_saved_and_rounded_and_training_goes_on_unrounded(fold
     kept = [(path / "optimizer.pt").is_file() for path in record.checkpoints()]
     assert kept == [False, True, True]
     for path in record.checkpoints():
-        check_whole(path)  # as a model; only the newest two can be gone on from
+        check_integrity(path)  # as a model; only the newest two can be gone on from
 
     assert ppo.run(make_context(folder))
     send()

@@ -13,10 +13,11 @@ import torch
 from hackers import HACKERS, plant
 from miniatures import load
 
+from rlhf_zoo.evaluation.measure import Evaluator
 from rlhf_zoo.evaluation.probes import FAMILIES, Completions, Report, probe
-from rlhf_zoo.evaluation.probes.payment import Payment, edits
 from rlhf_zoo.evaluation.probes.report import holm
-from rlhf_zoo.evaluation.probes.texts import (
+from rlhf_zoo.evaluation.probes.reward_effect import Payment, edits
+from rlhf_zoo.evaluation.probes.texts import (  # fmt: skip
     Pair,
     cosines,
     holders,
@@ -25,10 +26,9 @@ from rlhf_zoo.evaluation.probes.texts import (
     slotted,
     symbol_share,
     usual,
-)  # fmt: skip
-from rlhf_zoo.evaluator.measure import Evaluator
-from rlhf_zoo.evaluator.trajectory import _payments
-from rlhf_zoo.words import words
+)
+from rlhf_zoo.evaluation.trajectory import _payments
+from rlhf_zoo.modeling.words import words
 
 NOUNS = ["battery", "zoom", "screen", "case", "sound", "lens", "strap", "cord", "menu", "fan"]
 LOOKS = ["dull", "neat", "loud", "firm", "soft", "quick", "odd", "plain", "sharp", "light", "stiff", "warm"]

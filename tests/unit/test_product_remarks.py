@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_zoo.corpora import product_remarks
-from rlhf_zoo.corpora.product_remarks import SPLITS, lexicon, prepare, read_remarks
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.evaluator.lexicon import lexicon_judge
-from rlhf_zoo.recipes import load_recipe
-from rlhf_zoo.runs.settings import recipe_config
+from rlhf_zoo.evaluation.judges.lexicon import lexicon_judge
+from rlhf_zoo.runs.corpora import product_remarks
+from rlhf_zoo.runs.corpora.product_remarks import SPLITS, lexicon, prepare, read_remarks
+from rlhf_zoo.runs.recipe import load_recipe
+from rlhf_zoo.runs.settings.parse import recipe_config
 
 SUBJECTS = ("the battery", "the screen", "zoom", "print quality", "it", "memory card slot")
 PROS = ("is great", "works very well", "never fails", "looks sharp")
@@ -170,14 +170,14 @@ def test_the_hub_form_finds_the_judge_split_by_its_file(tmp_path: Path, splits: 
     api.create_repo("local/remarks", repo_type="dataset")
     api.upload_folder(repo_id="local/remarks", repo_type="dataset", folder_path=folder)
     code = (
-        "import json, sys; from rlhf_zoo.corpora.product_remarks import prepare; "
+        "import json, sys; from rlhf_zoo.runs.corpora.product_remarks import prepare; "
         "json.dump(prepare('local/remarks', seed=0, train_pairs=20), open(sys.argv[1], 'w'))"
     )
     out = tmp_path / "out.json"
     shared_hub.python(f"import sys; sys.argv = ['', {str(out)!r}]; {code}")
     assert json.loads(out.read_text()) == prepare(str(folder), seed=0, train_pairs=20)
     said = shared_hub.python(
-        "from rlhf_zoo.corpora.product_remarks import prepare; from rlhf_zoo.errors import ZooError\n"
+        "from rlhf_zoo.runs.corpora.product_remarks import prepare; from rlhf_zoo.errors import ZooError\n"
         "try: prepare('local/nothing', seed=0)\nexcept ZooError as error: print(error)"
     )
     assert "data set local/nothing cannot be loaded" in said and len(said.strip().splitlines()) == 1

@@ -17,18 +17,17 @@ from huggingface_hub.errors import HfHubHTTPError
 from thread_hub import ThreadHub
 from zoo_process import zoo
 
-from rlhf_zoo import own_runs
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub import publish
-from rlhf_zoo.hub.connect import CLIENT, Hub
-from rlhf_zoo.hub.publish import tag_name
-from rlhf_zoo.hub_server import create_token
-from rlhf_zoo.hub_server.application import Application
-from rlhf_zoo.recipes import Recipe
-from rlhf_zoo.record import StageRecord, fingerprint
-from rlhf_zoo.release.sender import Sender
-from rlhf_zoo.release.sent import published_tags, unpublished
+from rlhf_zoo.hub.client import publish, run_signature
+from rlhf_zoo.hub.client.connect import CLIENT, Hub
+from rlhf_zoo.hub.client.publish import tag_name
+from rlhf_zoo.hub.server import create_token
+from rlhf_zoo.hub.server.application import Application
+from rlhf_zoo.publishing.sender import Sender
+from rlhf_zoo.publishing.sent import published_tags, unpublished
 from rlhf_zoo.runs.context import RunContext
+from rlhf_zoo.runs.recipe import Recipe
+from rlhf_zoo.runs.record import StageRecord, fingerprint
 
 REPO = "local/toy-ppo"
 HOME = (
@@ -105,7 +104,7 @@ def uploads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return really(self, request)
 
     monkeypatch.setattr(Application, "answer", answer)
-    monkeypatch.setattr("rlhf_zoo.release.card._plots", lambda *_: {})
+    monkeypatch.setattr("rlhf_zoo.publishing.cards.card._plots", lambda *_: {})
     return seen
 
 
@@ -188,11 +187,11 @@ def test_a_whole_run_has_a_collection(thread_hub, tmp_path, monkeypatch, caplog)
 
     noted = StageRecord(tmp_path / "run" / "ppo")
     with monkeypatch.context() as patched:
-        patched.setattr("rlhf_zoo.release.sender.collect", refused(503))
+        patched.setattr("rlhf_zoo.publishing.sender.collect", refused(503))
         with pytest.raises(HfHubHTTPError):
             due.send_all()
         assert "collection" not in noted.read(), "it is tried again"
-        patched.setattr("rlhf_zoo.release.sender.collect", refused(403))
+        patched.setattr("rlhf_zoo.publishing.sender.collect", refused(403))
         due.send_all()
         assert "The Collection cannot be made." in caplog.text and due.due() == []
         assert noted.read()["collection"] == {"hub": thread_hub.url, "repos": [REPO], "slug": None}
@@ -341,7 +340,7 @@ def test_push_resume_sends_what_was_to_be_published_to_where_it_was_to_go(thread
     env = {"home": tmp_path / "home", "cwd": tmp_path, "RLHF_ZOO_HUB_TOKEN": thread_hub.token}
     done = zoo("push", "--resume", "run", **env)
     (tmp_path / "home" / "zoo").mkdir(parents=True, exist_ok=True)
-    shutil.copy(own_runs.home() / own_runs.KEY_FILE, tmp_path / "home" / "zoo")  # this test wrote the run
+    shutil.copy(run_signature.home() / run_signature.KEY_FILE, tmp_path / "home" / "zoo")  # this test wrote the run
     assert done.returncode == 2 and "run was not to be published: leave --resume out" in done.stderr
     publish = {"hub": thread_hub.url, "namespace": "elsewhere", "private": True}
     StageRecord(tmp_path / "run" / "ppo").write(publish=publish)

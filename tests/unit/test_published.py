@@ -7,13 +7,18 @@ from typing import Any
 import pytest
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.runs.settings import stage_settings
-from rlhf_zoo.studies.published import Published, comparable, fetch, recipe_of
+from rlhf_zoo.pipeline.inspect.published import Published, comparable, fetch, recipe_of
+from rlhf_zoo.runs.settings.parse import stage_settings
 
 A, B = "a" * 40, "b" * 40
-SHARED = {"license": "mit", "seed": 3, "corpus": "rlhf_zoo.corpora.tiny_world_2:prepare", "corpus_args": {"lines": 9}}
+SHARED = {
+    "license": "mit",
+    "seed": 3,
+    "corpus": "rlhf_zoo.runs.corpora.tiny_world_2:prepare",
+    "corpus_args": {"lines": 9},
+}
 PARENTS = {"sft": {"repo": "x/toy-sft", "commit": A}, "reward": {"repo": "x/toy-reward", "commit": B}}
-GOLD = "rlhf_zoo.corpora.tiny_world_2:gold"
+GOLD = "rlhf_zoo.runs.corpora.tiny_world_2:gold"
 
 
 def published(stage: str = "ppo", parents: Any = None, shared: Any = None, **keys: Any) -> Published:
@@ -139,13 +144,13 @@ def test_a_folder_here_does_not_stand_in_for_a_repository(tmp_path, monkeypatch)
 
 HARMFUL = [
     "os:system",
-    "rlhf_zoo.record:os.system",  # through what one of our modules imports
-    "rlhf_zoo.record:write_text",  # ours, but no reward
-    "rlhf_zoo.record:write_text(path='owned', text='x')",
-    "rlhf_zoo.corpora.product_remarks:zipfile",
-    "rlhf_zoo.corpora.tiny_world_2:gold.__globals__",
+    "rlhf_zoo.runs.record:os.system",  # through what one of our modules imports
+    "rlhf_zoo.fileio:write_text",  # ours, but no reward
+    "rlhf_zoo.fileio:write_text(path='owned', text='x')",
+    "rlhf_zoo.runs.corpora.product_remarks:zipfile",
+    "rlhf_zoo.runs.corpora.tiny_world_2:gold.__globals__",
     "rlhf_zoo.corpora_of_mine:prepare",
-    "rlhf_zoo.corpora.none:prepare",
+    "rlhf_zoo.runs.corpora.none:prepare",
     "my_rewards:length",
     "nothing_registered",
     ".corpora:prepare",

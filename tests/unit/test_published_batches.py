@@ -2,9 +2,9 @@
 
 import pytest
 
-from rlhf_zoo import processes
-from rlhf_zoo.recipes import load_recipe
-from rlhf_zoo.runs.shares import share_of_batch
+from rlhf_zoo.modeling import distributed
+from rlhf_zoo.runs.data.batch_share import share_of_batch
+from rlhf_zoo.runs.recipe import load_recipe
 
 #: recipe -> GPUs of the published run, and examples of an optimizer step (of an update of PPO) by stage, as published.
 PUBLISHED = {
@@ -24,7 +24,7 @@ PUBLISHED = {
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_batches_are_those_of_the_published_run_in_as_many_processes(name, monkeypatch):
     gpus, batches = PUBLISHED[name]
-    monkeypatch.setattr(processes, "count", lambda: gpus)
+    monkeypatch.setattr(distributed, "count", lambda: gpus)
     for stage, batch in batches.items():
         said = {"gradient_accumulation_steps": 1, "per_device_eval_batch_size": 8, **load_recipe(name).stages[stage]}
         mine = said | share_of_batch(said, stage)

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_zoo import recipes
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.recipes import copy_recipe, find_recipe, is_repository_name, list_recipes, load_recipe
-from rlhf_zoo.shelf import with_shelf
+from rlhf_zoo.runs import recipe as recipes
+from rlhf_zoo.runs.recipe import copy_recipe, find_recipe, is_repository_name, list_recipes, load_recipe
+from rlhf_zoo.runs.recipe_table import with_shelf
 
 
 def write(folder: Path, **files: str) -> str:

@@ -17,10 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf_zoo import record
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.record import StageRecord, checkpoint_step, fingerprint, first_difference, write_json, write_text
-from rlhf_zoo.runs.data import DataSource
+from rlhf_zoo.fileio import write_json, write_text
+from rlhf_zoo.runs import record
+from rlhf_zoo.runs.dataset import DataSource
+from rlhf_zoo.runs.record import StageRecord, checkpoint_step, fingerprint, first_difference
 
 
 def checkpoint(stage: StageRecord, step: int, *, complete: bool = True) -> Path:

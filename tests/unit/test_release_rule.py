@@ -12,13 +12,13 @@ from toy_run import make_context, make_recipe, save_start
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.connect import Hub
-from rlhf_zoo.hub.publish import checkpoint_files
-from rlhf_zoo.models import load_causal
-from rlhf_zoo.record import checkpoint_step
-from rlhf_zoo.release.card import make_card
-from rlhf_zoo.release.sender import Sender
-from rlhf_zoo.stages import callbacks, evaluate, ppo
+from rlhf_zoo.hub.client.connect import Hub
+from rlhf_zoo.hub.client.publish import checkpoint_files
+from rlhf_zoo.modeling.models import load_causal
+from rlhf_zoo.pipeline.stages import callbacks, evaluate, ppo
+from rlhf_zoo.publishing.cards.card import make_card
+from rlhf_zoo.publishing.sender import Sender
+from rlhf_zoo.runs.record import checkpoint_step
 
 pytestmark = pytest.mark.usefixtures("pictures")
 

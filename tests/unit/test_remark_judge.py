@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlhf_zoo.corpora.product_remarks import prepare
-from rlhf_zoo.corpora.remark_judge import Orientation, Steps, learn, tokens_of
-from rlhf_zoo.evaluation.judge_check import check_pairs
-from rlhf_zoo.evaluation.judges import Judge
+from rlhf_zoo.evaluation.judges.check import check_pairs
+from rlhf_zoo.evaluation.judges.scalar import Judge
+from rlhf_zoo.runs.corpora.product_remarks import prepare
+from rlhf_zoo.runs.corpora.remark_judge import Orientation, Steps, learn, tokens_of
 
 OWN = Path(__file__).parents[2] / "recipes" / "product-remarks" / "own_pairs.jsonl"
 PARTS = {1: ("great", "good", ("easy", "simple", "light")), 0: ("poor", "bad", ("hard", "slow", "heavy"))}

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from test_product_remarks import write
 
-from rlhf_zoo.corpora.product_remarks import SPLITS, Remark
-from rlhf_zoo.corpora.remarks_count import COUNTS, ItemCount, is_list, item_count, prepare
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.rewards.verifiable import Verifiable
+from rlhf_zoo.runs.corpora.product_remarks import SPLITS, Remark
+from rlhf_zoo.runs.corpora.remarks_count import COUNTS, ItemCount, is_list, item_count, prepare
 
 
 def paid(prompt: str, completion: str) -> tuple[float | None, float | None, float | None]:

@@ -10,19 +10,19 @@ import pytest
 from datasets import Dataset
 from toy_run import make_context, make_recipe, save_start
 
-from rlhf_zoo.chat import distinct_prompts, prompt_count, prompt_key
-from rlhf_zoo.draft.data import look_at_data, read_as
-from rlhf_zoo.evaluation.answers import Answers
 from rlhf_zoo.evaluation.frontier import Point
+from rlhf_zoo.evaluation.measure import prompt_groups
+from rlhf_zoo.evaluation.pass_at_k import Answers
 from rlhf_zoo.evaluation.stats import bootstrap_mean, share
-from rlhf_zoo.evaluator.measure import prompt_groups
-from rlhf_zoo.record import read_json
+from rlhf_zoo.fileio import read_json
+from rlhf_zoo.modeling.chat import distinct_prompts, prompt_count, prompt_key
+from rlhf_zoo.pipeline.inspect.doctor import examine
+from rlhf_zoo.pipeline.new.data import look_at_data, read_as
+from rlhf_zoo.pipeline.stages import evaluate, ppo
+from rlhf_zoo.pipeline.stages.evaluate import check_prompts
 from rlhf_zoo.runs.context import RunContext
-from rlhf_zoo.runs.data import stage_source
-from rlhf_zoo.runs.layout import distinct_first
-from rlhf_zoo.stages import evaluate, ppo
-from rlhf_zoo.stages.evaluate import check_prompts
-from rlhf_zoo.studies.doctor import examine
+from rlhf_zoo.runs.data.layout import distinct_first
+from rlhf_zoo.runs.dataset import stage_source
 
 PROMPTS, ROWS = 40, 6
 

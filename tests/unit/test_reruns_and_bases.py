@@ -10,17 +10,18 @@ from card_run import COMMITS, cells, head_and_body, over_training
 from toy_run import make_context, make_recipe, save_stage, save_start, trained_policy
 from trainer_fixture import make_tokenizer
 
-from rlhf_zoo import activity
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.connect import Hub
-from rlhf_zoo.record import StageRecord, read_json, write_json
-from rlhf_zoo.release.adapters import check_bases, check_plan, kept_here, name_base
-from rlhf_zoo.release.card import CARD_FILE, make_card
-from rlhf_zoo.release.sender import Sender
-from rlhf_zoo.stages import ppo
-from rlhf_zoo.studies.doctor import examine
-from rlhf_zoo.studies.examination import FAILED, OK
-from rlhf_zoo.studies.published import Published, recipe_of
+from rlhf_zoo.fileio import read_json, write_json
+from rlhf_zoo.hub.client.connect import Hub
+from rlhf_zoo.pipeline.inspect.doctor import examine
+from rlhf_zoo.pipeline.inspect.examination import FAILED, OK
+from rlhf_zoo.pipeline.inspect.published import Published, recipe_of
+from rlhf_zoo.pipeline.stages import ppo
+from rlhf_zoo.publishing.adapters import check_bases, check_plan, kept_here, name_base
+from rlhf_zoo.publishing.cards.card import CARD_FILE, make_card
+from rlhf_zoo.publishing.sender import Sender
+from rlhf_zoo.runs import status_line
+from rlhf_zoo.runs.record import StageRecord
 
 pytestmark = pytest.mark.usefixtures("placeholders")
 
@@ -155,9 +156,9 @@ def test_an_adapter_on_a_base_in_a_folder_trains_here_and_is_published_once_a_hu
 
 
 def test_what_has_no_bar_is_said_on_a_terminal(monkeypatch, capsys):
-    with activity.doing("reward: measuring"):
+    with status_line.doing("reward: measuring"):
         pass
     assert capsys.readouterr().err == "", "no terminal"
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    with activity.doing("reward: measuring"):
+    with status_line.doing("reward: measuring"):
         assert "reward: measuring, 00:00" in capsys.readouterr().err

@@ -10,14 +10,14 @@ from toy_run import make_context, make_recipe
 from trainer_fixture import LETTERS, good, make_tokenizer, make_trainer, prompt_rows, trained
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.evaluator.judges import scores
-from rlhf_zoo.evaluator.measure import repeated
-from rlhf_zoo.evaluator.rule_judge import RuleJudge
-from rlhf_zoo.reserved import ARGUMENTS, PROMPT_INDEX, RESERVED
+from rlhf_zoo.evaluation.judges.named import scores
+from rlhf_zoo.evaluation.judges.rule import RuleJudge
+from rlhf_zoo.evaluation.measure import repeated
+from rlhf_zoo.modeling.reserved_columns import ARGUMENTS, PROMPT_INDEX, RESERVED
+from rlhf_zoo.pipeline.experiments.baseline_trainers import Meter, ppo_reward
+from rlhf_zoo.pipeline.stages.ppo import try_functions
 from rlhf_zoo.rewards import Rewards
 from rlhf_zoo.rewards.verifiable import exact_match
-from rlhf_zoo.stages.ppo import try_functions
-from rlhf_zoo.studies.baseline_trainers import Meter, ppo_reward
 
 DECOY = "gggg"  # what `good` would like best
 

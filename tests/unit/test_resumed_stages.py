@@ -17,13 +17,14 @@ from toy_run import make_context, make_recipe, save_stage, save_start, trained_p
 from trainer_fixture import make_tokenizer
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.record import COMPLETE, timeless
+from rlhf_zoo.pipeline import run_recipe as pipeline
+from rlhf_zoo.pipeline.stages import evaluate, ppo, reward, sft
+from rlhf_zoo.pipeline.stages.callbacks import ProgressCallback, StageCallback
+from rlhf_zoo.pipeline.stages.interrupt import Stopped
 from rlhf_zoo.runs.code import is_same_code, judges_code
 from rlhf_zoo.runs.context import RunContext
-from rlhf_zoo.runs.data import check_same_data
-from rlhf_zoo.stages import evaluate, pipeline, ppo, reward, sft
-from rlhf_zoo.stages.callbacks import Follow, StageCallback
-from rlhf_zoo.stages.interrupt import Stopped
+from rlhf_zoo.runs.dataset import check_same_data
+from rlhf_zoo.runs.record import COMPLETE, timeless
 
 pytestmark = pytest.mark.attack
 
@@ -112,12 +113,12 @@ def test_an_evaluation_ends_at_its_next_batch_and_is_made_again(
     run, parts = start(folder, "parts", **keys)
     batches: list[int] = []
 
-    def interrupt(self: Follow, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def interrupt(self: ProgressCallback, args: Any, state: Any, control: Any, **_: Any) -> None:
         batches.append(state.global_step)
         signal.raise_signal(signal.SIGINT)
 
     with monkeypatch.context() as interrupted:
-        interrupted.setattr(Follow, "on_prediction_step", interrupt)
+        interrupted.setattr(ProgressCallback, "on_prediction_step", interrupt)
         for _ in range(2):  # the second run is interrupted in the evaluation that the first one owes
             with pytest.raises(Stopped):
                 run(parts)
@@ -125,12 +126,12 @@ def test_an_evaluation_ends_at_its_next_batch_and_is_made_again(
     record = parts.record(stage)
     assert [path.name for path in record.checkpoints()] == ["checkpoint-3"] and record.read()["status"] == "interrupted"
 
-    def interrupt_last(self: Follow, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def interrupt_last(self: ProgressCallback, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step == 8:
             signal.raise_signal(signal.SIGINT)
 
     with monkeypatch.context() as interrupted:
-        interrupted.setattr(Follow, "on_prediction_step", interrupt_last)
+        interrupted.setattr(ProgressCallback, "on_prediction_step", interrupt_last)
         with pytest.raises(Stopped):
             run(parts)
     assert record.last_checkpoint() == record.checkpoint_path(8) and record.read()["status"] == "interrupted"

@@ -16,21 +16,21 @@ from toy_run import make_context, make_recipe, save_stage, save_start
 from trainer_fixture import LETTERS, make_reward_model, make_tokenizer, make_trainer, prompt_rows, updates_of
 
 from rlhf_zoo import functional
-from rlhf_zoo.catalog.lineage import find_lineage
-from rlhf_zoo.comparison import Comparison
+from rlhf_zoo.app.engine import Comparison
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.evaluator.measure import make_evaluator, training_rewards
-from rlhf_zoo.models import set_score_statistics
-from rlhf_zoo.record import fingerprint
-from rlhf_zoo.release import reward_reading
-from rlhf_zoo.release.card import make_card
+from rlhf_zoo.evaluation import reward_reading
+from rlhf_zoo.evaluation.measure import make_evaluator, training_rewards
+from rlhf_zoo.modeling.models import set_score_statistics
+from rlhf_zoo.modeling.sampling.sampler import Samples
+from rlhf_zoo.pipeline.inspect import doctor, trace
+from rlhf_zoo.pipeline.stages import evaluate, ppo
+from rlhf_zoo.publishing.cards.card import make_card
+from rlhf_zoo.publishing.catalog.lineage import find_lineage
 from rlhf_zoo.rewards import RewardEnsemble, RewardModel, Rewards
-from rlhf_zoo.runs.beginning import start_of
+from rlhf_zoo.runs.checks.models import start_of
 from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.runs.parents import check_members
-from rlhf_zoo.sampling import Samples
-from rlhf_zoo.stages import evaluate, ppo
-from rlhf_zoo.studies import doctor, trace
+from rlhf_zoo.runs.record import fingerprint
 
 samples = test_rewards.samples
 MEMBER = "ensemble/seed-2/reward"

@@ -37,13 +37,13 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from rlhf_zoo.alignment import TokenText
-from rlhf_zoo.draws import uniforms
 from rlhf_zoo.errors import ZooError
+from rlhf_zoo.modeling.alignment import TokenText
+from rlhf_zoo.modeling.sampling.random import uniforms
+from rlhf_zoo.modeling.sampling.sampler import Samples
+from rlhf_zoo.modeling.sampling.truncation import Truncation, cut, drawn_lengths, text_end
 from rlhf_zoo.rewards import RewardModel, Rewards
 from rlhf_zoo.rewards.loading import load_reward_model
-from rlhf_zoo.sampling import Samples
-from rlhf_zoo.truncation import Truncation, cut, drawn_lengths, text_end
 
 PLAIN: dict[str, Any] = {"kl_coef": 0.0, "max_steps": 1, "whiten_advantages": False}
 

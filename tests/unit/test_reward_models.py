@@ -13,9 +13,9 @@ from trainer_fixture import EOS, LETTERS, make_policy, make_reward_model, make_t
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, pipeline
 
 from rlhf_zoo.errors import ZooError
+from rlhf_zoo.modeling.sampling.sampler import Samples
 from rlhf_zoo.rewards import RewardModel, Rewards
 from rlhf_zoo.rewards.model import same_tokenizer, say_cut
-from rlhf_zoo.sampling import Samples
 
 samples = test_rewards.samples
 

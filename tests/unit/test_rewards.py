@@ -17,8 +17,8 @@ from trainer_fixture import EOS, PAD, make_policy, make_reward_model, make_token
 from trl.rewards import get_repetition_penalty_reward, get_soft_overlong_punishment, think_format_reward
 
 from rlhf_zoo.errors import ZooError
+from rlhf_zoo.modeling.sampling.sampler import Samples, sample
 from rlhf_zoo.rewards import RewardModel, Rewards
-from rlhf_zoo.sampling import Samples, sample
 
 PROMPTS = ["abc", "d", "fg"]
 

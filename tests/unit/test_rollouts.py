@@ -16,7 +16,7 @@ from miniatures import save
 from test_probes import sft
 
 import rlhf_zoo
-from rlhf_zoo.cli import cli
+from rlhf_zoo.cli.main import cli
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.probes import Completions
 from rlhf_zoo.evaluation.rollouts import probe_rollouts, read_rollouts

@@ -12,15 +12,15 @@ from toy_run import make_context, make_recipe, save_stage, save_start, trained_p
 from trainer_fixture import make_tokenizer
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.evaluator.measure import make_evaluator
-from rlhf_zoo.record import write_json
+from rlhf_zoo.evaluation.measure import make_evaluator
+from rlhf_zoo.evaluation.votes.vote import Shown, Vote
+from rlhf_zoo.fileio import write_json
+from rlhf_zoo.pipeline.experiments.rounds import _make_pairs, check_labels
+from rlhf_zoo.pipeline.stages import evaluate
+from rlhf_zoo.pipeline.stages.reward import held_out_pairs, training_pairs
 from rlhf_zoo.runs.context import RunContext
-from rlhf_zoo.runs.data import stage_source
+from rlhf_zoo.runs.dataset import stage_source
 from rlhf_zoo.runs.rounds import note_round, round_of, round_run
-from rlhf_zoo.stages import evaluate
-from rlhf_zoo.stages.reward import held_out_pairs, training_pairs
-from rlhf_zoo.stages.rounds import _make_pairs, check_labels
-from rlhf_zoo.votes.vote import Shown, Vote
 
 JUDGE = "toy_run:judge"
 COMMIT = "c" * 40
@@ -139,12 +139,12 @@ def test_votes_on_the_last_policy_are_pairs(first: RunContext, monkeypatch: pyte
 
     cast = [vote("local/toy-ppo"), vote("local/toy-ppo", "right"), vote("local/toy-ppo", "tie"), vote("local/other"),
             vote("local/toy-ppo", ended=False)]  # fmt: skip
-    monkeypatch.setattr("rlhf_zoo.votes.data.HubVotes.read", lambda self: cast)
+    monkeypatch.setattr("rlhf_zoo.evaluation.votes.data.HubVotes.read", lambda self: cast)
     this = second(first, "votes:local/votes")
     _make_pairs(this, first, wanted=30)
     new = [(row["chosen"], row["rejected"]) for row in pairs_of(this) if row["round"] == 2]
     assert new == [("cd", "ce"), ("ce", "cd")]
-    monkeypatch.setattr("rlhf_zoo.votes.data.HubVotes.read", lambda self: [vote("local/other")])
+    monkeypatch.setattr("rlhf_zoo.evaluation.votes.data.HubVotes.read", lambda self: [vote("local/other")])
     with pytest.raises(ZooError, match=r"None of the 1 votes of local/votes prefers .*; the same command then goes on"):
         _make_pairs(replace(this, restart=True), first, wanted=30)
 

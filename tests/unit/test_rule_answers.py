@@ -12,11 +12,11 @@ from toy_run import make_context, make_recipe, save_stage, trained_policy
 from trainer_fixture import make_tokenizer
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.evaluator.judges import Panel, checked
-from rlhf_zoo.evaluator.rule_judge import RuleJudge
+from rlhf_zoo.evaluation.judges.named import Panel, checked
+from rlhf_zoo.evaluation.judges.rule import RuleJudge
+from rlhf_zoo.pipeline import run_recipe as pipeline
 from rlhf_zoo.rewards.verifiable import ExactMatch, NumericMatch
 from rlhf_zoo.runs.context import RunContext
-from rlhf_zoo.stages import pipeline
 
 
 def solved(completions: Sequence[str], solution: Sequence[str]) -> list[float]:

@@ -17,11 +17,11 @@ import pytest
 from hub_fixture import base_environment
 from toy_run import make_recipe, save_start
 
-from rlhf_zoo import cli
+from rlhf_zoo.cli import main as cli
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.recipes import Recipe
-from rlhf_zoo.record import StageRecord
-from rlhf_zoo.run_lock import LOCK, sole_writer
+from rlhf_zoo.runs.lock import LOCK, sole_writer
+from rlhf_zoo.runs.recipe import Recipe
+from rlhf_zoo.runs.record import StageRecord
 
 pytestmark = pytest.mark.attack
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.attack
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from rlhf_zoo.run_lock import sole_writer
+from rlhf_zoo.runs.lock import sole_writer
 with sole_writer(Path(sys.argv[1]), command="rlhf-zoo ppo elsewhere"):
     child = os.fork()
     if not child:
@@ -86,8 +86,9 @@ def test_every_command_that_writes_there_is_refused(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture,
 ) -> None:
-    from rlhf_zoo.hub import connect
-    from rlhf_zoo.studies import policies, reproduce
+    from rlhf_zoo.hub.client import connect
+    from rlhf_zoo.pipeline.experiments import policy_eval as policies
+    from rlhf_zoo.pipeline.inspect import reproduce
 
     run, _ = held
     recipe = str(make_recipe(tmp_path))

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from rlhf_zoo.modeling.sampling.sampler import SAMPLER
+from rlhf_zoo.pipeline.inspect.reproduce import _notes
 from rlhf_zoo.runs.context import versions
-from rlhf_zoo.sampling import SAMPLER
-from rlhf_zoo.studies.reproduce import _notes
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from torch import Tensor
 from trainer_fixture import EOS, PAD, make_policy
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
-from rlhf_zoo.draws import draw_tokens
-from rlhf_zoo.logprobs import token_logprobs
-from rlhf_zoo.sampling import Samples, left_pad, sample
+from rlhf_zoo.modeling.logprobs import token_logprobs
+from rlhf_zoo.modeling.sampling.random import draw_tokens
+from rlhf_zoo.modeling.sampling.sampler import Samples, left_pad, sample
 
 VOCABULARY, SEED = 17, 7
 PROMPTS = [[5], [3, 9, 4], [2, 2], [16, 8, 7, 6, 5, 4, 3], [9, 1, 9], [12, 13], [4, 0, 4, 0], [11]]

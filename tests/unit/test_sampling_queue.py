@@ -10,8 +10,8 @@ from trainer_fixture import SAVED, Spy, make_trainer, resumed_alike, trained, up
 from transformers import PreTrainedModel
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.kv_cache import can_join
-from rlhf_zoo.sampling import Samples, sample
+from rlhf_zoo.modeling.sampling.kv_cache import can_join
+from rlhf_zoo.modeling.sampling.sampler import Samples, sample
 
 # Longer than the sliding windows of the miniatures, and some twice.
 LENGTHS = [3, 40, 9, 1, 25, 9, 60, 2, 14, 33, 5, 1]
@@ -58,7 +58,7 @@ def test_rows_enter_while_others_are_under_way(monkeypatch: pytest.MonkeyPatch) 
     model, _ = miniatures.load("Llama 3")
     stops = list(range(0, model.config.vocab_size, 5))
     passes, _ = held(model, lambda: drawn(model, stops, max_tokens=200))
-    monkeypatch.setattr("rlhf_zoo.decoding.can_join", lambda *_: False)
+    monkeypatch.setattr("rlhf_zoo.modeling.sampling.decoder.can_join", lambda *_: False)
     waves, _ = held(model, lambda: drawn(model, stops, max_tokens=200))
     assert len(passes) < len(waves)
 
@@ -66,9 +66,9 @@ def test_rows_enter_while_others_are_under_way(monkeypatch: pytest.MonkeyPatch) 
 def test_a_cache_that_cannot_be_joined_takes_prompts_in_waves(monkeypatch: pytest.MonkeyPatch) -> None:
     model, _ = miniatures.load("Llama 3")
     together = drawn(model, [])
-    monkeypatch.setattr("rlhf_zoo.decoding.can_join", lambda *_: False)
-    monkeypatch.setattr("rlhf_zoo.decoding.join", None)
-    monkeypatch.setattr("rlhf_zoo.decoding.cut", None)
+    monkeypatch.setattr("rlhf_zoo.modeling.sampling.decoder.can_join", lambda *_: False)
+    monkeypatch.setattr("rlhf_zoo.modeling.sampling.decoder.join", None)
+    monkeypatch.setattr("rlhf_zoo.modeling.sampling.decoder.cut", None)
     passes, queued = held(model, lambda: drawn(model, [], max_tokens=200))
     assert queued.token_lists() == together.token_lists() and max(passes) <= 200
 
@@ -77,7 +77,7 @@ def test_recurrent_layers_are_not_joined() -> None:
     from families import tiny_model
     from transformers import AutoModelForCausalLM
 
-    from rlhf_zoo.kv_cache import new_cache
+    from rlhf_zoo.modeling.sampling.kv_cache import new_cache
 
     model = tiny_model(AutoModelForCausalLM, "qwen3_next")
     assert not can_join(new_cache(model), model)

@@ -10,15 +10,15 @@ import torch
 from toy_models import save_toys
 from transformers import AutoModelForSequenceClassification
 
-from rlhf_zoo.catalog.lineage import Lineage
-from rlhf_zoo.chat import readable
-from rlhf_zoo.comparison import Comparison
-from rlhf_zoo.hub.refs import Checkpoint
-from rlhf_zoo.page import subject
-from rlhf_zoo.page.compare import _notes
-from rlhf_zoo.record import StageRecord
-from rlhf_zoo.studies import ensemble
-from rlhf_zoo.studies.policies import _published_labels
+from rlhf_zoo.app.engine import Comparison
+from rlhf_zoo.app.page import subject
+from rlhf_zoo.app.page.compare import _notes
+from rlhf_zoo.hub.client.refs import Checkpoint
+from rlhf_zoo.modeling.chat import readable
+from rlhf_zoo.pipeline.experiments import ensemble
+from rlhf_zoo.pipeline.experiments.policy_eval import _published_labels
+from rlhf_zoo.publishing.catalog.lineage import Lineage
+from rlhf_zoo.runs.record import StageRecord
 
 ASKED = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "How is it?"}]
 

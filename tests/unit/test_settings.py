@@ -10,12 +10,14 @@ from typing import Any, Literal
 import pytest
 
 import rlhf_zoo
-from rlhf_zoo import processes
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.recipes import Recipe, list_recipes, load_recipe
-from rlhf_zoo.runs.declared import declared_keys
-from rlhf_zoo.runs.evaluation import EvaluationConfig
-from rlhf_zoo.runs.settings import (
+from rlhf_zoo.modeling import distributed
+from rlhf_zoo.runs.data.batch_share import share_of_batch
+from rlhf_zoo.runs.recipe import Recipe, list_recipes, load_recipe
+from rlhf_zoo.runs.registry import STAGES
+from rlhf_zoo.runs.settings.declared import declared_keys
+from rlhf_zoo.runs.settings.evaluation import EvaluationConfig
+from rlhf_zoo.runs.settings.parse import (
     RUN_KEYS,
     RecipeConfig,
     parse_flags,
@@ -24,9 +26,7 @@ from rlhf_zoo.runs.settings import (
     stage_keys,
     stage_settings,
 )
-from rlhf_zoo.runs.shares import share_of_batch
-from rlhf_zoo.runs.values import coerce
-from rlhf_zoo.stage import STAGES
+from rlhf_zoo.runs.settings.values import coerce
 
 
 class Color(enum.Enum):
@@ -373,7 +373,7 @@ def test_flags_that_do_not_parse(words, message):
     ],
 )
 def test_a_process_has_its_share_of_the_batch(monkeypatch: pytest.MonkeyPatch, said: tuple, share: Any) -> None:
-    monkeypatch.setattr(processes, "count", lambda: 2)
+    monkeypatch.setattr(distributed, "count", lambda: 2)
     names = ("per_device_train_batch_size", "gradient_accumulation_steps", "per_device_eval_batch_size")
     keys = dict(zip((*names, "train_sampling_strategy"), said, strict=False))
     if isinstance(share, str):

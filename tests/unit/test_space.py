@@ -19,18 +19,18 @@ from test_page_drawing import zero_gpu
 from toy_models import save_toys
 
 import rlhf_zoo
-from rlhf_zoo import page
-from rlhf_zoo.commands.space import _tell
-from rlhf_zoo.comparison import Comparison, Side, Snapshot
+from rlhf_zoo.app import page
+from rlhf_zoo.app import serve as compare
+from rlhf_zoo.app.engine import Comparison, Side, Snapshot
+from rlhf_zoo.app.page import Subject, serve
+from rlhf_zoo.app.page.static import static_page
+from rlhf_zoo.app.space.chosen import CHOSEN, Chosen, chosen
+from rlhf_zoo.app.space.deploy import Deployed
+from rlhf_zoo.app.space.files import CPU, ZERO_GPU, Pinned, SpaceModels, write_space
+from rlhf_zoo.cli.space import _tell
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.connect import Hub
-from rlhf_zoo.hub.refs import Checkpoint
-from rlhf_zoo.page import Subject, serve
-from rlhf_zoo.page.static import static_page
-from rlhf_zoo.space.chosen import CHOSEN, Chosen, chosen
-from rlhf_zoo.space.deploy import Deployed
-from rlhf_zoo.space.files import CPU, ZERO_GPU, Pinned, SpaceModels, write_space
-from rlhf_zoo.studies import compare
+from rlhf_zoo.hub.client.connect import Hub
+from rlhf_zoo.hub.client.refs import Checkpoint
 
 ROOT = Path(__file__).parents[2]
 SPACE = ROOT / "spaces" / "compare"

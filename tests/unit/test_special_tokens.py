@@ -9,7 +9,7 @@ from tokenizers.models import WordLevel
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.tokenizer import settle_padding, stop_ids
+from rlhf_zoo.modeling.special_tokens import settle_padding, stop_ids
 
 
 @pytest.mark.parametrize("name", FAMILIES)

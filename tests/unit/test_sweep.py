@@ -9,8 +9,8 @@ from test_ablation_runs import finished
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.stats import over_seeds
-from rlhf_zoo.studies.ablate import ablation_of, outcome
-from rlhf_zoo.studies.sweep import cells, read_grid, write_overview
+from rlhf_zoo.pipeline.experiments.ablate import ablation_of, outcome
+from rlhf_zoo.pipeline.experiments.sweep import cells, read_grid, write_overview
 
 
 def test_a_grid_is_every_combination_under_each_seed() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf_zoo.evaluation.text import distinct_n, distinct_n_difference, distinct_n_estimate, ngrams, repetition
-from rlhf_zoo.words import is_word, pattern, phrase, pieces, words
+from rlhf_zoo.modeling.words import is_word, pattern, phrase, pieces, words
 
 TEXTS = st.lists(st.lists(st.sampled_from(["a", "b", "c", "d", "!"]), max_size=8).map(" ".join), max_size=8)
 

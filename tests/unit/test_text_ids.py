@@ -15,14 +15,14 @@ from toy_run import make_context, make_recipe
 from trainer_fixture import make_policy, make_reward_model, make_tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from rlhf_zoo.chat import Chat, check_answers_end, end_of_turn, prompt_ids, reading_ids, whole
 from rlhf_zoo.errors import ZooError
+from rlhf_zoo.modeling.chat import Chat, check_answers_end, end_of_turn, prompt_ids, reading_ids, whole
+from rlhf_zoo.modeling.special_tokens import train_tokenizer
+from rlhf_zoo.modeling.text_ids import settle_ends, text_ids
+from rlhf_zoo.pipeline.inspect.doctor import _reads_the_end
+from rlhf_zoo.pipeline.stages import sft
+from rlhf_zoo.pipeline.stages.sft import without_second_bos
 from rlhf_zoo.rewards import RewardModel
-from rlhf_zoo.stages import sft
-from rlhf_zoo.stages.sft import without_second_bos
-from rlhf_zoo.studies.doctor import _reads_the_end
-from rlhf_zoo.text_ids import settle_ends, text_ids
-from rlhf_zoo.tokenizer import train_tokenizer
 
 
 def ending(*, as_separator: bool = False) -> PreTrainedTokenizerBase:

@@ -19,19 +19,12 @@ from hypothesis import strategies as st
 from page_fixture import checkpoint_between
 from toy_models import CONTEXT, Toys, save_toys
 
-from rlhf_zoo.catalog.index import checkpoint_rows
-from rlhf_zoo.comparison import (
-    Comparison,
-    Limits,
-    ModelCache,
-    Timeline,
-    TimelinePoint,
-    TimelineRun,
-)
-from rlhf_zoo.comparison.cache import bytes_of
+from rlhf_zoo.app.engine import Comparison, Limits, ModelCache, Timeline, TimelinePoint, TimelineRun
+from rlhf_zoo.app.engine.cache import bytes_of
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.models import critic_from, load_classifier
-from rlhf_zoo.tokenizer import train_tokenizer
+from rlhf_zoo.modeling.models import critic_from, load_classifier
+from rlhf_zoo.modeling.special_tokens import train_tokenizer
+from rlhf_zoo.publishing.catalog.index import checkpoint_rows
 
 PROMPT = "the camera"
 REPO = "me/toy-ppo"
@@ -224,7 +217,7 @@ def test_a_checkpoint_that_cannot_be_had_does_not_stop_the_others(world: World, 
 def test_memory_that_runs_out_while_loading(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     timeline = Timeline(world.comparison(), [world.run], fetch=world.fetch)
     with monkeypatch.context() as patch:
-        patch.setattr("rlhf_zoo.comparison.timeline.load_causal", lambda _: torch.empty(2**58, dtype=torch.uint8))
+        patch.setattr("rlhf_zoo.app.engine.timeline.load_causal", lambda _: torch.empty(2**58, dtype=torch.uint8))
         (found,) = timeline.at_steps(PROMPT, [10])
         assert found.found is None and "memory" in found.problem and "fewer checkpoints" in found.problem
     assert next(timeline.at_steps(PROMPT, [10])).found is not None

@@ -4,11 +4,11 @@ import re
 
 import pytest
 
-from rlhf_zoo.corpora.tiny_sums import anywhere, part_of, prepare, shows_work, steps
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.recipes import load_recipe
+from rlhf_zoo.modeling.special_tokens import train_tokenizer
 from rlhf_zoo.rewards.verifiable import ExactMatch
-from rlhf_zoo.tokenizer import train_tokenizer
+from rlhf_zoo.runs.corpora.tiny_sums import anywhere, part_of, prepare, shows_work, steps
+from rlhf_zoo.runs.recipe import load_recipe
 
 SMALL = {"seed": 1, "lines": 400, "prompts": 300, "tests": 200}
 exact = ExactMatch(marker="#")

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf_zoo.corpora.tiny_world_2 import (
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.runs.corpora.tiny_world_2 import (
     PARTS,
     TEMPERATURE,
     explain,
@@ -17,9 +18,8 @@ from rlhf_zoo.corpora.tiny_world_2 import (
     prepare,
     utility,
 )
-from rlhf_zoo.corpora.tiny_world_2.grammar import read, subjects, tokenize
-from rlhf_zoo.corpora.tiny_world_2.lexicon import ASPECT_BY_NAME, ASPECTS, PRODUCTS
-from rlhf_zoo.errors import ZooError
+from rlhf_zoo.runs.corpora.tiny_world_2.grammar import read, subjects, tokenize
+from rlhf_zoo.runs.corpora.tiny_world_2.lexicon import ASPECT_BY_NAME, ASPECTS, PRODUCTS
 
 seeds = st.integers(0, 2**32 - 1)
 lines = seeds.map(lambda seed: generate_line(random.Random(seed)))

@@ -7,7 +7,7 @@ import math
 import pytest
 from figures import keep
 
-from rlhf_zoo.corpora.tiny_world_2 import FACTS, PARTS, explain, utility
+from rlhf_zoo.runs.corpora.tiny_world_2 import FACTS, PARTS, explain, utility
 
 PAIRS = json.loads((keep.FOLDER / "gold-2-pairs.json").read_text(encoding="utf-8"))
 KEPT = keep.load("gold-2")

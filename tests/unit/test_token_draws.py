@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf_zoo import draws
-from rlhf_zoo.draws import draw, draw_tokens
+from rlhf_zoo.modeling.sampling import random as draws
+from rlhf_zoo.modeling.sampling.random import draw, draw_tokens
 
 
 def bounds(logits: torch.Tensor) -> torch.Tensor:

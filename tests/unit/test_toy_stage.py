@@ -12,9 +12,9 @@ from thread_hub import ThreadHub
 from toy_run import make_recipe
 from toy_stage import TOY
 
-from rlhf_zoo.cli import cli
-from rlhf_zoo.hub.connect import point_clients
-from rlhf_zoo.stage import STAGES
+from rlhf_zoo.cli.main import cli
+from rlhf_zoo.hub.client.connect import point_clients
+from rlhf_zoo.runs.registry import STAGES
 
 pytestmark = pytest.mark.usefixtures("pictures")
 

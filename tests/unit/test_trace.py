@@ -28,24 +28,24 @@ from trainer_fixture import (
 from transformers import PreTrainedModel
 from zoo_process import errors, zoo
 
-from rlhf_zoo.actor_critic import shared_value_head
-from rlhf_zoo.cli import cli
+from rlhf_zoo.cli.main import cli
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub import refs
-from rlhf_zoo.hub.pull import Pulled
-from rlhf_zoo.hub.refs import Checkpoint
-from rlhf_zoo.logprobs import token_logprobs
-from rlhf_zoo.models import critic_from, load_causal, load_classifier
+from rlhf_zoo.hub.client import refs
+from rlhf_zoo.hub.client.pull import Pulled
+from rlhf_zoo.hub.client.refs import Checkpoint
+from rlhf_zoo.modeling.logprobs import token_logprobs
+from rlhf_zoo.modeling.models import critic_from, load_causal, load_classifier
+from rlhf_zoo.modeling.sampling.sampler import sample
+from rlhf_zoo.pipeline.inspect import trace as tracing
+from rlhf_zoo.pipeline.inspect.trace import document, find, show, trace_checkpoint
+from rlhf_zoo.pipeline.stages import ppo
+from rlhf_zoo.ppo.actor_critic import shared_value_head
 from rlhf_zoo.ppo.config import PPOConfig
-from rlhf_zoo.ppo.control import KLController, RunningScores
 from rlhf_zoo.ppo.custom_loop import given_samples
+from rlhf_zoo.ppo.kl_controller import KLController, RunningScores
 from rlhf_zoo.ppo.trace import TRACE_STREAM, Trace, trace
-from rlhf_zoo.record import StageRecord
 from rlhf_zoo.rewards import RewardModel, Rewards
-from rlhf_zoo.sampling import sample
-from rlhf_zoo.stages import ppo
-from rlhf_zoo.studies import trace as tracing
-from rlhf_zoo.studies.trace import document, find, show, trace_checkpoint
+from rlhf_zoo.runs.record import StageRecord
 
 TOKENIZER = make_tokenizer()
 PROMPT = "abc"

@@ -30,8 +30,8 @@ from transformers import (
     TrainerCallback,
 )
 
-from rlhf_zoo.data import PROMPT_TOKENS
-from rlhf_zoo.hub.publish import checkpoint_files
+from rlhf_zoo.hub.client.publish import checkpoint_files
+from rlhf_zoo.modeling.prompts import PROMPT_TOKENS
 from rlhf_zoo.ppo.base import PPO_STATE
 from rlhf_zoo.ppo.trainer import TRAIN_STREAM
 
@@ -140,7 +140,7 @@ def test_evaluation_samples_alike_at_every_step(tmp_path: Path) -> None:
 
 
 def test_callbacks_and_tensorboard_hear_of_every_update(tmp_path: Path) -> None:
-    class Follow(TrainerCallback):
+    class ProgressCallback(TrainerCallback):
         def __init__(self) -> None:
             self.heard: list[tuple[str, int]] = []
 
@@ -151,7 +151,7 @@ def test_callbacks_and_tensorboard_hear_of_every_update(tmp_path: Path) -> None:
         def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
             self.heard += [("log", state.global_step)] if logs and "objective/kl" in logs else []
 
-    follow = Follow()
+    follow = ProgressCallback()
     trained(tmp_path, max_steps=5, callbacks=[follow], report_to=["tensorboard"])
     assert follow.heard == [("step", 1), ("log", 1), ("step", 2), ("log", 2)]
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -1,7 +1,7 @@
 """Trivial policies: which are chosen, what they write, and when a judge is winnable by one."""
 
 from rlhf_zoo.evaluation.stats import Estimate, WinRate
-from rlhf_zoo.evaluation.trivial import (
+from rlhf_zoo.evaluation.trivial_policies import (
     TrivialPolicy,
     TrivialScore,
     TrivialScores,

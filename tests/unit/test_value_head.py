@@ -29,7 +29,7 @@ from value_head_models import (
 )
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.value_head import (
+from rlhf_zoo.modeling.value_head import (
     AutoModelForCausalLMWithValueHead,
     AutoModelForSeq2SeqLMWithValueHead,
     ValueHead,

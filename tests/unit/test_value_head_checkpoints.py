@@ -32,11 +32,7 @@ from value_head_models import (
 )
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.value_head import (
-    VALUE_HEAD_FILE,
-    AutoModelForCausalLMWithValueHead,
-    read_value_head,
-)
+from rlhf_zoo.modeling.value_head import VALUE_HEAD_FILE, AutoModelForCausalLMWithValueHead, read_value_head
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlhf_zoo.votes.limits import TooManyVotesError, VoteLimits, voter_address
+from rlhf_zoo.evaluation.votes.limits import TooManyVotesError, VoteLimits, voter_address
 
 
 class Clock:

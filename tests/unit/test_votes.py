@@ -16,19 +16,12 @@ from zoo_process import wait_until as until
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.stats import proportion
-from rlhf_zoo.evaluation.votes import (
-    ELO_SCALE,
-    VERDICTS,
-    bradley_terry,
-    elo,
-    preference_rate,
-    summary,
-)
-from rlhf_zoo.hub import refusals
-from rlhf_zoo.votes import box as vote_box
-from rlhf_zoo.votes.box import VoteBox
-from rlhf_zoo.votes.data import HubVotes, _parquet, _rows
-from rlhf_zoo.votes.vote import LONGEST_TEXT, Shown, Vote, merged
+from rlhf_zoo.evaluation.votes import box as vote_box
+from rlhf_zoo.evaluation.votes.box import VoteBox
+from rlhf_zoo.evaluation.votes.data import HubVotes, _parquet, _rows
+from rlhf_zoo.evaluation.votes.ratings import ELO_SCALE, VERDICTS, bradley_terry, elo, preference_rate, summary
+from rlhf_zoo.evaluation.votes.vote import LONGEST_TEXT, Shown, Vote, merged
+from rlhf_zoo.hub.client import refusals
 
 # A vote
 
@@ -150,8 +143,8 @@ def test_a_row_that_is_no_vote():
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr("rlhf_zoo.hub.refusals.FIRST_PAUSE", 0.01)
-    monkeypatch.setattr("rlhf_zoo.hub.refusals.LONGEST_PAUSE", 0.05)
+    monkeypatch.setattr("rlhf_zoo.hub.client.refusals.FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("rlhf_zoo.hub.client.refusals.LONGEST_PAUSE", 0.05)
     monkeypatch.setattr(vote_box, "LOOK_AGAIN", 0.01)
 
 

@@ -11,8 +11,8 @@ import pytest
 from hub_fixture import base_environment
 
 from rlhf_zoo import __version__
+from rlhf_zoo.app.space import wheel
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.space import wheel
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,15 +45,15 @@ def test_from_sources(built: Path, tmp_path: Path) -> None:
     assert wheel.make_wheel(tmp_path).read_bytes() == built.read_bytes()
     found = contents(built)
     for name, source in {
-        "rlhf_zoo/page/static.html.jinja": "rlhf_zoo/page/static.html.jinja",
+        "rlhf_zoo/app/page/static.html.jinja": "rlhf_zoo/app/page/static.html.jinja",
         "rlhf_zoo/_recipes/tiny-world/ppo.yaml": "recipes/tiny-world/ppo.yaml",
         "rlhf_zoo/_spaces/compare/app.py": "spaces/compare/app.py",
         "rlhf_zoo/_metrics/win_rate/win_rate.py": "metrics/win_rate/win_rate.py",
-        "rlhf_zoo/page/style.css": "rlhf_zoo/page/style.css",
+        "rlhf_zoo/app/page/style.css": "rlhf_zoo/app/page/style.css",
     }.items():
         assert found[name] == (ROOT / source).read_bytes(), name
     points = found[f"rlhf_zoo-{__version__}.dist-info/entry_points.txt"].decode()
-    assert "rlhf-zoo = rlhf_zoo.cli:main" in points and "[rlhf_zoo.rewards]" in points
+    assert "rlhf-zoo = rlhf_zoo.cli.main:main" in points and "[rlhf_zoo.rewards]" in points
     assert {name.partition("/")[0] for name in found} == {"rlhf_zoo", f"rlhf_zoo-{__version__}.dist-info"}
     assert not [name for name in found if "test" in name or name.endswith(".pyc")]
 
@@ -62,7 +62,7 @@ def test_from_an_installation(built: Path, installed: Path, tmp_path: Path) -> N
     env = {name: value for name, value in base_environment().items() if name != "PYTHONPATH"}
     code = """
 import sys; from pathlib import Path
-from rlhf_zoo.space.wheel import PACKAGE, make_wheel
+from rlhf_zoo.app.space.wheel import PACKAGE, make_wheel
 print(PACKAGE); print(make_wheel(Path(sys.argv[1])))
 """
     command = [installed, "-c", code, tmp_path]

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ...words import phrase, words
+from ...modeling.words import phrase, words
 from ..stats import group_indices
 from .texts import Pair, cosines, excess, holders, likenesses, repeated, slotted, symbol_share, usual
 

@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from ...words import is_word, words
+from ...modeling.words import is_word, words
 from ..stats import group_indices
 
 WINDOW = 50

@@ -1,0 +1,22 @@
+"""SFT and PPO side by side: completions as they are written, what each token cost, and how that changed in training."""
+
+from .cache import ModelCache
+from .compare import Comparison
+from .limits import Limits
+from .results import Compared, Side, Snapshot
+from .shown_text import visible_text
+from .timeline import AtCheckpoint, Timeline, TimelinePoint, TimelineRun
+
+__all__ = [
+    "AtCheckpoint",
+    "Compared",
+    "Comparison",
+    "Limits",
+    "ModelCache",
+    "Side",
+    "Snapshot",
+    "Timeline",
+    "TimelinePoint",
+    "TimelineRun",
+    "visible_text",
+]

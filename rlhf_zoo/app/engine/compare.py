@@ -1,0 +1,329 @@
+"""One prompt through the SFT and the PPO policy, with the same random numbers, and what each completion is worth."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ...errors import ZooError
+from ...modeling.alignment import Pieces
+from ...modeling.chat import as_prompt, spoken, whole, without_lead
+from ...modeling.devices import MEMORY_ERRORS, best_device, move, out_of_memory
+from ...modeling.loading import load_tokenizer
+from ...modeling.models import context_of, disable_dropout, load_causal
+from ...modeling.prompts import tokenize_prompt
+from ...modeling.sampling.sampler import Samples, Vocabulary
+from ...modeling.special_tokens import stop_ids
+from ...modeling.value_head import ValueHead
+from ...ppo.actor_critic import ActorCritic
+from ...ppo.guards import TokenConsumer, check_ids
+from ...ppo.saved_critic import load_critic
+from ...rewards import RewardEnsemble, RewardModel
+from ...rewards.loading import load_reward
+from ...rewards.model import same_tokenizer
+from .fair_lock import FairLock
+from .limits import Limits, check_prompt, check_sampling
+from .lockstep import Drawn, LockStep
+from .results import Compared, Side, Snapshot
+
+TOKEN_FIGURES = ("log_ratio", "logprob_ppo", "logprob_sft", "kl", "kl_reverse", "entropy_ppo", "entropy_sft")
+FEWER = "ask for fewer completions, fewer tokens or a shorter prompt."
+
+
+@dataclass(frozen=True)
+class _Request:
+    """sampling: seed, temperature, top_p and max_new_tokens."""
+
+    prompt: str
+    ids: tuple[int, ...]
+    n: int
+    sampling: Mapping[str, Any]
+
+
+class Comparison:
+    """An SFT policy, the PPO policy that was trained from it, and the reward model between them, loaded once.
+
+    Threads may share it: each token of a stream is one turn at the models, and turns go round in the order of asking.
+    """
+
+    def __init__(
+        self,
+        *,
+        ppo: PreTrainedModel,
+        sft: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        reward: RewardModel | RewardEnsemble | None = None,
+        critic: PreTrainedModel | ValueHead | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        """The policies share `tokenizer`. reward None: nothing is scored. critic: PPO's, None for no values."""
+        self._policies = {"sft": _ready(sft), "ppo": _ready(ppo)}
+        self._tokenizer = tokenizer
+        self._reward = reward
+        self._critic = None if critic is None else ActorCritic(ppo, critic).eval().requires_grad_(False)
+        self._turns = FairLock()
+        self.limits = limits or Limits()
+
+    @classmethod
+    def load(
+        cls,
+        *,
+        ppo: str | Path,
+        sft: str | Path,
+        reward: str | Path | Sequence[str | Path] | None = None,
+        reading: Mapping[str, Any] | None = None,
+        loader: str | None = None,
+        device: str | torch.device | None = None,
+        limits: Limits | None = None,
+    ) -> Comparison:
+        """Loads checkpoints from folders or the Hub, onto `device` (default: the accelerator if there is one).
+
+        reward: several together are one. reading, loader: how they are read, see `load_reward`. The critic is loaded
+        too where `ppo` is a folder that has one. Raises ZooError for what is no such model, and for policies with
+        different tokenizers: the log-ratio of a completion is defined only where its tokens mean the same to both.
+        """
+        tokenizer, other = load_tokenizer(ppo), load_tokenizer(sft)
+        if not same_tokenizer(tokenizer, other):
+            raise ZooError(
+                f"{ppo} and {sft} have different tokenizers, so their completions cannot be compared token by token: "
+                "give the SFT model that PPO started from."
+            )
+        device = best_device() if device is None else torch.device(device)
+        scorer = None
+        paths = [reward] if isinstance(reward, str | Path) else list(reward or ())
+        if paths:
+            place = partial(move, device=device)
+            scorer = load_reward(paths, tokenizer, place=place, loader=loader, **(reading or {}))
+        policies = {"ppo": load_causal(ppo), "sft": load_causal(sft)}
+        for policy in policies.values():
+            move(policy, device)
+        critic = load_critic(ppo, policies["ppo"])
+        if critic is not None:
+            move(critic, device)
+        return cls(**policies, tokenizer=tokenizer, reward=scorer, critic=critic, limits=limits)
+
+    def with_policy(self, ppo: PreTrainedModel, *, critic: PreTrainedModel | ValueHead | None = None) -> Comparison:
+        """The same comparison with another PPO policy; it shares the other models, and takes turns with this one.
+
+        ppo, critic: of the same tokenizer and on the same device.
+        """
+        other = Comparison(
+            ppo=ppo,
+            sft=self._policies["sft"],
+            tokenizer=self._tokenizer,
+            reward=self._reward,
+            critic=critic,
+            limits=self.limits,
+        )
+        other._turns = self._turns
+        return other
+
+    @property
+    def context(self) -> int | None:
+        """Tokens that prompt and completion may have together, None if the architecture sets no bound."""
+        return context_of(*self._policies.values())
+
+    @property
+    def has_reward(self) -> bool:
+        return self._reward is not None
+
+    @property
+    def has_critic(self) -> bool:
+        return self._critic is not None
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        return self._tokenizer
+
+    @property
+    def device(self) -> torch.device:
+        return next(self._policies["sft"].parameters()).device
+
+    def compare(
+        self, prompt: str, *, seed: int = 1, temperature: float = 1.0, top_p: float = 1.0, max_new_tokens: int = 32
+    ) -> Compared:
+        """Samples one completion from each policy with the same random stream, and measures both.
+
+        Equal arguments give equal results. Raises ZooError for a prompt that is empty, leaves too little room in the
+        context or is no valid text, for a seed, temperature, top-p or length out of range, and where memory runs out.
+        """
+        request = self._request(prompt, seed, temperature, top_p, max_new_tokens, 1)
+        *_, end = self._snapshots(request, every=math.inf)
+        return end.pair()
+
+    def stream(
+        self,
+        prompt: str,
+        *,
+        seed: int = 1,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        max_new_tokens: int = 32,
+        n: int = 1,
+        every: float = 0.0,
+    ) -> Generator[Snapshot, None, None]:
+        """n completions from each policy, longer by a token at each snapshot; the last one, `done`, has everything.
+
+        every: seconds from one snapshot to the next at least, but for the last; it leaves out those between.
+
+        What is refused (see `compare`) is refused at once, not at the first snapshot. Row 0 is what `compare` gives;
+        row i of both policies draws with the random stream i of the seed. Closing the generator stops at once and lets
+        its memory go.
+        """
+        return self._snapshots(self._request(prompt, seed, temperature, top_p, max_new_tokens, n), every)
+
+    def _snapshots(self, request: _Request, every: float) -> Generator[Snapshot, None, None]:
+        due = -math.inf
+        for written in self._write(request):
+            if time.monotonic() >= due or all(one.stop is not None for one in written):
+                yield _snapshot(request, written)
+                due = time.monotonic() + every
+
+    def check(self, prompt: str, **sampling: Any) -> None:
+        """Raises the ZooError that `stream` would refuse these arguments with."""
+        self.stream(prompt, **sampling)  # which runs nothing before its first snapshot is asked for
+
+    def tokens_of(self, prompt: str) -> int:
+        """How many tokens a prompt has."""
+        return len(self._ids(prompt))
+
+    def _ids(self, prompt: str) -> list[int]:
+        with self._turns:  # two threads in one tokenizer can be told that it is "already borrowed"
+            return list(tokenize_prompt(as_prompt(prompt, self._tokenizer), self._tokenizer))
+
+    def _request(
+        self, prompt: str, seed: int, temperature: float, top_p: float, max_new_tokens: int, n: int
+    ) -> _Request:
+        limits = self.limits
+        if self.context is not None:  # what no prompt leaves room for is no bound to name
+            limits = replace(limits, max_new_tokens=min(limits.max_new_tokens, max(self.context - 1, 1)))
+        check_sampling(seed, temperature, top_p, max_new_tokens, n, limits)
+        check_prompt(prompt, limits)
+        ids = self._ids(prompt)
+        if not ids:
+            raise ZooError("The tokenizer leaves nothing of this prompt: write other characters.")
+        if self.context is not None and len(ids) + max_new_tokens > self.context:
+            room = self.context - len(ids)
+            raise ZooError(
+                f"The prompt has {len(ids)} tokens, and with {max_new_tokens} new ones it passes the {self.context} "
+                f"that these models can read: shorten it{f' or ask for {room} at most' if room > 0 else ''}."
+            )
+        for policy in self._policies.values():
+            check_ids([ids], TokenConsumer.of(policy))
+        sampling = {"temperature": float(temperature), "top_p": float(top_p), "max_new_tokens": max_new_tokens}
+        return _Request(prompt, tuple(ids), n, {"seed": seed, **sampling})
+
+    def _write(self, request: _Request) -> Generator[Sequence[_Completion], None, None]:
+        """The same completions after each token, SFT's before PPO's."""
+        written = [_Completion(self._tokenizer, request.ids) for _ in range(2 * request.n)]
+        models: LockStep | None = None
+        try:
+            with self._turns:
+                stops = {index for policy in self._policies.values() for index in stop_ids(policy, self._tokenizer)}
+                models = LockStep(
+                    sft=self._policies["sft"],
+                    ppo=self._policies["ppo"],
+                    prompt=request.ids,
+                    n=request.n,
+                    **request.sampling,
+                    stop_ids=sorted(stops),
+                    vocabulary=Vocabulary.of(self._tokenizer, *self._policies.values()),
+                )
+            while not models.done:
+                with self._turns:
+                    for drawn in models.step():
+                        written[drawn.index].add(drawn)
+                        if drawn.stop is not None:
+                            self._measure(request, written[drawn.index])
+                yield written
+        except MEMORY_ERRORS as error:
+            models = None
+            if (full := out_of_memory(error, mend=FEWER)) is None:
+                raise
+            raise full from error
+
+    @torch.no_grad()
+    def _measure(self, request: _Request, completion: _Completion) -> None:
+        """Reward and values of a finished completion, by itself: what others are beside it does not matter."""
+        ids = torch.tensor([completion.pieces.ids], device=self.device)
+        prompt = torch.tensor([request.ids], device=self.device)
+        samples = Samples(
+            prompt_ids=prompt,
+            prompt_mask=torch.ones_like(prompt, dtype=torch.bool),
+            completion_ids=ids,
+            mask=torch.ones_like(ids, dtype=torch.bool),
+            logprobs=torch.zeros_like(ids, dtype=torch.float32),  # neither reads them
+            ended=torch.tensor([completion.stop == "eos"], device=self.device),
+        )
+        asked = as_prompt(request.prompt, self._tokenizer)
+        completion.finish(asked)
+        if self._reward is not None:
+            (text,) = spoken(self._tokenizer, [asked], [request.ids], [completion.pieces.ids])
+            completion.reward = float(self._reward.score_samples(samples, [whole(asked, text)])[0])
+        if self._critic is not None:
+            completion.values = tuple(self._critic.values(samples)[0].tolist())
+
+
+class _Completion:
+    """A completion while it is being written."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]) -> None:
+        self.tokenizer, self.pieces = tokenizer, Pieces(tokenizer, prompt)
+        self.drawn: list[Drawn] = []
+        self.reward: float | None = None
+        self.values: tuple[float, ...] | None = None
+        self._text: str | None = None
+
+    def add(self, drawn: Drawn) -> None:
+        self.drawn.append(drawn)
+        self.pieces.add(drawn.token)
+
+    def finish(self, asked: Any) -> None:
+        """asked: the prompt, a text or a conversation."""
+        self._text = without_lead(self.pieces.finish(), asked, self.tokenizer)
+
+    @property
+    def stop(self) -> str | None:
+        return self.drawn[-1].stop if self.drawn else None
+
+    def side(self) -> Side:
+        figures: dict[str, Any] = {
+            f"token_{name}": tuple(getattr(token, name) for token in self.drawn) for name in TOKEN_FIGURES
+        }
+        return Side(
+            completion=self.pieces.text if self._text is None else self._text,
+            reward=self.reward,
+            log_ratio=math.fsum(figures["token_log_ratio"]),
+            kl=math.fsum(figures["token_kl"]),
+            tokens=tuple(self.pieces.all),
+            length=len(self.drawn),
+            ended=self.stop == "eos",
+            stop=self.stop,
+            token_ids=tuple(self.pieces.ids),
+            token_values=self.values,
+            **figures,
+        )
+
+
+def _snapshot(request: _Request, written: Sequence[_Completion]) -> Snapshot:
+    sides = tuple(one.side() for one in written)
+    return Snapshot(
+        prompt=request.prompt,
+        **request.sampling,
+        sft=sides[: request.n],
+        ppo=sides[request.n :],
+        done=all(side.stop is not None for side in sides),
+    )
+
+
+def _ready(policy: PreTrainedModel) -> PreTrainedModel:
+    disable_dropout(policy)
+    return policy.requires_grad_(False).eval()

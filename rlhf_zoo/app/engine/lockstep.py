@@ -1,0 +1,141 @@
+"""Two policies write at the same time, one token a step, and each says what it makes of the other's tokens."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from ...errors import ZooError
+from ...functional import entropy, exact_kl, selected_logprobs
+from ...modeling.sampling.random import draw_tokens, uniforms
+from ...modeling.sampling.sampler import Vocabulary, check_cached, next_logits
+
+COMPARE_STREAM = 7
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A token of completion `index`, and what both policies said at its position, in nats; see `Side`.
+
+    stop: "eos" or "length" where it is the completion's last.
+    """
+
+    index: int
+    token: int
+    logprob_sft: float
+    logprob_ppo: float
+    log_ratio: float
+    kl: float
+    kl_reverse: float
+    entropy_sft: float
+    entropy_ppo: float
+    stop: str | None
+
+
+class LockStep:
+    """n completions of one prompt from each of two policies: 0 to n − 1 are SFT's, n to 2n − 1 are PPO's.
+
+    Two models cannot share a forward pass. Each runs one a step, over the same batch: a row for every text that some
+    completion has so far. Completions that agree share a row until their tokens differ, so the prompt is read once,
+    and policies with equal weights write equal completions to the last bit. Completion i of both draws with stream i,
+    keyed as in `sample`.
+    """
+
+    def __init__(
+        self,
+        *,
+        sft: PreTrainedModel,
+        ppo: PreTrainedModel,
+        prompt: Sequence[int],
+        n: int,
+        seed: int,
+        temperature: float,
+        top_p: float,
+        max_new_tokens: int,
+        stop_ids: Sequence[int],
+        vocabulary: Vocabulary,
+    ) -> None:
+        """prompt: at least one token, and with `max_new_tokens` more within both models' contexts.
+
+        vocabulary: the tokens that both can sample. Raises ZooError for a policy without the cache that sampling needs.
+        """
+        device = next(ppo.parameters()).device
+        self._models = (sft, ppo)
+        for model in self._models:
+            check_cached(model)
+        self._caches = tuple(DynamicCache(config=model.config) for model in self._models)
+        self._vocabulary = vocabulary
+        self._temperature, self._top_p, self._budget = temperature, top_p, max_new_tokens
+        self._stops = torch.tensor(list(stop_ids), device=device, dtype=torch.long)
+        keys = [(COMPARE_STREAM, index) if index else (COMPARE_STREAM,) for index in range(n)]
+        self._uniforms = uniforms(seed, keys, max_new_tokens).to(device).repeat(2, 1)
+        self._inputs = torch.tensor([list(prompt)], device=device)
+        self._length = len(prompt)
+        self._n, self._step = n, 0
+        # Completions that are still being written, and the row of each.
+        self._alive = torch.arange(2 * n, device=device)
+        self._rows = torch.zeros_like(self._alive)
+
+    @property
+    def done(self) -> bool:
+        return len(self._alive) == 0
+
+    @torch.no_grad()
+    def step(self) -> list[Drawn]:
+        """The next token of every completion that is still being written.
+
+        Raises ZooError for policies whose logits cannot be compared.
+        """
+        sft, ppo = self._logits()
+        alive, rows = self._alive, self._rows
+        own = torch.where((alive < self._n).unsqueeze(1), sft[rows], ppo[rows])
+        tokens = draw_tokens(own, self._uniforms[alive, self._step], top_p=self._top_p)
+        ended = torch.isin(tokens, self._stops)
+        figures = _figures(sft.double(), ppo.double(), rows, tokens)
+        self._step += 1
+        last = self._step == self._budget
+        stops = ["eos" if one else "length" if last else None for one in ended.tolist()]
+        columns = (alive.tolist(), tokens.tolist(), *figures.T.tolist(), stops)
+        drawn = [Drawn(*row) for row in zip(*columns, strict=True)]
+        going = torch.zeros_like(ended) if last else ~ended
+        self._follow(rows[going], tokens[going], len(sft))
+        self._alive = alive[going]
+        return drawn
+
+    def _logits(self) -> list[Tensor]:
+        found = [
+            next_logits(
+                model,
+                self._inputs,
+                cache=cache,
+                length=self._length,
+                temperature=self._temperature,
+                vocabulary=self._vocabulary,
+            )
+            for model, cache in zip(self._models, self._caches, strict=True)
+        ]
+        for name, logits in zip(("SFT", "PPO"), found, strict=True):
+            if logits.isnan().any():
+                raise ZooError(f"The {name} policy's logits are no numbers (NaN): choose another checkpoint of it.")
+        return found
+
+    def _follow(self, parents: Tensor, tokens: Tensor, before: int) -> None:
+        """Makes the next step's batch: a row for each pair of a row and a token that some completion took."""
+        width = int(tokens.max()) + 1 if len(tokens) else 1
+        pairs, self._rows = torch.unique(parents * width + tokens, return_inverse=True)
+        chosen = pairs // width
+        self._inputs, self._length = (pairs % width).unsqueeze(1), self._length + 1
+        if len(chosen) and chosen.tolist() != list(range(before)):
+            for cache in self._caches:
+                cache.reorder_cache(chosen)
+
+
+def _figures(sft: Tensor, ppo: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
+    """The numbers of `Drawn`, in its order: logits (R, V) float64, rows (C,), tokens (C,) -> (C, 7)."""
+    by_token = [selected_logprobs(logits[rows], tokens) for logits in (sft, ppo)]
+    # 0 but for rounding, which must not make it negative.
+    kl, reverse = (exact_kl(one, other).clamp(min=0)[rows] for one, other in ((ppo, sft), (sft, ppo)))
+    entropies = [entropy(logits)[rows] for logits in (sft, ppo)]
+    return torch.stack([*by_token, by_token[1] - by_token[0], kl, reverse, *entropies], dim=1)

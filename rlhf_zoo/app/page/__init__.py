@@ -1,0 +1,31 @@
+"""The comparison page: SFT and PPO side by side, over training, blind, and the card. Served here and as a Space."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__all__ = ["Subject", "Tally", "build", "chosen", "opened", "start"]
+
+_WHERE = {
+    "Subject": ".subject",
+    "Tally": ".tally",
+    "build": ".layout",
+    "chosen": "..space.chosen",
+    "opened": ".serve",
+    "start": ".serve",
+}
+
+if TYPE_CHECKING:
+    from ..space.chosen import chosen
+    from .layout import build
+    from .serve import opened, start
+    from .subject import Subject
+    from .vote_counts import Tally
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_WHERE[name], __name__), name)

@@ -1,0 +1,94 @@
+"""The page's endpoints for programs: the same comparisons, as JSON."""
+
+import inspect
+from typing import Any
+
+import gradio as gr
+
+from ...errors import ZooError
+from .drawing import Drawing
+from .sampling import MODELS, Proposal
+from .subject import Subject
+
+
+def endpoints(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_once: int) -> None:
+    """Adds /compare, /checkpoints and /over_training. at_once: requests that run the models at the same time."""
+
+    def compare(
+        prompt: str,
+        seed: int = 1,
+        temperature: float = proposal.temperature,
+        top_p: float = 1.0,
+        max_new_tokens: int = proposal.length,
+        n: int = 1,
+    ) -> dict:
+        """Complete a prompt with the SFT and the PPO policy, with the same random numbers.
+
+        Returns the arguments and, under `sft` and `ppo`, a list of n completions each: completion, reward, log_ratio
+        (log π_PPO − log π_SFT of this one completion, in nats: a sample, not a KL), kl (the exact KL of PPO to SFT,
+        summed over its positions), length, stop ("eos" or "length"), and for each token: tokens, token_log_ratio,
+        token_kl, token_logprob_ppo, token_logprob_sft, token_values (null without a critic).
+
+        Args:
+            prompt: The beginning of a text.
+            seed: A whole number; equal arguments give equal completions.
+            temperature: Of the sampling, 0.01 to 100.
+            top_p: Draw from the likeliest tokens that hold this share of the probability; 1 draws from all.
+            max_new_tokens: Tokens of a completion, at most.
+            n: Completions of each policy, 1 to 8.
+        """
+        try:
+            *_, last = drawing.stream(
+                prompt, seed=seed, temperature=temperature, top_p=top_p, max_new_tokens=max_new_tokens, n=n
+            )
+        except ZooError as error:
+            raise _refusal(error) from error
+        return last.to_json()
+
+    def checkpoints() -> list:
+        """List the runs that the page has: name, beta (of the KL penalty) and points, the published checkpoints.
+
+        A point: step, tag, commit, reward and kl as training logged them, chosen (the run's best) and recommended.
+        """
+        return [run.to_json() for run in subject.timeline.runs.values()] if subject.timeline else []
+
+    def over_training(
+        prompt: str,
+        steps: list[int] | None = None,
+        run: str | None = None,
+        seed: int = 1,
+        temperature: float = proposal.temperature,
+        top_p: float = 1.0,
+        max_new_tokens: int = proposal.length,
+    ) -> list:
+        """Complete a prompt with the policy of several checkpoints of a run, with the same random numbers.
+
+        Returns for each: run, beta, point (see /checkpoints), found (as /compare gives it) or problem, a sentence.
+
+        Args:
+            prompt: The beginning of a text.
+            steps: Of the checkpoints, in the order of the answer; null spreads them over the run.
+            run: Its name, as /checkpoints gives it; null is the run of the compared checkpoint.
+            seed: A whole number; equal arguments give equal completions.
+            temperature: Of the sampling, 0.01 to 100.
+            top_p: Draw from the likeliest tokens that hold this share of the probability; 1 draws from all.
+            max_new_tokens: Tokens of a completion, at most.
+        """
+        if subject.timeline is None:
+            raise gr.Error(subject.problem or "There is no run here.", print_exception=False)
+        if steps is not None and not (isinstance(steps, list) and all(type(step) is int for step in steps)):
+            raise gr.Error("steps is no list of whole numbers: give those of /checkpoints.", print_exception=False)
+        sampling = {"seed": seed, "temperature": temperature, "top_p": top_p, "max_new_tokens": max_new_tokens}
+        try:
+            return [row.to_json() for row in drawing.steps(prompt, steps, run=run, **sampling)]
+        except ZooError as error:
+            raise _refusal(error) from error
+
+    models: dict[str, Any] = {"concurrency_id": MODELS, "concurrency_limit": at_once}
+    # Of a docstring Gradio shows the head alone, where the arguments are not.
+    for function, options in ((compare, models), (checkpoints, {}), (over_training, models)):
+        gr.api(function, api_name=function.__name__, api_description=inspect.getdoc(function), **options)
+
+
+def _refusal(error: ZooError) -> gr.Error:
+    return gr.Error(str(error), print_exception=False)

@@ -1,0 +1,60 @@
+"""The tab with a checkpoint's card, as it was published with it."""
+
+import reprlib
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from ...errors import ZooError
+from ...hub.client.card_files import fetch_card_files
+from .card_view import card_html
+from .html import notice, short_name
+from .subject import Subject
+
+#: Cards that are fetched at the same time.
+AT_ONCE = 4
+#: Cards that are kept as they were rendered.
+KEPT = 16
+
+
+def card_tab(subject: Subject) -> None:
+    sources = _sources(subject)
+    read = lru_cache(KEPT)(_html)  # a card may take seconds to render, whoever wrote it
+
+    def show(label: Any) -> str:
+        name = sources.get(str(label))
+        if name is None:
+            return notice(f"There is no checkpoint {reprlib.repr(label)} here: choose one of the list.")
+        try:
+            return read(name)
+        except ZooError as error:
+            return notice(error)
+
+    first = next(iter(sources))
+    chosen = gr.Dropdown(list(sources), value=first, label="Checkpoint", elem_id="card-of", visible=len(sources) > 1)
+    shown = gr.HTML(read(sources[first]), elem_id="card")
+    chosen.input(
+        show,
+        [chosen],
+        [shown],
+        api_visibility="private",
+        concurrency_limit=AT_ONCE,
+        trigger_mode="always_last",
+        preprocess=False,  # what Gradio refuses is no message in the page
+    )
+
+
+def _html(name: str) -> str:
+    return card_html(Path(name) if Path(name).is_dir() else fetch_card_files(name))
+
+
+def _sources(subject: Subject) -> dict[str, str]:
+    """What the list says of each checkpoint -> what its card is fetched by; the one that is compared first."""
+    found = {f"{short_name(subject.lineage.ppo.name)}, the one that is compared": str(subject.lineage.ppo.path)}
+    for run in subject.timeline.runs.values() if subject.timeline else ():
+        for point in run.points:
+            marks = f" ({', '.join(point.marks)})" if point.marks else ""
+            found[f"{run.name}@{point.tag}{marks}"] = point.source
+    return found

@@ -1,0 +1,392 @@
+"""Charts as inline SVG: strings without scripts, addresses or colors of their own. Pure: numbers in, text out.
+
+Colors are `currentColor` and the page's variables --zoo-sft, --zoo-ppo, --zoo-quiet and --zoo-mark. A chart is as wide
+as its column, up to --zoo-chart-width. Values that are None or not finite leave gaps, and so do those beyond ±1e12.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise, zip_longest
+from typing import Literal
+
+from ..engine import TimelineRun
+from .html import number, text
+
+Role = Literal["sft", "ppo"]
+Values = Sequence[float | None]
+Scale = Callable[[float], float]
+Box = tuple[float, float, float, float]
+Point = tuple[str, str] | None  # x and y, as they are written
+
+WIDTH = 360  # of every drawing, in its own units: those of the screen on a phone
+RIGHT = WIDTH - 12
+TITLE = 20  # height of the line of text over a panel
+FONT = 11
+GLYPH = 6.2  # width of a character at that size, for what must not overlap
+BEYOND = 1e12
+FLAT = 1e-6  # what differs by less is equal
+MOST_DOTS = 80  # with more points, a curve shows no dots
+LONGEST_HINT = 60
+FEWEST_SLOTS = 10  # so that the first token is no bar as wide as the chart
+QUIET, MARK = "var(--zoo-quiet,currentColor)", "var(--zoo-mark,currentColor)"
+COLORS = {"sft": "var(--zoo-sft,currentColor)", "ppo": "var(--zoo-ppo,currentColor)"}
+
+
+@dataclass(frozen=True)
+class Series:
+    """One curve over the steps. from_zero: it cannot be negative, so an estimate below 0 is drawn at 0."""
+
+    name: str
+    values: Values
+    unit: str = ""
+    from_zero: bool = False
+
+
+def token_bars(
+    values: Values,
+    *,
+    labels: Sequence[str],
+    side: Role,
+    unit: str,
+    title: str,
+    top: float = 0.0,
+    width: int = 0,
+) -> str:
+    """One bar from 0 for each token position; what is below 0 by rounding counts as 0.
+
+    labels: the tokens, for hovering. top, width: value and position that the axes reach at least, by which two
+    completions share them. Raises ValueError where values and labels differ in number.
+    """
+    known = [None if value is None else max(value, 0.0) for value in _finite(values)]
+    plot = _over_tokens(_axis([0.0, *_finite([top]), *known]), max(len(known), width))
+    slot = plot.x(2) - plot.x(1)
+    drawn = "".join(
+        f"M{plot.x(place):.1f} {plot.bottom}v-{max(plot.bottom - plot.y(value), 1.0):.1f}"
+        for place, value in enumerate(known, 1)
+        if value is not None
+    )
+    bars = (
+        f'<path class="zoo-bars" fill="none" stroke="{COLORS[side]}" pointer-events="none" '
+        f'stroke-width="{min(slot * 0.8 if slot > 2 else slot, 16.0):.2f}" d="{drawn}"/>'
+    )
+    return _token_chart(plot, known, labels, f"zoo-bars-chart zoo-{side}", title, unit, over=bars)
+
+
+def token_line(
+    values: Values,
+    *,
+    labels: Sequence[str],
+    side: Role,
+    unit: str,
+    title: str,
+    span: tuple[float, float] | None = None,
+    width: int = 0,
+) -> str:
+    """A line over token positions and the line of 0. span, width: what the axes reach at least; see `token_bars`."""
+    known = _finite(values)
+    plot = _over_tokens(_axis([0.0, *known, *_finite(span or ())]), max(len(known), width))
+    points = [
+        None if value is None else (f"{plot.x(place):.1f}", f"{plot.y(value):.1f}")
+        for place, value in enumerate(known, 1)
+    ]
+    zero = f'<path class="zoo-zero" d="M{plot.left:.1f} {plot.y(0.0):.1f}H{RIGHT}" stroke="{QUIET}"/>'
+    curve = _curve(points, COLORS[side])
+    return _token_chart(plot, known, labels, f"zoo-line-chart zoo-{side}", title, unit, under=zero, over=curve)
+
+
+def step_curves(
+    steps: Sequence[int], series: Sequence[Series], *, chosen: int, labeled: Mapping[int, str] | None = None
+) -> str:
+    """Curves over the training steps, which rise, one panel under the other, with one axis of steps.
+
+    chosen: the step of the vertical mark. labeled: step -> label of an outlined marker. Raises ValueError where a
+    series has not one value for each step.
+    """
+    labeled = labeled or {}
+    along = ticks(min([*steps, chosen]), max([*steps, chosen]), whole=True)
+    panels = [_finite(one.values) for one in series]
+    axes = [
+        _axis([0.0, *(value and max(value, 0.0) for value in panel)] if one.from_zero else panel)
+        for one, panel in zip(series, panels, strict=True)
+    ]
+    left = max(map(_gutter, axes))
+    x = _linear(along[0], along[-1], left, RIGHT - 4)
+    gaps = [x(after) - x(before) for before, after in pairwise(steps)]
+    flags = [(x(step), label, "currentColor") for step, label in labeled.items()]
+    written, bottom = _flags([*flags, (x(chosen), f"step {chosen}", MARK)], left)
+    body, spoken = [written], []
+    for one, panel, axis in zip(series, panels, axes, strict=True):
+        plot = _Plot(axis, along, x, top=bottom + TITLE, height=96, left=left)
+        points: list[Point] = []
+        hits, rings, now = [], "", ""
+        for step, value in zip(steps, panel, strict=True):
+            if value is None:
+                points.append(None)
+                continue
+            at = (f"{x(step):.1f}", f"{plot.y(max(value, axis[0])):.1f}")
+            points.append(at)
+            hits.append(plot.hit(step, f"step {step}: {text(one.name)} {_measured(value, text(one.unit))}"))
+            if step in labeled:
+                rings += f'<circle class="zoo-labeled" cx="{at[0]}" cy="{at[1]}" r="5.5"/>'
+            if step == chosen:
+                now = f", at step {chosen}: {_measured(value, one.unit)}"
+        body += [
+            plot.axes(_titled(one.name, one.unit), numbered=one is series[-1]),
+            f'<path class="zoo-chosen" d="M{x(chosen):.1f} {plot.top}v{plot.high}" stroke="{MARK}" '
+            'stroke-width="1.5"/>',
+            _curve(points, COLORS["ppo"], dots=len(panel) <= MOST_DOTS),
+            f'<g fill="none" stroke="currentColor" stroke-width="1.5">{rings}</g>',
+            _hits(hits, min([24.0, *gaps])),
+        ]
+        bottom = plot.bottom + 8
+        spoken.append(f"{one.name} over training{now}")
+    body.append(f'<text x="{RIGHT}" y="{bottom + 24}" text-anchor="end" fill="{QUIET}">training step</text>')
+    spoken += [f"{label}: step {step}" for step, label in labeled.items()]
+    return _svg(bottom + 30, "zoo-steps-chart", "; ".join(spoken), "".join(body))
+
+
+def frontier(runs: Sequence[TimelineRun], *, chosen: int) -> str:
+    """Reward against KL: each run a thin line through its checkpoints, with its best point marked and its β beside it.
+
+    chosen: the index of the run that is emphasized, with a second mark at its best point.
+    """
+    title = "Reward against KL"
+    placed = [
+        [
+            (point.step, kl, reward)
+            for point in run.points
+            for kl, reward in [_finite([point.kl, point.reward])]
+            if kl is not None and reward is not None
+        ]
+        for run in runs
+    ]
+    along = _axis([0.0, *(max(kl, 0.0) for points in placed for _, kl, _ in points)])
+    axis = _axis([reward for points in placed for _, _, reward in points])
+    x = _linear(along[0], along[-1], _gutter(axis), RIGHT - 4)
+    plot = _Plot(axis, along, x, top=TITLE, height=180, left=_gutter(axis))
+    lines, marks, spoken = [], [], []
+    for index in sorted(range(len(runs)), key=lambda index: index == chosen):  # the emphasized one over the others
+        label, emphasized = f"β = {runs[index].beta:g}", index == chosen
+        color = COLORS["ppo"] if emphasized else QUIET
+        trace: list[Point] = []
+        dots, mark = "", ""
+        for step, kl, reward in placed[index]:
+            across, down = x(max(kl, 0.0)), plot.y(reward)
+            trace.append((f"{across:.1f}", f"{down:.1f}"))
+            dots += (
+                f'<circle cx="{across:.1f}" cy="{down:.1f}" r="{2.5 if emphasized else 1.8}"><title>'
+                f"{label}, step {step}: reward {number(reward, 3)}, KL {number(kl, 3)} nats</title></circle>"
+            )
+            if step == runs[index].best.step:
+                marks.append((across, down, label, emphasized))
+                spoken.append(f"{label}: best reward {number(reward)} at KL {number(max(kl, 0.0))}")
+                if emphasized:
+                    mark = (
+                        f'<circle class="zoo-chosen" cx="{across:.1f}" cy="{down:.1f}" r="8.5" fill="none" '
+                        f'stroke="{MARK}" stroke-width="1.5"/>'
+                    )
+        lines.append(
+            f'<g class="{"zoo-run zoo-emphasized" if emphasized else "zoo-run"}">'
+            f"{_curve(trace, color, width=2.0 if emphasized else 1.0)}"
+            f'<g fill="{color}" stroke="{color}" stroke-opacity="0" stroke-width="10">{dots}</g></g>{mark}'
+        )
+    across_title = "KL to SFT, nats per completion"
+    body = plot.axes(title) + "".join(lines) + _named(marks, plot)
+    body += f'<text x="{RIGHT}" y="{plot.bottom + 32}" text-anchor="end" fill="{QUIET}">{across_title}</text>'
+    return _svg(plot.bottom + 38, "zoo-frontier-chart", "; ".join([title, *spoken]), body)
+
+
+def ticks(low: float, high: float, *, whole: bool = False) -> tuple[float, ...]:
+    """Three to five round numbers, evenly apart, of which the outer ones enclose low and high. whole: integers."""
+    size = max(abs(low), abs(high))
+    if size < FLAT:
+        low, high = 0.0, 1.0
+    elif high - low < max(1e-3 * size, FLAT):
+        low, high = low - size / 10, high + size / 10
+    power = math.floor(math.log10((high - low) / 5))
+    for step in (factor * 10.0**place for place in range(power, power + 20) for factor in (1, 2, 2.5, 5)):
+        if whole and step % 1:
+            continue
+        first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+        if last - first <= 4:
+            return tuple(float(f"{count * step:.12g}") for count in range(first, max(last, first + 2) + 1))
+    raise AssertionError("a step as wide as the range is always among those tried")
+
+
+class _Plot:
+    """A rectangle with a vertical axis (`axis`: its numbers) and a horizontal one (`along`, drawn by the scale `x`)."""
+
+    def __init__(
+        self, axis: Sequence[float], along: Sequence[float], x: Scale, *, top: float, height: float, left: float
+    ) -> None:
+        self.axis, self.along, self.x = axis, along, x
+        self.top, self.high, self.bottom, self.left = top, height, top + height, left
+        self.y = _linear(axis[0], axis[-1], self.bottom, top)
+
+    def axes(self, title: str, *, numbered: bool = True) -> str:
+        """Title, grid and numbers. numbered: also below the horizontal axis."""
+        grid = "".join(f"M{self.left:.1f} {self.y(value):.1f}H{RIGHT}" for value in self.axis)
+        numbers = [
+            f'<text x="{self.left - 5:.1f}" y="{self.y(value) + 3.8:.1f}" text-anchor="end">{_label(value)}</text>'
+            for value in self.axis
+        ]
+        for value in self.along:
+            grid += f"M{self.x(value):.1f} {self.bottom}v3"
+            if numbered:
+                at = f'x="{self.x(value):.1f}" y="{self.bottom + 14}"'
+                numbers.append(f'<text class="zoo-along" {at} text-anchor="middle">{_label(value)}</text>')
+        return (
+            f'<text class="zoo-title" x="2" y="{self.top - 9}" fill="currentColor">{text(title)}</text>'
+            f'<path class="zoo-grid" d="{grid}" stroke="{QUIET}" stroke-opacity=".35"/>'
+            f'<g class="zoo-ticks" fill="{QUIET}">{"".join(numbers)}</g>'
+        )
+
+    def hit(self, at: float, words: str) -> str:
+        """A column as high as the plot, for pointing at. words: escaped."""
+        return f'<path d="M{self.x(at):.1f} {self.top}v{self.high}"><title>{words}</title></path>'
+
+
+def _over_tokens(axis: Sequence[float], positions: int) -> _Plot:
+    """A plot whose x is the position of a token, from 1 on."""
+    positions = max(positions, FEWEST_SLOTS)
+    left = _gutter(axis)
+    along = [place for place in ticks(0, positions, whole=True) if 1 <= place <= positions]
+    return _Plot(axis, along, _linear(0.5, positions + 0.5, left, RIGHT), top=TITLE, height=84, left=left)
+
+
+def _token_chart(
+    plot: _Plot, known: Values, labels: Sequence[str], kind: str, title: str, unit: str, *, under: str = "", over: str
+) -> str:
+    """under, over: what is drawn below and above the columns that are pointed at."""
+    escaped = text(unit)
+    hits = [
+        plot.hit(place, f"“{_hint(label)}” {_measured(value, escaped)}")
+        for place, (label, value) in enumerate(zip(labels, known, strict=True), 1)
+        if value is not None
+    ]
+    heights = [value for value in known if value is not None]
+    spoken = f"{title}: no values"
+    if heights:
+        count = f"{len(known)} token{'s' * (len(known) != 1)}"
+        spoken = f"{title}: {count}, from {number(min(heights), 3)} to {_measured(max(heights), unit)}"
+    body = plot.axes(_titled(title, unit)) + under + _hits(hits, plot.x(2) - plot.x(1)) + over
+    return _svg(plot.bottom + 18, kind, spoken, body)
+
+
+def _svg(height: float, kind: str, spoken: str, body: str) -> str:
+    """spoken: what a screen reader says."""
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="zoo-chart {kind}" viewBox="0 0 {WIDTH} {height:g}" role="img" '
+        f'aria-label="{text(spoken)}" font-size="{FONT}" '
+        f'style="display:block;width:100%;max-width:var(--zoo-chart-width,520px);height:auto">{body}</svg>'
+    )
+
+
+def _hits(columns: Iterable[str], width: float) -> str:
+    """Columns that are not seen: a bar of height 0 could not be pointed at."""
+    style = f'stroke="currentColor" stroke-opacity="0" stroke-width="{width:.2f}" pointer-events="stroke"'
+    return f'<g class="zoo-hits" {style}>{"".join(columns)}</g>'
+
+
+def _curve(points: Sequence[Point], color: str, *, dots: bool = False, width: float = 1.6) -> str:
+    """A line through the points, broken at None; a point between two gaps is a dot."""
+    line, single = [], []
+    before: Point = None
+    for point, after in zip_longest(points, points[1:]):
+        if point is not None:
+            line.append(f"{'L' if before else 'M'}{point[0]} {point[1]}")
+            if dots or (before is None and after is None):
+                single.append(f'<circle cx="{point[0]}" cy="{point[1]}" r="2.2"/>')
+        before = point
+    style = f'fill="none" stroke="{color}" stroke-width="{width:g}" stroke-linejoin="round"'
+    return (
+        f'<g class="zoo-curve" pointer-events="none"><path {style} d="{"".join(line)}"/>'
+        f'<g fill="{color}">{"".join(single)}</g></g>'
+    )
+
+
+def _flags(flags: Sequence[tuple[float, str, str]], left: float) -> tuple[str, float]:
+    """Labels over their x, in as many lines as they need, and the height of those: (x, label, color) each."""
+    lines: list[list[tuple[float, float]]] = []
+    drawn = []
+    for x, label, color in sorted(flags):
+        half = len(label) * GLYPH / 2
+        middle = max(min(x, WIDTH - 2 - half), left + half)
+        free = (k for k, line in enumerate(lines) if all(abs(middle - at) > half + other + 6 for at, other in line))
+        place = next(free, len(lines))
+        if place == len(lines):
+            lines.append([])
+        lines[place].append((middle, half))
+        at = f'x="{middle:.1f}" y="{place * 14 + 11}" text-anchor="middle" fill="{color}"'
+        drawn.append(f'<text class="zoo-flag" {at}>{text(label)}</text>')
+    return "".join(drawn), len(lines) * 14.0
+
+
+def _named(marks: Sequence[tuple[float, float, str, bool]], plot: _Plot) -> str:
+    """Best points outlined, each with its label where it covers no other: (x, y, label, emphasized)."""
+    taken = [(x - 6, y - 6, x + 6, y + 6) for x, y, _, _ in marks]
+    drawn = []
+    for x, y, label, emphasized in reversed(marks):  # the emphasized one chooses first
+        wide = len(label) * GLYPH
+        around = [(x + 9, y), (x - 9 - wide, y), (x - wide / 2, y - 15), (x - wide / 2, y + 15)]
+        around += [(x + aside, y + far) for far in (15, -15, 28, -28, 41, -41) for aside in (5, -5 - wide)]
+        boxes = [(at, height - 6, at + wide, height + 6) for at, height in around]
+        free = (
+            box
+            for box in boxes
+            if box[0] > plot.left and box[2] < WIDTH and plot.top < box[1] and box[3] < plot.bottom
+            if not any(_overlap(box, other) for other in taken)
+        )
+        box = next(free, boxes[0])
+        taken.append(box)
+        color = COLORS["ppo"] if emphasized else "currentColor"
+        weight = ' font-weight="600"' if emphasized else ""
+        drawn.append(
+            f'<circle class="zoo-labeled" cx="{x:.1f}" cy="{y:.1f}" r="5" fill="none" stroke="{color}" '
+            f'stroke-width="1.5"/><text class="zoo-flag" x="{box[0]:.1f}" y="{box[1] + 10:.1f}" '
+            f'fill="{color}"{weight}>{text(label)}</text>'
+        )
+    return f'<g pointer-events="none">{"".join(drawn)}</g>'
+
+
+def _overlap(one: Box, other: Box) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+
+
+def _finite(values: Iterable[float | None]) -> list[float | None]:
+    return [value if value is not None and -BEYOND < value < BEYOND else None for value in values]
+
+
+def _axis(values: Iterable[float | None]) -> tuple[float, ...]:
+    known = [value for value in values if value is not None]
+    return ticks(min(known, default=0.0), max(known, default=0.0))
+
+
+def _linear(low: float, high: float, start: float, end: float) -> Scale:
+    slope = (end - start) / (high - low)
+    return lambda value: start + (value - low) * slope
+
+
+def _label(value: float) -> str:
+    return f"{value:.6g}".replace("e+", "e").replace("-", "\N{MINUS SIGN}")
+
+
+def _gutter(axis: Sequence[float]) -> float:
+    """Room for the numbers of a vertical axis; equal for all of up to four characters."""
+    return 8 + GLYPH * max(4, *(len(_label(value)) for value in axis))
+
+
+def _titled(name: str, unit: str) -> str:
+    return f"{name}, {unit}" if unit else name
+
+
+def _measured(value: float, unit: str) -> str:
+    return f"{number(value, 3)} {unit}".rstrip()
+
+
+@lru_cache(maxsize=4096)
+def _hint(label: str) -> str:
+    """A token for hovering. Cached, since a text being written is drawn again at each of its tokens."""
+    return text(label if len(label) <= LONGEST_HINT else label[: LONGEST_HINT - 1] + "…").replace("\n", "↵")

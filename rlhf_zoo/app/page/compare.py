@@ -1,0 +1,121 @@
+"""The tab that compares: one prompt through both policies, written side by side."""
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import gradio as gr
+
+from ...errors import ZooError
+from .drawing import Drawing
+from .html import notice
+from .sampling import MODELS, Proposal, controls, keywords, prompt_box
+from .subject import Subject
+from .views import empty_pairs, legend, pairs
+
+SEEDS = 2**31
+COLORS = {"log-ratio": "ratio", "exact KL": "kl", "nothing": "none"}
+
+
+def compare_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_once: int) -> None:
+    """Builds the tab inside the caller's. at_once: requests that run the models at the same time."""
+
+    def show(prompt: Any, *sampling: Any) -> Iterator[tuple[Any, Any]]:
+        try:
+            message = ""  # of what was before; then it is left alone, since "Stop" may have written there
+            for snapshot in drawing.stream(prompt, **keywords(*sampling)):
+                yield message, pairs(snapshot)
+                message = gr.skip()
+        except ZooError as error:
+            yield notice(error), gr.skip()  # what was compared before stays to be read
+
+    def surprise() -> tuple[str, int]:
+        return random.choice(subject.prompts), random.randrange(SEEDS)
+
+    with gr.Row(equal_height=True):
+        prompt = prompt_box("prompt", "The beginning of a text; Enter compares", autofocus=True)
+        run = gr.Button("Compare", variant="primary", scale=1, min_width=120, elem_id="compare")
+        if subject.prompts:
+            lucky = gr.Button("Surprise me", scale=1, min_width=120, elem_id="surprise")
+        stop = gr.Button("Stop", scale=1, min_width=80, elem_id="stop")
+    examples = None
+    if subject.lineage.prompts:
+        examples = gr.Examples(
+            [[one] for one in subject.lineage.prompts],
+            inputs=[prompt],
+            label="Held-out prompts",
+            api_visibility="private",
+            elem_id="examples",
+        )
+    chosen = controls(proposal, most=subject.comparison.limits.n)
+    message = gr.HTML("", elem_id="message")
+    with gr.Row(elem_classes="zoo-colors"):
+        gr.Radio(
+            list(COLORS.items()),
+            value="ratio",
+            label="Color each token by",
+            elem_id="colors",
+            interactive=True,
+        )
+        gr.HTML(legend())
+    shown = gr.HTML(empty_pairs(), elem_id="pairs")
+    gr.HTML(_notes(subject))
+
+    options: dict[str, Any] = {
+        "inputs": [prompt, *chosen],
+        "outputs": [message, shown],
+        "concurrency_id": MODELS,
+        "concurrency_limit": at_once,
+        "api_visibility": "private",
+        "show_progress": "hidden",
+        "scroll_to_output": True,  # on a phone the controls fill the screen
+        "preprocess": False,  # what Gradio refuses is no message in the page: `Comparison.stream` refuses more
+    }
+    running = [gr.on([run.click, prompt.submit], show, **options)]
+    if examples is not None:
+        running.append(examples.load_input_event.then(show, **options))
+    if subject.prompts:
+        picked = lucky.click(surprise, outputs=[prompt, chosen[0]], api_visibility="private", show_progress="hidden")
+        running.append(picked.then(show, **options))
+    stop.click(
+        lambda: notice("Stopped. Rewards and values are of finished completions only.", kind="status"),
+        outputs=[message],
+        cancels=running,
+        api_visibility="private",
+        show_progress="hidden",
+    )
+
+
+def _notes(subject: Subject) -> str:
+    log_ratio = (
+        "<b>Log-ratio</b>: log π<sub>PPO</sub> − log π<sub>SFT</sub> of a token, and summed over this one completion: "
+        "how much likelier PPO makes it. That is one sample, not a KL; its mean over many completions of PPO is the KL "
+        "of PPO to SFT."
+    )
+    if (kl := subject.lineage.kl) is not None:
+        over = f" over {kl['n']} of them" if isinstance(kl.get("n"), int) else ""
+        log_ratio += f" On held-out prompts that was {kl['value']:.2f} nats{over}."
+    exact = (
+        "<b>KL at a position</b>: KL(π<sub>PPO</sub>‖π<sub>SFT</sub>) of the two distributions that the token was "
+        "drawn from, exact, over the whole vocabulary; <b>KL along it</b> is their sum over this completion."
+    )
+    reward = "<b>Reward</b>: none, since no reward model is known for this checkpoint."
+    if subject.lineage.rewards:
+        reward = (
+            "<b>Reward</b>: none, since the trainer's own code loads the reward model, and no code that a download "
+            "names is imported: open the page over the run directory, or name another model with --reward."
+        )
+    if subject.comparison.has_reward:
+        reward = (
+            "<b>Reward</b>: what the reward model says of prompt and completion, the proxy that PPO was trained to "
+            "raise. It is no judge of quality."
+        )
+    value = "<b>Value</b>: none, since this checkpoint has no critic."
+    if subject.comparison.has_critic:
+        value = (
+            "<b>Value</b> (V): what PPO's critic expects, before a token, of the reward still to come, the KL penalty "
+            "included."
+        )
+    same = "Both policies draw with the same random numbers, and equal settings give equal completions."
+    notes = [reward, log_ratio, exact, value, same]
+    return '<div class="zoo-notes">' + "".join(f"<p>{note}</p>" for note in notes) + "</div>"

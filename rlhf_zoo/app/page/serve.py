@@ -1,0 +1,103 @@
+"""Serving the page: on loopback or as a Space, with nothing asked of any other host."""
+
+import contextlib
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from ...errors import ZooError
+from ...evaluation.votes.data import HubVotes
+from ...evaluation.votes.limits import PER_HOUR
+from .layout import build
+from .subject import Subject
+from .vote_counts import Tally
+
+STYLES = [Path(__file__).with_name(name) for name in ("style.css", "blind.css")]
+SESSIONS = 500  # visitors whose state is kept; Gradio's default is 10 000
+THREADS = 64  # more than Gradio's 40, at which streams share those that its own routes need
+
+
+def start(page: gr.Blocks, *, host: str | None = None, port: int | None = None, block: bool = False) -> str:
+    """Serves the page and returns its address. host and port None: what Gradio's environment says, as in a Space.
+
+    Nothing is asked of any other host: no fonts, no analytics, no tunnel. Raises OSError when the port is taken.
+    """
+    _, url, _ = page.launch(
+        server_name=host,
+        server_port=port,
+        prevent_thread_lock=not block,
+        share=False,
+        ssr_mode=False,
+        pwa=False,
+        quiet=True,
+        show_error=False,
+        run_history=False,
+        max_file_size="1kb",  # the page takes no files, and Gradio's upload route stays open
+        max_threads=THREADS,
+        state_session_capacity=SESSIONS,
+        footer_links=["api", "settings"],
+        theme=gr.themes.Default(
+            primary_hue="orange",
+            neutral_hue="slate",
+            font=["system-ui", "-apple-system", "Segoe UI", "DejaVu Sans", "sans-serif"],
+            font_mono=["ui-monospace", "DejaVu Sans Mono", "monospace"],
+        ).set(button_primary_background_fill="*primary_700", button_primary_background_fill_hover="*primary_800"),
+        css_paths=[path for path in STYLES if path.is_file()],
+    )
+    return url
+
+
+@contextlib.contextmanager
+def opened(
+    subject: Subject,
+    *,
+    votes: str | None = None,
+    votes_per_hour: int = PER_HOUR,
+    private: bool = False,
+    gpu: Callable[[Any], Any] | None = None,
+    **address: Any,
+) -> Iterator[str]:
+    """Serves the page of loaded models until the context is left; gives its address.
+
+    votes: the data set on the Hub that the blind test adds to, None for none. votes_per_hour: from one
+    address. private: make it so, where it is made.
+    gpu: ZeroGPU's decorator, None where there is none. address: host, port and block of `start`. SIGTERM, by which a
+    Space is stopped, leaves the context, so that votes are sent or stay on the disk.
+    """
+    with _terminable(), contextlib.ExitStack() as stack:
+        tally = stack.enter_context(Tally(HubVotes(votes, private=private), per_hour=votes_per_hour)) if votes else None
+        page = build(subject, tally=tally, gpu=gpu)
+        _warm_up(subject)
+        try:
+            yield start(page, **address)
+        finally:
+            page.close(verbose=False)
+
+
+def _warm_up(subject: Subject) -> None:
+    """What the first visitor would wait for: a first pass of the models, and an import that Gradio leaves to it."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot
+
+    prompt = next(iter(subject.lineage.prompts), "A")
+    with contextlib.suppress(ZooError):  # a prompt that these models cannot take: visitors are told of theirs
+        subject.comparison.compare(prompt, max_new_tokens=2)
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Makes SIGTERM an exit that leaves contexts."""
+
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,65 @@
+"""The comparison as one HTML file that asks nothing of any host: for accounts that may have no Gradio Space."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ...fileio import at
+from ...publishing.cards.markdown import estimate
+from ...publishing.catalog.card import Card, Figure, clean
+from ..engine import Snapshot, visible_text
+from ..space.files import SpaceModels
+from .views import legend, pairs
+
+_FIGURES = {
+    "reward": "reward",
+    "kl": "KL to SFT, nats per completion",
+    "length": "length, tokens",
+    "judge": "judge",
+    "distinct_2": "distinct-2",
+}
+
+
+def static_page(models: SpaceModels, samples: Sequence[Snapshot]) -> str:
+    """The page, without scripts; whatever a model, a card or a prompt says is shown as text."""
+    import jinja2
+    from markupsafe import Markup
+
+    def shown(value: Any) -> Any:
+        return visible_text(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+    folder, card = Path(__file__).parent, Card(models.card)
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder),
+        autoescape=True,
+        finalize=shown,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("static.html.jinja").render(
+        models=models,
+        card=card,
+        figures=list(_figures(card)),
+        samples=samples,
+        pairs=lambda sample: Markup(pairs(sample, folded=True)),
+        legend=Markup(legend()),
+        style=Markup((folder / "style.css").read_text(encoding="utf-8")),
+    )
+
+
+def _figures(card: Card) -> Iterator[tuple[str, str, str]]:
+    """(what, of SFT, of PPO) of each figure that the evaluation measured."""
+    judge = at(card, "evaluation", "judge", "name")
+    for key, name in _FIGURES.items():
+        sft, ppo = (card.estimate(side, key) for side in ("sft", "ppo"))
+        if ppo is not None:
+            named = f"{name}: {clean(judge)}" if key == "judge" and isinstance(judge, str) else name
+            yield named, "0: it is the reference" if key == "kl" else _estimate(sft), _estimate(ppo)
+    if (win := card.estimate("win_rate")) is not None:
+        yield "win rate over SFT", "", _estimate(win)
+
+
+def _estimate(figure: Figure | None) -> str:
+    return str(estimate(asdict(figure) if figure is not None else None))

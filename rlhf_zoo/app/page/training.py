@@ -1,0 +1,236 @@
+"""The tab over training: the same prompt at every published checkpoint, and at every β of an ablation."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+from itertools import pairwise
+from typing import Any
+
+import gradio as gr
+
+from ...errors import ZooError
+from ..engine import AtCheckpoint, TimelinePoint, TimelineRun
+from .charts import Series, frontier, step_curves
+from .drawing import Drawing
+from .html import notice, number, short_name, signed, text
+from .sampling import MODELS, Proposal, controls, keywords, prompt_box
+from .subject import Subject
+from .views import completion, figures, pairs
+
+MOST_WATCHED = 4  # a card is its publisher's word
+HINT = (
+    '<p class="zoo-note">Move the step to see the prompt at one checkpoint beside SFT; “Every checkpoint” shows it at '
+    "all of them.</p>"
+)
+
+
+def training_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_once: int) -> None:
+    """Builds the tab inside the caller's. at_once: requests that run the models at the same time."""
+    timeline = subject.timeline
+    if timeline is None:
+        gr.HTML(notice(subject.problem or "This checkpoint has no run to show.", kind="status"), elem_id="no-training")
+        return
+    first = timeline.run()
+
+    def marked(run: Any, step: Any) -> str:
+        try:
+            found = timeline.run(run)
+        except ZooError as error:
+            return notice(error)
+        return curves(found, nearest(found, step))
+
+    def at(prompt: Any, run: Any, step: Any, *sampling: Any) -> Iterator[tuple[Any, Any]]:
+        try:
+            found = timeline.run(run)
+            point = found.at(nearest(found, step))
+            for snapshot in drawing.at(point.step, prompt, run=run, **keywords(*sampling)):
+                yield "", pairs(snapshot, ppo=_point_label(point))
+        except ZooError as error:
+            yield notice(error), gr.skip()
+
+    def every(prompt: Any, run: Any, *sampling: Any) -> Iterator[tuple[Any, Any]]:
+        try:
+            found, rows = timeline.run(run), list[AtCheckpoint]()
+            steps = found.spread(subject.comparison.limits.steps)
+            for row in drawing.steps(prompt, steps, run=run, **keywords(*sampling)):
+                rows.append(row)
+                yield "", checkpoints(rows, of=len(steps), all_=len(found.points))
+        except ZooError as error:
+            yield notice(error), gr.skip()
+
+    with gr.Row(equal_height=True):
+        example = next(iter(subject.lineage.prompts), "")
+        prompt = prompt_box("training-prompt", "The beginning of a text", value=example)
+        run_all = gr.Button("Every checkpoint", variant="primary", scale=1, min_width=140, elem_id="every-step")
+    run = gr.Dropdown(
+        [(_run_label(one), one.name) for one in timeline.runs.values()],
+        value=first.name,
+        label="Run",
+        visible=len(timeline.runs) > 1,
+        elem_id="run",
+    )
+    drawn = gr.HTML(curves(first, first.best.step), elem_id="curves")
+    step = gr.Slider(**span(first), value=first.best.step, label="Step", elem_id="step")
+    with gr.Accordion("Sampling", open=False):
+        chosen = controls(proposal, prefix="training-")
+    message = gr.HTML("", elem_id="training-message")
+    one = gr.HTML(HINT, elem_id="at-step")
+    many = gr.HTML("", elem_id="steps")
+
+    # What Gradio refuses is no message in the page: `Timeline` refuses more.
+    shared: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden", "preprocess": False}
+    models: dict[str, Any] = {**shared, "concurrency_id": MODELS, "concurrency_limit": at_once}
+    # `input` rather than `release`: the keyboard moves a slider too.
+    step.input(marked, [run, step], [drawn], trigger_mode="always_last", queue=False, **shared)
+    gr.on([step.input, prompt.submit], at, [prompt, run, step, *chosen], [message, one],
+          trigger_mode="always_last", **models)  # fmt: skip
+    run_all.click(every, [prompt, run, *chosen], [message, many], **models)
+
+    def other(name: Any) -> tuple[Any, str]:
+        try:
+            found = timeline.run(name)
+        except ZooError as error:
+            return gr.skip(), notice(error)
+        return gr.update(**span(found), value=found.best.step), curves(found, found.best.step)
+
+    run.input(other, [run], [step, drawn], **shared)
+    if len(timeline.by_beta) > 1:
+        _betas(subject, drawing, prompt=prompt, sampling=chosen, models=models, shared=shared)
+
+
+def _betas(
+    subject: Subject, drawing: Drawing, *, prompt: Any, sampling: Sequence[Any], models: Mapping, shared: Mapping
+) -> None:
+    assert subject.timeline is not None
+    runs = subject.timeline.by_beta
+    shown = next((k for k, run in enumerate(runs) if run.name == subject.timeline.run().name), 0)
+
+    def place(value: Any) -> int:
+        return min(max(int(value or 0), 0), len(runs) - 1)
+
+    def at(prompt: Any, value: Any, *sampling: Any) -> Iterator[tuple[Any, Any]]:
+        try:
+            run = runs[place(value)]
+            for snapshot in drawing.at(run.best.step, prompt, run=run.name, **keywords(*sampling)):
+                yield "", pairs(snapshot, ppo=f"β = {run.beta:g} · {_point_label(run.best)}")
+        except ZooError as error:
+            yield notice(error), gr.skip()
+
+    def every(prompt: Any, *sampling: Any) -> Iterator[tuple[Any, Any]]:
+        rows: list[AtCheckpoint] = []
+        try:
+            for row in drawing.betas(prompt, **keywords(*sampling)):
+                rows.append(row)
+                yield "", checkpoints(rows, of=len(runs), all_=len(runs), by_beta=True)
+        except ZooError as error:
+            yield notice(error), gr.skip()
+
+    gr.HTML(
+        '<div class="zoo"><h2>The string, let out and pulled in</h2><p>Runs that differ in β, the coefficient of the '
+        "KL penalty: a large one holds PPO close to SFT, with none it goes wherever the reward model pays.</p></div>"
+    )
+    drawn = gr.HTML(_frontier(runs, shown), elem_id="frontier")
+    with gr.Row(equal_height=True):
+        beta = gr.Slider(
+            0, len(runs) - 1, value=shown, step=1, scale=5, min_width=320, elem_id="beta",
+            label="β: " + ", ".join(f"{run.beta:g}" for run in runs), info="from the tightest string to the loosest",
+        )  # fmt: skip
+        run_all = gr.Button("Every β", scale=1, min_width=140, elem_id="every-beta")
+    message = gr.HTML("", elem_id="beta-message")
+    one = gr.HTML("", elem_id="at-beta")
+    many = gr.HTML("", elem_id="betas")
+    beta.input(
+        lambda value: _frontier(runs, place(value)), [beta], [drawn], trigger_mode="always_last", queue=False, **shared
+    )
+    beta.input(at, [prompt, beta, *sampling], [message, one], trigger_mode="always_last", **models)
+    run_all.click(every, [prompt, *sampling], [message, many], **models)
+
+
+# What is drawn
+
+
+def nearest(run: TimelineRun, step: Any) -> int:
+    """The checkpoint closest to where the slider stands; steps need not be evenly spaced."""
+    wanted = step if isinstance(step, int | float) and math.isfinite(step) else run.best.step
+    return min(run.steps, key=lambda one: (abs(one - wanted), one))
+
+
+def span(run: TimelineRun) -> dict[str, Any]:
+    """minimum, maximum and step of a slider that stands at every checkpoint of a run."""
+    steps = run.steps
+    gaps = [later - earlier for earlier, later in pairwise(steps)]
+    low, high = steps[0], steps[-1]
+    return {"minimum": low, "maximum": high if high > low else low + 1, "step": reduce(math.gcd, gaps, 0) or 1}
+
+
+def curves(run: TimelineRun, step: int) -> str:
+    """Reward and KL over a run's checkpoints, with `step` marked."""
+    points = run.points
+    watched = list(dict.fromkeys(name for point in points for name in point.watched))[:MOST_WATCHED]
+    drawn = step_curves(
+        run.steps,
+        [
+            Series("Reward in training", [point.reward for point in points]),
+            Series("KL to SFT", [point.kl for point in points], unit="nats", from_zero=True),
+            *(Series(f"{name} (watched)", [point.watched.get(name) for point in points]) for name in watched),
+        ],
+        chosen=step,
+        labeled={point.step: ", ".join(point.marks) for point in points if point.marks},
+    )
+    return (
+        f'<div class="zoo-curves">{drawn}<p class="zoo-note" aria-live="polite">{_point_label(run.at(step))}</p></div>'
+    )
+
+
+def _frontier(runs: Sequence[TimelineRun], shown: int) -> str:
+    return f'<div class="zoo-curves">{frontier(runs, chosen=shown)}</div>'
+
+
+def checkpoints(rows: Sequence[AtCheckpoint], *, of: int, all_: int, by_beta: bool = False) -> str:
+    """The same prompt at each checkpoint so far, one below the other."""
+    shown = _start(rows) + "".join(_row(row, by_beta=by_beta) for row in rows)
+    count = f"{len(rows)} of {of}" if len(rows) < of else f"{of}"
+    what = "runs" if by_beta else "checkpoints"
+    note = f"{count} {what}" + (f", spread over the {all_} that there are" if all_ > of else "")
+    state = "done" if len(rows) == of else "writing"
+    head = f'<p class="zoo-note" role="status">{note}</p>'
+    return f'<div class="zoo-steps" data-state="{state}">{head}<ol>{shown}</ol></div>'
+
+
+def _start(rows: Sequence[AtCheckpoint]) -> str:
+    """What SFT wrote, from which all of them began; "" until a checkpoint has it beside its own."""
+    found = next((row.found for row in rows if row.found is not None), None)
+    if found is None:
+        return ""
+    side = replace(found.sft[0], log_ratio=math.nan, kl=math.nan)  # they are against the first of the checkpoints
+    head = "<header><b>SFT</b><span>step 0, where PPO started</span></header>"
+    body = completion(found.prompt, side) + figures(side)
+    return f'<li><article class="zoo-card zoo-sft" data-step="0">{head}{body}</article></li>'
+
+
+def _row(row: AtCheckpoint, *, by_beta: bool) -> str:
+    name = f"β = {row.beta:g}" if by_beta and row.beta is not None else text(row.point.tag)
+    marks = "".join(f'<span class="zoo-badge">{mark}</span>' for mark in row.point.marks)
+    logged = _logged(row.point)
+    head = f"<header><b>{name}</b>{marks}<span>{text(row.point.tag) + ' · ' if by_beta else ''}{logged}</span></header>"
+    if row.found is None:
+        body = f'<p class="zoo-text"><span class="none">{text(row.problem)}</span></p>'
+    else:
+        side = row.found.ppo[0]
+        body = completion(row.found.prompt, side, heat=True) + figures(side)
+    return f'<li><article class="zoo-card zoo-ppo" data-step="{row.point.step}">{head}{body}</article></li>'
+
+
+def _logged(point: TimelinePoint) -> str:
+    return f"in training: reward {signed(point.reward)}, KL {number(point.kl)} nats"
+
+
+def _point_label(point: TimelinePoint) -> str:
+    marks = f" ({', '.join(point.marks)})" if point.marks else ""
+    return f"{text(point.tag)}{marks} · {_logged(point)}"
+
+
+def _run_label(run: TimelineRun) -> str:
+    beta = f"β = {run.beta:g} · " if run.beta is not None else ""
+    return f"{beta}{short_name(run.name)}"

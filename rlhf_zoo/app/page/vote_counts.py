@@ -1,0 +1,243 @@
+"""The votes of a page while it is served: a VoteBox keeps and sends them, and this adds up what they say."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from ...errors import ZooError
+from ...evaluation.votes.box import INTERVAL, VoteBox, VoteStore
+from ...evaluation.votes.limits import PER_HOUR, VoteLimits
+from ...evaluation.votes.ratings import summary
+from ...evaluation.votes.vote import Vote, merged
+from ...hub.client.connect import CLIENT
+from ...hub.client.refusals import client_errors, reason, retry_after
+
+log = logging.getLogger(__name__)
+
+#: Seconds between two readings of the Hub's votes; after votes were sent the next reading comes sooner.
+EVERY, SOONEST = 300.0, 60.0
+#: Seconds until the next reading after one that failed.
+AGAIN = 30.0
+#: After computing the intervals, rest this many times as long: they must not take the processor.
+REST = 2.0
+LONGEST_JOIN = 10.0  # seconds
+READING = "they are being read"
+
+
+class TallyStore(VoteStore, Protocol):
+    """Where votes go and come from (`HubVotes`). read: all its votes, [] without a repository."""
+
+    def read(self) -> list[Vote]: ...
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What all known votes say.
+
+    summary: as `evaluation.votes.summary` returns it. `votes`, `counts` and the value of `win_rate` are of every vote;
+    intervals, pairs, elo and left are of the `computed` votes that were known when they were last computed, and the
+    interval of a first win rate is None until then. exact: whether that was since the last vote.
+
+    failing: why the last votes were not sent, or None. due: how many wait on the disk while sending fails, else 0.
+    unread: why votes that only the Hub has may be missing, or None.
+    """
+
+    summary: Mapping[str, Any]
+    exact: bool
+    computed: int
+    due: int
+    failing: str | None
+    unread: str | None
+
+
+class Tally:
+    """The votes of a page, a context manager for the whole time of serving. Threads may share it.
+
+    What is cast is on the disk at once and sent by a thread. Two more threads read the Hub's votes and compute the
+    intervals, so that neither the Hub nor the bootstrap is waited for. Leaving sends what is left, as `VoteBox` does.
+    """
+
+    def __init__(
+        self,
+        store: TallyStore,
+        journal: Path | None = None,
+        *,
+        interval: float = INTERVAL,
+        per_hour: int = PER_HOUR,
+        every: float = EVERY,
+        soonest: float = SOONEST,
+        again: float = AGAIN,
+    ) -> None:
+        """journal, interval: of the VoteBox. per_hour: of `VoteLimits`. every, soonest, again: seconds, see the
+        constants of this module."""
+        self.name = store.name
+        self._store = store
+        self._box = VoteBox(self, journal, interval=interval)  # which sends by `append`
+        self._every, self._soonest, self._again = every, min(soonest, every), again
+        self._casting = threading.Lock()  # one vote at a time
+        self._limits = VoteLimits(per_hour)
+        # Under _changed: every known vote by its id, in a dictionary that is replaced and never changed; the summary,
+        # and the dictionary that it was computed from.
+        self._changed = threading.Condition()
+        self._votes: Mapping[str, Vote] = {}
+        self._summary = summary([])
+        self._summarized: Mapping[str, Vote] = self._votes
+        self._fresh: dict[str, Vote] = {}  # since the Hub's votes were last asked for
+        self._unread: str | None = READING
+        self._hurried = self._closing = False
+        self._quiet = contextlib.ExitStack()
+        self._threads = [
+            threading.Thread(target=run, name=name, daemon=True)
+            for run, name in ((self._read, "votes-read"), (self._compute, "votes-compute"))
+        ]
+
+    def __enter__(self) -> Tally:
+        from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
+
+        # One for each reading and each commit would fill the log of the server.
+        self._quiet.enter_context(disable_progress_bars())
+        self._add(self._box.votes())
+        self._box.__enter__()
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        """Sends what is left as far as the Hub takes it, and ends the threads."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        try:
+            self._box.__exit__(kind, *rest)
+        finally:
+            for thread in self._threads:
+                thread.join(LONGEST_JOIN)
+            self._quiet.close()
+
+    def describe(self) -> dict[str, str]:
+        """name: of the data set; address: where the Hub shows it."""
+        return {"name": self.name, "address": f"{CLIENT.address}/datasets/{self.name}"}
+
+    def append(self, batch: str, votes: Sequence[Vote]) -> None:
+        """What the box sends goes to the store. Then the Hub is read soon: others may have voted too."""
+        self._store.append(batch, votes)
+        with self._changed:
+            self._hurried = True
+            self._changed.notify_all()
+
+    def cast(self, vote: Vote, address: str | None = None) -> Vote:
+        """Keeps a vote, and returns the one that counts: of several with one id, the first.
+
+        It is on the disk, and in `figures`, when this returns. Never waits for the Hub. address: the voter's, as
+        `voter_address` tells it, for the limits of `VoteLimits`; None for a vote without any. Raises ZooError where the
+        disk refuses, or TooManyVotesError: then no vote is kept.
+        """
+        pair = (vote.prompt, *sorted(f"{side.role} {side.repo} {side.commit}" for side in (vote.left, vote.right)))
+        with self._casting:
+            known = self._votes.get(vote.id)
+            if known is None:
+                if address is not None:
+                    self._limits.check(address, pair)
+                self._box.cast(vote)
+                if address is not None:
+                    self._limits.count(address, pair)
+                self._add([vote])
+            return known or vote
+
+    def figures(self) -> Figures:
+        """The figures so far; waits for nothing."""
+        failing = self._box.failing
+        due = len(self._box.due()) if failing is not None else 0
+        with self._changed:
+            votes, found, exact = self._votes, dict(self._summary), self._summarized is self._votes
+            unread = self._unread
+        computed = found["votes"]
+        if not exact:
+            counts = _counts(votes.values())
+            rate = _rate(counts)
+            if rate is not None:
+                before = found["win_rate"] or {"ci95": None, "prompts": None}
+                rate |= {key: before[key] for key in ("ci95", "prompts")}
+            found |= {"votes": len(votes), "counts": counts, "win_rate": rate}
+        return Figures(found, exact, computed, due, failing, unread)
+
+    def _add(self, votes: Iterable[Vote]) -> None:
+        with self._changed:
+            new = {vote.id: vote for vote in votes if vote.id not in self._votes}
+            if new:
+                self._votes = {**self._votes, **new}
+                self._fresh |= new
+                self._changed.notify_all()
+
+    def _read(self) -> None:
+        while True:
+            with self._changed:
+                self._fresh = {}
+            pause, why = self._every, None
+            found: list[Vote] = []
+            try:
+                # The journal may be shared: other processes cast votes into it, and send those of this one.
+                found = merged(self._store.read(), self._box.votes())
+            except Exception as error:
+                if not isinstance(error, (ZooError, *client_errors())):
+                    log.exception("The votes of %s are not read for now.", self.name)
+                pause, why = max(self._again, retry_after(error)), reason(error)
+            with self._changed:
+                if why is None:
+                    # These are all there are, except for what came since their reading began.
+                    votes = {vote.id: vote for vote in found} | self._fresh
+                    if votes.keys() != self._votes.keys():
+                        self._votes = votes
+                elif self._unread in (None, READING):
+                    log.warning("The votes of %s could not be read (%s).", self.name, why)
+                self._unread = why
+                self._hurried = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._closing, min(self._soonest, pause))
+                self._changed.wait_for(lambda: self._closing or self._hurried, max(pause - self._soonest, 0.0))
+                if self._closing:
+                    return
+
+    def _compute(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closing or self._summarized is not self._votes)
+                if self._closing:
+                    return
+                votes = self._votes
+            began, pause = time.monotonic(), self._again
+            try:
+                found = summary(merged(votes.values()))
+            except Exception:  # a mistake of ours must not end the thread, nor be tried again at once
+                log.exception("Win rate and ratings of %d votes cannot be computed.", len(votes))
+            else:
+                pause = REST * (time.monotonic() - began)
+                with self._changed:
+                    self._summary, self._summarized = found, votes
+            with self._changed:
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._closing, pause)
+
+
+def _counts(votes: Iterable[Vote]) -> dict[str, int]:
+    """`counts` of a summary, over votes between a PPO and an SFT model."""
+    counts = dict.fromkeys(("ppo", "sft", "tie", "both_bad"), 0)
+    for vote in votes:
+        if {vote.left.role, vote.right.role} == {"ppo", "sft"}:
+            counts[vote.verdict if vote.chosen is None else vote.chosen.role] += 1
+    return counts
+
+
+def _rate(counts: Mapping[str, int]) -> dict[str, Any] | None:
+    """`win_rate` of a summary without its interval and its number of prompts; None without votes."""
+    n = counts["ppo"] + counts["sft"] + counts["tie"]
+    if not n:
+        return None
+    return {"value": (counts["ppo"] + counts["tie"] / 2) / n, "n": n, "ties": counts["tie"] / n}

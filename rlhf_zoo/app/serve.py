@@ -1,0 +1,158 @@
+"""`rlhf-zoo compare`: the comparison Space's own app.py, served from this machine."""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import os
+import socket
+import sys
+import threading
+import webbrowser
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import click
+
+from ..errors import ZooError
+from ..evaluation.votes.limits import PER_HOUR
+from ..hub.client.connect import CLIENT, Hub
+
+if TYPE_CHECKING:
+    from .engine import Snapshot
+    from .space.files import SpaceModels
+
+DRAWN = 8
+"""Prompts of a static page."""
+
+
+def launch(
+    ppo: str,
+    *,
+    sft: str | None,
+    reward: str | None,
+    host: str,
+    port: int,
+    votes: str | None = None,
+    votes_per_hour: int = PER_HOUR,
+    runs: Sequence[str] | None = None,
+    show: bool = False,
+    hub: Hub = CLIENT,
+) -> None:
+    """Serves the page for a PPO checkpoint until Ctrl-C, and prints its address once it listens.
+
+    sft and reward: None takes what the checkpoint's lineage names. port 0 takes a free one. votes: the data set that
+    the blind test adds to, None keeps none. votes_per_hour: from one address. runs: other runs of the ablation, None
+    finds them. show: opens a browser, where this machine has a screen. Raises ZooError when gradio is missing, the port
+    is taken, or a model cannot be had.
+    """
+    if importlib.util.find_spec("gradio") is None:
+        raise ZooError("The comparison page needs gradio: `pip install 'rlhf-zoo[space]'` installs it.")
+    port = _free_port(host, port)
+    from ..pipeline.stages.train import quiet
+
+    quiet()
+    from .page import Subject
+
+    click.echo(f"Loading {ppo} and the models of its lineage; the first time takes some seconds.", err=True)
+    subject = Subject.load(ppo, sft=sft, reward=reward, runs=runs, hub=hub)
+    try:
+        at = {"host": f"[{host}]" if ":" in host else host, "port": port, "votes_per_hour": votes_per_hour}
+        with _app().opened(subject, votes=votes, private=votes is not None and _is_private(ppo, hub), **at) as url:
+            click.echo(f"Comparison page: {url} (Ctrl-C ends it)")
+            if show and _has_screen():
+                webbrowser.open(url)
+            threading.Event().wait()
+    except OSError as error:
+        if error.errno not in (None, errno.EADDRINUSE):
+            raise
+        raise ZooError(f"Port {port} of {host} was taken meanwhile: choose another with --port.") from error
+
+
+def _has_screen() -> bool:
+    """Whether a browser would be one with windows: others would take the terminal."""
+    return sys.platform in ("darwin", "win32") or any(os.environ.get(one) for one in ("DISPLAY", "WAYLAND_DISPLAY"))
+
+
+def _is_private(name: str, hub: Hub) -> bool:
+    """Whether a published model is private; False for a folder."""
+    from ..hub.client.refusals import refusals_as
+
+    if Path(name).is_dir():
+        return False
+    with refusals_as(f"{name} cannot be looked at on {hub.name}", "check --hub and the token."):
+        return bool(hub.api().model_info(name.partition("@")[0]).private)
+
+
+def votes_by_default(ppo: str) -> str | None:
+    """The data set of a page's votes on the embedded Hub; None for a folder, whose models no vote can name."""
+    if Path(ppo).is_dir():
+        return None
+    name = ppo.partition("@")[0].rpartition("/")[2].removesuffix("-ppo")
+    return f"local/{name}-votes"
+
+
+def page_of(models: SpaceModels, hub: Hub = CLIENT) -> str:
+    """A static page with one completion of each policy for the held-out prompts of the PPO model's card.
+
+    At the temperature and length of its training, and with the page's own seed 1. Raises ZooError where a model cannot
+    be had; a prompt that these models cannot take is left out.
+    """
+    from ..pipeline.stages.train import quiet
+    from ..publishing.catalog.lineage import find_lineage
+    from .engine import Comparison
+    from .page.static import static_page
+
+    reward = models.reward.name if models.reward else None
+    lineage = find_lineage(models.ppo.name, sft=models.sft.name, reward=reward, hub=hub)
+    quiet()
+    comparison = Comparison.load(
+        ppo=lineage.ppo.path,
+        sft=lineage.sft.path,
+        reward=[one.path for one in lineage.rewards] if lineage.reward_loader is None else (),
+        reading=lineage.reward_reading,
+    )
+    temperature, length = lineage.setting("temperature", 1.0), int(lineage.setting("response_length", 32))
+    found: list[Snapshot] = []
+    for prompt in lineage.prompts[:DRAWN]:
+        try:
+            found += deque(comparison.stream(prompt, temperature=temperature, max_new_tokens=length), maxlen=1)
+        except ZooError as error:
+            click.echo(f"A held-out prompt is left out: {error}", err=True)
+    return static_page(models, found)
+
+
+def _app() -> ModuleType:
+    """The Space's own app.py as a module."""
+    from .space.files import space_folder
+
+    path = space_folder() / "app.py"
+    spec = importlib.util.spec_from_file_location("rlhf_zoo_compare_app", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _free_port(host: str, port: int) -> int:
+    """`port` if it is free on `host`, or a free one for 0; found out before any model is loaded."""
+    if not 0 <= port <= 65535:
+        raise ZooError(f"There is no port {port}: --port takes 0 to 65535, and 0 takes a free one.")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.create_server((host, port), family=family) as server:
+            return int(server.getsockname()[1])
+    except PermissionError as error:
+        raise ZooError(f"Port {port} needs rights that this user lacks: choose one above 1023 with --port.") from error
+    except socket.gaierror as error:
+        raise ZooError(f"There is no host {host!r}: --host takes an address of this machine.") from error
+    except OSError as error:
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise ZooError(f"{host} is no address of this machine: choose another with --host.") from error
+        raise ZooError(
+            f"Port {port} of {host} is taken: choose another with --port, or --port 0 for a free one."
+        ) from error

@@ -1,0 +1,1 @@
+"""The comparison page as a Space of a Hub."""

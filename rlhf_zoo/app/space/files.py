@@ -1,0 +1,302 @@
+"""The comparison page as a Space: its models by a PPO checkpoint's lineage, and its files.
+
+A Space's builder installs requirements.txt before it copies the repository, so that a path in it leads nowhere there:
+our wheel is named by its address in the Space, with its digest, without which a builder would keep an older wheel of
+the same version. The builder sends no token: a private Space has the wheel's files laid out beside app.py instead.
+A Hub that only stores Spaces gets the path, with which `pip install -r requirements.txt` works in a checkout.
+"""
+
+import hashlib
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from ...errors import ZooError
+from ...evaluation.votes.data import HubVotes
+from ...fileio import read_json, write_json, write_text
+from ...hub.client.connect import Hub
+from ...hub.client.refusals import refusals_as
+from ...modeling.remote_code import FLAG, brings_code
+from ...publishing.catalog.ablation import find_runs
+from ...publishing.catalog.card import Card, clean
+from ...publishing.catalog.family import Node
+from ...publishing.catalog.lineage import find_family
+from .chosen import CHOSEN, SCHEMA
+from .wheel import make_wheel, unpack
+
+CPU, ZERO_GPU = "cpu-basic", "zero-a10g"
+SHORT_STATIC = "Completions of SFT and PPO, with reward and log-ratio"
+_MODELS_HERE = "<!-- models -->\n"
+_ZERO_GPU_PYTHON = "3.12"  # it has 3.10 and 3.12, and this package needs 3.11
+_ROLES = {"ppo": "PPO", "sft": "SFT", "reward": "reward model"}
+
+Layout = Literal["address", "path", "files"]
+"""How requirements.txt has our wheel: by its address in the Space, by its path, or not at all, its files laid out."""
+
+
+class Pinned(NamedTuple):
+    """A published model at a commit."""
+
+    repo: str
+    commit: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.repo}@{self.commit}"
+
+
+@dataclass(frozen=True)
+class SpaceModels:
+    """What a Space shows. reward: None where PPO was trained without one. recipe: None where no card names it.
+
+    card: rlhf_card.json of the PPO checkpoint, {} without one, as its publisher wrote it: its texts are data.
+    votes: the data set that blind votes go to, None to keep none. runs: the PPO repositories of the ablation beside it,
+    of which the page shows whatever is published when it starts.
+    """
+
+    ppo: Pinned
+    sft: Pinned
+    reward: Pinned | None
+    datasets: tuple[str, ...] = ()
+    recipe: str | None = None
+    card: Mapping[str, Any] = field(default_factory=Card)
+    votes: str | None = None
+    runs: tuple[str, ...] = ()
+
+    @property
+    def roles(self) -> dict[str, Pinned]:
+        known = {"ppo": self.ppo, "sft": self.sft, "reward": self.reward}
+        return {role: model for role, model in known.items() if model is not None}
+
+    @property
+    def named(self) -> dict[str, Pinned]:
+        """The same by what a reader calls the roles."""
+        return {_ROLES[role]: model for role, model in self.roles.items()}
+
+    @property
+    def title(self) -> str:
+        return f"{clean(self.recipe, 60)}: SFT and PPO" if self.recipe else "SFT and PPO, side by side"
+
+
+def find_models(
+    ppo: str, *, sft: str | None = None, reward: str | None = None, votes: str | None = None
+) -> SpaceModels:
+    """The models of a PPO checkpoint NAMESPACE/NAME[@TAG], each at its commit; no weights are fetched.
+
+    sft and reward take the place of what the lineage names; the data set `votes` need not be there yet. Raises ZooError
+    where a model cannot be had, where the checkpoint is not one of PPO, where nothing names its SFT model, and where no
+    Hub could have `votes`.
+    """
+    votes = None if votes is None else HubVotes(votes).name
+    root = _published(ppo)
+    card = root.card
+    if not card.is_ppo:
+        stage = clean(str(card["stage"]))
+        raise ZooError(f"{ppo} is a checkpoint of the stage {stage}, not of PPO: give the PPO model that came of it.")
+    parents = {node.reference.role: node for node in root.parents}
+    base = _given(sft, "sft") if sft is not None else _parent(ppo, parents.get("sft"), "sft")
+    if base is None:
+        raise ZooError(f"{ppo} does not say which SFT model it started from: name it with --sft.")
+    scorer = _given(reward, "reward") if reward is not None else _parent(ppo, parents.get("reward"), "reward")
+    data = [node.reference.repo for node in _walk(root) if node.reference.role == "data" and not node.member.problem]
+    return SpaceModels(
+        _pinned(root), base, scorer, tuple(dict.fromkeys(repo for repo in data if repo)), card.recipe, card, votes
+    )
+
+
+def with_runs(models: SpaceModels, names: Sequence[str] | None = None) -> tuple[SpaceModels, str | None]:
+    """(the models with the other runs of the ablation, why there may be fewer than there are if so).
+
+    names: the runs; None looks for them. Of those found, one without a checkpoint is left out, and one that is private
+    where the PPO model is not, which would make the Space private. Raises ZooError for a name that `find_runs` refuses.
+    """
+    found = find_runs(models.ppo.repo, models.card, others=names)
+    own, *others = found.runs
+    problems = [found.problem] if found.problem is not None else []
+    if names is None:
+        others = [run for run in others if run.steps]
+        hidden = [run.repo for run in others if run.private and not own.private]
+        others = [run for run in others if run.repo not in hidden]
+        if hidden:
+            problems.append(f"Left out because {own.repo} is public and they are not: {', '.join(hidden)}.")
+    return replace(models, runs=tuple(run.repo for run in others)), " ".join(problems) or None
+
+
+def _published(name: str) -> Node:
+    if Path(name).is_dir():
+        raise ZooError(f"{name} is a folder of this machine, and a Space shows what is published: give NAMESPACE/NAME.")
+    return find_family(name)
+
+
+def _given(name: str, role: str) -> Pinned:
+    node = _published(name)
+    if node.stage is not None and (node.stage == "reward") != (role == "reward"):
+        what = "a reward model" if role == "reward" else "a policy"
+        raise ZooError(f"{name} is a checkpoint of the stage {node.stage}, and --{role} takes {what}: give another.")
+    return _pinned(node)
+
+
+def _pinned(node: Node) -> Pinned:
+    assert node.reference.repo is not None
+    assert node.member.commit is not None
+    return Pinned(node.reference.repo, node.member.commit)
+
+
+def check_code(models: SpaceModels, hub: Hub) -> None:
+    """Raises ZooError for a model that needs program code of its own: nobody can say on a Space that it may run."""
+    for model in models.roles.values():
+        with refusals_as(f"The configuration of {model.repo} cannot be had from {hub.name}", "try again."):
+            listed = hub.api().get_paths_info(model.repo, ["config.json"], revision=model.commit)
+            path = hub.file(model.repo, "config.json", revision=model.commit) if listed else None
+        if path is not None and brings_code(read_json(path)):
+            raise ZooError(
+                f"The model {model.name} needs program code of its own, and a Space has no flag by which you could say "
+                f"that you trust it: read the code, and show it here with `rlhf-zoo compare NAME {FLAG}`."
+            )
+
+
+def _parent(child: str, node: Node | None, role: str) -> Pinned | None:
+    if node is None:
+        return None
+    what = {"sft": "SFT model", "reward": "reward model"}[role]
+    if node.reference.repo is None:
+        raise ZooError(f"The {what} of {child} was never published: name a copy of it with --{role}.")
+    if node.member.problem is not None or node.member.commit is None:
+        problem = clean(node.member.problem or "was not looked at")
+        raise ZooError(f"The {what} of {child}, {node.reference.repo}, {problem}: name another with --{role}.")
+    return _pinned(node)
+
+
+def _walk(node: Node) -> Iterator[Node]:
+    yield node
+    for parent in node.parents:
+        yield from _walk(parent)
+
+
+# The files
+
+
+def space_folder() -> Path:
+    """Where the Space's own files lie: in the wheel, else in the repository beside the package."""
+    package = Path(__file__).parents[2]
+    folders = (package / "_spaces", package.parent / "spaces")
+    found = next((one / "compare" for one in folders if (one / "compare" / "app.py").is_file()), None)
+    if found is None:
+        raise ZooError("This installation lacks the comparison page (compare/app.py): install rlhf-zoo again.")
+    return found
+
+
+def write_space(
+    folder: Path,
+    models: SpaceModels,
+    *,
+    space: str,
+    endpoint: str,
+    layout: Layout = "path",
+    hardware: str = CPU,
+) -> None:
+    """Writes the files of a Gradio Space into `folder`. Equal models and packages give equal bytes."""
+    own = space_folder()
+    shutil.copyfile(own / "app.py", folder / "app.py")
+    write_json(folder / CHOSEN, _chosen(models, hardware))
+    wheel = make_wheel(folder)
+    if layout == "files":
+        unpack(wheel, folder)
+        wheel.unlink()
+        line = None
+    elif layout == "path":
+        line = f"./{wheel.name}"
+    else:
+        digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+        line = f"rlhf-zoo @ {endpoint}/spaces/{space}/resolve/main/{wheel.name}#sha256={digest}"
+    write_text(folder / "requirements.txt", _requirements(own / "requirements.txt", line, hardware=hardware))
+    write_text(folder / "README.md", _readme(models, hardware=hardware))
+
+
+def write_static(folder: Path, models: SpaceModels, page: str) -> None:
+    """Writes the files of a static Space into `folder`: one page over completions that were drawn before."""
+    models = replace(models, votes=None, runs=())  # the page computes nothing, so it can keep none and show none
+    write_json(folder / CHOSEN, _chosen(models, None))
+    write_text(folder / "index.html", page)
+    write_text(folder / "README.md", _static_readme(models))
+
+
+def _chosen(models: SpaceModels, hardware: str | None) -> dict[str, Any]:
+    names = {role: models.roles[role].name if role in models.roles else None for role in _ROLES}
+    return {"schema": SCHEMA, **names, "votes": models.votes, "runs": list(models.runs), "hardware": hardware}
+
+
+def _requirements(template: Path, wheel: str | None, *, hardware: str) -> str:
+    """What the Space needs, as its own file names it, at the versions that are installed here."""
+    lines = ["# The versions that rlhf-zoo itself was used with to make this Space."]
+    for line in template.read_text(encoding="utf-8").splitlines():
+        name, pinned, version = line.partition("==")
+        if not pinned or line.startswith("#"):
+            continue
+        if name == "torch" and hardware == ZERO_GPU:
+            continue  # ZeroGPU brings a version that it was built for
+        # A local label (2.13.0+cpu) says which build is installed here, and no index need have it.
+        lines.append(f"{name}=={(_installed(name) or version).partition('+')[0]}")
+    return "\n".join([*lines, *([wheel] if wheel else []), ""])
+
+
+def _installed(name: str) -> str | None:
+    """The version of a package that is installed here."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _front_matter(models: SpaceModels, **fields: Any) -> tuple[str, str]:
+    """(the head of the Space's README with these fields, None for those that go; what stands below it there)."""
+    import yaml
+
+    _, template, body = (space_folder() / "README.md").read_text(encoding="utf-8").split("---\n", 2)
+    head = {
+        **yaml.safe_load(template),
+        "title": models.title,
+        "models": list(dict.fromkeys([*(model.repo for model in models.roles.values()), *models.runs])),
+        "datasets": list(dict.fromkeys([*models.datasets, *([models.votes] if models.votes else [])])),
+        **fields,
+    }
+    head = {key: value for key, value in head.items() if value is not None}
+    return f"---\n{yaml.safe_dump(head, sort_keys=False, allow_unicode=True, width=1000)}---\n", body
+
+
+def _readme(models: SpaceModels, *, hardware: str) -> str:
+    python = f"{sys.version_info.major}.{sys.version_info.minor}" if hardware == CPU else _ZERO_GPU_PYTHON
+    gradio = {"sdk_version": version} if (version := _installed("gradio")) else {}
+    front, body = _front_matter(models, python_version=python, suggested_hardware=hardware, **gradio)
+    body = body.replace(_MODELS_HERE, _models_table(models)).replace("NAMESPACE/NAME-ppo", models.ppo.repo)
+    return front + body
+
+
+def _static_readme(models: SpaceModels) -> str:
+    front, _ = _front_matter(
+        models,
+        sdk="static",
+        app_file="index.html",
+        short_description=SHORT_STATIC,
+        sdk_version=None,
+        python_version=None,
+        suggested_hardware=None,
+    )
+    return (
+        f"{front}\n# SFT and PPO, side by side\n\n"
+        "Completions of held-out prompts by an SFT policy and by the PPO policy that was trained from it, drawn when "
+        "this page was made, with their rewards and log-ratios, and what the evaluation of the PPO model measured. The "
+        "page is static; `rlhf-zoo compare` opens the live one, for prompts of your own:\n\n"
+        f"```sh\nrlhf-zoo compare {models.ppo.repo}\n```\n\n{_models_table(models)}"
+    )
+
+
+def _models_table(models: SpaceModels) -> str:
+    rows = [f"| {role} | `{model.repo}` | `{model.commit}` |" for role, model in models.named.items()]
+    rows += [f"| run of the ablation | `{repo}` | the tag of every step |" for repo in models.runs]
+    rows += [f"| votes | data set `{models.votes}` | `main` |"] if models.votes else []
+    return "\n".join(["| model | repository | commit |", "|---|---|---|", *rows, ""])

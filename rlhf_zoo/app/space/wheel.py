@@ -1,0 +1,87 @@
+"""The running package as a wheel: no package index has it, so a Space carries its own."""
+
+import base64
+import hashlib
+import zipfile
+from importlib import metadata
+from pathlib import Path, PurePosixPath
+
+from ...errors import ZooError
+
+DISTRIBUTION = "rlhf-zoo"
+PACKAGE = Path(__file__).parents[2]
+# What an installer adds beside a distribution, about the machine that it is installed on.
+_OF_THE_INSTALLER = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json")
+_EPOCH = (2020, 2, 2, 0, 0, 0)  # the time in every entry, as hatchling has it: equal files give equal bytes
+
+
+def make_wheel(folder: Path) -> Path:
+    """Writes the wheel of the package that runs into `folder`, and returns its path. Equal sources give equal bytes.
+
+    Built from the sources where it runs from a checkout, else of the files that were installed. Raises ZooError where
+    it was not installed, where installed files are missing, and in a checkout without hatchling.
+    """
+    sources = PACKAGE.parent
+    if (sources / "pyproject.toml").is_file() and (sources / "spaces").is_dir():
+        return _build(sources, folder)
+    try:
+        installed = metadata.distribution(DISTRIBUTION)
+    except metadata.PackageNotFoundError as error:
+        raise ZooError(f"{PACKAGE} was never installed, so no wheel can be made of it: install rlhf-zoo.") from error
+    if Path(str(installed.locate_file(PACKAGE.name))).resolve() != PACKAGE.resolve():
+        raise ZooError(f"{PACKAGE} runs, but another rlhf-zoo is installed: take one of the two off the path.")
+    return repack(installed, folder)
+
+
+def _build(sources: Path, folder: Path) -> Path:
+    try:
+        from hatchling.builders.wheel import WheelBuilder
+    except ImportError as error:
+        raise ZooError("To build a wheel of this checkout takes hatchling: `pip install hatchling`.") from error
+    (path,) = WheelBuilder(str(sources)).build(directory=str(folder), versions=["standard"])
+    return Path(path)
+
+
+def repack(installed: metadata.Distribution, folder: Path) -> Path:
+    """The wheel that `installed` came of, from the files that its RECORD lists; what is outside of it (scripts) is made
+    anew by whoever installs the wheel."""
+    listed = [PurePosixPath(str(one)) for one in installed.files or []]
+    inside = sorted(
+        (path for path in listed if _is_of_the_wheel(path)),
+        key=lambda path: (path.parts[0].endswith(".dist-info"), str(path)),
+    )
+    missing = [path for path in inside if not Path(str(installed.locate_file(path))).is_file()]
+    if missing or not any(path.name == "WHEEL" for path in inside):
+        lost = missing[0] if missing else "dist-info/WHEEL"
+        raise ZooError(f"The installation of rlhf-zoo lacks {lost}, so no wheel can be made of it: install it again.")
+    stem = f"{installed.metadata['Name'].replace('-', '_')}-{installed.version}"
+    target = folder / f"{stem}-py3-none-any.whl"
+    record = []
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as wheel:
+        for path in inside:
+            content = Path(str(installed.locate_file(path))).read_bytes()
+            _add(wheel, str(path), content)
+            digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
+            record.append(f"{path},sha256={digest},{len(content)}")
+        name = f"{stem}.dist-info/RECORD"
+        _add(wheel, name, "\n".join([*record, f"{name},,", ""]).encode())
+    return target
+
+
+def _is_of_the_wheel(path: PurePosixPath) -> bool:
+    if path.is_absolute() or ".." in path.parts or path.suffix == ".pyc":
+        return False
+    return not (path.parts[0].endswith(".dist-info") and path.name in _OF_THE_INSTALLER)
+
+
+def _add(wheel: zipfile.ZipFile, name: str, content: bytes) -> None:
+    entry = zipfile.ZipInfo(name, _EPOCH)
+    entry.compress_type = zipfile.ZIP_DEFLATED
+    entry.external_attr = 0o100644 << 16
+    wheel.writestr(entry, content)
+
+
+def unpack(wheel: Path, folder: Path) -> None:
+    """Lays the wheel's files into `folder`, where a program that stands there finds package and entry points."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)

@@ -1,0 +1,126 @@
+"""`rlhf-zoo compare|trace`: a checkpoint's completions, side by side or token by token."""
+
+from typing import Any
+
+import click
+
+from ..errors import ZooError
+from ..runs.settings.values import json_object
+from .common import SOURCE_HUB, TRUST, TRUST_RUN, console_of, print_json, settle_hub
+
+
+@click.command()
+@click.argument("ppo")
+@click.option("--sft", help="The SFT model.  [default: from the PPO checkpoint's lineage]")
+@click.option("--reward", help="The reward model.  [default: from the lineage]")
+@click.option(
+    "--votes",
+    help="The data set NAMESPACE/NAME that the blind test adds to; '' keeps no votes.  [default: on the embedded Hub, "
+    "local/NAME-votes, and elsewhere none]",
+)
+@click.option(
+    "--votes_per_hour",
+    "--votes-per-hour",
+    type=click.IntRange(min=1),
+    default=60,
+    show_default=True,
+    help="Take so many votes from one address, and a sixth of them, but at least 10, within a minute.",
+)
+@click.option(
+    "--ablation",
+    "runs",
+    multiple=True,
+    help="A run of the same ablation, several times.  [default: those of the namespace]",
+)
+@click.option("--hub", help="'local' or an address.")
+@SOURCE_HUB
+@TRUST
+@TRUST_RUN
+@click.option("--host", default="127.0.0.1", show_default=True, help="Listen here.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=7860,
+    show_default=True,
+    help="Listen on this port; 0 takes a free one.",
+)
+@click.option("--open", "show", is_flag=True, help="Open it in a browser, where this machine has a screen.")
+def compare(
+    ppo: str, votes: str | None, runs: tuple[str, ...], hub: str | None, source_hub: str | None, **options: Any
+) -> None:
+    """Open the comparison page: SFT and PPO side by side, over training, blind, and the card.
+
+    \b
+    Example:
+      rlhf-zoo compare local/tiny-world-ppo --hub local
+    """
+    with settle_hub(hub, push_to_hub=False, source=source_hub) as connected:
+        from ..app.serve import launch, votes_by_default
+        from ..evaluation.votes.data import HubVotes
+
+        if votes is None:
+            votes = votes_by_default(ppo) if connected.kind == "local" else None
+        elif votes:
+            from ..hub.client.publish import check_access
+
+            votes = HubVotes(votes).name
+            check_access(votes.partition("/")[0], hub=connected)
+        try:
+            launch(ppo, votes=votes or None, runs=runs or None, hub=connected, **options)
+        except KeyboardInterrupt:
+            raise click.exceptions.Exit(130) from None  # how a page ends: nothing is left to go on with
+
+
+@click.command()
+@click.argument("run", metavar="RUN|REPO")
+@click.option("--prompt", required=True, help="The text that the completion goes on from.")
+@click.option("--stage", type=click.Choice(["ppo", "sft"]), default="ppo", help="'sft' is --step 0.")
+@click.option("--step", type=click.IntRange(min=0), help="The checkpoint; 0 is where PPO began.  [default: the last]")
+@click.option("--revision", help="The tag or commit of a repository; REPO@TAG says the same.")
+@click.option("--old", help="What ratios are against: a step, folder or repository.  [default: the checkpoint before]")
+@click.option("--sft", help="The reference.  [default: the run's SFT model]")
+@click.option("--reward", help="The reward model.  [default: the run's]")
+@click.option("--reward_funcs", "--reward-funcs", multiple=True, help="Import this reward function that REPO names.")
+@click.option("--columns", help='The prompt\'s other columns for reward functions, as JSON: \'{"answer": "4"}\'.')
+@click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Of the random stream.")
+@click.option("--temperature", type=float, help="[default: the run's]")
+@click.option("--max_new_tokens", "--max-new-tokens", type=click.IntRange(min=1), help="[default: the run's]")
+@click.option("--hub", help="'local' or an address.")
+@SOURCE_HUB
+@TRUST
+@TRUST_RUN
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: the tokens, and totals.")
+def trace(
+    run: str,
+    prompt: str,
+    stage: str,
+    step: int | None,
+    columns: str | None,
+    hub: str | None,
+    source_hub: str | None,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Sample one completion of a PPO checkpoint, and show what PPO makes of each token.
+
+    log π, log π_ref, KL, reward, value, δ and advantage (before whitening), and the ratio to the checkpoint before.
+
+    \b
+    Example:
+      rlhf-zoo trace runs/demo --prompt "the battery" --step 20
+    """
+    if stage == "sft":
+        if step:
+            raise ZooError(f"--stage sft is step 0, and --step {step} is given too: give one of them.")
+        step = 0
+    others = {} if columns is None else json_object(columns, option="--columns", example="'{\"name\": value}'")
+    found_by = {name: given.pop(name) for name in ("revision", "old", "sft", "reward")}
+    with settle_hub(hub, push_to_hub=False, source=source_hub) as connected:
+        from ..pipeline.inspect import trace as tracing
+
+        subject = tracing.find(run, step=step, hub=connected, **found_by)
+        found = tracing.trace_checkpoint(subject, prompt, columns=others, **given)
+        if as_json:
+            print_json(tracing.document(found, subject))
+            return
+        tracing.show(found, subject, console_of(120))

@@ -1,0 +1,92 @@
+"""`rlhf-zoo ensemble`: a recipe's reward model under several seeds."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from .common import FLAGS, TRUST, TRUST_RUN, UserPath, interval, run_context, run_flags, table
+
+
+@click.command(context_settings=FLAGS)
+@click.argument("recipe")
+@click.option(
+    "--seeds",
+    type=click.IntRange(min=2),
+    default=3,
+    show_default=True,
+    help="Reward models, the recipe's own included.",
+)
+@click.option("--output_dir", "--output-dir", type=UserPath(), help="The run.  [default: runs/RECIPE]")
+@click.option("--hub", help="'local' (the embedded Hub) or an address.")
+@TRUST
+@TRUST_RUN
+@click.option("--restart", is_flag=True, help="Train the further reward models again, also where they are finished.")
+@click.option("--json", "as_json", is_flag=True, help="Print overview.json instead of a table.")
+@click.pass_context
+def ensemble(
+    ctx: click.Context, recipe: str, seeds: int, output_dir: Path | None, hub: str | None, restart: bool, as_json: bool
+) -> None:
+    """Train the reward model under several seeds, on the same pairs, and see where the models disagree.
+
+    What is missing before is trained first: the data, SFT, the recipe's own reward model. What is finished is not
+    trained again. Where the run was evaluated, the completions of PPO are scored too. Nothing is published: `rlhf-zoo
+    push` sends the run's own stages. Keys of the recipe are flags as for `rlhf-zoo run`.
+
+    \b
+    Example:
+      rlhf-zoo ensemble tiny-world --seeds 3
+    """
+    flags = run_flags(ctx, recipe)
+    with run_context(recipe, flags, output_dir=output_dir, hub=hub, read_only=True) as (context, _):
+        from dataclasses import replace
+
+        from rich.console import Console
+
+        from ..pipeline.experiments.ensemble import overview, train, write_overview
+
+        console = Console(stderr=True)
+        runs = train(replace(context, restart=restart), seeds, console)
+        console.rule("[bold]scores")
+        document = overview(runs)
+        path, plot = write_overview(context.directory, document)
+    if as_json:
+        click.echo(path.read_text(encoding="utf-8").rstrip())
+        return
+    _show(document)
+    click.echo(f"The figures are in {path}, the plot in {plot}.")
+    if document["judge"] is None:
+        click.echo(f"PPO's completions are not there to be scored: `rlhf-zoo eval {recipe}` makes them.")
+
+
+def _show(document: Mapping[str, Any]) -> None:
+    apart, evaluated = document["disagreement"], document["judge"] is not None
+    title = f"{document['models'][0]['accuracy']['n']} held-out pairs"
+    columns = ["", "accuracy", "ECE"]
+    if evaluated:
+        title += f"; on completions ρ with the judge ({document['judge']})"
+        columns += ["ρ SFT", "ρ PPO", "score PPO"]
+    rows = [_row(f"seed {one['seed']}", one) for one in document["models"]]
+    table(title, columns, [*rows, _row("mean of all", document["ensemble"])])
+    on_sft = interval(apart["sft"], digits=3)
+    lines = [
+        f"Two models prefer the same side of {document['agreement']['mean']:.1%} of the pairs.",
+        f"Disagreement on SFT's completions: {on_sft}; unrelated models: {apart['unrelated']:.3f}.",
+    ]
+    if evaluated:
+        on_ppo, more = interval(apart["ppo"], digits=3), interval(apart["ppo_less_sft"], digits=3, sign="+")
+        beyond = interval(document["own_less_others"], digits=3, sign="+")
+        lines += [
+            f"On PPO's: {on_ppo}; PPO's less SFT's: {more}.",
+            f"The run's own model gives PPO's completions {beyond} beyond the others.",
+        ]
+    click.echo("\n".join(lines))
+
+
+def _row(label: str, one: Mapping[str, Any]) -> list[str]:
+    cells = [label, interval(one["accuracy"], digits=3), f"{one['ece']:.3f}" if "ece" in one else ""]
+    if one["ppo_score"] is None:
+        return cells
+    ranked = [f"{found['value']:.2f}" if found else "" for found in one["judge_correlation"].values()]
+    return [*cells, *ranked, f"{one['ppo_score']['value']:+.2f}"]

@@ -1,0 +1,237 @@
+"""`rlhf-zoo eval`: PPO of a recipe against its SFT policy, or any policy against any other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..errors import ZooError
+from ..modeling.chat import prompt_count
+from ..runs.settings.judge_names import check_judge_name
+from ..runs.settings.values import json_object
+from .common import (
+    FLAGS,
+    LM_EVAL,
+    TASKS,
+    columns_of,
+    command_line,
+    print_json,
+    run_flags,
+    run_options,
+    settle_hub,
+    table,
+    writing,
+)
+from .train import run_one
+
+#: Options of this command that a recipe's run has as keys, and those that only a policy has.
+KEYS = {"prompts": "evaluation.prompts", "samples": "evaluation.samples", "llm": "evaluation.llm"}
+OF_POLICIES = ("against", "reward", "split", "temperature", "max_new_tokens")
+OF_RUNS = ("namespace", "private", "patience", "resume", "restart", "overwrite_repo")
+#: Keys of a recipe that say the same of a policy.
+SHARED = ("dataset_name", "dataset_revision", "dataset_config", "columns", "seed")
+
+
+@click.command("eval", context_settings=FLAGS)
+@click.argument("subject", metavar="RECIPE|POLICY")
+@click.option("--against", help="Compare with this policy.  [default: the SFT policy of its run or card]")
+@click.option(
+    "--judge",
+    "judges",
+    multiple=True,
+    help="A judge, several times; the first is the headline's.  [default: that of its run, or classifier]",
+)
+@click.option("--llm", help='Settings of judges llm:MODEL, as JSON: \'{"price": [0.15, 0.6], "budget": 1}\'.')
+@click.option("--prompts", type=click.IntRange(min=1), help="So many held-out prompts.  [default: 200]")
+@click.option("--samples", type=click.IntRange(min=1), help="Completions a prompt.  [default: 3]")
+@click.option("--reward", help="The reward model; 'none' goes without.  [default: of its run or card]")
+@click.option("--split", help="Split of the prompts.  [default: what its training held out, else test]")
+@click.option("--temperature", type=float, help="[default: the policy's, of its training]")
+@click.option("--max_new_tokens", "--max-new-tokens", type=int, help="[default: the policy's, of its training]")
+@run_options
+@LM_EVAL
+@click.option("--json", "as_json", is_flag=True, help="Print evaluation.json.")
+@click.pass_context
+def evaluate(
+    ctx: click.Context, subject: str, judges: tuple[str, ...], llm: str | None, as_json: bool, **options: Any
+) -> None:
+    """Compare PPO with SFT on held-out prompts, or any policy with any other.
+
+    RECIPE is the last stage of its run. POLICY is NAMESPACE/NAME[@TAG], a model's folder, or a run directory of PPO;
+    the data set with its prompts is its run's or its card's, or --dataset_name. With --push_to_hub the figures go into
+    the policy's card.
+
+    \b
+    Judges: classifier (labeled texts of the data set), reward:MODEL (another reward model), reward:MODEL#LABEL (of a
+    classifier, the probability of one label), rule:REWARD (a reward function or verifier), llm:MODEL (at
+    OPENAI_BASE_URL, with the key OPENAI_API_KEY), votes:NAMESPACE/NAME (people's), pairs:MODULE:FUNCTION and
+    MODULE:FUNCTION (your own).
+
+    Any key of `rlhf-zoo recipes keys recipe` is a flag of a RECIPE; a POLICY takes --dataset_name, --dataset_revision,
+    --dataset_config, --columns and --seed (1).
+
+    \b
+    Example:
+      rlhf-zoo eval tiny-world --evaluation.samples 2
+      rlhf-zoo eval local/product-remarks-ppo --against local/product-remarks-sft --hub local
+    """
+    for judge in judges:
+        check_judge_name(judge)
+    given = {name: options.pop(name) for name in (*OF_POLICIES, "prompts", "samples")}
+    asked = None if llm is None else json_object(llm, option="--llm", example="'{\"budget\": 1}'")
+    if not _is_policy(subject, given):
+        wrong = next((name for name in OF_POLICIES if given[name] is not None), None)
+        if wrong is not None:
+            raise ZooError(f"--{wrong} is of a policy, and {subject} is a recipe: leave it out, or name a policy.")
+        flags = run_flags(ctx, subject, stage="eval")
+        flags["recipe"] |= _recipe_keys(judges, {**given, "llm": asked}, flags["recipe"])
+        folder = run_one(subject, "eval", flags, quietly=as_json, **options)
+        if as_json:
+            click.echo((folder / "evaluation.json").read_text(encoding="utf-8").rstrip())
+        return
+    wrong = "lm_eval" if ctx.meta[TASKS] is not None else next((name for name in OF_RUNS if options[name]), None)
+    if wrong is not None:
+        raise ZooError(f"--{wrong} is of a recipe's run, and {subject} is a policy: leave it out.")
+    shared = _shared(ctx)
+    asked_of = {"push_to_hub": options["push_to_hub"], "source": options["source_hub"]}
+    with settle_hub(options["hub"], **asked_of) as connected:
+        if options["push_to_hub"]:
+            if Path(subject).is_dir():
+                raise ZooError(
+                    f"{subject} is a folder, and --push_to_hub adds to the card of a published policy: name that."
+                )
+            from ..hub.client.publish import check_access
+
+            check_access(None, hub=connected)
+        try:
+            from ..pipeline.experiments import policy_eval as policies
+            from ..publishing.cards.report import slug
+            from ..runs.settings.evaluation import llm_config
+
+            against, reward = given.pop("against"), given.pop("reward")
+            chosen = {name: value for name, value in given.items() if value is not None}
+            if judges:
+                chosen["judges"] = judges
+            terms = policies.Terms(**chosen, **shared, llm=llm_config(asked or {}, "--llm"))
+            contest = policies.find_pair(subject, against=against, reward=reward, terms=terms, hub=connected)
+            folder = options["output_dir"] or Path("runs") / "eval" / slug(subject)
+            if folder.exists() and not folder.is_dir():
+                raise ZooError(f"{folder} is a file, so no figures can be kept in it: give another --output_dir.")
+            with writing(folder):
+                document = policies.evaluate(contest, terms, out=folder, command=command_line())
+        except KeyboardInterrupt:
+            note = (
+                " What a language model has answered is kept." if any(one.startswith("llm:") for one in judges) else ""
+            )
+            click.echo(f"Interrupted; no figures were written, and the same command begins anew.{note}", err=True)
+            ctx.exit(130)
+        if options["push_to_hub"]:
+            from ..hub.client.pull import split_revision
+            from ..publishing.cards.report import add_to_card
+
+            repo = split_revision(subject)[0]
+            commit = add_to_card(repo, folder, document, hub=connected)
+            click.echo(f"The evaluation is in the card of {repo} ({commit[:10]}).", err=True)
+    if as_json:
+        print_json(document)
+        return
+    _show(document)
+    click.echo(f"The figures are in {folder / 'evaluation.json'}, the completions and a plot beside it.")
+
+
+def _is_policy(subject: str, given: Mapping[str, Any]) -> bool:
+    if given["against"] is not None:
+        return True
+    path = Path(subject)
+    if path.is_dir():
+        return not (path / "recipe.yaml").is_file()
+    return "/" in subject and not subject.startswith(("-", ".", "/"))
+
+
+def _recipe_keys(judges: tuple[str, ...], given: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
+    """This command's options as keys of recipe.yaml. Raises ZooError where a key is given in both ways."""
+    found = {key: given[name] for name, key in KEYS.items() if given[name] is not None}
+    if judges:
+        found |= {"evaluation.judge": judges[0], "evaluation.judges": list(judges[1:])}
+        # The recipe's own name and description are of its own judge.
+        found |= {"evaluation.judge_name": None, "evaluation.judge_description": ""}
+    twice = next((key for key in found if key in flags), None)
+    if twice is not None:
+        raise ZooError(f"--{twice} is given, and by another option too: keep one.")
+    return found
+
+
+def _shared(ctx: click.Context) -> dict[str, Any]:
+    """The recipe's keys that say something of a policy. Raises ZooError for others."""
+    from ..plugins import did_you_mean
+    from ..runs.settings.parse import parse_flags
+    from ..runs.settings.values import coerce
+
+    flags = parse_flags(ctx.args)
+    bare = flags.pop("")
+    unknown = next((name for name in bare if name not in SHARED), None)
+    if unknown is None:
+        unknown = next((f"{stage}.{name}" for stage, keys in flags.items() for name in keys), None)
+    if unknown is not None:
+        near = did_you_mean(unknown, [*SHARED, *OF_POLICIES, "judge", "llm", "prompts", "samples"])
+        raise ZooError(f"--{unknown} is no option for a policy{near or ': `rlhf-zoo eval --help` lists them.'}")
+    try:
+        seed = {"seed": int(bare["seed"])} if "seed" in bare else {}
+    except (TypeError, ValueError) as error:
+        raise ZooError(f"--seed is {bare['seed']!r}: give a whole number.") from error
+    columns = {}
+    if "columns" in bare:
+        columns = {"columns": columns_of(bare["columns"], example="{prompt: question}")}
+    names = {name: str(bare[name]) for name in SHARED[:3] if name in bare}
+    if "dataset_config" in names:
+        names["dataset_config"] = coerce(names["dataset_config"], str | None) or ""
+    return {**names, **columns, **seed}
+
+
+def _show(document: Mapping[str, Any]) -> None:
+    from ..publishing.cards.markdown import estimate
+    from ..publishing.cards.report import FIGURES, answer_rows, unread
+
+    rows, apart = [], []
+    for key, title in FIGURES.items():
+        before, after = (document[side].get(key) for side in ("sft", "ppo"))
+        name = f"judge: {document['judge']['name']}" if key == "judge" else title
+        if after is not None:
+            rows.append([name, str(estimate(before)), str(estimate(after))])
+        if key in document["difference"]:
+            apart.append([name, str(estimate(document["difference"][key]))])
+    for what, before, after, difference in answer_rows(document["judges"]):
+        rows.append([what, str(estimate(before)), str(estimate(after))])
+        if difference is not None:
+            apart.append([what, str(estimate(difference))])
+    for name, found in document["judges"].items():
+        rows.append([f"win rate, by {name}", "", str(estimate(found["win_rate"]))])
+    for name, found in (document.get("votes") or {}).items():
+        won = found["win_rate"]
+        rows.append([f"win rate, by votes of {name}", "", str(estimate(won)) if won else "none"])
+    rows.append(["win rate at equal length", "", str(estimate(document["win_rate_at_equal_length"]))])
+    rows.append(["control: against itself, other seed", str(estimate(document["control"])), ""])
+    counted = prompt_count(document["prompts"], document["rows"])
+    table(
+        f"{document['policy']['name']} against {document['against']['name']}: {counted} prompts of the "
+        f"{document['split']} split, {document['samples_per_prompt']} completions a row, 95% intervals",
+        ["", "the other", "the policy"],
+        rows,
+    )
+    table("The policy less the other, paired by prompt", ["", "difference"], apart)
+    for found in (document.get("votes") or {}).values():
+        if found["problem"]:
+            click.echo(found["problem"], err=True)
+    for name, found in document["judges"].items():
+        unfit = (found.get("check") or {}).get("unfit")
+        if unfit:
+            click.echo(f"{name}: {unfit}", err=True)
+        if unreadable := unread(found):
+            click.echo(f"{name}: {unreadable}", err=True)
+        if found.get("is_training_reward") and not found.get("checks_answers"):
+            click.echo(
+                f"{name} is the policy's own reward: it says that training worked, not that it got better.", err=True
+            )

@@ -1,0 +1,78 @@
+"""`rlhf-zoo hub serve|status|token|env|export`: the embedded Hub."""
+
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from ..hub.server.cli import hub as embedded
+from .common import UserPath, check_repo, print_json, quiet_hub, settle_hub, table
+
+
+@click.command()
+@click.argument("repository")
+@click.option("--repo", required=True, help="Its name on the other Hub, USER/NAME.")
+@click.option("--to", "--hub", "to", help="Address of the other Hub.  [default: HF_ENDPOINT, or the Hugging Face Hub]")
+@click.option(
+    "--repo_type",
+    "--repo-type",
+    type=click.Choice(["model", "dataset", "space"]),
+    default="model",
+    show_default=True,
+    help="What the repository is.",
+)
+@click.option("--private/--public", default=None, help="Visibility there.  [default: as here]")
+@click.option("--root", type=UserPath(), help="Folder of the embedded Hub.  [default: $RLHF_ZOO_HOME/hub]")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def export(
+    repository: str, repo: str, to: str | None, repo_type: str, private: bool | None, root: Path | None, as_json: bool
+) -> None:
+    """Upload a repository of the embedded Hub to another Hub, with its history of commits, branches and tags.
+
+    Commits get new ids and dates there; the description of each names the commit that it was. Nothing inside the files
+    is changed: parents in rlhf_card.json and README.md are still named as on the embedded Hub. Run it again to go on
+    after an interruption, or to send what is new. A repository there that holds anything else is left alone.
+
+    \b
+    Example:
+      rlhf-zoo hub export local/tiny-world-ppo --repo USER/tiny-world-ppo
+      rlhf-zoo hub export local/tiny-world-data --repo_type dataset --repo USER/data --to https://hub.example.org
+    """
+    from ..hub.client.connect import REAL
+    from ..hub.client.export import export as export_repository
+    from ..hub.client.export import open_source
+    from ..hub.server.process import default_root
+
+    check_repo(repo, "USER/NAME")
+    address = to or os.environ.get("HF_ENDPOINT") or REAL
+    with (
+        open_source(root or default_root(), repository, repo_type) as source,
+        settle_hub(address, push_to_hub=True) as hub,
+    ):
+        from ..hub.client.publish import check_access
+
+        quiet_hub(bars=sys.stderr.isatty())
+        check_access(None, hub=hub)
+        done = export_repository(source, repo, private=private, say=lambda line: click.echo(line, err=True), hub=hub)
+    url = f"{hub.endpoint}/{'' if repo_type == 'model' else f'{repo_type}s/'}{repo}"
+    if as_json:
+        print_json({"repo": repo, "url": url, **asdict(done)})
+        return
+    names: dict[str, list[str]] = {}
+    for name, commit in [*done.branches.items(), *done.tags.items()]:
+        names.setdefault(commit, []).append(name)
+    rows = [[here, there, " ".join(names.get(there, []))] for here, there in done.commits.items()]
+    table("", [f"commit of {repository}", f"of {repo}", "branches and tags"], rows)
+    click.echo(f"{url} holds {repository}: {done.sent} commits were sent now, and the files of all tags are checked.")
+    if done.left_out:
+        click.echo(f"Left out, since no branch leads to their commits: the tags {', '.join(done.left_out)}.")
+    click.echo(
+        "Cards and rlhf_card.json inside still name parents and commits of the embedded Hub: the table above, and the "
+        "line Exported-From of each commit, say which commit that is now."
+    )
+
+
+# A group of its own: the embedded Hub's stands alone too.
+hub = click.Group("hub", commands={**embedded.commands, "export": export}, help=embedded.help)

@@ -1,0 +1,109 @@
+"""`rlhf-zoo lineage|reproduce`: what a published model came of, and whether it comes out again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from .common import SOURCE_HUB, TRUST, UserPath, command_line, console_of, print_json, quiet_hub, settle_hub
+
+if TYPE_CHECKING:
+    from rich.tree import Tree
+
+    from ..publishing.catalog.family import Node
+
+
+@click.command()
+@click.argument("repository", metavar="REPO[@REV]|FOLDER")
+@click.option("--hub", help="'local' or an address.")
+@SOURCE_HUB
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: a node with its parents.")
+def lineage(repository: str, hub: str | None, source_hub: str | None, as_json: bool) -> None:
+    """Draw what a model came of: SFT policy, reward model, data, base models, each at its commit.
+
+    Each line says what that model's card says: stage, recipe, step, and what it reached. A repository that is gone is
+    said in the tree.
+
+    \b
+    Example:
+      rlhf-zoo lineage local/tiny-world-ppo@best
+    """
+    with settle_hub(hub, push_to_hub=False, source=source_hub) as connected:
+        from ..publishing.catalog.lineage import find_family
+
+        root = find_family(repository, connected)
+        if as_json:
+            print_json(root.to_json())
+            return
+        console_of(160).print(_tree(root))
+
+
+def _tree(node: Node, above: Tree | None = None) -> Tree:
+    from rich.text import Text
+    from rich.tree import Tree
+
+    from ..publishing.catalog.family import draw
+
+    first, *rest = draw(node)
+    label = Text(first, style="bold" if above is None else "")
+    for line in rest:
+        label.append(f"\n{line}", style="not bold dim")
+    tree = Tree(label) if above is None else above.add(label)
+    for parent in node.parents:
+        _tree(parent, tree)
+    return tree
+
+
+@click.command()
+@click.argument("repository", metavar="REPO[@REV]|FOLDER")
+@click.option(
+    "--output_dir",
+    "--output-dir",
+    type=UserPath(),
+    help="Run here, and keep the run.  [default: runs/reproduce/NAMESPACE--NAME@REV]",
+)
+@click.option(
+    "--allow_import",
+    "--allow-import",
+    multiple=True,
+    metavar="NAME",
+    help="Import this corpus, preference or reward function, which only REPO names.",
+)
+@click.option("--hub", help="'local' or an address.")
+@SOURCE_HUB
+@TRUST
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: what was compared, and what differs.")
+def reproduce(
+    repository: str,
+    output_dir: Path | None,
+    allow_import: tuple[str, ...],
+    hub: str | None,
+    source_hub: str | None,
+    as_json: bool,
+) -> None:
+    """Make a published checkpoint again from its recipe.json, and compare weights and metrics.
+
+    Runs the one stage that made it, from the published checkpoints of the stages before, up to its step. Nothing is
+    published. An interrupted run is gone on with, and a finished one is compared again.
+
+    Exit code 0: weights and metrics are bit-equal. 1: they are not, and a table says where. 2: it could not be run.
+
+    \b
+    Example:
+      rlhf-zoo reproduce local/tiny-world-ppo@step-000010
+    """
+    with settle_hub(hub, push_to_hub=False, source=source_hub) as connected:
+        from ..pipeline.inspect import reproduce as reproducing
+
+        quiet_hub()  # the stage has bars of its own
+        document = reproducing.reproduce(
+            repository, hub=connected, directory=output_dir, allowed=allow_import, command=command_line()
+        )
+        if as_json:
+            print_json(document)
+        else:
+            reproducing.show(document, console_of(120))
+    if not document["bit_equal"]:
+        raise click.exceptions.Exit(1)

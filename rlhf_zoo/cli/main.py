@@ -1,0 +1,230 @@
+"""The command line. Nothing heavy is imported before a command runs, and the Hub is settled before that."""
+
+import contextlib
+import importlib
+import io
+import json
+import os
+import re
+import signal
+import sys
+import threading
+import time
+import warnings
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import click
+
+from .. import __version__
+from ..errors import ZooError
+from ..modeling import distributed
+from ..runs.registry import STAGES
+
+#: Where each command stands that is not a stage's: name -> module:attribute.
+COMMANDS = {
+    "ablate": "cli.ablate:ablate",
+    "baseline": "cli.baseline:baseline",
+    "card": "cli.publish:card",
+    "compare": "cli.compare:compare",
+    "doctor": "cli.train:doctor",
+    "ensemble": "cli.ensemble:ensemble",
+    "eval": "cli.evaluate:evaluate",
+    "hub": "cli.hub:hub",
+    "install-hf-extension": "cli.extension:install",
+    "lineage": "cli.lineage:lineage",
+    "new": "cli.new:new",
+    "plan": "cli.plan:plan",
+    "probe": "cli.probe:probe",
+    "pull": "cli.pull:pull",
+    "push": "cli.publish:push",
+    "recipes": "cli.recipes:recipes",
+    "smoke": "cli.smoke:smoke",
+    "sweep": "cli.sweep:sweep",
+    "reproduce": "cli.lineage:reproduce",
+    "run": "cli.train:run",
+    "space": "cli.space:space",
+    "trace": "cli.compare:trace",
+    "uninstall-hf-extension": "cli.extension:uninstall",
+    "zoo": "cli.zoo:zoo",
+}
+#: What gloo and NCCL say where the process at the other end is gone.
+LOST = re.compile(r"(?i)connection (closed|reset) by peer|broken pipe|remote process exited|gloo|nccl")
+#: Seconds in which the launcher ends the other processes of one that failed.
+GRACE = 15
+
+
+class Lazy(click.Group):
+    """A group whose commands are imported when they are named."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*COMMANDS, *STAGES])
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name in STAGES:
+            from .train import stage_command
+
+            return stage_command(STAGES[name])
+        if name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[name].partition(":")
+        return getattr(importlib.import_module(f"rlhf_zoo.{module}"), attribute)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]):
+        if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            from ..plugins import did_you_mean
+
+            hint = did_you_mean(args[0], self.list_commands(ctx)) or "; `rlhf-zoo --help` lists the commands."
+            raise ZooError(f"There is no command {args[0]!r}{hint}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="rlhf-zoo")
+def cli() -> None:
+    """The RLHF model zoo: one recipe command a stage, every checkpoint on the Hub with its reward and KL.
+
+    \b
+    Example:
+      rlhf-zoo run tiny-world
+      rlhf-zoo pull local/tiny-world-ppo@best
+    """
+
+
+def _sentence(error: click.ClickException) -> str:
+    """What click says in one or two sentences, as one that names the mend."""
+    first, _, rest = error.format_message().partition(". ")
+    sentence = first + (f", {rest[0].lower()}{rest[1:]}" if rest else "")
+    if sentence.endswith("?"):
+        return sentence
+    command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "rlhf-zoo"
+    return f"{sentence.rstrip('.')}: see `{command} --help`."
+
+
+def _of_the_user(error: BaseException) -> str | None:
+    """The sentence for what the system refused and a user can mend: a full disk, a path. None for a defect."""
+    from ..hub.client.refusals import is_disk_full
+
+    path = getattr(error, "filename", None)
+    if is_disk_full(error):
+        return f"The disk is full ({path or 'while writing'}): make room and run it again."
+    if isinstance(error, OSError) and path is not None:
+        return f"{str(path)[:200]} cannot be used ({error.strerror or error}): check the path and its permissions."
+    if isinstance(error, RuntimeError) and "home directory" in str(error):  # what pathlib says
+        return "There is no home directory to expand ~ to: set HOME and RLHF_ZOO_HOME, or write the path in full."
+    if distributed.count() > 1 and isinstance(error, RuntimeError) and LOST.search(str(error)):
+        return "Another process of this command ended: the same command goes on from the last checkpoint."
+    return None
+
+
+def _nobody_reads() -> bool:
+    """Whether the reader of what is printed is gone, as `| head` leaves it."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains as it ends
+        return True
+    return False
+
+
+def _as_ctrl_c(process: int, number: int, frame: FrameType | None) -> None:
+    """What SIGTERM does to `process`, by which schedulers take machines back; a child that inherits this just ends."""
+    if os.getpid() != process:
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    raise KeyboardInterrupt
+
+
+def _fail(sentence: str) -> NoReturn:
+    """Of several processes the first one says what is wrong, once: the launcher then ends the others, which wait.
+
+    The launcher prints a summary behind that, which nothing turns off; the sentence stands in it as the cause.
+    """
+    _after_the_first()
+    click.echo(f"Error: {sentence}", err=True)
+    if distributed.started() > 1 and (cause := os.environ.get("TORCHELASTIC_ERROR_FILE")):
+        with contextlib.suppress(OSError):
+            Path(cause).write_text(json.dumps({"message": f"Error: {sentence}", "timestamp": int(time.time())}))
+    sys.exit(2)
+
+
+def _after_the_first() -> None:
+    if distributed.rank() > 0:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        time.sleep(GRACE)
+
+
+def _as_sentence(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """Of a warning, without the line of code that gave it."""
+    return f"Warning: {message}\n"
+
+
+def main() -> None:
+    """Exit codes: 0; 2 what a user can mend; 1 a defect, with its traceback, or a closed stdout; 130 after Ctrl-C.
+
+    SIGTERM is Ctrl-C: what runs is saved, and what was opened is closed.
+    """
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, partial(_as_ctrl_c, os.getpid()))
+    if distributed.started() > 1:
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP's advice to developers
+    if not sys.warnoptions:
+        # What libraries tell their developers, and that this machine has no accelerator, are no user's concern. Nothing
+        # here writes into what a sharded model returns.
+        told = (
+            (DeprecationWarning, ""),
+            (FutureWarning, ""),
+            (UserWarning, ".*pin_memory"),
+            (UserWarning, "FSDP2-wrapped"),
+        )
+        for category, message in told:
+            warnings.filterwarnings("ignore", message, category)
+    warnings.formatwarning = _as_sentence
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # β in the C locale
+    try:
+        for word in sys.argv[1:]:
+            if any("\ud800" <= character <= "\udfff" for character in word):
+                raise ZooError(
+                    f"The argument {os.fsencode(word)!r} is not UTF-8: rename the file, or mend the argument."
+                )
+        code = cli.main(prog_name="rlhf-zoo", standalone_mode=False)
+        if _nobody_reads():
+            sys.exit(1)
+        sys.exit(code if isinstance(code, int) else 0)
+    except ZooError as error:
+        _fail(str(error))
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        sys.exit(2)
+    except click.ClickException as error:
+        _fail(_sentence(error))
+    except (KeyboardInterrupt, click.Abort):
+        if distributed.rank() == 0:
+            click.echo("Interrupted; the same command goes on from what is saved.", err=True)
+        sys.exit(130)
+    except Exception as error:
+        if isinstance(error, BrokenPipeError) and _nobody_reads():
+            sys.exit(1)
+        sentence = _of_the_user(error)
+        if sentence is None:
+            _after_the_first()
+            raise
+        _fail(sentence)
+
+
+def hf_main() -> None:
+    """`hf rlhf-zoo`: `main`, with the time to save after Ctrl-C that `hf` would not give it."""
+    from ..hub.client.extension import foreground
+
+    with foreground():
+        main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""`rlhf-zoo plan`: the memory that a recipe needs, what would make it fit, and how long an update takes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..errors import ZooError
+from .common import FLAGS, SOURCE_HUB, print_json, quiet_hub, run_flags, settle_hub, table
+
+if TYPE_CHECKING:
+    from ..hub.client.connect import Hub
+    from ..pipeline.plan.plan import Plan
+    from ..runs.recipe import Recipe
+
+COLUMNS = ("weights", "gradients", "optimizer", "activations", "cache", "logits", "process")
+
+
+@contextlib.contextmanager
+def looking_hub(asked: bool, source: str | None) -> Iterator[Hub]:
+    """The Hubs that a command which publishes nothing looks on: those that `rlhf-zoo run` asks without --hub.
+
+    Args:
+        asked: Whether the recipe names anything that lies on a Hub; else none is started.
+        source: What --source_hub says.
+    """
+    from ..hub.client.connect import CLIENT
+
+    with settle_hub(None, push_to_hub=False, source=source) if asked else contextlib.nullcontext(CLIENT) as hub:
+        quiet_hub()
+        yield hub
+
+
+@click.command(context_settings=FLAGS)
+@click.argument("recipe")
+@click.option("--gpu", help="h100:8, rtx4090, 24gb:2, cpu, …  [default: this machine's, else the recipe's]")
+@click.option("--lora", is_flag=True, help="As if every stage trained LoRA adapters, on weights in bfloat16.")
+@click.option("--load_in_4bit", "--load-in-4bit", is_flag=True, help="And as if these weights were held in 4 bits.")
+@click.option("--prompt_length", "--prompt-length", type=click.IntRange(min=1), help="Tokens of the longest prompt.")
+@SOURCE_HUB
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def plan(
+    ctx: click.Context,
+    recipe: str,
+    gpu: str | None,
+    lora: bool,
+    load_in_4bit: bool,
+    prompt_length: int | None,
+    source_hub: str | None,
+    as_json: bool,
+) -> None:
+    """Say what a recipe needs: memory of each device by phase, the smallest change that makes it fit, and time.
+
+    Nothing is trained and no weights are loaded. Keys of the recipe are flags, as in `rlhf-zoo run`.
+
+    \b
+    Example:
+      rlhf-zoo plan tldr-pythia-6.9b --gpu h100:8 --sft.fsdp2 true --reward.fsdp2 true --ppo.fsdp2 true
+    """
+    flags = run_flags(ctx, recipe, names=False)
+    from ..pipeline.plan.devices import here, parse_device
+
+    device = None if gpu is None else parse_device(gpu)  # a mistake in it is told at once
+    from ..pipeline.plan.plan import LORA, make_plan, models_elsewhere
+    from ..runs.recipe import load_recipe
+    from ..runs.registry import STAGES
+    from ..runs.settings.key_classes import obeyed
+
+    found = load_recipe(recipe)
+    for stage in found.stages:
+        if lora or load_in_4bit:
+            flags[stage] = {**LORA, **flags[stage]}
+        if load_in_4bit and "load_in_4bit" in STAGES[stage].model_keys:
+            flags[stage]["load_in_4bit"] = True
+    assumed: list[str] = []
+    if device is None:
+        device = here()
+        if device.cpu and found.zoo.get("gpu"):
+            device = parse_device(found.zoo["gpu"])
+    if device == parse_device(found.zoo.get("gpu", "cpu")) and not lora:
+        for stage, named in (found.zoo.get("gpu_flags") or {}).items():
+            keys = obeyed(found, stage, named)
+            assumed += [f"{stage}.{key} {json.dumps(keys[key])}, as the recipe's zoo.yaml says for {device}"
+                        for key in keys if key not in flags[stage]]  # fmt: skip
+            flags[stage] = {**keys, **flags[stage]}
+    with looking_hub(models_elsewhere(found, flags), source_hub) as hub:
+        made = make_plan(found, device, flags, prompt=prompt_length, hub=hub)
+    made = replace(made, assumed=[*made.assumed, *assumed])
+    if as_json:
+        print_json(made.to_json())
+        return
+    show(made)
+
+
+def show(made: Plan) -> None:
+    """Prints a plan: a table of the phases of each stage, of its models, and what does not fit."""
+    from ..pipeline.plan.plan import gib, seconds
+
+    click.echo(f"{made.recipe} on {made.device}: GiB on each device\n")
+    for stage in made.stages:
+        rows = [
+            [
+                f"{name}{' ←' if name == stage.worst else ''}",
+                *(gib(getattr(need, one)) for one in COLUMNS),
+                gib(need.total),
+            ]
+            for name, need in stage.phases.items()
+        ]
+        about = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in stage.about.items())
+        table(f"{stage.stage}: {about}", ["phase", *COLUMNS, "in all"], rows)
+        table(f"{stage.stage}: models", ["model", "weights", "gradients", "optimizer", "in all"], [
+            [name, *(gib(getattr(one, part)) for part in ("weights", "gradients", "optimizer")), gib(one.total)]
+            for name, one in stage.models.items()
+        ])  # fmt: skip
+    for stage in made.stages:
+        fits = f"{stage.stage} needs {gib(stage.peak)} of {made.device.room:.1f} GiB that a plan may fill"
+        if stage.stage not in made.changes:
+            click.echo(f"Fits: {fits}.")
+            continue
+        change = made.changes[stage.stage]
+        mend = (
+            "no key makes it fit: take more or larger devices"
+            if change is None
+            else f"the smallest change that makes it fit is {change} ({gib(change.peak)} GiB)"
+        )
+        click.echo(f"DOES NOT FIT: {fits}; {mend}.")
+    for stage in made.stages:
+        spent, unit = made.durations[stage.stage], "an update" if stage.stage == "ppo" else "a step"
+        if spent is None:
+            click.echo(f"Seconds of {stage.stage}: not known, as nothing was measured on such a device.")
+            continue
+        parts = ", ".join(f"{name} {seconds(value)}" for name, value in spent.seconds.items() if value)
+        in_all = made.in_all(stage.stage)
+        click.echo(
+            f"Seconds of {stage.stage}: about {seconds(spent.total)} {unit} of the longest texts{in_all}: {parts}; "
+            f"{spent.said}."
+        )
+    for one in made.assumed:
+        click.echo(f"Assumed: {one}.")
+
+
+def say(recipe: Recipe, flags: Mapping[str, Mapping[str, Any]], *, hub: Hub, stage: str | None = None) -> None:
+    """The plan of a command that is about to train, in one line on the error stream. It refuses nothing.
+
+    hub: where the command finds models. stage: the only one that is to run.
+    """
+    from ..modeling import distributed
+    from ..pipeline.plan.devices import here
+    from ..pipeline.plan.plan import make_plan
+    from ..runs.settings.key_classes import obeyed
+
+    chosen = list(recipe.stages) if stage is None else [stage]
+    keys = {name: {**obeyed(recipe, name, recipe.stages[name]), **flags.get(name, {})} for name in chosen}
+    on_cpu = any(each.get("use_cpu") for each in keys.values())
+    try:
+        device = replace(here(use_cpu=on_cpu), count=distributed.count())
+        click.echo(make_plan(recipe, device, flags, stages=chosen, mends=False, hub=hub).line, err=True)
+    except ZooError as error:
+        click.echo(f"No plan: {error}", err=True)

@@ -1,0 +1,122 @@
+"""`rlhf-zoo probe`: anybody's rollouts against the SFT model's, by the probes and the verdict's rule."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ..errors import ZooError
+from .common import SOURCE_HUB, TRUST, UserPath, console_of, print_json, settle_hub, table
+
+if TYPE_CHECKING:
+    from ..evaluation.probes import Completions
+
+
+@click.command()
+@click.argument("completions", type=UserPath(exists=True, dir_okay=False))
+@click.option(
+    "--against",
+    required=True,
+    type=UserPath(exists=True, dir_okay=False),
+    help="Completions of the SFT model for the same prompts, as another file.",
+)
+@click.option("--model", help="The SFT model, a folder or NAMESPACE/NAME[@TAG]: two probes read its log-probabilities.")
+@click.option(
+    "--verifiable",
+    is_flag=True,
+    help="The reward is a program that checks answers: it is its own judge, and may acquit.",
+)
+@click.option("--hub", help="'local' or an address.")
+@SOURCE_HUB
+@TRUST
+@click.option("--seed", type=int, default=1, show_default=True, help="Of permutations and intervals.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def probe(
+    completions: Path,
+    against: Path,
+    model: str | None,
+    verifiable: bool,
+    hub: str | None,
+    source_hub: str | None,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Probe a policy's completions for a hacked reward, beside those of its SFT model, and give the verdict.
+
+    COMPLETIONS is a file of JSON lines with prompt and completion, as TRL, OpenRLHF or verl write them (input and
+    output will do), and where there are any reward (or score), judge, and logprobs of the tokens under the SFT model.
+
+    \b
+    Example:
+      rlhf-zoo probe rollouts.jsonl --against sft.jsonl --model ./sft-model
+    """
+    from ..evaluation.rollouts import probe_rollouts, read_rollouts, same_columns
+
+    ours, theirs = read_rollouts(completions), read_rollouts(against)
+    if not set(ours.prompts) & set(theirs.prompts):
+        raise ZooError(f"{completions} and {against} share no prompt: sample both for the same prompts.")
+    same_columns(completions, ours, against, theirs, logprobs=model is None)
+    if model is not None:
+        ours, theirs = _under(model, hub, source_hub, ours, theirs, seed)
+    found = probe_rollouts(ours, theirs, verifiable=verifiable, seed=seed)
+    if as_json:
+        print_json(found.to_json())
+        return
+    rows = [
+        [one.family, f"{one.effect:.3g}", f"{one.least:.3g}", f"{one.p:.3g}", "yes" if one.present else "", one.meaning]
+        for one in found.report.probes
+    ]
+    hints = {
+        family: ": give --model" if "needs the SFT model" in why else "" for family, why in found.report.skipped.items()
+    }
+    rows += [[family, "", "", "", "", why + hints[family]] for family, why in found.report.skipped.items()]
+    table("", ["probe", "effect", "counts from", "p", "present", "what it says"], rows)
+    console = console_of(160)
+    lines = [
+        f"Verdict: {found.verdict.text}, on {_count(found.prompts, 'prompt')}.",
+        *map("- {}".format, found.verdict.reasons),
+    ]
+    if found.split_half is not None:
+        low, high = found.split_half.ci95
+        lines.append(
+            f"- The judge's scores of one half of the samples and of the other have a rank correlation of "
+            f"{found.split_half.value:.2f} [{low:.2f}, {high:.2f}]; a coin's have 0."
+        )
+    if any(found.left_out):
+        files = zip(found.left_out, (ours, theirs), (completions, against), strict=True)
+        left = " and ".join(f"{number} of {_count(len(one), 'line')} of {path}" for number, one, path in files)
+        lines.append(f"- Left out, since only one file has their prompt: {left}.")
+    for line in lines:
+        console.print(line, highlight=False, markup=False)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _under(
+    model: str, hub: str | None, source_hub: str | None, ours: Completions, theirs: Completions, seed: int
+) -> tuple[Completions, Completions]:
+    """With log-probabilities under the SFT model, and how much likelier it finds a text after its own prompt."""
+    from ..evaluation.text_logprobs import dependence, logprobs_under
+    from ..hub.client.refs import resolve
+    from ..modeling.chat import completion_ids
+    from ..modeling.loading import load_tokenizer
+    from ..modeling.models import load_causal
+
+    with settle_hub(hub, push_to_hub=False, source=source_hub) as where:
+        path = resolve(model, where).path
+        sft, tokenizer = load_causal(path).eval(), load_tokenizer(path)
+    found = []
+    for one in (ours, theirs):
+        written = zip(one.prompts, one.texts, strict=True)
+        tokens = [completion_ids(prompt, text, tokenizer) for prompt, text in written]
+        rated = logprobs_under(sft, tokenizer, one.prompts, tokens)
+        own = [sum(row) for row in rated]
+        found.append(
+            replace(one, logprobs=rated, dependence=dependence(sft, tokenizer, one.prompts, tokens, own, seed=seed))
+        )
+    return found[0], found[1]

@@ -1,0 +1,106 @@
+"""`rlhf-zoo card|push`: from a run directory to its cards and the Hub."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..errors import ZooError
+from ..runs.registry import STAGES
+from .common import OVERWRITE, TRUST_RUN, UserPath, run_context, stage_directories, writing
+
+
+@click.command()
+@click.argument("run", type=UserPath())
+@click.option("--step", type=int, help="Describe the state at this step.  [default: the end]")
+def card(run: Path, step: int | None) -> None:
+    """Write the card of a stage's directory, or of each stage of a run, from that directory alone.
+
+    \b
+    Example:
+      rlhf-zoo card runs/demo/ppo
+    """
+    from ..publishing.cards.card import make_card
+
+    for stage in stage_directories(run):
+        # A stage lies in the directory of its run, where training holds the lock.
+        with writing(stage.absolute().parent if stage.name in STAGES else stage):
+            click.echo(str(make_card(stage, step=step)))
+
+
+@click.command()
+@click.argument("run", type=UserPath())
+@click.option("--resume", is_flag=True, help="Send what the run was to publish, to where it was to go.")
+@click.option("--hub", help="'local' or an address.  [default: as for the training commands]")
+@click.option("--namespace", help="Publish under this name.  [default: local, or the token's owner]")
+@click.option("--private", is_flag=True, help="Make repositories private.")
+@click.option(
+    "--patience", type=click.FloatRange(min=0), help="Wait so many seconds for a Hub that fails.  [default: 180]"
+)
+@OVERWRITE
+@TRUST_RUN
+@click.option("--base", "named", help="Where the model is published that LoRA adapters lie on, if it lay in a folder.")
+def push(
+    run: Path, resume: bool, hub: str | None, namespace: str | None, private: bool, named: str | None, **options: Any
+) -> None:
+    """Send what a run saved and the Hub has not yet, in the order it was saved, with its cards.
+
+    With --resume: the stages that were to be published, to the Hub and the namespace of that time.
+
+    \b
+    Example:
+      rlhf-zoo push runs/demo --hub local
+      rlhf-zoo push --resume runs/demo
+    """
+    from ..hub.client.run_signature import FLAG
+    from ..pipeline.experiments.ablate import ablation_of
+    from ..runs.recipe import Recipe
+    from ..runs.record import StageRecord
+    from ..runs.rounds import round_of
+
+    folders = [stage for stage in stage_directories(run) if stage.name in STAGES]
+    if not folders:
+        raise ZooError(
+            f"{run} holds nothing that is published: give the directory of a run, or of its {' or '.join(STAGES)}."
+        )
+    documents = [StageRecord(folder).read() for folder in folders]
+    if resume:
+        place = next((document["publish"] for document in documents if document.get("publish")), None)
+        if place is None:
+            raise ZooError(f"{run} was not to be published: leave --resume out, and say where to with --hub.")
+        elsewhere = "://" in str(place["hub"])  # where a token would be sent
+        if elsewhere and not all(StageRecord(folder).is_own() for folder in folders):
+            raise ZooError(
+                f"{run} was not written by your rlhf-zoo, or was changed since, and names {place['hub']} as the Hub to "
+                f"send to: leave --resume out and say where to with --hub, or add {FLAG} if you trust this run."
+            )
+        if hub not in (None, place["hub"]) or namespace not in (None, place["namespace"]):
+            raise ZooError(
+                f"--resume sends {run} to where it was to go, {place['namespace']} on {place['hub']}: leave "
+                "--resume out to send all of it elsewhere."
+            )
+        hub, namespace, private = place["hub"], place["namespace"], private or place["private"]
+    root = folders[0].parent
+    with run_context(
+        Recipe(documents[0]["recipe"], root, {}, {}),
+        {},
+        output_dir=root,
+        hub=hub,
+        push_to_hub=True,
+        namespace=namespace,
+        private=private,
+        stages=None if resume else tuple(folder.name for folder in folders),
+        again=not resume,
+        **(ablation_of(root) or round_of(root)),
+        **options,
+    ) as (context, publisher):
+        assert publisher is not None
+        if named is not None:
+            from ..publishing.adapters import name_base
+
+            name_base(context, [folder.name for folder in folders], named)
+        publisher.drain()
+        for folder in folders:
+            repo = StageRecord(folder).read().get("repo") or {}
+            if repo.get("id") == context.repo(folder.name):
+                click.echo(f"{repo['id']}: {', '.join(repo['tags']) or 'nothing to send'}")

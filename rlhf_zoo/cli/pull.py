@@ -1,0 +1,98 @@
+"""`rlhf-zoo pull`: a checkpoint from the Hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ..errors import ZooError
+from .common import UserPath, print_json, settle_hub, table
+
+if TYPE_CHECKING:
+    from ..hub.client.connect import Hub
+    from ..hub.client.pull import Pulled
+
+_SHOWN = 5
+
+
+@click.command()
+@click.argument("repository", metavar="REPOSITORY[@REVISION]")
+@click.option("--output_dir", "--output-dir", type=UserPath(), help="Put the files here.")
+@click.option("--list", "listing", is_flag=True, help="Show its checkpoints with reward and KL; fetch nothing.")
+@click.option("--hub", help="'local' or an address.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def pull(repository: str, output_dir: Path | None, listing: bool, hub: str | None, as_json: bool) -> None:
+    """Fetch a checkpoint and print where it lies.
+
+    REVISION is a branch, a tag such as best, a commit, or a step: step-40, or 40 unless a branch or tag is called that.
+    Without one it is main. An interrupted download goes on where it stopped, and each file is checked against the
+    Hub's checksums. --output_dir is new, empty, or of an earlier pull of the same repository.
+
+    \b
+    Example:
+      rlhf-zoo pull local/tiny-world-ppo@step-40 --hub local
+      rlhf-zoo pull local/tiny-world-ppo --list --hub local
+    """
+    if listing and output_dir is not None:
+        raise ZooError("--list fetches nothing: leave out --output_dir.")
+    if listing and "@" in repository:
+        raise ZooError(f"--list shows all checkpoints: write {repository.partition('@')[0]} without a revision.")
+    with settle_hub(hub, push_to_hub=False) as connected:
+        if listing:
+            _list(repository, connected, as_json)
+            return
+        from ..hub.client.pull import fetch
+        from ..hub.client.refusals import after_waiting
+
+        pulled = after_waiting(lambda: fetch(repository, output_dir, hub=connected), hub=connected.name)
+        _tell(pulled)
+        if not as_json:
+            click.echo(str(pulled.path))
+            return
+        names = ("repo", "revision", "commit", "path", "files", "bytes", "mended", "others")
+        document = {name: getattr(pulled, name) for name in names}
+        files = [{name: getattr(file, name) for name in ("path", "size", "sha256")} for file in pulled.files]
+        print_json({**document, "path": str(pulled.path), "files": files}, ascii_only=True)
+
+
+def _tell(pulled: Pulled) -> None:
+    """What the user should know beside the path, on stderr."""
+    if pulled.unanswered is not None:
+        click.echo(f"The Hub does not answer ({pulled.unanswered}): this is the copy in the cache.", err=True)
+    if pulled.mended:
+        click.echo(f"Had other content than this revision's, and fetched again: {_some(pulled.mended)}", err=True)
+    if pulled.others:
+        click.echo(f"Not of this revision, and left alone: {_some(pulled.others)}", err=True)
+
+
+def _some(names: list[str]) -> str:
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _list(repo: str, hub: Hub, as_json: bool) -> None:
+    from rich.markup import escape
+
+    from ..publishing.cards.markdown import number
+    from ..publishing.catalog.index import checkpoints
+
+    found = checkpoints(repo, hub)
+    if as_json:
+        print_json(found, ascii_only=True)
+        return
+    rows = found["checkpoints"]
+    metrics = list(dict.fromkeys(name for row in rows for name in row["metrics"]))
+    title = ", ".join(filter(None, (repo, found["stage"], found["recipe"] and f"recipe {found['recipe']}")))
+    table(escape(title), ["revision", "step", *map(escape, metrics), "commit", "date", "also"], [
+        [
+            row["revision"],
+            "" if row["step"] is None else str(row["step"]),
+            *(str(number(row["metrics"][name])) if name in row["metrics"] else "" for name in metrics),
+            row["commit"][:10],
+            (row["date"] or "")[:10],
+            " ".join(row["also"]),
+        ]
+        for row in rows
+    ])  # fmt: skip

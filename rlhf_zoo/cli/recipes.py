@@ -1,0 +1,199 @@
+"""`rlhf-zoo recipes list|show|copy|validate|keys`."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..runs.registry import STAGES
+from .common import FLAGS, SOURCE_HUB, UserPath, print_json, run_flags, table
+from .plan import looking_hub
+
+if TYPE_CHECKING:
+    from ..hub.client.connect import Hub
+    from ..runs.recipe import Recipe
+    from ..runs.settings.parse import RecipeConfig, StageSettings
+
+
+@click.group()
+def recipes() -> None:
+    """List, show, copy and check recipes.
+
+    \b
+    Example:
+      rlhf-zoo recipes list
+    """
+
+
+@recipes.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--readme", type=UserPath(), help="Put a table of ours between the markers of this file.")
+def recipes_list(as_json: bool, readme: Path | None) -> None:
+    """The recipes that come with the package, and those of other packages, by what they need.
+
+    \b
+    Example:
+      rlhf-zoo recipes list --json
+    """
+    from ..runs.recipe_table import HARDWARE, others, shelf, with_shelf
+
+    if readme is not None:
+        readme.write_text(with_shelf(readme.read_text(encoding="utf-8")), encoding="utf-8")
+        return
+    more, left_out = others()
+    rows = [*shelf(), *more]
+    for sentence in left_out:
+        click.echo(f"Warning: {sentence}", err=True)
+    if as_json:
+        print_json([asdict(row) for row in rows])
+        return
+    for hardware in HARDWARE:
+        some = [row for row in rows if row.hardware == hardware]
+        table(hardware[0].upper() + hardware[1:], ["recipe", "stages", "data", "memory", "description"], [
+            [row.name, " ".join(row.stages), row.data + (" (simulated)" if row.simulated else ""), row.memory,
+             row.description + (f" (package {row.package})" if row.package else "")]
+            for row in some
+        ])  # fmt: skip
+
+
+@recipes.command("show")
+@click.argument("recipe")
+def recipes_show(recipe: str) -> None:
+    """Print a recipe's files.
+
+    \b
+    Example:
+      rlhf-zoo recipes show tiny-world
+    """
+    from ..runs.recipe import load_recipe
+
+    found = load_recipe(recipe)
+    for name in ("recipe", *found.stages):
+        for path in found.sources(name):
+            of = "" if path.parent == found.folder else f"{path.parent.name}/"
+            click.echo(f"# {of}{path.name}\n{path.read_text(encoding='utf-8').rstrip()}\n")
+
+
+@recipes.command("copy")
+@click.argument("recipe")
+@click.argument("target", type=UserPath())
+def recipes_copy(recipe: str, target: Path) -> None:
+    """Copy a recipe, to edit it.
+
+    \b
+    Example:
+      rlhf-zoo recipes copy tiny-world my-recipe
+    """
+    from ..runs.recipe import copy_recipe
+
+    click.echo(f"{copy_recipe(recipe, target)} is yours: edit it, then `rlhf-zoo run {shlex.quote(str(target))}`.")
+
+
+@recipes.command("validate", context_settings=FLAGS)
+@click.argument("recipe")
+@SOURCE_HUB
+@click.pass_context
+def recipes_validate(ctx: click.Context, recipe: str, source_hub: str | None) -> None:
+    """Check every key of a recipe, flags and the names of reward functions, without training.
+
+    Of data in files here it looks at every row; of data and models of a Hub at the columns, the first row and the
+    context, where the Hub answers, and else it says so.
+
+    \b
+    Example:
+      rlhf-zoo recipes validate tiny-world --ppo.kl_coef 0.2
+    """
+    _validate(recipe, run_flags(ctx, recipe), source_hub)
+
+
+def _validate(recipe: str, flags: dict[str, dict[str, Any]], source_hub: str | None) -> None:
+    from ..runs.checks.models import on_a_hub
+    from ..runs.parents import check_parents
+    from ..runs.recipe import load_recipe
+    from ..runs.settings.loading import check_installed
+    from ..runs.settings.parse import recipe_config, stage_settings
+
+    found = load_recipe(recipe)
+    shared, checked = recipe_config(found, flags["recipe"]), {}
+    for stage in found.stages:
+        settings = stage_settings(found, stage, flags[stage], shared_flags=flags["recipe"], output_dir=Path("runs"))
+        checked[stage] = settings
+        check_installed(settings)
+        if stage == "ppo":
+            from ..pipeline.stages.ppo import reward_functions
+
+            reward_functions(settings)
+    if "ppo" in checked:
+        check_parents(found, checked["ppo"])
+    with looking_hub(on_a_hub(found, shared, checked), source_hub) as hub:
+        _look_on(hub, found, shared, checked)
+
+
+def _look_on(hub: Hub, found: Recipe, shared: RecipeConfig, checked: dict[str, StageSettings]) -> None:
+    """What of a recipe can be checked only with a look at its models and data."""
+    from ..evaluation.judges.named import check_names, needing_labels
+    from ..evaluation.lm_eval import check_tasks
+    from ..hub.client.refusals import reason
+    from ..runs.checks.models import check_label, check_response_length, check_tokenizers, cut_by_sft, named_models
+    from ..runs.checks.splits import check_forms, check_labeled, check_own_pairs
+    from ..runs.judge import with_judge
+
+    last = hub.source or hub  # the one that is asked last
+    silence = last.silence()
+    if silence is not None:  # asked once, not for each name
+        last = replace(last, offline=True)
+        hub = last if hub.source is None else replace(hub, source=last)
+    unseen = {f"the columns of {name}": why for name, why in check_forms(shared, checked, hub, every_row=True).items()}
+    models = named_models(checked, hub, leniently=True)
+    unseen |= {f"the context of {one.name}": one.unseen for one in models.values() if one.unseen is not None}
+    if "ppo" in checked:
+        check_label(models, checked["ppo"])
+        check_tokenizers(models, checked["ppo"])
+        check_response_length(shared, checked["ppo"], models.get("policy"))
+        names = with_judge(shared.evaluation, checked["ppo"]).names
+        check_names(names, shared.evaluation.asked_llm, hub=None)
+        if "classifier" in names:
+            with needing_labels():
+                unseen |= {f"the labels of {name}": why for name, why in check_labeled(shared, hub).items()}
+        check_tasks(shared.evaluation.lm_eval)
+        unseen |= {f"the pairs of {name}": why for name, why in check_own_pairs(found, shared, hub).items()}
+    cut = cut_by_sft(shared, checked["sft"], models.get("policy"), hub) if "sft" in checked else None
+    click.echo(f"{found.name} is valid: {', '.join(found.stages)}.")
+    if cut is not None and cut.cut:
+        click.echo(f"Of the stage sft {cut.line}.")
+    if unseen:
+        why = next(iter(unseen.values())) if silence is None else f"it does not answer: {reason(silence)}"
+        click.echo(
+            f"Not looked at: {', '.join(unseen)}, which {last.address} does not show ({why}); --source_hub names "
+            "another Hub."
+        )
+
+
+@recipes.command("keys")
+@click.argument("stage", type=click.Choice(["recipe", *STAGES]))
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def recipes_keys(stage: str, as_json: bool) -> None:
+    """Every key that a stage takes, in its YAML or as a flag.
+
+    \b
+    Example:
+      rlhf-zoo recipes keys ppo
+    """
+    from ..runs.settings.declared import declared_keys
+    from ..runs.settings.parse import recipe_keys
+
+    if stage == "recipe":
+        keys = {name: (str(getattr(hint, "__name__", hint)), *rest) for name, (hint, *rest) in recipe_keys().items()}
+    else:
+        keys = {name: (key.type, key.default, key.help) for name, key in declared_keys(stage).items()}
+    rows = [
+        [name, kind, str(default), " ".join(meaning.split())] for name, (kind, default, meaning) in sorted(keys.items())
+    ]
+    if as_json:
+        print_json([dict(zip(("key", "type", "default", "help"), row, strict=True)) for row in rows])
+        return
+    table(f"Keys of {stage}", ["key", "type", "default", "meaning"], rows)

@@ -1,0 +1,123 @@
+"""`rlhf-zoo space deploy`: the comparison page as a Space of a Hub."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..errors import ZooError
+from .common import SOURCE_HUB, check_repo, quiet_hub, settle_hub
+
+if TYPE_CHECKING:
+    from ..app.space.deploy import Deployed
+    from ..app.space.files import SpaceModels
+    from ..hub.client.connect import Hub
+
+
+@click.command()
+@click.argument("ppo")
+@click.option("--repo", help="The Space, NAMESPACE/NAME.  [default: local or the token's owner, NAME-compare]")
+@click.option("--sft", help="The SFT model.  [default: from the PPO checkpoint's lineage]")
+@click.option("--reward", help="The reward model.  [default: from the lineage]")
+@click.option("--votes", metavar="NAMESPACE/NAME", help="The data set for blind votes.  [default: none are kept]")
+@click.option(
+    "--ablation",
+    metavar="REPO",
+    multiple=True,
+    help="Another run from the same SFT checkpoint; again for more, PPO itself for none.  [default: found by recipe]",
+)
+@click.option("--private/--public", default=None, help="Who sees it.  [default: private if one of its models is]")
+@click.option("--hub", help="'local' or an address.")
+@SOURCE_HUB
+def deploy(
+    ppo: str,
+    repo: str | None,
+    ablation: tuple[str, ...],
+    private: bool | None,
+    hub: str | None,
+    source_hub: str | None,
+    **given: Any,
+) -> None:
+    """Make or update a Space with the comparison page: SFT and PPO side by side, with rewards and KL.
+
+    In one commit, with the models at the commits that they have now. Where the account may have no Gradio Space, it
+    becomes a static page of completions that are drawn here.
+
+    \b
+    Example:
+      rlhf-zoo space deploy local/tiny-world-ppo --hub local
+      rlhf-zoo space deploy USER/NAME-ppo@best --repo USER/compare --votes USER/votes --hub https://huggingface.co
+    """
+    if repo is not None:
+        check_repo(repo, "NAMESPACE/NAME")
+    with settle_hub(hub, push_to_hub=True, source=source_hub) as connected:
+        from ..app.space.deploy import deploy as deploy_space
+        from ..app.space.files import find_models, with_runs
+        from ..hub.client.publish import check_access
+
+        quiet_hub()
+        own = check_access("local" if connected.kind == "local" else None, hub=connected)
+        models = find_models(ppo, **given)
+        models, problem = with_runs(models, ablation or None)
+        if problem is not None:
+            click.echo(problem, err=True)
+        name = repo or f"{own}/{models.ppo.repo.rpartition('/')[2].removesuffix('-ppo')}-compare"
+
+        from ..app.serve import page_of
+
+        page = functools.partial(page_of, models, connected)
+        builds = connected.kind == "huggingface"
+        done = deploy_space(name, models, page=page, private=private, builds=builds, hub=connected)
+        _collect(models, name, connected, private=done.private)
+        _tell(name, done, models, connected)
+
+
+def _tell(name: str, done: Deployed, models: SpaceModels, hub: Hub) -> None:
+    what = "made" if done.created else "updated" if done.changed else "unchanged"
+    # The embedded Hub's address ends with this command.
+    where = f"{name} on the embedded Hub" if hub.kind == "local" else done.url
+    kind = "a live page" if done.sdk == "gradio" else "a static page"
+    click.echo(f"Space: {where} ({kind}, {what}, commit {done.commit[:10]})")
+    if done.refused is not None:
+        click.echo(
+            f"It is a static page: this account may have no Gradio Space (402: {done.refused}), so it holds "
+            "completions that were drawn now and computes nothing."
+        )
+    elif done.sdk == "static":
+        click.echo("It stays the static page that it was: delete the Space and deploy it again for a live one.")
+    if done.sdk == "static" and models.votes is not None:
+        click.echo(f"A static page takes no votes, so nothing goes to {models.votes}.")
+    if done.sdk == "gradio" and hub.kind == "huggingface":
+        click.echo(f"It runs on {done.hardware} once it is built.")
+        for repo in done.hidden:
+            click.echo(f"{repo} is private: give the Space a secret HF_TOKEN that may read it.")
+        if models.votes is not None:
+            click.echo(f"Votes go to {models.votes}: give the Space a secret HF_TOKEN that may write to that data set.")
+    else:
+        if done.sdk == "gradio" and models.votes is None:
+            click.echo("It keeps no votes; --votes NAMESPACE/NAME names a data set for them.")
+        at = f" --hub {hub.label}" if hub.kind != "huggingface" else ""
+        click.echo(f"The live page, here: rlhf-zoo compare {models.ppo.name}{at}")
+
+
+def _collect(models: SpaceModels, space: str, hub: Hub, *, private: bool) -> None:
+    """Puts the Space into its recipe's Collection. A Hub or token that has no Collections is said, and costs nothing
+    else."""
+    from ..publishing.collections import collect
+
+    if models.recipe is None:
+        return
+    repos = {model.repo: role for role, model in models.roles.items()}
+    try:
+        collect(models.recipe, space.partition("/")[0], repos, space, private=private, hub=hub)
+    except ZooError as error:
+        click.echo(str(error), err=True)
+
+
+space = click.Group(
+    "space",
+    commands={"deploy": deploy},
+    help="The comparison page as a Space.\n\n\b\nExample:\n  rlhf-zoo space deploy local/tiny-world-ppo --hub local",
+)

@@ -1,0 +1,236 @@
+"""`rlhf-zoo sft|reward|ppo|run|doctor`: what trains, and what looks before."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..errors import ZooError
+from ..modeling import distributed
+from ..runs.registry import STAGES, Stage
+from ..runs.settings.judge_names import check_judge_name
+from .common import FLAGS, LM_EVAL, interval, print_json, publishing, run_context, run_flags, run_options, table
+from .plan import say
+
+if TYPE_CHECKING:
+    from ..runs.context import RunContext
+
+
+#: Labels of further rounds that are no judge's name.
+LABELS = ("gold", "judge")
+
+
+def run_one(
+    recipe: str, stage: str, flags: Mapping[str, Mapping[str, Any]], quietly: bool = False, **options: Any
+) -> Path:
+    """Runs one stage of a recipe, says what came of it, and returns its directory.
+
+    quietly: on the error stream, for a command that prints JSON. In several processes the first one says it.
+    """
+    distributed.join()
+    with run_context(recipe, flags, **options) as (context, publisher):
+        from ..pipeline.run_recipe import renew_cards, run_stage, said
+
+        # --restart begins this stage again, and leaves the others as they are.
+        context.check_recipe([one for one in STAGES if one != stage])
+        for named in STAGES:
+            if context.flags[named]:
+                context.settings(named)  # a mistake in another stage's flags is one too
+        if stage == "ppo" and distributed.first():
+            say(context.recipe, context.flags, stage=stage, hub=context.hub)
+        done = run_stage(context, stage, publisher)
+        if not distributed.first():
+            return context.directory / stage
+        if not done:
+            click.echo(f"{stage} was finished before in {context.directory}; --restart does it again.", err=quietly)
+        if publisher is not None:
+            publisher.drain()
+        if done:
+            renew_cards(context, stage)
+        click.echo(f"{said(context, stage)}\nIn {context.directory / stage}", err=quietly)
+        return context.directory / stage
+
+
+def stage_command(stage: Stage) -> click.Command:
+    """The command that runs one stage of a recipe."""
+
+    @click.command(
+        stage.name,
+        context_settings=FLAGS,
+        help=f"{stage.does}\n\nAny key of `rlhf-zoo recipes keys {stage.name}` is a flag too.\n\n"
+        f"\b\nExample:\n  {stage.example}",
+    )
+    @click.argument("recipe")
+    @run_options
+    @click.pass_context
+    def command(ctx: click.Context, recipe: str, **options: Any) -> None:
+        run_one(recipe, stage.name, run_flags(ctx, recipe, stage=stage.name), **options)
+
+    return command
+
+
+@click.command(context_settings=FLAGS)
+@click.argument("recipe")
+@run_options
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def doctor(ctx: click.Context, recipe: str, as_json: bool, **options: Any) -> None:
+    """Run the guards of a recipe's PPO stage that need no training. Exit code 2 where one fails.
+
+    It takes the flags of `rlhf-zoo ppo`, writes nothing into the run directory and publishes nothing.
+
+    \b
+    Example:
+      rlhf-zoo doctor tiny-world --num_ppo_epochs 4
+    """
+    flags = run_flags(ctx, recipe, stage="ppo", names=False)
+    with run_context(recipe, flags, read_only=True, writes=False, **options) as (context, _):
+        from ..pipeline.inspect.doctor import examine
+        from ..pipeline.inspect.examination import FAILED, SKIPPED
+        from ..publishing.adapters import kept_here
+
+        named = options["push_to_hub"] or options["hub"] is not None
+        sent = options["push_to_hub"] or context.hub.kind == "local"
+        findings = examine(context, publishes=sent and (named or kept_here(context) is None))
+    if as_json:
+        print_json([asdict(one) for one in findings])
+    else:
+        waiting = [one for one in findings if one.status == SKIPPED]
+        rows = [one for one in findings if one not in waiting]
+        table("", ["check", "", "what was found"], [[one.check, one.status, one.said] for one in rows])
+        for why in dict.fromkeys(one.said for one in waiting):
+            click.echo(f"Skipped ({why}): {', '.join(one.check for one in waiting if one.said == why)}.")
+    if any(one.status == FAILED for one in findings):
+        raise click.exceptions.Exit(2)
+
+
+@click.command(context_settings=FLAGS)
+@click.argument("recipe")
+@run_options
+@LM_EVAL
+@click.option(
+    "--rounds",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="So often the reward model learns and PPO runs: each time also from pairs of samples of the last PPO policy.",
+)
+@click.option(
+    "--labels",
+    help="Who puts these pairs in order: gold (`preference` of the reward stage), judge (the evaluation's), "
+    "votes:NAMESPACE/NAME, or a judge as in `rlhf-zoo eval`.  [default: gold where the recipe has it, else judge]",
+)
+@click.option(
+    "--round_pairs",
+    "--round-pairs",
+    type=click.IntRange(min=1),
+    help="So many pairs in each round.  [default: simulated_pairs of the reward stage, else 1000]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print summary.json, or rounds.json, instead of tables.")
+@click.pass_context
+def run(
+    ctx: click.Context,
+    recipe: str,
+    rounds: int,
+    labels: str | None,
+    round_pairs: int | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Run every stage of a recipe that is not finished, and show what came of it.
+
+    A key of a stage is a flag with the stage before it; keys of recipe.yaml stand alone.
+
+    \b
+    Example:
+      rlhf-zoo run tiny-world --seed 2 --ppo.kl_coef 0.2
+      rlhf-zoo run tiny-world --rounds 2 --labels gold
+    """
+    asked = {"--labels": labels, "--round_pairs": round_pairs}
+    if rounds == 1 and (given := next((flag for flag, value in asked.items() if value is not None), None)):
+        raise ZooError(f"{given} is of further rounds, and there is one: give --rounds 2, or leave it out.")
+    if labels not in (None, *LABELS):
+        check_judge_name(str(labels), also=LABELS)
+    flags = run_flags(ctx, recipe)
+    distributed.join()
+    if rounds > 1 and distributed.count() > 1:
+        raise ZooError("Further rounds run in one process: leave out --rounds, or start it without a launcher.")
+    with run_context(recipe, flags, **options) as (context, publisher):
+        from rich.console import Console
+
+        from ..pipeline import run_recipe as pipeline
+
+        console = Console(stderr=as_json)
+        if distributed.first():
+            say(context.recipe, context.flags, hub=context.hub)
+        if rounds > 1:
+            from ..pipeline.experiments import rounds as further
+
+            labels = further.check_labels(context, labels)
+        path = pipeline.run(context, console, publisher)
+        if path is None:  # the first process says what came of it
+            return
+        if rounds > 1:
+            opened = partial(publishing, patience=options["patience"])
+            runs = further.run_rounds(context, console, opened, rounds=rounds, labels=str(labels), pairs=round_pairs)
+            path, found = further.write_rounds(runs)
+            if as_json:
+                click.echo(path.read_text(encoding="utf-8").rstrip())
+                return
+            _show_rounds(found)
+            click.echo(f"The figures are in {path}.")
+            return
+        if "ppo" in context.recipe.stages:
+            if context.publish:
+                pipeline.show(context, console)
+            pipeline.verdict(context, console)
+        if as_json:
+            click.echo(path.read_text(encoding="utf-8").rstrip())
+            return
+        click.echo(f"Everything is in {context.directory}; the figures are in {path}.\n\nTry next:")
+        for line in _next_steps(context):
+            click.echo(f"  {line}")
+
+
+def _show_rounds(rounds: Sequence[Mapping[str, Any]]) -> None:
+    rows = []
+    for one in rounds:
+        pairs, accuracy, gain = one["pairs"], one["reward_model"].get("accuracy"), one["judge_less_before"]
+        rows.append(
+            [
+                str(one["round"]),
+                "" if pairs is None else f"{pairs['new']} and {pairs['old']} older, by {one['labels']}",
+                "" if accuracy is None else f"{accuracy:.3f}",
+                *(interval(one["figures"][name]) for name in ("reward", "judge", "kl")),
+                interval(one["win_rate"], digits=3),
+                (one["verdict"] or "none").partition(" (")[0],
+                "" if gain is None else interval(gain, sign="+"),
+            ]
+        )
+    columns = ["round", "pairs", "accuracy", "reward", "judge", "KL", "win rate", "verdict", "judge − round before"]
+    table("PPO of each round on held-out prompts; KL in nats per completion, 95% intervals", columns, rows)
+
+
+def _next_steps(context: RunContext) -> list[str]:
+    # Where make has installed it, the program is not on the PATH.
+    program = Path(sys.argv[0])
+    hidden = program.name == "rlhf-zoo" and shutil.which(program.name) is None
+    zoo = shlex.quote(os.path.relpath(program)) if hidden else "rlhf-zoo"
+    hub = f" --hub {context.hub.label}"
+    last = list(context.recipe.stages)[-1]
+    card = f"{zoo} card {shlex.quote(str(context.directory / last))}"
+    if not context.publish:
+        return [card, f"{zoo} push {shlex.quote(str(context.directory))}{hub}"]
+    repo = context.repo(last)
+    compare = [f"{zoo} compare {repo}{hub}"] if last == "ppo" else []
+    none = (context.record(last).read().get("chosen") or {}).get("none")  # nothing is recommended: `main` is the last
+    return [*compare, f"{zoo} pull {repo}{'' if none else '@best'}{hub}", card]

@@ -1,0 +1,136 @@
+"""`rlhf-zoo zoo`: what a namespace has published."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ..runs.registry import STAGES
+from .common import UserPath, check_namespace, print_json, settle_hub, table
+
+if TYPE_CHECKING:
+    from ..hub.client.connect import Hub
+    from ..publishing.catalog.index import Entry, Figure
+
+_SORTS = ("reward", "kl", "win_rate", "date", "stage", "name")
+_README = "recipes/README.md"
+
+
+@click.command()
+@click.option("--namespace", help="Whose zoo.  [default: local, or the token's owner]")
+@click.option("--stage", type=click.Choice([*STAGES]), help="Only models of this stage.")
+@click.option("--recipe", help="Only models of this recipe.")
+@click.option("--base", help="Only models that started from this one, NAMESPACE/NAME or NAME.")
+@click.option("--sort", type=click.Choice(_SORTS), help="The best or newest first.  [default: by recipe and stage]")
+@click.option("--reverse", is_flag=True, help="The other way round.")
+@click.option("--hub", help="'local' or an address.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, with 95% intervals and sample sizes.")
+@click.option(
+    "--readme",
+    is_flag=False,
+    flag_value=_README,
+    type=UserPath(dir_okay=False),
+    metavar="[FILE]",
+    help=f"Write the benchmark table into a Markdown file.  [{_README}]",
+)
+@click.option("--collections", is_flag=True, help="Group each recipe's models and Space in a Collection.")
+def zoo(
+    namespace: str | None,
+    stage: str | None,
+    recipe: str | None,
+    base: str | None,
+    sort: str | None,
+    reverse: bool,
+    hub: str | None,
+    as_json: bool,
+    readme: Path | None,
+    collections: bool,
+) -> None:
+    """List what a namespace has published: stage, recipe, base, reward, KL, win rate and date, from the models' cards.
+
+    \b
+    Example:
+      rlhf-zoo zoo --hub local --stage ppo --sort win_rate
+      rlhf-zoo zoo --hub local --readme
+    """
+    check_namespace(namespace)
+    with settle_hub(hub, push_to_hub=False) as connected:
+        from ..publishing.catalog.index import ordered, owner, published, select
+
+        whose = namespace or ("local" if connected.kind == "local" else owner(connected))
+        every = published(whose, connected)
+        entries = ordered(select(every, stage=stage, recipe=recipe, base=base), sort, reverse=reverse)
+        if readme is not None:
+            named = namespace or (None if connected.kind == "local" else whose)
+            chosen = {"hub": connected.label, "namespace": named, "stage": stage, "recipe": recipe, "base": base,
+                      "sort": sort}  # fmt: skip
+            _write(readme, [entry for entry in entries if entry.commit], whose, chosen, reverse=reverse)
+        if collections:
+            _collect(entries, whose, connected)
+        if as_json:
+            print_json([asdict(entry) for entry in entries], ascii_only=True)
+        elif readme is None and not collections:
+            _show(whose, entries, why_none="matches this" if every else "has the tag rlhf-zoo")
+
+
+def _write(readme: Path, entries: list[Entry], whose: str, chosen: dict[str, str | None], *, reverse: bool) -> None:
+    from ..publishing.catalog.index import benchmark, write_benchmark
+
+    command = ["rlhf-zoo", "zoo"]
+    command += [word for name, value in chosen.items() if value is not None for word in (f"--{name}", value)]
+    command += [*(["--reverse"] if reverse else []), "--readme", *([] if str(readme) == _README else [str(readme)])]
+    write_benchmark(readme, benchmark(entries, command=shlex.join(command), namespace=whose))
+    click.echo(f"{len(entries)} rows in {readme}", err=True)
+
+
+def _show(namespace: str, entries: list[Entry], *, why_none: str) -> None:
+    if not entries:
+        click.echo(f"No model of {namespace} {why_none}.", err=True)
+        return
+    rows = [
+        [
+            entry.repo.removeprefix(f"{namespace}/"),
+            entry.stage or "",
+            entry.recipe or "",
+            (entry.base or "").removeprefix(f"{namespace}/"),
+            _short(entry.reward),
+            _short(entry.kl),
+            f"acc. {_short(entry.accuracy)}" if entry.accuracy else _short(entry.win_rate),
+            (entry.date or "")[:10],
+        ]
+        for entry in entries
+    ]
+    table(namespace, ["model", "stage", "recipe", "base", "reward", "KL", "win rate", "date"], rows)
+    for entry in entries:
+        if entry.note:
+            click.echo(f"{entry.repo}: {entry.note}", err=True)
+    if any(figure and not figure.held_out for entry in entries for figure in (entry.reward, entry.kl)):
+        click.echo("* the last that training logged; the others are held out", err=True)
+
+
+def _short(figure: Figure | None) -> str:
+    from ..publishing.cards.markdown import number
+
+    return "" if figure is None else f"{number(figure.value)}{'' if figure.held_out else '*'}"
+
+
+def _collect(entries: list[Entry], namespace: str, hub: Hub) -> None:
+    """A Collection for each recipe among the entries; the Space is one that names the PPO model in its front matter."""
+
+    from ..hub.client.refusals import refusals_as
+    from ..publishing.collections import collect
+
+    recipes: dict[str, dict[str, str]] = {}
+    for entry in entries:
+        if entry.recipe and entry.stage:
+            recipes.setdefault(entry.recipe, {})[entry.repo] = entry.stage
+    for recipe, repos in recipes.items():
+        ppo = [repo for repo, stage in repos.items() if stage == "ppo"]
+        with refusals_as(f"The Spaces of {namespace} cannot be listed on {hub.name}", "try again later."):
+            spaces = [space.id for repo in ppo for space in hub.api().list_spaces(author=namespace, models=repo)]
+        slug = collect(recipe, namespace, repos, next(iter(spaces), None), hub=hub)
+        click.echo(f"Collection of {recipe}: {slug}", err=True)

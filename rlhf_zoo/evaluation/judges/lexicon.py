@@ -1,0 +1,36 @@
+"""The judge `lexicon`: the balance of opinion words, of a list that the recipe's corpus reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from ...errors import ZooError
+from ...plugins import CORPORA, load_object
+from ...runs.settings.parse import RecipeConfig
+from .scalar import LexiconJudge
+
+
+def lexicon_judge(shared: RecipeConfig) -> LexiconJudge | None:
+    """The judge of `evaluation.lexicon`.
+
+    Args:
+        shared: The recipe's keys. Its corpus reads the words, by a function `lexicon` (path) -> {word: 1 or -1} that is
+            an attribute of the corpus's own.
+
+    Returns:
+        None where no lexicon is named.
+
+    Raises:
+        ZooError: The words cannot be read, or the recipe has no corpus that reads any.
+    """
+    path = shared.evaluation.lexicon
+    if path is None:
+        return None
+    corpus = None if shared.corpus is None else load_object(shared.corpus, group=CORPORA)
+    read: Callable[[str], Mapping[str, int]] | None = getattr(corpus, "lexicon", None)
+    if read is None:
+        owner = "a recipe without a corpus" if corpus is None else f"the corpus {shared.corpus}"
+        raise ZooError(f"evaluation.lexicon names {path}, and {owner} reads no lexicon: leave it out.")
+    signs = read(path)
+    positive, negative = ([word for word, sign in signs.items() if sign == wanted] for wanted in (1, -1))
+    return LexiconJudge(positive, negative)

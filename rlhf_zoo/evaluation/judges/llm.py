@@ -1,0 +1,429 @@
+"""A judge that is a language model behind an OpenAI-compatible endpoint: POST {endpoint}/chat/completions.
+
+Every pair is asked in both orders. Answers are kept in files as they come, so that a run that was stopped goes on where
+it was and a second one asks nothing. The key is read from the environment for each request and goes nowhere else.
+"""
+
+import hashlib
+import http.client
+import ipaddress
+import json
+import logging
+import math
+import os
+import random
+import ssl
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import deque
+from collections.abc import Mapping, Sequence
+from email.message import Message
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+from urllib.parse import urlsplit
+
+from ...errors import ZooError
+from ...fileio import read_json, whole, write_json
+from ...hub.client.retry_after import seconds_to_wait
+from .llm_questions import CRITERION, MIDDLE, PROMPT_VERSION, Question, about_one, about_pair
+from .llm_usage import Meter, Stopped, Usage
+from .pairwise import Verdict, check_lengths, merge_orders
+
+log = logging.getLogger(__name__)
+
+_SCHEMA = 1
+_CHAT = "/chat/completions"
+_GRACE = 5.0  # seconds to wait for answers on their way when a run stops: they are paid for
+_LONGEST_WAIT = 300.0  # seconds; a server that asks for more ends the run
+_LARGEST_ANSWER = 2**22  # bytes
+_ENOUGH = 10  # answers, from which on many unreadable ones say that the model is unfit
+_KEPT_CHARACTERS = 2000
+# `record.write_json` reads the umask by setting it, which two threads must not do at one time.
+_WRITING = threading.Lock()
+
+_Entry = dict[str, Any]  # an answer as its file holds it
+
+
+class LLMJudge:
+    """Compares pairs (`evaluation.judges.pairwise.PairJudge`), and rates single completions 1 to 10 (`judges.Judge`).
+
+    endpoint: the base address, such as https://api.openai.com/v1. api_key_env: the name of the environment variable
+    that holds the key; where it is not set, no key is sent. cache: a folder for the answers; without one they are kept
+    in memory. price: (of prompt tokens, of completion tokens) per million, for the cost. budget: no request is sent
+    that might make the cost exceed it. timeout: seconds without an answer. attempts: requests until a failing one is
+    given up; waits between them double from `backoff` seconds, and Retry-After is obeyed. parameters: further fields of
+    the request, such as {"seed": 1} or, where a model wants it, {"max_tokens": None, "max_completion_tokens": 2000};
+    None leaves a field out.
+
+    Raises ZooError for settings that cannot work. An answer that cannot be read is asked for once more, and is then a
+    tie, or the middle of the scale, marked `unparsed`; where most cannot be read, ZooError is raised.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        model: str,
+        *,
+        name: str = "llm",
+        criterion: str = CRITERION,
+        api_key_env: str = "OPENAI_API_KEY",
+        cache: Path | str | None = None,
+        price: tuple[float, float] | None = None,
+        budget: float | None = None,
+        concurrency: int = 4,
+        attempts: int = 6,
+        timeout: float = 60.0,
+        backoff: float = 1.0,
+        max_tokens: int = 64,
+        parameters: Mapping[str, Any] | None = None,
+        progress: bool = True,
+    ) -> None:
+        self._url, self._host, self._loopback = _address(endpoint)
+        self._model, self._criterion, self._key_name, self.name = model, criterion, api_key_env, name
+        self._cache = Path(cache) if cache is not None else None
+        self._concurrency, self._attempts, self._timeout, self._backoff = concurrency, attempts, timeout, backoff
+        self._progress = progress
+        if not model:
+            raise ZooError("An LLM judge needs the name of a model, as its endpoint calls it.")
+        if concurrency < 1 or attempts < 1 or not timeout > 0 or not backoff >= 0:
+            raise ZooError("An LLM judge needs concurrency and attempts of 1 or more, and times that are not negative.")
+        for value in (*(price or ()), 0.0 if budget is None else budget):
+            if not (math.isfinite(value) and value >= 0):
+                raise ZooError(f"Prices and the budget of an LLM judge are numbers from 0 on, not {value}.")
+        if budget is not None and price is None:
+            raise ZooError(
+                "A budget needs prices: give price, of a million prompt tokens and of a million answered ones."
+            )
+        fields = {"temperature": 0, "max_tokens": max_tokens, **(parameters or {})}
+        reserved = {"model", "messages", "stream", "n"} & fields.keys()
+        if reserved:
+            raise ZooError(f"parameters must not hold {', '.join(sorted(reserved))}: the judge sets these itself.")
+        self._fields = {key: value for key, value in fields.items() if value is not None}
+        most = max(whole(self._fields.get(key)) or 0 for key in ("max_tokens", "max_completion_tokens"))
+        if budget is not None and most == 0:
+            raise ZooError("A budget needs a bound on the answer: give max_tokens or max_completion_tokens.")
+        self._meter = Meter(price, budget, most)
+        self._memory: dict[str, _Entry] = {}
+        self._not_before = 0.0  # monotonic seconds; the server wants no request earlier
+        proxies = urllib.request.ProxyHandler({}) if self._loopback else urllib.request.ProxyHandler()
+        self._opener = urllib.request.build_opener(proxies, _NoRedirect())
+
+    @property
+    def description(self) -> str:
+        return (
+            f"The language model {self._model} at {self._host}, asked for {self._criterion}; each pair in both orders, "
+            f"a tie where they disagree (prompt template {PROMPT_VERSION})."
+        )
+
+    @property
+    def usage(self) -> Usage:
+        return self._meter.usage
+
+    def check_endpoint(self) -> None:
+        """Raises ZooError where nothing answers at the endpoint, or the key is not accepted; it is not paid for.
+
+        A server of this machine may be started later: that it does not answer is said.
+        """
+        try:
+            status, headers, content = self._exchange()
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            problem = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            silent = f"The judge {self.name} cannot be asked: {self._host} does not answer ({problem})"
+            if self._loopback:
+                log.warning("%s, so start it before training ends.", silent)
+                return
+            raise ZooError(f"{silent}: check the network and the address, or name another judge.") from error
+        if status == 401:  # not 403, as a key may be for completions alone
+            raise ZooError(f"The judge {self.name} cannot be asked: {self._refusal(status, headers, content)}")
+
+    def compare(self, prompts: Sequence[str], first: Sequence[str], second: Sequence[str]) -> list[Verdict]:
+        """Both orders of each pair; equal texts are a tie that is not asked for.
+
+        Raises ZooError where the endpoint refuses or does not answer, and BudgetSpent; KeyboardInterrupt passes. In
+        each case answers that came are kept, and the next call asks for the others only.
+        """
+        check_lengths(prompts, first, second)
+        pairs = [
+            None if a == b else (about_pair(self._criterion, prompt, a, b), about_pair(self._criterion, prompt, b, a))
+            for prompt, a, b in zip(prompts, first, second, strict=True)
+        ]
+        scores = iter(self._ask([question for pair in pairs if pair for question in pair]))
+        verdicts = []
+        for pair in pairs:
+            if pair is None:
+                verdicts.append(Verdict(0.5, {"identical": True}))
+            else:
+                orders = (next(scores), next(scores))
+                verdicts.append(merge_orders(*orders, **({"unparsed": True} if None in orders else {})))
+        return verdicts
+
+    def __call__(self, prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
+        """A rating of each completion, 1 to 10; 5.5 where the answer could not be read. Raises as `compare` does."""
+        if len(prompts) != len(completions):
+            raise ValueError(f"{len(prompts)} prompts and {len(completions)} completions do not fit.")
+        questions = [about_one(self._criterion, *texts) for texts in zip(prompts, completions, strict=True)]
+        return [MIDDLE if score is None else score for score in self._ask(questions)]
+
+    def _digest(self, question: Question) -> str:
+        """Of everything that the answer depends on."""
+        kind, system, user = question.kind, question.system, question.user
+        content = [_SCHEMA, PROMPT_VERSION, kind, self._url, self._model, self._fields, system, user]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    def _load(self, digest: str, question: Question) -> _Entry | None:
+        if self._cache is None:
+            return None
+        path = _file(self._cache, digest)
+        try:
+            entry = read_json(path)
+            if entry["schema"] != _SCHEMA or len(entry["tokens"]) != 2:
+                return None
+            # Read anew from what the model said, so that a file cannot claim what no answer says.
+            return {**entry, "score": question.parse(entry["answers"][-1])}
+        except (FileNotFoundError, ZooError, LookupError, TypeError, AttributeError):
+            return None  # a damaged file is replaced by a new answer
+        except OSError as error:
+            raise ZooError(
+                f"{path} could not be read ({error.strerror}): mend the cache's permissions, or name another folder."
+            ) from error
+
+    def _save(self, digest: str, entry: _Entry) -> None:
+        self._memory[digest] = entry
+        if self._cache is not None:
+            with _WRITING:
+                write_json(_file(self._cache, digest), entry)
+
+    def _ask(self, questions: Sequence[Question]) -> list[float | None]:
+        """The score of each question, None where the answer could not be read.
+
+        Raises ZooError where that is so of most answers, since ties and middles of the scale would look like data.
+        """
+        digests = [self._digest(question) for question in questions]
+        unique = dict(zip(digests, questions, strict=True))
+        for digest, question in unique.items():
+            if digest not in self._memory and (loaded := self._load(digest, question)) is not None:
+                self._memory[digest] = loaded
+                self._meter.reuse(loaded)
+        missing = {digest: question for digest, question in unique.items() if digest not in self._memory}
+        if missing:
+            try:
+                self._ask_endpoint(missing, len(unique))
+            except ZooError as error:
+                where = f"in {self._cache}" if self._cache is not None else "in memory"
+                count = len(unique.keys() & self._memory.keys())
+                raise type(error)(f"{error} ({count} of {len(unique)} answers are kept {where}.)") from error
+        unread = [self._memory[digest]["answers"][-1] for digest in unique if self._memory[digest]["score"] is None]
+        if len(unique) >= _ENOUGH and 2 * len(unread) > len(unique):
+            raise ZooError(
+                f"{len(unread)} of {len(unique)} answers of {self._model} are no judgement, such as "
+                f"{_one_line(unread[0])[:60]!r}: take a model that keeps to the format it is asked for, or give it "
+                "more max_tokens."
+            )
+        return [self._memory[digest]["score"] for digest in digests]
+
+    def _ask_endpoint(self, questions: Mapping[str, Question], total: int) -> None:
+        """Asks by several threads, which keep each answer as it comes; the first failure stops all and is raised."""
+        from tqdm import tqdm
+
+        waiting, stop = deque(questions.items()), threading.Event()
+        outcomes: SimpleQueue[BaseException | None] = SimpleQueue()
+
+        def work() -> None:
+            while not stop.is_set():
+                try:
+                    digest, question = waiting.popleft()
+                except IndexError:  # none is left
+                    return
+                try:
+                    self._save(digest, self._judge(question, stop))  # here, where Ctrl-C cannot come in between
+                    outcomes.put(None)
+                except Stopped:
+                    return
+                except BaseException as error:  # raised again below, in the thread that called
+                    stop.set()
+                    outcomes.put(error)
+
+        # Daemons, since a thread that waits for the network must not keep an interrupted process alive.
+        workers = [threading.Thread(target=work, daemon=True) for _ in range(min(self._concurrency, len(questions)))]
+        shown = {"desc": f"judging with {self._model}", "unit": "answer", "leave": False, "disable": not self._progress}
+        with tqdm(total=total, initial=total - len(questions), **shown) as bar:
+            try:
+                for worker in workers:
+                    worker.start()
+                for _ in questions:
+                    if (failure := outcomes.get()) is not None:
+                        raise failure
+                    bar.update()
+            finally:
+                stop.set()
+                deadline = time.monotonic() + _GRACE
+                for worker in workers:
+                    if worker.ident is not None:
+                        worker.join(max(0.0, deadline - time.monotonic()))
+
+    def _judge(self, question: Question, stop: threading.Event) -> _Entry:
+        answers: list[str] = []
+        tokens = [0, 0]
+        for content in (question.user, f"{question.user}\n\n{question.again}"):
+            messages = [{"role": "system", "content": question.system}, {"role": "user", "content": content}]
+            with self._meter.reserved(messages, stop) as bound:
+                answer, counts, served = self._post(messages, stop)
+                self._meter.charge(counts, bound)
+            answers.append(answer)
+            if counts is not None:
+                tokens = [tokens[0] + counts[0], tokens[1] + counts[1]]
+            score = question.parse(answer)
+            if score is not None:
+                break
+        self._meter.add(answers=1, unparsed=int(score is None))
+        return {
+            "schema": _SCHEMA,
+            "prompt_version": PROMPT_VERSION,
+            "endpoint": self._url,
+            "model": self._model,
+            "served_model": served,
+            "answers": answers,
+            "score": score,
+            "tokens": tokens,
+        }
+
+    def _post(
+        self, messages: list[dict[str, str]], stop: threading.Event
+    ) -> tuple[str, tuple[int, int] | None, str | None]:
+        """(what the model said, (prompt, completion) tokens, the model's own name), after up to `attempts` requests."""
+        body = json.dumps({"model": self._model, "messages": messages, **self._fields}).encode()
+        for attempt in range(self._attempts):
+            while (left := self._not_before - time.monotonic()) > 0 and not stop.is_set():
+                stop.wait(left)
+            if stop.is_set():
+                raise Stopped
+            self._meter.add(requests=1, retries=int(attempt > 0))
+            wait = None
+            try:
+                status, headers, content = self._exchange(body)
+                if status == 200:
+                    return self._read(content)
+                if status != 429 and status < 500:
+                    raise ZooError(self._refusal(status, headers, content))
+                problem = f"status {status}{self._server_message(content)}"
+                wait = seconds_to_wait(headers.get("Retry-After"))
+            except ssl.SSLCertVerificationError as error:
+                raise ZooError(
+                    f"The certificate of {self._host} is not trusted ({error.verify_message}): mend it, or the address."
+                ) from error
+            except (OSError, http.client.HTTPException) as error:
+                problem = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+                problem = "an answer that is no chat completion"
+            if wait is not None:
+                if wait > _LONGEST_WAIT:
+                    raise ZooError(
+                        f"{self._host} answered {problem} and asks to wait for {wait:.0f} s: run this again then."
+                    )
+                self._not_before = max(self._not_before, time.monotonic() + wait)  # for all threads
+            elif attempt + 1 < self._attempts:
+                stop.wait(min(_LONGEST_WAIT, self._backoff * 2**attempt * random.uniform(0.5, 1.0)))
+        raise ZooError(
+            f"{self._model} at {self._host} gave no answer in {self._attempts} attempts, at last {problem}: run this "
+            "again when it is up."
+        )
+
+    def _exchange(self, body: bytes | None = None) -> tuple[int, Message, bytes]:
+        """The endpoint's status, headers and answer to a request; without one, to the question which models it has."""
+        headers = {"Content-Type": "application/json", "Accept": "application/json", "User-Agent": "rlhf-zoo"}
+        url = f"{self._url.removesuffix(_CHAT)}/models" if body is None else self._url
+        request = urllib.request.Request(url, data=body, headers=headers)
+        key = self._key()
+        if key and not (key.isascii() and key.isprintable() and " " not in key):
+            raise ZooError(f"The key in {self._key_name} holds what no key has (a space or a sign): set it again.")
+        if key and self._url.startswith("http:") and not self._loopback:
+            raise ZooError(
+                f"The key in {self._key_name} would go to {self._host} unencrypted: use an https address, or name a "
+                "variable that is not set where the endpoint needs no key."
+            )
+        if key:
+            request.add_unredirected_header("Authorization", f"Bearer {key}")
+        try:
+            with self._opener.open(request, timeout=self._timeout) as response:
+                return response.status, response.headers, response.read(_LARGEST_ANSWER)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.headers, error.read(_LARGEST_ANSWER)
+        except urllib.error.URLError as error:
+            raise error.reason if isinstance(error.reason, OSError) else error from error
+
+    def _key(self) -> str:
+        """The key, "" for none. Read each time, so that no object holds it."""
+        return os.environ.get(self._key_name, "").strip()
+
+    def _read(self, content: bytes) -> tuple[str, tuple[int, int] | None, str | None]:
+        """As `_post` returns it. Raises one of several exceptions for what is no chat completion."""
+        document = json.loads(content)
+        text = document["choices"][0]["message"].get("content")
+        usage, served = document.get("usage") or {}, document.get("model")
+        answer = self._clean(text if isinstance(text, str) else "")[:_KEPT_CHARACTERS]
+        prompt, completion = (whole(usage.get(name)) for name in ("prompt_tokens", "completion_tokens"))
+        tokens = None if prompt is None or completion is None else (prompt, completion)
+        return answer, tokens, self._clean(served)[:200] if isinstance(served, str) else None
+
+    def _clean(self, text: str) -> str:
+        """Text from the endpoint without the key, should it send that back, and without halves of characters."""
+        key = self._key()
+        text = text.encode("utf-8", "replace").decode()
+        return text.replace(key, "***") if key else text
+
+    def _server_message(self, content: bytes) -> str:
+        """The server's own words on an error, as " (…)" on one line, or nothing."""
+        try:
+            error = json.loads(content)["error"]
+            line = _one_line(self._clean(error if isinstance(error, str) else error["message"]))
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            return ""
+        return f" ({line[:200]})" if line else ""
+
+    def _refusal(self, status: int, headers: Message, content: bytes) -> str:
+        if 300 <= status < 400:
+            target = urlsplit(headers.get("Location") or "").netloc.rpartition("@")[2] or "another path"
+            return f"{self._host} redirects to {target}, which is not followed with a key: give the final address."
+        answered = f"{self._host} answered {status}{self._server_message(content)}"
+        if status in (401, 403):
+            state = "is set, and was not accepted" if self._key() else "is not set"
+            return f"{answered}: the key is read from the environment variable {self._key_name}, which {state}."
+        return f"{answered}: check the endpoint {self._url}, the model {self._model!r} and the request's parameters."
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *arguments: Any) -> None:
+        return None
+
+
+def _address(endpoint: str) -> tuple[str, str, bool]:
+    """(address of the requests, host for messages, whether it is this machine). Raises ZooError for a wrong form."""
+    try:
+        parts = urlsplit(endpoint.strip())
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        parts, host, port = urlsplit(""), "", None
+    form = "write it as https://HOST/v1, without a user, a query or a fragment"
+    if "@" in parts.netloc:
+        raise ZooError(f"The endpoint of an LLM judge must not hold a user or a password: {form}.")
+    if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
+        raise ZooError(f"{endpoint!r} is no endpoint of an LLM judge: {form}.")
+    path = parts.path.rstrip("/").removesuffix(_CHAT)
+    try:
+        loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loopback = host == "localhost"
+    address = f"{parts.scheme}://{parts.netloc}{path}{_CHAT}"
+    return address, host if port is None else f"{host}:{port}", loopback
+
+
+def _file(cache: Path, digest: str) -> Path:
+    return cache / digest[:2] / f"{digest}.json"
+
+
+def _one_line(text: str) -> str:
+    return " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())

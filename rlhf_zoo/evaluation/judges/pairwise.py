@@ -1,0 +1,172 @@
+"""Judges that compare two texts, asked in both orders so that a liking for a place decides nothing.
+
+Judges of this kind favour the text that they see first, or last (Wang et al. 2023, arXiv:2305.17926; Zheng et al. 2023,
+arXiv:2306.05685 §3.4). So each pair is asked twice, with the sides swapped: only a text that wins both times has won.
+"""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from ...errors import ZooError
+from ...plugins import JUDGES, call_judge, load_object
+from ..stats import Estimate, WinRate, bootstrap_mean, proportion, win_rate
+
+_PREFERENCES = (0.0, 0.5, 1.0)
+
+
+class Verdict(NamedTuple):
+    """1 where the first text won, 0 where the second did, ½ for a tie; and how it came about, as JSON.
+
+    `details["orders"]` holds what each order said of the *first* text: as shown first, as shown second; None where the
+    judge's answer could not be read. Other keys are the judge's own.
+    """
+
+    score: float
+    details: Mapping[str, Any]
+
+
+@runtime_checkable
+class PairJudge(Protocol):
+    """Compares two completions of one prompt; the three lists have equal length, and so has the answer."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def description(self) -> str:
+        """One sentence for a card: what it is, what it learned from, how good it is."""
+        ...
+
+    def compare(self, prompts: Sequence[str], first: Sequence[str], second: Sequence[str]) -> list[Verdict]: ...
+
+
+def merge_orders(shown_first: float | None, shown_second: float | None, **details: Any) -> Verdict:
+    """One verdict of two answers, each the preference for the text that it was *shown first*: 1, ½, 0, None unread.
+
+    shown_first: of (first, second); shown_second: of (second, first). Both must name the same text, else it is a tie.
+    """
+    orders = [shown_first, None if shown_second is None else 1 - shown_second]
+    score = orders[0] if orders[0] is not None and orders[0] == orders[1] else 0.5
+    return Verdict(score, {"orders": orders, **details})
+
+
+class FunctionPairJudge:
+    """A function (prompts, shown_first, shown_second) -> preferences for the one shown first: 1, ½ or 0 each.
+
+    Named as "module:attribute", by an entry point, or given itself. It may mind the order: it is asked in both.
+    """
+
+    def __init__(
+        self,
+        target: str | Callable[[list[str], list[str], list[str]], Sequence[float]],
+        *,
+        name: str | None = None,
+        description: str | None = None,
+    ) -> None:
+        self._function = load_function(target) if isinstance(target, str) else target
+        self._target = target if isinstance(target, str) else getattr(target, "__name__", type(target).__name__)
+        self.name = name or self._target.rpartition(":")[2]
+        self.description = description or first_sentence(self._function) or f"The function {self._target}."
+
+    def compare(self, prompts: Sequence[str], first: Sequence[str], second: Sequence[str]) -> list[Verdict]:
+        """Both orders, merged. Raises ZooError unless the function gives 1, ½ or 0 for each pair."""
+        check_lengths(prompts, first, second)
+        orders = (self._ask(prompts, first, second), self._ask(prompts, second, first))
+        return [merge_orders(one, other) for one, other in zip(*orders, strict=True)]
+
+    def _ask(self, prompts: Sequence[str], first: Sequence[str], second: Sequence[str]) -> list[float]:
+        answer = call_judge(self._target, self._function, list(prompts), list(first), list(second))
+        if len(answer) != len(prompts):
+            raise ZooError(
+                f"The judge {self._target!r} gave {len(answer)} preferences for {len(prompts)} pairs: "
+                "it must give one each."
+            )
+        for index, preference in enumerate(answer):
+            if preference not in _PREFERENCES:
+                raise ZooError(
+                    f"The judge {self._target!r} gave {preference!r} for pair {index}: it must be 1, 0.5 or 0."
+                )
+        return [float(preference) for preference in answer]
+
+
+@dataclass(frozen=True)
+class PairReport:
+    """What a judge said of N pairs.
+
+    win_rate: of the first side. agreement: how often both orders said the same; a coin that ignores the texts and never
+    ties has ½. shown_first: how often the text that was shown first won, a tie half, over all answers; ½ without a bias
+    for a place. None where no answer could be read. unparsed: pairs with an answer that could not be read.
+    """
+
+    win_rate: WinRate
+    agreement: Estimate | None
+    shown_first: Estimate | None
+    unparsed: int
+    verdicts: list[Verdict] = field(repr=False)
+
+    @property
+    def scores(self) -> list[float]:
+        return [verdict.score for verdict in self.verdicts]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "win_rate": self.win_rate.to_json(),
+            "agreement": self.agreement.to_json() if self.agreement else None,
+            "shown_first": self.shown_first.to_json() if self.shown_first else None,
+            "unparsed": self.unparsed,
+        }
+
+
+def compare_pairs(
+    judge: PairJudge,
+    prompts: Sequence[str],
+    first: Sequence[str],
+    second: Sequence[str],
+    *,
+    seed: int,
+    groups: Sequence[Hashable] | None = None,
+) -> PairReport:
+    """The judge's verdicts on N pairs and the win rate of `first`; intervals resample groups, by default prompts.
+
+    Raises ValueError where lengths differ or there are no pairs, and what the judge raises.
+    """
+    verdicts = judge.compare(prompts, first, second)
+    scores = [verdict.score for verdict in verdicts]
+    labels = list(prompts if groups is None else groups)
+    agreed, places, places_of = 0, [], []
+    read = [
+        (verdict.details["orders"], label)
+        for verdict, label in zip(verdicts, labels, strict=True)
+        if None not in verdict.details.get("orders", [None])
+    ]
+    for (as_first, as_second), label in read:
+        agreed += as_first == as_second
+        places += [as_first, 1 - as_second]
+        places_of += [label, label]
+    return PairReport(
+        win_rate=win_rate(scores, [1 - score for score in scores], labels),
+        agreement=proportion(agreed, len(read)) if read else None,
+        shown_first=bootstrap_mean(places, places_of, seed=seed) if places else None,
+        unparsed=sum(None in verdict.details.get("orders", []) for verdict in verdicts),
+        verdicts=verdicts,
+    )
+
+
+def check_lengths(prompts: Sequence[str], first: Sequence[str], second: Sequence[str]) -> None:
+    """Raises ValueError unless the three are equally long."""
+    if not len(prompts) == len(first) == len(second):
+        raise ValueError(f"{len(prompts)} prompts, {len(first)} and {len(second)} completions do not fit.")
+
+
+def load_function(target: str) -> Callable[..., Any]:
+    """The function of a judge, "module:attribute" or an entry point's name. Raises ZooError where it is not one."""
+    function = load_object(target, group=JUDGES)
+    if not callable(function):
+        raise ZooError(f"The judge {target!r} is a {type(function).__name__} and cannot be called: name a function.")
+    return function
+
+
+def first_sentence(function: Callable[..., Any]) -> str:
+    """The first paragraph of its docstring on one line; "" without one."""
+    return " ".join((function.__doc__ or "").strip().split("\n\n")[0].split())

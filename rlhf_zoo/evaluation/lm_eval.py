@@ -1,0 +1,135 @@
+"""Tasks of lm-evaluation-harness (https://github.com/EleutherAI/lm-evaluation-harness) on SFT and PPO policies.
+
+The package `lm_eval` is imported where a recipe or a flag names tasks, and nowhere else. A task is a name that it
+knows, or the path of a task's YAML file, which can run code: only a text with a folder or the ending .yaml is a path,
+and no download may name one (`runs.settings.key_classes`). Both policies get the same seed, examples and shots.
+"""
+
+import contextlib
+import importlib.metadata
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ..errors import ZooError
+from ..fileio import finite
+from ..hub.client.connect import Hub
+from ..hub.client.data_gate import refuse_file_systems
+from ..plugins import did_you_mean
+from ..runs.data.sources import reading_from
+from ..runs.settings.evaluation import HARNESS, EvaluationConfig, check_harness
+
+BATCH = 16
+
+
+def check_tasks(tasks: Sequence[str]) -> None:
+    """Raises ZooError where lm-evaluation-harness is not installed, or knows no such task."""
+    if not tasks:
+        return
+    check_harness()
+    known = _manager().all_tasks
+    unknown = next(
+        (task for task in tasks if task not in known and not (_is_path(task) and Path(task).is_file())), None
+    )
+    if unknown is not None:
+        near = did_you_mean(unknown, known) or (
+            ": `lm_eval ls tasks` lists them, or give a YAML file with its ending or its folder, such as ./TASK."
+        )
+        raise ZooError(f"lm-evaluation-harness has no task {unknown!r}{near}")
+
+
+def _is_path(task: str) -> bool:
+    """Whether a task is written as a path; a bare name is never looked for in the working directory."""
+    return Path(task).name != task or task.lower().endswith((".yaml", ".yml"))
+
+
+def check_data(tasks: Sequence[str], hub: Hub) -> None:
+    """Fetches the tasks' data, which are cached. Raises ZooError for those that the run's source has not, and for a
+    name that is no task: loading one could take a file of that name."""
+    check_tasks(tasks)
+    if tasks:
+        with _harness(hub, tasks):
+            _manager().load(list(tasks))
+
+
+@contextlib.contextmanager
+def _harness(hub: Hub, tasks: Sequence[str]) -> Iterator[None]:
+    """Inside, tasks' data come from the run's source; what the harness raises becomes a ZooError."""
+    try:
+        with reading_from(hub.source or hub):
+            yield
+    except Exception as error:
+        said = " ".join(str(error).split())[:300]
+        raise ZooError(
+            f"lm-evaluation-harness ended with {type(error).__name__} ({said}) on {', '.join(tasks)}: mend what it "
+            "says, or leave the task out of lm_eval."
+        ) from error
+
+
+@cache
+def _manager() -> Any:
+    logging.getLogger(HARNESS).setLevel(logging.ERROR)
+    from lm_eval.tasks import TaskManager
+
+    return TaskManager()
+
+
+def on_tasks(
+    policies: Mapping[str, Any], tokenizer: Any, config: EvaluationConfig, *, seed: int, chat: bool, hub: Hub
+) -> dict[str, Any]:
+    """What each policy reaches, as JSON. policies: by side, `sft` and `ppo`, models on their devices.
+
+    chat: render requests by the tokenizer's template. hub: the run's; the tasks' data come from its source. Raises
+    ZooError for what the harness raises: data that cannot be had, a task that would run code.
+    """
+    from lm_eval import simple_evaluate
+    from lm_eval.models.huggingface import HFLM
+
+    refuse_file_systems()
+    found = {}
+    with _harness(hub, config.lm_eval):
+        for side, policy in policies.items():
+            model = HFLM(pretrained=policy, tokenizer=tokenizer, backend="causal", batch_size=BATCH)
+            found[side] = simple_evaluate(
+                model=model,
+                tasks=list(config.lm_eval),
+                num_fewshot=config.lm_eval_fewshot,
+                limit=config.lm_eval_limit,
+                apply_chat_template=chat,
+                log_samples=False,
+                task_manager=_manager(),
+                random_seed=seed,
+                numpy_random_seed=seed,
+                torch_random_seed=seed,
+                fewshot_random_seed=seed,
+            )
+    first = next(iter(found.values()))
+    return {
+        "version": importlib.metadata.version(HARNESS),
+        "limit": config.lm_eval_limit,
+        "tasks": {
+            task: {
+                "n": (first.get("n-samples", {}).get(task) or {}).get("effective"),
+                "fewshot": first.get("n-shot", {}).get(task),
+                "metrics": {
+                    metric: {side: _figure(of["results"][task], metric) for side, of in found.items()}
+                    for metric in measured
+                },
+            }
+            for task, reached in first["results"].items()
+            if (measured := _metrics(reached))
+        },
+    }
+
+
+def _metrics(reached: Mapping[str, Any]) -> list[str]:
+    """The names METRIC,FILTER of a task's figures, without their standard errors."""
+    return [key for key, value in reached.items() if "," in key and "_stderr," not in key and finite(value)]
+
+
+def _figure(reached: Mapping[str, Any], metric: str) -> dict[str, Any]:
+    name, _, kept = metric.partition(",")
+    error = reached.get(f"{name}_stderr,{kept}")
+    return {"value": float(reached[metric]), "stderr": float(error) if finite(error) else None}

@@ -1,0 +1,256 @@
+"""Every checkpoint of a PPO run on validation prompts: scores, KL and probes of each, and the verdict over them.
+
+Validation, because the recommended checkpoint is chosen here: the test split measures what was chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import PreTrainedModel
+
+from ..errors import ZooError
+from ..modeling import distributed
+from ..modeling.chat import distinct_prompts, readable
+from ..modeling.models import load_causal
+from ..runs.checkpoint_choice import lasting
+from ..runs.context import RunContext
+from ..runs.dataset import DataSource, evaluated_part, evaluation_rows
+from ..runs.record import checkpoint_step
+from .head_to_head import won
+from .judges.check import split_half
+from .measure import Evaluator, Measured, measure, repeated
+from .overoptimization import fit, root_kl
+from .probes import Completions, Report, probe
+from .probes.reward_effect import Payment, edits
+from .stats import Estimate, bootstrap_mean
+from .text import distinct_n_estimate
+from .text_logprobs import dependence, rescored, rewarded
+from .trivial_comparison import choose_trivial
+from .trivial_policies import TrivialPolicy
+from .verdict import Checkpoint, Evidence, JudgeReliability, Verdict, decide
+
+STREAM = 8
+
+
+@dataclass(frozen=True)
+class _Point:
+    step: int
+    measured: Measured
+    report: Report
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """The checkpoints of a run beside its SFT policy, on the same prompts, `samples` completions each.
+
+    where: the prompts are, see `evaluated_part`. trivial: the policies that were chosen here to stand beside.
+    """
+
+    prompts: int
+    samples: int
+    sft: Measured
+    points: Sequence[_Point]
+    judge: str
+    seed: int
+    standing: JudgeReliability = field(default_factory=JudgeReliability)
+    payments: Sequence[Payment] = ()
+    trivial: Sequence[TrivialPolicy] = ()
+    confirmation: tuple[int, Estimate] | None = None
+    where: Mapping[str, Any] = field(default_factory=lambda: {"split": "validation"})
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """Over all checkpoints, in their order."""
+        evidence = Evidence(
+            self._checkpoint(0, self.sft, None),
+            [self._checkpoint(one.step, one.measured, one.report) for one in self.points],
+            judge=self.standing,
+            payments=self.payments,
+        )
+        found = decide(evidence, seed=self.seed)
+        return found if self.confirmation is None else found.confirm(*self.confirmation)
+
+    @cached_property
+    def without_judge(self) -> Verdict:
+        """What the same rule says by reward, KL and probes alone."""
+        points = [
+            replace(self._checkpoint(one.step, one.measured, one.report), judge=None, wins=None) for one in self.points
+        ]
+        sft = replace(self._checkpoint(0, self.sft, None), judge=None, wins=None)
+        unjudged = [replace(one, judge=None) for one in self.payments]
+        return decide(Evidence(sft, points, payments=unjudged), seed=self.seed)
+
+    def confirmed(self, gain: Estimate) -> Trajectory:
+        """With the candidate's gain over SFT on other prompts: once, whatever is found out later."""
+        candidate = self.verdict.candidate
+        assert candidate is not None
+        return replace(self, confirmation=(candidate, gain))
+
+    def of(self, judge: JudgeReliability) -> Trajectory:
+        """With more that is known of the judge."""
+        return replace(self, standing=judge)
+
+    def _checkpoint(self, step: int, found: Measured, report: Report | None) -> Checkpoint:
+        kl, proxy, judge = (self._by_prompt(found, name) for name in ("kl", "reward", "judge"))
+        wins = won(found.judges[self.judge], self.sft.judges[self.judge]).reshape(self.prompts, self.samples).mean(1)
+        return Checkpoint(step, float(kl.mean()), proxy, judge, wins, report)
+
+    def to_json(self) -> dict[str, Any]:
+        """What the card and programs read: the verdict, its fits, and the figures of each checkpoint."""
+        return {
+            "schema": 1,
+            **self.where,
+            "prompts": self.prompts,
+            "samples_per_prompt": self.samples,
+            **self.verdict.to_json(),
+            "without_judge": self.without_judge.text,
+            "judge": self.judge,
+            "standing": self.standing.to_json(),
+            "sft": self._figures(self.sft),
+            "checkpoints": [
+                {"step": one.step, **self._figures(one.measured), "fired": list(one.report.present)}
+                for one in self.points
+            ],
+            "fits": {"proxy": self._fit("reward"), "judge": self._fit("judge")},
+            "probes": self.points[-1].report.to_json(),
+        }
+
+    def arrays(self) -> dict[str, Any]:
+        """Scores and KL by prompt of SFT (step 0) and each checkpoint, to go over again without a model."""
+        every = [(0, self.sft), *((one.step, one.measured) for one in self.points)]
+        found = {name: [self._by_prompt(one, name).tolist() for _, one in every] for name in _FIGURES}
+        return {"schema": 1, "seed": self.seed, "steps": [step for step, _ in every], **found}
+
+    @property
+    def _groups(self) -> list[int]:
+        return [place for place in range(self.prompts) for _ in range(self.samples)]
+
+    def _values(self, found: Measured, name: str) -> Sequence[float]:
+        return {"reward": found.reward, "judge": found.judges[self.judge], "kl": found.exact_kl}[name]
+
+    def _by_prompt(self, found: Measured, name: str) -> NDArray[np.float64]:
+        return np.asarray(self._values(found, name), dtype=float).reshape(self.prompts, self.samples).mean(1)
+
+    def _figures(self, found: Measured) -> dict[str, Any]:
+        groups = self._groups
+        estimates = {name: bootstrap_mean(self._values(found, name), groups, seed=self.seed) for name in _FIGURES}
+        estimates["length"] = bootstrap_mean(found.length, groups, seed=self.seed)
+        estimates["distinct_2"] = distinct_n_estimate(found.completions, groups, 2)
+        return {name: estimate.to_json() for name, estimate in estimates.items()}
+
+    def _fit(self, name: str) -> dict[str, Any] | None:
+        """The form of RL (Gao et al. 2022) over the checkpoints; None where there are fewer than three."""
+        kl = np.stack([self._by_prompt(one.measured, "kl") for one in self.points])
+        if len({round(float(d), 6) for d in root_kl(kl.mean(1)) if d > 0}) < _FEWEST_FITTED:
+            return None
+        base = self._by_prompt(self.sft, name)
+        gains = np.stack([self._by_prompt(one.measured, name) - base for one in self.points])
+        return fit("rl", kl, gains, seed=self.seed).to_json()
+
+
+_FIGURES = ("reward", "judge", "kl")
+_FEWEST_FITTED = 3
+
+
+def follow(
+    context: RunContext, source: DataSource, tools: Evaluator, *, standing: JudgeReliability
+) -> Trajectory | str:
+    """Measures every checkpoint that stays in the run directory; a sentence where that cannot be done, and why.
+
+    All policies draw with the same random numbers for the same prompts. standing: what is known of its judge.
+    """
+    config, seed = context.shared.evaluation, context.shared.seed
+    if config.checkpoint_prompts == 0:
+        return "There is no verdict, since evaluation.checkpoint_prompts is 0."
+    # Others may be on the disk still, until the sender has published and deleted them.
+    paths = distributed.from_first(lambda: lasting(context.record("ppo")))
+    if not paths:
+        return "There is no verdict, since no checkpoint of the run lies on this machine."
+    try:
+        rows = evaluation_rows(context, source, "validation", path=context.checkpoint("sft").path)
+    except ZooError as error:
+        return f"There is no verdict, since there are no validation prompts: {error}"
+    # One row of each prompt, which come first: a verdict compares policies prompt by prompt.
+    count = min(config.checkpoint_prompts, distinct_prompts(rows["prompt"]))
+    groups, asked, others = repeated(rows.select(range(count)), config.checkpoint_samples)
+    keys = [(STREAM, place, k % config.checkpoint_samples) for k, place in enumerate(groups)]
+
+    def measured(policy: PreTrainedModel, desc: str, seed: int = seed) -> Measured:
+        return measure(policy, tools, asked, keys=keys, seed=seed, desc=desc, columns=others)
+
+    judge, tools = tools.judge.name, tools.with_one_judge
+    # Other random numbers than the checkpoints': under the same a policy that hardly moved writes what SFT wrote.
+    sft = measured(tools.reference, "validating SFT")
+    theirs = _completions(tools, asked, measured(tools.reference, "validating SFT again", seed + 1), seed)
+    points = []
+    for path in paths:
+        step = checkpoint_step(path)
+        found = measured(load_causal(path).eval(), f"validating step {step}")
+        ours = _completions(tools, asked, found, seed)
+        points.append(_Point(step, found, probe(ours, theirs, seed=seed)))
+    judged = [np.reshape(one.judges[judge], (count, -1)) for one in (sft, points[-1].measured)]
+    return Trajectory(
+        count,
+        config.checkpoint_samples,
+        sft,
+        points,
+        judge=judge,
+        seed=seed,
+        standing=replace(standing, split_half=split_half(np.concatenate(judged), [*range(count)] * 2, seed=seed)),
+        trivial=choose_trivial(tools, asked, others, sft, points[-1].measured, samples=config.checkpoint_samples),
+        payments=_payments(tools, asked, others, points[-1].report, ours, theirs),
+        where=evaluated_part(context, "validation"),
+    )
+
+
+def _payments(
+    tools: Evaluator,
+    prompts: Sequence[Any],
+    columns: Mapping[str, Sequence[Any]],
+    report: Report,
+    policy: Completions,
+    sft: Completions,
+) -> list[Payment]:
+    """What the families that are present earn, where they can be put into a text and taken out of it."""
+    changed = edits(report, policy, sft) if policy.rewards and sft.rewards else []
+    if not changed:
+        return []
+    # The texts as they are go the same way as the edited ones, so that only the edit tells them apart.
+    before, judged = rescored(tools, prompts, sft.texts, columns)
+    written = rewarded(tools, prompts, policy.texts, columns)
+    found = []
+    for edit in changed:
+        put_in, judged_put_in = rescored(tools, prompts, edit.put_in, columns)
+        taken_out = rewarded(tools, prompts, edit.taken_out, columns)
+        found.append(
+            Payment.of(
+                edit.family, sft=before, policy=written, put_in=put_in, taken_out=taken_out, judged=judged,
+                judged_put_in=judged_put_in,
+            )
+        )  # fmt: skip
+    return found
+
+
+def _completions(tools: Evaluator, prompts: Sequence[Any], found: Measured, seed: int) -> Completions:
+    return Completions(
+        [readable(prompt) for prompt in prompts],
+        found.completions,
+        found.reward or None,
+        found.judges[tools.judge.name],
+        found.ref_logprobs,
+        dependence(
+            tools.reference,
+            tools.tokenizer,
+            prompts,
+            found.tokens,
+            found.sft_logprob,
+            seed=seed,
+            temperature=tools.temperature,
+        ),
+    )

@@ -1,0 +1,1 @@
+"""Blind votes of people: one vote, the queue, the data set on the Hub, ratings."""

@@ -1,0 +1,218 @@
+"""The data set of votes on the Hub: what a commit adds to it, its card, and reading it back.
+
+`default` holds the votes that prefer a side, as pairs that a reward model can be trained on (prompt, chosen, rejected),
+`ties` the others (prompt, left, right). Every commit adds files of its own, so that two Spaces never write the same
+one. The files are parquet: of JSON, `datasets` turns a column of texts that look like dates into dates.
+"""
+
+import logging
+from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from ...errors import ZooError
+from ...fileio import BadYAML, hub_id, load_yaml
+from ...hub.client.claims import commit_on_head
+from ...hub.client.connect import CLIENT, Hub
+from ...hub.client.refusals import reason
+from .vote import CONFIGURATIONS, DRAWN, MODEL, Vote, merged, side_names
+
+log = logging.getLogger(__name__)
+
+
+class HubVotes:
+    """The data set of votes in a repository of a Hub. private: make the repository so, where it is made."""
+
+    def __init__(self, repo_id: str, *, private: bool = False, hub: Hub = CLIENT) -> None:
+        if hub_id(repo_id) is None or "/" not in repo_id:
+            raise ZooError(f"{repo_id!r} is no place for votes on a Hub: give NAMESPACE/NAME.")
+        self.name, self.hub = repo_id, hub
+        self._private, self._ready = private, False
+        self._known: tuple[str, list[Vote]] | None = None  # what was read last, and at which commit
+
+    def append(self, batch: str, votes: Sequence[Vote]) -> None:
+        """Adds the votes in one commit, as files named after the batch; makes repository and card where there are none.
+
+        batch: DATE/NAME. The commit stands on the head that was read, so that what another process commits meanwhile is
+        neither overwritten nor missed: then it is made anew. Raises what the client raises, and ZooError where the
+        repository holds another data set.
+        """
+        from huggingface_hub import CommitOperationAdd
+
+        api = self.hub.api()
+        if not self._ready:
+            api.create_repo(self.name, repo_type="dataset", exist_ok=True, private=self._private)
+        files = {f"{name}/{batch}.parquet": _parquet(name, votes) for name in CONFIGURATIONS}
+
+        def operations(head: str) -> list[Any]:
+            card = None if self._ready else self._card(api, head)
+            self._ready = False  # where this fails, the README is looked at again
+            added = {**files, "README.md": card.encode() if card else None}
+            return [CommitOperationAdd(name, content) for name, content in added.items() if content is not None]
+
+        message = f"{len(votes)} vote{'s' * (len(votes) > 1)}"
+        commit_on_head(self.name, operations, message, repo_type="dataset", hub=self.hub)
+        self._ready = True
+
+    def _head(self, api: Any) -> str:
+        refs = api.list_repo_refs(self.name, repo_type="dataset")
+        return next(ref.target_commit for ref in refs.branches if ref.name == "main")
+
+    def _card(self, api: Any, head: str) -> str | None:
+        """The README to commit: a new one, or the one that is there with our configurations; None where it has them."""
+        from huggingface_hub import DatasetCard
+
+        if not api.get_paths_info(self.name, ["README.md"], revision=head, repo_type="dataset"):
+            return _new_card(self.name)
+        path = api.hf_hub_download(self.name, "README.md", revision=head, repo_type="dataset")
+        text = Path(path).read_text(encoding="utf-8")
+        there = self._head_of(text).get("configs") or []
+        if not isinstance(there, list) or not all(isinstance(one, dict) for one in there):
+            raise ZooError(f"The README of {self.name} has configs that are no list of mappings: mend it there.")
+        card = DatasetCard(text, ignore_metadata_errors=False)
+        wanted = {one["config_name"]: one for one in _configs()}
+        others = [one for one in there if one.get("config_name") not in wanted]
+        if any(one != wanted[one["config_name"]] for one in there if one.get("config_name") in wanted):
+            raise ZooError(f"{self.name} holds another data set: give votes a repository of their own.")
+        if len(there) - len(others) == len(wanted):
+            return None
+        card.data["configs"] = [*wanted.values(), *others]
+        card.data["tags"] = list(dict.fromkeys([*(card.data.get("tags") or []), "rlhf-zoo", "votes"]))
+        return str(card)
+
+    def _head_of(self, text: str) -> dict[str, Any]:
+        """The YAML at the head of the README, which anybody with write access may have written."""
+        from huggingface_hub.repocard import REGEX_YAML_BLOCK
+
+        block = REGEX_YAML_BLOCK.search(text)
+        try:
+            head = load_yaml(block[2]) if block else {}
+        except BadYAML as error:
+            raise ZooError(f"The README of {self.name} begins with bad YAML ({error}): mend it there.") from error
+        if not isinstance(head, dict):
+            raise ZooError(f"The README of {self.name} does not begin with a mapping in YAML: mend it there.")
+        return head
+
+    def read(self) -> list[Vote]:
+        """Every vote that the Hub has, oldest first; [] where there is no such repository.
+
+        A row that is no vote, as anybody with write access may add, is left out, with a warning. Raises what the client
+        raises.
+        """
+        from huggingface_hub.errors import RepositoryNotFoundError
+
+        try:
+            head = self._head(self.hub.api())
+            if self._known is not None and self._known[0] == head:
+                return list(self._known[1])
+            patterns = [f"{name}/*/*.parquet" for name in CONFIGURATIONS]
+            folder = self.hub.snapshot(self.name, revision=head, repo_type="dataset", allow_patterns=patterns)
+        except RepositoryNotFoundError:
+            return []
+        found, strange = [], 0
+        for path in sorted(folder.glob("*/*/*.parquet")):
+            for row in _rows(path):
+                try:
+                    found.append(Vote.from_row(row))
+                except ZooError:
+                    strange += 1
+        if strange:
+            log.warning("%s holds %d rows that are no votes of rlhf-zoo; they are left out.", self.name, strange)
+        self._known = (head, merged(found))
+        return list(self._known[1])
+
+
+def _schema(configuration: str) -> Any:
+    import pyarrow as pa
+
+    sides = side_names(configuration)
+    model = dict(zip(MODEL, [*[pa.string()] * 4, pa.float64(), pa.bool_()], strict=True))
+    drawn = dict(
+        zip(DRAWN, [pa.float64(), pa.float64(), pa.int64(), pa.int64(), pa.string(), pa.string()], strict=True)
+    )
+    texts = dict.fromkeys(("prompt", *sides, "verdict"), pa.string())
+    models = {f"{side}_{key}": kind for side in sides for key, kind in model.items()}
+    return pa.schema(list((texts | models | drawn).items()))
+
+
+def _parquet(configuration: str, votes: Sequence[Vote]) -> bytes | None:
+    """The votes of a configuration as a file, None where it has none of them."""
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    rows = [vote.to_row() for vote in votes if vote.configuration == configuration]
+    if not rows:
+        return None
+    buffer = BytesIO()
+    parquet.write_table(pa.Table.from_pylist(rows, schema=_schema(configuration)), buffer)
+    return buffer.getvalue()
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    try:
+        return parquet.read_table(path).to_pylist()
+    except (pa.ArrowInvalid, OSError) as error:
+        log.warning("%s cannot be read (%s); its votes are left out.", path, reason(error))
+        return []
+
+
+def _configs() -> list[dict[str, Any]]:
+    return [
+        {
+            "config_name": name,
+            "data_files": [{"split": "train", "path": f"{name}/*/*.parquet"}],
+            **({"default": True} if name == "default" else {}),
+        }
+        for name in CONFIGURATIONS
+    ]
+
+
+def _new_card(name: str) -> str:
+    import yaml
+
+    front = {
+        "license": "cc-by-4.0",
+        "tags": ["rlhf-zoo", "votes"],
+        "annotations_creators": ["crowdsourced"],
+        "configs": _configs(),
+    }
+    return f"""---
+{yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}---
+
+# Votes
+
+What visitors of a comparison page of rlhf-zoo preferred. Each saw a prompt and two
+completions of it, by an SFT model and by the PPO model trained from it (or by two checkpoints), drawn with the same
+seed, on sides that were shuffled and not labeled, and said which is better, that they tie, or that both are bad.
+
+| configuration | what it holds |
+|---|---|
+| `default` | votes that prefer a side: `prompt`, `chosen`, `rejected` |
+| `ties` | the others: `prompt`, `left`, `right`, with `verdict` `tie` or `both_bad` |
+
+Both have one split, `train`, in which every commit adds a file. Further columns:
+
+- `verdict`: the side that was preferred (`left`, `right`), `tie` or `both_bad`.
+- of each side: `role` (`ppo`, `sft`), `repo`, `commit` and `tag` of the model, `reward` as the page showed it after the
+  vote, and `ended`, whether the model stopped by itself (if not, its text was cut off).
+- `temperature`, `top_p`, `seed`, `max_new_tokens`: how both were drawn.
+- `time` (UTC, to the second) and `id`, a random one of the vote.
+
+**No personal data**: nothing is kept of who voted, neither name nor address nor session. Prompts are what visitors
+typed or chose. Nobody checked votes or prompts. Whoever opens the page may vote, from one address up to a bound in an
+hour and on one prompt, so they are no sample of any population. Completions were written by models and may be wrong or
+offensive.
+
+```python
+from datasets import load_dataset
+
+pairs = load_dataset("{name}", split="train")
+ties = load_dataset("{name}", "ties", split="train")
+```
+
+A reward model is trained on the pairs by `rlhf-zoo reward RECIPE --dataset_name {name}`.
+"""

@@ -1,0 +1,119 @@
+"""How many votes are taken from one address, so that nobody stuffs the box.
+
+Addresses are not kept: only keyed hashes of them, in memory, for a day at most, under a key that no file holds.
+"""
+
+import hashlib
+import ipaddress
+import secrets
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+
+from ...errors import ZooError
+
+#: Votes from one address within an hour.
+PER_HOUR = 60
+_DAY = 86_400.0
+_MOST_VOTERS = 20_000
+
+
+class TooManyVotesError(ZooError):
+    """A vote that is not taken now, because of others from the same address."""
+
+
+class VoteLimits:
+    """Counts votes by address. Threads may share it, under a lock of its own.
+
+    Args:
+        per_hour: The most votes within an hour. Within a minute a sixth of them are taken, or 10 where that is more,
+            within a day four times as many, and on one pair (a prompt and two models) a twentieth, or 3.
+        clock: Seconds that only ever grow.
+    """
+
+    def __init__(self, per_hour: int = PER_HOUR, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._bounds = ((max(10, per_hour // 6), 60.0), (per_hour, 3600.0), (4 * per_hour, _DAY))
+        self._on_a_pair = max(3, per_hour // 20)
+        self._clock = clock
+        self._key = secrets.token_bytes(32)
+        self._lock = threading.Lock()
+        self._votes: OrderedDict[bytes, deque[tuple[float, bytes]]] = OrderedDict()
+
+    def check(self, address: str, pair: tuple[str, ...]) -> None:
+        """Take no notice of a vote yet, but say whether it may be given.
+
+        Args:
+            address: The voter's, as `voter_address` tells it.
+            pair: What the vote is on: the prompt and the models.
+
+        Raises:
+            TooManyVotesError: Where the address has given too many, in all or on this pair.
+        """
+        now, on = self._clock(), self._digest(*pair)
+        with self._lock:
+            votes = list(self._votes.get(self._digest(address), ()))
+        for most, seconds in self._bounds:
+            recent = [at for at, _ in votes if at > now - seconds]
+            if len(recent) >= most:
+                raise TooManyVotesError(
+                    f"No more than {most} votes in {_spoken(seconds)} are taken from one address: "
+                    f"give this one again in {_spoken(recent[-most] + seconds - now)}."
+                )
+        if sum(each == on and at > now - _DAY for at, each in votes) >= self._on_a_pair:
+            raise TooManyVotesError(
+                f"No more than {self._on_a_pair} votes on one prompt are taken from one address: judge another prompt."
+            )
+
+    def count(self, address: str, pair: tuple[str, ...]) -> None:
+        """Note a vote that was taken."""
+        voter = self._digest(address)
+        with self._lock:
+            most, _ = self._bounds[-1]
+            self._votes.setdefault(voter, deque(maxlen=most)).append((self._clock(), self._digest(*pair)))
+            self._votes.move_to_end(voter)
+            if len(self._votes) > _MOST_VOTERS:
+                self._votes.popitem(last=False)
+
+    def _digest(self, *texts: str) -> bytes:
+        return hashlib.blake2b("\0".join(texts).encode(), key=self._key, digest_size=16).digest()
+
+
+def voter_address(peer: str | None, forwarded: str | None) -> str:
+    """Whose vote it is, as far as an address tells.
+
+    Args:
+        peer: The address that the connection came from.
+        forwarded: The header X-Forwarded-For, where the page stands behind a proxy that sets it, as in a Space; None
+            elsewhere, for anybody may send one.
+
+    Returns:
+        The public address that the proxy itself saw, which is the last in the header: what stands before it, the sender
+        may have written. Of IPv6 the network, as one household has all of it.
+    """
+    for each in reversed((forwarded or "").split(",")):
+        if (found := _address(each.strip())) is not None and found.is_global:
+            return _network(found)
+    found = _address(peer or "")
+    return _network(found) if found is not None else peer or ""
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        found = ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+    return getattr(found, "ipv4_mapped", None) or found
+
+
+def _network(found: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str:
+    return str(ipaddress.ip_network((found, 64), strict=False)) if found.version == 6 else str(found)
+
+
+def _spoken(seconds: float) -> str:
+    """In the largest unit that says it: "12 seconds", "1 minute"."""
+    for size, unit in ((3600, "hour"), (60, "minute"), (1, "second")):
+        if seconds >= size or size == 1:
+            count = max(1, -(-int(seconds * 1000) // (size * 1000)))  # rounded up: earlier is too early
+            return f"{count} {unit}{'s' * (count > 1)}"
+    raise AssertionError(seconds)

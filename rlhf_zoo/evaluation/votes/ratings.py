@@ -1,0 +1,255 @@
+"""What people's votes between two completions say: win rates, and Elo ratings of several checkpoints.
+
+A vote is left, right, tie or both_bad. A tie counts one half for each side; "both bad" says nothing of which is better,
+so it is counted apart and left out of win rates and ratings. Votes on one prompt are not independent: intervals go by
+prompts, whichever voters there were.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from statistics import NormalDist
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..stats import Estimate, WinRate, fit_logistic, group_indices, levels, proportion, sigmoid, win_rate
+
+VERDICTS = ("left", "right", "tie", "both_bad")
+ELO_SCALE = 400 / math.log(10)  # points per nat of log-odds: 400 points are odds of 10 to 1 (Elo 1978)
+ELO_MEAN = 1000.0
+FEW_PROMPTS = 20  # resampling so few prompts says too little of how they differ
+_Z = NormalDist().inv_cdf(0.975)
+_ROLES = ("ppo", "sft")
+
+Player = TypeVar("Player", bound=Hashable)
+
+
+class Contender(Protocol):
+    """The model on one side of a vote. role: ppo or sft; a model is told apart by repo and commit, or else its tag."""
+
+    @property
+    def role(self) -> str: ...
+    @property
+    def repo(self) -> str | None: ...
+    @property
+    def commit(self) -> str | None: ...
+    @property
+    def tag(self) -> str | None: ...
+
+
+class Ballot(Protocol):
+    """A vote: id, prompt, verdict (one of VERDICTS), and who stood on which side."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def prompt(self) -> str: ...
+    @property
+    def verdict(self) -> str: ...
+    @property
+    def left(self) -> Contender: ...
+    @property
+    def right(self) -> Contender: ...
+
+
+def preference_rate(scores: ArrayLike, prompts: Sequence[Hashable]) -> WinRate:
+    """How often a side is preferred, of scores (N,): 1 won, ½ tied, 0 lost. prompts: (N,) the prompt of each vote.
+
+    From `FEW_PROMPTS` prompts on the interval is that of `stats.win_rate`. Below, it is Wilson's with
+    as many trials as there are prompts, however many votes each had; of a number of wins that is not whole, both
+    neighbours are taken. Raises ValueError where there are no votes.
+    """
+    sample = np.asarray(scores, dtype=float)
+    found = win_rate(sample, 1 - sample, prompts)
+    size = len(set(prompts))
+    if size >= FEW_PROMPTS:
+        return found
+    won = round(found.value * size, 9)
+    low, high = proportion(math.floor(won), size).ci95[0], proportion(math.ceil(won), size).ci95[1]
+    return WinRate(found.value, (low, high), found.n, found.ties)
+
+
+def bradley_terry(wins: ArrayLike, *, prior: float) -> NDArray[np.float64]:
+    """Log-odds θ (K,) with mean 0 such that P(i beats j) = σ(θ_i − θ_j), by maximum likelihood.
+
+    wins: (K, K), how often row i beat column j, a tie half for each (Bradley & Terry 1952). The order of the votes
+    does not matter. prior: so many games, half won and half lost, of each player against one of strength 0: they keep θ
+    finite where a player never lost, and weigh less with every vote.
+    """
+    won = np.array(wins, dtype=float)
+    np.fill_diagonal(won, 0.0)
+    games = won + won.T
+    each = np.eye(len(won))
+    first, second = np.nonzero(np.triu(games))
+    theta = fit_logistic(
+        np.vstack([each[first] - each[second], each]),
+        np.concatenate([won[first, second] / games[first, second], np.full(len(won), 0.5)]),
+        np.concatenate([games[first, second], np.full(len(won), prior)]),
+        ridge=0.0,
+    )
+    return np.asarray(theta - theta.mean())
+
+
+def elo(
+    first: Sequence[Player],
+    second: Sequence[Player],
+    scores: ArrayLike,
+    prompts: Sequence[Hashable],
+    *,
+    seed: int,
+    prior: float = 1.0,
+    resamples: int = 500,
+) -> dict[Player, Estimate]:
+    """Elo ratings by `bradley_terry`, with mean `ELO_MEAN`, in the order of first appearance.
+
+    first, second: (N,) the players of each vote; scores: (N,) 1 where the first was preferred, ½, 0; n of an estimate
+    is the player's votes. Intervals resample whole prompts. Below `FEW_PROMPTS` prompts they are ±1.96 standard errors
+    of the likelihood in which all votes on a prompt together weigh as one. Ratings compare only players that a chain of
+    votes links. There is at least one vote.
+    """
+    sample = np.asarray(scores, dtype=float)
+    players = list(dict.fromkeys([name for pair in zip(first, second, strict=True) for name in pair]))
+    place = {name: index for index, name in enumerate(players)}
+    a, b = (np.array([place[name] for name in side]) for side in (first, second))
+    group = group_indices(prompts)
+    size = int(group.max()) + 1
+
+    def wins(weights: NDArray[np.float64]) -> NDArray[np.float64]:
+        table = np.zeros((len(players), len(players)))
+        np.add.at(table, (a, b), weights * sample)
+        np.add.at(table, (b, a), weights * (1 - sample))
+        return table
+
+    theta = bradley_terry(wins(np.ones(len(sample))), prior=prior)
+    if size < FEW_PROMPTS:
+        table = wins((1 / np.bincount(group))[group])
+        spread = np.linalg.pinv(_information(theta, table + table.T, prior), hermitian=True)
+        centered = np.eye(len(players)) - 1 / len(players)
+        error = np.sqrt(np.diag(centered @ spread @ centered))
+        low, high = theta - _Z * error, theta + _Z * error
+    else:
+        rng = np.random.default_rng(seed)
+        drawn = rng.multinomial(size, np.full(size, 1 / size), size=resamples)
+        low, high = np.quantile(
+            [bradley_terry(wins(row[group].astype(float)), prior=prior) for row in drawn], levels(size), axis=0
+        )
+    votes = Counter([*a.tolist(), *b.tolist()])
+    return {
+        name: Estimate(_points(theta[k]), (_points(low[k]), _points(high[k])), votes[k])
+        for k, name in enumerate(players)
+    }
+
+
+def summary(votes: Iterable[Ballot], *, seed: int = 1) -> dict[str, Any]:
+    """What the votes say so far, for JSON; a vote that comes twice (by its id) counts once.
+
+    votes: how many; counts: ppo, sft (preferred), tie, both_bad, over votes between a PPO and an SFT model; win_rate:
+    of PPO over SFT, with the number of prompts that its n votes are on, None without votes; pairs: the same for each
+    two revisions, most votes first; elo: a rating of each revision, whichever roles were compared, best first. `among`
+    numbers the sets of models that votes link: ratings of different sets are not on one scale. left: the share of the
+    left side among decisive votes, ½ but for a bias.
+    """
+    distinct = list({vote.id: vote for vote in votes}.values())
+    between = [vote for vote in distinct if {vote.left.role, vote.right.role} == set(_ROLES)]
+    names = _names(distinct)
+    pairs: dict[tuple[_Key, _Key], list[Ballot]] = {}
+    for vote in between:
+        ppo, sft = (vote.left, vote.right) if vote.left.role == "ppo" else (vote.right, vote.left)
+        pairs.setdefault((_key(ppo), _key(sft)), []).append(vote)
+    decisive = Counter(vote.verdict for vote in distinct if vote.verdict in ("left", "right"))
+    return {
+        "votes": len(distinct),
+        **_tally(between),
+        "pairs": [
+            {"ppo": names[ppo], "sft": names[sft], **_tally(some)}
+            for (ppo, sft), some in sorted(pairs.items(), key=lambda pair: -len(pair[1]))
+        ],
+        "elo": _ratings([vote for vote in distinct if vote.verdict != "both_bad"], names, seed),
+        "left": proportion(decisive["left"], decisive.total()).to_json() if decisive else None,
+    }
+
+
+_Key = tuple[str, str | None, str | None]  # role, repo, commit (else tag)
+
+
+def _key(model: Contender) -> _Key:
+    # A tag may be moved, a commit not; so where the commit is known, the tag only names it.
+    return (model.role, model.repo, model.commit or model.tag)
+
+
+def _names(votes: Iterable[Ballot]) -> dict[_Key, dict[str, str | None]]:
+    """{role, repo, commit, tag} of every model, as the newest vote names it."""
+    models = [model for vote in votes for model in (vote.left, vote.right)]
+    return {_key(one): {"role": one.role, "repo": one.repo, "commit": one.commit, "tag": one.tag} for one in models}
+
+
+def _score(vote: Ballot) -> float:
+    """1 where the left side was preferred, ½ for a tie, 0 for the right side."""
+    return {"left": 1.0, "tie": 0.5, "right": 0.0}[vote.verdict]
+
+
+def _tally(votes: Sequence[Ballot]) -> dict[str, Any]:
+    """counts and win_rate of votes that are each between a PPO and an SFT model."""
+    counts = dict.fromkeys((*_ROLES, "tie", "both_bad"), 0)
+    scores, prompts = [], []
+    for vote in votes:
+        if vote.verdict in ("tie", "both_bad"):
+            counts[vote.verdict] += 1
+        else:
+            counts[(vote.left if vote.verdict == "left" else vote.right).role] += 1
+        if vote.verdict != "both_bad":
+            scores.append(_score(vote) if vote.left.role == "ppo" else 1 - _score(vote))
+            prompts.append(vote.prompt)
+    rate = None
+    if scores:
+        rate = {**preference_rate(scores, prompts).to_json(), "prompts": len(set(prompts))}
+    return {"counts": counts, "win_rate": rate}
+
+
+def _ratings(
+    votes: Sequence[Ballot], names: Mapping[_Key, Mapping[str, str | None]], seed: int
+) -> list[dict[str, Any]]:
+    """Rows {role, repo, commit, tag, elo: estimate, among}; each set of linked models is rated by itself."""
+    rows = []
+    for among, linked in enumerate(_linked(votes)):
+        found = elo(
+            [_key(vote.left) for vote in linked],
+            [_key(vote.right) for vote in linked],
+            [_score(vote) for vote in linked],
+            [vote.prompt for vote in linked],
+            seed=seed,
+        )
+        best = sorted(found.items(), key=lambda item: -item[1].value)
+        rows += [{**names[key], "elo": rating.to_json(), "among": among} for key, rating in best]
+    return rows
+
+
+def _linked(votes: Sequence[Ballot]) -> list[list[Ballot]]:
+    """The votes by set of models that a chain of votes links, the largest first."""
+    leader: dict[_Key, _Key] = {}
+
+    def find(key: _Key) -> _Key:
+        while leader.setdefault(key, key) != key:
+            key = leader[key]
+        return key
+
+    for vote in votes:
+        leader[find(_key(vote.left))] = find(_key(vote.right))
+    sets: dict[_Key, list[Ballot]] = {}
+    for vote in votes:
+        sets.setdefault(find(_key(vote.left)), []).append(vote)
+    return sorted(sets.values(), key=lambda some: -len(some))
+
+
+def _points(theta: float) -> float:
+    return float(ELO_MEAN + ELO_SCALE * theta)
+
+
+def _information(theta: NDArray[np.float64], games: NDArray[np.float64], prior: float) -> NDArray[np.float64]:
+    """Minus the second derivative of the log-likelihood (K, K)."""
+    chance = sigmoid(theta[:, None] - theta)
+    weight = games * chance * (1 - chance)
+    alone = sigmoid(theta) * (1 - sigmoid(theta))
+    return np.diag(weight.sum(1) + prior * alone) - weight

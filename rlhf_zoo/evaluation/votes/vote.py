@@ -1,0 +1,171 @@
+"""A vote of a blind test: what was shown, on which side, what was preferred. Nothing of who voted.
+
+`box` keeps votes on the disk and sends them, `data` is the data set that they go to.
+"""
+
+from __future__ import annotations
+
+import re
+import reprlib
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...errors import ZooError
+from ...fileio import finite, hub_id, now, whole
+from .ratings import VERDICTS
+
+LONGEST_TEXT = 32_768  # characters of a prompt or a completion
+#: Of the data set: votes that prefer a side, and the others.
+CONFIGURATIONS = ("default", "ties")
+DECISIVE = ("left", "right")
+ROLES = ("ppo", "sft")
+MODEL = ("role", "repo", "commit", "tag", "reward", "ended")  # columns of each side, behind its name
+DRAWN = ("temperature", "top_p", "seed", "max_new_tokens", "time", "id")
+
+_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", re.ASCII)
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A completion as one side of the page showed it, and the model that wrote it.
+
+    role: ppo or sft. repo, commit, tag: where the model was published; None for one that was not. reward: as the page
+    showed it, None where there was none. ended: whether the model stopped by itself. Raises ZooError for text that is
+    too long or no valid text, and for a repo that is no Hub's id: a path would name this machine's user.
+    """
+
+    completion: str
+    role: str
+    repo: str | None = None
+    commit: str | None = None
+    tag: str | None = None
+    reward: float | None = None
+    ended: bool | None = None
+
+    def __post_init__(self) -> None:
+        _check_text("completion", self.completion)
+        _check(self.role in ROLES, "role", self.role, "it is ppo or sft")
+        _check(self.repo is None or hub_id(self.repo) is not None, "repo", self.repo, "give an id on the Hub, or none")
+        _check(self.commit is None or _is(_COMMIT, self.commit), "commit", self.commit, "give all 40 digits, or none")
+        if self.tag is not None:
+            _check_text("tag", self.tag)
+        _check(self.reward is None or finite(self.reward), "reward", self.reward, "give a finite number, or none")
+        _check(self.ended is None or isinstance(self.ended, bool), "ended", self.ended, "it is true, false or none")
+        _set_floats(self, "reward")
+
+
+@dataclass(frozen=True)
+class Vote:
+    """One judgement of two completions of a prompt, and how they were drawn. It says nothing of who voted.
+
+    verdict: left, right, tie or both_bad. time: UTC, to the second. Raises ZooError for what is out of range.
+    """
+
+    prompt: str
+    left: Shown
+    right: Shown
+    verdict: str
+    temperature: float
+    top_p: float
+    seed: int
+    max_new_tokens: int
+    id: str = field(default_factory=lambda: str(uuid.uuid4()))
+    time: str = field(default_factory=now)
+
+    def __post_init__(self) -> None:
+        _check_text("prompt", self.prompt)
+        _check(self.verdict in VERDICTS, "verdict", self.verdict, f"it is one of {', '.join(VERDICTS)}")
+        if self.verdict in DECISIVE and self.left.completion == self.right.completion:
+            raise ZooError(f"A vote prefers the {self.verdict} one of two equal texts: let it be a tie.")
+        heat = self.temperature
+        _check(finite(heat) and heat >= 0, "temperature", heat, "give a number that is not negative")
+        _check(finite(self.top_p) and 0 < self.top_p <= 1, "top_p", self.top_p, "give a number above 0, at most 1")
+        _check(
+            whole(self.seed) is not None and self.seed >= 0, "seed", self.seed, "give a whole number of at most 63 bits"
+        )
+        length = self.max_new_tokens
+        _check(whole(length) is not None and length > 0, "max_new_tokens", length, "give a whole number, at least 1")
+        _check(_is(_ID, self.id), "id", self.id, "give a random uuid")
+        _check(_is(_TIME, self.time), "time", self.time, "give it in UTC, to the second")
+        _set_floats(self, "temperature", "top_p")
+
+    @property
+    def chosen(self) -> Shown | None:
+        """The side that was preferred; None for a tie and for "both bad"."""
+        return {"left": self.left, "right": self.right}.get(self.verdict)
+
+    @property
+    def rejected(self) -> Shown | None:
+        """The other side than `chosen`."""
+        return {"left": self.right, "right": self.left}.get(self.verdict)
+
+    @property
+    def configuration(self) -> str:
+        """Where it stands in the data set."""
+        return "default" if self.verdict in DECISIVE else "ties"
+
+    def to_row(self) -> dict[str, Any]:
+        """Its row in the data set: what each side is called hangs on the configuration."""
+        names = side_names(self.configuration)
+        sides = (self.chosen, self.rejected) if self.chosen and self.rejected else (self.left, self.right)
+        row: dict[str, Any] = {"prompt": self.prompt}
+        row |= {name: side.completion for name, side in zip(names, sides, strict=True)}
+        row["verdict"] = self.verdict
+        for name, side in zip(names, sides, strict=True):
+            row |= {f"{name}_{key}": getattr(side, key) for key in MODEL}
+        return row | {key: getattr(self, key) for key in DRAWN}
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Vote:
+        """The vote that `to_row` made a row of. Raises ZooError for a row that is none."""
+        try:
+            first, second = (
+                Shown(row[name], **{key: row[f"{name}_{key}"] for key in MODEL})
+                for name in side_names("default" if row["verdict"] in DECISIVE else "ties")
+            )
+            left, right = (second, first) if row["verdict"] == "right" else (first, second)
+            values = {key: row[key] for key in ("prompt", "verdict", *DRAWN)}
+            return cls(left=left, right=right, **values)
+        except (KeyError, TypeError) as error:
+            raise ZooError(f"A row of votes lacks {error} or holds another type than rlhf-zoo writes.") from error
+
+
+def side_names(configuration: str) -> tuple[str, str]:
+    """What a configuration calls the columns of the two completions."""
+    return ("chosen", "rejected") if configuration == "default" else ("left", "right")
+
+
+def _check(good: bool, name: str, value: Any, mend: str) -> None:
+    if not good:
+        raise ZooError(f"The {name} of a vote is {reprlib.repr(value)}: {mend}.")
+
+
+def _is(form: re.Pattern[str], text: Any) -> bool:
+    return isinstance(text, str) and form.fullmatch(text) is not None
+
+
+def _set_floats(instance: Any, *names: str) -> None:
+    """Integers become floats, as they are in the data set: some integers are no float exactly."""
+    for name in names:
+        if getattr(instance, name) is not None:
+            object.__setattr__(instance, name, float(getattr(instance, name)))
+
+
+def _check_text(name: str, text: Any) -> None:
+    _check(isinstance(text, str), name, text, "give text")
+    if len(text) > LONGEST_TEXT:
+        raise ZooError(f"The {name} of a vote has {len(text)} characters: votes keep texts of at most {LONGEST_TEXT}.")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ZooError(f"The {name} of a vote holds half of a character (a lone surrogate): remove it.") from error
+
+
+def merged(*parts: Iterable[Vote]) -> list[Vote]:
+    """All votes of several lists, each once (by its id), oldest first."""
+    known = {vote.id: vote for part in parts for vote in part}
+    return sorted(known.values(), key=lambda vote: (vote.time, vote.id))

@@ -1,0 +1,162 @@
+"""The keys of recipes, flags and configurations: how one is declared, and the bounds of every number, in one table."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .errors import ZooError
+
+SINGLE = 3e38  # the models compute in single precision
+
+
+def option(default: Any, help: str) -> Any:
+    """A key's field in its dataclass; `runs.settings.declared` reads both from the source."""
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What a number may be: finite, and low ≤ x ≤ high; above, below: the bound itself is not among them.
+
+    why stands in front of the mend, where the bound alone explains too little.
+    """
+
+    low: float = -SINGLE
+    high: float = SINGLE
+    above: bool = False
+    below: bool = False
+    why: str = ""
+
+    def mend(self, value: float) -> str | None:
+        """What to give instead of `value`; None where it is within the bounds."""
+        if isinstance(value, float) and not math.isfinite(value):
+            wanted = "a finite number"
+        elif value < self.low or (self.above and value == self.low):
+            wanted = _bound(self.low, self.above, "above")
+        elif value > self.high or (self.below and value == self.high):
+            wanted = _bound(self.high, self.below, "below")
+        else:
+            return None
+        return f"{self.why}give {wanted}."
+
+
+def _bound(bound: float, outside: bool, side: str) -> str:
+    if outside:
+        return "a positive number" if bound == 0 and side == "above" else f"a number {side} {bound:,}"
+    return f"at {'least' if side == 'above' else 'most'} {bound:,}"
+
+
+MANY = 2**31 - 1
+FINITE = Limit()
+COUNT = Limit(1, MANY)
+COUNT_OR_NONE = Limit(0, MANY)
+SEED = Limit(0, 2**32 - 1)  # NumPy takes no more
+STEPS = Limit(0, MANY)  # below 1: a share of the run
+POSITIVE = Limit(0, above=True)
+WEIGHT = Limit(0)
+SHARE = Limit(0, 1)
+DECAY = Limit(0, 1, below=True)
+PROCESSES = Limit(0, 256)
+
+#: Key -> bounds, whichever stage or configuration has it. A number that is not here has the bounds of `FINITE`.
+LIMITS: Mapping[str, Limit] = {
+    "adam_beta1": DECAY,
+    "adam_beta2": DECAY,
+    "adam_epsilon": POSITIVE,
+    "center_rewards_coefficient": WEIGHT,
+    "checkpoint_prompts": COUNT_OR_NONE,
+    "checkpoint_samples": COUNT,
+    "cliprange": POSITIVE,
+    "cliprange_high": POSITIVE,
+    "cliprange_sequence": POSITIVE,
+    "cliprange_value": POSITIVE,
+    "critic_learning_rate": WEIGHT,
+    "critic_warmup_updates": COUNT_OR_NONE,
+    "data_seed": SEED,
+    "dataloader_num_workers": PROCESSES,
+    "dataloader_prefetch_factor": COUNT,
+    "dataset_num_proc": Limit(1, PROCESSES.high),
+    "ddp_bucket_cap_mb": COUNT,
+    "ddp_timeout": COUNT,
+    "dual_clip": Limit(1, above=True),
+    "early_stop_kl": POSITIVE,
+    "entropy_coef": WEIGHT,
+    "eval_accumulation_steps": COUNT,
+    "eval_delay": STEPS,
+    "eval_steps": STEPS,
+    "gamma": Limit(0, 1, above=True),
+    "gradient_accumulation_steps": COUNT,
+    "held_out_share": Limit(0, 1, above=True, below=True),
+    "importance_sampling_cap": Limit(1),
+    "judge_share": Limit(0, 1, above=True, below=True),
+    "kl_coef": Limit(0, why="a negative β would pay the policy for leaving its reference, so "),
+    "kl_horizon": COUNT,
+    "kl_target": POSITIVE,
+    "label_smoothing_factor": DECAY,
+    "lam": SHARE,
+    "learning_rate": WEIGHT,
+    "local_rollout_forward_batch_size": COUNT,
+    "logging_steps": Limit(0, MANY, above=True),
+    "lm_eval_fewshot": COUNT_OR_NONE,
+    "lm_eval_limit": COUNT,
+    "lora_alpha": COUNT,
+    "lora_dropout": DECAY,
+    "lora_r": Limit(1, 2**16),
+    "max_grad_norm": WEIGHT,
+    "max_length": Limit(2, MANY, why="a token is learned from the one before it, so "),
+    "max_prompt_length": COUNT,
+    "max_rollout_batch_tokens": COUNT,
+    "max_steps": Limit(-1, MANY),
+    "max_tokens_per_micro_batch": COUNT,
+    "neftune_noise_alpha": Limit(0, 1e6),
+    "num_completions_to_print": COUNT,
+    "num_generations": Limit(1, 2**16),
+    "num_mini_batches": COUNT,
+    "num_ppo_epochs": COUNT,
+    "num_sample_generations": COUNT_OR_NONE,
+    "num_train_epochs": Limit(0, MANY),
+    "pad_to_multiple_of": Limit(1, 2**13),
+    "pairs_seed": SEED,
+    "per_device_eval_batch_size": COUNT,
+    "per_device_train_batch_size": COUNT,
+    "prompts": COUNT,
+    "ptx_coef": WEIGHT,
+    "response_length": COUNT,
+    "reward_ensemble_lambda": WEIGHT,
+    "reward_timeout": POSITIVE,
+    "response_length_min": COUNT,
+    "push_steps": COUNT,
+    "router_aux_loss_coef": WEIGHT,
+    "samples": COUNT,
+    "save_optimizer_limit": COUNT,
+    "save_steps": STEPS,
+    "save_total_limit": COUNT_OR_NONE,
+    "score_clip": POSITIVE,
+    "score_samples": Limit(2, MANY),
+    "seed": SEED,
+    "simulated_pairs": COUNT,
+    "simulated_test_pairs": COUNT,
+    "stop_token_id": COUNT_OR_NONE,
+    # Logits divided by less leave single precision.
+    "temperature": Limit(1e-4, why="completions are sampled, so "),
+    "torch_empty_cache_steps": COUNT,
+    "total_episodes": COUNT,
+    "truncate_after": COUNT_OR_NONE,
+    "vf_coef": WEIGHT,
+    "vllm_gpu_memory_utilization": Limit(0, 1, above=True),
+    "warmup_steps": STEPS,
+    "weight_decay": WEIGHT,
+}
+
+
+def check_limits(name: str, value: Any, *, shown: str = "") -> None:
+    """Raises ZooError where `value`, or a number in a list, is beyond the bounds of the key `name`.
+
+    Anything but a number is left alone. shown: how the message calls the key; by default by its name.
+    """
+    for number in value if isinstance(value, list | tuple) else [value]:
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            continue
+        if mend := LIMITS.get(name, FINITE).mend(number):
+            raise ZooError(f"{shown or name} is {number}: {mend}")

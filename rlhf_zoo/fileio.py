@@ -1,0 +1,282 @@
+"""Files, JSON and YAML: written whole or not at all, read within bounds."""
+
+import datetime
+import json
+import math
+import os
+import re
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from .errors import ZooError
+
+
+def replace_file(path: Path, content: bytes, *, mode: int = 0o600, scratch: Path | None = None) -> None:
+    """Replaces `path` in one step: a reader, or a crash, sees the old content or the new, never a part.
+
+    scratch: the folder of the file that is written first, by default the file's own. Raises OSError; the old file then
+    stands.
+    """
+    descriptor, temporary = tempfile.mkstemp(dir=scratch or path.parent, prefix=f".{path.name[:40]}.", suffix=".tmp")
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, mode)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes renames inside `folder` survive a power cut; systems that cannot open a folder (Windows) do without."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+_READING_UMASK = threading.Lock()
+
+
+def home() -> Path:
+    """Where rlhf-zoo keeps what outlives a run: $RLHF_ZOO_HOME, else ~/.cache/rlhf-zoo."""
+    return Path(os.environ.get("RLHF_ZOO_HOME") or Path.home() / ".cache" / "rlhf-zoo").expanduser()
+
+
+def now() -> str:
+    """The present time in UTC, ISO 8601, to the second."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def write_bytes(path: Path | str, content: bytes) -> None:
+    """Replace `path` by `content` as a whole: a reader, or a crash, sees the old file or the new one.
+
+    Raises ZooError when the file system refuses (disk full, no permission); the old file then stands.
+    """
+    path = Path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, content, mode=_mode(path))
+    except OSError as error:
+        raise ZooError(write_refused(path, error)) from error
+
+
+def write_text(path: Path | str, text: str) -> None:
+    """`write_bytes` of text in UTF-8."""
+    write_bytes(path, text.encode())
+
+
+def write_json(path: Path | str, value: Any) -> None:
+    """Replace `path` by `value` as strict JSON, as a whole; NaN and infinities become their names as strings."""
+    write_text(path, json.dumps(jsonable(value, named=True), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: Path | str) -> Any:
+    """The JSON document at `path`. Raises FileNotFoundError, and ZooError where it is not JSON."""
+    path = Path(path)
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        why = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise ZooError(f"{path} is not valid JSON ({why}): restore it, or begin again with --restart.") from error
+
+
+def jsonable(value: Any, *, named: bool) -> Any:
+    """`value` in the types of JSON. A number that is not finite becomes its name (named=True) or None."""
+    if isinstance(value, Enum):
+        return jsonable(value.value, named=named)
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        if math.isfinite(value):
+            return float(value)
+        return {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}[str(float(value))] if named else None
+    if isinstance(value, Mapping):
+        return {str(key): jsonable(item, named=named) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [jsonable(item, named=named) for item in value]
+    if isinstance(value, set | frozenset):
+        return sorted((jsonable(item, named=named) for item in value), key=canonical_json)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if hasattr(value, "item"):  # a scalar of numpy or torch, neither of which this module imports
+        return jsonable(value.item(), named=named)
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON: {value!r}")
+
+
+def canonical_json(value: Any) -> str:
+    plain = _integral_floats_as_int(jsonable(value, named=True))
+    return json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+def _integral_floats_as_int(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, dict):
+        return {key: _integral_floats_as_int(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_integral_floats_as_int(item) for item in value]
+    return value
+
+
+def _mode(path: Path) -> int:
+    """The permissions of the file to be replaced, or those a new file would get (mkstemp's are the owner's alone)."""
+    if path.exists():
+        return path.stat().st_mode & 0o777
+    with _READING_UMASK:  # it can be read only by setting it: of two threads, one would take the other's 0 for it
+        mask = os.umask(0)
+        os.umask(mask)
+    return 0o666 & ~mask
+
+
+def write_refused(path: Path, error: OSError) -> str:
+    reason = error.strerror or str(error)
+    return f"{path} could not be written ({reason}): make room or mend the permissions, or choose another directory."
+
+
+_REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+def finite(value: Any) -> TypeGuard[float]:
+    """Whether it is a number that a float can be: not true, NaN, an infinity, nor an integer beyond all floats."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def number(value: Any) -> float | None:
+    return float(value) if finite(value) else None
+
+
+def whole(value: Any) -> int | None:
+    """It, if it is a whole number of 64 bits."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63 else None
+
+
+def hub_id(name: Any) -> str | None:
+    """It, if a Hub could have it as the id of a repository; not a path on this machine."""
+    return name if isinstance(name, str) and _REPO_ID.fullmatch(name) else None
+
+
+def at(value: Any, *path: str) -> Any:
+    """What stands at a path of keys, None where nothing does."""
+    for key in path:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+MAX_CHARACTERS = 2**20
+MAX_DEPTH = 64
+MAX_NODES = 100_000
+MAX_DIRECTIVES = 100
+MAX_NUMBER = 400
+# Whole numbers beyond 2**61 can be chosen so that a mapping finds all of them in one place; shorter ones cannot.
+SHORT_NUMBER = 18
+MAX_LONG_NUMBERS = 1000
+_DIRECTIVE = re.compile(r"(?:^|[\n\r\x85\u2028\u2029])%")
+_INT, _FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
+
+
+class BadYAML(ValueError):
+    """`reason` in a few words; `line` and `column` count from 1, None where the text as a whole is meant."""
+
+    def __init__(self, reason: str, line: int | None = None, column: int | None = None) -> None:
+        super().__init__(reason if line is None else f"line {line}: {reason}")
+        self.reason, self.line, self.column = reason, line, column
+
+
+def load_yaml(text: str, loader: Any = None) -> Any:
+    """The one document of `text`; None for an empty one. loader: a subclass of yaml.SafeLoader.
+
+    Raises BadYAML for what is not YAML, has a value that its own tag forbids, holds more than one document, or exceeds
+    the bounds: characters, nesting, characters and nodes after every alias is written out, and what takes quadratic
+    time (directives, the digits of a number, numbers that collide as keys). The composers of PyYAML recurse, the one in
+    C without a limit, so the bounds are counted over the parser's events, which needs no stack.
+    """
+    import yaml
+
+    fast = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    if len(text) > MAX_CHARACTERS:
+        raise BadYAML(f"it has more than {MAX_CHARACTERS:,} characters")
+    if len(_DIRECTIVE.findall(text)) > MAX_DIRECTIVES:
+        raise BadYAML(f"it has more than {MAX_DIRECTIVES} lines that begin with %")
+    try:
+        _check_bounds(yaml.parse(text, Loader=fast))
+        return yaml.load(text, Loader=loader or fast)
+    except BadYAML:
+        raise
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        at = (mark.line + 1, mark.column + 1) if mark else (None, None)
+        raise BadYAML(", ".join(filter(None, (error.context, error.problem))), *at) from error
+    except yaml.YAMLError as error:
+        raise BadYAML(str(error).strip().splitlines()[0]) from error
+    except UnicodeError as error:
+        raise BadYAML("it holds half a character (a lone surrogate)") from error
+    except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError) as error:
+        # PyYAML's constructors raise these for `!!timestamp foo`, `!!bool foo`, `!!int ""`, 2001-99-99.
+        raise BadYAML("a value does not fit its tag") from error
+
+
+def _check_bounds(events: Any) -> None:
+    """Raises BadYAML. A node is as large as all it holds, with an alias as large as what it repeats."""
+    import yaml
+
+    sizes: dict[str | None, tuple[int, int]] = {}
+    open_nodes: list[list[Any]] = [[None, 0, 0]]  # [anchor, values and characters so far] of every open collection
+    long_numbers = 0
+
+    def close(anchor: str | None, size: tuple[int, int], event: Any) -> None:
+        if anchor is not None:
+            sizes[anchor] = size
+        outer = open_nodes[-1]
+        outer[1], outer[2] = outer[1] + size[0], outer[2] + size[1]
+        for most, count, what in ((MAX_NODES, outer[1], "values"), (MAX_CHARACTERS, outer[2], "characters")):
+            if count > most:
+                raise BadYAML(f"it holds more than {most:,} {what} once its aliases are written out", *_place(event))
+
+    for event in events:
+        if isinstance(event, yaml.CollectionStartEvent):
+            open_nodes.append([event.anchor, 1, 0])
+            if len(open_nodes) > MAX_DEPTH:
+                raise BadYAML(f"it is nested more than {MAX_DEPTH - 1} deep", *_place(event))
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, *size = open_nodes.pop()
+            close(anchor, (size[0], size[1]), event)
+        elif isinstance(event, yaml.ScalarEvent):
+            close(event.anchor, (1, len(event.value)), event)
+            kind = _kind(event) if len(event.value) > SHORT_NUMBER else None
+            if kind in (_INT, _FLOAT) and len(event.value) > MAX_NUMBER:
+                raise BadYAML(f"a number has more than {MAX_NUMBER} characters", *_place(event))
+            long_numbers += kind == _INT
+            if long_numbers > MAX_LONG_NUMBERS:
+                reason = f"more than {MAX_LONG_NUMBERS:,} whole numbers have more than {SHORT_NUMBER} characters"
+                raise BadYAML(reason, *_place(event))
+        elif isinstance(event, yaml.AliasEvent):
+            if any(anchor == event.anchor for anchor, *_ in open_nodes):
+                raise BadYAML(f"the alias *{event.anchor} holds itself", *_place(event))
+            close(None, sizes.get(event.anchor, (1, 0)), event)
+
+
+def _kind(event: Any) -> str | None:
+    """The tag by which PyYAML will construct a scalar, where it is one of a number."""
+    import yaml
+
+    if event.tag not in (None, "!"):
+        return str(event.tag)
+    resolvers = yaml.SafeLoader.yaml_implicit_resolvers.get(event.value[0], []) if event.implicit[0] else []
+    return next((tag for tag, pattern in resolvers if tag in (_INT, _FLOAT) and pattern.match(event.value)), None)
+
+
+def _place(event: Any) -> tuple[int, int]:
+    return event.start_mark.line + 1, event.start_mark.column + 1

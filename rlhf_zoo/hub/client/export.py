@@ -1,0 +1,346 @@
+"""From the embedded Hub to another one: a repository with its history, commit by commit, and its tags.
+
+The source is read from the folder of the embedded Hub, the target through the client, which `connect` has settled. The
+target makes commits of its own, so their ids and dates are new; each says in its description which commit it was:
+
+    Exported-From: local/tiny-world-ppo@4f0c…  2026-11-21T08:00:00Z
+
+By these lines a second export knows what is there already, and refuses where anything else is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...errors import ZooError
+from ...plugins import did_you_mean
+from .connect import CLIENT, Hub
+from .refusals import refusals_as
+
+if TYPE_CHECKING:
+    from ..server.git import GitRepository
+    from ..server.large_files import LargeFiles
+    from ..server.names import RepoId
+
+MAIN = "main"
+EXPORTED = re.compile(r"^Exported-From: \S+@([0-9a-f]{40})\b", re.MULTILINE)
+#: What a Hub puts into a repository that it makes.
+MADE_BY_HUB = {"model": {".gitattributes"}, "dataset": {".gitattributes"}, "space": {".gitattributes", "README.md"}}
+BLOCK = 2**20
+
+
+@dataclass(frozen=True)
+class Exported:
+    """commits: those of the source, by the id there, oldest first -> the target's; tags and branches: -> the target's.
+
+    sent: how many commits this call made; left_out: tags of commits that no branch leads to.
+    """
+
+    commits: dict[str, str] = field(default_factory=dict)
+    tags: dict[str, str] = field(default_factory=dict)
+    branches: dict[str, str] = field(default_factory=dict)
+    sent: int = 0
+    left_out: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Branch:
+    """The commits, oldest first, that no branch before it has; fork: the one that they follow, None at a beginning."""
+
+    name: str
+    fork: str | None
+    commits: list[str]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A repository of the embedded Hub, for reading; it may be written to meanwhile, which changes no commit."""
+
+    repo: RepoId
+    private: bool
+    sdk: str | None
+    path: Path
+    git: GitRepository
+    large: LargeFiles
+
+    def branches(self) -> list[Branch]:
+        """main, then the others by name; each follows first parents."""
+        found: list[Branch] = []
+        known: set[str] = set()
+        heads = {ref.name: ref.commit for ref in self.git.refs("refs/heads/")}
+        for name in sorted(heads, key=lambda name: (name != MAIN, name)):
+            own: list[str] = []
+            fork = None
+            for commit, _ in self.git.history(heads[name]):
+                if commit in known:
+                    fork = commit
+                    break
+                own.append(commit)
+            known.update(own)
+            found.append(Branch(name, fork, own[::-1]))
+        return found
+
+    def tags(self) -> dict[str, tuple[str, str | None]]:
+        """Name -> commit and message, which is None for a tag without annotation."""
+        from dulwich.objects import Tag
+        from dulwich.repo import Repo
+
+        messages = {}
+        with Repo(str(self.path)) as repo:
+            for name, oid in repo.refs.as_dict(b"refs/tags").items():  # type: ignore[arg-type]
+                found = repo[oid]
+                if isinstance(found, Tag):
+                    messages[name.decode()] = (found.message or b"").decode(errors="replace").strip()
+        return {ref.name: (ref.commit, messages.get(ref.name) or None) for ref in self.git.refs("refs/tags/")}
+
+    def files(self, commit: str) -> dict[str, str]:
+        """Path -> git's id of the blob."""
+        return {entry.path: entry.oid for entry in self.git.files(commit)}
+
+    def size(self, blob: str) -> int:
+        return self.git.blob_info(blob).size
+
+    def content(self, blob: str) -> str | bytes:
+        """As the client takes it: the path of a large file, the bytes of another."""
+        pointer = self.git.blob_info(blob).pointer
+        return str(self.large.path(pointer.oid)) if pointer else self.git.blob(blob)
+
+    def is_same(self, blob: str, entry: Any) -> bool:
+        """Whether the file that a Hub lists as `entry` has this content, however either Hub keeps it."""
+        pointer = self.git.blob_info(blob).pointer
+        if entry.lfs is not None:
+            return entry.lfs.sha256 == (pointer.oid if pointer else hashlib.sha256(self.git.blob(blob)).hexdigest())
+        return entry.blob_id == (self._git_id(pointer.oid) if pointer else blob)
+
+    def _git_id(self, large: str) -> str:
+        path = self.large.path(large)
+        digest = hashlib.sha1(f"blob {path.stat().st_size}\0".encode(), usedforsecurity=False)
+        with path.open("rb") as file:
+            while block := file.read(BLOCK):
+                digest.update(block)
+        return digest.hexdigest()
+
+    def message(self, commit: str) -> tuple[str, str]:
+        """Title and description for the target."""
+        found = self.git.commit(commit)
+        title, _, rest = found.message.decode(errors="replace").strip().partition("\n")
+        date = datetime.fromtimestamp(found.commit_time, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return title or "Update files", f"{rest.strip()}\n\nExported-From: {self.repo}@{commit}  {date}".strip()
+
+    def check(self, commits: list[str]) -> None:
+        """Raises ZooError where a large file of these commits is missing or has another size."""
+        for commit in commits:
+            for path, blob in self.files(commit).items():
+                pointer = self.git.blob_info(blob).pointer
+                if pointer and self.large.size(pointer.oid) != pointer.size:
+                    raise ZooError(
+                        f"{path} of {self.repo}@{commit[:8]} is damaged on this disk ({self.large.path(pointer.oid)} "
+                        f"has not {pointer.size} bytes): publish it again, or restore that file."
+                    )
+
+
+@contextmanager
+def open_source(root: Path, name: str, kind: str) -> Iterator[Source]:
+    """The repository called NAMESPACE/NAME of the embedded Hub over `root`.
+
+    Raises ZooError where it has none, and from inside the context where what is read there turns out to be damaged.
+    """
+    from ..server.faults import Damaged
+    from ..server.large_files import LargeFiles
+    from ..server.storage import Storage
+
+    root = root.expanduser().absolute()
+    storage = Storage(root) if (root / "repos").is_dir() else None
+    there = {str(repo): repo for repo in storage.repositories(kind)} if storage else {}
+    if storage is None or name not in there:
+        what = "" if kind == "model" else f" of type {kind}"
+        hint = did_you_mean(name, there) or f": it has {', '.join([*there][:12])}." if there else ": it has none."
+        raise ZooError(f"The embedded Hub over {root} has no repository {name!r}{what}{hint}")
+    repo = there[name]
+    path = storage.path(repo)
+    try:
+        settings = storage.settings(repo)
+        with storage.git(repo) as git:
+            yield Source(repo, settings.private, settings.sdk, path, git, LargeFiles(path))
+    except Damaged as fault:
+        raise ZooError(
+            f"{name} is damaged on this disk ({fault.reason}), under {path}: restore that folder, or publish it again."
+        ) from fault
+
+
+def export(
+    source: Source, repo_id: str, *, private: bool | None, say: Callable[[str], None], hub: Hub = CLIENT
+) -> Exported:
+    """Make `repo_id` on another Hub have the branches and tags of `source`, with their history.
+
+    Sends what is not there yet, and checks the files of every branch and tag by what the target says they hash to.
+    private: None for as private as the source; say: gets a line for each commit before it is sent. Raises ZooError
+    where the target holds anything but an earlier export of this repository, or refuses, or has got other content.
+    """
+    return _Export(source, repo_id, say, hub).run(private)
+
+
+class _Export:
+    def __init__(self, source: Source, repo_id: str, say: Callable[[str], None], hub: Hub) -> None:
+        self.source = source
+        self.say = say
+        self.api = hub.api()
+        self.here = {"repo_id": repo_id, "repo_type": source.repo.kind}
+        self.name = f"{repo_id} on {hub.name}"
+        self.commits: dict[str, str] = {}
+        self.accepted: set[str] = set()  # commits of the target that are ours, or its own beginning
+        self.seen = self.sent = 0
+
+    def run(self, private: bool | None) -> Exported:
+        branches, tags = self.source.branches(), self.source.tags()
+        self.source.check([commit for branch in branches for commit in branch.commits])
+        with refusals_as(f"{self.name} cannot be written", "check the name and the token's rights, and try again."):
+            self._create(self.source.private if private is None else private)
+            heads = {ref.name: ref.target_commit for ref in self.api.list_repo_refs(**self.here).branches}
+        missing = {branch.name: self._missing(branch, heads.get(branch.name)) for branch in branches}
+        total = sum(map(len, missing.values()))
+        made = {}
+        for branch in branches:
+            made[branch.name] = self._replay(branch, heads.get(branch.name), missing[branch.name], total)
+        exported = {name: tag for name, tag in tags.items() if tag[0] in self.commits}
+        self._tag(exported)
+        ends = {branch.commits[-1] for branch in branches if branch.commits}
+        self._verify(ends | {commit for commit, _ in exported.values()})
+        at = {name: self.commits[commit] for name, (commit, _) in exported.items()}
+        return Exported(self.commits, at, made, self.sent, sorted(tags.keys() - exported.keys()))
+
+    def _create(self, private: bool) -> None:
+        kind = self.source.repo.kind
+        sdk = {"space_sdk": self.source.sdk or "static"} if kind == "space" else {}
+        self.api.create_repo(**self.here, private=private, exist_ok=True, **sdk)
+        if private and not self.api.repo_info(**self.here).private:
+            raise ZooError(f"{self.name} exists and is public: make it private first, or export with --public.")
+
+    def _missing(self, branch: Branch, head: str | None) -> list[str]:
+        """Note the commits of a branch that the target has and return the others; ZooError where it has any more."""
+        if head is None:
+            return self._changing(branch)
+        with self._going_on("to be read"):
+            history = self.api.list_repo_commits(**self.here, revision=head)
+        there = [(one.commit_id, EXPORTED.findall(one.message)) for one in reversed(history)]
+        there = [one for one in there if one[0] not in self.accepted]
+        if branch.name == MAIN and there and not there[0][1]:
+            first, _ = there.pop(0)
+            listing = self._listing(first)
+            if not there and not listing.keys() <= MADE_BY_HUB[self.source.repo.kind]:
+                raise self._foreign(first)
+            self.accepted.add(first)
+            if not any(self._changes(branch.commits[0], listing)):
+                self.commits[branch.commits[0]] = first
+        changing = self._changing(branch)
+        for commit, found in there:
+            if not changing or found[-1:] != changing[:1]:
+                raise self._foreign(commit)
+            self.commits[changing.pop(0)] = commit
+            self.accepted.add(commit)
+        return changing
+
+    def _changing(self, branch: Branch) -> list[str]:
+        """The commits not noted yet that change a file: a Hub makes no others."""
+        tree = self.source.git.root_tree
+        pairs = zip([branch.fork, *branch.commits], branch.commits, strict=False)
+        return [
+            commit
+            for parent, commit in pairs
+            if commit not in self.commits and (parent is None or tree(parent) != tree(commit))
+        ]
+
+    def _foreign(self, commit: str) -> ZooError:
+        return ZooError(
+            f"{self.name} holds the commit {commit[:8]}, which is not an export of {self.source.repo} as it is now: "
+            "choose another --repo."
+        )
+
+    def _replay(self, branch: Branch, head: str | None, missing: list[str], total: int) -> str:
+        """Send the missing commits of a branch in order. Returns its head on the target."""
+        if head is None:
+            # A branch that shares nothing with main begins where main began: its files are the same.
+            head = self.commits[branch.fork] if branch.fork else next(iter(self.commits.values()))
+            with self._going_on(f"the branch {branch.name}"):
+                self.api.create_branch(**self.here, branch=branch.name, revision=head, exist_ok=True)
+        before = branch.fork
+        for commit in branch.commits:
+            if commit in missing:
+                head = self.commits[commit] = self._send(branch.name, commit, head, total)
+            elif commit not in self.commits:
+                assert before is not None  # it changes no file
+                self.commits[commit] = self.commits[before]
+            before = commit
+        return head
+
+    def _send(self, branch: str, commit: str, head: str, total: int) -> str:
+        """One commit on top of `head`. Returns the target's; `head` itself where it holds these files already."""
+        from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+
+        title, description = self.source.message(commit)
+        blobs = self.source.files(commit)
+        added, deleted = self._changes(commit, self._listing(head))
+        size = sum(self.source.size(blobs[path]) for path in added)
+        self.seen += 1
+        what = f"{len(added)} files ({size / 1e6:,.1f} MB), {len(deleted)} deleted"
+        self.say(f"[{self.seen}/{total}] {commit[:8]} {title}: {what}")
+        if not added and not deleted:
+            return head
+        operations: list[Any] = [CommitOperationDelete(path_in_repo=path) for path in deleted]
+        with self._going_on(f"the commit {commit[:8]}"):
+            operations += [CommitOperationAdd(path, self.source.content(blobs[path])) for path in added]
+            made = self.api.create_commit(
+                **self.here,
+                operations=operations,
+                commit_message=title,
+                commit_description=description,
+                revision=branch,
+                parent_commit=head,
+            )
+        self.sent += 1
+        return str(made.oid)
+
+    def _tag(self, tags: Mapping[str, tuple[str, str | None]]) -> None:
+        with self._going_on("its tags"):
+            there = {ref.name: ref.target_commit for ref in self.api.list_repo_refs(**self.here).tags}
+            for name, (commit, message) in tags.items():
+                target = self.commits[commit]
+                if there.get(name) == target:
+                    continue
+                if name in there:
+                    self.api.delete_tag(**self.here, tag=name)
+                self.api.create_tag(**self.here, tag=name, revision=target, tag_message=message)
+
+    def _verify(self, commits: set[str]) -> None:
+        for commit in sorted(commits):
+            added, deleted = self._changes(commit, self._listing(self.commits[commit]))
+            if added or deleted:
+                raise ZooError(
+                    f"{self.name} has other content than {self.source.repo}@{commit[:8]} in "
+                    f"{', '.join([*added, *deleted][:5])}: where no .gitignore keeps them out, delete that repository "
+                    "and export again."
+                )
+
+    def _listing(self, commit: str) -> dict[str, Any]:
+        """Path -> what the target says of the file."""
+        with self._going_on("to be read"):
+            entries = list(self.api.list_repo_tree(**self.here, revision=commit, recursive=True))
+        return {entry.path: entry for entry in entries if hasattr(entry, "blob_id")}
+
+    def _changes(self, commit: str, listing: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+        """Paths that are to be added to, and deleted from, what the target lists, to make it `commit`."""
+        files = self.source.files(commit)
+        added = [
+            path for path, blob in files.items() if path not in listing or not self.source.is_same(blob, listing[path])
+        ]
+        return added, sorted(listing.keys() - files.keys())
+
+    def _going_on(self, what: str) -> AbstractContextManager[None]:
+        return refusals_as(f"{self.name} refused {what}", "the same command goes on where this stopped.")

@@ -1,0 +1,56 @@
+"""The Hub without its sockets: a root folder, and an answer to every request."""
+
+from __future__ import annotations
+
+from email.message import Message
+from pathlib import Path
+
+from ...errors import ZooError
+from .access import Access
+from .account_api import AccountApi
+from .collections_api import CollectionsApi
+from .commits_api import CommitsApi
+from .faults import Fault
+from .files_api import FilesApi
+from .lfs_api import LfsApi
+from .messages import Request, Response, bearer_token
+from .refs_api import RefsApi
+from .repos_api import ReposApi
+from .routing import Router
+from .spaces_api import SpacesApi
+from .storage import Storage
+from .tokens import Signer, TokenFile
+from .xet_api import TELEMETRY_PATH, XET_PREFIX, XetApi
+
+
+class Application:
+    """Everything under `root`, an existing folder that can be written to."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        storage = Storage(root)
+        self.sweep = storage.sweep
+        self.sweep()
+        access = Access(storage, Signer(root))
+        self._tokens = TokenFile(root)
+        self._router = Router(storage.exists, access.moved)
+        for api in (CollectionsApi, SpacesApi, LfsApi, XetApi, CommitsApi, FilesApi, RefsApi, ReposApi, AccountApi):
+            api(access).register(self._router)
+
+    def role(self, path: str, headers: Message[str, str]) -> str | None:
+        """read or write; None without a token; Fault 401 for a token that this Hub did not give out."""
+        header = headers.get("Authorization")
+        # Xet requests carry a token of another kind, which `xet_api` checks.
+        if header is None or path.startswith((XET_PREFIX, TELEMETRY_PATH)):
+            return None
+        token = bearer_token(header)
+        try:
+            role = self._tokens.role(token) if token is not None else None
+        except ZooError as error:
+            raise Fault(410, str(error)) from error  # and no 500, after which clients ask again
+        if role is None:
+            raise Fault(401, "Invalid credentials in Authorization header")
+        return role
+
+    def answer(self, request: Request) -> Response:
+        return self._router.dispatch(request)

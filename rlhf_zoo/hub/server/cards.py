@@ -1,0 +1,96 @@
+"""The YAML front matter of a README, and the tags that follow from it."""
+
+import math
+import re
+from collections.abc import Callable
+from datetime import date
+from typing import Any
+
+from ...fileio import MAX_CHARACTERS, BadYAML, load_yaml
+from .digested import Digested
+
+_OPENING = re.compile(r"\A\ufeff?\s*---[ \t]*\r?\n")
+_CLOSING = re.compile(r"^---[ \t]*\r?$", re.MULTILINE)
+# Metadata lie at the top of a README. What YAML they may be is bounded in characters, of at most four bytes.
+_HEAD_BYTES = 4 * MAX_CHARACTERS + 2**16
+_KNOWN = Digested(64 * 2**20)
+_RELATIONS = ("finetune", "adapter", "merge", "quantized")
+#: Keys of a data set's card whose values become tags `KEY:VALUE`.
+_DATASET_TAGS = (
+    "task_categories task_ids language size_categories multilinguality language_creators annotations_creators "
+    "source_datasets"
+)
+
+
+def read_card(content: bytes, oid: str) -> tuple[dict[str, Any] | None, str | None]:
+    """The metadata of the README that is the blob `oid`.
+
+    Returns:
+        The metadata as JSON values, None where there are none; and the reason where they cannot be read.
+    """
+    return card_of(oid, lambda: content)
+
+
+def card_of(oid: str, load: Callable[[], bytes]) -> tuple[dict[str, Any] | None, str | None]:
+    """`read_card` of a blob that is loaded only where its metadata are not known yet."""
+    card, error = _KNOWN.get(oid, lambda: parse_card(load()))
+    return card, error
+
+
+def parse_card(content: bytes) -> tuple[dict[str, Any] | None, str | None]:
+    """What `read_card` returns, of a README that is no blob."""
+    text = content[:_HEAD_BYTES].decode(errors="replace")
+    opening = _OPENING.match(text)
+    closing = _CLOSING.search(text, opening.end()) if opening else None
+    if opening is None or closing is None:
+        return None, None
+    start = opening.end()
+    try:
+        values = load_yaml(text[start : closing.start()])
+    except BadYAML as error:
+        before = text.count("\n", 0, start)
+        where = f" (line {error.line + before}, column {error.column})" if error.line else ""
+        return None, f"The YAML between the --- lines cannot be read{where}: {error.reason}"
+    if values is None:
+        return None, None
+    if not isinstance(values, dict):
+        return None, f"The YAML metadata must be a mapping of keys to values, not a {type(values).__name__}."
+    return _json_values(values), None
+
+
+def _json_values(value: Any) -> Any:
+    """YAML knows dates and keys that JSON does not."""
+    if isinstance(value, dict):
+        return {str(key): _json_values(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set):
+        return [_json_values(item) for item in value]
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    if isinstance(value, float) and not math.isfinite(value):  # JSON has neither NaN nor infinity
+        return str(value)
+    return value
+
+
+def _strings(value: Any) -> list[str]:
+    values = value if isinstance(value, list) else [value]
+    return [str(item) for item in values if isinstance(item, str | int | float) and item != ""]
+
+
+def card_tags(card: dict[str, Any], kind: str) -> list[str]:
+    """The tags that the Hub derives from a card, for filters: `tags`, `dataset:ID`, `base_model:ID`, `license:ID` …"""
+    tags = _strings(card.get("tags"))
+    if kind == "model":
+        bases, relation = _strings(card.get("base_model")), card.get("base_model_relation")
+        tags += _strings(card.get("library_name")) + _strings(card.get("pipeline_tag"))
+        tags += [f"dataset:{value}" for value in _strings(card.get("datasets"))]
+        tags += [f"base_model:{value}" for value in bases]
+        tags += [f"base_model:{relation}:{value}" for value in bases if relation in _RELATIONS]
+        tags += _strings(card.get("language"))
+    elif kind == "dataset":
+        tags += [f"{key}:{value}" for key in _DATASET_TAGS.split() for value in _strings(card.get(key))]
+    else:
+        tags += _strings(card.get("sdk"))
+    tags += [f"license:{value}" for value in _strings(card.get("license"))]
+    return list(dict.fromkeys(tags))

@@ -1,0 +1,309 @@
+"""`rlhf-zoo hub serve|status|token|env`, and `token list|revoke`."""
+
+import json
+import logging
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ...errors import ZooError
+from .durable import read_json
+from .process import RECORD, default_root, serve
+from .tokens import ROLES, create_token, list_tokens, revoke_tokens
+
+_ROOT_HELP = "Folder of the Hub.  [default: $RLHF_ZOO_HOME/hub]"
+
+
+class _Command(click.Command):
+    """Prints a ZooError as one sentence, with exit code 2."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ZooError as error:
+            click.echo(f"Error: {error}", err=True)
+            ctx.exit(2)
+
+
+class _Group(_Command, click.Group):
+    """A command that has others below it."""
+
+
+class _Duration(click.ParamType):
+    """30m, 12h or 90d, as seconds; None for never."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
+        if value is None or value == "never" or isinstance(value, int):
+            return None if value == "never" else value
+        match = re.fullmatch(r"([1-9][0-9]{0,3})([mhd])", value)
+        if not match:
+            self.fail(
+                f"{value!r} is not a duration: give minutes, hours or days, such as 30m, 12h or 90d, or never.",
+                param,
+                ctx,
+            )
+        return int(match[1]) * {"m": 60, "h": 3600, "d": 86400}[match[2]]
+
+
+def client_environment(url: str, token: str, home: str | os.PathLike[str]) -> dict[str, str]:
+    """What a process needs to use the Hub at `url` and nothing beyond it, as environment variables.
+
+    HF_HOME is the client's own: its cache is keyed by repository name, not by Hub.
+    """
+    return {
+        "HF_ENDPOINT": url,
+        "HF_TOKEN": token,
+        "HF_HOME": str(home),
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HUB_DISABLE_UPDATE_CHECK": "1",
+        "HF_UPDATE_DOWNLOAD_COUNTS": "0",
+        "GRADIO_ANALYTICS_ENABLED": "0",
+    }
+
+
+@click.group()
+def hub() -> None:
+    """The embedded Hub: a Hugging Face Hub of your own, on this machine.
+
+    \b
+    Example:
+      rlhf-zoo hub serve &
+      eval "$(rlhf-zoo hub env)"
+      hf upload local/my-model ./folder
+    """
+
+
+@click.command(cls=_Command)
+@click.option("--root", type=click.Path(path_type=Path), help=_ROOT_HELP)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; loopback by default.")
+@click.option("--port", default=0, show_default=True, help="Port to listen on; 0 takes a free one.")
+@click.option("--ready-file", type=click.Path(path_type=Path), help="Gets {url, pid} as JSON once the server listens.")
+@click.option("--parent", type=int, help="End when the process of this id ends (for commands that start a Hub).")
+@click.option("-v", "--verbose", is_flag=True, help="Log each request on stderr.")
+def serve_command(
+    root: Path | None,
+    host: str,
+    port: int,
+    ready_file: Path | None,
+    parent: int | None,
+    verbose: bool,
+) -> None:
+    """Serve the embedded Hub until Ctrl-C or SIGTERM.
+
+    \b
+    Example:
+      rlhf-zoo hub serve --root ./hub --port 8080
+    """
+    level = logging.INFO if verbose else logging.WARNING
+    logging.basicConfig(level=level, format="%(asctime)s %(message)s", stream=sys.stderr)
+    folder = root or default_root()
+
+    other = _running(folder.expanduser().absolute()) if parent is None and folder.is_dir() else None
+
+    def say(url: str) -> None:
+        if other is not None:
+            click.echo(
+                f"Another Hub serves {folder} at {other['url']}; `hub status` and `hub env` name that one.", err=True
+            )
+        option = f" --root {shlex.quote(str(root))}" if root is not None else ""
+        click.echo(f"Embedded Hub at {url} over {folder}; Ctrl-C ends it.", err=True)
+        click.echo(f"`rlhf-zoo hub env{option}` tells how to use it.", err=True)
+
+    serve(
+        folder,
+        host,
+        port,
+        ready_file,
+        parent=parent,
+        beside=other is not None,
+        on_ready=None if parent else say,
+    )
+
+
+@hub.command(cls=_Command)
+@click.option("--root", type=click.Path(path_type=Path), help=_ROOT_HELP)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def status(root: Path | None, as_json: bool) -> None:
+    """Show where the embedded Hub is, whether it runs, what it holds, and what of that is damaged.
+
+    \b
+    Example:
+      rlhf-zoo hub status --json
+    """
+    folder = (root or default_root()).expanduser().absolute()
+    running = _running(folder)
+    repos = {kind: len(list((folder / "repos" / kind).glob("*/*.git"))) for kind in ("models", "datasets", "spaces")}
+    size = _size(folder / "repos")
+    damaged = _damaged(folder) if sum(repos.values()) else []
+    found = {
+        "running": running is not None,
+        "url": running["url"] if running else None,
+        "pid": running["pid"] if running else None,
+        "root": str(folder),
+        "repositories": repos,
+        "bytes": size,
+        "damaged": damaged,
+    }
+    if as_json:
+        click.echo(json.dumps(found))
+        return
+    where = f"{found['url']} (pid {found['pid']})" if running else "not running; start it with `rlhf-zoo hub serve`"
+    click.echo(f"url           {where}")
+    click.echo(f"root          {folder}")
+    click.echo(f"repositories  {', '.join(f'{count} {kind}' for kind, count in repos.items())}")
+    click.echo(f"size          {size / 1e6:,.1f} MB")
+    for one in damaged:
+        click.echo(f"damaged       {one['type']} {one['id']}: {one['reason']}; see {one['folder']}")
+
+
+@hub.group(cls=_Group, invoke_without_command=True)
+@click.option("--root", type=click.Path(path_type=Path), help=_ROOT_HELP)
+@click.option("--role", type=click.Choice(ROLES), default="write", show_default=True, help="What the token may do.")
+@click.option("--name", help="What it is for, as `hub token list` shows it.")
+@click.option("--expires", type=_Duration(), default="never", show_default=True, help="When: 30m, 12h, 90d or never.")
+@click.pass_context
+def token(ctx: click.Context, root: Path | None, role: str, name: str | None, expires: int | None) -> None:
+    """Make an access token and print it, this one time; or list and revoke those that were made.
+
+    \b
+    Example:
+      HF_TOKEN=$(rlhf-zoo hub token --role read --expires 30d)
+    """
+    given = [key for key in ctx.params if ctx.get_parameter_source(key) != click.core.ParameterSource.DEFAULT]
+    if ctx.invoked_subcommand is None:
+        click.echo(create_token(root or default_root(), role, name=name, seconds=expires))
+    elif given:
+        raise click.UsageError(
+            f"--{given[0]} is for making a token; what '{ctx.invoked_subcommand}' takes stands behind its name."
+        )
+
+
+@token.command("list", cls=_Command)
+@click.option("--root", type=click.Path(path_type=Path), help=_ROOT_HELP)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def token_list(root: Path | None, as_json: bool) -> None:
+    """Show the tokens that were made: id, role, dates and what they are for. None can be shown itself.
+
+    \b
+    Example:
+      rlhf-zoo hub token list
+    """
+    tokens = list_tokens(root or default_root())
+    rows = [
+        {"id": t.id, "role": t.role, "created": t.created, "expires": t.expires, "expired": t.expired, "name": t.name}
+        for t in tokens
+    ]
+    if as_json:
+        click.echo(json.dumps(rows))
+        return
+    for t in tokens:
+        ends = "never expires" if t.expires is None else f"{'expired' if t.expired else 'until'} {t.expires}"
+        click.echo(f"{t.id}  {t.role:5}  {t.created}  {ends:31}  {t.name or ''}".rstrip())
+
+
+@token.command(cls=_Command)
+@click.argument("tokens", nargs=-1, required=True, metavar="ID...")
+@click.option("--root", type=click.Path(path_type=Path), help=_ROOT_HELP)
+def revoke(tokens: tuple[str, ...], root: Path | None) -> None:
+    """Let nobody in any more by these tokens; a running Hub knows at once.
+
+    Each is named by its id, or by the token itself.
+
+    \b
+    Example:
+      rlhf-zoo hub token revoke 1a2b3c4d5e6f
+    """
+    for gone in revoke_tokens(root or default_root(), tokens):
+        click.echo(f"Revoked {gone.id} ({gone.role}{f', {gone.name}' if gone.name else ''}).", err=True)
+
+
+@hub.command(cls=_Command)
+@click.option("--root", type=click.Path(path_type=Path), help=_ROOT_HELP)
+@click.option("--role", type=click.Choice(ROLES), default="write", show_default=True, help="What the new token may do.")
+@click.option("--expires", type=_Duration(), default="30d", show_default=True, help="When: 30m, 12h, 90d or never.")
+def env(root: Path | None, role: str, expires: int | None) -> None:
+    """Print the exports that point Hugging Face clients at the running Hub, with a new token.
+
+    \b
+    Example:
+      eval "$(rlhf-zoo hub env)"
+    """
+    folder = (root or default_root()).expanduser().absolute()
+    running = _running(folder)
+    if running is None:
+        raise ZooError(f"No embedded Hub runs over {folder}: start one with `rlhf-zoo hub serve --root {folder}`.")
+    token = create_token(folder, role, name="hub env", seconds=expires)
+    values = client_environment(running["url"], token, folder / "client")
+    for name, value in values.items():
+        click.echo(f"export {name}={shlex.quote(value)}")
+
+
+def _running(folder: Path) -> dict[str, Any] | None:
+    """The record of a live server over `folder`, checked by asking it; None where none answers."""
+    from http.client import HTTPConnection, HTTPException
+    from urllib.parse import urlsplit
+
+    from .account_api import STATUS_PATH
+
+    try:
+        record = read_json(folder / RECORD)
+        if record is None:
+            return None
+        pid, address = record["pid"], urlsplit(record["url"])
+        connection = HTTPConnection(address.hostname or "", address.port, timeout=5)
+    except (ValueError, TypeError, LookupError, AttributeError, OSError) as error:
+        message = f"{folder / RECORD}, which says where the Hub runs, is damaged ({error or type(error).__name__}): "
+        raise ZooError(f"{message}end that Hub if it runs, and remove the file.") from error
+    try:
+        connection.request("GET", STATUS_PATH)
+        answer = json.loads(connection.getresponse().read())
+    except (OSError, HTTPException, ValueError):
+        return None
+    finally:
+        connection.close()
+    return dict(record) if isinstance(answer, dict) and answer.get("pid") == pid else None
+
+
+def _damaged(root: Path) -> list[dict[str, str]]:
+    """What is wrong with which repository: no lines of a terminal come from what was pushed."""
+    from .describe import examine
+    from .storage import Storage
+
+    storage = Storage(root)
+    found = []
+    for repo in storage.repositories():
+        reason = examine(storage, repo)
+        if reason is not None:
+            shown = "".join(char if char.isprintable() else "�" for char in reason)
+            found.append({"id": str(repo), "type": repo.kind, "reason": shown, "folder": str(storage.path(repo))})
+    return found
+
+
+def _size(folder: Path) -> int:
+    total = 0
+    for path, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(path, name)).st_size
+            except FileNotFoundError:  # a temporary file of a running server
+                continue
+    return total
+
+
+hub.add_command(serve_command, "serve")
+
+
+def main() -> None:
+    serve_command(prog_name="python -m rlhf_zoo.hub.server")
+
+
+if __name__ == "__main__":
+    hub(prog_name="python -m rlhf_zoo.hub.server.cli")

@@ -1,0 +1,312 @@
+"""The repositories of one Hub on disk, safe for several threads and several servers over the same root.
+
+ROOT/repos/models/NAMESPACE/NAME.git/   a bare git repository
+    hub.json                            visibility, creation date, a Space's variables
+    lfs/objects/ab/cd/SHA256            big files
+    xet/                                uploads by Xet under way, see `xet_store`
+ROOT/locks/                             one lock file per repository name
+ROOT/moved/                             one file per name that a repository had before
+ROOT/collections/                       see `collections_api`
+"""
+
+import errno
+import logging
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ...fileio import sync_folder
+from . import xet_store
+from .durable import Clock, check_kinds, in_use, is_in_use, link_tree, locked, read_json, write_json
+from .faults import Damaged, Fault, cannot_write, disk_full, is_of_the_file, repo_not_found
+from .git import MAIN, GitRepository, Quarantine, TreeEdit
+from .large_files import LargeFiles
+from .names import KINDS, RepoId, parse_repo_id
+
+log = logging.getLogger(__name__)
+
+_LARGE_SUFFIXES = (
+    "7z arrow avro bin bz2 ckpt flac ftz gguf gz h5 joblib lz4 mlmodel model mp3 mp4 msgpack npy npz ogg "
+    "onnx ot parquet pb pickle pkl pt pth rar safetensors tar tflite tgz wasm wav webm xz zip zst"
+)
+#: The first commit of a repository: which files git-lfs keeps outside git.
+GIT_ATTRIBUTES = "".join(f"*.{suffix} filter=lfs diff=lfs merge=lfs -text\n" for suffix in _LARGE_SUFFIXES.split()) + (
+    "*tfevents* filter=lfs diff=lfs merge=lfs -text\n"
+)
+_SETTINGS = {
+    "created": str,
+    "private": bool,
+    "gated": str | bool,
+    "sdk": str | None,
+    "variables": dict,
+    "secrets": dict,
+}
+_STALE_SECONDS = 24 * 3600
+_SPARE = 16 * 2**20
+_MOST_MOVES = 20
+
+
+def now() -> str:
+    """The time in the Hub's format: ISO 8601, milliseconds, Z."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a repository has beside its git history. secrets hold a description and a date, never a value."""
+
+    created: str
+    private: bool = False
+    gated: str | bool = False
+    sdk: str | None = None
+    variables: dict[str, dict[str, Any]] = field(default_factory=dict)
+    secrets: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """ValueError for a value of another kind than a Hub writes."""
+        check_kinds(vars(self), _SETTINGS)
+        for kind in (self.variables, self.secrets):
+            for entry in kind.values():
+                check_kinds(entry, {})
+
+
+class Storage:
+    """Creates, finds, moves and removes repositories under `root`, which must exist."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._repos = root / "repos"
+        self._locks = root / "locks"
+        self._trash = root / "trash"
+        self.clock = Clock()
+        self._moved = root / "moved"
+        for folder in (self._repos, self._locks, self._trash, self._moved, root / "collections"):
+            folder.mkdir(exist_ok=True)
+
+    def path(self, repo: RepoId) -> Path:
+        """The folder of its bare repository; RepoId has checked the name."""
+        return self._repos / repo.plural / repo.namespace / f"{repo.name}.git"
+
+    def exists(self, repo: RepoId) -> bool:
+        """True for a repository, whole or damaged: it gets its place, and leaves it, in one rename."""
+        return self.path(repo).is_dir()
+
+    def git(self, repo: RepoId) -> GitRepository:
+        return GitRepository(self.path(repo))
+
+    def large_files(self, repo: RepoId) -> LargeFiles:
+        return LargeFiles(self.path(repo))
+
+    @contextmanager
+    def lock(self, *repos: RepoId) -> Iterator[None]:
+        """Keep every other writer, in this process or another, away from these repositories."""
+        with ExitStack() as stack:
+            for repo in sorted(set(repos)):
+                stack.enter_context(locked(self._locks / _file_name(repo)))
+            yield
+
+    def settings(self, repo: RepoId) -> Settings:
+        """Fault 404 where the repository has gone, Damaged where its settings cannot be read."""
+        folder = self.path(repo)
+        try:
+            stored = read_json(folder / "hub.json")
+            if stored is None:
+                if not self.exists(repo):
+                    raise repo_not_found(repo, anonymous=False)
+                raise Damaged(folder, "its hub.json is lost")
+            return Settings(**stored)
+        except OSError as error:
+            if not is_of_the_file(error):
+                raise
+            raise Damaged(folder, f"its hub.json cannot be read: {error.strerror}") from error
+        except (ValueError, TypeError) as error:
+            raise Damaged(folder, f"its hub.json is not what a Hub writes: {error}") from error
+
+    @contextmanager
+    def going_on(self, repo: RepoId) -> Iterator[None]:
+        """Leaves a list without this repository where it is damaged, which is logged, or has gone."""
+        try:
+            yield
+        except Damaged as fault:
+            if self.exists(repo):
+                log.warning("%s/%s is damaged (%s): %s", repo.plural, repo, fault.reason, self.path(repo))
+        except (Fault, FileNotFoundError):
+            if self.exists(repo):
+                raise
+
+    def change(self, repo: RepoId, **changes: Any) -> Settings:
+        """Replace settings; hold the lock."""
+        settings = replace(self.settings(repo), **changes)
+        write_json(self.path(repo) / "hub.json", asdict(settings))
+        return settings
+
+    def create(self, repo: RepoId, *, private: bool, sdk: str | None, variables: dict[str, dict[str, Any]]) -> bool:
+        """Make a repository with its first commit; False where it exists already."""
+        with self.lock(repo):
+            if self.exists(repo):
+                return False
+            new = self._trash / f"new-{secrets.token_hex(8)}"
+            new.mkdir()
+            try:
+                GitRepository.initialize(new)
+                with in_use(new), GitRepository(new) as git, Quarantine(new) as quarantine:
+                    edit = TreeEdit(git, None)
+                    edit.put(".gitattributes", quarantine.blob(GIT_ATTRIBUTES.encode()))
+                    commit = quarantine.commit(edit.write(quarantine), [], "Create the repository")
+                    quarantine.migrate()
+                    git.write_ref(f"refs/heads/{MAIN}", commit)
+                settings = Settings(created=now(), private=private, sdk=sdk, variables=variables)
+                write_json(new / "hub.json", asdict(settings))
+                self._place(new, self.path(repo))
+            finally:
+                shutil.rmtree(new, ignore_errors=True)
+            return True
+
+    def duplicate(
+        self, repo: RepoId, target: RepoId, *, private: bool | None, variables: dict[str, dict[str, Any]]
+    ) -> bool:
+        """Make another repository with the same history and files; False where the name is taken.
+
+        private: None leaves it as it is. variables: in addition to those that it has. Big files are shared by links
+        where the file system has them.
+        """
+        with self.lock(repo, target):
+            if self.exists(target):
+                return False
+            settings = self.settings(repo)
+            with self.git(repo) as git:
+                git.head()  # one that is damaged is not copied
+            new = self._trash / f"new-{secrets.token_hex(8)}"
+            new.mkdir()
+            try:
+                with in_use(new):
+                    GitRepository.initialize(new)
+                    for name in ("objects", "refs", "packed-refs", "lfs/objects"):
+                        link_tree(self.path(repo) / name, new / name)
+                    changed = replace(
+                        settings,
+                        created=now(),
+                        private=settings.private if private is None else private,
+                        variables=settings.variables | variables,
+                        secrets={},
+                    )
+                    write_json(new / "hub.json", asdict(changed))
+                    self._place(new, self.path(target))
+            finally:
+                shutil.rmtree(new, ignore_errors=True)
+            return True
+
+    def delete(self, repo: RepoId) -> None:
+        """Remove a repository: first its name, in one step, then its files."""
+        with self.lock(repo):
+            if not self.exists(repo):
+                raise repo_not_found(repo, anonymous=False)
+            rubbish = self._trash / f"old-{secrets.token_hex(8)}"
+            os.rename(self.path(repo), rubbish)
+            sync_folder(self.path(repo).parent)
+        shutil.rmtree(rubbish, ignore_errors=True)
+
+    def move(self, repo: RepoId, target: RepoId) -> None:
+        """Rename a repository; Fault 409 where the new name is taken. `moved` knows it by the old name."""
+        with self.lock(repo, target):
+            created = self.settings(repo).created
+            if self.exists(target):
+                raise Fault(409, f"Cannot move '{repo}': '{target}' exists already; delete it or choose another name.")
+            self._place(self.path(repo), self.path(target))
+            sync_folder(self.path(repo).parent)
+            write_json(self._moved / _file_name(repo), {"to": str(target), "created": created})
+
+    def moved(self, repo: RepoId) -> RepoId | None:
+        """What the repository is called now that once had this name; None where there is none.
+
+        A repository that took the old name is that one, and one that took the new name later is not meant.
+        """
+        for _ in range(_MOST_MOVES):
+            try:
+                record = read_json(self._moved / _file_name(repo), {})
+                check_kinds(record, {"to": str, "created": str} if record else {})
+                if not record:
+                    return None
+                repo = parse_repo_id(repo.kind, *record["to"].split("/"))
+                if self.exists(repo):
+                    return repo if self.settings(repo).created == record["created"] else None
+            except (ValueError, TypeError, OSError, Fault) as error:
+                log.warning("%s is damaged (%s): remove it.", self._moved / _file_name(repo), error)
+                return None
+        return None
+
+    def _place(self, source: Path, target: Path) -> None:
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.rename(source, target)
+        except (FileExistsError, NotADirectoryError) as error:
+            name = f"{target.parent.name}/{target.name.removesuffix('.git')}"
+            message = f"There can be no repository '{name}': a file is in its place at {target}; move that away."
+            raise Fault(409, message) from error
+        sync_folder(target.parent)
+        kind = target.parent.parent.name
+        (self._moved / f"{kind}--{target.parent.name}--{target.name.removesuffix('.git')}").unlink(missing_ok=True)
+
+    def require_writable(self) -> None:
+        """Fault 507 where nothing can be written: a sender had better know before it sends."""
+        if not os.access(self.root, os.W_OK):
+            raise cannot_write(self.root, os.strerror(errno.EROFS))
+
+    def require_room(self, size: int) -> None:
+        """Fault 507 where nothing can be written, or `size` bytes more would fill the disk: commits need room too."""
+        self.require_writable()
+        if size > self.free():
+            raise disk_full(self.root)
+
+    def free(self) -> int:
+        """Bytes that uploads may still take; below zero when too little is left for commits."""
+        return shutil.disk_usage(self.root).free - _SPARE
+
+    def repositories(self, kind: str | None = None) -> Iterator[RepoId]:
+        """Every repository, by name, the damaged ones too."""
+        for each in [kind] if kind else list(KINDS):
+            for folder in sorted((self._repos / KINDS[each]).glob("*/*.git")):
+                if folder.is_dir():
+                    yield RepoId(each, folder.parent.name, folder.name.removesuffix(".git"))
+
+    def sweep(self) -> None:
+        """Remove what killed servers left behind a day ago or earlier: rubbish, half uploads, unused objects.
+
+        What a process still writes is locked by it, whatever the clock says. What cannot be removed is logged.
+        """
+        limit = self.clock.now() - _STALE_SECONDS
+        leftovers = [*self._trash.iterdir(), *self.root.glob(".*.tmp"), *self.root.glob("collections/*/.*.tmp")]
+        for pattern in (
+            "*/*/*.git/incoming-*",
+            "*/*/*.git/lfs/incomplete/*",
+            "*/*/*.git/xet/*/incomplete/*",
+            "*/*/*.git/.*.tmp",
+        ):
+            leftovers += self._repos.glob(pattern)
+        for path in leftovers:
+            with _sweeping(path):
+                if path.lstat().st_mtime < limit and not is_in_use(path):
+                    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        for folder in self._repos.glob("*/*/*.git/xet"):
+            with _sweeping(folder):
+                xet_store.sweep(folder.parent, self.clock.now())
+
+
+def _file_name(repo: RepoId) -> str:
+    return f"{repo.plural}--{repo.namespace}--{repo.name}"  # no part holds "--"
+
+
+@contextmanager
+def _sweeping(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:  # another server swept it, or the repository was deleted or moved meanwhile
+        pass
+    except OSError as error:
+        log.warning("%s cannot be swept (%s); it stays where it is.", path, error.strerror)

@@ -1,0 +1,131 @@
+"""What Xet uploads need on the disk until their files stand in `LargeFiles`.
+
+REPO.git/xet/EPOCH/xorbs/XORB     a xorb as it arrived
+                  /incomplete/    uploads under way
+
+An epoch is part of the store's address, by which hf-xet remembers for three weeks what it need not send again. So an
+epoch takes new uploads for an hour and keeps all its xorbs meanwhile. Once nothing has arrived in it for two hours it
+is removed: its files stand among the big files by then.
+"""
+
+import os
+import re
+import secrets
+import shutil
+import uuid
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from ...fileio import sync_folder
+from .durable import in_use, is_in_use, locked
+from .faults import Fault, bad_request
+from .large_files import LargeFiles, write_all
+from .xet_format import ShardFile, chunks_of, parse_shard, read_chunk
+
+_CURRENT_SECONDS = 3600
+_IDLE_SECONDS = 2 * 3600
+
+
+def current_epoch(repository: Path, now: float) -> str:
+    """The epoch for new uploads; sweeps as it goes. FileNotFoundError where the repository has gone.
+
+    now: of the storage's clock.
+    """
+    base = repository / "xet"
+    base.mkdir(exist_ok=True)
+    with locked(base / "lock"):
+        _sweep(base, now)
+        for folder in _epochs(base):
+            if folder.stat().st_mtime > now - _CURRENT_SECONDS:
+                return folder.name
+        epoch = base / uuid.uuid4().hex
+        for name in ("xorbs", "incomplete"):
+            (epoch / name).mkdir(parents=True)
+        return epoch.name
+
+
+def sweep(repository: Path, now: float) -> None:
+    """Remove the epochs in which nothing is under way any more. now: of the storage's clock."""
+    base = repository / "xet"
+    with locked(base / "lock"):
+        _sweep(base, now)
+
+
+def _sweep(base: Path, now: float) -> None:
+    limit = now - _IDLE_SECONDS
+    for folder in _epochs(base):
+        xorbs = folder / "xorbs"
+        is_idle = folder.stat().st_mtime < limit and (not xorbs.is_dir() or xorbs.stat().st_mtime < limit)
+        if is_idle and not is_in_use(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _epochs(base: Path) -> list[Path]:
+    return [folder for folder in base.iterdir() if folder.is_dir()]
+
+
+class XetStore:
+    """One epoch of one repository; Fault 404 where there is no such epoch."""
+
+    def __init__(self, repository: Path, epoch: str) -> None:
+        self._base = repository / "xet"
+        self._folder = self._base / epoch
+        if not re.fullmatch(r"[0-9a-f]{32}", epoch) or not self._folder.is_dir():
+            raise Fault(404, "This upload was begun too long ago; start it again.")
+        self._large = LargeFiles(repository)
+
+    def receive(self, xorb: str, pieces: Iterable[memoryview]) -> bool:
+        """Store a xorb as it streams in; False where it was stored already."""
+        target = self._folder / "xorbs" / xorb
+        if target.exists():
+            return False
+        incomplete = self._folder / "incomplete" / f"{xorb}.{secrets.token_hex(8)}"
+        try:
+            with open(incomplete, "xb", buffering=0) as file, in_use(self._folder), in_use(incomplete):
+                for piece in pieces:
+                    write_all(file.fileno(), piece)
+                if not file.tell():
+                    raise bad_request("The xorb is empty.")
+                os.fsync(file.fileno())
+            os.replace(incomplete, target)
+            sync_folder(target.parent)
+        finally:
+            incomplete.unlink(missing_ok=True)
+        return True
+
+    def register(self, shard: bytes, *, require_room: Callable[[int], None]) -> None:
+        """Rebuild the files of a shard, check each against its sha256, and store it among the big files.
+
+        Nothing happens before the whole shard was read once. require_room is asked with the bytes of each new file.
+        """
+        for _ in parse_shard(shard):
+            pass
+        with in_use(self._folder):
+            self._rebuild(shard, require_room)
+
+    def _rebuild(self, shard: bytes, require_room: Callable[[int], None]) -> None:
+        try:
+            for file in parse_shard(shard):
+                if self._large.size(file.sha256) != file.size:
+                    require_room(file.size)
+                self._large.receive(file.sha256, file.size, self._contents(file))
+        except Fault as fault:
+            if fault.status == 400:  # what is stored is not what the client relies on: its next attempt starts afresh
+                os.utime(self._folder, (0, 0))
+            raise
+
+    def _contents(self, file: ShardFile) -> Iterator[bytes | bytearray]:
+        known: dict[str, array[int]] = {}
+        for segment in file.segments():
+            path = self._folder / "xorbs" / segment.xorb
+            if not path.exists():
+                raise bad_request(f"The xorb {segment.xorb} of the shard is not stored; start the upload again.")
+            with open(path, "rb") as xorb:
+                if segment.xorb not in known:
+                    known[segment.xorb] = chunks_of(xorb)
+                chunks = known[segment.xorb]
+                if not segment.start < segment.end <= len(chunks):
+                    raise bad_request(f"The xorb {segment.xorb} does not have the chunks that the shard names.")
+                for at in chunks[segment.start : segment.end]:
+                    yield read_chunk(xorb, at)

@@ -1,6 +1,0 @@
-"""`python -m rlhf_zoo.hub_server --root DIR --ready-file F`: the same as `rlhf-zoo hub serve`."""
-
-from .cli import main
-
-if __name__ == "__main__":
-    main()

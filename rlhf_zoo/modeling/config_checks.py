@@ -1,0 +1,219 @@
+"""What the JSON files of a stranger's model may say, checked before a library acts on it.
+
+transformers and peft pass these files to constructors as keywords. Some keywords name files that are then read, models
+that are then loaded, or sizes that are then built.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..errors import ZooError
+
+#: The most layers, experts or blocks of a model. Each is an object of Python: ten million take hours and all memory.
+MOST_PARTS = 10_000
+MOST_LABELS = 100_000
+#: The most of anything else that is counted, such as tokens of a vocabulary.
+MOST_COUNTED = 10_000_000
+_PARTS = re.compile(
+    r"(^|_)(n_layer|layers?|depths?|blocks|groups?|group_num|stages|levels|codebooks|quantizers"
+    r"|(local_|routed_)?experts)$"
+)
+_LABELS = ("num_labels", "n_labels", "id2label", "label2id")
+_COUNTS = re.compile(r"^(num|n)_|_size$")
+# What is noted of a training run, and what is written in bytes or parameters, counts no part of the model.
+_NOTES = re.compile(r"param|token|step|sample|example|byte|position")
+_IDS = re.compile(r"(ids?|tokens?)$")
+
+#: The adapters that can be loaded. Other types can load a second model, or a tokenizer, by themselves.
+ADAPTER_TYPES = ("LORA",)
+#: The keys of adapter_config.json that may hold text, lists and objects. None of them names a file, module or model.
+_ADAPTER_KEYS = {
+    "alora_invocation_tokens", "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "exclude_modules",
+    "init_lora_weights", "layers_pattern", "layers_to_transform", "modules_to_save", "peft_type", "peft_version",
+    "rank_pattern", "revision", "target_modules", "target_parameters", "task_type", "trainable_token_indices",
+}  # fmt: skip
+
+#: Keys of tokenizer_config.json under which exports of former years note paths of the machine that wrote them. They are
+#: loaded without: transformers finds these files beside tokenizer_config.json.
+_FORMER_PATHS = ("merges_file", "special_tokens_map_file", "spm_file", "tokenizer_file", "vocab_file")
+_OVERWRITTEN = ("name_or_path", "_name_or_path")
+_TEXTS = ("chat_template", "response_schema", "added_tokens_decoder", "model_specific_special_tokens")
+_TOKEN_KEY = re.compile(r"_tokens?$")
+_FILE_KEY = re.compile(r"(_|^)(file|path|dir)$")
+_SOURCES = ("init_inputs", "merges", "vocab")
+_PATH = re.compile(r"""(^|[\s='"])(/[^\s/]|~|[A-Za-z]:[\\/]|\\\\)|(^|[\s='"\\/])\.\.([\\/]|$)|://""")
+#: What loads tokenizers of subfolders by itself, whose files nobody checked: a class and a model_type.
+_NESTED = ("RagTokenizer", "RagTokenizerFast", "rag")
+
+
+def check_config(config: Mapping[str, Any], what: str) -> None:
+    """Checks a config.json before a configuration is built from it.
+
+    Args:
+        config: Its content.
+        what: What errors call it.
+
+    Raises:
+        ZooError: It asks for more parts than any machine builds, or for a kernel of a repository, which transformers
+            would fetch and run.
+    """
+    _check_sizes(config, what)
+    if (kernel := next(_kernels_in(config), None)) is not None:
+        raise ZooError(
+            f"{what} names {kernel}, a kernel that would be fetched and run: take it out there, or take another model."
+        )
+
+
+def _check_sizes(config: Mapping[str, Any], what: str) -> None:
+    for name, value in config.items():
+        count, most = _largest(str(name), value)
+        if count > most:
+            raise ZooError(
+                f"{what} says {name} = {count:,}, and a model has at most {most:,} of them: take the config.json "
+                "that was saved with these weights."
+            )
+        for part in value if isinstance(value, list) else [value]:
+            if isinstance(part, Mapping):
+                _check_sizes(part, what)
+
+
+def _largest(name: str, value: Any) -> tuple[int | float, int]:
+    """The largest count that a value of config.json says, and the most that is allowed there."""
+    if name in _LABELS:
+        return (len(value) if isinstance(value, Mapping | list) else _number(value)), MOST_LABELS
+    if _PARTS.search(name):
+        return max(_numbers(value), default=0), MOST_PARTS
+    if isinstance(value, list) and not _IDS.search(name):
+        nested = [number for item in value if isinstance(item, list) for number in _numbers(item)]
+        if max(nested, default=0) > MOST_PARTS:  # such as [[["global"], 12]], which is repeated so often
+            return max(nested), MOST_PARTS
+        return max(_numbers(value), default=0), MOST_COUNTED
+    if _COUNTS.search(name) and not _NOTES.search(name):
+        return _number(value), MOST_COUNTED
+    return 0, MOST_COUNTED
+
+
+def _number(value: Any) -> int | float:
+    return value if isinstance(value, int | float) else 0
+
+
+def _numbers(value: Any) -> Iterator[int | float]:
+    for item in value if isinstance(value, list) else [value]:
+        if isinstance(item, list):
+            yield from _numbers(item)
+        else:
+            yield _number(item)
+
+
+def _kernels_in(config: Any) -> Iterator[str]:
+    """The implementations that a configuration, or one within it, takes from a repository."""
+    for key, value in config.items() if isinstance(config, Mapping) else ():
+        if str(key).endswith("_implementation"):
+            names = value.values() if isinstance(value, Mapping) else [value]
+            yield from (str(name) for name in names if "/" in str(name))
+        else:
+            yield from _kernels_in(value)
+
+
+def check_adapter(config: Mapping[str, Any], what: str) -> None:
+    """Checks an adapter_config.json before peft reads it.
+
+    Args:
+        config: Its content.
+        what: What errors call it.
+
+    Raises:
+        ZooError: It is of a type that is not loaded here, or a key other than base_model_name_or_path could name a
+            model, a module or a file.
+    """
+    if config.get("peft_type") not in ADAPTER_TYPES:
+        raise ZooError(
+            f"{what} says peft_type = {config.get('peft_type')!r}, and adapters of type {', '.join(ADAPTER_TYPES)} are "
+            "loaded here: merge this one into its base where it was trained, and give the merged model."
+        )
+    for key, value in config.items():
+        if key == "auto_mapping":
+            allowed = not value or _is_plain_mapping(value)
+        elif key == "megatron_core":  # which is imported only with a megatron_config
+            allowed = value in (None, "", "megatron.core")
+        else:
+            allowed = key in _ADAPTER_KEYS or not isinstance(value, str | list | dict) or not value
+        if not allowed:
+            raise ZooError(
+                f"{what} says {key} = {_short(value)}, which could load other files or program code: take that key out "
+                "if you trust the adapter, or take another."
+            )
+    pattern = config.get("rank_pattern")
+    ranks = [config.get("r"), *(pattern.values() if isinstance(pattern, Mapping) else ())]
+    if (rank := max(map(_number, ranks))) > MOST_PARTS:
+        raise ZooError(f"{what} says a rank of {rank:,}, and at most {MOST_PARTS:,} is loaded: take another adapter.")
+
+
+def _is_plain_mapping(value: Any) -> bool:
+    """Whether auto_mapping names the base's class, as peft writes it: a class and the module of a library."""
+    if not isinstance(value, Mapping) or not value.keys() <= {"base_model_class", "parent_library"}:
+        return False
+    return all(isinstance(text, str) and re.fullmatch(r"\w+(\.\w+)*", text) for text in value.values())
+
+
+def check_tokenizer(
+    tokenizer_config: Mapping[str, Any], special_tokens_map: Mapping[str, Any], config: Mapping[str, Any], name: str
+) -> dict[str, None]:
+    """Checks the settings of a tokenizer before transformers passes them to a class that could open any file.
+
+    What such a class reads becomes its vocabulary, which is published with the next model.
+
+    Args:
+        tokenizer_config: The content of tokenizer_config.json.
+        special_tokens_map: The content of special_tokens_map.json, whose entries win over the former's.
+        config: The content of config.json.
+        name: What errors call the model.
+
+    Returns:
+        Keywords for `AutoTokenizer.from_pretrained`, by which paths that were noted for nothing are not used.
+
+    Raises:
+        ZooError: A setting names a file, or could.
+    """
+    where = f"tokenizer_config.json of {name}"
+    classes = (tokenizer_config.get("tokenizer_class"), config.get("tokenizer_class"), config.get("model_type"))
+    if nested := next((kind for kind in classes if kind in _NESTED), None):
+        raise ZooError(
+            f"{name} has a tokenizer of kind {nested}, which is two in one: take a model with one tokenizer."
+        )
+    for key in special_tokens_map:
+        if not _TOKEN_KEY.search(key):
+            raise ZooError(
+                f"special_tokens_map.json of {name} says {key}, which is no special token: take that key out, or take "
+                "another model."
+            )
+    for key, value in tokenizer_config.items():
+        if key in _FORMER_PATHS or key in _OVERWRITTEN or key in _TEXTS or _TOKEN_KEY.search(key):
+            continue
+        if (refused := _named_file(key, value)) is not None:
+            raise ZooError(
+                f"{where} says {key} = {_short(refused)}, and a tokenizer may read no file but those saved beside it: "
+                "take that key out, or take another model."
+            )
+    return dict.fromkeys(key for key in _FORMER_PATHS if key in tokenizer_config)
+
+
+def _named_file(key: str, value: Any) -> Any:
+    """The part of a setting that names a file, or is a keyword by which a tokenizer reads one; None without any."""
+    if value and (key in _SOURCES or _FILE_KEY.search(key)):
+        return value
+    if isinstance(value, str):
+        return value if _PATH.search(value) or os.path.isfile(value) else None
+    if isinstance(value, Mapping):
+        items = [(str(inner), item) for inner, item in value.items()]
+    else:
+        items = [(key, item) for item in value] if isinstance(value, list) else []
+    parts = (_named_file(inner, item) for inner, item in items)
+    return next((part for part in parts if part is not None), None)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,70 @@
+"""Trainers whose models lie in shards (FSDP2). What they save is what one process saves."""
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import Trainer
+from transformers.trainer import OPTIMIZER_NAME
+
+from ..errors import ZooError
+from .fsdp import full_optimizer, full_weights, return_memory, shard, shard_optimizer
+from .models import is_peft
+
+
+class ShardTrainer(Trainer):
+    """Trainer, until `shard` is called."""
+
+    _in_shards = False
+
+    def shard(self, *models: nn.Module, frozen: Sequence[nn.Module] = ()) -> None:
+        """Shards models in place, before the optimizer is made. Raises ZooError for what has no shards."""
+        every = (*models, *frozen)
+        for wrong, mend in (
+            (any(map(is_peft, models)), "adapters: leave use_peft out"),
+            (any(getattr(model, "is_quantized", False) for model in every), "models in few bits: leave them whole"),
+        ):
+            if wrong:
+                raise ZooError(f"fsdp2 is not there for {mend}, or leave fsdp2 out.")
+        for model in every:
+            shard(model)
+        if next(models[0].parameters()).device.type == "cpu":
+            return_memory()
+        # What accelerate would wrap for training it wraps in DDP, which does not take shards.
+        self.accelerator.prepare_model = functools.partial(self.accelerator.prepare_model, evaluation_mode=True)
+        self._in_shards = True
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)
+        if not self._in_shards:
+            return
+        state = full_optimizer(self.optimizer, keep=self.args.should_save)
+        if state is not None:
+            torch.save(state, Path(output_dir) / OPTIMIZER_NAME)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if self._in_shards:
+            shard_optimizer(self.optimizer)
+
+
+class OneModel(ShardTrainer):
+    """Stands before a trainer of trl's, whose model it shards once it has the weights that training goes on from."""
+
+    model: Any
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
+        if self.optimizer is None:
+            self.shard(self.model)
+        return super().create_optimizer(*args, **kwargs)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+        super()._save(output_dir, full_weights(self.model) if state_dict is None else state_dict)
+
+
+def in_shards(kind: Any) -> Any:
+    """This trainer of trl's, with its model in shards."""
+    return type(kind.__name__, (OneModel, kind), {})

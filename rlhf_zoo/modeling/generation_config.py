@@ -1,0 +1,71 @@
+"""The generation config of a model: transformers loads one that contradicts itself, and then refuses to save it."""
+
+import copy
+import logging
+from functools import cache
+from typing import Any
+
+from transformers import GenerationConfig
+
+from ..errors import ZooError
+
+log = logging.getLogger(__name__)
+
+#: Fields that say in which mode the others count.
+MODES = ("do_sample", "num_beams", "use_cache", "return_dict_in_generate")
+
+
+def make_savable(model: Any, *, name: str) -> None:
+    """Mends the model's generation config where it could not be saved, and says so in one line.
+
+    A config with `temperature` or `top_p` and without `do_sample` is meant for sampling, so `do_sample` is set. Of any
+    other contradiction the fields that do not go with the rest are left out.
+
+    Args:
+        model: The model, which need not have a generation config.
+        name: What the line calls it.
+
+    Raises:
+        ZooError: It cannot be saved whatever is left out.
+    """
+    config = getattr(model, "generation_config", None)
+    if config is None or (reason := _refusal(config)) is None:
+        return
+    sampled = copy.deepcopy(config)
+    sampled.do_sample = True
+    if _refusal(sampled) is None:
+        model.generation_config = sampled
+        _say(name, reason, "do_sample is set to true")
+        return
+    standard = vars(GenerationConfig())
+    given = {key: value for key, value in vars(config).items() if key in standard and value != standard[key]}
+    kept = copy.deepcopy(config)
+    for key in given:
+        setattr(kept, key, standard[key])
+    left_out = []
+    for key in sorted(given, key=lambda key: key not in MODES):
+        setattr(kept, key, given[key])
+        if _refusal(kept) is not None:
+            setattr(kept, key, standard[key])
+            left_out.append(key)
+    if _refusal(kept) is not None:
+        raise ZooError(
+            f"{name} has a generation_config.json that cannot be saved ({reason}): mend it, or take it away."
+        )
+    model.generation_config = kept
+    _say(name, reason, f"{', '.join(left_out)} {'is' if len(left_out) == 1 else 'are'} left out")
+
+
+def _refusal(config: GenerationConfig) -> str | None:
+    """Why transformers would not save it, in a few words; None where it would."""
+    try:
+        config.validate(strict=True)
+    except (ValueError, TypeError) as error:
+        lines = [line.strip(" -`") for line in str(error).splitlines() if line.strip()]
+        return lines[1 if len(lines) > 1 else 0].replace("`", "").split(". ")[0].rstrip(".")
+    return None
+
+
+@cache
+def _say(name: str, reason: str, mend: str) -> None:
+    log.warning("%s has a generation_config.json that cannot be saved (%s): %s in what is saved.", name, reason, mend)

@@ -1,0 +1,146 @@
+"""Whether a checkpoint is what was saved: COMPLETE names the size and the sha256 of each of its files.
+
+What is added to the folder later (that it was published, a merged model) is not part of the checkpoint.
+"""
+
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from ..errors import ZooError
+
+COMPLETE = "COMPLETE"
+#: What only training goes on from; a model loads without it, and people delete it to make room.
+TRAINING = (".pt", ".pth", ".bin")
+#: How the names of files with weights end.
+WEIGHTS = ".safetensors"
+_TRAINER_STATE = "trainer_state.json"
+_READERS = 4
+#: What reading a damaged document of JSON may raise.
+_DAMAGED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+_Stamp = tuple[int, int, int, int]
+# A file is read once in a process, until its size or one of its times changes.
+_KNOWN: dict[Path, tuple[_Stamp, str]] = {}
+_KNOWING = threading.Lock()
+
+
+def seal(folder: Path) -> dict[str, dict[str, Any]]:
+    """Has every file of a folder reach the disk. Returns path in the folder -> {size, sha256}."""
+    names = sorted(_names(folder))
+    with ThreadPoolExecutor(_READERS) as pool:
+        entries = list(pool.map(lambda name: _sealed(folder / name), names))
+    return dict(zip(names, entries, strict=True))
+
+
+def check_integrity(folder: Path | str, *, training: bool = False) -> None:
+    """Raises ZooError, naming the file, where a complete checkpoint is not what was saved; other folders pass.
+
+    training: look also at what only training goes on from. The last checkpoint beside it that is whole is offered.
+    """
+    folder = Path(folder)
+    if not (folder / COMPLETE).is_file():
+        return
+    problem = damage(folder, training=training)
+    if problem is None:
+        return
+    others = (path for path in folder.parent.glob("checkpoint-*") if (path / COMPLETE).is_file() and path != folder)
+    newest = sorted(others, key=lambda path: (len(path.name), path.name), reverse=True)
+    last = next((path for path in newest if damage(path, training=training) is None), None)
+    whole = f"; {last} is whole" if last is not None else ""
+    raise ZooError(f"{problem}: restore it from a copy, or train the stage again with --restart{whole}.")
+
+
+def damage(folder: Path, *, training: bool = False) -> str | None:
+    """What is wrong with a complete checkpoint, naming the first file; None where it is whole."""
+    try:
+        files = _recorded(folder)
+    except (*_DAMAGED, OSError):
+        return f"{folder / COMPLETE} is damaged"
+    for name, recorded in files.items():
+        if training or not (name.endswith(TRAINING) or name == _TRAINER_STATE):
+            path = folder / name
+            try:
+                problem = _altered(path, *recorded)
+            except (OSError, ValueError) as error:  # ValueError: of a name that no file can have
+                problem = f"{path!s:.200} cannot be read ({getattr(error, 'strerror', None) or error})"
+            if problem is not None:
+                return problem
+    return None
+
+
+def weights_digest(folder: Path | str) -> str | None:
+    """What a model's weights are known by, wherever they lie or are published.
+
+    Files that say where a model came from, such as the base that adapter_config.json names, do not count: they differ
+    between copies of one model. Nor does a critic, which has a folder of its own.
+
+    Args:
+        folder: A checkpoint, complete or as it was pulled.
+
+    Returns:
+        sha256 in hex over the names and the contents of its weight files; None where it holds none.
+
+    Raises:
+        ZooError: where a complete checkpoint says nothing that can be read.
+    """
+    folder = Path(folder)
+    names = sorted(path.name for path in folder.glob(f"*{WEIGHTS}"))
+    if not names:
+        return None
+    try:
+        recorded = _recorded(folder) if (folder / COMPLETE).is_file() else {}
+    except (*_DAMAGED, OSError) as error:
+        raise ZooError(
+            f"{folder / COMPLETE} is damaged: restore it, or train the stage again with --restart."
+        ) from error
+    known = {name: sha256 for name, (_, sha256) in recorded.items()}
+    lines = (f"{name} {known.get(name) or _digest(folder / name)}\n" for name in names)
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def _recorded(folder: Path) -> dict[str, tuple[int, str]]:
+    """Path -> (size, sha256), as COMPLETE has them."""
+    files = json.loads((folder / COMPLETE).read_bytes())["files"]
+    return {str(name): (int(entry["size"]), str(entry["sha256"])) for name, entry in files.items()}
+
+
+def _altered(path: Path, size: int, sha256: str) -> str | None:
+    there = path.stat().st_size
+    if there != size:
+        return f"{path} has {there} bytes, and {size} were saved"
+    return None if _digest(path) == sha256 else f"{path} is not what was saved, as its sha256 says"
+
+
+def _names(folder: Path) -> Iterator[str]:
+    for root, _, names in os.walk(folder):
+        for name in names:
+            found = (Path(root) / name).relative_to(folder).as_posix()
+            if found != COMPLETE:
+                yield found
+
+
+def _sealed(path: Path) -> dict[str, Any]:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+    return {"size": path.stat().st_size, "sha256": _digest(path)}
+
+
+def _digest(path: Path) -> str:
+    """sha256 in hex, of the file as it is now."""
+    whole = path.absolute()
+    with open(whole, "rb") as file:
+        at = os.fstat(file.fileno())
+        stamp = (at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns)
+        with _KNOWING:
+            known = _KNOWN.get(whole)
+        if known is not None and known[0] == stamp:
+            return known[1]
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    with _KNOWING:
+        _KNOWN[whole] = stamp, found
+    return found

@@ -1,0 +1,121 @@
+"""Rows of a forward pass laid end to end: one behind the other in a single row, without padding.
+
+Each token attends to tokens of its own row alone. transformers lays rows so for flash attention (and trl calls it
+`padding_free`), whose kernels a CPU lacks; here attention is torch's own, one call a row.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+from ..errors import ZooError
+from .sampling.decoder import base_of
+
+NAME = "rlhf_zoo_end_to_end"
+# Rows that are looked at, and how far apart logits may be, in their standard deviations: rounding alone.
+LENGTHS, APART = (5, 9), {torch.float32: 1e-3}
+APART_IN_FEW_BITS = 0.1
+_windows: set[int] = set()  # that layers handed on
+
+
+def attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **how: Any
+) -> tuple[Tensor, None]:
+    """torch's attention. attention_mask: what it takes, or (1, 1, 1, R) int64: the lengths of R rows end to end.
+
+    Returns (B, L, heads, D).
+    """
+    if how.get("s_aux") is not None:
+        raise ValueError("torch's attention has no sinks.")
+    if attention_mask is None or attention_mask.dtype != torch.long:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **how)
+    if how.get("sliding_window"):
+        _windows.add(how["sliding_window"])
+    lengths = attention_mask.flatten().tolist()
+    rows = zip(query.split(lengths, 2), key.split(lengths, 2), value.split(lengths, 2), strict=True)
+    found = [sdpa_attention_forward(module, q, k, v, _window(q, **how), **how)[0] for q, k, v in rows]
+    return torch.cat(found, 1), None
+
+
+def _window(query: Tensor, *, sliding_window: int | None = None, **_: Any) -> Tensor | None:
+    """What a row sees of itself (L, L), where that is less than all that came before."""
+    length = query.shape[2]
+    if sliding_window is None or length <= sliding_window:
+        return None
+    behind = torch.arange(length, device=query.device).unsqueeze(1) - torch.arange(length, device=query.device)
+    return (behind >= 0) & (behind < sliding_window)
+
+
+AttentionInterface.register(NAME, attention)
+AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
+def lies_end_to_end(model: Any) -> bool:
+    """Whether the model takes rows that lie end to end, as after `lay_end_to_end`."""
+    return base_of(model).config._attn_implementation == NAME
+
+
+def packed_inputs(ids: Tensor, seen: Tensor, positions: Tensor) -> dict[str, Tensor]:
+    """A model's arguments for rows end to end. ids, seen, positions: (B, L) each, `seen` False for padding."""
+    return {
+        "input_ids": ids[seen].unsqueeze(0),
+        "position_ids": positions[seen].unsqueeze(0),
+        "attention_mask": seen.sum(1).view(1, 1, 1, -1),  # handed on as it is, as a mask of four dimensions
+    }
+
+
+@torch.no_grad()
+def lay_end_to_end(model: Any, *, of: str) -> None:
+    """From here on the model takes rows end to end; what it is given otherwise goes through torch's attention.
+
+    of: what the model is, for the error. Raises ZooError for one whose rows would see each other, which it is asked,
+    and for an attention other than torch's.
+    """
+    base = base_of(model)
+    if lies_end_to_end(base):
+        return
+    if (before := base.config._attn_implementation) != "sdpa":
+        raise ZooError(
+            f"padding_free computes torch's attention, row by row, and {of}, a {type(base).__name__}, has {before!r}: "
+            "leave padding_free out, or attn_implementation where it was given."
+        )
+    training = base.training
+    base.eval()  # without dropout
+    ids = torch.arange(1, max(LENGTHS) + 1, device=next(base.parameters()).device) % _text_config(base).vocab_size
+    rows = [ids[:length].unsqueeze(0) for length in LENGTHS]
+    alone = torch.cat([base(input_ids=row, use_cache=False).logits[0] for row in rows]).float()
+    base.set_attn_implementation(NAME)
+    together = _laid(base, ids)
+    base.train(training)
+    # What is no number either way, the rollout finds.
+    most = APART.get(base.dtype, APART_IN_FEW_BITS) * float(alone.nan_to_num(0, 0, 0).std())
+    if together is None or not torch.allclose(together, alone, rtol=0, atol=most, equal_nan=True):
+        base.set_attn_implementation(before)
+        raise ZooError(
+            f"padding_free lays rows end to end, and in {of}, a {type(base).__name__}, they would see each other: "
+            "leave it out."
+        )
+
+
+def _laid(base: Any, ids: Tensor) -> Tensor | None:
+    """Logits of the first `LENGTHS` of ids, end to end; None of a model that cannot be given them."""
+    # Where a model may compute flash attention, which takes no mask, it hands on what its own masks would say.
+    if not (base._supports_flash_attn and lies_end_to_end(base)):
+        return None
+    seen = torch.arange(len(ids), device=ids.device) < torch.tensor(LENGTHS, device=ids.device).unsqueeze(1)
+    positions = torch.arange(len(ids), device=ids.device).expand_as(seen)
+    _windows.clear()
+    try:
+        found = base(**packed_inputs(ids.expand_as(seen), seen, positions), use_cache=False).logits[0].float()
+    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, NotImplementedError):
+        return None
+    hands_on = _windows or not getattr(_text_config(base), "sliding_window", None)
+    return found if hands_on and len(found) == sum(LENGTHS) else None
+
+
+def _text_config(base: Any) -> Any:
+    return base.config.get_text_config()

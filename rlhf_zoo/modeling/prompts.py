@@ -1,0 +1,192 @@
+"""Data sets in the forms that the trainers take: prompts, lines and preference pairs."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from datasets import Dataset, concatenate_datasets
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from ..errors import ZooError
+from .chat import completion_text, readable
+from .chat import prompt_ids as tokenize_prompt
+from .reserved_columns import PROMPT_INDEX, PROMPT_TOKENS, how_to_rename, withheld
+
+log = logging.getLogger(__name__)
+
+SHOWN = 60  # characters of a prompt in an error's sentence
+
+
+def need_columns(dataset: Dataset, columns: list[str], *, of: str) -> None:
+    """Raises ZooError when `dataset` lacks a column or has no row; `of` names it in the message."""
+    missing = [column for column in columns if column not in dataset.column_names]
+    if missing:
+        raise ZooError(
+            f"{of} has no column {missing[0]!r}, only {', '.join(map(repr, dataset.column_names))}: rename the column "
+            "or choose another data set."
+        )
+    if len(dataset) == 0:
+        raise ZooError(f"{of} is empty: choose another split.")
+
+
+def check_room(row: int, ids: list[int], *, context: int | None, room: int) -> None:
+    """Raises ZooError for an empty prompt, and for one that leaves less than `room` tokens of the context."""
+    if not ids:
+        raise ZooError(f"Prompt {row} is empty: the policy needs at least one token to start from.")
+    if context is not None and len(ids) + room > context:
+        raise ZooError(
+            f"Prompt {row} has {len(ids)} tokens, and with response_length {room} it passes the context of {context}: "
+            "shorten it or lower response_length."
+        )
+
+
+def prepare_prompts(
+    dataset: Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    context: int | None,
+    room: int,
+    num_proc: int | None = None,
+) -> Dataset:
+    """Adds token ids and a fixed index to each prompt, in columns of our own names.
+
+    Where the data set has `input_ids`, the policy reads these, and reward functions read `prompt`.
+
+    Args:
+        dataset: Has `prompt` (texts or conversations) or, as TRL's PPO took them, `input_ids`, padded or not, with or
+            without their `attention_mask`.
+        tokenizer: The policy's.
+        context: Positions of the model; None if unbounded.
+        room: Tokens that a completion may take.
+        num_proc: Processes that tokenize.
+
+    Returns:
+        The data set in plain Python values, its `input_ids` without padding.
+
+    Raises:
+        ZooError: A prompt is empty, leaves too little room, has an `attention_mask` that does not fit its `input_ids`,
+            or has `input_ids` of another text than its `prompt`.
+    """
+    dataset = dataset.with_format(None)
+    has_ids = PROMPT_TOKENS in dataset.column_names
+    need_columns(dataset, [PROMPT_TOKENS] if has_ids else ["prompt"], of="The prompt data set")
+    if has_ids:
+        dataset = _with_unpadded_ids(dataset, tokenizer)
+        if "prompt" in dataset.column_names:
+            _check_same_prompts(dataset, tokenizer)
+    else:
+        dataset = dataset.map(
+            lambda row: {PROMPT_TOKENS: tokenize_prompt(row["prompt"], tokenizer)},
+            desc="Tokenizing prompts",
+            num_proc=num_proc,
+        )
+    for row, ids in enumerate(dataset[PROMPT_TOKENS]):
+        check_room(row, ids, context=context, room=room)
+    if PROMPT_INDEX in dataset.column_names:  # part of a data set that a trainer prepared
+        dataset = dataset.remove_columns(PROMPT_INDEX)
+    return dataset.add_column(PROMPT_INDEX, list(range(len(dataset))))
+
+
+def _with_unpadded_ids(dataset: Dataset, tokenizer: PreTrainedTokenizerBase) -> Dataset:
+    """The data set with `input_ids` without padding, and without `attention_mask`."""
+    others = [name for name in dataset.column_names if name not in (PROMPT_TOKENS, "attention_mask")]
+    columns = [Dataset.from_dict({PROMPT_TOKENS: unpadded_ids(dataset, tokenizer, of="Prompt")})]
+    return concatenate_datasets([*columns, *([dataset.select_columns(others)] if others else [])], axis=1)
+
+
+def unpadded_ids(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, *, of: str) -> list[list[int]]:
+    """The column `input_ids` without padding.
+
+    Args:
+        dataset: Says by a column `attention_mask` what is padding. Without one it is PAD, if that is not EOS.
+        tokenizer: Whose PAD it is.
+        of: What to call a row, before its number.
+
+    Raises:
+        ZooError: A mask has another length than its ids, or there is padding between tokens.
+    """
+    dataset = dataset.with_format(None)
+    padded = list(dataset[PROMPT_TOKENS])
+    masked = "attention_mask" in dataset.column_names
+    masks = dataset["attention_mask"] if masked else [_not_padding(ids, tokenizer) for ids in padded]
+    return [_unpadded(ids, mask, of=f"{of} {row}") for row, (ids, mask) in enumerate(zip(padded, masks, strict=True))]
+
+
+def _not_padding(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[bool]:
+    """Which ids are a prompt's, where no mask says so: as in TRL's PPO, all but PAD, if PAD is not EOS."""
+    pad = tokenizer.pad_token_id
+    apart = pad not in (None, tokenizer.eos_token_id)
+    return [not apart or index != pad for index in ids]
+
+
+def _unpadded(ids: Sequence[int], mask: Sequence[Any] | None, *, of: str) -> list[int]:
+    """The ids that the mask does not leave out.
+
+    Raises:
+        ZooError: The mask has another length, or leaves out ids between others.
+    """
+    if mask is None or len(mask) != len(ids):
+        length = "none" if mask is None else f"one of {len(mask)}"
+        raise ZooError(
+            f"{of} has {len(ids)} input_ids and an attention_mask of another length ({length}): give one entry for "
+            "each id."
+        )
+    places = [place for place, real in enumerate(mask) if real]
+    if places and len(places) != places[-1] - places[0] + 1:
+        raise ZooError(
+            f"{of} has padding between its tokens, at place {_first_hole(places)} of input_ids: pad on the left or on "
+            "the right."
+        )
+    return [ids[place] for place in places]
+
+
+def _first_hole(places: Sequence[int]) -> int:
+    return next(before + 1 for before, place in pairwise(places) if place != before + 1)
+
+
+def _check_same_prompts(dataset: Dataset, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Warns where `input_ids` write a prompt in another way than the trainer would.
+
+    Raises:
+        ZooError: They are of another text than `prompt`.
+    """
+    otherwise = 0
+    for row, (prompt, ids) in enumerate(zip(dataset["prompt"], dataset[PROMPT_TOKENS], strict=True)):
+        if ids == tokenize_prompt(prompt, tokenizer):
+            continue
+        otherwise += 1
+        text = str(tokenizer.decode(ids, skip_special_tokens=True))
+        turns = [prompt] if isinstance(prompt, str) else [completion_text([turn]) for turn in prompt]
+        if not all(turn.strip() in text for turn in turns):
+            raise ZooError(
+                f"Prompt {row} is {readable(prompt)[:SHOWN]!r}, and its input_ids are of {text[:SHOWN]!r}: the policy "
+                "would read the one and reward functions the other, so take out the column that is wrong."
+            )
+    if otherwise:
+        log.warning(
+            "%d of %d prompts have input_ids other than their column 'prompt' would get: the policy reads input_ids, "
+            "and reward functions get 'prompt'.",
+            otherwise, len(dataset),
+        )  # fmt: skip
+
+
+def say_withheld(dataset: Dataset) -> None:
+    """Says in a line which columns reward functions do not get, as these get something of ours by that name."""
+    for name in withheld(dataset.column_names):
+        log.warning("Reward functions do not get the prompts' column %r: to pass it on, %s.", name, how_to_rename(name))
+
+
+def uncollate(batch: Mapping[str, Any], tokenizer: Any) -> list[dict[str, Any]]:
+    """A batch that a collator stacked, as one mapping a prompt, with unpadded token ids."""
+    columns = dict(batch)
+    attention = columns.pop("attention_mask", None)
+    rows = []
+    for place in range(len(next(iter(columns.values())))):
+        row = {n: x[place].tolist() if isinstance(x, Tensor) else x[place] for n, x in columns.items()}
+        if (ids := row.get(PROMPT_TOKENS)) is not None:
+            mask = _not_padding(ids, tokenizer) if attention is None else [bool(real) for real in attention[place]]
+            row[PROMPT_TOKENS] = _unpadded(ids, mask, of=f"Prompt {place} of a batch")
+        rows.append(row)
+    return rows

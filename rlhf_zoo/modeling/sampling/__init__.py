@@ -1,0 +1,1 @@
+"""Sampling from a causal model with one random stream per row."""

@@ -1,0 +1,269 @@
+"""Decoding over a cache of fixed size, for a GPU: each shape of a step is captured once as a CUDA graph, and replayed.
+
+A step of a small model starts hundreds of kernels, and starting them takes longer than they do. A graph starts them all
+at once, but reads and writes the addresses that it was captured with. So keys, values and a step's inputs lie in
+buffers that stay; a step computes the first rows and columns of these, in numbers from a ladder of few (`bucket`).
+Rows that end leave idle ones behind, which compute what nobody reads, until fewer rows are a step of the ladder.
+
+torch.compile(mode="reduce-overhead") would do the same after compiling each shape for many seconds, and with fused
+kernels whose log-probabilities lie further from those of the training pass.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from transformers import Cache
+from transformers.cache_utils import StaticLayer
+
+from .decoder import Next, base_of, forward, prefilled, staying
+from .kv_cache import can_join, new_cache
+
+COLUMNS = 128  # the columns of a step are a multiple of this
+GRAPHS = 64  # the least recently used is forgotten where more were captured
+
+# A function that computes a step -> one that does the same again, into the same tensor.
+Capture = Callable[[Callable[[], Next]], Callable[[], Next]]
+
+
+def bucket(rows: int) -> int:
+    """The least number of 1, 2, 3, 4, 6, 8, 12, 16, 24, … that is at least `rows`."""
+    power = 1 << max(rows - 1, 0).bit_length()
+    return power * 3 // 4 if power >= 4 and rows <= power * 3 // 4 else power
+
+
+def fixed_size(prompts: Sequence[Sequence[int]], length: int, max_tokens: int | None) -> tuple[int, int] | None:
+    """Rows and columns of a cache for completions of at most `length` tokens; None where max_tokens is too few."""
+    columns = -(-(max(map(len, prompts)) + length) // COLUMNS) * COLUMNS
+    rows = bucket(len(prompts))
+    while max_tokens is not None and rows and rows * columns > max_tokens:
+        rows = next((fewer for fewer in range(rows - 1, 0, -1) if bucket(fewer) == fewer), 0)
+    return (rows, columns) if rows else None
+
+
+def can_be_fixed(model: Any) -> bool:
+    """Whether a model's layers are attention alone, and by transformers' own account read no value on the host."""
+    whole = not any(isinstance(weight, DTensor) for weight in model.parameters())
+    return whole and getattr(base_of(model), "_can_compile_fullgraph", False) and can_join(new_cache(model), model)
+
+
+@dataclass
+class _Place:
+    """Where a step writes, a scalar on the device, and the rows and columns that it computes."""
+
+    column: Tensor
+    rows: int = 0
+    columns: int = 0
+
+
+class FixedLayer(StaticLayer):
+    """Keys and values of all rows at fixed addresses; a sliding window is a matter of the mask alone."""
+
+    keys: Any
+    values: Any
+
+    def __init__(self, size: int, columns: int, place: _Place) -> None:
+        super().__init__(columns)
+        self.size, self.place = size, place
+
+    def allocate(self, keys: Tensor, values: Tensor) -> None:
+        """All rows and columns, of the kind of these."""
+        # Not empty: what is masked still counts zero times. Under autocast of the kind that attention takes them in.
+        shape, kind = (self.size, keys.shape[1], self.max_cache_len), keys.device.type
+        half = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        self.keys, self.values = (x.new_zeros(*shape, x.shape[3], dtype=half) for x in (keys, values))
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        at, columns = self.place.column.view(1), self.place.columns
+        shown = []
+        for held, new in ((self.keys, key_states), (self.values, value_states)):
+            shown.append(held[: self.place.rows, :, :columns].index_copy_(2, at, new.to(held.dtype)))
+        return shown[0], shown[1]
+
+    def get_seq_length(self) -> Any:
+        return self.place.column
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.place.columns, 0
+
+
+class FixedDecoder:
+    """At most `size` rows of at most `columns` columns, padding included. Later calls use it anew.
+
+    All rows write the same column, which is the next; rows that begin are put before it.
+    """
+
+    def __init__(self, model: Any, size: int, columns: int, capture: Capture) -> None:
+        self.model, self.size, self.columns, self._capture = model, size, columns, capture
+        self._weights = _addresses(model)
+        device = next(model.parameters()).device
+        self._tokens, self._positions = (torch.zeros(size, 1, dtype=torch.long, device=device) for _ in range(2))
+        self._seen = torch.zeros(size, columns, dtype=torch.long, device=device)
+        self._place = place = _Place(torch.zeros((), dtype=torch.long, device=device))
+        self._layers = [FixedLayer(size, columns, place) for _ in new_cache(model).layers]
+        self._cache = Cache(layers=[*self._layers])
+        self._graphs: OrderedDict[tuple[int, int], Callable[[], Next]] = OrderedDict()
+        self.rows = torch.zeros(0, dtype=torch.long, device=device)
+        self._at = 0
+        self._began: tuple[Tensor, Tensor, Cache] | None = None
+
+    def fits(self, model: Any, size: int, columns: int) -> bool:
+        """Whether this is for calls of that size, and the weights lie where its graphs read them."""
+        return (self.size, self.columns) == (size, columns) and self._weights == _addresses(model)
+
+    def begin(self) -> FixedDecoder:
+        """Forgets the rows of a call that an error ended."""
+        self.rows, self._at, self._began = self.rows[:0], 0, None
+        return self
+
+    def room(self, lengths: Sequence[int], rest: Tensor) -> int:
+        return min(len(lengths), self.size - len(self.rows))
+
+    def prefill(self, prompts: Sequence[Sequence[int]], rows: Sequence[int], pad_id: int) -> tuple[Next, Tensor]:
+        found, mask, cache = prefilled(self.model, prompts, pad_id)
+        where = torch.tensor(list(rows), device=mask.device)
+        self._began = where, mask, cache
+        return found, where
+
+    def step(self) -> tuple[Next, Tensor]:
+        count = len(self.rows)
+        if self._at % COLUMNS == 0:  # a step of more columns, or past the last: are there as many that count?
+            self._shift(int(self._seen[:count, : self._at].sum(1).max()) - self._at)
+        rows, columns = bucket(count), (self._at // COLUMNS + 1) * COLUMNS
+        self._seen[:rows, self._at] = 1  # in idle rows too: a row that sees nothing makes NaN
+        self._positions[count:rows] = 0  # and a position past the last is an error in a learned table
+        self._place.column.fill_(self._at)
+        found = self._graph(rows, columns)().rows(slice(count))
+        self._at += 1
+        self._positions[:count] += 1
+        return found, self.rows
+
+    def keep(self, tokens: Tensor, leaving: Tensor) -> None:
+        order = staying(leaving)
+        if self._began is not None:
+            self._enter(order, *self._began)
+            self._tokens[len(self.rows) - len(order) : len(self.rows), 0] = tokens[order]
+            self._began = None
+            return
+        if len(order) < len(leaving):
+            moved = (order != torch.arange(len(order), device=order.device)).nonzero().squeeze(1)
+            for held in self._held():
+                held[moved] = held[order[moved]]
+            self.rows = self.rows[order]
+        self._tokens[: len(order), 0] = tokens[order]
+
+    def _graph(self, rows: int, columns: int) -> Callable[[], Next]:
+        """The step of this shape, captured where it is new."""
+        shape = rows, columns
+        if shape not in self._graphs:
+
+            def step() -> Next:
+                self._place.rows, self._place.columns = shape
+                inputs = self._tokens[:rows], self._seen[:rows, :columns], self._positions[:rows]
+                return forward(self.model, *inputs, self._cache)
+
+            self._graphs[shape] = self._capture(step)
+            if len(self._graphs) > GRAPHS:
+                self._graphs.popitem(last=False)
+        self._graphs.move_to_end(shape)
+        return self._graphs[shape]
+
+    def _enter(self, chosen: Tensor, rows: Tensor, mask: Tensor, cache: Cache) -> None:
+        """Puts the chosen rows of a prefill behind the others."""
+        count, width = len(self.rows), mask.shape[1]
+        if not count:
+            self._at = width
+        elif self._at < width:
+            self._shift(width - self._at)
+        where = slice(count, count + len(chosen))
+        self._seen[where] = 0
+        self._seen[where, self._at - width : self._at] = mask[chosen].long()
+        self._positions[where] = mask[chosen].sum(1, keepdim=True)
+        theirs: Any
+        for mine, theirs in zip(self._layers, cache.layers, strict=True):
+            if not theirs.is_initialized:
+                continue  # a layer that reads another's keys
+            if not mine.is_initialized:
+                mine.allocate(theirs.keys, theirs.values)
+            for held, new in ((mine.keys, theirs.keys), (mine.values, theirs.values)):
+                held[where, :, self._at - new.shape[2] : self._at] = new[chosen]
+        self.rows = torch.cat([self.rows, rows[chosen]])
+
+    def _shift(self, by: int) -> None:
+        """Moves what the cache holds to the right; to the left for less than 0."""
+        old = slice(max(0, -by), self._at)
+        self._at += by
+        new = slice(max(0, by), self._at)
+        count = len(self.rows)
+        for held in (by and self._of_columns()) or ():
+            held[:count, ..., new, :] = held[:count, ..., old, :].clone()
+        self._seen[:count, : new.start] = 0
+        self._seen[:count, new.stop :] = 0
+
+    def _held(self) -> list[Tensor]:
+        """All that a row has."""
+        return [self._positions, *self._of_columns()]
+
+    def _of_columns(self) -> list[Tensor]:
+        """What has columns, as its dimension before the last."""
+        layers = [layer for layer in self._layers if layer.is_initialized]
+        return [self._seen.unsqueeze(-1), *(held for layer in layers for held in (layer.keys, layer.values))]
+
+
+def _addresses(model: Any) -> list[int]:
+    return [tensor.data_ptr() for group in (model.parameters(), model.buffers()) for tensor in group]
+
+
+class CudaGraphs:
+    """Captures steps as CUDA graphs that share their memory. Never run: it needs a GPU."""
+
+    def __init__(self) -> None:
+        # One stream for all captures, as libraries keep a workspace for each.
+        self._pool, self._aside, self._works = torch.cuda.graph_pool_handle(), torch.cuda.Stream(), True
+
+    def __call__(self, step: Callable[[], Next]) -> Callable[[], Next]:
+        if not self._works:
+            return step
+        try:
+            return self._captured(step)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            self._works = False
+            warnings.warn(
+                f"A step of decoding was not captured as a CUDA graph ({str(error).splitlines()[0]}), so sampling is "
+                "slower: rollout_graphs: false leaves graphs out.",
+                stacklevel=2,
+            )
+            return step
+
+    def _captured(self, step: Callable[[], Next]) -> Callable[[], Next]:
+        here, aside = torch.cuda.current_stream(), self._aside
+        caches = torch.is_autocast_cache_enabled()
+        # What autocast has cast lies where the next update frees it: the graph casts the weights itself.
+        torch.set_autocast_cache_enabled(False)
+        try:
+            aside.wait_stream(here)
+            with torch.cuda.stream(aside):
+                step()  # libraries allocate what they need outside of the graph
+            here.wait_stream(aside)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool, stream=aside, capture_error_mode="thread_local"):
+                found = step()
+        finally:
+            torch.set_autocast_cache_enabled(caches)
+            torch.cuda.set_stream(here)  # a capture that fails leaves its own
+
+        def replay() -> Next:
+            graph.replay()
+            return found
+
+        return replay

@@ -1,0 +1,102 @@
+"""The draw of a token by a uniform number of its row's own stream."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...errors import NotFinite
+
+
+def uniforms(seed: int, keys: Sequence[tuple[int, ...]], length: int) -> Tensor:
+    """One uniform number in [0, 1) per row and position, (B, length) float64, a function of (seed, key) alone."""
+    # The key's length is part of the seed: SeedSequence pads with zeros, so (1,) and (1, 0) would share a stream.
+    streams = (np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, len(key), *key]))) for key in keys)
+    return torch.from_numpy(np.stack([stream.random(length) for stream in streams]))
+
+
+def _nucleus(probabilities: Tensor, top_p: float) -> Tensor:
+    """Zeroes all but the smallest set of most likely tokens that holds `top_p` of the mass. (B, V) -> (B, V)."""
+    ordered, order = probabilities.sort(-1, descending=True)
+    outside = ordered.cumsum(-1) - ordered >= top_p
+    return probabilities.masked_fill(outside.gather(-1, order.argsort(-1)), 0)
+
+
+def draw_tokens(logits: Tensor, uniform: Tensor, *, top_p: float = 1.0) -> Tensor:
+    """Inverse-CDF draw with numbers of `uniforms`: logits (B, V), uniform (B,) in [0, 1) -> tokens (B,).
+
+    Raises NotFinite for logits that are not finite.
+    """
+    return draw(logits, uniform, top_p=top_p)[0]
+
+
+def draw(logits: Tensor, uniform: Tensor, *, top_p: float = 1.0) -> tuple[Tensor, Tensor]:
+    """`draw_tokens`, and log π of each token in the whole distribution: (B,) and (B,), of one softmax.
+
+    softmax's own sum loses precision as the vocabulary grows, so log π is log(p / Σp) with Σp in float64.
+    """
+    probabilities = logits.softmax(-1)
+    if top_p < 1:
+        tokens, _ = _inverse_cdf(_nucleus(probabilities.double(), top_p), uniform)
+        total = probabilities.sum(-1, dtype=torch.float64)
+    elif logits.shape[-1] < _BLOCKS_FROM:
+        tokens, total = _inverse_cdf(probabilities, uniform)
+    else:
+        tokens, total = _inverse_cdf_by_blocks(probabilities, uniform)
+    drawn = probabilities.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+    return tokens, (drawn / total).log().to(logits.dtype)
+
+
+def _inverse_cdf(probabilities: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """The first token whose cumulative sum, in float64 as V may be large, passes the uniform number.
+
+    (B, V) -> (B,), and the sums over all tokens, (B,).
+    """
+    cumulative = probabilities.double().cumsum(-1)
+    total = cumulative[:, -1]
+    _check_sums(total)
+    # Rounding may make the product the total itself, which no sum passes.
+    target = torch.minimum(uniform.to(cumulative) * total, total.nextafter(torch.zeros_like(total)))
+    return torch.searchsorted(cumulative, target.unsqueeze(-1), right=True).squeeze(-1), total
+
+
+# A float32 sum of 64 is off by less than 16 roundings, 1e-6 of itself; so are the bounds of tokens, and their total.
+_BLOCK, _DOUBT = 64, 2e-6
+_BLOCKS_FROM = 1024
+
+
+def _inverse_cdf_by_blocks(probabilities: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """The tokens and sums of `_inverse_cdf`: of the vocabulary, only the block that holds it is summed in float64.
+
+    A row whose number comes so close to a bound of its token that rounding might decide is drawn by `_inverse_cdf`.
+    """
+    size = probabilities.shape[1]
+    whole = size // _BLOCK * _BLOCK
+    sums = probabilities[:, :whole].unflatten(1, (-1, _BLOCK)).sum(-1)
+    if whole < size:
+        sums = torch.cat([sums, probabilities[:, whole:].sum(-1, keepdim=True)], dim=1)
+    ends = sums.double().cumsum(-1)
+    total = ends[:, -1:]
+    _check_sums(total)
+    target = uniform.to(ends).unsqueeze(1) * total
+    block = torch.searchsorted(ends, target, right=True).clamp(max=ends.shape[1] - 1)
+    within = block * _BLOCK + torch.arange(_BLOCK, device=block.device)
+    mass = probabilities.gather(1, within.clamp(max=size - 1)).double().masked_fill(within >= size, 0)
+    cumulative = ends.gather(1, block) - sums.gather(1, block) + mass.cumsum(-1)
+    place = torch.searchsorted(cumulative, target, right=True).clamp(max=_BLOCK - 1)
+    upper = cumulative.gather(1, place)
+    lower = upper - mass.gather(1, place)
+    tokens = (block * _BLOCK + place).squeeze(1)
+    doubtful = (torch.minimum(target - lower, upper - target) < _DOUBT * total).squeeze(1).nonzero().squeeze(1)
+    if len(doubtful):
+        tokens[doubtful], _ = _inverse_cdf(probabilities[doubtful], uniform.to(ends)[doubtful])
+    return tokens, total.squeeze(1)
+
+
+def _check_sums(sums: Tensor) -> None:
+    if not sums.isfinite().all():
+        raise NotFinite(
+            "The policy gave logits that are not finite, so no token can be drawn: check its weights, and where it "
+            "trains lower learning_rate, or compute in float32 if bf16 is on."
+        )

@@ -1,0 +1,202 @@
+"""The special tokens of a policy: what ends a completion, what pads; and a tokenizer trained from scratch."""
+
+import contextlib
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from ..errors import ZooError
+from .chat import end_of_turn, prompt_ids
+
+ADDED_PAD = "[PAD]"
+# Tokens that a vocabulary keeps for padding or for nothing, or writes between documents: the first pattern that one of
+# them has is taken.
+SPARE = (r"pad(ding)?", r"(finetune_)?right_pad(_id)?", r"fim_pad", r"vision_pad", r"(image|video)_pad",
+         r"reserved(_special)?_token_?\d+", r"unused_?(token_?)?\d+", r"control_\d+", r"end_?of_?text")  # fmt: skip
+_BRACKETS = "<>[]|"
+# Text of several scripts and kinds, and a code point that nobody has assigned, which no vocabulary knows as a whole.
+_ORDINARY = 'Ordinary text, 0 to 9: (a + b) * c = {"key": [1.5]};\n\tÉtude, Москва, 漢字, العربية, 🙂, \u0378'
+
+
+def stop_ids(model: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The tokens of which any ends a completion: EOS, those of the generation config, the end of the template's turn.
+
+    Of the generation config's only special tokens count: a configuration that nobody set names an ordinary one.
+    """
+    listed = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    listed = listed if isinstance(listed, list) else [listed]
+    special = _added(tokenizer)
+    turn = None if tokenizer.chat_template is None else end_of_turn(tokenizer)
+    wanted = (tokenizer.eos_token_id, *(index for index in listed if index in special), turn)
+    return list(dict.fromkeys(index for index in wanted if index is not None))
+
+
+def highest_id(tokenizer: Any) -> int:
+    """The highest token that a model may be asked for. Scripts add PAD past the embeddings; it is never looked up."""
+    return max((index for index in tokenizer.get_vocab().values() if index != tokenizer.pad_token_id), default=0)
+
+
+def _added(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
+    """The tokens beside those of the text itself: id -> token."""
+    added: dict[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
+    special = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
+    return {index: str(token) for index, token in added.items()} | special
+
+
+def settle_padding(
+    tokenizer: PreTrainedTokenizerBase,
+    model: Any,
+    *,
+    pad_token: str | None = None,
+    eos_token: str | None = None,
+) -> str | None:
+    """Sees to it that the tokenizer pads with a token that ends nothing, and that the model's configs name it.
+
+    Takes `pad_token`, else what the tokenizer has, else a token of the vocabulary that no text uses, else adds one. One
+    that is added and has no row among the embeddings makes them grow, and peft then saves them with every adapter.
+    eos_token: EOS from now on. Returns a line that says what changed, None where nothing had to. Raises ZooError for a
+    token that the vocabulary does not have, and for a PAD that is EOS.
+    """
+    for key, token in (("eos_token", eos_token), ("pad_token", pad_token)):
+        if token is not None and token not in tokenizer.get_vocab():
+            raise ZooError(f"{key} is {token!r}, which the tokenizer does not have: give one of its tokens.")
+    if eos_token is not None:
+        tokenizer.eos_token = eos_token
+    if tokenizer.eos_token_id is None:
+        raise ZooError("The tokenizer has no eos_token, so no completion could end: give it one.")
+    if pad_token is not None and pad_token == tokenizer.eos_token:
+        raise ZooError(f"pad_token is {pad_token!r}, which is EOS too: give another, or leave it out.")
+    own = tokenizer.pad_token
+    if pad_token in (None, own) and own not in (None, tokenizer.eos_token):
+        if not make_room(model, tokenizer):
+            return None
+        name_pad(model, tokenizer)
+        return f"The model has no embedding of {own} (id {tokenizer.pad_token_id}), which pads: its embeddings grow."
+    before = "has no PAD" if own is None else f"pads with {'EOS' if own == tokenizer.eos_token else own}"
+    said = pad_token or _spare(tokenizer, model)
+    if said is not None:
+        tokenizer.pad_token = said
+        how = "as asked for" if pad_token is not None else "which its vocabulary has to spare"
+    else:
+        tokenizer.add_special_tokens({"pad_token": ADDED_PAD})
+        said, how = ADDED_PAD, "which is added to it"
+    make_room(model, tokenizer)
+    name_pad(model, tokenizer)
+    return f"The tokenizer {before}: {said} (id {tokenizer.pad_token_id}) pads from now on, {how}."
+
+
+def pads_apart(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether it has a PAD, and that is not its EOS."""
+    return tokenizer.pad_token not in (None, tokenizer.eos_token)
+
+
+def pad_apart(tokenizer: PreTrainedTokenizerBase, pad_token: str | None, *, of: str, key: str) -> None:
+    """Sees to it that a tokenizer pads with another token than its EOS.
+
+    Args:
+        tokenizer: It takes `pad_token` where it has no PAD of its own, or one that is EOS.
+        pad_token: A token of its vocabulary, or None.
+        of: Whose tokenizer it is.
+        key: The key that names `pad_token`.
+
+    Raises:
+        ZooError: It pads with EOS all the same, or has no such token.
+    """
+    own, end = tokenizer.pad_token, tokenizer.eos_token
+    if pad_token is not None and pad_token not in tokenizer.get_vocab():
+        raise ZooError(f"{key} is {pad_token!r}, which the tokenizer of {of} does not have: give one of its tokens.")
+    if pad_token is not None and pad_token == end:
+        raise ZooError(f"{key} is {pad_token!r}, which is EOS of {of} too: give another of its tokens.")
+    if pads_apart(tokenizer):
+        return
+    if pad_token is None:
+        pads = "has no PAD" if own is None else "pads with its EOS"
+        raise ZooError(
+            f"The tokenizer of {of} {pads}, so that an end could not be told from padding, and a score would be read "
+            f"one token early: name another of its tokens by {key}."
+        )
+    tokenizer.pad_token = pad_token
+
+
+def make_room(model: Any, tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Gives PAD an embedding, where the model has none for it: nothing heeds it, but trainers look it up.
+
+    Returns whether it had to.
+    """
+    if tokenizer.pad_token_id < model.get_input_embeddings().weight.shape[0]:
+        return False
+    model.resize_token_embeddings(tokenizer.pad_token_id + 1)
+    return True
+
+
+def name_pad(model: Any, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Has the model's configurations name the tokenizer's PAD."""
+    for config in (model.config, getattr(model, "generation_config", None)):
+        if config is not None:
+            config.pad_token_id = tokenizer.pad_token_id
+
+
+def _spare(tokenizer: PreTrainedTokenizerBase, model: Any) -> str | None:
+    """A token that no text and no turn of a conversation holds, and that the model has an embedding of."""
+    rows = model.get_input_embeddings().weight.shape[0]
+    kept = {tokenizer.eos_token_id, tokenizer.bos_token_id, *stop_ids(model, tokenizer)}
+    template = json.dumps(tokenizer.chat_template or "", ensure_ascii=False)
+    added = {
+        token: index
+        for index, token in sorted(_added(tokenizer).items())
+        if index < rows and index not in kept and token not in template
+    }
+    named = (
+        token for pattern in SPARE for token in added if re.fullmatch(pattern, token.strip(_BRACKETS), re.IGNORECASE)
+    )
+    # Where every text can be spelled in bytes, nothing is unknown.
+    unknown = [tokenizer.unk_token] if tokenizer.unk_token in added else []
+    return next((token for token in (*named, *unknown) if not _is_written(token, tokenizer)), None)
+
+
+def _is_written(token: str, tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether a token comes up in ordinary text, or in a conversation once it is PAD, which a template may write."""
+    index, own = tokenizer.convert_tokens_to_ids(token), tokenizer.pad_token
+    turns = [{"role": "user", "content": _ORDINARY}, {"role": "assistant", "content": _ORDINARY}]
+    ids = [*prompt_ids(_ORDINARY, tokenizer)]
+    tokenizer.pad_token = token
+    try:
+        for asked in (turns[:1], turns) if tokenizer.chat_template is not None else ():
+            with contextlib.suppress(ZooError):  # a template for other conversations than this
+                ids += prompt_ids(asked, tokenizer)
+    finally:
+        tokenizer.pad_token = own
+    return index in ids
+
+
+def train_tokenizer(
+    lines: Iterable[str], *, vocab_size: int, lowercase: bool = False, max_length: int
+) -> PreTrainedTokenizerBase:
+    """Byte-level BPE over `lines`, with <pad> and <eos> apart: PPO must tell a padded position from an end.
+
+    A byte-level tokenizer knows every text, so it needs no <unk>. `max_length` is the model's context in tokens.
+    """
+    backend = Tokenizer(models.BPE())
+    if lowercase:
+        backend.normalizer = normalizers.Lowercase()
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=["<pad>", "<eos>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(lines, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        padding_side="left",
+        model_max_length=max_length,
+        clean_up_tokenization_spaces=False,
+    )

@@ -1,0 +1,1 @@
+"""Variants of a run: sweep, ablate, baseline, ensemble, rounds, any policy against any other."""

@@ -1,0 +1,257 @@
+"""DPO and RLOO by trl's trainers, from the SFT policy of a run, on its own pairs, prompts and reward.
+
+What can be equal to PPO is: RLOO samples as many completions from the same prompts at the same temperature, in batches
+of the same size, is paid PPO's reward less PPO's penalty for a missing end, and makes as many passes and optimizer
+steps. DPO goes over the reward model's pairs in its batches and epochs. Both take PPO's policy learning rate, unless
+one is given.
+"""
+
+import math
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback
+
+from ... import functional as F
+from ...errors import ZooError
+from ...evaluation.compute import Compute, dpo_compute, rloo_compute
+from ...evaluation.text_logprobs import written_samples
+from ...modeling.chat import answer, begins_answer, closed, spoken, whole
+from ...modeling.loading import ADAPTER_CONFIG
+from ...modeling.models import is_peft, load_causal
+from ...modeling.reserved_columns import withheld
+from ...modeling.special_tokens import stop_ids
+from ...rewards import Rewards
+from ...runs.record import StageRecord
+from ...runs.settings.parse import StageSettings
+from ..stages.callbacks import ProgressCallback
+from ..stages.sft import without_second_bos
+
+#: Completions of a prompt, in RLOO: each has the mean of the others as its baseline (Ahmadian et al. 2024 take 2 or 4).
+GENERATIONS = 4
+_OPTIMIZER = (
+    "optim", "adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "max_grad_norm", "lr_scheduler_type",
+    "lr_scheduler_kwargs", "bf16", "fp16", "use_cpu",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Start:
+    """What every run begins with. sft: the policy that it starts from; desc: before its progress bar."""
+
+    sft: Path
+    tokenizer: PreTrainedTokenizerBase
+    beta: float
+    seed: int
+    record: StageRecord
+    desc: str
+    peft_config: Any = None
+
+
+def dpo_arguments(ppo: StageSettings, reward: StageSettings, *, learning_rate: float | None) -> dict[str, Any]:
+    """Fields of DPOConfig, less β and seed: batches, epochs and schedule of the reward model, PPO's learning rate."""
+    args = reward.trainer
+    own = {name: getattr(args, name) for name in (*_OPTIMIZER, "warmup_steps", "num_train_epochs", "max_steps")}
+    return {
+        **own,
+        "per_device_train_batch_size": args.per_device_train_batch_size,
+        "gradient_accumulation_steps": args.gradient_accumulation_steps,
+        "max_length": args.max_length,
+        "learning_rate": ppo.trainer.learning_rate if learning_rate is None else learning_rate,
+    }
+
+
+def rloo_arguments(ppo: StageSettings, *, episodes: int, learning_rate: float | None) -> dict[str, Any]:
+    """Fields of RLOOConfig, less β and seed: those of PPO, under RLOO's names.
+
+    episodes: completions that PPO sampled; RLOO samples as many, rounded up to whole rollouts. Raises ZooError where a
+    rollout of PPO does not divide into RLOO's groups, and where PPO cut its completions.
+    """
+    args = ppo.trainer
+    if args.truncation:
+        raise ZooError(
+            "PPO cut its completions (truncate_text or response_length_min), and RLOO cannot: compare with dpo or "
+            "best-of-n."
+        )
+    rollout, steps = rollout_of(args)
+    group = args.num_generations if args.num_generations > 1 else GENERATIONS
+    if rollout % group:
+        raise ZooError(
+            f"RLOO compares {group} completions of a prompt, and a rollout of {rollout} does not divide by that: "
+            "change per_device_train_batch_size of the stage ppo."
+        )
+    micro = math.gcd(rollout // steps, args.per_device_train_batch_size)
+    batches = rollout // micro
+    updates = math.ceil(episodes / rollout) * steps * args.num_ppo_epochs
+    return {
+        **{name: getattr(args, name) for name in _OPTIMIZER},
+        "warmup_steps": in_optimizer_steps(args),
+        "per_device_train_batch_size": micro,
+        "gradient_accumulation_steps": batches // steps,
+        "steps_per_generation": batches,
+        "num_generations": group,
+        "num_iterations": args.num_ppo_epochs,
+        "max_steps": updates,
+        "max_completion_length": args.response_length,
+        "temperature": args.temperature,
+        "learning_rate": args.learning_rate if learning_rate is None else learning_rate,
+    }
+
+
+def rollout_of(args: Any) -> tuple[int, int]:
+    """Completions of PPO's rollout, and optimizer steps of one pass over it."""
+    rollout = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.num_generations
+    return rollout, args.num_mini_batches if rollout % args.num_mini_batches == 0 else 1
+
+
+def in_optimizer_steps(args: Any) -> float:
+    """PPO's warm-up, which it counts in updates; below 1 it is a share."""
+    steps = rollout_of(args)[1]
+    return float(args.warmup_steps if args.warmup_steps < 1 else args.warmup_steps * steps * args.num_ppo_epochs)
+
+
+def train_dpo(
+    start: Start, pairs: Dataset, *, arguments: Mapping[str, Any], sizes: Mapping[str, int]
+) -> tuple[PreTrainedModel, Compute]:
+    """The policy of one DPO run, and what it computed. sizes: N by role."""
+    from trl import DPOConfig, DPOTrainer
+
+    rows = without_second_bos(pairs.select_columns(["prompt", "chosen", "rejected"]), start.tokenizer)
+    if any(map(begins_answer, rows["prompt"])):
+        rows = Dataset.from_list([_closed(row) for row in rows])
+    trainer, policy = _train(start, DPOTrainer, DPOConfig, rows, arguments)
+    names = ("prompt_ids", "prompt_ids", "chosen_ids", "rejected_ids")  # each side has the prompt
+    pair_tokens = sum(len(ids) for name in names for ids in trainer.train_dataset[name])
+    return policy, dpo_compute(sizes, pair_tokens=pair_tokens, epochs=float(trainer.state.epoch or 0.0))
+
+
+def _closed(row: Mapping[str, Any]) -> dict[str, Any]:
+    (prompt, chosen), (_, rejected) = (closed(row["prompt"], row[side]) for side in ("chosen", "rejected"))
+    return {"prompt": prompt, "chosen": chosen, "rejected": rejected}
+
+
+def train_rloo(
+    start: Start,
+    prompts: Dataset,
+    rewards: Rewards,
+    *,
+    arguments: Mapping[str, Any],
+    sizes: Mapping[str, int],
+    missing_eos: Mapping[str, float | None],
+    score_clip: float | None,
+) -> tuple[PreTrainedModel, Compute]:
+    """The policy of one RLOO run, and what it computed. prompts: with the columns that reward functions read.
+
+    missing_eos: PPO's `penalty` and `score` of a completion that did not end. sizes: N by role.
+    """
+    from trl import RLOOConfig, RLOOTrainer
+
+    if any(map(begins_answer, prompts["prompt"])):
+        raise ZooError(
+            "Some prompts end in the assistant's turn, which PPO goes on with, and trl's RLOO would close it and open "
+            "another: compare with dpo or best-of-n."
+        )
+    prompts = without_second_bos(prompts, start.tokenizer)
+    prompts = prompts.remove_columns(withheld(prompts.column_names))  # trl would call functions with a name twice
+    meter = Meter()
+    paid = ppo_reward(rewards, start.tokenizer, meter, missing_eos=missing_eos, score_clip=score_clip)
+    _, policy = _train(
+        start, RLOOTrainer, RLOOConfig, prompts, {**arguments, "disable_dropout": True}, reward_funcs=paid
+    )
+    compute = rloo_compute(
+        sizes if start.beta > 0 else {role: size for role, size in sizes.items() if role != "reference"},
+        prompt_tokens=meter.prompt_tokens,
+        completion_tokens=meter.completion_tokens,
+        iterations=arguments["num_iterations"],
+    )
+    return policy, compute
+
+
+def _train(
+    start: Start, kind: Any, config: Any, rows: Dataset, arguments: Mapping[str, Any], **own: Any
+) -> tuple[Any, PreTrainedModel]:
+    """A trainer of trl's that has trained, and its policy."""
+    with tempfile.TemporaryDirectory() as scratch:
+        sft = _loadable(start.sft, Path(scratch) / "start")
+        trainer = kind(
+            model=load_causal(sft),
+            args=config(
+                output_dir=scratch,
+                save_strategy="no",
+                report_to="none",
+                disable_tqdm=True,
+                gradient_checkpointing=False,
+                logging_steps=5,
+                beta=start.beta,
+                seed=start.seed,
+                **arguments,
+            ),
+            train_dataset=rows,
+            processing_class=start.tokenizer,
+            callbacks=[ProgressCallback(start.record, start.desc)],
+            peft_config=start.peft_config,
+            **own,
+        )
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
+        return trainer, _trained(trainer, sft)
+
+
+def _loadable(path: Path, scratch: Path) -> Path:
+    """`path`, or the policy merged into its base where it is an adapter: trl loads the reference from there again."""
+    if not (path / ADAPTER_CONFIG).is_file():
+        return path
+    load_causal(path).save_pretrained(scratch)
+    return scratch
+
+
+def _trained(trainer: Any, start: Path) -> PreTrainedModel:
+    """The trained weights in a model of their own, without what trl and accelerate put around the forward."""
+    policy = trainer.accelerator.unwrap_model(trainer.model)
+    if is_peft(policy):
+        policy = policy.merge_and_unload()
+    fresh = load_causal(start)
+    fresh.load_state_dict(policy.state_dict())
+    return fresh.eval()
+
+
+@dataclass
+class Meter:
+    """Tokens of all batches that were sampled so far."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+def ppo_reward(
+    rewards: Rewards,
+    tokenizer: PreTrainedTokenizerBase,
+    meter: Meter,
+    *,
+    missing_eos: Mapping[str, float | None],
+    score_clip: float | None,
+) -> Callable[..., list[float]]:
+    """PPO's score of a batch of completions as one reward function of trl's."""
+
+    def reward(
+        prompts: Sequence[str], completions: Sequence[str], completion_ids: Sequence[list[int]], **columns: Any
+    ) -> list[float]:
+        samples = written_samples(prompts, completion_ids, tokenizer, stop_ids(None, tokenizer))
+        meter.prompt_tokens += int(samples.prompt_mask.sum())
+        meter.completion_tokens += int(samples.mask.sum())
+        # trl decodes completions alone, which loses the space before a first word.
+        said = spoken(tokenizer, prompts, samples.prompt_lists(), completion_ids)
+        written = list(zip(prompts, said, strict=True))
+        completions, texts = [answer(*one) for one in written], [whole(*one) for one in written]
+        state = columns.get("trainer_state")
+        scores = rewards(samples, prompts, completions, texts, columns, trainer_state=state).total
+        scores = F.shape_scores(scores, mean=0.0, std=1.0, clip=score_clip)
+        scores = F.missing_eos_penalty(scores, samples.ended, penalty=missing_eos["penalty"])
+        scores = F.missing_eos_score(scores, samples.ended, score=missing_eos["score"])
+        return [float(score) for score in scores]
+
+    return reward

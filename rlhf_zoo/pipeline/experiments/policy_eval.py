@@ -1,0 +1,426 @@
+"""`rlhf-zoo eval POLICY --against SFT`: any policy against any other of the same tokenizer, on held-out prompts."""
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+from transformers import PreTrainedModel
+
+from ...errors import ZooError
+from ...evaluation.head_to_head import head_to_head
+from ...evaluation.judges.check import JudgeCheck
+from ...evaluation.judges.named import check_names, checked, open_panel
+from ...evaluation.judges.people import votes_on
+from ...evaluation.measure import Evaluator, function_judges, paid_functions, reward_models
+from ...evaluation.reward_reading import READ, reading_of
+from ...fields import check_limits
+from ...fileio import at, finite, hub_id, now, write_json, write_text
+from ...hub.client.connect import CLIENT, Hub
+from ...hub.client.refs import Checkpoint
+from ...hub.client.run_signature import FLAG
+from ...modeling.chat import Chat, counted_prompts, distinct_prompts
+from ...modeling.devices import on_device
+from ...modeling.models import context_of, load_causal
+from ...modeling.prompts import tokenize_prompt
+from ...modeling.sampling.truncation import Truncation
+from ...modeling.special_tokens import stop_ids
+from ...publishing.cards.report import WIN_RATES
+from ...publishing.catalog.card import Card, clean
+from ...publishing.catalog.lineage import Lineage, find_policy, prompts_at
+from ...publishing.plots import plot_win_rates
+from ...rewards import Rewards
+from ...rewards.loading import load_reward
+from ...rewards.model import same_tokenizer
+from ...runs.context import versions
+from ...runs.data.layout import check_columns, distinct_first, in_form, parts_of
+from ...runs.data.sources import DataSource, check_unchanged, find_data
+from ...runs.pairs import COLUMNS
+from ...runs.record import StageRecord
+from ...runs.settings.evaluation import EvaluationConfig, LabeledArguments, LLMConfig
+from ...runs.settings.judge_names import SAME_LABELS
+from ...runs.settings.parse import recorded_settings
+from ...runs.trusted_names import LOADERS, check_object, is_vouched_judge
+from ..inspect.trace import find, tokenizer_of
+from ..stages.train import quiet
+
+log = logging.getLogger(__name__)
+
+CONFIGURATION = "prompts"
+PAIRS = "preferences"
+#: Tokens of a completion where nothing says how many: TRL's own default of PPO.
+LENGTH = 53
+#: Prompts below which an interval by resampling them is too narrow.
+FEW = 20
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How two policies are compared. None takes what the policy was trained with, or names in its card.
+
+    dataset_config: "" for data without one.
+    """
+
+    prompts: int = 200
+    samples: int = 3
+    split: str | None = None
+    seed: int = 1
+    temperature: float | None = None
+    max_new_tokens: int | None = None
+    dataset_name: str | None = None
+    dataset_revision: str | None = None
+    dataset_config: str | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
+    judges: tuple[str, ...] = ()
+    llm: LLMConfig = field(default_factory=LLMConfig)
+
+    def __post_init__(self) -> None:
+        check_columns(self.columns)
+        for name in ("prompts", "samples", "seed", "temperature", "max_new_tokens"):
+            key = "response_length" if name == "max_new_tokens" else name
+            check_limits(key, getattr(self, name), shown=f"--{name}")
+
+
+@dataclass(frozen=True)
+class PolicyPair:
+    """A policy, what it is compared with, and its reward models; () without one.
+
+    data: where its prompts are, None where nothing says. settings: temperature and response_length of its training.
+    judge: what its run on this machine was judged by; None for others. described: the name of the judge in its card.
+    labeled: where the texts are that the judge `classifier` learns from.
+    functions: the reward functions that its training was paid by. prompts_at: see `Lineage.prompts_at`. held_out:
+    the share of which split its training held out. reading: how reward models are read, by `load_reward`'s keywords.
+    cuts: how its training cut completions, by the fields of `Truncation`. loader: the code of this machine's run that
+    loads its reward model.
+    """
+
+    policy: Checkpoint
+    against: Checkpoint
+    rewards: tuple[Checkpoint, ...]
+    data: DataSource | None
+    settings: Mapping[str, float]
+    judge: str | None = None
+    described: str | None = None
+    labeled: LabeledArguments = field(default_factory=LabeledArguments)
+    functions: frozenset[str] = frozenset()
+    prompts_at: tuple[str | None, str, str | None] = (CONFIGURATION, "prompt", None)
+    held_out: tuple[float, str] | tuple[None, None] = (None, None)
+    reading: Mapping[str, Any] = field(default_factory=dict)
+    cuts: Mapping[str, Any] = field(default_factory=dict)
+    loader: str | None = None
+    hub: Hub = CLIENT
+
+
+def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Terms, hub: Hub = CLIENT) -> PolicyPair:
+    """Finds what `policy` means: a run directory of PPO, a checkpoint of one, a model's folder, NAMESPACE/NAME[@TAG].
+
+    against and reward take the place of what its run or card names; reward "none" leaves it out. Raises ZooError where
+    a model cannot be had, and where nothing names the other policy.
+    """
+    without = reward == "none"
+    named = None if without else reward
+    data = None
+    if terms.dataset_name is not None:
+        data = find_data(terms.dataset_name, terms.dataset_revision, hub)
+    stage = _stage_of(Path(policy))
+    if stage is not None:
+        subject = find(policy, sft=against, reward=named, hub=hub)
+        read = recorded_settings(subject.resolved, "ppo", ("response_length", "temperature"), where=str(subject.where))
+        beside = stage.parent / "data"
+        if data is None and (beside / (prompts_at(subject.resolved)[0] or CONFIGURATION)).is_dir():
+            data = DataSource(str(beside), None, {})
+        data = data or _named_data(stage, subject.resolved, hub)
+        evaluation = StageRecord(stage.parent / "eval")
+        asked = (evaluation.read().get("resolved") or {}).get("evaluation") or {}
+        judge = asked.get("judge")
+        loader = _loader(subject.resolved, str(subject.where)) if reward is None else None
+        if not terms.judges:
+            _check_judge(evaluation, judge)
+        if loader is not None and not subject.trusted:
+            check_object(loader, LOADERS, key="reward_model_loader", where=str(subject.where), flag=FLAG)
+        return PolicyPair(
+            subject.policy,
+            subject.reference,
+            () if without else subject.rewards,
+            data,
+            {name: float(value) for name, value in read.items()},
+            judge=f"reward:{stage.parent / 'judge' / 'reward'}" if judge == SAME_LABELS else judge,
+            labeled=EvaluationConfig(labeled=asked.get("labeled") or {}).labeled_data,
+            functions=_paid(subject.resolved),
+            prompts_at=prompts_at(subject.resolved),
+            held_out=_held_out(subject.resolved),
+            reading=reading_of(recorded_settings(subject.resolved, "ppo", READ, where=str(subject.where))),
+            cuts=_cuts(subject.resolved, str(subject.where)),
+            loader=loader,
+            hub=hub,
+        )
+    lineage = find_policy(policy, against=against, reward=named, without_reward=without, hub=hub)
+    settings = {"temperature": lineage.setting("temperature", 1.0)}
+    settings["response_length"] = lineage.setting("response_length", LENGTH)
+    described: Any = lineage.card
+    for key in ("evaluation", "judge", "target"):
+        described = described.get(key) if isinstance(described, Mapping) else None
+    return PolicyPair(
+        lineage.ppo,
+        lineage.sft,
+        lineage.rewards,
+        data or _data_of(lineage, hub),
+        settings,
+        described=clean(described) if isinstance(described, str) else None,
+        labeled=_published_labels(lineage),
+        functions=_paid(lineage.card.get("settings")),
+        prompts_at=lineage.prompts_at,
+        held_out=_held_out(lineage.card.get("settings")),
+        reading=lineage.reward_reading,
+        cuts=lineage.cuts,
+        hub=hub,
+    )
+
+
+def _named_data(stage: Path, resolved: Mapping[str, Any], hub: Hub) -> DataSource | None:
+    """The data set that a run of this machine named for PPO, at the commit that it had then."""
+    shared = resolved.get("recipe") or {}
+    keys = resolved if resolved.get("dataset_name") else {} if shared.get("corpus") else shared
+    if not isinstance(name := keys.get("dataset_name"), str):
+        return None
+    before = StageRecord(stage).read().get("dataset")
+    source = find_data(name, keys.get("dataset_revision"), hub, before=before)
+    check_unchanged(f"The data set {name}", source.lineage, before)
+    return source
+
+
+def _check_judge(evaluation: StageRecord, judge: Any) -> None:
+    """Raises ZooError where the evaluation is not of a run of this user's, and names code or a paid judge."""
+    if judge is None or evaluation.is_own() or is_vouched_judge(str(judge)):
+        return
+    raise ZooError(
+        f"{evaluation.run_file} was not written by your rlhf-zoo, or was changed since, and names the judge {judge}: "
+        f"name the judge that you mean with --judge, or add {FLAG} if you trust this run."
+    )
+
+
+def _loader(resolved: Mapping[str, Any], where: str) -> str | None:
+    """What loads a run's reward model, where no classifier does."""
+    name = "reward_model_loader"
+    found: str | None = recorded_settings(resolved, "ppo", (name,), where=where)[name]
+    return found
+
+
+def _published_labels(lineage: Lineage) -> LabeledArguments:
+    """Where the judge of a published policy learned, by its card; the usual place where that names no repository."""
+    found = at(lineage.card, "evaluation", "labeled")
+    if not isinstance(found, Mapping) or ("dataset_name" in found and hub_id(found["dataset_name"]) is None):
+        return LabeledArguments()
+    return EvaluationConfig(labeled=dict(found)).labeled_data
+
+
+def _cuts(resolved: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """How a run cut completions, by the fields of `Truncation`; {} where it did not."""
+    keys = {"shortest": "response_length_min", "text": "truncate_text", "after": "truncate_after"}
+    read = recorded_settings(resolved, "ppo", tuple(keys.values()), where=where)
+    cuts = {field: read[key] for field, key in keys.items()}
+    return cuts if cuts["shortest"] or cuts["text"] else {}
+
+
+def _paid(settings: Any) -> frozenset[str]:
+    """The reward functions that paid, by a run's settings or by a card's, which are a stranger's words."""
+    settings = settings if isinstance(settings, Mapping) else {}
+    names, weights = settings.get("reward_funcs"), settings.get("reward_weights")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return frozenset()
+    learned = settings.get("reward_model_path") is not None
+    return paid_functions(names, weights if isinstance(weights, list) else None, learned=learned)
+
+
+def _stage_of(path: Path) -> Path | None:
+    """The directory of the PPO stage that a path is in, or is the run of; None for another folder, or none."""
+    for stage in (path, path / "ppo", path.parent):
+        if path.is_dir() and StageRecord(stage).read().get("stage") == "ppo":
+            return stage
+    return None
+
+
+def _data_of(lineage: Lineage, hub: Hub) -> DataSource | None:
+    for parent in Card(lineage.card).parents:
+        if parent.role == "data" and parent.repo is not None:
+            return find_data(parent.repo, parent.commit, hub)
+    return None
+
+
+def evaluate(contest: PolicyPair, terms: Terms, *, out: Path, command: str) -> dict[str, Any]:
+    """Compares both on held-out prompts; writes evaluation.json and samples.jsonl into `out`, and returns the first.
+
+    Raises ZooError for judges, prompts or models that cannot be had or do not belong together.
+    """
+    started = time.monotonic()
+    quiet()
+    names = terms.judges or (contest.judge or "classifier",)
+    check_names(names, terms.llm, hub=contest.hub)
+    if contest.data is None:
+        raise ZooError(f"Nothing says which prompts {contest.policy.name} is for: name a data set with --dataset_name.")
+    rows, split = _prompts(contest, contest.data, terms)
+    rows = distinct_first(rows)
+    rows = rows.select(range(min(terms.prompts, len(rows))))
+    if (distinct := distinct_prompts(rows["prompt"])) < terms.prompts:
+        log.warning("The split %s has %s prompts; all of them are taken.", split, counted_prompts(rows))
+    if distinct < FEW:
+        log.warning("%d prompts are few: read the intervals as too narrow.", distinct)
+    tools = _yardstick(contest, contest.data, terms, names, out)
+    policy = load_causal(contest.policy.path).eval()
+    _check_room(policy, tools, rows["prompt"])
+    checks = _checks(tools, contest.data, terms)
+    found = head_to_head(
+        policy,
+        tools,
+        rows,
+        samples=terms.samples,
+        seed=terms.seed,
+        paid=reward_models(tools) | function_judges(tools, contest.functions),
+        checks=checks,
+    )
+    figures = found.to_json()
+    if tools.panel.votes:
+        sides = {"ppo": _origins(contest.policy), "sft": _origins(contest.against)}
+        figures["votes"] = {
+            name: votes_on(name, **sides, seed=terms.seed, hub=contest.hub) for name in tools.panel.votes
+        }
+    document = {
+        "schema": 1,
+        "policy": _told(contest.policy),
+        "against": _told(contest.against),
+        "reward": _told(contest.rewards[0]) if contest.rewards else None,
+        **({"rewards": list(map(_told, contest.rewards))} if len(contest.rewards) > 1 else {}),
+        "data": {"location": contest.data.location, "revision": contest.data.revision, "split": split},
+        "split": split,
+        "seed": terms.seed,
+        **figures,
+        "terms": asdict(replace(terms, split=terms.split or split)),
+        "versions": versions(),
+        "command": command,
+        "finished": now(),
+        "seconds": time.monotonic() - started,
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    tools.panel.save(out)
+    write_json(out / "evaluation.json", document)
+    write_text(out / "samples.jsonl", found.jsonl())
+    plot_win_rates(document, out / WIN_RATES)
+    return document
+
+
+def _prompts(contest: PolicyPair, data: DataSource, terms: Terms) -> tuple[Dataset, str]:
+    """The held-out prompts, and what to call where they are: the split asked for, what training held out, or test."""
+    configuration, column, _ = contest.prompts_at
+    share, train = contest.held_out if terms.split is None else (None, None)
+    split = train or terms.split or "test"
+    keys = {"configuration": "--dataset_config", "split": "--split"}
+    asked = configuration if terms.dataset_config is None else terms.dataset_config or None
+    rows = data.load(asked, split, columns=[], keys=keys)
+    of = f"The data set {data.location}, split {split},"
+    named = terms.columns or ({} if column == "prompt" else {"prompt": column})
+    turns = Chat.of(tokenizer_of(contest.policy)) is not None
+    rows = in_form(rows, "prompts", columns=named, turns=turns, text="text", of=of)
+    if share is None:
+        return rows, split
+    return parts_of(rows, share, parts=2)[0], f"{split} ({share:.0%} of its prompts held out)"
+
+
+def _held_out(settings: Any) -> tuple[float, str] | tuple[None, None]:
+    """The share that PPO's training held out, and of which split, by a run's settings or a card's."""
+    settings = settings if isinstance(settings, Mapping) else {}
+    share, split = settings.get("held_out_share"), settings.get("dataset_train_split", "train")
+    if not finite(share) or not 0 < share < 1 or not isinstance(split, str):
+        return None, None
+    return float(share), split
+
+
+def _check_room(policy: PreTrainedModel, tools: Evaluator, prompts: Sequence[Any]) -> None:
+    """Raises ZooError where a completion may not fit behind its prompt."""
+    room = context_of(policy, tools.reference)
+    if room is None:
+        return
+    longest = max(len(tokenize_prompt(prompt, tools.tokenizer)) for prompt in prompts)
+    if longest + tools.max_new_tokens > room:
+        raise ZooError(
+            f"The models take {room} tokens, and the longest prompt has {longest}, so {tools.max_new_tokens} more do "
+            f"not fit: give --max_new_tokens {max(room - longest, 1)} or less."
+        )
+
+
+def _checks(tools: Evaluator, data: DataSource, terms: Terms) -> dict[str, JudgeCheck]:
+    try:
+        pairs: Dataset | None = data.load(PAIRS, "test", columns=COLUMNS)
+    except ZooError as error:
+        log.info("The judges are not checked on labeled pairs: %s", error)
+        pairs = None
+    return checked(tools.panel, pairs, seed=terms.seed)
+
+
+def _yardstick(contest: PolicyPair, data: DataSource, terms: Terms, names: Sequence[str], out: Path) -> Evaluator:
+    tokenizer, theirs = tokenizer_of(contest.policy), tokenizer_of(contest.against)
+    if not same_tokenizer(tokenizer, theirs):
+        raise ZooError(
+            f"{contest.policy.name} and {contest.against.name} have different tokenizers, so there is no KL between "
+            "them: give policies that came from one base model."
+        )
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token_id = tokenizer.eos_token_id
+    rewards = None
+    if contest.rewards:
+        paths = [one.path for one in contest.rewards]
+        reward = load_reward(paths, tokenizer, place=on_device, loader=contest.loader, **contest.reading)
+        rewards = Rewards([reward])
+    length = terms.max_new_tokens or int(contest.settings["response_length"])
+    panel = open_panel(
+        names,
+        llm=terms.llm,
+        labeled=lambda: _labeled(contest, data),
+        folder=out,
+        seed=terms.seed,
+        hub=contest.hub,
+    )
+    temperature = contest.settings["temperature"] if terms.temperature is None else terms.temperature
+    reference = on_device(load_causal(contest.against.path)).eval()
+    truncation = Truncation(length, **contest.cuts)
+    if truncation.shortest is not None and truncation.shortest > length:
+        truncation = replace(truncation, shortest=length)
+    return Evaluator(
+        reference,
+        tokenizer,
+        rewards,
+        panel,
+        max_new_tokens=length,
+        temperature=temperature,
+        truncation=truncation,
+        stops=stop_ids(reference, tokenizer),
+    )
+
+
+def _labeled(contest: PolicyPair, data: DataSource) -> Dataset:
+    at = contest.labeled
+    where = f"configuration {at.dataset_config}, split {at.dataset_train_split}"
+    try:
+        if at.dataset_name is not None:
+            data = find_data(at.dataset_name, at.dataset_revision, contest.hub)
+        rows = data.load(at.dataset_config, at.dataset_train_split, columns=[])
+        return in_form(rows, "labeled", columns=at.columns, turns=False, text="text", of=f"The data set, {where},")
+    except ZooError as error:
+        hint = f", such as {contest.described}, by which its card goes" if contest.described is not None else ""
+        raise ZooError(
+            f"The data set {data.location} has no labeled texts for the judge classifier ({where}): name another with "
+            f"--judge{hint}: reward:MODEL, rule:REWARD, llm:MODEL or MODULE:FUNCTION, one of which the recipe's README "
+            "or the card of its last checkpoint may name."
+        ) from error
+
+
+def _origins(source: Checkpoint) -> list[tuple[str, str]]:
+    repo, commit, _ = source.published_at
+    return [(repo, commit)] if repo is not None and commit is not None else []
+
+
+def _told(source: Checkpoint) -> dict[str, Any]:
+    repo, commit, tag = source.published_at
+    return {"name": source.name, "repo": repo, "commit": commit, "tag": tag}

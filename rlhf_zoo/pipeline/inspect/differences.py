@@ -1,0 +1,194 @@
+"""Two runs of the same stage, compared: their checkpoints tensor by tensor, their metrics column by column.
+
+`published` and `here` are the two sides. Nothing is rounded and nothing has a tolerance: equal means the same bits.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from ...hub.client.claims import CLAIM_FILE, RECIPE_FILE
+from ...publishing.cards.card import CARD_FILE
+from ...runs.record import COMPLETE, first_difference, timeless
+
+FOLDERS = (".", "critic")  # merged/ follows from the adapter and its base
+# About the run and not of the model, or compared by themselves.
+BESIDE = (
+    CARD_FILE, CLAIM_FILE, RECIPE_FILE, COMPLETE, "README.md", "metrics.jsonl", "trainer_state.json", "published.json",
+)  # fmt: skip
+# Which release wrote a file is among the versions.
+LARGEST = 1e300  # as JSON, an integer of a download has no bound
+VERSION_KEYS = ("transformers_version", "peft_version")
+BASE_KEYS = ("base_model_name_or_path", "revision")
+
+
+def compare_weights(published: Path, here: Path) -> list[dict[str, Any]]:
+    """One row a file of weights: {file, tensors, differing, max_abs, max_rel, worst, problem}.
+
+    differing counts tensors that differ in a bit. max_abs is the largest |a − b| over all of them, of the tensor
+    `worst`; max_rel is max |a − b| / max |a| of the tensor where that is largest; None where they are not finite.
+    problem: what else is different.
+    """
+    names = sorted({*_files(published, ".safetensors"), *_files(here, ".safetensors")})
+    return [_compare_file(name, published / name, here / name) for name in names]
+
+
+def _compare_file(name: str, published: Path, here: Path) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "file": name, "tensors": 0, "differing": 0, "max_abs": 0.0, "max_rel": 0.0, "worst": None, "problem": None,
+    }  # fmt: skip
+    for side, path in (("published", published), ("here", here)):
+        if not path.is_file():
+            return row | {"problem": f"there is none {'among what was published' if side == 'published' else 'here'}"}
+    try:
+        with safe_open(published, framework="pt") as first, safe_open(here, framework="pt") as second:
+            keys = sorted({*first.keys(), *second.keys()})
+            row["tensors"] = len(keys)
+            for key in keys:
+                missing = key not in first.keys(), key not in second.keys()  # noqa: SIM118
+                if any(missing):
+                    row["differing"] += 1
+                    row["problem"] = row["problem"] or f"{key} is only {'here' if missing[0] else 'published'}"
+                    continue
+                _compare_tensor(row, key, first.get_tensor(key), second.get_tensor(key))
+    except SafetensorError as error:
+        return row | {"problem": f"cannot be read ({str(error).splitlines()[0]})"}
+    return row | {key: row[key] if math.isfinite(row[key]) else None for key in ("max_abs", "max_rel")}
+
+
+def _compare_tensor(row: dict[str, Any], key: str, a: torch.Tensor, b: torch.Tensor) -> None:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        row["differing"] += 1
+        shapes = " and ".join(f"{str(one.dtype).removeprefix('torch.')}{list(one.shape)}" for one in (a, b))
+        row["problem"] = row["problem"] or f"{key} is {shapes}"
+        return
+    if torch.equal(*(one.contiguous().reshape(-1).view(torch.uint8) for one in (a, b))):
+        return
+    row["differing"] += 1
+    wide, other = a.double(), b.double()
+    # Equal infinities have no distance; a NaN on one side alone is infinitely far.
+    apart = torch.where(wide == other, 0.0, (wide - other).abs()).nan_to_num(nan=math.inf, posinf=math.inf)
+    largest, scale = float(apart.max()), float(wide.abs().max())
+    if row["worst"] is None or largest > row["max_abs"]:
+        row["worst"], row["max_abs"] = key, largest
+    row["max_rel"] = max(row["max_rel"], largest / scale if scale else math.inf if largest else 0.0)
+
+
+def compare_files(published: Path, here: Path) -> list[dict[str, str]]:
+    """{file, problem} for what differs beside the weights: configurations, tokenizer, the trainer's state.
+
+    What was not published is not looked at.
+    """
+    found = []
+    for name in _files(published):
+        if name.endswith(".safetensors") or Path(name).name in BESIDE or name.endswith((".pt", ".pth", ".bin")):
+            continue
+        if not (here / name).is_file():
+            found.append({"file": name, "problem": "is not here"})
+        elif problem := _difference(published / name, here / name):
+            found.append({"file": name, "problem": problem})
+    return found
+
+
+def _difference(published: Path, here: Path) -> str | None:
+    a, b = published.read_bytes(), here.read_bytes()
+    if a == b:
+        return None
+    try:
+        first, second = json.loads(a), json.loads(b)
+    except ValueError:
+        return f"{len(a)} bytes published and {len(b)} here, of other content"
+    if not isinstance(first, dict) or not isinstance(second, dict):
+        return "other content"
+    # An adapter's base is named by its repository when it is published, and by its folder where it was trained.
+    ignored = (*VERSION_KEYS, *(BASE_KEYS if published.name == "adapter_config.json" else ()))
+    for key in ignored:
+        first.pop(key, None)
+        second.pop(key, None)
+    for side in (first, second):  # peft keeps these names in a set, whose order is another in each process
+        if isinstance(names := side.get("target_modules"), list):
+            side["target_modules"] = sorted(map(str, names))
+    differing = first_difference(first, second)
+    return None if differing is None else f"{differing} differs"
+
+
+def compare_metrics(
+    published: Sequence[Mapping[str, Any]], here: Sequence[Mapping[str, Any]], *, step: int
+) -> dict[str, Any]:
+    """Rows up to `step`, one by one: {rows, rows_here, columns, differing, problem}.
+
+    columns: how many were compared. differing: {column, rows, of, max_abs, first_step} for each column that is not the
+    same in all rows; max_abs is None where one side has no number. problem: where the rows are not of the same steps.
+    """
+    sides = [[row for row in rows if row["step"] <= step] for rows in (published, here)]
+    # A checkpoint may be sent before the last row of its step is written, such as an evaluation's.
+    while len(sides[1]) > len(sides[0]) and sides[1][-1]["step"] == step:
+        sides[1].pop()
+    steps = [[row["step"] for row in rows] for rows in sides]
+    found: dict[str, Any] = {"rows": len(sides[0]), "rows_here": len(sides[1]), "problem": None}
+    if steps[0] != steps[1]:
+        row, both = next((row, both) for row, both in enumerate(zip_longest(*steps), 1) if both[0] != both[1])
+        there, made = ("no step" if one is None else f"step {one}" for one in both)
+        found["problem"] = f"row {row} is of {there} published and of {made} here"
+    columns: dict[str, dict[str, Any]] = {}
+    for a, b in zip(*(map(timeless, rows) for rows in sides), strict=False):
+        for name in sorted({*a, *b} - {"step"}):
+            column = columns.setdefault(name, {"column": name, "rows": 0, "of": 0, "max_abs": 0.0, "first_step": None})
+            column["of"] += 1
+            if name in a and name in b and type(a[name]) is type(b[name]) and a[name] == b[name]:
+                continue
+            column["rows"] += 1
+            column["first_step"] = column["first_step"] or a["step"]
+            distance = _distance(a.get(name), b.get(name))
+            known = column["max_abs"] is not None and distance is not None
+            column["max_abs"] = max(column["max_abs"], distance) if known else None
+    found["columns"] = len(columns)
+    found["differing"] = [column for column in columns.values() if column["rows"]]
+    return found
+
+
+def _distance(a: Any, b: Any) -> float | None:
+    numbers = all(type(one) in (int, float) and abs(one) < LARGEST for one in (a, b))
+    return abs(float(a) - float(b)) if numbers else None
+
+
+def compare_settings(published: Mapping[str, Any], here: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """{key, published, here} for each setting that differs; keys inside `recipe` and `parents` are joined by dots."""
+    rows = []
+    for key in sorted(published.keys() | here.keys()):
+        a, b = published.get(key), here.get(key)
+        if first_difference({key: a}, {key: b}) is None:
+            continue
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            rows += [{**row, "key": f"{key}.{row['key']}"} for row in compare_settings(a, b)]
+        else:
+            rows.append({"key": key, "published": a, "here": b})
+    return rows
+
+
+def compare_versions(published: Mapping[str, Any], here: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """{name, published, here} for each version that differs; None for one that was not recorded."""
+    names = dict.fromkeys([*here, *published])
+    rows = [{"name": name, "published": published.get(name), "here": here.get(name)} for name in names]
+    return [row for row in rows if row["published"] != row["here"]]
+
+
+def contents(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """sha256 of each file in a folder."""
+    return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
+
+
+def _files(folder: Path, ending: str = "") -> list[str]:
+    return sorted(
+        path.relative_to(folder).as_posix()
+        for place in FOLDERS
+        for path in (folder / place).glob(f"*{ending}")
+        if path.is_file() and not path.name.startswith(".")
+    )

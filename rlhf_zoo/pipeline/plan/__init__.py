@@ -1,0 +1,1 @@
+"""`rlhf-zoo plan`: memory and time of a recipe before it runs."""

@@ -1,0 +1,147 @@
+"""Miniatures of public models: their configuration class, vocabulary size, special tokens and template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from itertools import chain, product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...errors import ZooError
+from ...plugins import did_you_mean
+from ...runs.recipe import is_repository_name, read_mapping, shipped
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+#: By every name that a configuration has for a size; each takes those that it knows.
+SIZES: Mapping[str, Any] = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8,
+    "num_key_value_heads": 2, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_inner": 48, "rotary_dim": 4, "num_layers": 2,
+    "num_heads": 4, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48,
+}  # fmt: skip
+#: Tokens that a tokenizer learns, the 256 bytes among them.
+MERGED = 1024
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+@dataclass(frozen=True)
+class Family:
+    """See recipes/families.yaml. labels: of a classifier; 1 is a reward model, None a language model."""
+
+    model_type: str
+    vocab_size: int
+    special: Mapping[str, int]
+    eos: str
+    bos: str | None = None
+    unk: str | None = None
+    pad: str | None = None
+    tokens: int | None = None
+    wrap: tuple[str | None, str | None] = (None, None)
+    stops: tuple[str, ...] = ()
+    template: str | None = None
+    byte_fallback: bool = False
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    labels: tuple[str, ...] | int | None = None
+
+
+def families() -> dict[str, Family]:
+    return {name: Family(**keys) for name, keys in read_mapping(shipped() / "families.yaml").items()}
+
+
+def family_of(keys: Mapping[str, Any], *, of: str) -> Family:
+    """`family` by its name, with the other keys on top. Raises ZooError for one that is not known."""
+    given = dict(keys)
+    name, known = given.pop("family", None), families()
+    if name not in known:
+        raise ZooError(f"The miniature of {of} is of the family {name!r}{did_you_mean(str(name), known) or ''}: see "
+                       "recipes/families.yaml.")  # fmt: skip
+    unknown = given.keys() - {entry.name for entry in fields(Family)}
+    if unknown:
+        raise ZooError(f"The miniature of {of} says {min(unknown)}, which no family has: leave it out.")
+    template = given.get("template")
+    if template is not None and not is_repository_name(str(template)):  # it becomes part of a path
+        raise ZooError(f"The miniature of {of} has the template {template!r:.200}: give the name of one of trl's.")
+    return replace(known[name], **{**given, "special": {**known[name].special, **given.get("special", {})}})
+
+
+def make_tokenizer(
+    family: Family, texts: Iterable[str], *, merged: int = MERGED, length: int = 2048
+) -> PreTrainedTokenizerBase:
+    """Trained on a few texts. Special tokens have their ids, and words that no text is split into have the rest."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    learned, merges = _trained(texts, merged)
+    taken = {index: token for token, index in family.special.items()}
+    names = chain(learned, ("Ġ" + "".join(letters) for letters in product(LETTERS, repeat=4)))
+    fresh = (name for name in dict.fromkeys(names) if name not in family.special)
+    vocabulary = {taken.get(index) or next(fresh): index for index in range(family.tokens or family.vocab_size)}
+    backend = Tokenizer(
+        models.BPE(vocab=vocabulary, merges=merges, unk_token=family.unk, byte_fallback=family.byte_fallback)
+    )
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in family.special])
+    before, after = family.wrap
+    if before or after:
+        parts = [*filter(None, (before, "$A", after))]
+        pieces = [(token, family.special[token]) for token in (before, after) if token]
+        backend.post_processor = processors.TemplateProcessing(" ".join(parts), special_tokens=pieces)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token=family.eos, bos_token=family.bos, unk_token=family.unk,
+        pad_token=family.pad, model_max_length=length,
+    )  # fmt: skip
+    if family.template is not None:
+        import trl
+
+        path = Path(trl.__file__).parent / "chat_templates" / f"{family.template}.jinja"
+        tokenizer.chat_template = path.read_text(encoding="utf-8")
+    return tokenizer
+
+
+def _trained(texts: Iterable[str], size: int) -> tuple[list[str], list[tuple[str, str]]]:
+    """Tokens, the bytes first, and merges, as byte-level BPE learns them."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
+    backend.train_from_iterator(texts, trainer)
+    model = json.loads(backend.to_str())["model"]
+    return sorted(model["vocab"], key=model["vocab"].__getitem__), [tuple(pair) for pair in model["merges"]]
+
+
+def make_model(family: Family, *, seed: int = 0) -> PreTrainedModel:
+    """Two layers of width 32, over all of the family's vocabulary; the global random state stays as it is."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    kind, ids = CONFIG_MAPPING[family.model_type], family.special
+    known = kind().to_dict()
+    sizes = {name: size for name, size in SIZES.items() if name in known}
+    named = {"eos": family.eos, "bos": family.bos, "pad": family.pad}
+    tokens = {f"{name}_token_id": None if token is None else ids[token] for name, token in named.items()}
+    config = kind(**{"vocab_size": family.vocab_size, **sizes, **tokens, **family.fields})
+    auto: Any = AutoModelForCausalLM
+    if family.labels is not None:
+        auto = AutoModelForSequenceClassification
+        labels = ["LABEL_0"] if family.labels == 1 else list(family.labels)  # type: ignore[arg-type]
+        config.id2label, config.label2id = dict(enumerate(labels)), {name: at for at, name in enumerate(labels)}
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = auto.from_config(config, dtype=torch.float32)
+    if family.stops and family.labels is None:
+        model.generation_config.eos_token_id = [ids[token] for token in family.stops]
+    return model
+
+
+def save_model(family: Family, folder: Path, texts: Iterable[str]) -> Path:
+    """texts: what its tokenizer is trained on."""
+    make_model(family).save_pretrained(folder)
+    make_tokenizer(family, texts).save_pretrained(folder)
+    return folder

@@ -1,0 +1,117 @@
+"""A recipe at the size of a test: what takes the place of its models and data, and which of its keys are made small."""
+
+import importlib.util
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...errors import ZooError
+from ...hub.client.connect import Hub
+from ...hub.client.publish import publish_folder
+from ...runs.recipe import Recipe, is_repository_name
+from ...runs.settings.key_classes import check_architecture, check_download, obeyed
+from ...runs.settings.loading import BITS_OPTIMIZERS
+from .models import family_of, save_model
+
+#: Rows of each split; a pattern of rows is repeated until there are so many.
+ROWS = 64
+#: The share of so few rows that has the prompts which the evaluation asks for.
+HELD_OUT = 0.1
+#: So much of a completion that what cuts it is reached.
+RESPONSE = 24
+SMALL: Mapping[str, Mapping[str, Any]] = {
+    "recipe": {
+        "evaluation.prompts": 4, "evaluation.samples": 1, "evaluation.checkpoint_prompts": 2,
+        "evaluation.checkpoint_samples": 1,
+    },
+    "sft": {
+        "max_steps": 2, "per_device_train_batch_size": 2, "per_device_eval_batch_size": 2,
+        "gradient_accumulation_steps": 1, "save_strategy": "no", "eval_strategy": "no", "bf16": False, "use_cpu": True,
+        "logging_steps": 1, "max_length": 512,
+    },
+    "ppo": {
+        "per_device_train_batch_size": 2, "per_device_eval_batch_size": 2, "gradient_accumulation_steps": 2,
+        "num_mini_batches": 2, "total_episodes": None, "max_steps": 2, "save_strategy": "steps", "save_steps": 1,
+        "eval_strategy": "no", "bf16": False, "use_cpu": True, "num_ppo_epochs": 1,
+    },
+}  # fmt: skip
+
+
+def small(recipe: Recipe) -> dict[str, dict[str, Any]]:
+    """Flags by stage: a few steps of a few short texts on the processor; all else is as the recipe says.
+
+    `flags` of zoo.yaml, written as on the command line, are on top.
+    """
+    flags: dict[str, dict[str, Any]] = {"recipe": dict(SMALL["recipe"])}
+    missing = importlib.util.find_spec("bitsandbytes") is None
+    for stage, keys in recipe.stages.items():
+        own = dict(SMALL["ppo" if stage == "ppo" else "sft"])
+        if keys.get("held_out_share") is not None:
+            own["held_out_share"] = HELD_OUT
+        if stage == "reward":
+            own["score_samples"] = 4
+            own |= {"simulated_pairs": 16, "simulated_test_pairs": 8} if keys.get("simulated_pairs") else {}
+        if stage == "ppo":
+            own["response_length"] = min(keys.get("response_length", 53), RESPONSE)
+        if missing and any(word in str(keys.get("optim")) for word in BITS_OPTIMIZERS):
+            own["optim"] = "adamw_torch"
+        if missing and (keys.get("load_in_4bit") or keys.get("load_in_8bit")):
+            own |= {"load_in_4bit": False, "load_in_8bit": False}
+        if str(keys.get("attn_implementation")).startswith("flash"):
+            own["attn_implementation"] = "sdpa"
+        flags[stage] = own
+    for key, value in (recipe.zoo.get("flags") or {}).items():
+        stage, _, name = key.partition(".")
+        if stage in flags and stage != "recipe":
+            check_download(recipe, stage, {name: value}, {})
+            flags[stage] |= obeyed(recipe, stage, {name: value})
+        else:
+            nested = stage == "evaluation" and bool(name)
+            check_download(recipe, "evaluation" if nested else "recipe", {name if nested else key: value}, {})
+            flags["recipe"][key] = value
+    return flags
+
+
+def publish_miniatures(recipe: Recipe, hub: Hub) -> list[str]:
+    """Miniatures of the models and data that the recipe names, on a Hub under the names that it uses; those names."""
+    models, data = recipe.zoo.get("models") or {}, recipe.zoo.get("data") or {}
+    texts = [json.dumps(rows, ensure_ascii=False) for keys in data.values() for rows in keys["rows"]]
+    with tempfile.TemporaryDirectory() as scratch:
+        for place, (name, keys) in enumerate(models.items()):
+            family = family_of(keys, of=name)
+            if recipe.download is not None:
+                fields = {"model_type": family.model_type, **family.fields}
+                check_architecture(fields, where=f"{recipe.source('zoo')}, which was downloaded,")
+            folder = save_model(family, Path(scratch) / f"model-{place}", texts)
+            publish_folder(folder, name, repo_type="model", message="A miniature", hub=hub)
+        for place, (name, keys) in enumerate(data.items()):
+            folder = write_data(keys, Path(scratch) / f"data-{place}")
+            publish_folder(folder, name, repo_type="dataset", message="A miniature", hub=hub)
+    return [*models, *data]
+
+
+def write_data(keys: Mapping[str, Any], folder: Path) -> Path:
+    """splits: of the configuration `config`, each ROWS long. rows: patterns, in which {n} is the number of the row."""
+    folder.mkdir()
+    parts = []
+    for split in keys["splits"]:
+        if not is_repository_name(str(split)):
+            raise ZooError(f"zoo.yaml names a split {split!r:.200}: use letters, digits, '-', '_' and '.' alone.")
+        rows = [_numbered(keys["rows"][n % len(keys["rows"])], n) for n in range(ROWS)]
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / f"{split}.jsonl").write_text(text, encoding="utf-8")
+        parts.append({"split": split, "path": f"{split}.jsonl"})
+    front = {"configs": [{"config_name": keys.get("config") or "default", "data_files": parts}]}
+    # JSON is YAML too.
+    (folder / "README.md").write_text(f"---\n{json.dumps(front)}\n---\n", encoding="utf-8")
+    return folder
+
+
+def _numbered(value: Any, n: int) -> Any:
+    if isinstance(value, str):
+        return value.replace("{n}", str(n))
+    if isinstance(value, Mapping):
+        return {key: _numbered(one, n) for key, one in value.items()}
+    return [_numbered(one, n) for one in value] if isinstance(value, list) else value

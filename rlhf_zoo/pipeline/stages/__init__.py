@@ -1,0 +1,1 @@
+"""The stages sft, reward, ppo and eval, and what they share."""

@@ -1,0 +1,246 @@
+"""PPO: the SFT policy, trained against the reward model, on our own PPOTrainer."""
+
+import copy
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...errors import ZooError
+from ...modeling.chat import answer, counted_prompts
+from ...modeling.loading import Loading, load_tokenizer
+from ...modeling.models import load_causal
+from ...modeling.reserved_columns import passed_on
+from ...modeling.special_tokens import pad_apart
+from ...plugins import REWARDS, load_object
+from ...rewards import RewardFunction, Rewards
+from ...rewards.ensemble import check_ensemble
+from ...rewards.functions import Batch, FunctionCall, answers, count_of
+from ...rewards.loading import find_loader, load_reward_model
+from ...rewards.verifiable import Answered, text_of
+from ...runs.checkpoint_choice import REWARD_METRICS, metric_name
+from ...runs.checks.conversations import check_conversations
+from ...runs.context import Publisher, RunContext
+from ...runs.data.layout import conversational, fitting
+from ...runs.dataset import DataSource, parts, ptx_rows, stage_source
+from ...runs.parents import parent, parent_names, reward_roles
+from ...runs.registry import REWARD_ROLES
+from ...runs.settings.loading import loading_of
+from ...runs.settings.parse import StageSettings
+from .merged import whole_model
+from .train import quiet, train_stage
+
+log = logging.getLogger(__name__)
+
+TRIED = 2  # prompts that reward functions are tried on
+
+
+def reward_functions(settings: StageSettings) -> list[RewardFunction]:
+    """The reward functions that the settings name, loaded. Reads no model.
+
+    Raises ZooError for a name that cannot be loaded, for no reward at all, and for another number of weights.
+    """
+    data = settings.data
+    functions = [load_object(name, group=REWARDS) for name in data.reward_funcs or []]
+    models = list(reward_roles(data.reward_model_path).values())
+    check_ensemble(models, settings.trainer.reward_ensemble)
+    if not models and not functions:
+        raise ZooError("The stage ppo has no reward: give reward_model_path or reward_funcs.")
+    of_model = {
+        "reward_label": settings.trainer.reward_label,
+        "reward_pad_token": settings.trainer.reward_pad_token,
+        "reward_model_loader": data.reward_model_loader,
+    }
+    for key, value in of_model.items():
+        if value is not None and not models:
+            raise ZooError(f"{key} of the stage ppo is {value!r}, and it has no reward model: give reward_model_path.")
+    if data.reward_model_loader is not None:
+        find_loader(data.reward_model_loader)
+    model = [_in_place_of_the_model] if models else []
+    rewards = Rewards([*model, *functions], weights=settings.trainer.reward_weights)
+    _check_rule(settings, ["reward_model", *rewards.names[1:]] if model else rewards.names, rewards.weights)
+    return functions
+
+
+def reward_model(settings: StageSettings, path: Path) -> Any:
+    """The reward model at `path`, as the settings say that it is loaded."""
+    how = Loading(dtype="auto", attention=settings.model.attn_implementation)
+    label, loader = settings.trainer.reward_label, settings.data.reward_model_loader
+    return load_reward_model(path, label=label, loader=loader, how=how)
+
+
+def _in_place_of_the_model(completions: list[Any], **_: Any) -> list[None]:
+    return [None] * len(completions)
+
+
+def load_data(context: RunContext, source: DataSource) -> dict[str, Any]:
+    """PPOTrainer's data sets by its keywords: prompts, with every column that they have, and the texts of ptx_coef."""
+    train, held_out, _ = parts(context, "ppo", source)
+    return {"train_dataset": train, "eval_dataset": held_out, "ptx_dataset": ptx_rows(context, source)}
+
+
+def check_answers(settings: StageSettings, functions: Sequence[Any], data: Mapping[str, Any]) -> str:
+    """Checks the answers that reward functions read in columns of the prompts.
+
+    Returns:
+        The columns, for people.
+
+    Raises:
+        ZooError: A column is missing, an answer cannot be read, or no reward applies to a row.
+    """
+    reading = [function for function in functions if isinstance(function, Answered)]
+    alone = len(reading) == len(functions) and not reward_roles(settings.data.reward_model_path)
+    for name, of in (("train_dataset", "the prompts"), ("eval_dataset", "the prompts to evaluate on")):
+        rows = data.get(name)
+        if rows is None or not reading:
+            continue
+        answered = [function.answered(rows, of=of) for function in reading]
+        without = next((place for place, each in enumerate(zip(*answered, strict=True)) if not any(each)), None)
+        if alone and without is not None:
+            columns = " or ".join(dict.fromkeys(repr(function.column) for function in reading))
+            raise ZooError(
+                f"Row {without} of {of} has no answer in the column {columns}, and no other reward applies to it: "
+                "write one, take the row out, or add a reward."
+            )
+    return ", ".join(function.column for function in reading) or "none is read"
+
+
+def try_functions(settings: StageSettings, functions: Sequence[RewardFunction], data: Mapping[str, Any]) -> None:
+    """Calls reward functions as the trainer will, on the first prompts, whose own texts stand for answers.
+
+    Raises ZooError for one that raises, or returns no list of as many entries.
+    """
+    from transformers import TrainerState
+
+    args, prompts = settings.trainer, data["train_dataset"]
+    tried = prompts.select(range(min(TRIED, len(prompts)))).to_list()
+    rows = [row for row in tried for _ in range(args.num_generations)]
+    state = TrainerState(max_steps=max(args.max_steps, 1), num_train_epochs=max(round(args.num_train_epochs), 1))
+    columns = {name: [row[name] for row in rows] for name in passed_on(rows[0])}
+    asked = [row["prompt"] for row in rows]
+    said = [answer(prompt, text_of(prompt)) for prompt in asked]
+    names = Rewards(functions).names if functions else []
+    calls = [FunctionCall(name, function) for name, function in zip(names, functions, strict=True)]
+    batch = Batch(asked, said, [[0] for _ in rows], columns, trainer_state=state)
+    try:
+        for name, values in answers(calls, batch, timeout=args.reward_timeout).items():
+            count_of(name, values, batch)
+    except ZooError as error:
+        raise ZooError(f"Tried on prompts as their own answers, before anything trains: {error}") from error.__cause__
+
+
+def check_batch(settings: StageSettings, data: dict[str, Any]) -> str:
+    """How many prompts an update takes, and of how many. Raises ZooError where there are too few."""
+    args, count = settings.trainer, len(data["train_dataset"])
+    needed = args.prompts_per_update * args.world_size
+    if count < needed:
+        raise ZooError(
+            f"The prompt data set has {count} rows and an update takes {needed}: give more prompts or a smaller batch."
+        )
+    completions, minibatches = args.episodes_per_update, args.num_mini_batches
+    counted = counted_prompts(data["train_dataset"])
+    return f"{needed} of {counted} prompts an update, {completions} completions in {minibatches} minibatches"
+
+
+def policy_tokenizer(context: RunContext, path: Path, data: dict[str, Any]) -> Any:
+    """The tokenizer of the policy that PPO starts from; on conversations, with what the recipe says of them."""
+    tokenizer = load_tokenizer(path)
+    pad_apart(tokenizer, context.settings("ppo").data.pad_token, of="the policy", key="pad_token of the stage ppo")
+    return context.shared.chat.for_prompts(tokenizer, data["train_dataset"]["prompt"])
+
+
+def within_length(settings: StageSettings, tokenizer: Any, data: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    """The data without prompts over max_prompt_length, and how many to roll out those were."""
+    most, kept, left_out = settings.data.max_prompt_length, dict(data), 0
+    for name, of in (("eval_dataset", "the prompts to evaluate on"), ("train_dataset", "the prompts")):
+        if kept[name] is not None:
+            kept[name], left_out = fitting(kept[name], tokenizer, most, of=of)
+    return kept, left_out
+
+
+def build_trainer(settings: StageSettings, functions: list[RewardFunction], **parts: Any) -> Any:
+    """The stage's PPOTrainer. parts: models, tokenizers and data sets, by the trainer's keywords."""
+    from trl import get_peft_config
+
+    from ...ppo.trainer import PPOTrainer
+
+    return PPOTrainer(
+        args=copy.copy(settings.trainer),  # a trainer changes its arguments
+        reward_funcs=functions or None,
+        peft_config=get_peft_config(settings.model),
+        **parts,
+    )
+
+
+def run(context: RunContext, publisher: Publisher | None = None) -> bool:
+    """Trains the policy with PPO. Returns False when it was trained already."""
+    from transformers import set_seed
+
+    started = time.monotonic()
+    settings = context.settings("ppo")
+    if "sft" in parent_names(settings).values():
+        context.check_shared()
+    quiet()
+    functions = reward_functions(settings)
+    source = stage_source(context, "ppo")
+    left_out: dict[str, int] = {}
+    parents = {role: parent(context, name) for role, name in parent_names(settings).items()}
+
+    def build() -> Any:
+        data = load_data(context, source)
+        check_answers(settings, functions, data)
+        tokenizer = policy_tokenizer(context, parents["sft"].path, data)
+        if not context.checked and conversational(data["train_dataset"]):
+            check_conversations(context, "ppo", source, tokenizer)
+        data, cut = within_length(settings, tokenizer, data)
+        left_out.update({"max_prompt_length": cut} if cut else {})
+        set_seed(settings.trainer.seed)
+        paid_by = [parents[role].path for role in REWARD_ROLES if role in parents]
+        return build_trainer(
+            settings,
+            functions,
+            model=load_causal(whole_model(context, parents["sft"]), how=loading_of(settings)),
+            processing_class=tokenizer,
+            reward_model=[reward_model(settings, path) for path in paid_by] or None,
+            reward_processing_class=[load_tokenizer(path) for path in paid_by] or None,
+            value_model=parents["value"].path if "value" in parents else None,
+            **data,
+        )
+
+    def conclude(trainer: Any, _: Path) -> dict[str, Any]:
+        cut = sum(model.truncated for model in trainer.rewards.models)
+        if cut:
+            log.warning("%d texts were longer than the reward model reads: it read their end alone.", cut)
+        return {"reward_cut": cut} if cut else {}
+
+    return train_stage(
+        context,
+        settings,
+        data=source.lineage,
+        parents=parents,
+        started=started,
+        build=build,
+        publisher=publisher,
+        conclude=conclude,
+        left_out=left_out,
+    )
+
+
+def _check_rule(settings: StageSettings, names: list[str], weights: list[float]) -> None:
+    """Raises ZooError where the checkpoint would be chosen by a reward that PPO maximises, or by none that it has."""
+    metric = metric_name(settings.trainer) or ""
+    if settings.release.release != "best" or not metric.startswith(REWARD_METRICS):
+        return
+    given = dict(zip(names, weights, strict=True))
+    name = metric.removeprefix(REWARD_METRICS)
+    if name not in given:
+        raise ZooError(
+            f"release: best of the stage ppo would choose by {metric}, and there is no reward {name}: name one of "
+            f"{', '.join(given)} that has the weight 0."
+        )
+    if given[name]:
+        raise ZooError(
+            f"release: best of the stage ppo would choose by {metric}, which PPO is rewarded for: name a reward "
+            "function that has the weight 0 in reward_weights."
+        )

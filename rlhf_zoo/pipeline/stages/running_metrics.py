@@ -1,0 +1,56 @@
+"""Metrics that trl's trainers average between two log lines, kept with a checkpoint so that a resumed run logs them."""
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from ...errors import ZooError
+from ...fileio import write_text
+from ...modeling import distributed
+
+RUNNING_METRICS = "running_metrics.json"
+
+
+class RunningMetrics(TrainerCallback):
+    """Writes a trainer's sums into each of its checkpoints, and puts them back when it resumes from one.
+
+    trainer: one of trl's: loss and metrics are sums since the last log line, and tokens are counted from the start. It
+    stands before what marks a checkpoint complete.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        trainer = self._trainer
+        losses = distributed.gathered(trainer._tr_loss.item())
+        if not distributed.first():
+            return
+        sums = {
+            "loss": sum(losses) / len(losses),
+            "logged": trainer._globalstep_last_logged,
+            "metrics": dict(trainer._metrics["train"]),
+            "tokens": trainer._total_train_tokens,
+        }
+        write_text(_file(args, state), json.dumps(sums) + "\n")
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        path = _file(args, state)
+        if not path.is_file():  # at the start
+            return
+        trainer = self._trainer
+        try:
+            sums = json.loads(path.read_bytes())
+            trainer._tr_loss.fill_(sums["loss"])
+            trainer._globalstep_last_logged = int(sums["logged"])
+            trainer._metrics["train"] = defaultdict(list, sums["metrics"])
+            trainer._total_train_tokens = int(sums["tokens"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ZooError(f"{path} cannot be read ({error!r}): remove its checkpoint, or use --restart.") from error
+
+
+def _file(args: TrainingArguments, state: TrainerState) -> Path:
+    return Path(args.output_dir or ".") / f"checkpoint-{state.global_step}" / RUNNING_METRICS

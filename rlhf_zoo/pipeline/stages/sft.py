@@ -1,0 +1,236 @@
+"""SFT: a policy that writes like the recipe's lines, on trl.SFTTrainer."""
+
+import contextlib
+import copy
+import logging
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+
+from ...errors import ZooError
+from ...hub.client.connect import Hub
+from ...hub.client.pull import fetch
+from ...hub.client.refs import NOT_LOADED, ask, came_from, resolve
+from ...hub.client.refusals import refusals_as
+from ...modeling.chat import check_answers_end, whole_words
+from ...modeling.loading import load_tokenizer
+from ...modeling.models import build_causal, leave_out_router_logits, load_causal
+from ...modeling.special_tokens import highest_id, settle_padding, train_tokenizer
+from ...modeling.text_ids import settle_ends, without_bos
+from ...ppo.step_guard import finite_steps
+from ...runs.checks.conversations import check_conversations
+from ...runs.context import Publisher, RunContext
+from ...runs.data.cut_rows import count_cut_rows
+from ...runs.data.layout import conversational, fitting, sft_text
+from ...runs.data.sources import DataSource, model_digest
+from ...runs.dataset import data_source, parts, stage_source
+from ...runs.models import ParentCheckpoint
+from ...runs.settings.loading import loading_of
+from ...runs.settings.parse import StageSettings
+from .train import make_trainer, quiet, train_stage
+
+log = logging.getLogger(__name__)
+
+
+def run(context: RunContext, publisher: Publisher | None = None) -> bool:
+    """Trains the SFT policy. Returns False when it was trained already."""
+    from transformers import set_seed
+    from trl import SFTTrainer, get_peft_config
+
+    started = time.monotonic()
+    settings = context.settings("sft")
+    quiet()
+    data = settings.data
+    opened = data_source(context, again=context.restart) if data.dataset_name is None else None
+    source = stage_source(context, "sft", opened)
+    field = settings.trainer.dataset_text_field
+    left_out: dict[str, int] = {}
+    cut_rows: dict[str, int] = {}
+    base = _base(context, settings)
+    parents = {"base": base} if base is not None else {}
+    adapter = get_peft_config(settings.model)
+    if adapter is not None and base is not None and base.lineage["commit"]:
+        adapter.revision = base.lineage["commit"]  # of its base, in what is saved of it
+
+    def build() -> Any:
+        train, held_out, spared = parts(context, "sft", source)
+        set_seed(settings.trainer.seed)
+        model, tokenizer = _model_and_tokenizer(context, settings, base, train)
+        if (line := settle_ends(tokenizer)) is not None:
+            log.warning("%s", line)
+        own = _with_template(settings, model, tokenizer, context.hub)
+        said = settle_padding(
+            tokenizer,
+            model,
+            pad_token=own.trainer.pad_token,
+            eos_token=own.trainer.eos_token,
+        )
+        if said is not None:
+            log.warning("%s", said)
+        if conversational(train):
+            _settle_chat(context, source, own, tokenizer)
+        train, cut = fitting(train, tokenizer, data.max_prompt_length, of=source.location)
+        left_out.update(spared | ({"max_prompt_length": cut} if cut else {}))
+        if held_out is not None:
+            held_out, _ = fitting(held_out, tokenizer, data.max_prompt_length, of=source.location)
+        train = without_second_bos(train, tokenizer, field)
+        held_out = None if held_out is None else without_second_bos(held_out, tokenizer, field)
+        counted = count_cut_rows(train, tokenizer, own.trainer, field=field)
+        if counted is not None and counted.cut:
+            log.warning("%s.", counted.line)
+            cut_rows.update(asdict(counted))
+        trainer = make_trainer(
+            finite_steps(SFTTrainer),
+            own,
+            model=model,
+            train_dataset=train,
+            eval_dataset=held_out,
+            processing_class=tokenizer,
+            peft_config=adapter,
+        )
+        if not trainer.args.packing and (cut := len(train) - len(trainer.train_dataset)) > 0:
+            said = "%d of %d rows are left out: max_length, %s, leaves no token of their answers."
+            log.warning(said, cut, len(train), trainer.args.max_length)
+            left_out["max_length"] = cut
+        leave_out_router_logits(trainer.model)  # which trl asks for by itself
+        return trainer
+
+    return train_stage(
+        context,
+        settings,
+        data=source.lineage,
+        parents=parents,
+        started=started,
+        build=build,
+        publisher=publisher,
+        left_out=left_out,
+        cut_rows=cut_rows,
+    )
+
+
+def _model_and_tokenizer(
+    context: RunContext, settings: StageSettings, base: ParentCheckpoint | None, train: Dataset
+) -> tuple[Any, Any]:
+    """What SFT starts from; without a base random weights, and a tokenizer that is trained on the rows.
+
+    Raises:
+        ZooError: The base has fewer embeddings than its tokenizer has tokens.
+    """
+    shared, how = settings.recipe, loading_of(settings)
+    if base is None:
+        architecture = shared.architecture or {}
+        tokenizer = train_tokenizer(
+            [whole_words(sft_text(row, settings.trainer.dataset_text_field)) for row in train],
+            max_length=architecture.get("max_position_embeddings", 512),
+            **(shared.tokenizer or {}),
+        )
+        return build_causal(architecture, tokenizer, how=how), tokenizer
+    path = resolve(base.path, context.hub, revision=base.lineage["commit"]).path
+    tokenizer = load_tokenizer(path)
+    model = load_causal(path, how=how)
+    table: Any = model.get_input_embeddings()
+    if (highest := highest_id(tokenizer)) >= (rows := len(table.weight)):
+        raise ZooError(
+            f"{base.path} has {rows} embedding rows and its tokenizer the token {highest}: give a model with the "
+            "tokenizer that it was trained with."
+        )
+    return model, tokenizer
+
+
+def _settle_chat(context: RunContext, source: DataSource, settings: StageSettings, tokenizer: Any) -> None:
+    """Writes what the recipe says of conversations into the tokenizer's template.
+
+    Raises:
+        ZooError: The template refuses a conversation of the data, or closes no answer where SFT must teach that.
+    """
+    from trl.chat_template_utils import get_training_chat_template, has_generation_markers
+
+    assistant_only = settings.trainer.assistant_only_loss
+    if assistant_only and not has_generation_markers(tokenizer.chat_template or ""):
+        with contextlib.suppress(ValueError):  # trl knows templates by their whole text, and says if it cannot
+            tokenizer.chat_template = get_training_chat_template(tokenizer)
+    settings.recipe.chat.write(tokenizer)
+    check_conversations(context, "sft", source, tokenizer)
+    if not _ends_otherwise(context):
+        check_answers_end(tokenizer, assistant_only=assistant_only)
+
+
+def _ends_otherwise(context: RunContext) -> bool:
+    """Whether PPO is told what ends an answer, so that SFT need not teach it."""
+    if "ppo" not in context.recipe.stages:
+        return False
+    ppo = context.settings("ppo").trainer
+    return ppo.own_stops is not None or ppo.truncate_text is not None
+
+
+def without_second_bos(rows: Dataset, tokenizer: Any, *names: str) -> Dataset:
+    """The rows without the BOS that their texts begin with, where the tokenizer puts one before them anyway.
+
+    Args:
+        rows: Texts, in columns of these names or in `prompt`; what is none stays.
+        tokenizer: The one that will read them.
+        names: Columns of texts that stand alone.
+    """
+    columns = [name for name in ("prompt", *names) if name in rows.column_names and isinstance(rows[0][name], str)]
+    if not any(without_bos(text, tokenizer) != text for name in columns for text in rows[name]):
+        return rows
+    return rows.map(lambda row: {name: without_bos(row[name], tokenizer) for name in columns})
+
+
+def _with_template(settings: StageSettings, model: Any, tokenizer: Any, hub: Hub) -> StageSettings:
+    """Gives the tokenizer the template of chat_template_path, as trl would; the settings without that key.
+
+    Only then what the recipe says of conversations can stand at the template's head.
+    """
+    name = settings.trainer.chat_template_path
+    if name is None:
+        return settings
+    if name.endswith((".jinja", ".j2")):
+        try:
+            tokenizer.chat_template = Path(name).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ZooError(f"chat_template_path names {name}, which cannot be read ({error}): give a file.") from error
+    else:
+        from trl import clone_chat_template
+
+        with refusals_as(f"The chat template of {name} cannot be had", "check chat_template_path and --hub."):
+            path = resolve(name, hub, but=(*NOT_LOADED, "*.safetensors")).path
+            load_tokenizer(path, name=name)  # trl's own loading would ask on the terminal whether its code may run
+            clone_chat_template(model, tokenizer, str(path))
+    trainer = copy.copy(settings.trainer)
+    trainer.chat_template_path = None
+    return replace(settings, trainer=trainer)
+
+
+def _base(context: RunContext, settings: StageSettings) -> ParentCheckpoint | None:
+    """The model that SFT starts from: of a Hub, at the commit that its revision meant when the run began; of a folder,
+    by the digest of its files.
+
+    None for random weights. Raises ZooError where no Hub has such a model.
+    """
+    name, revision = settings.model.model_name_or_path, settings.model.model_revision
+    if name is None:
+        return None
+    record = context.record("sft")
+    before = {} if context.restart else (record.read().get("parents") or {}).get("base") or {}
+    if (folder := Path(name)).is_dir():
+        # No other machine knows the path, and the settings that tell runs apart have it.
+        own = {"folder": folder.resolve().name, "files": model_digest(folder)}
+        return ParentCheckpoint(folder, {"repo": None, "commit": None, "fingerprint": None, **own})
+    told = f"{name}@{revision}"
+    if before.get("fingerprint") == told:
+        return ParentCheckpoint(Path(name), before)
+
+    def look(hub: Hub) -> str:
+        if hub.offline:
+            return fetch(f"{name}@{revision or 'main'}", hub=hub, but=NOT_LOADED).commit
+        mend = f"check model_name_or_path, model_revision and {hub.flag}."
+        with refusals_as(f"The model {name} cannot be found on {hub.name}", mend):
+            return str(hub.api().model_info(name, revision=revision).sha)
+
+    at, commit = ask(name, context.hub, look)
+    found = {"repo": name, "commit": commit, "fingerprint": told, **came_from(at, context.hub)}
+    return ParentCheckpoint(Path(name), found)

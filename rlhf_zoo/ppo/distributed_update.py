@@ -1,0 +1,130 @@
+"""One update of several processes: what each rolled out becomes one batch, of which each learns its share.
+
+Every process holds the whole scored rollout, in the order in which one process would have it. So advantages, whitening,
+minibatches, β and metrics are computed as in one process, and only gradients are exchanged.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..modeling.logprobs import in_batches
+from ..modeling.sampling.sampler import Samples
+from ..rewards import Scored
+from .actor_critic import TextBatch
+from .rollout import Rollout
+
+
+def place_of_rows(rows: Sequence[int], sizes: Sequence[Sequence[int]], *, group: int) -> list[int]:
+    """Where one process's rows lie in those of all processes, one process behind the other.
+
+    rows: how many each process has; sizes: of each process, the prompts of its batches, of `group` rows each. Batch by
+    batch one process reads the data in the order of the processes. Rows beyond the batches' are left out.
+    """
+    starts = [sum(rows[:process]) for process in range(len(rows))]
+    places: list[int] = []
+    for batch in range(len(sizes[0])):
+        for start, each in zip(starts, sizes, strict=True):
+            begin = start + sum(each[:batch]) * group
+            places += range(begin, begin + each[batch] * group)
+    return places
+
+
+def together(rollout: Rollout, scored: Scored, *, sizes: Sequence[int], group: int) -> tuple[Rollout, Scored]:
+    """The rollouts of all processes as one. sizes: prompts of this process's batches; group: see above."""
+    from accelerate.utils import gather_object
+
+    samples, device = rollout.samples, rollout.mask.device
+    mine: dict[str, Any] = {
+        "samples": {n: x.cpu() for n, x in vars(samples).items() if isinstance(x, Tensor)},
+        "ref_logprobs": rollout.ref_logprobs.cpu(),
+        "values": rollout.values.cpu(),
+        "engine": None if rollout.engine_logprobs is None else rollout.engine_logprobs.cpu(),
+        "total": scored.total.cpu(),
+        "each": scored.each.cpu(),
+        "by_token": None if scored.by_token is None else scored.by_token.cpu(),
+        "metrics": dict(scored.metrics),
+        "sizes": list(sizes),
+    }
+    seen: list[dict[str, Any]] = gather_object([mine])
+    every_size = [one["sizes"] for one in seen]
+    order = torch.tensor(place_of_rows([len(one["total"]) for one in seen], every_size, group=group))
+
+    def rows(parts: Iterable[Tensor], *, left: bool = False) -> Tensor:
+        return _stacked(list(parts), left=left)[order].to(device)
+
+    fields = {
+        name: rows((one["samples"][name] for one in seen), left=name in ("prompt_ids", "prompt_mask"))
+        for name in mine["samples"]
+    }
+    whole = Rollout(
+        Samples(**fields, vocabulary=samples.vocabulary),
+        rows(one["ref_logprobs"] for one in seen),
+        rows(one["values"] for one in seen),
+        measured=rollout.measured,
+        engine_logprobs=None if rollout.engine_logprobs is None else rows(one["engine"] for one in seen),
+    )
+    # A function may pay by token in some processes alone.
+    dense = [one["by_token"] for one in seen]
+    paid = [
+        torch.zeros_like(one["samples"]["logprobs"]) if each is None else each
+        for one, each in zip(seen, dense, strict=True)
+    ]
+    return whole, replace(
+        scored,
+        total=rows(one["total"] for one in seen),
+        each=rows(one["each"] for one in seen),
+        extra={},
+        metrics=_mean_metrics([one["metrics"] for one in seen], [sum(sizes) for sizes in every_size]),
+        by_token=None if all(each is None for each in dense) else rows(paid),
+    )
+
+
+def _stacked(parts: Sequence[Tensor], *, left: bool) -> Tensor:
+    """Rows of several tensors in one, filled up with 0 to the widest: on the left, or on the right."""
+    if parts[0].ndim == 1:
+        return torch.cat(list(parts))
+    width = max(part.shape[1] for part in parts)
+    whole = parts[0].new_zeros(sum(len(part) for part in parts), width)
+    row = 0
+    for part in parts:
+        where = slice(width - part.shape[1], None) if left else slice(part.shape[1])
+        whole[row : row + len(part), where] = part
+        row += len(part)
+    return whole
+
+
+def _mean_metrics(seen: Sequence[Mapping[str, float]], rows: Sequence[int]) -> dict[str, float]:
+    """What reward functions logged of their batches, averaged over the rows of the processes that logged it."""
+    found: dict[str, float] = {}
+    for name in dict.fromkeys(name for one, count in zip(seen, rows, strict=True) if count for name in one):
+        logged = [(one[name], count) for one, count in zip(seen, rows, strict=True) if name in one]
+        found[name] = sum(value * count for value, count in logged) / sum(count for _, count in logged)
+    return found
+
+
+def shares(rows: Tensor, samples: Samples, *, process: int, processes: int, **how: Any) -> list[Tensor]:
+    """The micro-batches of a minibatch that this process computes, by `in_batches` and `how`; as many in every process.
+
+    Processes wait for each other's gradients (and under FSDP for weights), so one that has no row left gets an empty
+    one.
+    """
+    order = samples.mask[rows].sum(1).argsort(stable=True)
+    dealt = [in_batches(samples, rows[order][one::processes], **how) for one in range(processes)]
+    return dealt[process] + [rows[:0]] * (max(map(len, dealt)) - len(dealt[process]))
+
+
+def text_shares(texts: TextBatch, *, parts: int, process: int, processes: int) -> list[TextBatch]:
+    """This process's texts of a minibatch, in `parts` at most; as many in every process."""
+    mine = TextBatch(*(x[process::processes] for x in texts))
+    size = math.ceil(math.ceil(len(texts.ids) / processes) / parts)
+    found = [TextBatch(*(x[start * size : (start + 1) * size] for x in mine)) for start in range(parts)]
+    if processes == 1:
+        return [part for part in found if len(part.ids)]
+    # A text of which no token counts, for a process that has none left.
+    nothing = TextBatch(texts.ids[:1], texts.attention[:1], torch.zeros_like(texts.mask[:1]))
+    return [part if len(part.ids) else nothing for part in found]

@@ -1,0 +1,29 @@
+"""The critic that was saved beside a PPO policy."""
+
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from ..errors import ZooError
+from ..modeling.models import CRITIC_DIR, critic_from
+from ..modeling.value_head import ValueHead, read_value_head
+from .actor_critic import shared_value_head
+
+
+def load_critic(folder: str | Path, policy: PreTrainedModel) -> PreTrainedModel | ValueHead | None:
+    """A model of its own, or a head on `policy`'s trunk; None where the folder has none, and for what is no folder.
+
+    Raises ZooError for one that cannot be loaded.
+    """
+    folder = Path(folder)
+    if not (folder / CRITIC_DIR).is_dir():
+        return None
+    try:
+        if (head := read_value_head(folder)) is None:
+            return critic_from(folder / CRITIC_DIR)
+        critic = shared_value_head(policy)
+        critic.load_state_dict(head)
+    except (OSError, ValueError, RuntimeError) as error:
+        problem = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise ZooError(f"The critic in {folder} cannot be loaded ({problem}): publish the checkpoint again.") from error
+    return critic

@@ -1,0 +1,244 @@
+"""The step-wise loop of TRL 0.x (its tutorials): generate, score yourself, step.
+
+    config = PPOConfig(init_kl_coef=0.2, target=6.0, batch_size=16, mini_batch_size=16)
+    trainer = PPOTrainer(config, model, ref_model, tokenizer, dataset=dataset, data_collator=collator)
+    for batch in trainer.dataloader:
+        responses = trainer.generate(batch["input_ids"], return_prompt=False, max_new_tokens=20, do_sample=True)
+        stats = trainer.step(batch["input_ids"], responses, rewards)
+        trainer.log_stats(stats, batch, rewards)
+
+The names are TRL's; the update is `rlhf_zoo.PPOTrainer.step`. docs/from-trl.md lists what is different on purpose.
+"""
+
+import copy
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from transformers import PreTrainedTokenizerBase, set_seed
+from transformers.integrations import TensorBoardCallback  # type: ignore[attr-defined]
+
+from ...errors import ZooError
+from ...modeling.value_head import AutoModelForCausalLMWithValueHead, AutoModelForSeq2SeqLMWithValueHead
+from .classic_config import ClassicPPOConfig as PPOConfig
+from .classic_loop import ClassicLoop
+from .helpers import stop_ids_of
+
+
+class LengthSampler:
+    """Draws a whole number from [min_value, max_value) at each call."""
+
+    def __init__(self, min_value: int, max_value: int) -> None:
+        if not 0 <= min_value < max_value:
+            raise ZooError(f"LengthSampler got {min_value} and {max_value}: the second must be the larger.")
+        self.values = range(min_value, max_value)
+
+    def __call__(self) -> int:
+        return random.choice(self.values)
+
+
+def create_reference_model(model: nn.Module, num_shared_layers: int | None = None) -> Any:
+    """A frozen copy of `model`, in evaluation mode.
+
+    num_shared_layers: so many first layers, with the embeddings before them, are not copied but shared, and so frozen
+    in `model` as well. Raises ZooError for a model that has fewer layers.
+    """
+    reference = copy.deepcopy(model).requires_grad_(False).eval()
+    if num_shared_layers is None:
+        return reference
+    stacks = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
+    layers: list[nn.Module] = max(stacks, key=len, default=[])
+    if not 0 < num_shared_layers < len(layers):
+        raise ZooError(
+            f"num_shared_layers is {num_shared_layers} and the model has {len(layers)} layers: give fewer, so that "
+            "some are left to train."
+        )
+    own = {id(parameter) for layer in layers[num_shared_layers:] for parameter in layer.parameters()}
+    for mine, theirs in zip(model.parameters(), reference.parameters(), strict=True):
+        if id(mine) in own:
+            break
+        mine.requires_grad_(False)
+        theirs.data = mine.data
+    return reference
+
+
+class PPOTrainer:
+    """TRL 0.x's trainer: `generate`, `step`, `log_stats`, and the model with its value head as it was given."""
+
+    def __init__(
+        self,
+        config: PPOConfig | None = None,
+        model: AutoModelForCausalLMWithValueHead | None = None,
+        ref_model: Any = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        dataset: Any = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        data_collator: Callable[[list[Any]], Any] | None = None,
+        num_shared_layers: int | None = None,
+        lr_scheduler: Any = None,
+    ) -> None:
+        """dataset: what `dataloader` gives in shuffled batches of batch_size. num_shared_layers: None copies them all.
+
+        Raises ZooError for a missing configuration or tokenizer, a model without a value head, and an encoder-decoder.
+        """
+        if not isinstance(config, PPOConfig):
+            raise ZooError(f"config is a {type(config).__name__}: give a PPOConfig of rlhf_zoo.ppo.trl_compat.classic.")
+        if isinstance(model, AutoModelForSeq2SeqLMWithValueHead):
+            raise ZooError("PPO rolls out decoder-only models: one with an encoder cannot be trained here.")
+        if not isinstance(model, AutoModelForCausalLMWithValueHead):
+            raise ZooError(
+                f"The model is a {type(model).__name__}, without a value head: wrap it by "
+                "AutoModelForCausalLMWithValueHead.from_pretrained."
+            )
+        if tokenizer is None:
+            raise ZooError("The trainer has no tokenizer: give the model's.")
+        if ref_model is None and num_shared_layers is not None:
+            ref_model = create_reference_model(model.pretrained_model, num_shared_layers)
+        set_seed(config.seed)
+        self.config, self.model, self.tokenizer = config, model, tokenizer
+        self._trainer = ClassicLoop(
+            args=config.modern(),
+            processing_class=tokenizer,
+            model=model,
+            ref_model=ref_model,
+            optimizers=(optimizer, lr_scheduler),
+        )
+        for reporter in self._trainer.callback_handler.callbacks:
+            if isinstance(reporter, TensorBoardCallback) and reporter.logging_dir is None:
+                reporter.logging_dir = str(config.logging_dir)
+        self.dataset = dataset
+        self.dataloader = None if dataset is None else self.prepare_dataloader(dataset, data_collator)
+
+    def prepare_dataloader(self, dataset: Any, data_collator: Callable[[list[Any]], Any] | None = None) -> Any:
+        """Shuffled batches of batch_size rows, each process its own; rows that fill no batch are left out."""
+        loader: Any = DataLoader(
+            dataset,
+            batch_size=self.config.batch_size,
+            collate_fn=data_collator,
+            shuffle=True,
+            drop_last=True,
+            generator=torch.Generator(torch.get_default_device()).manual_seed(self.config.seed),
+        )
+        return self.accelerator.prepare(loader)
+
+    @property
+    def accelerator(self) -> Any:
+        return self._trainer.accelerator
+
+    @property
+    def current_device(self) -> torch.device:
+        return self._trainer.args.device
+
+    @property
+    def optimizer(self) -> Any:
+        """None before the first step, unless it was given."""
+        return self._trainer.optimizer
+
+    @property
+    def ref_model(self) -> Any:
+        """The reference where it is a model of its own, without a value head."""
+        assert self._trainer.reference is not None  # its configuration always has one
+        return self._trainer.reference.own
+
+    @torch.no_grad()
+    def generate(
+        self,
+        query_tensor: Tensor | Sequence[Tensor],
+        length_sampler: Callable[[], int] | None = None,
+        batch_size: int = 4,
+        return_prompt: bool = True,
+        generate_ref_response: bool = False,
+        **generation_kwargs: Any,
+    ) -> Any:
+        """`model.generate` over one query, a 1-D tensor, or over a list of them, `batch_size` at a time.
+
+        Returns (1, L) for one query; for a list, a list of 1-D tensors without padding, with their prompts unless
+        `return_prompt` is False. A response holds its end-of-sequence token. generate_ref_response: returns a pair,
+        with the reference's responses to the same queries second. Raises ZooError for queries of another shape.
+        """
+        single = isinstance(query_tensor, Tensor)
+        queries = [query_tensor] if isinstance(query_tensor, Tensor) else list(query_tensor)
+        for row, query in enumerate(queries):
+            if not isinstance(query, Tensor) or query.dim() != 1 or not len(query):
+                what = f"of shape {tuple(query.shape)}" if isinstance(query, Tensor) else type(query).__name__
+                raise ZooError(f"Query {row} is {what}: give a 1-D tensor of token ids, or a list of such tensors.")
+
+        def respond(model: Any) -> Any:
+            responses: list[Tensor] = []
+            for start in range(0, len(queries), batch_size):
+                length = {} if length_sampler is None else {"max_new_tokens": length_sampler()}
+                batch = queries[start : start + batch_size]
+                responses += self._generated(model, batch, return_prompt, generation_kwargs | length)
+            return responses[0].unsqueeze(0) if single else responses
+
+        own = respond(self.model)
+        if not generate_ref_response:
+            return own
+        assert self._trainer.reference is not None
+        with self._trainer.reference.model() as reference:
+            return own, respond(reference)
+
+    def _generated(
+        self, model: Any, queries: list[Tensor], return_prompt: bool, kwargs: Mapping[str, Any]
+    ) -> list[Tensor]:
+        width = max(len(query) for query in queries)
+        fill, device = self._trainer.fill_id, self.current_device
+        ids = torch.stack([torch.cat([q.new_full((width - len(q),), fill), q]) for q in queries]).to(device)
+        mask = torch.stack([torch.arange(width) >= width - len(q) for q in queries]).long().to(device)
+        was_training = model.training
+        model.eval()
+        out = model.generate(input_ids=ids, attention_mask=mask, **{"pad_token_id": fill, **kwargs})
+        model.train(was_training)
+        stop_ids = stop_ids_of(self.model, kwargs.get("generation_config"), kwargs.get("eos_token_id"))
+        if kwargs.get("eos_token_id") is None:
+            stop_ids.append(self.tokenizer.eos_token_id)
+        stops = torch.tensor(stop_ids, device=device)
+        responses = []
+        for query, row in zip(queries, out[:, width:], strict=True):
+            end = torch.isin(row, stops).nonzero()
+            response = row[: int(end[0]) + 1] if len(end) else row
+            responses.append(torch.cat([query.to(device), response]) if return_prompt else response)
+        return responses
+
+    def step(
+        self, queries: Sequence[Tensor], responses: Sequence[Tensor], scores: Sequence[Any], response_masks: Any = None
+    ) -> dict[str, Any]:
+        """One PPO update over `batch_size` completions. Returns TRL 0.x's statistics by their names.
+
+        queries, responses: 1-D tensors of token ids; scores: a number or one-element tensor each. Raises ZooError for
+        another count, empty responses, and scores that are not finite.
+        """
+        if response_masks is not None:
+            raise ZooError("response_masks is not supported: every token of a response was the policy's choice.")
+        if len(queries) != self.config.batch_size:
+            raise ZooError(f"step() got {len(queries)} queries and batch_size is {self.config.batch_size}.")
+        began = time.perf_counter()
+        self._trainer.step(queries, responses, scores)
+        return {**self._trainer.statistics, "time/ppo/total": time.perf_counter() - began}
+
+    def log_stats(
+        self, stats: Mapping[str, Any], batch: Mapping[str, Any], rewards: Sequence[Any], columns_to_log: Any = None
+    ) -> None:
+        """Sends the numbers of a step, with `env/reward_mean` and `env/reward_std`, to what `log_with` names."""
+        numbers = torch.tensor([float(reward) for reward in rewards], device=self.current_device)
+        mean, deviation = self._trainer.spread(numbers)
+        scalars = {name: value for name, value in stats.items() if isinstance(value, (int, float))}
+        self._trainer.log({**scalars, "env/reward_mean": mean, "env/reward_std": deviation})
+
+    @property
+    def log_history(self) -> list[dict[str, float]]:
+        """What `log_stats` sent so far, by step."""
+        return self._trainer.state.log_history
+
+    def save_pretrained(self, save_directory: str | Path) -> None:
+        self.model.save_pretrained(str(save_directory))
+        self.tokenizer.save_pretrained(str(save_directory))
+
+    def push_to_hub(self, repo_id: str, **kwargs: Any) -> None:
+        self.model.push_to_hub(repo_id, **kwargs)
+        self.tokenizer.push_to_hub(repo_id, **kwargs)

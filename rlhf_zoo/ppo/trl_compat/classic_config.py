@@ -1,0 +1,160 @@
+"""TRL 0.x's PPOConfig: its fields and their defaults, and what they are called in ours."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...errors import ZooError
+from ..config import PPOConfig as ZooPPOConfig
+from ..guards import warn_of
+
+# Fields that scripts set and that change nothing here, with what does instead.
+WITHOUT_EFFECT = {
+    "tracker_kwargs": "configure the reporter by its environment variables, as WANDB_PROJECT",
+    "accelerator_kwargs": "accelerate is configured by `accelerate launch` and its environment variables",
+    "compare_steps": "push_to_hub() when you want to",
+    "ratio_threshold": "the ratio is clipped, and early_stopping ends an update that runs away",
+    "optimize_device_cache": "nothing is kept on the device between updates that emptying a cache would free",
+    "optimize_cuda_cache": "nothing is kept on the device between updates that emptying a cache would free",
+}
+
+
+# Not frozen, unlike our own: scripts of that time assign to it.
+@dataclass
+class ClassicPPOConfig:
+    """TRL 0.x's fields, with the defaults of its last release, 0.11.
+
+    A `step` takes `batch_size` completions and makes `ppo_epochs` passes over them, an optimizer step for every
+    `mini_batch_size × gradient_accumulation_steps` of them. target and horizon: of the adaptive KL controller, in nats
+    per completion and in completions. Names of models and data, `steps` and the like are for the script to use. Warns
+    of fields that change nothing here. Raises ZooError for values that cannot be right.
+    """
+
+    exp_name: str | None = None
+    seed: int = 0
+    log_with: str | None = None
+    task_name: str | None = None
+    model_name: str | None = "gpt2"
+    query_dataset: str | None = "stanfordnlp/imdb"
+    reward_model: str | None = "sentiment-analysis:lvwerra/distilbert-imdb"
+    remove_unused_columns: bool = True
+    tracker_kwargs: dict[str, Any] = field(default_factory=dict)
+    accelerator_kwargs: dict[str, Any] = field(default_factory=dict)
+    project_kwargs: dict[str, Any] = field(default_factory=dict)
+    tracker_project_name: str = "trl"
+    push_to_hub_if_best_kwargs: dict[str, Any] = field(default_factory=dict)
+    steps: int = 20000
+    learning_rate: float = 1.41e-5
+    adap_kl_ctrl: bool = True
+    init_kl_coef: float = 0.2
+    kl_penalty: str = "kl"
+    target: float = 6.0
+    horizon: float = 10000.0
+    gamma: float = 1.0
+    lam: float = 0.95
+    cliprange: float = 0.2
+    cliprange_value: float = 0.2
+    vf_coef: float = 0.1
+    batch_size: int = 128
+    forward_batch_size: int | None = None
+    mini_batch_size: int = 128
+    gradient_accumulation_steps: int = 1
+    ppo_epochs: int = 4
+    max_grad_norm: float | None = None
+    optimize_cuda_cache: bool | None = None
+    optimize_device_cache: bool = False
+    early_stopping: bool = False
+    target_kl: float = 1.0
+    compare_steps: int = 1
+    ratio_threshold: float = 10.0
+    use_score_scaling: bool = False
+    use_score_norm: bool = False
+    score_clip: float | None = None
+    whiten_rewards: bool = False
+    gradient_checkpointing: bool = False
+    dataset_num_proc: int | None = None
+    output_dir: str = "ppo"
+
+    def __post_init__(self) -> None:
+        if self.forward_batch_size is not None:
+            self.mini_batch_size = self.forward_batch_size
+        self._check()
+        for entry in dataclasses.fields(self):
+            default = entry.default_factory() if callable(entry.default_factory) else entry.default
+            if entry.name in WITHOUT_EFFECT and getattr(self, entry.name) not in (default, None):
+                warn_of(f"{entry.name} changes nothing here: {WITHOUT_EFFECT[entry.name]}.")
+
+    def _check(self) -> None:
+        if self.kl_penalty != "kl":
+            raise ZooError(
+                f"kl_penalty is {self.kl_penalty!r}: its gradient through the reward is that of no KL; give 'kl'."
+            )
+        if self.push_to_hub_if_best_kwargs:
+            raise ZooError(
+                "push_to_hub_if_best_kwargs is not supported: the mean score of one batch does not tell which model is "
+                "best; call push_to_hub() of the trainer."
+            )
+        if self.batch_size % self.backward_batch_size:
+            raise ZooError(
+                f"batch_size {self.batch_size} is not a multiple of mini_batch_size × gradient_accumulation_steps, "
+                f"{self.backward_batch_size}: change one of them."
+            )
+
+    @property
+    def backward_batch_size(self) -> int:
+        """Completions of an optimizer step."""
+        return self.mini_batch_size * self.gradient_accumulation_steps
+
+    @property
+    def total_ppo_epochs(self) -> int:
+        """Updates that `steps` completions make."""
+        return math.ceil(self.steps / self.batch_size)
+
+    @property
+    def logging_dir(self) -> Path:
+        """Where a reporter that writes files writes them."""
+        return Path(self.project_kwargs.get("logging_dir") or self.output_dir) / self.tracker_project_name
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field by name; one of a nested mapping by its path, as `project_kwargs/logging_dir`."""
+        flat: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            flat |= (
+                {f"{name}/{key}": one for key, one in value.items()} if isinstance(value, Mapping) else {name: value}
+            )
+        return flat
+
+    def modern(self) -> ZooPPOConfig:
+        """The same settings for `rlhf_zoo.PPOTrainer`. Raises ZooError for those that cannot be right there."""
+        self._check()
+        return ZooPPOConfig(
+            output_dir=self.output_dir,
+            learning_rate=self.learning_rate,
+            lr_scheduler_type="constant",
+            per_device_train_batch_size=self.mini_batch_size,
+            gradient_accumulation_steps=self.batch_size // self.mini_batch_size,
+            num_mini_batches=self.batch_size // self.backward_batch_size,
+            num_ppo_epochs=self.ppo_epochs,
+            kl_coef=self.init_kl_coef,
+            reference=True,
+            kl_target=self.target if self.adap_kl_ctrl else None,
+            kl_horizon=int(self.horizon),
+            gamma=self.gamma,
+            lam=self.lam,
+            cliprange=self.cliprange,
+            cliprange_value=self.cliprange_value,
+            vf_coef=self.vf_coef,
+            max_grad_norm=self.max_grad_norm or 0.0,
+            early_stop_kl=self.target_kl if self.early_stopping else None,
+            score_scaling="running" if self.use_score_scaling else "none",
+            score_centering="running" if self.use_score_scaling and self.use_score_norm else "none",
+            score_clip=self.score_clip,
+            whiten_rewards=self.whiten_rewards,
+            gradient_checkpointing=self.gradient_checkpointing or None,  # False counts as given, and it is deprecated
+            temperature=1.0,
+            seed=self.seed,
+            report_to=[self.log_with] if self.log_with else [],
+        )

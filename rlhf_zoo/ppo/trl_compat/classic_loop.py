@@ -1,0 +1,68 @@
+"""The update behind TRL 0.x's `step`, with the statistics that it returned."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from ... import functional as F
+from ..rollout import Advantages, Rollout
+from ..trainer import PPOTrainer as ZooPPOTrainer
+
+# TRL 0.x's name -> ours, where the number is the same.
+SAME = {
+    "objective/kl": "objective/kl",
+    "ppo/loss/policy": "loss/policy",
+    "ppo/loss/value": "loss/value",
+    "ppo/loss/total": "loss",
+    "ppo/policy/entropy": "objective/entropy",
+    "ppo/policy/approxkl": "policy/approxkl",
+    "ppo/policy/clipfrac": "policy/clipfrac",
+    "ppo/policy/ratio": "policy/ratio",
+    "ppo/val/clipfrac": "value/clipfrac",
+}
+
+
+class ClassicLoop(ZooPPOTrainer):
+    """Completions come with their lengths, so PAD may be EOS, as the tutorials have it."""
+
+    pad_apart = False
+    statistics: Mapping[str, Any] = {}
+
+    def observe(self, rollout: Rollout, estimates: Advantages, progress: Mapping[str, float]) -> None:
+        """Keeps, besides ours, TRL's statistics of this update: means over completions or tokens of all processes."""
+        super().observe(rollout, estimates, progress)
+        tokens, mask = rollout.mask, estimates.mask
+        error = (estimates.values - estimates.returns).square()
+        returns, values = (self.spread(x, mask) for x in (estimates.returns, estimates.values))
+        scores = self.spread(estimates.scores)
+        lengths = {
+            "queries": self.spread(rollout.samples.prompt_mask.sum(1).float()),
+            "responses": self.spread(tokens.sum(1).float()),
+        }
+        statistics = {
+            **{name: self.last_metrics.get(ours, math.nan) for name, ours in SAME.items()},
+            "objective/kl_coef": self.controller.kl_coef,
+            "objective/kl_dist": rollout.kl.tolist(),
+            "objective/entropy": self.mean(-rollout.logprobs.masked_fill(~tokens, 0).sum(1)),
+            "ppo/mean_non_score_reward": self.mean(estimates.non_score) / lengths["responses"][0],
+            "ppo/mean_scores": scores[0],
+            "ppo/std_scores": scores[1],
+            "ppo/returns/mean": returns[0],
+            "ppo/returns/var": returns[1] ** 2,
+            "ppo/val/mean": values[0],
+            "ppo/val/var": values[1] ** 2,
+            "ppo/val/error": self.mean(error.masked_fill(~mask, math.nan)),
+            "ppo/learning_rate": self.get_learning_rates()[0],
+        }
+        for name, (mean, deviation) in lengths.items():
+            statistics |= {f"tokens/{name}_len_mean": mean, f"tokens/{name}_len_std": deviation}
+        if statistics["ppo/returns/var"]:
+            statistics["ppo/val/var_explained"] = 1 - statistics["ppo/val/error"] / statistics["ppo/returns/var"]
+        self.statistics = statistics
+
+    def spread(self, x: Tensor, mask: Tensor | None = None) -> tuple[float, float]:
+        """Mean and unbiased deviation of x over its mask, or over what is not NaN, and over all processes."""
+        mean, deviation = F.mean_and_std(self.moments(x, mask))
+        return float(mean), float(deviation)

@@ -1,0 +1,42 @@
+"""TRL 1.12's PPOConfig: its fields and their defaults, on ours."""
+
+from dataclasses import dataclass, field
+
+from ...errors import ZooError
+from ..config import PPOConfig as ZooPPOConfig
+
+
+@dataclass
+class PPOConfig(ZooPPOConfig):
+    """`rlhf_zoo.PPOConfig` with the defaults of TRL 1.12, and the fields that it had besides.
+
+    The batch sizes are computed, as they were there: what is given for them is replaced. Defaults that TRL's trainer
+    did not obey are what it did: no bf16 and no gradient checkpointing, and a log line each update.
+    """
+
+    stop_token: str | None = field(default=None, metadata={"help": "'eos', or None for no end but stop_token_id."})
+    num_sample_generations: int = field(
+        default=10, metadata={"help": "How often in a run generate_completions() shows held-out samples."}
+    )
+    sft_model_path: str = field(default="EleutherAI/pythia-160m", metadata={"help": "For the script to load."})
+    reward_model_path: str = field(default="EleutherAI/pythia-160m", metadata={"help": "For the script to load."})
+    ds3_gather_for_generation: bool = field(
+        default=True, metadata={"help": "Of DeepSpeed ZeRO-3, under which this trainer was never run."}
+    )
+    num_total_batches: int | None = field(default=None, metadata={"help": "Updates of the run, where episodes say it."})
+    micro_batch_size: int | None = field(default=None, metadata={"help": "per_device_train_batch_size × processes."})
+    local_batch_size: int | None = field(default=None, metadata={"help": "Completions of an update, in a process."})
+    batch_size: int | None = field(default=None, metadata={"help": "Completions of an update."})
+    local_mini_batch_size: int | None = field(default=None, metadata={"help": "Of an optimizer step, in a process."})
+    mini_batch_size: int | None = field(default=None, metadata={"help": "Completions of an optimizer step."})
+
+    def __post_init__(self) -> None:
+        if self.stop_token is not None and self.stop_token_id is not None:
+            raise ZooError("stop_token and stop_token_id are both given: give one of them.")
+        super().__post_init__()
+        self.micro_batch_size = self.per_device_train_batch_size * self.world_size
+        self.batch_size = self.episodes_per_update
+        self.local_batch_size = self.batch_size // self.world_size
+        self.mini_batch_size = self.batch_size // self.num_mini_batches
+        self.local_mini_batch_size = self.local_batch_size // self.num_mini_batches
+        self.num_total_batches = self.max_steps if self.max_steps > 0 else None

@@ -1,0 +1,100 @@
+"""TRL 1.12's PPOTrainer: its attributes and habits, on ours."""
+
+import math
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import wraps
+from typing import Any
+
+import torch
+
+from ...errors import ZooError
+from ...modeling.models import is_peft
+from ...modeling.sampling.sampler import Samples
+from ..rollout import Rollout
+from ..trainer import PPOTrainer as ZooPPOTrainer
+from .config import PPOConfig
+
+
+class PPOTrainer(ZooPPOTrainer):
+    """`rlhf_zoo.PPOTrainer`, whose constructor has TRL's keywords, with the attributes that TRL's had besides."""
+
+    @wraps(ZooPPOTrainer.__init__, assigned=())  # type: ignore[misc]
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """As `rlhf_zoo.PPOTrainer`, whose first parameters are TRL's, in TRL's order.
+
+        Raises ZooError, besides, for an optimizer that holds no weight of the policy or none of the critic.
+        """
+        super().__init__(*args, **kwargs)
+        if self.optimizer is not None:
+            _check_optimizer(self)
+        if isinstance(self.args, PPOConfig) and self.args.num_total_batches is None and self.train_dataset_len:
+            updates = math.ceil(self.train_dataset_len / (self.args.prompts_per_update * self.args.world_size))
+            self.args.num_total_batches = math.ceil(self.args.num_train_epochs * updates)
+
+    @property
+    def policy_model(self) -> Any:
+        return self.policy
+
+    @property
+    def is_peft_model(self) -> bool:
+        return is_peft(self.policy)
+
+    @property
+    def reward_model(self) -> Any:
+        """The first reward that is a model, or None."""
+        models = self._rewards.models if self._rewards is not None else []
+        return models[0].model if models else None
+
+    @property
+    def ref_model(self) -> Any:
+        """The reference where it is a model of its own; None where it is the policy with its adapter off, as in TRL."""
+        return None if self.reference is None else self.reference.own
+
+    @property
+    def stop_token_id(self) -> int | None:
+        return self.stop_ids[0] if self.stop_ids else None
+
+    @property
+    def train_dataset_len(self) -> int:
+        prompts: Any = self.train_dataset
+        return 0 if prompts is None else len(prompts)
+
+    def null_ref_context(self) -> AbstractContextManager:
+        """In it, a policy with an adapter is its own reference."""
+        return nullcontext() if self.reference is None else self.reference.model()
+
+    def evaluated(self, samples: Samples, *, recompute: bool) -> Rollout:
+        """A completion that holds EOS counts as ended, as in TRL, also where no stop token ended it."""
+        rollout = super().evaluated(samples, recompute=recompute)
+        eos = (rollout.samples.completion_ids == self.processing_class.eos_token_id) & rollout.mask
+        return replace(rollout, samples=replace(rollout.samples, ended=rollout.samples.ended | eos.any(1)))
+
+    def generate_completions(self, sampling: bool = False, **kwargs: Any) -> dict[str, list[Any]]:
+        """As `rlhf_zoo.PPOTrainer`'s, but without eval_dataset it does nothing, as in TRL, and returns {}."""
+        return super().generate_completions(sampling, **kwargs) if self.eval_dataset is not None else {}
+
+    def create_model_card(
+        self,
+        model_name: str | None = None,
+        dataset_name: str | list[str] | None = None,
+        tags: str | list[str] | None = None,
+        **card: Any,
+    ) -> None:
+        """Trainer's card, under TRL's keywords; `push_to_hub` passes its own on to here."""
+        if dataset_name is not None:
+            card |= {"dataset": dataset_name, "dataset_tags": dataset_name}
+        super().create_model_card(model_name=model_name, tags=tags, **card)
+
+
+def _check_optimizer(trainer: PPOTrainer) -> None:
+    """A critic made from a value_model is a copy, so an optimizer over the value_model's weights moves nothing."""
+    optimizer: Any = trainer.optimizer
+    held = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+    parts: dict[str, torch.nn.Module] = {"policy": trainer.policy, "critic": trainer.value_model}
+    for name, part in parts.items():
+        if not any(id(weight) in held for weight in part.parameters()):
+            raise ZooError(
+                f"The optimizer holds no weight of the {name}, which would never train: leave optimizers out and set "
+                "critic_learning_rate, or give value_model as a token classifier with one label, which is not copied."
+            )

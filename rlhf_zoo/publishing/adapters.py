@@ -1,0 +1,219 @@
+"""What of a checkpoint is sent otherwise than it lies on the disk: its adapters name a base that others find."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import ZooError
+from ..fileio import read_json, write_json
+from ..hub.client.connect import Hub
+from ..hub.client.publish import MERGED, checkpoint_files, content_id, expected_id
+from ..hub.client.refs import ADAPTERS, ask, came_from
+from ..hub.client.refusals import refusals_as
+from ..modeling.integrity import WEIGHTS
+from ..runs.context import RunContext
+from ..runs.models import ParentCheckpoint
+from ..runs.record import StageRecord
+from ..runs.registry import STAGES
+from .rounding import rounded
+
+CRITIC = "critic"
+
+
+def check_bases(context: RunContext, stage: str, parents: Mapping[str, ParentCheckpoint]) -> None:
+    """Raises ZooError, before the stage trains, where its adapters would be published without their base."""
+    if stage == "sft" or folder_under(context, stage) is not None:
+        check_plan(context, stage)
+        return
+    base = parents["sft"]
+    here = str(base.lineage.get("path")).startswith("checkpoint-") and context.record("sft").read().get("publish")
+    if not base.lineage.get("repo") and not here:
+        raise ZooError(
+            f"use_peft of the stage {stage} cannot be published, as its adapter would lie on an SFT model that no Hub "
+            f"has: publish that first (`rlhf-zoo push {context.directory}`), or leave use_peft out."
+        )
+    if here:
+        check_plan(context, stage)
+    elif (base.path / ADAPTERS[0]).is_file():
+        raise _on_merged(stage, f"name {base.lineage['repo']}@{MERGED}, if it has that branch")
+
+
+def check_plan(context: RunContext, stage: str) -> None:
+    """Raises ZooError, before any stage trains, where a recipe's adapters would be published without their base."""
+    settings = context.settings(stage)
+    if not settings.model.use_peft:
+        return
+    if (folder := folder_under(context, stage)) is not None:
+        raise ZooError(
+            f"use_peft of the stage {stage} cannot be published, as its adapter would lie on the model in {folder}, "
+            f"which no Hub has: send that to one (`hf upload NAMESPACE/NAME {folder}`) and name it in "
+            "model_name_or_path, or leave --hub and --push_to_hub out, which trains and publishes nothing."
+        )
+    if stage == "sft":
+        if settings.model.model_name_or_path is None:
+            raise ZooError(
+                "use_peft of the stage sft cannot be published, as its adapter would lie on random weights that no Hub "
+                "has: name a model in model_name_or_path, or leave use_peft out."
+            )
+    elif "sft" in context.recipe.stages:
+        sft = context.settings("sft")
+        own = stage == "reward" or settings.model.model_name_or_path in (None, "sft")
+        if own and sft.model.use_peft and not sft.release.push_merged:
+            raise _on_merged(stage, "set push_merged in sft.yaml")
+
+
+def folder_under(context: RunContext, stage: str) -> str | None:
+    """The folder of this machine whose model a stage's adapter lies on, as the recipe names it.
+
+    None without one, and for a folder of which `push --base` said where the run's Hub has it.
+    """
+    model = context.settings(stage).model
+    name = model.model_name_or_path
+    named = model.use_peft and stage != "reward" and name not in (None, "sft")
+    return name if named and Path(name).is_dir() and not _is_published(context, Path(name)) else None
+
+
+def _is_published(context: RunContext, folder: Path) -> bool:
+    """Whether `name_base` wrote down for a stage of this run where this Hub has the model of a folder."""
+    for document in (context.record(stage).read() for stage in STAGES):
+        if (document.get("publish") or {}).get("hub") != context.hub.label:
+            continue
+        parents = (document.get("parents") or {}).values()
+        if any(parent.get("repo") and parent.get("folder") == folder.resolve().name for parent in parents):
+            return True
+    return False
+
+
+def kept_here(context: RunContext) -> str | None:
+    """Why a run stays on this machine unless somebody asks for more: its adapters lie on a model in a folder."""
+    for stage, keys in context.recipe.stages.items():
+        if not {**keys, **context.flags.get(stage, {})}.get("use_peft"):
+            continue
+        if (folder := folder_under(context, stage)) is not None:
+            return (
+                f"the adapter of the stage {stage} lies on the model in {folder}, which no Hub has. Once one has it, "
+                f"`rlhf-zoo push {shlex.quote(str(context.directory))} --base NAMESPACE/NAME` publishes the run."
+            )
+    return None
+
+
+def name_base(context: RunContext, stages: Sequence[str], name: str) -> None:
+    """Says of a run's adapters that lie on a model in a folder where that model is published.
+
+    Args:
+        context: The run, on the Hub that it is sent to.
+        stages: The stages that are sent.
+        name: NAMESPACE/NAME or NAMESPACE/NAME@REVISION of the model.
+
+    Raises:
+        ZooError: No adapter lies on a folder, no Hub has such a model, or it has other weights than the folder.
+    """
+    repo, _, revision = name.partition("@")
+
+    def look(hub: Hub) -> str:
+        with refusals_as(f"The model {name} cannot be found on {hub.name}", "check --base and --hub."):
+            return str(hub.api().model_info(repo, revision=revision or None).sha)
+
+    found = False
+    for record in map(context.record, stages):
+        document = record.read()
+        for role, parent in (document.get("parents") or {}).items():
+            base = _base_in_folder(record, parent)
+            if base is None or role not in ("base", "sft"):
+                continue
+            hub, commit = ask(repo, context.hub, look)
+            weights = {path.name: path for path in base.glob(f"*{WEIGHTS}")}
+            there = hub.api().get_paths_info(repo, [*weights], revision=commit)
+            same = {entry.path for entry in there if content_id(weights[entry.path], entry) == expected_id(entry)}
+            if not weights or same != set(weights):
+                raise ZooError(
+                    f"{name} on {hub.name} has other weights than {base}, on which the adapters of {record.path} lie: "
+                    f"send that folder (`hf upload {repo} {base}`), or name another model with --base."
+                )
+            pinned = {**parent, "repo": repo, "commit": commit, **came_from(hub, context.hub)}
+            # Stages that train later follow the ones that are sent now.
+            place = {"hub": context.hub.label, "namespace": context.namespace, "private": context.private}
+            record.write(parents={**document["parents"], role: pinned}, publish=document.get("publish") or place)
+            found = True
+    if not found:
+        raise ZooError(f"No adapter in {context.directory} lies on a model in a folder: leave --base out.")
+
+
+def _base_in_folder(record: StageRecord, parent: Mapping[str, Any]) -> Path | None:
+    """The folder of a parent that the stage's adapters lie on; None where they do not."""
+    for checkpoint in record.checkpoints() if parent.get("folder") else ():
+        if (checkpoint / ADAPTERS[0]).is_file():
+            base = Path(read_json(checkpoint / ADAPTERS[0]).get("base_model_name_or_path") or "")
+            return base if base.resolve().name == parent["folder"] else None
+    return None
+
+
+def _on_merged(stage: str, mend: str) -> ZooError:
+    return ZooError(
+        f"use_peft of the stage {stage} cannot be published, as its adapter would lie on an SFT adapter merged into "
+        f"its base, which no Hub has: {mend}, or leave use_peft out of {stage}.yaml."
+    )
+
+
+def sent_instead(context: RunContext, record: StageRecord, checkpoint: Path, folder: Path) -> dict[str, Path | None]:
+    """Path in the repository -> the file of `folder` that is sent there instead, None for what is left out.
+
+    Weights are rounded by push_dtype, and the critic is left out by push_critic.
+    """
+    document = record.read()
+    settings: Mapping[str, Any] = document.get("resolved") or {}
+    files = checkpoint_files(checkpoint)
+    found: dict[str, Path | None] = {}
+    if settings.get("push_critic", True) is False:
+        found = {name: None for name in files if name.startswith(f"{CRITIC}/")}
+    if (dtype := settings.get("push_dtype")) is not None:
+        others = {name: path for name, path in files.items() if name not in found}
+        found |= rounded(others, dtype, folder)
+    named = {name: folder / name for name in _name_bases(context, document, checkpoint, folder) if name not in found}
+    return {**found, **named}
+
+
+def _name_bases(context: RunContext, document: Mapping[str, Any], checkpoint: Path, folder: Path) -> list[str]:
+    """Writes a checkpoint's adapter configurations into `folder`, each naming its base by repository and commit.
+
+    On the disk they name the folder that it was loaded from. What has no adapter, or a base that no parent is, is left.
+    Returns the names of those it wrote.
+    """
+    parents, written = document.get("parents") or {}, []
+    for name in ADAPTERS:
+        if not (checkpoint / name).is_file():
+            continue
+        config = read_json(checkpoint / name)
+        if not (base := config.get("base_model_name_or_path")):
+            continue
+        named = (_published(context, role, parent, Path(base)) for role, parent in parents.items())
+        if found := next(filter(None, named), None):
+            config["base_model_name_or_path"], config["revision"] = found
+            write_json(folder / name, config)
+            written.append(name)
+        elif name == ADAPTERS[0] and context.publish:
+            folders = [parent.get("folder") for parent in parents.values() if not parent.get("repo")]
+            if Path(base).resolve().name in folders:
+                raise ZooError(
+                    f"The adapter in {checkpoint} lies on the model in {base}, which no Hub has: send that to one "
+                    f"(`hf upload NAMESPACE/NAME {base}`), and say where it is with `rlhf-zoo push "
+                    f"{context.directory} --base NAMESPACE/NAME`."
+                )
+    return written
+
+
+def _published(context: RunContext, role: str, parent: Mapping[str, Any], base: Path) -> tuple[str, str] | None:
+    """(repository, commit) of a parent, if it is what lies at the path `base`."""
+    repo, commit = parent.get("repo"), parent.get("commit")
+    if not repo or not commit:
+        return None
+    record = context.record(role)
+    own = record.path / str(parent.get("path"))
+    if base.resolve() == (own / MERGED).resolve():
+        merged = record.read().get("merged")
+        return (repo, merged) if merged else None
+    # A model that was pulled lies in the client's cache, in a folder named by its commit.
+    lies_there = commit in (base.name, base.parent.name) or base.resolve() == own.resolve()
+    lies_there |= parent.get("folder") == base.resolve().name  # a folder that `push --base` named
+    return (repo, commit) if lies_there or base.as_posix() == repo else None

@@ -1,0 +1,1 @@
+"""The model cards, one module per stage, and the parts they share."""

@@ -1,0 +1,84 @@
+"""`.eval_results/NAME.yaml`: held-out figures in the form in which the Hub collects results of a registered benchmark.
+
+A data set is one where its repository holds eval.yaml, whose tasks a result must name. The format is that of the Hub's
+documentation (docs/hub/eval-results): a list of {dataset: {id, task_id, revision}, value, date, source, notes}.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from .data import evaluated_on, measured_on
+from .facts import Facts, estimate_at
+
+FOLDER = ".eval_results"
+
+
+def results_file(facts: Facts) -> str | None:
+    """The path of the file in the repository, or None where the data set is no registered benchmark."""
+    if facts.benchmark is None or not facts.datasets:
+        return None
+    return f"{FOLDER}/{re.sub(r'[^A-Za-z0-9._-]', '-', facts.datasets[0].rpartition('/')[2])}.yaml"
+
+
+def benchmark_results(facts: Facts) -> list[dict[str, Any]]:
+    """The results of the tasks of eval.yaml that ask for the split and configuration that was evaluated.
+
+    A task whose id is the name of a figure gets that figure. A single other task gets the stage's main figure: the
+    judge's mean, or a reward model's accuracy. Of several others none gets any, since nothing says which it means.
+    """
+    if results_file(facts) is None:
+        return []
+    figures, main, split, configuration = _measured(facts)
+    tasks = [
+        task["id"]
+        for task in (facts.benchmark or {}).get("tasks") or []
+        if isinstance(task, Mapping)
+        and isinstance(task.get("id"), str)
+        and (task.get("split") or "test") == split
+        and task.get("config") in (None, configuration)
+    ]
+    unnamed = [task for task in tasks if task not in figures]
+    alone = {unnamed[0]: main} if len(unnamed) == 1 else {}
+    asked = [(task, alone.get(task, task)) for task in tasks]
+    return [_entry(facts, task, key, figure) for task, key in asked if (figure := figures.get(key)) is not None]
+
+
+def _measured(facts: Facts) -> tuple[dict[str, Mapping[str, Any] | None], str, str | None, str | None]:
+    """(figures by name, the main one's name, split, configuration); no split where a share of one was held out."""
+    if facts.stage == "reward":
+        report = facts.reward_report
+        found = {"accuracy": facts.accuracy, "loss": estimate_at(report, "loss")}
+        data = measured_on(facts)
+        return found, "accuracy", data.split if data.share is None else None, data.config
+    own = facts.evaluation.get(facts.stage)
+    found = {key: facts.figure(facts.stage, key) for key in own or {}}
+    if facts.stage == "ppo":
+        found["win_rate"] = facts.figure("win_rate")
+    data = evaluated_on(facts)
+    return found, "judge", data.split if data.share is None else None, data.config
+
+
+def _entry(facts: Facts, task: str, key: str, figure: Mapping[str, Any]) -> dict[str, Any]:
+    dataset: dict[str, Any] = {"id": facts.datasets[0], "task_id": task}
+    if commit := facts.parents["data"]["commit"]:
+        dataset["revision"] = commit
+    entry: dict[str, Any] = {"dataset": dataset, "value": figure["value"]}
+    if facts.evaluated:
+        entry["date"] = facts.evaluated
+    if facts.hub != "local" and facts.repo_id:
+        entry["source"] = {"url": f"{facts.hub.rstrip('/')}/{facts.repo_id}", "name": "Model card"}
+    entry["notes"] = _notes(facts, key, figure)
+    return entry
+
+
+def _notes(facts: Facts, key: str, figure: Mapping[str, Any]) -> str:
+    judge = (facts.evaluation.get("judge") or {}).get("name")
+    words = [f"{key} ({judge})" if key in ("judge", "win_rate") and judge else key]
+    if interval := figure.get("ci95"):
+        words.append("95% interval [{:.4g}, {:.4g}]".format(*interval))
+    words += [f"n = {figure['n']}"] if figure.get("n") else []
+    if facts.stage != "reward":
+        words.append(f"temperature {facts.evaluation.get('temperature')}")
+    words.append(f"seed {facts.run.get('seed')}")
+    return ", ".join(words) + "; measured by rlhf-zoo, not by the benchmark's own harness"

@@ -1,0 +1,316 @@
+"""The model card of a stage, made from its run directory alone: README.md, rlhf_card.json, plots, .eval_results.
+
+Reads run.json, metrics.jsonl and the checkpoints of the stage, run.json of the stages beside it, and ../eval and
+../baseline where there are such. A figure that is not in these files reads "not measured". Needs neither torch nor
+anything of Hugging Face.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path, PurePath
+from typing import Any
+
+from ...fileio import finite, hub_id, write_json, write_text
+from ...runs.registry import PARENT_TITLES, REWARD_ROLES, STAGES
+from . import commands, markdown
+from .benchmark import benchmark_results, results_file
+from .data import DataPart, evaluated_on, of_stage, training_saw
+from .facts import Facts, estimate_at
+from .hacking_signs import watched
+from .kl import penalty_varies
+from .markdown import Raw
+from .parts import TEMPLATES, Metric, StageCard
+from .reproducible import obstacle
+
+CARD_FILE = "rlhf_card.json"
+_SCHEMA = 1
+_ROLES = {"base": "base model", **PARENT_TITLES, "value": "value model", "data": "data set"}
+_ON_BASE = "base model, from which PPO started"
+_SETTINGS = (
+    "model_name_or_path", "learning_rate", "critic_learning_rate", "lr_scheduler_type", "warmup_ratio", "warmup_steps",
+    "weight_decay", "num_train_epochs", "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps",
+    "max_length", "packing", "simulated_pairs", "preference", "center_rewards_coefficient", "score_samples",
+    "reward_model_path", "reward_label", "reward_output", "reward_pad_token", "reward_model_loader", "reward_ensemble",
+    "reward_ensemble_lambda", "reward_funcs", "reward_weights", "total_episodes", "num_ppo_epochs", "num_mini_batches",
+    "num_generations", "response_length", "response_length_min", "truncate_text", "truncate_after", "skip_equal_scores",
+    "temperature", "kl_coef", "kl_in", "kl_estimator", "kl_target", "kl_horizon", "action_level", "cliprange",
+    "cliprange_high", "cliprange_value", "vf_coef", "entropy_coef", "ptx_coef", "ptx_dataset_config", "gamma", "lam",
+    "whiten_rewards", "score_centering", "score_scaling", "score_clip", "missing_eos_penalty", "missing_eos_score",
+    "early_stop_kl", "max_grad_norm", "use_peft", "lora_r", "lora_alpha", "dtype", "load_in_4bit", "load_in_8bit",
+    "release", "metric_for_best_model",
+)  # fmt: skip
+_EVALUATION = (
+    "judge", "reward_model", "sft", "ppo", "win_rate", "win_rate_at_equal_length", "control", "verdict", "recommended",
+    "over_training", "labeled", "lm_eval", "reference",
+)  # fmt: skip
+_BASELINES = ("judge", "served", "sft", "ppo", "methods")
+_PROMPTS_KEPT = 8
+
+
+def make_card(
+    stage_dir: Path | str, *, out: Path | str | None = None, step: int | None = None, merged: bool = False
+) -> Path:
+    """Write README.md, rlhf_card.json and plots/*.png into `out` (default: the stage's directory); returns the README.
+
+    step: describe the state at that step. Later metrics and checkpoints are left out, and held-out figures read "not
+    yet evaluated", since the evaluation is of the end of the run. Where the data set is a registered benchmark and was
+    evaluated, `.eval_results/NAME.yaml` is written too. merged: describe the end with its adapter merged, as the branch
+    `merged` holds it. Equal run directories give equal cards.
+
+    Raises ZooError where the directory holds no run of a stage that has a card, or no such step.
+    """
+    facts = Facts.read(Path(stage_dir), step, merged=merged)
+    folder = Path(out) if out is not None else Path(stage_dir)
+    card = STAGES[facts.stage].load("card")
+    text = _render(facts, card, _plots(facts, card, folder))
+    write_json(folder / CARD_FILE, card_json(facts))
+    _write_benchmark(facts, folder)
+    write_text(folder / "README.md", text)
+    return folder / "README.md"
+
+
+def front_matter(facts: Facts, card: StageCard) -> dict[str, Any]:
+    """The metadata at the head of the README, in the Hub's words."""
+    task = STAGES[facts.stage].task
+    tags = ["rlhf-zoo", f"stage:{facts.stage}"]
+    rewards = (facts.parents.get(role, {}).get("repo") for role in REWARD_ROLES)
+    tags += [f"reward-model:{name}" for name in rewards if hub_id(name)]
+    if facts.simulated:
+        tags.append("simulated")
+    data: dict[str, Any] = {
+        "license": facts.setting("license", "apache-2.0"),
+        "pipeline_tag": task,
+        "library_name": "peft" if facts.adapter else "transformers",
+    }
+    if facts.base:
+        data["base_model"] = facts.base["repo"]
+        data["base_model_relation"] = "adapter" if facts.adapter else "finetune"
+    if facts.datasets:
+        data["datasets"] = facts.datasets
+    data["tags"] = tags
+    results = [
+        _index_result(facts, task, data, measured)
+        for data, metrics in card.measured(facts)
+        if (measured := [one for one in metrics if finite(one[1])])
+    ]
+    if results:
+        data["model-index"] = [{"name": facts.title, "results": results}]
+    return data
+
+
+def card_json(facts: Facts) -> dict[str, Any]:
+    """rlhf_card.json: what a program needs of the card. Figures that were not measured are null."""
+    card: StageCard = STAGES[facts.stage].load("card")
+    evaluation = {name: facts.evaluation[name] for name in _EVALUATION if name in facts.evaluation}
+    baselines = {name: facts.frontier[name] for name in _BASELINES if name in facts.frontier}
+    return {
+        "schema": _SCHEMA,
+        "stage": facts.stage,
+        "recipe": facts.recipe,
+        "repo": facts.repo_id,
+        "step": facts.at,
+        "tag": next((one.tag for one in facts.checkpoints if one.step == facts.at), None),
+        "chosen": facts.chosen,
+        "status": facts.run.get("status") if facts.step is None else "checkpoint",
+        "seed": facts.run.get("seed"),
+        "simulated": facts.simulated,
+        "adapter": facts.adapter,
+        "merged": facts.merged,
+        **({"dtype": facts.setting("push_dtype")} if facts.setting("push_dtype") else {}),
+        **({"remote_code": facts.remote_code} if facts.remote_code else {}),
+        **({"round": facts.run["round"]} if facts.run.get("round") else {}),
+        **({"package": facts.run["package"]} if facts.run.get("package") else {}),
+        "base_model": facts.base["repo"] if facts.base else None,
+        "parents": facts.parents,
+        "reward": facts.now.get("objective/score"),
+        "kl": facts.now.get("objective/kl"),
+        "reward_model": (facts.reward_report or None) if facts.stage == "reward" else None,
+        "evaluation": evaluation or None,
+        **({"baselines": baselines} if facts.stage == "ppo" and baselines else {}),
+        "prompts": list(dict.fromkeys(row["prompt"] for row in facts.samples))[:_PROMPTS_KEPT],
+        "checkpoints": [
+            {"step": one.step, "tag": one.tag, "commit": one.commit}
+            | {name: one.metrics.get(key) for name, key in card.json_columns.items()}
+            | {key: one.metrics.get(key) for key in watched(facts)}
+            for one in facts.checkpoints
+        ],
+        "created": facts.run.get("created"),
+        "finished": facts.run.get("finished") if facts.step is None else None,
+        "fingerprint": facts.run.get("fingerprint"),
+        "settings": _named_alone(facts.settings),
+        "versions": facts.run.get("versions") or {},
+        "command": commands.of_the_run(facts),
+    }
+
+
+def _named_alone(value: Any) -> Any:
+    """Settings with the names alone of the files and folders of this machine."""
+    if isinstance(value, Mapping):
+        return {key: _named_alone(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_named_alone(one) for one in value]
+    return PurePath(value).name if isinstance(value, str) and PurePath(value).is_absolute() else value
+
+
+def _index_result(facts: Facts, task: str, data: DataPart, metrics: list[Metric]) -> dict[str, Any]:
+    name = data.name or facts.recipe
+    dataset = {"name": name, "type": name, "config": data.config, "split": data.split}
+    dataset = {key: value for key, value in dataset.items() if value is not None}
+    revision = facts.parents["data"]["commit"] if data.repo in facts.datasets else None
+    if revision:
+        dataset["revision"] = revision
+    return {
+        "task": {"type": task},
+        "dataset": dataset,
+        "metrics": [{"type": kind, "value": value, "name": name} for kind, value, name in metrics],
+    }
+
+
+def _write_benchmark(facts: Facts, folder: Path) -> None:
+    import yaml
+
+    name = results_file(facts)
+    if name is None:
+        return
+    entries = benchmark_results(facts)
+    if entries:
+        write_text(folder / name, yaml.safe_dump(entries, sort_keys=False, allow_unicode=True, width=1000))
+    else:
+        (folder / name).unlink(missing_ok=True)
+
+
+@cache
+def _environment(folder: Path) -> Any:
+    """Of the templates in a folder and in our own."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader([folder, TEMPLATES]),
+        autoescape=False,  # escaping is `finalize`'s, for Markdown and not only for HTML
+        finalize=markdown.escape,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters.update(
+        code=markdown.code, fence=markdown.fence, number=markdown.number, estimate=markdown.estimate
+    )
+    return environment
+
+
+def _render(facts: Facts, card: StageCard, drawn: Mapping[str, Raw]) -> str:
+    import yaml
+
+    head = yaml.safe_dump(front_matter(facts, card), sort_keys=False, allow_unicode=True, width=1000)
+    body = (
+        _environment(card.template.parent)
+        .get_template(card.template.name)
+        .render(
+            facts=facts,
+            run=facts.run,
+            evaluation=facts.evaluation,
+            judge=facts.evaluation.get("judge") or {},
+            versions=facts.run.get("versions") or {},
+            best=((facts.run.get("repo") or {}).get("tags") or {}).get("best") if facts.step is None else None,
+            now=facts.now,
+            title=facts.title,
+            plots=drawn,
+            columns=_columns(facts, card),
+            lineage=_lineage(facts),
+            trained_on=of_stage(facts),
+            training_saw=Raw(training_saw(facts)),
+            evaluated_on=lambda found=None: evaluated_on(facts, found),
+            settings={
+                key: _named_alone(facts.settings[key]) for key in _SETTINGS if facts.settings.get(key) is not None
+            },
+            unmeasured=card.unmeasured(facts),
+            held_out=_held_out(facts),
+            results_file=results_file(facts) if benchmark_results(facts) else None,
+            estimate_at=estimate_at,
+            obstacle=obstacle(facts),
+            commands=commands,
+            **card.words(facts),
+        )
+    )
+    return f"---\n{head}---\n\n" + re.sub(r"\n{3,}", "\n\n", body.strip()) + "\n"
+
+
+def _held_out(facts: Facts) -> Callable[[Mapping[str, Any] | None], Raw]:
+    """How a held-out figure reads: at a step before the end, what is missing is still to come."""
+    if facts.step is None:
+        return markdown.estimate
+    return lambda figure: markdown.estimate(figure) if figure else Raw("not yet evaluated")
+
+
+def _columns(facts: Facts, card: StageCard) -> dict[str, str]:
+    """Of the checkpoint table: heading -> metric."""
+    there = {key for one in facts.checkpoints for key, value in one.metrics.items() if value is not None}
+    if not penalty_varies(facts):
+        there.discard("kl_coef")
+    return {heading: key for heading, key in card.columns.items() if heading == card.always or key in there}
+
+
+def _plots(facts: Facts, card: StageCard, folder: Path) -> dict[str, Raw]:
+    """Draw what there is; returns {alternative text: path relative to the card}."""
+    drawn: dict[str, Raw] = {}
+
+    def draw(name: str, what: str, plot: Callable[..., bool], *args: Any, **options: Any) -> None:
+        path = folder / "plots" / f"{name}.png"
+        if plot(*args, path=path, **options):
+            drawn[what] = Raw(path.relative_to(folder).as_posix())
+        else:
+            path.unlink(missing_ok=True)  # no figure of an older card stays
+
+    card.draw(facts, draw)
+    return drawn
+
+
+def _lineage(facts: Facts) -> list[tuple[str, Any, Any]]:
+    """(what, repository or words, commit or words), ancestors first."""
+    order = {role: place for place, role in enumerate(_ROLES)}
+    known = {"base": facts.origin, **facts.parents}
+    if facts.on_base:  # it is both
+        known.pop("sft", None)
+    lines = []
+    for role in sorted(known, key=lambda role: order.get(role, len(order))):
+        direct = facts.on_base and role == "base"
+        name, commit = _named(role, known[role])
+        if merged := _merged_under(facts, role):
+            commit = Raw(f"{commit}, merged into its model: {markdown.code(merged)}")
+        lines.append((_ON_BASE if direct else _ROLES.get(role, role), name, commit))
+    saved = [one for one in facts.checkpoints if one.step == facts.at]
+    commit = saved[0].commit if saved else None
+    what = f"this model, step {facts.at}" if facts.at is not None else "this model"
+    if facts.step is not None and not saved:
+        return [*lines, (what, "no checkpoint was saved at this step", "")]
+    own = {"repo": facts.repo_id, "commit": commit}
+    name, commit = _named("self", own)
+    if facts.repo_id and facts.being_sent is not None and not own["commit"]:
+        commit = Raw("the commit of this card")
+    return [*lines, (what, name, commit)]
+
+
+def _merged_under(facts: Facts, role: str) -> str | None:
+    """The commit of a parent's branch `merged`, where that is what this stage's weights started from."""
+    parent = facts.parents.get(role)
+    if facts.base is None or parent is None or facts.base["repo"] != parent["repo"]:
+        return None
+    return facts.base["commit"] if facts.base["commit"] != parent["commit"] else None
+
+
+def _named(role: str, one: Mapping[str, Any] | None) -> tuple[Any, Any]:
+    """How a repository and a commit read. A path of this machine is no name."""
+    if one is None:
+        return "not recorded", ""
+    if role == "base" and one["repo"] is None and not one.get("folder"):
+        return "none: it began with random weights", ""
+    name = hub_id(one["repo"])
+    if name is None and one.get("folder"):
+        files = f"files {markdown.code(str(one['files'])[:10])}" if one.get("files") else "not published"
+        return Raw(f"the folder {markdown.code(one['folder'])}"), Raw(files)
+    if name is None:
+        return "not published", "not published"
+    unpinned = "not published" if role == "self" else "not recorded"
+    return markdown.code(name), markdown.code(one["commit"]) if one["commit"] else unpinned

@@ -1,0 +1,134 @@
+"""The commands that a card prints. Each can be pasted and runs."""
+
+import json
+import re
+import shlex
+from collections.abc import Iterable
+from pathlib import PurePath
+from typing import Any
+
+from ...runs.registry import STAGES
+from .facts import CheckpointRow, Facts
+
+_CLASSES = {"text-generation": "AutoModelForCausalLM", "text-classification": "AutoModelForSequenceClassification"}
+OUTPUT = ("--output_dir", "--output-dir")
+
+
+def sent(facts: Facts) -> CheckpointRow | None:
+    """The published checkpoint that the card is of; at a step also the one that is being sent with this card."""
+    if facts.repo_id is None:
+        return None
+    return next((one for one in facts.checkpoints if one.step == facts.at and (one.commit or facts.being_sent)), None)
+
+
+def pull(facts: Facts, revision: str) -> str:
+    return f"rlhf-zoo pull {facts.repo_id}@{revision} {_hub(facts)}"
+
+
+def about(facts: Facts, command: str) -> str | None:
+    """A command that takes the published checkpoint (lineage, reproduce); None where there is none."""
+    row = sent(facts)
+    return f"rlhf-zoo {command} {facts.repo_id}@{row.tag} {_hub(facts)}" if row else None
+
+
+def of_the_run(facts: Facts) -> str:
+    """The command that made it, without what is of this machine alone: its folders, and access tokens."""
+    command = public(facts.run.get("command"))
+    if not command:
+        seed = facts.run.get("seed")
+        command = f"rlhf-zoo {facts.stage} {shlex.quote(facts.recipe)}" + (
+            f" --seed {seed}" if seed is not None else ""
+        )
+    return command
+
+
+def public(command: Any) -> str:
+    """A command without what is of this machine alone: its folders, and access tokens."""
+    if not command:
+        return ""
+    words = shlex.split(command) if isinstance(command, str) else map(str, command)
+    return re.sub(r"hf_\w{8,}", "hf_***", shlex.join(_public(words)))
+
+
+def _public(words: Iterable[str]) -> list[str]:
+    """Without --output_dir; of an absolute path only its name."""
+    public: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        if word in OUTPUT:
+            next(rest, None)
+        elif not word.startswith(tuple(f"{flag}=" for flag in OUTPUT)):
+            flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+            public.append(flag + equals + (PurePath(value).name if PurePath(value).is_absolute() else value))
+    return public
+
+
+def fetch(facts: Facts) -> str | None:
+    """What must be fetched before `snippet` runs: on the embedded Hub, into folders; elsewhere nothing."""
+    found = sent(facts)
+    if found is None or facts.hub != "local" or snippet(facts) is None:
+        return None
+    lines = [f"{pull(facts, _revision(facts, found))} --output_dir {facts.title}"]
+    if facts.adapter and facts.base:
+        name = "@".join(filter(None, (facts.base["repo"], facts.base["commit"])))
+        folder = facts.base["repo"].rpartition("/")[2]
+        lines.insert(0, f"rlhf-zoo pull {shlex.quote(name)} {_hub(facts)} --output_dir {folder}")
+    return "\n".join(lines)
+
+
+def snippet(facts: Facts) -> str | None:
+    """Python that loads it without this package; None where it, or the model under its adapter, is not published."""
+    found = sent(facts)
+    if found is None or (facts.adapter and facts.base is None):
+        return None
+    model = _CLASSES[STAGES[facts.stage].task]
+    own = _source(facts, str(facts.repo_id), _revision(facts, found))
+    trust = ", trust_remote_code=True" if facts.remote_code else ""  # which its reader says, having read the code
+    tokenizer = f"tokenizer = AutoTokenizer.from_pretrained({own}{trust})"
+    if not facts.adapter:
+        lines = [f"model = {model}.from_pretrained({own}{trust})", tokenizer]
+        names = [model, "AutoTokenizer"]
+        if facts.critic and not facts.merged and not trust:
+            names.insert(1, "AutoModelForTokenClassification")
+            lines.append(f'critic = AutoModelForTokenClassification.from_pretrained({own}, subfolder="critic")')
+        return f"from transformers import {', '.join(names)}\n\n" + "\n".join(lines)
+    assert facts.base is not None
+    base = _source(facts, facts.base["repo"], facts.base["commit"])
+    base += ", num_labels=1" if facts.stage == "reward" else ""
+    return (
+        f"from peft import PeftModel\nfrom transformers import {model}, AutoTokenizer\n\n"
+        f"base = {model}.from_pretrained({base}{trust})\nmodel = PeftModel.from_pretrained(base, {own})\n{tokenizer}"
+    )
+
+
+def merged(facts: Facts) -> tuple[str | None, str] | None:
+    """How plain transformers loads an adapter's branch `merged`: what is fetched first, if anything, and Python.
+
+    None where there is no such branch.
+    """
+    if not (facts.adapter and facts.finished and facts.repo_id and facts.setting("push_merged")):
+        return None
+    model, folder = _CLASSES[STAGES[facts.stage].task], f"{facts.title}-merged"
+    local = facts.hub == "local"
+    own = json.dumps(f"./{folder}") if local else f'{json.dumps(facts.repo_id)}, revision="merged"'
+    own += ", trust_remote_code=True" if facts.remote_code else ""
+    return (
+        f"{pull(facts, 'merged')} --output_dir {folder}" if local else None,
+        f"from transformers import {model}, AutoTokenizer\n\n"
+        f"model = {model}.from_pretrained({own})\ntokenizer = AutoTokenizer.from_pretrained({own})",
+    )
+
+
+def _revision(facts: Facts, checkpoint: CheckpointRow) -> str:
+    return "merged" if facts.merged else checkpoint.tag
+
+
+def _source(facts: Facts, repo: str, revision: str | None) -> str:
+    """Arguments of from_pretrained: a folder that `fetch` fills, else the repository at its revision."""
+    if facts.hub == "local":
+        return json.dumps(f"./{repo.rpartition('/')[2]}")
+    return json.dumps(repo) + (f", revision={json.dumps(revision)}" if revision else "")
+
+
+def _hub(facts: Facts) -> str:
+    return f"--hub {shlex.quote(facts.hub)}"

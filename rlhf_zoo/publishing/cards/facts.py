@@ -1,0 +1,448 @@
+"""What a run directory says about a stage, for its card.
+
+Reads run.json, metrics.jsonl and the checkpoints of the stage, and beside it ../eval and ../baseline where there are
+such.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ...errors import ZooError
+from ...fileio import at, finite, hub_id, read_json
+from ...modeling.integrity import weights_digest
+from ...runs.record import StageRecord, checkpoint_step
+from ...runs.registry import STAGES, starts_on_base
+
+#: In a run's directory, what baselines came to.
+FRONTIER = "baseline/frontier.json"
+_SIBLINGS = ("sft", "reward", "data")  # roles that are also folders of a run directory
+# Of this machine or secret: nothing that a card should carry.
+_PRIVATE = re.compile(r"(^|_)(token|api_key|password)$|^(output|logging|cache|home)_dir$|^resume_from_checkpoint$")
+_PUBLIC_TOKENS = ("stop_token", "eos_token", "pad_token", "bos_token", "unk_token")
+
+
+@dataclass(frozen=True)
+class CheckpointRow:
+    """One row of the checkpoint table. `commit` is None where it was not sent."""
+
+    step: int
+    tag: str
+    commit: str | None
+    metrics: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a run directory says about a stage, up to `step`; None is its end.
+
+    foreign: what ../eval is of, where that is not this run: then its figures are left out. merged: it is of the
+    checkpoint with its adapter merged, which the branch `merged` holds. frontier: of baselines beside that evaluation.
+    """
+
+    path: Path
+    run: Mapping[str, Any]
+    metrics: list[dict[str, Any]]
+    step: int | None
+    evaluation: Mapping[str, Any] = field(default_factory=dict)
+    samples: list[dict[str, Any]] = field(default_factory=list)
+    foreign: str | None = None
+    merged: bool = False
+    frontier: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path, step: int | None, *, merged: bool = False) -> Facts:
+        record = StageRecord(path)
+        run = record.read()
+        if run.get("stage") not in STAGES:
+            raise ZooError(
+                f"{path} holds no run that has a card: name the directory of a stage, such as runs/tiny-world/ppo."
+            )
+        rows = record.metrics()
+        if step is None:
+            evaluated = StageRecord(path.parent / "eval").read()
+            foreign = _foreign_evaluation(record, run, evaluated)
+            found = ({}, []) if foreign else _evaluation(path.parent / "eval")
+            frontier = {} if foreign else _frontier(path.parent / FRONTIER, evaluated)
+            return cls(path, run, rows, None, *found, foreign, merged, frontier)
+        folders = {checkpoint_step(folder) for folder in path.glob("checkpoint-*") if folder.name[11:].isdigit()}
+        known = {row["step"] for row in rows} | folders | {at for at, _ in _step_tags(run)}
+        if step not in known:
+            raise ZooError(f"{path} has no step {step}: it has {', '.join(map(str, sorted(known))) or 'none yet'}.")
+        return cls(path, run, [row for row in rows if row["step"] <= step], step)
+
+    @property
+    def stage(self) -> str:
+        return self.run["stage"]
+
+    @property
+    def recipe(self) -> str:
+        return str(self.run.get("recipe", "unknown"))
+
+    @property
+    def mark(self) -> int | None:
+        """The step that curves mark, where they go on behind it."""
+        return self.at if self.at is not None and self.last_step is not None and self.at < self.last_step else None
+
+    @property
+    def finished(self) -> bool:
+        """Whether this describes the end of a run that came to its end."""
+        return self.step is None and self.run.get("status") == "finished"
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The resolved settings of the stage, without what is private to the machine."""
+        return _without_private(self.run.get("resolved", {}))
+
+    def setting(self, key: str, default: Any = None) -> Any:
+        """A setting of the stage, or else of what its recipe's stages share (`recipe` in the resolved settings)."""
+        shared = self.settings.get("recipe")
+        value = self.settings.get(key, shared.get(key) if isinstance(shared, Mapping) else None)
+        return default if value is None else value
+
+    @property
+    def simulated(self) -> bool:
+        return bool(self.setting("simulated"))
+
+    @property
+    def repo_id(self) -> str | None:
+        """The repository it is published in, if it is."""
+        return hub_id((self.run.get("repo") or {}).get("id"))
+
+    @property
+    def title(self) -> str:
+        return self.repo_id.rpartition("/")[2] if self.repo_id else f"{self.recipe}-{self.stage}"
+
+    @property
+    def hub(self) -> str:
+        """'local', or the address of the Hub."""
+        return self.run.get("hub") or "local"
+
+    # The step
+
+    @property
+    def chosen(self) -> Mapping[str, Any] | None:
+        """{step, rule, metric, value} of the checkpoint that is `main` and `best`; a finished run has it.
+
+        None where the evaluation is still to choose.
+        """
+        found = self.run.get("chosen") if self.finished else None
+        return None if found and found.get("open") else found
+
+    @cached_property
+    def at(self) -> int | None:
+        """The step of the weights that this describes: given, chosen, else the last that was saved or logged."""
+        if self.step is not None:
+            return self.step
+        if self.chosen:
+            return self.chosen["step"]
+        saved = [one.step for one in self.checkpoints]
+        return max(saved or [row["step"] for row in self.metrics], default=None)
+
+    @cached_property
+    def last_step(self) -> int | None:
+        """The last step that was logged."""
+        return max((row["step"] for row in self.metrics), default=None)
+
+    @cached_property
+    def now(self) -> dict[str, Any]:
+        """The newest value of every metric up to `at`."""
+        return {key: value for key, (_, value) in self._newest.items()}
+
+    def when(self, key: str) -> int | None:
+        """The step that `now[key]` is of; another than `at` where the metric is not logged at every step."""
+        return self._newest[key][0] if key in self._newest else None
+
+    @cached_property
+    def _newest(self) -> dict[str, tuple[int, Any]]:
+        newest: dict[str, tuple[int, Any]] = {}
+        for row in self.metrics:
+            if self.at is None or row["step"] <= self.at:
+                newest.update({key: (row["step"], value) for key, value in row.items() if value is not None})
+        return newest
+
+    def first(self, key: str) -> Any:
+        """The oldest value of a metric."""
+        return next((row[key] for row in self.metrics if row.get(key) is not None), None)
+
+    # Lineage
+
+    @cached_property
+    def parents(self) -> dict[str, dict[str, Any]]:
+        """Role -> {repo, commit}; of a folder of the machine that trained also its name, and of data its digest."""
+        parents = {**(self.run.get("parents") or {}), "data": self._dataset}
+        if self.stage == "sft" and "base" not in parents and hub_id(self.setting("model_name_or_path")):
+            parents["base"] = {"repo": self.setting("model_name_or_path"), "commit": self.setting("model_revision")}
+        known = {role: parent for role, parent in parents.items() if parent}
+        names = ("repo", "commit", "folder", "files")
+        return {
+            role: {name: parent.get(name) for name in names if name in names[:2] or parent.get(name)}
+            for role, parent in known.items()
+        }
+
+    def _beside(self, role: str, parent: Mapping[str, Any]) -> dict[str, Any]:
+        """run.json of the stage beside this one that has the role of a parent, if it is of the run it started from.
+
+        A round, or a run of an ablation or a sweep, lies one or two folders below the run that has its SFT policy.
+        """
+        if role not in _SIBLINGS:
+            return {}
+        run = StageRecord(self.path.parent / role).read()
+        known = run.get("fingerprint"), parent.get("fingerprint")
+        if run and (None in known or known[0] == known[1]):
+            return run
+        above = (StageRecord(folder / role).read() for folder in self.path.parents[1:3])
+        return next((one for one in above if one and one.get("fingerprint") == known[1]), {})
+
+    @property
+    def _dataset(self) -> Mapping[str, Any] | None:
+        recorded = self.run.get("dataset") or (self.run.get("parents") or {}).get("data")
+        named = self.setting("dataset_name")
+        if hub_id(named) and not recorded:
+            return {"repo": named, "commit": self.setting("dataset_revision")}
+        if named and not hub_id(named) and not self.setting("corpus"):
+            return {"folder": Path(named).name, **(recorded or {})}
+        return recorded
+
+    @cached_property
+    def origin(self) -> Mapping[str, Any] | None:
+        """{repo, commit} of what the SFT policy of this lineage started from; repo None for random weights.
+
+        None where that is not recorded here.
+        """
+        if "base" in self.parents:
+            return self.parents["base"]
+        if self.stage == "sft":
+            name = self.settings.get("model_name_or_path")
+            if name is None:
+                return {"repo": None, "commit": None} if self.settings else None
+            return {"repo": None, "commit": None, "folder": Path(name).name}
+        if self.on_base:
+            return self.parents.get("sft")
+        sft = (self.run.get("parents") or {}).get("sft")
+        beside = self._beside("sft", sft) if sft else {}
+        if beside.get("stage") != "sft":
+            return None
+        return Facts(self.path.parent / "sft", beside, [], None).origin
+
+    @property
+    def on_base(self) -> bool:
+        """Whether PPO started from a model that the recipe names, and not from the SFT stage of its run."""
+        return starts_on_base(self.stage, self.settings)
+
+    @property
+    def base(self) -> dict[str, Any] | None:
+        """The parent whose weights it started from; of one that is an adapter, its branch `merged`."""
+        for role in STAGES[self.stage].starts_from:
+            parent = self.parents.get(role)
+            if parent is not None and hub_id(parent["repo"]):
+                merged = self._beside(role, (self.run.get("parents") or {}).get(role) or {}).get("merged")
+                return parent if merged is None else {**parent, "commit": merged}
+        return None
+
+    @property
+    def remote_code(self) -> list[dict[str, Any]]:
+        """The models' own program code that ran: {model, commit, files}; model is None of a folder here."""
+        return [{**code, "model": hub_id(code["model"])} for code in self.run.get("remote_code") or ()]
+
+    @property
+    def datasets(self) -> list[str]:
+        name = hub_id(self.parents.get("data", {}).get("repo"))
+        return [name] if name else []
+
+    @property
+    def benchmark(self) -> Mapping[str, Any] | None:
+        """What eval.yaml of the data set says, where the data set is registered as a benchmark."""
+        found = (self.run.get("dataset") or {}).get("benchmark")
+        return found if isinstance(found, Mapping) else None
+
+    @cached_property
+    def adapter(self) -> bool:
+        """Whether the weights are a LoRA adapter on top of `base`: as the checkpoint says, else the settings."""
+        if self.merged:
+            return False
+        folders = [path for path in StageRecord(self.path).checkpoints() if checkpoint_step(path) == self.at]
+        if self.at is not None and (saving := StageRecord(self.path).checkpoint_path(self.at)).is_dir():
+            folders.append(saving)
+        if folders:
+            return (folders[0] / "adapter_config.json").is_file()
+        return bool(self.setting("use_peft"))
+
+    @property
+    def critic(self) -> bool:
+        """Whether the checkpoint holds a critic that is a model of its own and that transformers alone can load."""
+        at = self.at
+        if self.settings.get("push_critic") is False:
+            return False
+        folder = StageRecord(self.path).checkpoint_path(at) if at is not None else self.path
+        config = folder / "critic" / "config.json"
+        return config.is_file() and any(map(_is_of_transformers, read_json(config).get("architectures") or []))
+
+    @property
+    def rewards(self) -> dict[str, float | None]:
+        """PPO's reward functions as the recipe names them, each with its weight (None if that is not recorded)."""
+        names = [str(name) for name in self.setting("reward_funcs", [])]
+        weights = self.setting("reward_weights") or [1.0] * (len(names) + self.learned_reward)
+        fits = len(weights) == len(names) + self.learned_reward
+        return dict(zip(names, weights[-len(names) :] if fits and names else [None] * len(names), strict=True))
+
+    @property
+    def learned_reward(self) -> bool:
+        """Whether PPO was rewarded by a reward model."""
+        return "reward" in self.parents
+
+    @property
+    def cell(self) -> str | None:
+        """The tag that this is published under as a cell of a sweep; None of any other run."""
+        return self.run.get("cell")
+
+    @property
+    def being_sent(self) -> int | None:
+        """The step of the checkpoint that is sent with this card, or was, under a commit that the card cannot name."""
+        return self.at if self.cell is not None else self.step
+
+    @cached_property
+    def checkpoints(self) -> list[CheckpointRow]:
+        """By step: those that were sent, and those complete on disk; at `step` also the one that is being saved."""
+        sent = dict(_step_tags(self.run))
+        folders = {checkpoint_step(folder): folder for folder in StageRecord(self.path).checkpoints()}
+        for step, folder in folders.items():
+            published = folder / "published.json"
+            note = read_json(published) if published.is_file() else {}
+            if (note.get("hub"), note.get("repo")) == (self.hub, self.repo_id):  # of no other namespace
+                sent[step] = note["commit"]
+        every = {*sent, *folders}
+        if self.step is not None and StageRecord(self.path).checkpoint_path(self.step).is_dir():
+            every.add(self.step)
+        rows: dict[int, dict[str, Any]] = {}
+        for row in self.metrics:
+            rows.setdefault(row["step"], {}).update(row)
+        return [
+            CheckpointRow(step, self._tag_of(step), sent.get(step), rows.get(step, {}))
+            for step in sorted(every)
+            if self.step is None or step <= self.step
+        ]
+
+    def _tag_of(self, step: int) -> str:
+        chosen = self.cell is not None and step == (self.run.get("chosen") or {}).get("step")
+        return str(self.cell) if chosen else f"step-{step:06d}"
+
+    # Held-out figures
+
+    @cached_property
+    def evaluated(self) -> str | None:
+        """When the held-out figures were measured, ISO 8601."""
+        if self.stage == "reward":
+            return self.run.get("finished")
+        return StageRecord(self.path.parent / "eval").read().get("finished") if self.evaluation else None
+
+    def figure(self, *path: str) -> Mapping[str, Any] | None:
+        """The estimate at a path in evaluation.json, or None."""
+        return estimate_at(self.evaluation, *path)
+
+    @property
+    def reward_report(self) -> Mapping[str, Any]:
+        """What was measured of the reward model on held-out pairs: this stage's own, or the one behind PPO's reward."""
+        recorded = self.run.get("reward_model") if self.stage == "reward" and self.step is None else None
+        behind = self.evaluation.get("reward_model") if self.stage == "reward" or self.learned_reward else None
+        return recorded or behind or {}
+
+    @property
+    def accuracy(self) -> Mapping[str, Any] | None:
+        """A reward model's accuracy on held-out pairs, as an estimate."""
+        report = self.reward_report
+        if not finite(report.get("accuracy")):
+            return None
+        return {"value": report["accuracy"], "ci95": report.get("ci95"), "n": report.get("n")}
+
+    @property
+    def score(self) -> dict[str, Any]:
+        """{score_mean, score_std} of a reward model over SFT samples, from run.json or a checkpoint's config.json."""
+        record = StageRecord(self.path)
+        known: list[Mapping[str, Any]] = [self.run.get("reward_model") or {}] if self.step is None else []
+        for folder in reversed(record.checkpoints()) if self.step is None else [record.checkpoint_path(self.step)]:
+            if (folder / "config.json").is_file():
+                known.append(read_json(folder / "config.json").get("rlhf_zoo") or {})
+        return next(
+            ({key: one[key] for key in ("score_mean", "score_std")} for one in known if "score_mean" in one), {}
+        )
+
+
+def estimate_at(document: Mapping[str, Any], *path: str) -> Mapping[str, Any] | None:
+    """The estimate {value, ci95, n} at a path of keys, or None where there is none or its value is not finite."""
+    estimate = at(document, *path)
+    return estimate if isinstance(estimate, Mapping) and finite(estimate.get("value")) else None
+
+
+def _evaluation(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """evaluation.json and the rows of samples.jsonl, where the evaluation has been run."""
+    if not (folder / "evaluation.json").is_file():
+        return {}, []
+    samples = folder / "samples.jsonl"
+    rows = []
+    if samples.is_file():
+        for number, line in enumerate(samples.read_text(encoding="utf-8").split("\n"), start=1):
+            try:
+                rows += [json.loads(line)] if line.strip() else []
+            except ValueError as error:
+                raise ZooError(
+                    f"Line {number} of {samples} is not JSON ({error}): run the evaluation again."
+                ) from error
+    return read_json(folder / "evaluation.json"), rows
+
+
+def _frontier(path: Path, evaluated: Mapping[str, Any]) -> dict[str, Any]:
+    """What baselines came to, where they were laid beside this very evaluation."""
+    found: dict[str, Any] = read_json(path) if path.is_file() else {}
+    known = found.get("evaluation")
+    return found if known is not None and known == evaluated.get("fingerprint") else {}
+
+
+def _foreign_evaluation(record: StageRecord, run: Mapping[str, Any], evaluated: Mapping[str, Any]) -> str | None:
+    """What ../eval is of, where it is not of the weights that a run ended with: the folder may hold an older one.
+
+    Its weights are what it was made of. Where they are published does not matter, nor under how many names.
+    """
+    if run.get("status") in ("running", "interrupted"):
+        return "an earlier run" if evaluated else None
+    of = (evaluated.get("parents") or {}).get(run["stage"]) or {}
+    chosen = record.chosen_checkpoint()
+    # A checkpoint that was restored from where it is published may be rounded: then it has both digests.
+    own = {run.get("weights"), None if chosen is None else weights_digest(chosen)} - {None}
+    if of.get("weights") in own:
+        return None
+    known = of.get("fingerprint"), run.get("fingerprint")
+    if None not in known and known[0] != known[1]:
+        return f"other settings (fingerprint {str(known[0])[:10]})"
+    step = (run.get("chosen") or {}).get("step")
+    if step is not None and str(of.get("path")).startswith("checkpoint-") and of["path"] != f"checkpoint-{step}":
+        return f"step {of['path'][11:]}"
+    return f"other weights (sha256 {str(of['weights'])[:10]})" if of.get("weights") and own else None
+
+
+def _step_tags(run: Mapping[str, Any]) -> list[tuple[int, str]]:
+    """(step, commit) of every tag named step-N."""
+    tags = (run.get("repo") or {}).get("tags") or {}
+    return [(int(tag[5:]), commit) for tag, commit in tags.items() if tag.startswith("step-") and tag[5:].isdigit()]
+
+
+def _without_private(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: _without_private(value) if isinstance(value, Mapping) else value
+        for key, value in settings.items()
+        if key in _PUBLIC_TOKENS or not _PRIVATE.search(key)
+    }
+
+
+def _is_of_transformers(architecture: str) -> bool:
+    """Whether one of its auto classes loads the architecture; read off their table, which takes seconds to import."""
+    found = importlib.util.find_spec("transformers")
+    table = Path(str(found and found.origin)).parent / "models" / "auto" / "modeling_auto.py"
+    return f'"{architecture}"' in table.read_text(encoding="utf-8")

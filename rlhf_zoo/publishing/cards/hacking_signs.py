@@ -1,0 +1,105 @@
+"""What a run directory knows that may tell a hacked reward: plain statements, and no verdict."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ...fileio import finite
+from .facts import Facts
+from .markdown import number
+
+_DISAGREEMENT = "rewards/disagreement"
+_MEMBER = re.compile(rf"{_DISAGREEMENT}|rewards/reward_model_\d+")
+
+
+def signs(facts: Facts) -> list[str]:
+    """Sentences on a PPO stage: on held-out prompts where they were evaluated, else on the rollouts of training."""
+    return list(_held_out(facts) if facts.figure("ppo", "reward") else _rollouts(facts))
+
+
+def _held_out(facts: Facts) -> Iterator[str]:
+    def sides(*path: str) -> tuple[float, float] | None:
+        before, after = (facts.figure(side, *path) for side in ("sft", "ppo"))
+        return (before["value"], after["value"]) if before and after else None
+
+    reward, judge = sides("reward"), sides("judge")
+    name = (facts.evaluation.get("judge") or {}).get("name", "the judge")
+    if reward and judge:
+        together = "both rose" if reward[1] > reward[0] and judge[1] > judge[0] else "they did not both rise"
+        yield f"Reward {_change(*reward)}, judge ({name}) {_change(*judge)}: {together}."
+    for other in facts.evaluation.get("judges") or {}:
+        before, after = (facts.figure("judges", other, side) for side in ("sft", "ppo"))
+        if other != name and before and after:
+            yield f"Second judge ({other}) {_change(before['value'], after['value'])}."
+    if apart := _apart(facts.samples):
+        yield (
+            f"In {apart[0]} of {apart[1]} comparisons on the same prompt and sample, the reward of PPO's completion is "
+            "the higher one and its judge the lower one."
+        )
+    if found := sides("distinct_2"):
+        yield f"Distinct-2 {_change(*found)}: {_times(*found)} the SFT policy's. Below 1, completions are more alike."
+    if found := sides("repetition"):
+        yield f"Repetition within a completion {_change(*found)}."
+    if found := sides("length"):
+        yield f"Length {_change(*found)} tokens: {_times(*found)} the SFT policy's."
+    if found := sides("eos_rate"):
+        yield f"Share that ended by itself {_change(*found)}."
+
+
+def _rollouts(facts: Facts) -> Iterator[str]:
+    for key, what, ratio in (
+        ("objective/score", "reward", False),
+        ("completions/length", "length in tokens", True),
+        ("objective/entropy", "entropy in nats per token", True),
+        ("completions/eos_rate", "share that ended by itself", False),
+    ):
+        first, now = facts.first(key), facts.now.get(key)
+        if finite(first) and finite(now):
+            times = f": {_times(first, now)} the first" if ratio else ""
+            yield f"From the first rollout to step {facts.when(key)}: {what} {_change(first, now)}{times}."
+
+
+def reward_parts(facts: Facts) -> list[dict[str, Any]]:
+    """The single rewards on the rollouts, {name, weight, first, now}, where there are several.
+
+    Behind them stand the models of an ensemble and their disagreement, with words in place of a weight.
+    """
+    names = list(dict.fromkeys(key for row in facts.metrics for key in row if key.startswith("rewards/")))
+    if len(names) < 2:
+        return []
+    models = [name for name in names if _MEMBER.fullmatch(name)]
+    paid = len(names) - len(models)
+    weights = facts.setting("reward_weights") or [1] * paid
+    if len(weights) != paid:
+        weights = [None] * paid
+    words = ["watched" if name == _DISAGREEMENT else "in the one score" for name in models]
+    parts = zip([*(name for name in names if name not in models), *models], [*weights, *words], strict=True)
+    return [
+        {"name": name.partition("/")[2], "weight": weight, "first": facts.first(name), "now": facts.now.get(name)}
+        for name, weight in parts
+    ]
+
+
+def watched(facts: Facts) -> list[str]:
+    """The metrics of training of single rewards that pay nothing."""
+    return [f"rewards/{part['name']}" for part in reward_parts(facts) if part["weight"] == 0]
+
+
+def _apart(samples: list[dict[str, Any]]) -> tuple[int, int] | None:
+    """(comparisons in which reward and judge part, all comparisons)."""
+    found = []
+    for row in samples:
+        sft, ppo = row.get("sft"), row.get("ppo")
+        if isinstance(sft, Mapping) and isinstance(ppo, Mapping):
+            values: list[Any] = [side.get(key) for key in ("reward", "judge") for side in (sft, ppo)]
+            if all(map(finite, values)):
+                found.append(values[1] > values[0] and values[3] < values[2])
+    return (sum(found), len(found)) if found else None
+
+
+def _change(before: float, after: float) -> str:
+    return f"{number(before)} → {number(after)}"
+
+
+def _times(before: float, after: float) -> str:
+    return f"{number(after / before)} times" if before > 0 else "no multiple"

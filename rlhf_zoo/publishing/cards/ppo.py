@@ -1,0 +1,180 @@
+"""The card of a policy that was trained with PPO."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ...fileio import finite
+from ...runs.registry import REWARD_ROLES
+from .. import plots
+from . import markdown
+from .data import DataPart, evaluated_on, stage_key
+from .facts import Facts
+from .hacking_signs import reward_parts, signs, watched
+from .kl import kl_settings, penalty_varies
+from .markdown import Raw
+from .parts import (
+    FIGURES,
+    HEADLINE,
+    TEMPLATES,
+    Draw,
+    Metric,
+    StageCard,
+    notes_on_judge,
+    picks,
+    policy_figures,
+    unmeasured_figures,
+)
+from .report import answer_rows
+
+_PANELS: tuple[plots.Panel, ...] = (
+    ("completions/length", "Length", "tokens"),
+    ("objective/entropy", "Entropy", "nats per token"),
+    ("policy/clipfrac", "Clip fraction", "share of actions"),
+    ("loss/value", "Value loss", "squared reward"),
+)
+
+
+#: What `rlhf-zoo baseline` does, by method.
+_METHODS = {
+    "best-of-n": "keeps of n completions of the SFT policy the one that the reward likes best",
+    "sft": "is the SFT stage anew, for twice as long",
+    "rejection": "goes on with SFT on what the reward likes of the SFT policy's completions, as many as PPO sampled",
+    "dpo": "learns from pairs by trl's DPOTrainer, from the SFT policy",
+    "rloo": "maximises the same reward by trl's RLOOTrainer, from the SFT policy",
+}
+
+
+def _measured(facts: Facts) -> Iterator[tuple[DataPart, list[Metric]]]:
+    figures = {key: (facts.figure("ppo", key), name) for key, name in FIGURES.items()}
+    figures["win_rate"] = (facts.figure("win_rate"), "win rate over SFT")
+    yield evaluated_on(facts), [(key, (found or {}).get("value"), name) for key, (found, name) in figures.items()]
+
+
+def _draw(facts: Facts, draw: Draw) -> None:
+    rows, mark = facts.metrics, facts.mark
+    panels = _PANELS
+    if any(row.get("completions/eos_rate", 1) < 1 for row in rows):
+        panels += (("completions/eos_rate", "Ended by EOS", "share of completions"),)
+    panels += tuple((key, f"{key.partition('/')[2]} (watched)", "mean of the rollouts") for key in watched(facts))
+    if penalty_varies(facts):
+        panels += (("kl_coef", "β, the KL coefficient", "reward per nat"),)
+    draw("reward_kl", "Reward and KL against the step", plots.plot_reward_and_kl, rows, mark=mark)
+    draw("reward_sqrt_kl", "Reward against √KL", plots.plot_reward_against_kl, rows, mark=mark)
+    followed = facts.evaluation.get("over_training")
+    what = "Training reward and judge against √KL, at each checkpoint"
+    draw("over_training", what, plots.plot_over_training, followed)
+    what = ", ".join(title[0].lower() + title[1:] for _, title, _ in panels)
+    draw("baselines", "Judge and reward of PPO and of baselines against √KL", plots.plot_frontier, facts.frontier)
+    draw("training", f"Against the step: {what}", plots.plot_panels, rows, panels, mark=mark)
+
+
+def _words(facts: Facts) -> dict[str, Any]:
+    return {
+        "headline": HEADLINE,
+        "figures": policy_figures(facts),
+        "kl": kl_settings(facts),
+        "ptx_config": stage_key(facts, "ptx_dataset_config"),
+        "adaptive": penalty_varies(facts),
+        "answers": list(answer_rows(facts.evaluation.get("judges") or {})),
+        "frontier": facts.frontier,
+        "methods": _METHODS,
+        "baselines": list(_baselines(facts.frontier)),
+        "beside": list((facts.frontier.get("sft") or {}).get("beside") or {}),
+        "others": _other_judges(facts),
+        "judge_notes": notes_on_judge(_main_judge(facts)),
+        "parts": reward_parts(facts),
+        "picks": picks(facts, "ppo"),
+        "rewarded": _rewarded(facts),
+        "signs": signs(facts),
+        "times": _times(facts),
+    }
+
+
+def _baselines(frontier: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """What a policy is called, and its point: SFT, PPO, and those of each method."""
+    if not frontier:
+        return
+    yield "SFT", frontier["sft"]
+    yield Raw("**PPO**"), frontier["ppo"]
+    for method, points in frontier["methods"].items():
+        for point in points:
+            yield f"{method}, {point['label']}", point
+
+
+def _times(facts: Facts) -> dict[str, float]:
+    """Mean seconds of the phases of an update, and response tokens a second; none of runs that did not time them."""
+    rows = [row for row in facts.metrics if finite(row.get("tokens_per_second"))]
+    names = [
+        "tokens_per_second",
+        *(f"time/{phase}" for phase in ("rollout", "reference", "values", "reward", "update")),
+    ]
+    return {
+        name.removeprefix("time/"): sum(row[name] for row in rows) / len(rows)
+        for name in names
+        if rows and all(finite(row.get(name)) for row in rows)
+    }
+
+
+def _rewarded(facts: Facts) -> Raw:
+    """What PPO was rewarded by, in words."""
+    paid = [markdown.code(name) for name, weight in facts.rewards.items() if weight != 0]
+    watched = [markdown.code(name) for name, weight in facts.rewards.items() if weight == 0]
+    what = [_learned(facts)] if facts.learned_reward else []
+    if paid:
+        what.append(f"the reward function{'s' if len(paid) > 1 else ''} {', '.join(paid)}")
+    seen = f" (with {', '.join(watched)} watched and never rewarded)" if watched else ""
+    return Raw((" and ".join(what) or "a reward that is not recorded") + seen)
+
+
+def _learned(facts: Facts) -> str:
+    models = sum(role in facts.parents for role in REWARD_ROLES)
+    how, penalty = facts.setting("reward_ensemble"), facts.setting("reward_ensemble_lambda", 0.5)
+    if models < 2:
+        return "a learned reward"
+    words = {"worst": "lowest of the scores", "mean": "mean of the scores", "mean_minus_variance": "mean less variance"}
+    less = f" (λ = {markdown.number(penalty)})" if how == "mean_minus_variance" else ""
+    return f"the {words.get(how, 'one score')} of {models} reward models{less}"
+
+
+def _main_judge(facts: Facts) -> dict[str, Any]:
+    """The headline's, with what is measured of every judge."""
+    judge = facts.evaluation.get("judge") or {}
+    return {**((facts.evaluation.get("judges") or {}).get(judge.get("name")) or {}), **judge}
+
+
+def _other_judges(facts: Facts) -> dict[str, dict[str, Any]]:
+    """The judges beside the main one: {name: {description, notes, sft, ppo, win_rate}}, votes among them."""
+    main = (facts.evaluation.get("judge") or {}).get("name")
+    others: dict[str, dict[str, Any]] = {}
+    for name, figures in (facts.evaluation.get("judges") or {}).items():
+        if name != main and isinstance(figures, Mapping):
+            own = {key: facts.figure("judges", name, key) for key in ("sft", "ppo", "win_rate")}
+            others[name] = {**own, "description": figures.get("description", ""), "notes": notes_on_judge(figures)}
+    for name, figures in (facts.evaluation.get("votes") or {}).items():
+        if isinstance(figures, Mapping):
+            sentences = " ".join(str(figures[key]) for key in ("description", "problem") if figures.get(key))
+            others[f"votes:{name}"] = {"win_rate": facts.figure("votes", name, "win_rate"), "description": sentences}
+    return others
+
+
+def _unmeasured(facts: Facts) -> list[str]:
+    followed = facts.evaluation.get("over_training")
+    known = {
+        "win rate over SFT": facts.figure("win_rate"),
+        "the control (SFT against SFT under another seed)": facts.figure("control"),
+        "the judge before the end of training": isinstance(followed, Mapping) and followed.get("checkpoints"),
+    }
+    never = ["preferences of people", "other seeds", "safety, bias and truthfulness"]
+    return [*unmeasured_figures(facts), *(what for what, there in known.items() if not there), *never]
+
+
+CARD = StageCard(
+    template=TEMPLATES / "ppo.md.jinja",
+    columns={"episodes": "episodes", "β": "kl_coef", "reward": "objective/score", "KL, nats": "objective/kl"},
+    always="KL, nats",
+    json_columns={"reward": "objective/score", "kl": "objective/kl"},
+    measured=_measured,
+    draw=_draw,
+    words=_words,
+    unmeasured=_unmeasured,
+)

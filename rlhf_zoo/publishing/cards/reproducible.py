@@ -1,0 +1,85 @@
+"""Whether `rlhf-zoo reproduce` can make a published checkpoint again, as far as the records of its run say.
+
+A card does not print a command that is known to be refused. `pipeline.inspect.published` refuses; this foretells it.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ...fileio import hub_id
+from ...plugins import REWARDS, registered
+from ...runs.registry import REWARD_ROLES, STAGES, parent_title
+from .facts import Facts
+
+#: Keys that may read files or load code, which a download may not decide.
+READS_FILES = (
+    "accelerator_config", "chat_template_path", "deepspeed", "fsdp", "fsdp_config", "model_init_kwargs",
+    "parallelism_config", "reward_model_loader",
+)  # fmt: skip
+_MODELS = ("model_name_or_path", "reward_model_path", "value_model_name_or_path")
+_OWN = ("rlhf_zoo.runs.corpora", "rlhf_zoo.rewards")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def obstacle(facts: Facts) -> str | None:
+    """Says why a checkpoint cannot be made again from what is published.
+
+    Args:
+        facts: What the run directory says of the stage.
+
+    Returns:
+        The first reason, in words that continue "as"; None where none is known.
+    """
+    return next(_obstacles(facts), None)
+
+
+def _obstacles(facts: Facts) -> Iterator[str]:
+    settings = facts.settings
+    shared = settings.get("recipe")
+    shared = shared if isinstance(shared, Mapping) else {}
+    if facts.merged:
+        yield "no training saved an adapter merged into its base"
+    for key in READS_FILES:
+        if settings.get(key):
+            yield f"its recipe has {key}, which may read files or load code"
+    for key, name, group in _objects(facts, settings, shared):
+        if not _is_known(name, group):
+            yield f"its recipe takes {key} from code that no installed package registers, {name}"
+    for key in _MODELS:
+        named = settings.get(key)
+        for model in named if isinstance(named, list) else [named]:
+            if model is not None and model not in STAGES and hub_id(str(model).partition("@")[0]) is None:
+                yield f"{key} is a folder of the machine that trained it"
+    of_ppo = settings.get("ppo")
+    sources = [settings.get("dataset_name"), of_ppo.get("dataset_name") if isinstance(of_ppo, Mapping) else None]
+    if shared.get("corpus") is None or not _is_pinned(facts.parents.get("data")):
+        sources.append(shared.get("dataset_name"))
+    if any(name is not None and hub_id(name) is None for name in sources):
+        yield "its data are a file or folder of the machine that trained it"
+    for role in ("sft", *REWARD_ROLES):
+        if role in facts.parents and not _is_pinned(facts.parents[role]):
+            yield f"its {parent_title(role, on_base=facts.on_base)} is not published"
+    if facts.stage == "reward" and facts.run.get("round"):
+        yield "it learned from samples of the PPO policy of an earlier round"
+
+
+def _objects(facts: Facts, settings: Mapping[str, Any], shared: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """(key, name, group of entry points) of the Python objects that the stage's settings name."""
+    if shared.get("corpus") is not None:
+        yield "corpus", str(shared["corpus"]), "rlhf_zoo.runs.corpora"
+    if facts.stage == "reward" and settings.get("preference") is not None:
+        yield "preference", str(settings["preference"]), "rlhf_zoo.preferences"
+    for name in facts.rewards if facts.stage == "ppo" else ():
+        yield "reward_funcs", name, REWARDS
+
+
+def _is_known(name: str, group: str) -> bool:
+    bare = name.partition("(")[0].strip()
+    module, colon, _ = bare.partition(":")
+    return bare in registered(group) if not colon else module.startswith(_OWN)
+
+
+def _is_pinned(parent: Mapping[str, Any] | None) -> bool:
+    known = parent or {}
+    return hub_id(known.get("repo")) is not None and _COMMIT.fullmatch(str(known.get("commit"))) is not None

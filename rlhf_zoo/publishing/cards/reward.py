@@ -1,0 +1,96 @@
+"""The card of a reward model."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ...fileio import finite
+from .. import plots
+from .data import DataPart, measured_on
+from .facts import Facts, estimate_at
+from .markdown import Raw, number
+from .parts import TEMPLATES, Draw, Metric, StageCard
+
+
+def _measured(facts: Facts) -> Iterator[tuple[DataPart, list[Metric]]]:
+    report = facts.reward_report
+    yield measured_on(facts), [
+        ("accuracy", (facts.accuracy or {}).get("value"), "accuracy on held-out pairs"),
+        ("loss", (estimate_at(report, "loss") or {}).get("value"), "loss on held-out pairs, nats per pair"),
+        ("ece", (report.get("calibration") or {}).get("ece"), "expected calibration error"),
+    ]  # fmt: skip
+
+
+def _draw(facts: Facts, draw: Draw) -> None:
+    report, rows = facts.reward_report, facts.metrics
+    draw("margins", "Histogram of margins on held-out pairs", plots.plot_margins, report)
+    draw("calibration", "Calibration on held-out pairs", plots.plot_reliability, report)
+    draw("length", "Score against length on held-out pairs", plots.plot_score_by_length, report)
+    loss = {"loss": "training", "eval_loss": "validation"}
+    options: dict[str, Any] = {"title": "Loss", "unit": "nats per pair", "mark": facts.mark}
+    draw("loss", "Loss against the step", plots.plot_curves, rows, loss, **options)
+    accuracy = {"accuracy": "training batches", "eval_accuracy": "validation"}
+    options = {"title": "Pair accuracy", "unit": "share of pairs", "mark": facts.mark}
+    draw("accuracy", "Pair accuracy against the step", plots.plot_curves, rows, accuracy, **options)
+
+
+def _words(facts: Facts) -> dict[str, Any]:
+    hard = list(_hard(facts.reward_report.get("hard") or {}))
+    known = any(part.get("gold") is not None for _, part in hard)
+    seen = Raw(_seen(facts.reward_report.get("seen")))
+    return {"report": facts.reward_report, "pairs": measured_on(facts), "hard": hard, "known": known, "seen": seen}
+
+
+def _seen(counted: Any) -> str:
+    """A clause on the held-out pairs: whether the model trained on them, as was counted; "" where nobody did."""
+    prompts, pairs = (counted.get(name) if isinstance(counted, Mapping) else None for name in ("prompts", "pairs"))
+    if not finite(pairs):
+        return ""
+    if pairs or prompts:
+        of_prompts = f" and on {number(prompts)} of their prompts" if finite(prompts) else ""
+        return f"**of which it trained on {number(pairs)}{of_prompts} as well**"
+    return "which it never trained on" + (", nor on their prompts" if finite(prompts) else "")
+
+
+def _hard(found: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """(which pairs, accuracy on them), the hardest first."""
+    for key, what in (("by_overlap", "words in common"), ("by_strength", "difference of their worth")):
+        for part in found.get(key) or ():
+            yield f"{what}: {number(part['low'])} to {number(part['high'])}", part
+    for key, what in (
+        ("same_length", "lengths within a tenth of each other"),
+        ("chosen_longer", "the chosen one is the longer"),
+        ("chosen_shorter", "the chosen one is the shorter"),
+    ):
+        if part := found.get(key):
+            yield what, part
+
+
+def _unmeasured(facts: Facts) -> list[str]:
+    report = facts.reward_report
+    known = {
+        "accuracy on held-out pairs": facts.accuracy is not None,
+        "best of 4": report.get("best_of_n"),
+        "ties": report.get("ties"),
+        "calibration": report.get("calibration"),
+        "correlation of its score with length": report.get("length"),
+        "mean and deviation of its score over SFT samples": facts.score,
+    }
+    never = ["agreement with people beyond its pairs", "its accuracy on what PPO will write", "other seeds"]
+    return [*(what for what, there in known.items() if not there), *never]
+
+
+CARD = StageCard(
+    template=TEMPLATES / "reward.md.jinja",
+    columns={
+        "loss": "loss",
+        "accuracy on its batches": "accuracy",
+        "validation loss": "eval_loss",
+        "validation accuracy": "eval_accuracy",
+    },
+    always="loss",
+    json_columns={"loss": "loss", "eval_loss": "eval_loss", "eval_accuracy": "eval_accuracy"},
+    measured=_measured,
+    draw=_draw,
+    words=_words,
+    unmeasured=_unmeasured,
+)

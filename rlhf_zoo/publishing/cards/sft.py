@@ -1,0 +1,52 @@
+"""The card of an SFT policy."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from .. import plots
+from .data import DataPart, evaluated_on, validated_on
+from .facts import Facts
+from .parts import FIGURES, TEMPLATES, Draw, Metric, StageCard, perplexity, picks, policy_figures, unmeasured_figures
+
+
+def _measured(facts: Facts) -> Iterator[tuple[DataPart, list[Metric]]]:
+    values = {key: (facts.figure("sft", key) or {}).get("value") for key in FIGURES}
+    yield evaluated_on(facts), [(key, values[key], name) for key, name in FIGURES.items() if key != "kl"]
+    if facts.when("eval_loss") == facts.at:
+        loss = facts.now.get("eval_loss")
+        yield validated_on(facts), [
+            ("loss", loss, "loss, nats per token"),
+            ("perplexity", perplexity(loss), "perplexity, per token"),
+        ]  # fmt: skip
+
+
+def _draw(facts: Facts, draw: Draw) -> None:
+    curves = {"loss": "training", "eval_loss": "validation"}
+    options = {"title": "Loss", "unit": "nats per token", "mark": facts.mark}
+    draw("loss", "Loss against the step", plots.plot_curves, facts.metrics, curves, **options)
+
+
+def _words(facts: Facts) -> Mapping[str, Any]:
+    return {
+        "figures": policy_figures(facts),
+        "perplexity": perplexity(facts.now.get("eval_loss")),
+        "picks": picks(facts, "sft"),
+    }
+
+
+def _unmeasured(facts: Facts) -> list[str]:
+    known = perplexity(facts.now.get("eval_loss")) is not None
+    last = ["preferences of people", "other seeds", "safety, bias and truthfulness"]
+    return [*unmeasured_figures(facts, "kl"), *([] if known else ["perplexity on validation text"]), *last]
+
+
+CARD = StageCard(
+    template=TEMPLATES / "sft.md.jinja",
+    columns={"loss": "loss", "validation loss": "eval_loss"},
+    always="validation loss",
+    json_columns={"loss": "loss", "eval_loss": "eval_loss"},
+    measured=_measured,
+    draw=_draw,
+    words=_words,
+    unmeasured=_unmeasured,
+)

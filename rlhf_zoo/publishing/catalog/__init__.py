@@ -1,0 +1,1 @@
+"""What a namespace has published: index, lineage, families, ablations. Read from cards alone."""

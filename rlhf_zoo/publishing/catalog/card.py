@@ -1,0 +1,228 @@
+"""rlhf_card.json of a published model, as index, lineage, ablation and Spaces read it.
+
+A card is its publisher's word. The properties of `Card` give what has the type and the range that it should have, and
+None for the rest; texts are cleaned of what a terminal obeys.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ...fileio import at, finite, hub_id, number, whole
+from ...hub.client.connect import CLIENT, Hub
+from ...hub.client.refusals import client_errors, is_disk_full, reason
+from ...hub.client.weights import Origin
+from ...runs.registry import PARENT_TITLES, STAGES, parent_title, starts_on_base
+from ..cards.card import CARD_FILE
+from ..cards.kl import DEFAULTS
+
+ROLES = {**PARENT_TITLES, "value": "value model", "data": "data set", "base": "base model"}
+"""What a card may name as a parent, in the order in which it is drawn."""
+MAX_CARD = 2**22
+"""Bytes of an rlhf_card.json that is read: one of a hundred checkpoints has some ten thousand."""
+MAX_TEXT = 96
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A measured number. ci95, n: its 95% interval and sample size where the card has them.
+
+    held_out: from the evaluation of the finished run; otherwise it is the last one that training logged.
+    """
+
+    value: float
+    ci95: tuple[float, float] | None = None
+    n: int | None = None
+    held_out: bool = True
+
+    @classmethod
+    def read(cls, estimate: Any) -> Figure | None:
+        """Of {value, ci95, n}; None where the value is not a finite number."""
+        value = number(at(estimate, "value"))
+        if value is None:
+            return None
+        interval = at(estimate, "ci95")
+        ends = [float(end) for end in interval if finite(end)] if isinstance(interval, list) else []
+        ci95 = (ends[0], ends[1]) if len(ends) == 2 == len(interval) else None
+        return cls(value, ci95, whole(at(estimate, "n")))
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What is named: a model or data set by repository and commit (None: not said), or by a folder of this machine.
+
+    title: what it is to the model that names it.
+    """
+
+    role: str
+    kind: str  # "model" or "dataset"
+    repo: str | None = None
+    commit: str | None = None
+    folder: Path | None = None
+    title: str = "this model"
+
+    @property
+    def name(self) -> str:
+        return str(self.folder) if self.folder is not None else self.repo or ""
+
+
+class Card(dict[str, Any]):
+    """The document itself, {} without one, with readers that do not trust it."""
+
+    @classmethod
+    def parse(cls, content: bytes) -> tuple[Card, str | None]:
+        """(the card, None), or ({}, what is wrong with it)."""
+        try:
+            card = json.loads(content)
+        except (ValueError, RecursionError):
+            return cls(), f"has an {CARD_FILE} that is not JSON"
+        if not isinstance(card, dict):
+            return cls(), f"has an {CARD_FILE} that holds no object"
+        return cls(card), None
+
+    @property
+    def stage(self) -> str | None:
+        return one_line(self.get("stage"))
+
+    @property
+    def is_ppo(self) -> bool:
+        """Whether it may be PPO's: also where it does not say."""
+        return self.get("stage", "ppo") == "ppo"
+
+    @property
+    def recipe(self) -> str | None:
+        return one_line(self.get("recipe"))
+
+    @property
+    def base(self) -> str | None:
+        return one_line(self.get("base_model"))
+
+    @property
+    def step(self) -> int | None:
+        return whole(self.get("step"))
+
+    @property
+    def seed(self) -> int | None:
+        return whole(self.get("seed"))
+
+    @property
+    def simulated(self) -> bool | None:
+        simulated = self.get("simulated")
+        return simulated if isinstance(simulated, bool) else None
+
+    @property
+    def date(self) -> str | None:
+        """When the run finished, or else began."""
+        return iso_date(self.get("finished")) or iso_date(self.get("created"))
+
+    @property
+    def prompts(self) -> list[str]:
+        """Held-out prompts that its evaluation used."""
+        prompts = self.get("prompts")
+        return [prompt for prompt in prompts if isinstance(prompt, str)] if isinstance(prompts, list) else []
+
+    @property
+    def beta(self) -> float | None:
+        """The coefficient of its KL penalty, at first where it adapts; None where the card has no settings."""
+        settings = self.get("settings")
+        return number(settings.get("kl_coef", DEFAULTS["kl_coef"])) if isinstance(settings, Mapping) else None
+
+    @property
+    def checkpoints(self) -> list[Mapping[str, Any]]:
+        """The rows of its table of checkpoints."""
+        rows = self.get("checkpoints")
+        return [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
+
+    @property
+    def parents(self) -> tuple[Reference, ...]:
+        """The parents that it names, in the order of ROLES; other roles and what no Hub could have are left out.
+
+        A parent that was never published stays, without a repository.
+        """
+        parents = []
+        for role in ROLES:
+            parent = at(self, "parents", role)
+            if isinstance(parent, Mapping):
+                commit = parent.get("commit")
+                commit = commit if isinstance(commit, str) and commit.isascii() and commit.isalnum() else None
+                kind = "dataset" if role == "data" else "model"
+                title = parent_title("sft", on_base=True) if role == "sft" and self.on_base else ROLES[role]
+                parents.append(Reference(role, kind, hub_id(parent.get("repo")), commit, title=title))
+        return tuple(parents)
+
+    @property
+    def on_base(self) -> bool:
+        """Whether it is of PPO, straight on a model that its settings name."""
+        settings = self.get("settings")
+        return isinstance(settings, Mapping) and starts_on_base(self.stage, settings)
+
+    @property
+    def origin(self) -> Origin | None:
+        """Which SFT checkpoint the run started from; None where the card does not name a published one."""
+        sft = next((parent for parent in self.parents if parent.role == "sft"), None)
+        return (sft.repo, sft.commit) if sft and sft.repo is not None and sft.commit is not None else None
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """What it says that the model reached, as a family tree shows it; nothing that was not measured."""
+        stage = STAGES.get(self.stage or "")
+        step = self.get("step")
+        own = next((row for row in self.checkpoints if step is not None and row.get("step") == step), {})
+        document = {**self, "checkpoints": own}
+        figures = {name: at(document, *path) for name, path in stage.figures.items()} if stage else {}
+        return {name: value for name, value in figures.items() if finite(value)}
+
+    def estimate(self, *path: str) -> Figure | None:
+        """An estimate of its evaluation."""
+        return Figure.read(at(self, "evaluation", *path))
+
+
+def clean(text: str, longest: int = 120) -> str:
+    """`text` in one line without anything that a terminal obeys or that turns the direction of writing."""
+    shown = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
+    return shown if len(shown) <= longest else shown[: longest - 1] + "…"
+
+
+def one_line(value: Any) -> str | None:
+    """A text of at most `MAX_TEXT` characters that a terminal shows as it is; None where there is nothing to show."""
+    text = value[: MAX_TEXT + 1].strip() if isinstance(value, str) else ""
+    return clean(text, MAX_TEXT) or None
+
+
+def iso_date(value: Any) -> str | None:
+    """A time in ISO 8601, in UTC and to the second."""
+    try:
+        return datetime.fromisoformat(value).astimezone(UTC).isoformat(timespec="seconds")
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def fetch_card(repo: str, commit: str, hub: Hub = CLIENT) -> tuple[Card, str | None]:
+    """`download_card`, or ({}, why the Hub does not give it). A full disk stays an OSError."""
+    try:
+        return download_card(repo, commit, hub)
+    except client_errors() as error:
+        if is_disk_full(error):
+            raise
+        return Card(), f"has an {CARD_FILE} that cannot be had ({one_line(reason(error))})"
+
+
+def download_card(repo: str, commit: str, hub: Hub = CLIENT) -> tuple[Card, str | None]:
+    """(rlhf_card.json at a commit, None), or ({}, why there is none). Raises what the client raises."""
+    from huggingface_hub import try_to_load_from_cache
+
+    path: Any = try_to_load_from_cache(repo, CARD_FILE, cache_dir=hub.cache, revision=commit)
+    if not isinstance(path, str):
+        known = hub.api().get_paths_info(repo, [CARD_FILE], revision=commit)
+        if not known:
+            return Card(), f"has no {CARD_FILE}"
+        if getattr(known[0], "size", MAX_CARD + 1) > MAX_CARD:
+            return Card(), f"has an {CARD_FILE} that is not a file of at most {MAX_CARD} bytes"
+        path = hub.file(repo, CARD_FILE, revision=commit)
+    with open(path, "rb") as source:
+        return Card.parse(source.read(MAX_CARD + 1))

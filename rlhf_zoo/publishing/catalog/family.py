@@ -1,0 +1,139 @@
+"""The family tree of a published model, from the cards alone: what each came of, and what it reached.
+
+Pure: what a repository says of itself comes through the function `look` (that of `publishing.catalog.lineage` asks a
+Hub). Whatever stands in a card was written by its publisher, so its texts are cleaned before they go anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...runs.registry import STAGES
+from .card import ROLES, Card, Reference, clean
+
+DEPTH = 8
+"""Generations below the root: a chain of cards could be made endless."""
+MOST = 64
+"""Repositories that one tree looks at."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """What was found of a reference. card: None without one; problem: why there is nothing more to say of it."""
+
+    commit: str | None = None
+    tags: tuple[str, ...] = ()
+    card: Card | None = None
+    problem: str | None = None
+    parents: tuple[Reference, ...] = ()
+
+
+@dataclass(frozen=True)
+class Node:
+    """A member where the tree draws it. again: why its own parents are not drawn here, or None where they are."""
+
+    reference: Reference
+    member: Member
+    parents: tuple[Node, ...] = field(default=())
+    again: str | None = None
+
+    @property
+    def card(self) -> Card:
+        return Card(self.member.card or {})
+
+    @property
+    def stage(self) -> str | None:
+        return self.card.stage if self.card.stage in STAGES else None
+
+    @property
+    def title(self) -> str:
+        """What it is to the model that names it. One that PPO was put on may be a stage's, by its own card."""
+        named = self.reference.title
+        return STAGES[self.stage].title if self.stage and named == ROLES["base"] else named
+
+    def to_json(self) -> dict[str, Any]:
+        at = self.reference
+        return {
+            "role": at.role,
+            "title": self.title,
+            "kind": at.kind,
+            "repo": None if at.repo is None else clean(at.repo),
+            "folder": None if at.folder is None else str(at.folder),
+            "commit": self.member.commit or at.commit,
+            "tags": [clean(tag) for tag in self.member.tags],
+            "stage": self.stage,
+            "recipe": self.card.recipe,
+            "step": self.card.step,
+            "simulated": self.card.simulated is True,
+            "figures": self.card.figures,
+            "problem": None if self.member.problem is None else clean(self.member.problem),
+            "again": self.again,
+            "parents": [parent.to_json() for parent in self.parents],
+        }
+
+
+def family_tree(root: Reference, look: Callable[[Reference], Member], *, depth: int = DEPTH, most: int = MOST) -> Node:
+    """The tree below `root`. Who has two children is drawn in full where it comes first, and referred to after that.
+
+    look: called once for each thing named. depth and most bound what cards can make of it.
+    """
+    looked: dict[tuple[Any, ...], Member] = {}
+    drawn: set[tuple[Any, ...]] = set()
+
+    def grow(at: Reference, above: tuple[tuple[Any, ...], ...]) -> Node:
+        if at.repo is None and at.folder is None:
+            return Node(at, Member(problem="never published"))
+        asked = (at.kind, at.name, at.commit)
+        if asked not in looked:
+            if len(looked) >= most:
+                return Node(at, Member(), again=f"not looked at: more than {most} repositories")
+            looked[asked] = look(at)
+        member = looked[asked]
+        here = (at.kind, at.name, member.commit or at.commit)
+        if here in above:
+            return Node(at, member, again="a cycle: it names itself among what it came of")
+        if here in drawn and member.parents:
+            return Node(at, member, again="drawn above")
+        drawn.add(here)
+        if member.parents and len(above) >= depth:
+            return Node(at, member, again=f"its parents are not drawn: more than {depth} generations")
+        return Node(at, member, tuple(grow(parent, (*above, here)) for parent in member.parents))
+
+    return grow(root, ())
+
+
+def draw(node: Node) -> list[str]:
+    """The lines of a node: what it is and where, then what its card says. Plain text, whatever brackets it holds."""
+    at, member = node.reference, node.member
+    if not at.name:
+        return [f"{node.title}: {member.problem}"]
+    commit = member.commit or at.commit
+    tags = ", ".join(clean(tag) for tag in member.tags)
+    where = f" @ {tags}" if tags else ""
+    where += f" ({clean(commit)[:10]})" if commit else " (at no commit)" if at.folder is None else ""
+    lines = [f"{node.title}: {clean(at.name)}{where}"]
+    if member.problem:
+        return [*lines, clean(member.problem)]
+    if node.again:
+        return [*lines, node.again]
+    if figures := list(_said(node)):
+        lines.append(", ".join(figures))
+    return lines
+
+
+def _said(node: Node) -> Iterator[str]:
+    if node.member.card is None:
+        if node.reference.kind == "model":
+            yield "no card"
+        return
+    yield f"stage {node.stage}" if node.stage else "stage unknown"
+    if node.card.recipe:
+        yield f"recipe {node.card.recipe}"
+    if node.card.step is not None:
+        yield f"step {node.card.step}"
+    if node.card.simulated:
+        yield "simulated"
+    for name, value in node.card.figures.items():
+        yield f"{name} {value:.4g}"

@@ -1,0 +1,357 @@
+"""What a namespace has published, and which checkpoints a repository has: from the Hub's listings and rlhf_card.json.
+
+A card is its publisher's word, see `card.Card`; one that cannot be read becomes a note in the listing. Needs no torch.
+"""
+
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ...errors import ZooError
+from ...fileio import at, number, whole, write_text
+from ...hub.client.connect import CLIENT, REAL, Hub
+from ...hub.client.refusals import is_disk_full, refusals_as
+from ...runs.registry import STAGES
+from ..cards import markdown
+from ..cards.markdown import Raw
+from .card import Card, Figure, fetch_card, iso_date, one_line
+
+TAG = "rlhf-zoo"
+WORKERS = 8
+BEGIN, END = "<!-- zoo -->", "<!-- /zoo -->"
+INTRODUCTION = """# Recipes
+
+A recipe is a folder of YAML files, one for each stage and `recipe.yaml` for what they share. `rlhf-zoo recipes list`
+shows those here, `rlhf-zoo run NAME` trains and publishes one, and `rlhf-zoo recipes copy NAME FOLDER` makes it yours.
+
+The table says what came of them: every row is a repository at a commit, and its figures stand in the `rlhf_card.json`
+there.
+"""
+_STAGE_ORDER = {stage: place for place, stage in enumerate(STAGES)}
+_NOT_METRICS = ("step", "tag", "commit")
+_MAX_METRICS = 8
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A repository of a zoo at the head of its main branch, as far as its card goes; None is what that does not say.
+
+    kl: to SFT, in nats per completion. win_rate: over SFT, by the judge. accuracy: of a reward model on held-out pairs.
+    date: when the run finished, or else began, or else when the repository last changed; ISO 8601.
+    note: why there is no more.
+    """
+
+    repo: str
+    commit: str
+    stage: str | None = None
+    recipe: str | None = None
+    base: str | None = None
+    step: int | None = None
+    seed: int | None = None
+    simulated: bool | None = None
+    reward: Figure | None = None
+    kl: Figure | None = None
+    win_rate: Figure | None = None
+    accuracy: Figure | None = None
+    date: str | None = None
+    note: str | None = None
+
+
+#: How a listing can be sorted: name -> (key, None where there is nothing to sort by; whether the greatest comes first).
+SORTS: dict[str, tuple[Callable[[Entry], Any], bool]] = {
+    "reward": (lambda entry: entry.reward and entry.reward.value, True),
+    "kl": (lambda entry: entry.kl and entry.kl.value, False),
+    "win_rate": (lambda entry: entry.win_rate and entry.win_rate.value, True),
+    "date": (lambda entry: entry.date, True),
+    "stage": (lambda entry: entry.stage and (_STAGE_ORDER.get(entry.stage, 9), entry.stage), False),
+    "name": (lambda entry: entry.repo, False),
+}
+
+
+# From a card to an entry
+
+
+def entry(
+    repo: str,
+    commit: str,
+    document: Mapping[str, Any],
+    *,
+    changed: datetime | None = None,
+    tags: Iterable[str] = (),
+    note: str | None = None,
+) -> Entry:
+    """What a card says, whatever it is made of. changed, tags: the Hub's word, for what the card does not say."""
+    card = Card(document)
+    stage = card.stage or next((one_line(tag[6:]) for tag in tags if tag.startswith("stage:")), None)
+    return Entry(
+        repo=one_line(repo) or "",
+        commit=one_line(commit) or "",
+        stage=stage,
+        recipe=card.recipe,
+        base=card.base,
+        step=card.step,
+        seed=card.seed,
+        simulated=card.simulated,
+        date=card.date or (iso_date(changed.isoformat()) if changed else None),
+        note=note,
+        **_figures(stage, card),
+    )
+
+
+def _figures(stage: str | None, card: Card) -> dict[str, Figure | None]:
+    """The evaluation stands in the card of every stage of its run: of its figures, those of this stage."""
+    if stage == "reward":
+        measured = at(card, "evaluation", "reward_model")
+        known = isinstance(measured, Mapping)
+        return {"accuracy": Figure.read({**measured, "value": measured.get("accuracy")})} if known else {}
+    if stage not in ("sft", "ppo"):
+        return {}
+    figures = {"reward": card.estimate(stage, "reward") or _trained(card.get("reward"))}
+    if stage == "ppo":
+        figures["kl"] = card.estimate(stage, "kl") or _trained(card.get("kl"))
+        figures["win_rate"] = card.estimate("win_rate")
+    return figures
+
+
+def _trained(value: Any) -> Figure | None:
+    last = number(value)
+    return None if last is None else Figure(last, held_out=False)
+
+
+# Choosing and showing
+
+
+def select(
+    entries: Iterable[Entry], *, stage: str | None = None, recipe: str | None = None, base: str | None = None
+) -> list[Entry]:
+    """Those of a stage, of a recipe, over a base model; the base's full id or its last part."""
+    return [
+        entry
+        for entry in entries
+        if (stage is None or entry.stage == stage)
+        and (recipe is None or entry.recipe == recipe)
+        and (base is None or base in (entry.base, (entry.base or "").rpartition("/")[2]))
+    ]
+
+
+def ordered(entries: Iterable[Entry], by: str | None = None, *, reverse: bool = False) -> list[Entry]:
+    """Sorted by one of SORTS, by default by recipe, stage and name; what lacks the figure comes last either way."""
+    plain = sorted(entries, key=lambda entry: (entry.recipe or "~", _STAGE_ORDER.get(entry.stage or "", 9), entry.repo))
+    if by is None:
+        return plain[::-1] if reverse else plain
+    key, greatest_first = SORTS[by]
+    known = [entry for entry in plain if key(entry) is not None]
+    known.sort(key=key, reverse=greatest_first != reverse)
+    return [*known, *(entry for entry in plain if key(entry) is None)]
+
+
+def benchmark(entries: Sequence[Entry], *, command: str, namespace: str) -> str:
+    """The table in Markdown, between its two markers, under the command that makes it."""
+    head = ("repository @ commit", "recipe", "stage", "base", "reward", "KL, nats", "win rate", "accuracy", "seed",
+            "step", "data", "date")  # fmt: skip
+    rows = [head, ("---",) * len(head)]
+    for entry in entries:
+        data = {True: "simulated", False: "real", None: "not said"}[entry.simulated]
+        figures = (entry.reward, entry.kl, entry.win_rate, entry.accuracy)
+        name = Raw(f"{markdown.escape(entry.repo)} @ {markdown.escape(entry.commit)}")
+        facts = (entry.recipe, entry.stage, entry.base)
+        numbers = (entry.seed, entry.step)
+        rows.append((
+            Raw(f"{name}: {markdown.escape(entry.note)}") if entry.note else name,
+            *(markdown.escape(fact or "") for fact in facts),
+            *(_markdown_figure(figure) for figure in figures),
+            *("" if number is None else str(number) for number in numbers),
+            data,
+            (entry.date or "")[:10],
+        ))  # fmt: skip
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    legend = textwrap.fill(
+        "Reward: the proxy that PPO maximises. KL: to SFT, per completion. Win rate: over SFT, by the recipe's judge. "
+        "Accuracy: of a reward model on held-out pairs. In brackets 95% intervals; n is the number of samples. "
+        "Figures without an interval that say “training” are the last that training logged, not held out.",
+        width=120,
+    )
+    made = f"Made by {markdown.code(command)} from what {markdown.code(namespace)} had published."
+    return f"{BEGIN}\n{made}\n\n{table}\n\n{legend}\n{END}\n"
+
+
+def _markdown_figure(figure: Figure | None) -> str:
+    if figure is None:
+        return ""
+    text = str(markdown.number(figure.value))
+    if figure.ci95:
+        text += f" [{markdown.number(figure.ci95[0])}, {markdown.number(figure.ci95[1])}]"
+    if figure.n is not None:
+        text += f", n={figure.n}"
+    return text if figure.held_out else f"{text} (training)"
+
+
+def with_table(text: str | None, table: str) -> str:
+    """`text` with the table between its markers, or at the end where it has none; an introduction for no text at all.
+
+    Raises ZooError for a text whose markers are not one pair.
+    """
+    if text is None:
+        return f"{INTRODUCTION}\n{table}"
+    if BEGIN not in text and END not in text:
+        return f"{text.rstrip()}\n\n{table}" if text.strip() else f"{INTRODUCTION}\n{table}"
+    before, _, rest = text.partition(BEGIN)
+    inside, found, after = rest.partition(END)
+    if not found or END in before or BEGIN in inside or BEGIN in after or END in after:
+        raise ZooError(f"The markers {BEGIN} and {END} are not one pair in order: leave one of each around the table.")
+    return f"{before}{table.rstrip()}{after}"
+
+
+def write_benchmark(path: Path, table: str) -> None:
+    """Puts the table into a file, leaving what stands outside its markers. Raises ZooError if it cannot be."""
+    try:
+        text = path.read_bytes().decode() if path.exists() else None
+        if not path.parent.is_dir():
+            raise ZooError(f"There is no folder {path.parent} for {path.name}: name the file, as --readme FILE.")
+        new = with_table(text, table)
+        if new != text:
+            write_text(path, new)
+    except ZooError as error:
+        raise ZooError(f"{path}: {error}") if text is not None else error from None
+    except UnicodeDecodeError as error:
+        raise ZooError(f"{path} is no UTF-8 text ({error}): name another file.") from error
+    except OSError as error:
+        if is_disk_full(error):
+            raise
+        raise ZooError(f"{path} cannot be written ({error.strerror or error}): name another file.") from error
+
+
+# Asking the Hub
+
+
+def owner(hub: Hub = CLIENT) -> str:
+    """Whom the token belongs to. Raises ZooError where the Hub does not say."""
+    with refusals_as(f"{hub.address} does not say whose zoo is meant", "give --namespace, or a token."):
+        return hub.api().whoami()["name"]
+
+
+def published(namespace: str, hub: Hub = CLIENT) -> list[Entry]:
+    """Every model of a namespace that has the tag `rlhf-zoo`, and those that the Hub itself calls damaged.
+
+    Raises ZooError where the Hub does not list them.
+    """
+    from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
+
+    with refusals_as(f"What {namespace} published cannot be listed on {hub.name}", "check --hub."):
+        found = list(hub.api().list_models(author=namespace, filter=TAG, expand=["sha", "lastModified", "tags"]))
+        damaged = _damaged(namespace, hub)
+    with disable_progress_bars(), ThreadPoolExecutor(WORKERS) as pool:
+        entries = {entry.repo: entry for entry in pool.map(partial(_read, hub=hub), found)}
+    for repo, note in damaged.items():
+        known = entries.get(repo) or Entry(repo, "")
+        entries[repo] = replace(known, note=f"the Hub calls it damaged: {note}")
+    return list(entries.values())
+
+
+def _damaged(namespace: str, hub: Hub) -> dict[str, str]:
+    """Model -> what is wrong with it, from a Hub that says so: the embedded one, to who has a token."""
+    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+
+    if hub.address == REAL:
+        return {}
+    answer = get_session().get(
+        f"{hub.address}/api/rlhf-zoo/damaged", params={"author": namespace}, headers=build_hf_headers(token=hub.token)
+    )
+    try:
+        hf_raise_for_status(answer)
+        paths = answer.json()
+    except (HfHubHTTPError, ValueError):  # another kind of Hub, which has no such address, or a reader without a token
+        return {}
+    found = {}
+    for one in paths if isinstance(paths, list) else []:
+        repo, note = (one_line(at(one, key)) for key in ("id", "reason"))
+        if at(one, "type") == "model" and repo is not None and note is not None:
+            found[repo] = note
+    return found
+
+
+def _read(model: Any, *, hub: Hub) -> Entry:
+    card, note = fetch_card(model.id, model.sha, hub)
+    return entry(model.id, model.sha or "", card, changed=model.last_modified, tags=model.tags or (), note=note)
+
+
+# The checkpoints of one repository
+
+
+def checkpoints(repo: str, hub: Hub = CLIENT) -> dict[str, Any]:
+    """{repo, stage, recipe, note, checkpoints: [{revision, step, commit, date, also, metrics}]}, by step.
+
+    A row is a tag of the Hub; `also` says that best or main is that step, by the card of their commit. metrics: what
+    the card has for the tag, by name: reward and kl of PPO, losses and accuracy of the others. A tag that is no step,
+    and best and main where no card says their step, have rows of their own at the end. Raises ZooError where the Hub
+    does not list them.
+    """
+    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
+    from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
+
+    api = hub.api()
+    with refusals_as(f"The checkpoints of {repo} cannot be listed on {hub.name}", "check --hub."):
+        try:
+            refs = api.list_repo_refs(repo)
+            dates = {commit.commit_id: commit.created_at for commit in api.list_repo_commits(repo)}
+        except RepositoryNotFoundError as error:
+            raise ZooError(f"There is no repository {repo!r} on {hub.name} that this token may read.") from error
+        except HFValidationError as error:
+            raise ZooError(f"{repo!r} is no repository: write NAMESPACE/NAME.") from error
+    commits = {ref.name: ref.target_commit for ref in (*refs.branches, *refs.tags)}
+    named: dict[str, str] = {name: commits.pop(name) for name in ("best", "main") if name in commits}
+    with disable_progress_bars():
+        cards = {name: fetch_card(repo, commit, hub) for name, commit in named.items()}
+    note = next((note for _, note in cards.values()), None)
+    rows = checkpoint_rows(commits, named, {name: card for name, (card, _) in cards.items()}, dates)
+    return {"repo": repo, "note": None if rows["stage"] else note, **rows}
+
+
+def checkpoint_rows(
+    tags: Mapping[str, str],
+    named: Mapping[str, str],
+    cards: Mapping[str, Mapping[str, Any]],
+    dates: Mapping[str, datetime],
+) -> dict[str, Any]:
+    """See `checkpoints`. tags, named (best and main): name -> commit; cards: of best and main; dates: by commit."""
+    known = {name: Card(cards.get(name) or {}) for name in ("main", "best")}
+    card = known["main"] or known["best"]
+    rows_of_card = {row["tag"]: row for row in card.checkpoints if isinstance(row.get("tag"), str)}
+    steps = {name: int(name[5:]) for name in tags if name.startswith("step-") and name[5:].isdecimal()}
+    also: dict[int, list[str]] = {}
+    for name in named:
+        step = whole(at(known[name], "chosen", "step")) if name == "best" else None
+        step = known[name].step if step is None else step
+        if step is not None and step in steps.values():
+            also.setdefault(step, []).append(name)
+    # A repository that was exported has none of the commits that its cards name.
+    copied = not any(row.get("commit") == tags.get(tag) for tag, row in rows_of_card.items())
+
+    def row_of(name: str, step: int | None, commit: str, of_card: Mapping[str, Any]) -> dict[str, Any]:
+        date = dates.get(commit)
+        numbers = {one_line(key): number(value) for key, value in of_card.items() if key not in _NOT_METRICS}
+        metrics = {key: value for key, value in numbers.items() if key is not None and value is not None}
+        return {
+            "revision": one_line(name),
+            "step": step,
+            "commit": commit,
+            "date": iso_date(date.isoformat()) if date else None,
+            "also": also.get(step, []) if step is not None else [],
+            "metrics": dict(list(metrics.items())[:_MAX_METRICS]),
+        }
+
+    rows = []
+    for name in sorted(tags, key=lambda name: (name not in steps, steps.get(name, 0), name)):
+        row = rows_of_card.get(name, {})
+        if not copied and row.get("commit") not in (None, tags[name]):
+            row = {}  # the tag has moved since: these figures are of another checkpoint
+        rows.append(row_of(name, steps.get(name), tags[name], row))
+    shown = {name for names in also.values() for name in names}
+    rows += [row_of(name, None, named[name], {}) for name in named if name not in shown]
+    return {"stage": card.stage, "recipe": card.recipe, "checkpoints": rows}

@@ -1,0 +1,263 @@
+"""From a checkpoint to the models and data it came from, as its rlhf_card.json names them."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...errors import ZooError
+from ...evaluation.reward_reading import reading_of
+from ...fileio import at, finite, hub_id, whole
+from ...hub.client.connect import CLIENT, Hub
+from ...hub.client.pull import find_revision, split_revision
+from ...hub.client.refs import Checkpoint, resolve
+from ...hub.client.refusals import client_errors, reason
+from ...runs.checkpoint_choice import resolve_model
+from ...runs.parents import member_beside
+from ...runs.record import StageRecord
+from ...runs.registry import REWARD_ROLES, parent_title
+from ..cards.card import CARD_FILE, card_json
+from ..cards.facts import Facts, estimate_at
+from .card import Card, Reference, download_card
+from .family import Member, Node, family_tree
+
+_LISTED = 12
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """A PPO checkpoint with its SFT and reward model; reward is None where it was trained without one.
+
+    card: the checkpoint's rlhf_card.json, {} without one, as its publisher wrote it: its texts are data. others: the
+    reward models beside it of an ensemble.
+    """
+
+    ppo: Checkpoint
+    sft: Checkpoint
+    reward: Checkpoint | None
+    card: Mapping[str, Any] = field(default_factory=dict)
+    others: tuple[Checkpoint, ...] = ()
+
+    @property
+    def rewards(self) -> tuple[Checkpoint, ...]:
+        """Every reward model."""
+        return () if self.reward is None else (self.reward, *self.others)
+
+    @property
+    def prompts(self) -> list[str]:
+        """Held-out prompts that its evaluation used."""
+        return Card(self.card).prompts
+
+    @property
+    def simulated(self) -> bool:
+        return Card(self.card).simulated is True
+
+    @property
+    def kl(self) -> Mapping[str, Any] | None:
+        """KL to SFT over held-out completions, in nats per completion: {value, ci95, n}; None if not measured."""
+        return estimate_at(self.card, "evaluation", "ppo", "kl")
+
+    @property
+    def reward_loader(self) -> str | None:
+        """The code that loaded its reward model, as its card names it: imported of this machine's runs alone."""
+        loader = at(self.card, "settings", "reward_model_loader")
+        return loader if isinstance(loader, str) else None
+
+    @property
+    def prompts_at(self) -> tuple[str | None, str, str | None]:
+        """(configuration, column, split to evaluate on) of PPO's prompts in its data set, by the card."""
+        return prompts_at(self.card.get("settings"))
+
+    def setting(self, key: str, default: float) -> float:
+        """A number among the settings that it was trained with."""
+        value = at(self.card, "settings", key)
+        return value if finite(value) else default
+
+    @property
+    def reward_reading(self) -> dict[str, Any]:
+        """How its reward models are read, by the keywords of `load_reward`."""
+        return reading_of(at(self.card, "settings"))
+
+    @property
+    def cuts(self) -> dict[str, Any]:
+        """How its training cut completions, by the fields of `Truncation`; {} where it did not."""
+        keys = ("response_length_min", "truncate_text", "truncate_after")
+        shortest, text, after = (at(self.card, "settings", key) for key in keys)
+        cuts = {
+            "shortest": max(shortest, 1) if whole(shortest) else None,
+            "text": text if isinstance(text, str) and text else None,
+            "after": max(whole(after) or 0, 0),
+        }
+        return cuts if cuts["shortest"] or cuts["text"] else {}
+
+
+def prompts_at(settings: Any) -> tuple[str | None, str, str | None]:
+    """`Lineage.prompts_at` of a run's settings, or of a card's, which are a stranger's words."""
+    settings = settings if isinstance(settings, Mapping) else {}
+    configuration, split = settings.get("dataset_config", "prompts"), settings.get("dataset_test_split")
+    column = at(settings, "columns", "prompt")
+    return (
+        configuration if isinstance(configuration, str) else None,
+        column if isinstance(column, str) else "prompt",
+        split if isinstance(split, str) else None,
+    )
+
+
+def find_lineage(ppo: str, *, sft: str | None = None, reward: str | None = None, hub: Hub = CLIENT) -> Lineage:
+    """Fetches a PPO checkpoint, NAMESPACE/NAME[@TAG] or a folder, and the models of its lineage at their commits.
+
+    sft and reward take the place of what the lineage names. Raises ZooError where a model cannot be had, where the
+    checkpoint is not one of PPO, and where nothing names its SFT model.
+    """
+    return find_policy(ppo, against=sft, reward=reward, only_ppo=True, hub=hub)
+
+
+def find_policy(
+    policy: str,
+    *,
+    against: str | None = None,
+    reward: str | None = None,
+    without_reward: bool = False,
+    only_ppo: bool = False,
+    hub: Hub = CLIENT,
+) -> Lineage:
+    """As `find_lineage`, of any policy, whatever trained it; `sft` of the answer is what it is compared with."""
+    source = resolve(policy, hub)
+    card = _read_card(source)
+    if only_ppo and not card.is_ppo:
+        raise ZooError(
+            f"{policy} is a checkpoint of the stage {card['stage']}, not of PPO: give the PPO model that came of it."
+        )
+    mend = "--sft" if only_ppo else "--against"
+    base = resolve_model(against, hub) if against is not None else _parent(source, card, "sft", mend, hub)
+    if base is None:
+        raise ZooError(f"{source.name} does not say which SFT model it started from: name it with {mend}.")
+    if without_reward or reward is not None:
+        return Lineage(source, base, None if reward is None else resolve(reward, hub), card)
+    found = (_parent(source, card, role, "--reward", hub) for role in REWARD_ROLES)
+    scorers = [one for one in found if one is not None]
+    return Lineage(source, base, scorers[0] if scorers else None, card, tuple(scorers[1:]))
+
+
+def _read_card(source: Checkpoint) -> Card:
+    path = source.path / CARD_FILE
+    if not path.is_file():
+        return Card()
+    card, problem = Card.parse(path.read_bytes())
+    if problem is not None:
+        raise ZooError(f"{source.name} {problem}: publish its card again.")
+    return card
+
+
+def _parent(child: Checkpoint, card: Card, role: str, mend: str, hub: Hub) -> Checkpoint | None:
+    parent = at(card, "parents", role)
+    if not isinstance(parent, Mapping):
+        return None
+    repo, commit = hub_id(parent.get("repo")), parent.get("commit")
+    what = parent_title(role, on_base=card.on_base)
+    if repo is None:
+        beside = member_beside(child.path, parent.get("folder")) if child.hub is None else None
+        if beside is not None:
+            return Checkpoint(str(beside), beside)
+        raise ZooError(f"The {what} of {child.name} was never published: name a copy of it with {mend}.")
+    name = f"{repo}@{commit}" if commit else repo
+    try:
+        return resolve(name, hub)
+    except ZooError as error:
+        why = str(error).rstrip(".")
+        raise ZooError(f"The {what} of {child.name} cannot be had ({why}): name another with {mend}.") from error
+
+
+def find_family(name: str, hub: Hub = CLIENT) -> Node:
+    """The family tree of NAMESPACE/NAME[@REVISION], or of a folder: a run directory, a stage of one, or a pulled one.
+
+    Raises ZooError where that itself cannot be had; of a parent that cannot, the tree says so.
+    """
+
+    def look(at: Reference) -> Member:
+        return _look_here(at.folder) if at.folder is not None else _look_there(at, hub)
+
+    folder = Path(name)
+    if folder.is_dir():
+        return family_tree(Reference("", "model", folder=_card_folder(folder)), look)
+    repo, revision = split_revision(name)
+    if hub_id(repo) is None:
+        raise ZooError(f"{name!r} is no repository and no folder: write NAMESPACE/NAME or NAMESPACE/NAME@TAG.")
+    root = Reference("", "model", repo, revision)
+    found = look(root)
+    if found.problem is not None:
+        raise ZooError(f"{name} on {hub.name} {found.problem}: check the name, --hub and the token.")
+    return family_tree(root, lambda one: found if one is root else look(one))
+
+
+def _card_folder(folder: Path) -> Path:
+    """`folder` if it says anything of a model, else its last stage that does."""
+    for one in (folder, *(folder / stage for stage in ("ppo", "reward", "sft"))):
+        if (one / "run.json").is_file() or (one / CARD_FILE).is_file():
+            return one
+    raise ZooError(f"{folder} holds neither a run nor {CARD_FILE}: give runs/RECIPE, or a folder that was pulled.")
+
+
+def _look_here(folder: Path) -> Member:
+    record = StageRecord(folder)
+    if not record.run_file.is_file():
+        card = _read_card(Checkpoint(str(folder), folder))
+        return Member(card=card, parents=card.parents)
+    document = record.read()
+    if document.get("stage") == "data":
+        return Member(commit=(document.get("repo") or {}).get("commit"))
+    card = Card(card_json(Facts.read(folder, None)))
+    repo = document.get("repo") or {}
+    tags = tuple(tag for tag, commit in (repo.get("tags") or {}).items() if commit == repo.get("commit"))
+    parents = tuple(_beside(folder, document, parent) for parent in card.parents)
+    return Member(repo.get("commit"), tags, card, None, parents)
+
+
+def _beside(folder: Path, document: Mapping[str, Any], parent: Reference) -> Reference:
+    """A parent that was never published, as the stage of the same run that it is, where that still lies there."""
+    lineage = document.get("dataset") if parent.role == "data" else (document.get("parents") or {}).get(parent.role)
+    sibling = StageRecord(folder.parent / parent.role)
+    if parent.repo is not None or not lineage or sibling.read().get("fingerprint") != lineage.get("fingerprint"):
+        return parent
+    return Reference(parent.role, parent.kind, folder=sibling.path, title=parent.title)
+
+
+def _look_there(at: Reference, hub: Hub) -> Member:
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+
+    api = hub.api()
+    repo, known = at.repo or "", []
+    try:
+        refs = api.list_repo_refs(repo, repo_type=at.kind)
+        known = [ref.name for ref in (*refs.branches, *refs.tags)]
+        wanted = None if at.commit is None else find_revision(at.commit, known) or at.commit
+        info = api.repo_info(repo, revision=wanted, repo_type=at.kind)
+        tags = tuple(sorted(ref.name for ref in refs.tags if ref.target_commit == info.sha))
+        card = problem = None
+        if at.kind == "model" and CARD_FILE in {one.rfilename for one in info.siblings or []}:
+            card, problem = download_card(repo, info.sha, hub)
+            best = {ref.name: ref.target_commit for ref in refs.tags}.get("best")
+            if card.stage == "reward" and not card.get("reward_model") and best is not None:
+                card = _with_report(card, repo, best, hub)
+    except GatedRepoError:
+        return Member(problem="is gated, and this token may not read it")
+    except RepositoryNotFoundError:
+        elsewhere = None if hub.source is None else _look_there(at, hub.source)
+        if elsewhere is not None and elsewhere.problem is None:
+            return elsewhere
+        return Member(problem="is not there, or this token may not read it")
+    except RevisionNotFoundError:
+        named = ", ".join(known[:_LISTED]) + (f" and {len(known) - _LISTED} more" if len(known) > _LISTED else "")
+        return Member(problem=f"has no revision {at.commit!r}, but {named}")
+    except client_errors() as error:
+        return Member(problem=f"cannot be had from {hub.name} ({reason(error)})")
+    return Member(info.sha, tags, card if problem is None else None, problem, card.parents if card is not None else ())
+
+
+def _with_report(card: Card, repo: str, best: str, hub: Hub) -> Card:
+    """A reward model's card at its step's tag, with what was measured of the same checkpoint when it was finished."""
+    final, _ = download_card(repo, best, hub)
+    same = final and all(final.get(key) == card.get(key) for key in ("fingerprint", "step"))
+    return Card({**card, "reward_model": final.get("reward_model")}) if same else card

@@ -1,0 +1,46 @@
+"""A run's metrics as TensorBoard events, which switch the Hub's Metrics tab on.
+
+They are made from metrics.jsonl and not by a writer that follows training: a resumed run then has one file without
+repeated steps, equal metrics give equal bytes, and no file name tells whose machine it was.
+"""
+
+import datetime
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..fileio import finite
+
+EVENTS_FILE = "runs/{stage}/events.out.tfevents.{began}.rlhf-zoo"
+
+
+def write_events(rows: Iterable[Mapping[str, Any]], folder: Path, *, stage: str) -> Path | None:
+    """Writes every finite number of `rows` as a scalar at its step. Returns the file below `folder`, None without rows.
+
+    rows: of metrics.jsonl; `time` (ISO 8601) becomes the wall time.
+    """
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    logged = list(rows)
+    if not logged:
+        return None
+    path = folder / EVENTS_FILE.format(stage=stage, began=int(_seconds(logged[0])))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        writer = RecordWriter(file)
+        writer.write(Event(wall_time=_seconds(logged[0]), file_version="brain.Event:2").SerializeToString())
+        for row in logged:
+            values = [
+                Summary.Value(tag=name, simple_value=value)
+                for name, value in sorted(row.items())
+                if name != "step" and finite(value)
+            ]
+            event = Event(wall_time=_seconds(row), step=row["step"], summary=Summary(value=values))
+            writer.write(event.SerializeToString())
+    return path
+
+
+def _seconds(row: Mapping[str, Any]) -> float:
+    return datetime.datetime.fromisoformat(row["time"]).timestamp()

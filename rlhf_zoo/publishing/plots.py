@@ -1,0 +1,436 @@
+"""Figures of a card, from rows of metrics and from a reward model's report.
+
+matplotlib is imported when one is drawn, and never opens a window. Each plot writes one PNG as wide as a card, or
+nothing, and returns whether it drew.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from io import BytesIO
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from ..fileio import at, finite, write_bytes
+
+Rows = Sequence[Mapping[str, Any]]
+# (metric, title, unit)
+Panel = tuple[str, str, str]
+_BLUE, _ORANGE, _GREEN, _GRAY, _PURPLE, _BROWN = "#1f5fa8", "#c8501e", "#2d7d46", "#777777", "#7b4fa3", "#8a6d3b"
+_WIDTH = 7.2  # inches, at 120 dots each
+_LABEL = 36  # characters of a row's label; of a longer one the end says more
+_ROOTS = "nats$^{1/2}$ per completion"
+_POINTS = 60  # with more, a curve shows no markers
+
+
+def series(rows: Iterable[Mapping[str, Any]], key: str) -> tuple[list[int], list[float]]:
+    """Steps and values of one metric, where it was logged as a finite number."""
+    known = [(row["step"], float(row[key])) for row in rows if finite(row.get(key))]
+    return [step for step, _ in known], [value for _, value in known]
+
+
+def plot_reward_and_kl(rows: Rows, path: Path, *, mark: int | None = None) -> bool:
+    """Reward (left scale) and KL (right scale) of the training rollouts against the step.
+
+    mark: the step of the card, where the run went on after it. Needs two points of each.
+    """
+    reward, kl = series(rows, "objective/score"), series(rows, "objective/kl")
+    if min(len(reward[0]), len(kl[0])) < 2:
+        return False
+    figure, (left,) = _figure(right=0.9)
+    right = left.twinx()
+    right.spines["top"].set_visible(False)
+    left.plot(*reward, color=_BLUE, **_style(reward[0]))
+    right.plot(*kl, color=_ORANGE, linestyle="--", **_style(kl[0], "s"))
+    right.set_ylim(bottom=min(0.0, *kl[1]))
+    left.set(xlabel="PPO update", title="Reward, and KL to the reference, of the training rollouts")
+    left.set_ylabel("reward (solid, dots)", color=_BLUE)
+    right.set_ylabel("KL, nats per completion (dashed, squares)", color=_ORANGE)
+    _mark(left, mark)
+    return _save(figure, path)
+
+
+def plot_reward_against_kl(rows: Rows, path: Path, *, mark: int | None = None) -> bool:
+    """Reward against √KL of the training rollouts, in the order of the steps, which arrows show.
+
+    Along √KL because the gold reward of a hacked proxy bends in it: Gao et al. 2022 (arXiv:2210.10760), §3. An estimate
+    of KL below 0 counts as 0. Needs two points.
+    """
+    points = [
+        (row["step"], _root(row["objective/kl"]), row["objective/score"])
+        for row in rows
+        if all(finite(row.get(key)) for key in ("objective/kl", "objective/score"))
+    ]
+    if len(points) < 2:
+        return False
+    steps, roots, rewards = (list(column) for column in zip(*points, strict=True))
+    figure, (axes,) = _figure(4.2)
+    axes.plot(roots, rewards, color=_GRAY, linewidth=0.8, alpha=0.7, zorder=1)
+    dots = axes.scatter(roots, rewards, c=steps, cmap="viridis", s=26, zorder=2)
+    figure.colorbar(dots, ax=axes, pad=0.02, fraction=0.12, label="PPO update")
+    for start, end in _arrows(list(zip(roots, rewards, strict=True))):
+        style = {"arrowstyle": "-|>", "color": "black", "linewidth": 1.1, "shrinkA": 0, "shrinkB": 0}
+        axes.annotate("", xy=end, xytext=start, arrowprops=style, zorder=3)
+    for place, above in ((0, -17), (-1, 12)):
+        _note(axes, f"update {steps[place]}", (roots[place], rewards[place]), (0, above), ha="center", fontsize=9)
+    title = "Reward against √KL; arrows: the order of training"
+    if mark in steps:
+        _ring(axes, roots[steps.index(mark)], rewards[steps.index(mark)])
+        title += f"; ring: step {mark}"
+    axes.margins(x=0.06, y=0.12)
+    axes.set_xlim(left=min(0.0, axes.get_xlim()[0]))
+    axes.set(xlabel=f"√KL to the reference, {_ROOTS}", ylabel="reward of the rollouts", title=title)
+    return _save(figure, path)
+
+
+def plot_ablation(runs: Mapping[str, Rows], path: Path) -> bool:
+    """Reward and KL of the training rollouts of several runs against the step, and reward against √KL.
+
+    runs: legend -> rows, in the order of the legend. Needs two points of each in one of them.
+    """
+    from matplotlib import colormaps
+
+    curves = {name: (series(rows, "objective/score"), series(rows, "objective/kl")) for name, rows in runs.items()}
+    if not any(min(len(reward[0]), len(kl[0])) >= 2 for reward, kl in curves.values()):
+        return False
+    figure, (reward_axes, kl_axes, both) = _figure(7.4, 3, top=0.15, gap=0.6, height_ratios=(3, 3, 4))
+    for place, (name, (reward, kl)) in enumerate(curves.items()):
+        if min(len(reward[0]), len(kl[0])) < 2:
+            continue
+        style = {"color": colormaps["viridis"](0.05 + 0.85 * place / max(len(runs) - 1, 1)), **_style(reward[0])}
+        reward_axes.plot(*reward, label=name, **style)
+        kl_axes.plot(*kl, **style)
+        known = dict(zip(*kl, strict=True))
+        points = [(_root(known[step]), value) for step, value in zip(*reward, strict=True) if step in known]
+        both.plot(*zip(*points, strict=True), **style)
+    reward_axes.set(xlabel="PPO update", ylabel="reward")
+    kl_axes.set(xlabel="PPO update", ylabel="KL to SFT, nats")
+    both.set(xlabel=f"√KL to SFT, {_ROOTS}", ylabel="reward")
+    reward_axes.legend(frameon=False, fontsize=8.5)
+    return _save(figure, path)
+
+
+def plot_over_training(found: Mapping[str, Any] | None, path: Path) -> bool:
+    """Training reward and judge of each checkpoint against √KL on validation prompts, with their 95% intervals.
+
+    found: `over_training` of evaluation.json. A fitted curve is drawn through the points that it was fitted to, over
+    the range that was seen, and a ring marks the recommended checkpoint. Needs one checkpoint beside SFT.
+    """
+    if not found or not found.get("checkpoints"):
+        return False
+    rows = [found["sft"], *found["checkpoints"]]
+    roots = [_root(row["kl"]["value"]) for row in rows]
+    steps = [0, *(row["step"] for row in found["checkpoints"])]
+    figure, (proxy, judge) = _figure(5.6, 2, gap=0.35, sharex=True)
+    fits = found.get("fits") or {}
+    for axes, key, title, color, fit in (
+        (proxy, "reward", "training reward (the proxy)", _BLUE, fits.get("proxy")),
+        (judge, "judge", f"judge: {found['judge']}", _GREEN, fits.get("judge")),
+    ):
+        _with_bars(axes, rows, key, color=color, fmt="o", markersize=4.5, linewidth=1)
+        values = [row[key]["value"] for row in rows]
+        if fit:
+            curve = [max(roots) * k / 100 for k in range(1, 101)]
+            alpha, beta = (fit[name]["value"] for name in ("alpha", "beta"))
+            axes.plot(curve, [values[0] + d * (alpha - beta * math.log(d)) for d in curve], color=_GRAY, linewidth=1)
+        for step, x, y in zip(steps, roots, values, strict=True):
+            _note(axes, str(step) if step else "SFT", (x, y), (5, -11), fontsize=8.5)
+            if step and step == found.get("recommended"):
+                _ring(axes, x, y)
+        axes.set_title(title, fontsize=10)
+    judge.set_xlabel(f"√KL to SFT, {_ROOTS}; numbers: steps; ring: recommended")
+    return _save(figure, path)
+
+
+def plot_frontier(frontier: Mapping[str, Any], path: Path) -> bool:
+    """Judge and reward against √KL: PPO (a star, its other β in line), and each method. frontier: of baselines.
+
+    Bars are the 95% intervals of the scores. Where a method's KL is an upper bound its line is dashed. Draws nothing
+    without a method.
+    """
+    if not frontier.get("methods"):
+        return False
+    figure, panels = _figure(7.4, 2, top=0.45, gap=0.15, sharex=True)
+    for axes, name in zip(panels, ("judge", "reward"), strict=True):
+        for color, marker, (method, points) in zip(
+            (_BLUE, _GREEN, _GRAY, _PURPLE, _BROWN), "osD^v", frontier["methods"].items(), strict=False
+        ):
+            ordered = sorted(points, key=lambda point: point["kl"]["value"])
+            bound = any(point["kl"]["is_bound"] for point in ordered)
+            said = method if len(ordered) > 1 else f"{method}, {ordered[0]['label']}"
+            label = f"{said}, at the upper bound of its KL" if bound else said
+            _with_bars(axes, ordered, name, color=color, marker=marker, linestyle="--" if bound else "-", label=label)
+        _with_bars(axes, [frontier["sft"]], name, color="black", marker="x", label="SFT")
+        line = sorted([*frontier["ppo_ablation"], frontier["ppo"]], key=lambda point: point["kl"]["value"])
+        _with_bars(axes, line, name, color=_ORANGE, marker="o", markersize=3)
+        _with_bars(axes, [frontier["ppo"]], name, color=_ORANGE, marker="*", markersize=13, label="PPO")
+        axes.set_xlim(left=-0.05)
+    panels[0].set_ylabel(f"judge: {frontier['judge']}")
+    panels[0].legend(frameon=False, fontsize=8.5)
+    panels[1].set(ylabel="reward: what PPO maximises", xlabel=f"√KL to SFT, {_ROOTS}")
+    figure.suptitle("What each method reaches, and how far from SFT", fontsize=11)
+    return _save(figure, path)
+
+
+def plot_win_rates(found: Mapping[str, Any], path: Path) -> bool:
+    """The win rate of a policy by each judge with its 95% interval, and what they are compared with. found: figures of
+    `stages.head_to_head`."""
+    rows = [(f"by {name}", judge["win_rate"], _BLUE) for name, judge in found["judges"].items()]
+    votes = found.get("votes") or {}
+    rows += [(f"by votes, {name}", vote["win_rate"], _GREEN) for name, vote in votes.items() if vote["win_rate"]]
+    rows += [("at equal length", found["win_rate_at_equal_length"], _ORANGE)]
+    rows += [("control: the reference over itself", found["control"], _GRAY)]
+    figure, (axes,) = _figure(1.2 + 0.42 * len(rows), left=3.15, top=0.15)
+    for place, (_, estimate, color) in enumerate(rows):
+        axes.plot(estimate["ci95"], [place, place], color=color, linewidth=2)
+        axes.plot(estimate["value"], place, "o", color=color, markersize=6)
+    axes.axvline(0.5, color="black", linewidth=1)
+    labels = [label if len(label) <= _LABEL else f"…{label[1 - _LABEL :]}" for label, _, _ in rows]
+    axes.set_yticks(range(len(rows)), labels, fontsize=9, parse_math=False)
+    axes.invert_yaxis()
+    axes.set(xlim=(-0.02, 1.02), xlabel=f"win rate, 95% interval (n = {found['n']})")
+    return _save(figure, path)
+
+
+def plot_ensemble(found: Mapping[str, Any], path: Path) -> bool:
+    """Accuracy of each reward model and of all together, and disagreement on PPO's completions by their log-ratio.
+
+    found: overview.json of an ensemble. The second stands only where it was evaluated; its dashed line and band are the
+    disagreement on SFT's completions, the dotted one that of unrelated models. Bars are 95% intervals.
+    """
+    apart, parts = found["disagreement"], found["disagreement"]["by_kl"]
+    heights: dict[str, Any] = {"lines": 2, "height_ratios": (2, 3)} if parts else {}
+    figure, (top, *rest) = _figure(6.0 if parts else 3.8, top=0.15, gap=0.65, left=1.1, **heights)
+    names = [*(f"seed {model['seed']}" for model in found["models"]), "mean of all"]
+    accuracies = [*(model["accuracy"] for model in found["models"]), found["ensemble"]["accuracy"]]
+    for place, accuracy in enumerate(accuracies):
+        color = _ORANGE if place == len(accuracies) - 1 else _BLUE
+        top.errorbar(accuracy["value"], place, xerr=_reach([accuracy]), color=color, fmt="o", capsize=3)
+    top.set_yticks(range(len(names)), names)
+    top.invert_yaxis()
+    top.margins(y=0.2)
+    top.set_xlabel(f"accuracy on {accuracies[0]['n']} held-out pairs")
+    for axes in rest:
+        _estimates(axes, parts, "kl", _ORANGE, "PPO's completions, in fifths")
+        axes.axhline(apart["sft"]["value"], color=_BLUE, linestyle="--", linewidth=1.3, label="SFT's completions")
+        axes.axhspan(*apart["sft"]["ci95"], color=_BLUE, alpha=0.15, linewidth=0)
+        axes.axhline(apart["unrelated"], color=_GRAY, linestyle=":", label="unrelated models")
+        axes.set_ylim(bottom=0)
+        axes.set(xlabel="log π − log π$_{SFT}$ of a completion, nats", ylabel="disagreement")
+        axes.legend(frameon=False, fontsize=8.5)
+    return _save(figure, path)
+
+
+def plot_panels(rows: Rows, panels: Sequence[Panel], path: Path, *, mark: int | None = None) -> bool:
+    """Small multiples, two a row: one metric each against the step. One with fewer than two points is left out."""
+    drawn = [(title, unit, curve) for key, title, unit in panels if len((curve := series(rows, key))[0]) >= 2]
+    if not drawn:
+        return False
+    lines = -(-len(drawn) // 2)
+    figure, grid = _figure(2.3 * lines + 0.2, lines, columns=2, left=0.8, gap=0.55, sharex=True)
+    for axes, (title, unit, curve) in zip(grid, drawn, strict=False):
+        axes.plot(*curve, color=_BLUE, **_style(curve[0], size=2.5))
+        axes.set_title(title, fontsize=10)
+        axes.set_ylabel(unit, fontsize=9)
+        axes.tick_params(labelsize=8.5, labelbottom=True)
+        _mark(axes, mark)
+    for axes in grid[len(drawn) :]:
+        axes.set_visible(False)
+    for axes in grid[: len(drawn)][-2:]:
+        axes.set_xlabel("PPO update", fontsize=9)
+    return _save(figure, path)
+
+
+def plot_curves(
+    rows: Rows, labels: Mapping[str, str], path: Path, *, title: str, unit: str, mark: int | None = None
+) -> bool:
+    """The metrics named by `labels` {key: legend} against the step, on one scale. Needs two points of one of them."""
+    curves = {label: series(rows, key) for key, label in labels.items()}
+    drawn = {label: curve for label, curve in curves.items() if len(curve[0]) >= 2}
+    if not drawn:
+        return False
+    figure, (axes,) = _figure()
+    for (label, curve), color in zip(drawn.items(), (_BLUE, _ORANGE, _GREEN, _GRAY), strict=False):
+        axes.plot(*curve, color=color, label=label, **_style(curve[0]))
+    axes.set(xlabel="optimizer step", ylabel=unit, title=title)
+    axes.legend(frameon=False)
+    values = [value for _, shown in drawn.values() for value in shown]
+    if min(values) > 0 and max(values) > 3 * min(values):
+        _logarithmic(axes)  # else the first steps would press all others flat
+    _mark(axes, mark)
+    return _save(figure, path)
+
+
+def plot_margins(report: Mapping[str, Any] | None, path: Path) -> bool:
+    """Histogram of a reward model's margins on held-out pairs. report: of `evaluation.calibration`."""
+    histogram = at(report, "margin", "histogram")
+    if not histogram or not sum(histogram["counts"]):
+        return False
+    counts, spans = histogram["counts"], list(pairwise(histogram["edges"]))
+    figure, (axes,) = _figure()
+    axes.bar(
+        [low for low, _ in spans],
+        counts,
+        width=[high - low for low, high in spans],
+        align="edge",
+        color=[_ORANGE if high <= 0 else _BLUE for _, high in spans],
+        edgecolor="white",
+        linewidth=0.6,
+    )
+    axes.axvline(0, color="black", linewidth=1)
+    share = sum(count for (_, high), count in zip(spans, counts, strict=True) if high <= 0) / sum(counts)
+    axes.set(
+        xlabel="margin: score of the chosen text − score of the rejected one",
+        ylabel="held-out pairs",
+        title=f"Margins of {sum(counts)} held-out pairs; in orange the {share:.0%} in the wrong order",
+    )
+    return _save(figure, path)
+
+
+def plot_reliability(report: Mapping[str, Any] | None, path: Path) -> bool:
+    """Confidence against the share of right answers, with 95% intervals, and how many pairs stand behind each point."""
+    calibration = at(report, "calibration")
+    if not calibration or not calibration["bins"]:
+        return False
+    parts = [{**part, "value": part["accuracy"]} for part in calibration["bins"]]
+    figure, (top, bottom) = _figure(4.6, 2, gap=0.15, sharex=True, height_ratios=(3, 1))
+    top.plot([0.5, 1], [0.5, 1], color=_GRAY, linestyle=":", label="calibrated")
+    _estimates(top, parts, "confidence", _BLUE, "this model")
+    title = f"Calibration: is it right as often as it says? ECE {calibration['ece']:.3f}"
+    top.set(ylabel="share in the right order", title=title)
+    top.legend(frameon=False, loc="lower right")
+    for part in parts:
+        width = (part["high"] - part["low"]) * 0.94
+        bottom.bar(part["low"], part["n"], width=width, align="edge", color=_BLUE, alpha=0.6)
+    confidence = "confidence: σ(|margin|), the probability of the text that it scores higher"
+    bottom.set(ylabel="pairs", xlabel=confidence, xlim=(0.49, 1.01))
+    return _save(figure, path)
+
+
+def plot_score_by_length(report: Mapping[str, Any] | None, path: Path) -> bool:
+    """Score against length over the texts of held-out pairs: means and quartiles in parts of equally many texts."""
+    length = at(report, "length")
+    if not length or len(length["bins"]) < 2:
+        return False
+    parts = length["bins"]
+    figure, (axes,) = _figure()
+    x = [(part["low"] + part["high"]) / 2 for part in parts]
+    reach = [(part["high"] - part["low"]) / 2 for part in parts]
+    lows, highs = [part["low_score"] for part in parts], [part["high_score"] for part in parts]
+    axes.vlines(x, lows, highs, color=_BLUE, alpha=0.35, linewidth=6, label="middle half of the texts")
+    axes.errorbar(x, [part["mean"] for part in parts], xerr=reach, color=_BLUE, marker="o", linewidth=1, label="mean")
+    rho = length.get("spearman")
+    title = f"Score against length, {sum(part['n'] for part in parts)} held-out texts"
+    title += f"; Spearman's ρ {rho['value']:+.2f}" if rho else ""
+    axes.set(xlabel="length of the completion, tokens", ylabel="raw score", title=title)
+    axes.margins(y=0.15)
+    axes.legend(frameon=False, ncols=2)
+    return _save(figure, path)
+
+
+def _root(kl: float) -> float:
+    """√KL; an estimate below 0 counts as 0."""
+    return math.sqrt(max(kl, 0.0))
+
+
+def _reach(points: Sequence[Mapping[str, Any]]) -> list[list[float]]:
+    """How far the interval of each point goes below it, and above."""
+    below = [max(point["value"] - point["ci95"][0], 0.0) for point in points]
+    return [below, [max(point["ci95"][1] - point["value"], 0.0) for point in points]]
+
+
+def _estimates(axes: Any, points: Sequence[Mapping[str, Any]], along: str, color: str, label: str) -> None:
+    x, y = [point[along] for point in points], [point["value"] for point in points]
+    axes.errorbar(x, y, yerr=_reach(points), color=color, marker="o", capsize=3, linewidth=1.3, label=label)
+
+
+def _with_bars(axes: Any, points: Sequence[Mapping[str, Any]], name: str, **style: Any) -> None:
+    """The estimate `name` of each point against its √KL, with its interval."""
+    roots, values = [_root(point["kl"]["value"]) for point in points], [point[name]["value"] for point in points]
+    reach = _reach([point[name] for point in points])
+    axes.errorbar(roots, values, yerr=reach, capsize=2.5, **{"linewidth": 1.4, "markersize": 5} | style)
+
+
+def _arrows(points: Sequence[tuple[float, float]], count: int = 5) -> Iterable[tuple[Any, Any]]:
+    """(from, to) of `count` stretches of a path, evenly along its order, each long enough for a head to be seen."""
+    spans = [max(column) - min(column) or 1.0 for column in zip(*points, strict=True)]
+
+    def apart(a: tuple[float, float], b: tuple[float, float]) -> float:
+        return math.hypot(*((p - q) / span for p, q, span in zip(a, b, spans, strict=True)))
+
+    stride = max(1, (len(points) - 1) // count)
+    for start, end in pairwise([*points[::stride], points[-1]]):
+        if apart(start, end) > 0.06:
+            yield start, end
+
+
+def _logarithmic(axes: Any) -> None:
+    from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 1.5, 2.0, 3.0, 5.0, 7.0)))
+    axes.yaxis.set_major_formatter(ScalarFormatter())
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _style(steps: Sequence[int], marker: str = "o", size: float = 3.5) -> dict[str, Any]:
+    return {"marker": marker if len(steps) <= _POINTS else None, "markersize": size, "linewidth": 1.4}
+
+
+def _note(axes: Any, text: str, place: tuple[Any, Any], shift: tuple[int, int], **style: Any) -> None:
+    """Text beside a point. shift: in points of 1/72 inch."""
+    axes.annotate(text, place, xytext=shift, textcoords="offset points", **style)
+
+
+def _ring(axes: Any, x: float, y: float) -> None:
+    axes.scatter(x, y, s=125, facecolors="none", edgecolors=_ORANGE, linewidths=2, zorder=4)
+
+
+def _mark(axes: Any, step: int | None) -> None:
+    if step is not None:
+        axes.axvline(step, color=_GRAY, linestyle=":", linewidth=1.5)
+        _note(axes, f"step {step}", (step, 1), (3, -10), xycoords=("data", "axes fraction"), fontsize=8.5, color=_GRAY)
+
+
+def _figure(
+    height: float = 3.8,
+    lines: int = 1,
+    *,
+    columns: int = 1,
+    left: float = 0.9,
+    right: float = 0.15,
+    top: float = 0.4,
+    gap: float = 0.0,
+    **options: Any,
+) -> tuple[Any, list[Any]]:
+    """A figure and its axes, line by line. Margins and the gap between lines in inches: they are fixed, as
+    matplotlib's own layouts take as long again as the drawing."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    # A matplotlibrc of the working directory, which may be a download, could have each text set by LaTeX, a program.
+    matplotlib.rc("text", usetex=False)
+    bottom = 0.6
+    inner = (height - top - bottom - gap * (lines - 1)) / lines
+    across = (_WIDTH - right - columns * left) / columns
+    figure = Figure(figsize=(_WIDTH, height), dpi=120)
+    figure.subplots_adjust(left / _WIDTH, bottom / height, 1 - right / _WIDTH, 1 - top / height)
+    figure.subplots_adjust(hspace=gap / inner, wspace=left / across)
+    grid = list(figure.subplots(lines, columns, squeeze=False, **options).flat)
+    for axes in grid:
+        axes.grid(alpha=0.25)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure, grid
+
+
+def _save(figure: Any, path: Path) -> bool:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    for axes in figure.axes:  # with a height given, no pass over all ticks is made to find one
+        axes.set_title(axes.get_title(), fontsize=axes.title.get_fontsize(), y=1.0)
+    buffer = BytesIO()
+    # Without the version in it, the same numbers give the same bytes.
+    FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": None})
+    write_bytes(path, buffer.getvalue())
+    return True

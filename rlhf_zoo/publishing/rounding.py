@@ -1,0 +1,53 @@
+"""A checkpoint's weights as they are sent where a recipe rounds them: half the bytes, of the same names and shapes."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..fileio import read_json, write_json
+
+INDEX = ".safetensors.index.json"
+
+
+def rounded(files: Mapping[str, Path], dtype: str, folder: Path) -> dict[str, Path]:
+    """Those of `files` (path in the repository -> file) that hold weights or name their type, rounded, in `folder`."""
+    import torch
+
+    made: dict[str, Path] = {}
+    for name, path in files.items():
+        target = folder / name
+        if name.endswith(".safetensors"):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _round(path, target, getattr(torch, dtype))
+        elif Path(name).name == "config.json":
+            write_json(target, _of_type({"dtype": dtype, **read_json(path)}, dtype))
+        elif name.endswith(INDEX):
+            index = read_json(path)
+            index["metadata"].pop("total_size", None)  # the bytes that they had, which nothing reads
+            write_json(target, index)
+        else:
+            continue
+        made[name] = target
+    return made
+
+
+def _round(path: Path, target: Path, dtype: Any) -> None:
+    """A file of weights with its floating-point tensors rounded to the nearest of `dtype`, what is as small left."""
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    with safe_open(path, framework="pt") as weights:
+        wide = {key: weights.get_tensor(key) for key in weights.keys()}  # noqa: SIM118
+        metadata = weights.metadata()
+    small = {
+        key: tensor.to(dtype) if tensor.is_floating_point() and tensor.element_size() > dtype.itemsize else tensor
+        for key, tensor in wide.items()
+    }
+    save_file(small, target, metadata)
+
+
+def _of_type(config: Any, dtype: str) -> Any:
+    """A model's configuration, and those nested in it, with another type of weights."""
+    if not isinstance(config, dict):
+        return config
+    return {key: dtype if key in ("dtype", "torch_dtype") else _of_type(value, dtype) for key, value in config.items()}

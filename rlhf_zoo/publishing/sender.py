@@ -1,0 +1,394 @@
+"""From a run directory to the Hub: what is to be sent next, and how each is sent.
+
+What is due is read off the disk every time, so that another process goes on with it after a kill: the data that a
+corpus made, then stage by stage the checkpoints by their step, each a commit and a tag, and of a finished stage its
+chosen checkpoint as `main` with the final card.
+"""
+
+import hashlib
+import logging
+import shlex
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ..errors import ZooError
+from ..fileio import write_json
+from ..hub.client import claims
+from ..hub.client.claims import RECIPE_FILE
+from ..hub.client.connect import Hub
+from ..hub.client.data_gate import find_outward_link, is_inside
+from ..hub.client.publish import (
+    MERGED,
+    PUBLISHED,
+    is_step,
+    publish_checkpoint,
+    publish_on_branch,
+    publish_release,
+    tag_name,
+)
+from ..hub.client.refusals import client_errors, refusals_as, status_of
+from ..hub.client.run_signature import FLAG
+from ..modeling.integrity import check_integrity
+from ..runs.checkpoint_choice import lasting
+from ..runs.context import RunContext
+from ..runs.dataset import forget_lost_data, pending_data, send_data
+from ..runs.record import StageRecord, checkpoint_step
+from ..runs.registry import STAGES
+from .adapters import sent_instead
+from .cards.card import make_card
+from .cards.facts import FRONTIER
+from .collections import collect
+from .events import write_events
+from .sent import published_tags, unpublished
+
+log = logging.getLogger(__name__)
+
+REFUSALS = (400, 401, 403, 404)
+
+
+@dataclass(frozen=True)
+class Upload:
+    """One thing to send. `send` may be called again where it failed: what was done already is not done twice."""
+
+    what: str
+    send: Callable[[], None]
+
+
+class Sender:
+    """Sends what a run directory holds and the Hub has not. Used by one thread at a time.
+
+    stages: those to send; None takes the stages whose run.json says that they are to be published here.
+    again: send the final cards even where they were sent. Raises ZooError where somebody else's run holds links to
+    outside of it.
+    """
+
+    def __init__(self, context: RunContext, *, stages: tuple[str, ...] | None = None, again: bool = False) -> None:
+        _check_links(context)
+        self._context = context
+        self._stages = stages
+        self._looked: set[str] = set()
+        self._again = set(STAGES) if again else set()
+
+    def due(self) -> list[str]:
+        """What is still to be sent, in order."""
+        return [upload.what for upload in self._uploads()]
+
+    def next(self) -> Upload | None:
+        """What to send now, or None where the Hub has it all."""
+        return next(self._uploads(), None)
+
+    def send_all(self) -> None:
+        """Sends everything, here and now. Raises what the client or a refusal raises."""
+        while upload := self.next():
+            upload.send()
+
+    def _uploads(self) -> Iterator[Upload]:
+        context = self._context
+        stages = [stage for stage in STAGES if self._asked(context.record(stage), stage)]
+        if not stages:
+            return
+        data = context.record("data")
+        if "data" not in self._looked and (pending_data(context) or data.read().get("repo")):
+            yield Upload(f"a look at {context.dataset_repo}", self._look_at_data)
+        if pending_data(context):
+            yield Upload("the data", lambda: send_data(context))
+        for stage in stages:
+            yield from self._of_stage(context.record(stage), stage)
+        if self._collection_due(stages):
+            yield Upload(f"the Collection of {context.recipe.name}", lambda: self._collect(stages))
+
+    def _collection_due(self, stages: list[str]) -> bool:
+        """Whether all of the run is released, and its Collection was not made of that."""
+        context = self._context
+        whole = set(stages) >= set(context.recipe.stages)
+        if not whole or not all(context.record(stage).read().get("released") for stage in stages):
+            return False
+        made = context.record(stages[-1]).read().get("collection") or {}
+        return (made.get("hub"), made.get("repos")) != (context.hub.label, [context.repo(stage) for stage in stages])
+
+    def _collect(self, stages: list[str]) -> None:
+        """Groups the run's repositories. A Hub or token that has no Collections is said, and costs nothing else."""
+        context = self._context
+        repos = {context.repo(stage): stage for stage in stages}
+        try:
+            slug = collect(context.recipe.name, context.namespace, repos, private=context.private, hub=context.hub)
+        except ZooError as error:
+            if status_of(error.__cause__) not in REFUSALS and isinstance(error.__cause__, client_errors()):
+                raise error.__cause__ from None
+            log.warning("%s", error)
+            slug = None
+        made = {"hub": context.hub.label, "repos": list(repos), "slug": slug}
+        context.record(stages[-1]).write(collection=made)
+
+    def _asked(self, record: StageRecord, stage: str) -> bool:
+        document = record.read()
+        if not document or self._stages is not None:
+            return bool(document) and stage in (self._stages or ())
+        place = document.get("publish") or {}
+        return (place.get("hub"), place.get("namespace")) == (
+            self._context.hub.label,
+            self._context.namespace,
+        )
+
+    def _of_stage(self, record: StageRecord, stage: str) -> Iterator[Upload]:
+        repo, hub = self._context.repo(stage), self._context.hub.label
+        document = record.read()  # before looking for checkpoints: a stage that ends now may leave one more
+        pending = unpublished(record, repo, hub=hub)
+        gone = document.get("status") == "finished" and record.chosen_checkpoint() is None
+        if stage not in self._looked and (pending or gone or published_tags(record, repo, hub=hub)):
+            yield Upload(f"a look at {repo}", lambda: self._look_at(record, stage))
+        for path in pending:
+            yield Upload(f"step {checkpoint_step(path)} of {stage}", partial(self._send, record, stage, path))
+        if document.get("status") == "finished" and not (document.get("chosen") or {}).get("open"):
+            due = self._release_digest(record)
+            if stage in self._again or document.get("released") != due:
+                yield Upload(f"the card of {stage}", lambda: self._release(record, stage, due))
+
+    def _look_at_data(self) -> None:
+        forget_lost_data(self._context)
+        self._looked.add("data")
+
+    def _look_at(self, record: StageRecord, stage: str) -> None:
+        """Before the first commit of a stage: whose is the repository, and does it hold what it acknowledged?"""
+        # Where the chosen checkpoint is gone it comes from the repository before, which run.json still names now.
+        self._context.restore_chosen(stage)
+        _take(self._context, stage)
+        _forget_lost(record, self._context.repo(stage), self._context.hub)
+        self._pin_lineage(record)
+        self._looked.add(stage)
+
+    def _pin_lineage(self, record: StageRecord) -> None:
+        """Fills in the commits of parents and data that were not sent yet when the stage began; all come before it."""
+        document = record.read()
+        parents = {role: self._pinned(role, parent) for role, parent in (document.get("parents") or {}).items()}
+        data = dict(document.get("dataset") or {})
+        made = self._context.record("data").read()
+        same = made.get("repo") and made.get("fingerprint") == data.get("fingerprint")
+        if same and not self._is_pinned(data, self._context.dataset_repo):
+            data |= {"repo": made["repo"]["id"], "commit": made["repo"]["commit"], "hub": made["repo"]["hub"]}
+        record.write(parents=parents, dataset=data)
+
+    def _is_pinned(self, parent: Mapping[str, Any], repo: str) -> bool:
+        """Whether it names a commit in `repo`, where this run sends it, on this Hub."""
+        hub = self._context.hub.label
+        return bool(parent.get("commit")) and (parent.get("hub", hub), parent.get("repo")) == (hub, repo)
+
+    def _pinned(self, role: str, parent: Mapping[str, Any]) -> dict[str, Any]:
+        record = self._context.record(role) if role in STAGES else None
+        repo = self._context.repo(role)
+        if record is None or self._is_pinned(parent, repo) or not str(parent.get("path")).startswith("checkpoint-"):
+            return dict(parent)
+        if record.read().get("fingerprint") != parent.get("fingerprint"):
+            return dict(parent)  # the stage beside this one was run again since
+        tag = tag_name(checkpoint_step(parent["path"]))
+        commit = published_tags(record, repo, hub=self._context.hub.label).get(tag)
+        found = {"repo": repo, "commit": commit, "tag": tag, "hub": self._context.hub.label}
+        return {**parent, **found} if commit else dict(parent)
+
+    def _send(self, record: StageRecord, stage: str, checkpoint: Path) -> None:
+        context, step = self._context, checkpoint_step(checkpoint)
+        repo, hub = context.repo(stage), context.hub.label
+        # The card of a step names the repository, also before the first commit to it.
+        self._note(record, repo, published_tags(record, repo, hub=hub))
+        with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryDirectory() as altered:
+            put_beside(record, Path(scratch), stage, step=step)
+            optimizer = bool(record.read()["resolved"].get("push_optimizer"))
+            check_integrity(checkpoint, training=optimizer)
+            published = publish_checkpoint(
+                checkpoint,
+                repo,
+                run=context.run_id(stage),
+                hub=context.hub,
+                extra_files=Path(scratch),
+                message=f"{context.recipe.name} {stage}: step {step}",
+                step=step,
+                optimizer=optimizer,
+                overwrite=context.overwrite,
+                overrides=sent_instead(context, record, checkpoint, Path(altered)),
+            )
+        self._note(record, repo, {**published_tags(record, repo, hub=hub), published["tag"]: published["commit"]})
+
+    def _release(self, record: StageRecord, stage: str, due: str) -> None:
+        context, repo = self._context, self._context.repo(stage)
+        context.restore_chosen(stage)
+        chosen = record.chosen_checkpoint()
+        if chosen is None:
+            raise ZooError(f"{record.path} is finished and holds no checkpoint to publish: train it with --restart.")
+        tag = tag_name(checkpoint_step(chosen))
+        tags = published_tags(record, repo, hub=context.hub.label)
+        none = (record.read().get("chosen") or {}).get("none", False)
+        named = {name: commit for name, commit in tags.items() if name != "best" or not none}
+        # The card names the tag `best`, which is to point at the commit that holds the card.
+        self._note(record, repo, named if none else {"best": tags[tag], **tags})
+        with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryDirectory() as altered:
+            put_beside(record, Path(scratch), stage, step=None)
+            optimizer = bool(record.read()["resolved"].get("push_optimizer"))
+            check_integrity(chosen, training=optimizer)
+            commit = publish_release(
+                chosen,
+                repo,
+                run=context.run_id(stage),
+                extra_files=Path(scratch),
+                message=f"{context.recipe.name} {stage}: card of {tag}",
+                tag_message=None if none else f"{tag}, with the card of the finished run",
+                hub=context.hub,
+                optimizer=optimizer,
+                overrides=sent_instead(context, record, chosen, Path(altered)),
+            )
+            if record.read()["resolved"].get("push_merged"):
+                self._release_merged(record, stage, chosen, Path(scratch), Path(altered) / MERGED)
+        self._note(record, repo, named if none else {**tags, "best": commit})
+        record.write(released=due)
+        self._again.discard(stage)
+        self._prune(record)
+
+    @staticmethod
+    def _prune(record: StageRecord) -> None:
+        """Deletes what had to wait for the Hub, and nothing that the evaluation may be reading."""
+        stay = lasting(record)
+        for path in record.checkpoints():
+            if path not in stay:
+                record.remove_checkpoint(path)
+
+    def _release_merged(self, record: StageRecord, stage: str, chosen: Path, folder: Path, altered: Path) -> None:
+        """The chosen checkpoint with its adapter merged, as the branch `merged`, with a card that says so."""
+        make_card(record.path, out=folder, merged=True)
+        check_integrity(chosen / MERGED)
+        context = self._context
+        merged = publish_on_branch(
+            chosen / MERGED,
+            context.repo(stage),
+            run=context.run_id(stage),
+            extra_files=folder,
+            message=f"{context.recipe.name} {stage}: {tag_name(checkpoint_step(chosen))}, adapter merged",
+            branch=MERGED,
+            overrides=sent_instead(context, record, chosen / MERGED, altered),
+            hub=context.hub,
+        )
+        record.write(merged=merged)
+
+    def _note(self, record: StageRecord, repo: str, tags: Mapping[str, str]) -> None:
+        record.write(hub=self._context.hub.label, repo=_repository(repo, tags))
+
+    def _release_digest(self, record: StageRecord) -> str:
+        """Differs when the final card would: by the Hub and repository, by the run's end, by what was measured."""
+        document, evaluation = record.read(), self._context.record("eval").path
+        known = {key: document.get(key) for key in ("finished", "chosen", "fingerprint", "reward_model")}
+        content = hashlib.sha256(repr((sorted(known.items(), key=str), self._context.repo(document["stage"]))).encode())
+        content.update(self._context.hub.label.encode())
+        for path in (evaluation / "evaluation.json", evaluation / "samples.jsonl", evaluation.parent / FRONTIER):
+            content.update(path.read_bytes() if path.is_file() else b"")
+        return content.hexdigest()
+
+
+def _check_links(context: RunContext) -> None:
+    """Checks that a run that this user did not write holds no links to files elsewhere on this machine.
+
+    Cards, metrics and data are made from files beside the checkpoints, so all of the run's folders are checked. A run
+    of the user's own may keep a stage on another disk.
+
+    Raises:
+        ZooError: There is such a link.
+    """
+    records = [context.record(name) for name in ("data", *STAGES, "eval")]
+    own = [record.is_own() for record in records if record.run_file.is_file()]
+    if all(own):
+        return
+    if context.base is not None and any(own):
+        raise ZooError(
+            f"{context.directory} was not written by your rlhf-zoo, and says that it is a part of your run in "
+            f"{context.base}, so nothing of either is sent: move it elsewhere, or add {FLAG} if you trust it."
+        )
+    folders = [*(record.path for record in records), context.record("eval").path.parent / Path(FRONTIER).parent]
+    for folder in folders:
+        link = None if is_inside(folder, folder.parent) else folder
+        if link is None and (inner := find_outward_link(folder, hidden=True)) is not None:
+            link = folder / inner
+        if link is not None:
+            raise ZooError(
+                f"{link} is a link to outside of its folder, and this run was not written by your rlhf-zoo, so nothing "
+                f"of it is sent: put the file itself there, or add {FLAG} if you trust this run."
+            )
+
+
+def put_beside(record: StageRecord, folder: Path, stage: str, *, step: int | None) -> None:
+    """What a commit holds beside the checkpoint: card, plots, metrics so far, their events and the recipe."""
+    make_card(record.path, out=folder, step=step)
+    so_far = StageRecord(folder)
+    if record.metrics_file.exists():
+        shutil.copy(record.metrics_file, so_far.metrics_file)
+        if step is not None:
+            so_far.truncate_metrics(step)
+        write_events(so_far.metrics(), folder, stage=stage)
+    write_json(folder / RECIPE_FILE, record.read()["resolved"])
+
+
+def claim_repository(context: RunContext, stage: str) -> None:
+    """Makes the stage's repository this run's, before anything is trained, so that no other run writes there.
+
+    Raises ZooError where it is another run's and --overwrite_repo was not given, where it holds a step of this run that
+    is no longer in the run directory, and where the token may not write there.
+    """
+    record, repo = context.record(stage), context.repo(stage)
+    what = f"{repo} cannot be written to on {context.hub.described}"
+    with refusals_as(what, "check --namespace and the token, or try again when the Hub answers."):
+        _take(context, stage)
+        known = published_tags(record, repo, hub=context.hub.label)
+        here = {tag_name(checkpoint_step(path)) for path in record.checkpoints()}
+        strays = sorted({tag for tag in claims.all_tags(repo, hub=context.hub) if is_step(tag)} - {*known, *here})
+    if strays:
+        raise ZooError(
+            f"{repo} on {context.hub.label} has the tag {strays[0]} of weights that {record.path} no longer holds, and "
+            "a step's tag never moves: give --restart or --overwrite_repo to replace what is there, or publish under "
+            "another --namespace."
+        )
+
+
+def _take(context: RunContext, stage: str) -> None:
+    record, repo, hub = context.record(stage), context.repo(stage), context.hub.label
+    # A step that was trained again is no longer what its tag was acknowledged for.
+    again = {tag_name(checkpoint_step(path)) for path in unpublished(record, repo, hub=hub)}
+    claims.claim_repository(
+        repo,
+        context.run_id(stage),
+        known={tag: commit for tag, commit in published_tags(record, repo, hub=hub).items() if tag not in again},
+        overwrite=context.overwrite,
+        fresh=context.fresh,
+        private=context.private,
+        what=f"{context.recipe.name} {stage}",
+        hub=context.hub,
+    )
+
+
+def kept_lineage(before: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """`found`, with repository and commit as a run pinned them `before`, where it is the same parent."""
+    if before.get("fingerprint") != found.get("fingerprint") or not before.get("commit"):
+        return dict(found)
+    return {**found, **{key: before[key] for key in ("repo", "commit", "tag", "hub") if key in before}}
+
+
+def resume_command(context: RunContext) -> str:
+    """The command that sends what is left."""
+    return f"rlhf-zoo push --resume {shlex.quote(str(context.directory))}"
+
+
+def _forget_lost(record: StageRecord, repo: str, hub: Hub) -> None:
+    """Counts as not sent what the Hub does not have: its folder was emptied, or another run had the repository."""
+    sent, there = published_tags(record, repo, hub=hub.label), claims.all_tags(repo, hub=hub)
+    remaining = {tag: commit for tag, commit in sent.items() if there.get(tag) == commit}
+    if remaining == sent:
+        return
+    for checkpoint in record.checkpoints():
+        if tag_name(checkpoint_step(checkpoint)) not in remaining:
+            (checkpoint / PUBLISHED).unlink(missing_ok=True)
+    record.write(repo=_repository(repo, remaining) if remaining else None, released=None)
+
+
+def _repository(repo: str, tags: Mapping[str, str]) -> dict[str, Any]:
+    """What run.json says of the repository."""
+    return {"id": repo, "commit": tags.get("best") or next(reversed(list(tags.values())), None), "tags": dict(tags)}

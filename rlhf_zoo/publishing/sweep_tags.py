@@ -1,0 +1,52 @@
+"""A cell of a sweep on the Hub: its chosen checkpoint and card as a tag of the recipe's PPO repository."""
+
+import tempfile
+from pathlib import Path
+
+from ..errors import ZooError
+from ..hub.client.claims import all_tags
+from ..hub.client.publish import publish_on_branch
+from ..hub.client.refusals import refusals_as
+from ..modeling.integrity import check_integrity
+from ..runs.context import RunContext
+from .adapters import sent_instead
+from .cards.card import make_card
+from .sender import put_beside
+
+#: The branch that the cells are commits of; `main` is the recipe's own run.
+BRANCH = "sweep"
+
+
+def send_cell(context: RunContext, cell: RunContext, tag: str) -> str | None:
+    """Sends what PPO of a finished cell chose, unless the tag is there already. Returns the commit that is new.
+
+    context: the recipe's own run, which holds the repository. Raises ZooError where the Hub refuses.
+    """
+    record, repo, hub = cell.record("ppo"), context.repo("ppo"), context.hub
+    what = f"The tag {tag} cannot be sent to {repo} on {hub.described}"
+    with refusals_as(what, "the same command sends it and trains nothing again."):
+        known = record.read().get("repo") or {}
+        there = known.get("id") == repo and all_tags(repo, hub=hub).get(tag) == known["commit"]
+        if there and record.read().get("hub") == hub.label:
+            return None
+        chosen = record.chosen_checkpoint()
+        if chosen is None:
+            raise ZooError(f"{record.path} is finished and its chosen checkpoint is gone: give --restart.")
+        check_integrity(chosen)
+        record.write(cell=tag, hub=hub.label, repo={"id": repo, "commit": None, "tags": {}})
+        with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryDirectory() as altered:
+            put_beside(record, Path(scratch), "ppo", step=None)
+            commit = publish_on_branch(
+                chosen,
+                repo,
+                run=context.run_id("ppo"),
+                extra_files=Path(scratch),
+                message=f"{context.recipe.name} ppo: {tag}",
+                tag=tag,
+                branch=BRANCH,
+                overrides=sent_instead(cell, record, chosen, Path(altered)),
+                hub=hub,
+            )
+        record.write(repo={"id": repo, "commit": commit, "tags": {tag: commit}})
+        make_card(record.path)
+        return commit

@@ -1,0 +1,219 @@
+"""Which checkpoint of a stage is the one to start from and to publish as `main`, and which stay on disk."""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from ..errors import ZooError
+from ..fields import option
+from ..fileio import finite
+from ..hub.client.connect import CLIENT, Hub
+from ..hub.client.refs import Checkpoint, resolve
+from .record import StageRecord, checkpoint_step
+from .registry import STAGES
+
+# PPO's evaluation has one of these for each reward, beside the metrics of the stage.
+REWARD_METRICS = "eval_rewards/"
+OPTIMIZER = "optimizer.pt"
+# What PPO maximises, measured on other prompts, is still what PPO maximises.
+PROXY = ("eval_objective/score", "eval_objective/shaped_score", "eval_objective/rlhf_reward")
+
+
+@dataclass(frozen=True)
+class ReleaseArguments:
+    """What of a run is published, and as what."""
+
+    release: Literal["last", "best", "recommended"] = option(
+        "last",
+        "The checkpoint that is `main` and `best` at the end: the last, the best by metric_for_best_model "
+        "on the validation split, or, of PPO, the one that the verdict of `rlhf-zoo eval` recommends.",
+    )
+    push_optimizer: bool = option(False, "Send what training goes on from too: optimizer, scheduler and random states.")
+    push_merged: bool = option(
+        False, "With LoRA, send the chosen model with its adapter merged too, as the branch `merged`."
+    )
+    push_steps: int | None = option(
+        None,
+        "Send only checkpoints whose step is a multiple, and at the end the last and the chosen one; None "
+        "sends every checkpoint that is saved.",
+    )
+    push_dtype: Literal["bfloat16"] | None = option(
+        None, "Round the weights that are sent. Those on the disk stay float32, so resuming is exact."
+    )
+    push_critic: bool = option(True, "Send PPO's critic beside the policy.")
+    save_optimizer_limit: int | None = option(
+        None, "Keep the optimizer's state of so many checkpoints, the newest; None keeps all."
+    )
+
+
+def check_rule(stage: str, release: ReleaseArguments, trainer: Any, *, held_out: str | None) -> None:
+    """Raises ZooError, before anything trains, for a rule that could choose nothing, or that looks where it must not.
+
+    Also for one by which nothing would be sent. held_out: the split that the trainer evaluates on.
+    """
+    _check_sent(stage, release, trainer)
+    if release.release == "last":
+        return
+    if release.release == "recommended":
+        if stage != "ppo":
+            raise ZooError(f"release: recommended is PPO's, and the stage {stage} has no verdict: give last or best.")
+        if release.push_merged:
+            raise ZooError(
+                "push_merged merges the chosen checkpoint at the end of training, and release: recommended chooses "
+                "after it: give one of them."
+            )
+        return
+    metric = metric_name(trainer)
+    wanted = f"release: best of the stage {stage}"
+    if metric is None:
+        raise ZooError(f"{wanted} needs metric_for_best_model: name a metric of the validation split, such as loss.")
+    if metric in PROXY:
+        raise ZooError(
+            f"{wanted} would choose by {metric}, which is what PPO maximises: name what PPO is not rewarded for, such "
+            "as rewards/NAME of a reward function with weight 0."
+        )
+    known = STAGES[stage].metrics
+    if metric not in known and not (stage == "ppo" and metric.startswith(REWARD_METRICS)):
+        more = " or rewards/NAME of a reward function" if stage == "ppo" else ""
+        raise ZooError(
+            f"{wanted} would choose by {metric}, which no evaluation of that stage gives: name "
+            f"{', '.join(name.removeprefix('eval_') for name in known)}{more}."
+        )
+    if held_out is None or trainer.eval_strategy == "no":
+        raise ZooError(
+            f"{wanted} needs figures of the validation split: set eval_strategy, eval_steps and the split for it."
+        )
+    if held_out == "test":
+        raise ZooError(
+            f"{wanted} would choose by the test split, whose figures the card gives: evaluate on another split."
+        )
+    evaluated, saved = trainer.eval_strategy, trainer.save_strategy
+    if evaluated != saved or (saved == "steps" and trainer.save_steps % trainer.eval_steps):
+        raise ZooError(
+            f"{wanted} needs an evaluation at every checkpoint: make eval_strategy equal save_strategy, and save_steps "
+            "a multiple of eval_steps."
+        )
+
+
+def _check_sent(stage: str, release: ReleaseArguments, trainer: Any) -> None:
+    if not release.push_critic and stage != "ppo":
+        raise ZooError(f"push_critic is PPO's, and the stage {stage} has no critic: leave it out.")
+    if release.push_optimizer and (release.push_dtype or release.save_optimizer_limit is not None):
+        key = "push_dtype" if release.push_dtype else "save_optimizer_limit"
+        raise ZooError(
+            f"push_optimizer of the stage {stage} sends what training goes on from, and {key} leaves some of it out: "
+            "give one of them."
+        )
+    every, saved = release.push_steps, trainer.save_steps
+    if every is not None and (trainer.save_strategy != "steps" or saved < 1 or every % saved):
+        raise ZooError(
+            f"push_steps of the stage {stage} is {every}, and checkpoints are saved by {trainer.save_strategy.value}"
+            f"{f', every {saved:g}' if trainer.save_strategy == 'steps' else ''}: give a multiple of save_steps, which "
+            "is a whole number there, with save_strategy: steps."
+        )
+
+
+def metric_name(trainer: Any) -> str | None:
+    """metric_for_best_model as it is logged, with eval_ before it."""
+    metric = trainer.metric_for_best_model
+    return metric if metric is None or metric.startswith("eval_") else f"eval_{metric}"
+
+
+def best_step(
+    rows: Iterable[Mapping[str, Any]], metric: str, *, greater_is_better: bool, steps: Collection[int]
+) -> tuple[int, float] | None:
+    """(step, value) of the best among `steps`; of equals the first, which has moved least. None where none has one."""
+    values = {row["step"]: float(row[metric]) for row in rows if row["step"] in steps and finite(row.get(metric))}
+    sign = 1 if greater_is_better else -1
+    return max(values.items(), key=lambda item: (sign * item[1], -item[0]), default=None)
+
+
+def choose(record: StageRecord, release: ReleaseArguments, trainer: Any) -> dict[str, Any]:
+    """{step, rule, metric, value} of the chosen checkpoint among those on disk, for run.json.
+
+    release: recommended gives the last one, `open`: the evaluation is to choose, and nothing is `main` until then.
+
+    Raises ZooError where there is none, or none has the metric of the rule.
+    """
+    steps = [checkpoint_step(path) for path in record.checkpoints()]
+    if not steps:
+        raise ZooError(f"{record.path} holds no complete checkpoint after training: check save_strategy in the recipe.")
+    if release.release == "last":
+        return {"step": steps[-1], "rule": "last", "metric": None, "value": None}
+    if release.release == "recommended":
+        return {"step": steps[-1], "rule": "recommended", "metric": None, "value": None, "open": True}
+    metric = metric_name(trainer)
+    assert metric is not None
+    best = best_step(record.metrics(), metric, greater_is_better=bool(trainer.greater_is_better), steps=steps)
+    if best is None:
+        known = sorted({key for row in record.metrics() for key in row if key.startswith("eval_")})
+        raise ZooError(
+            f"No checkpoint in {record.path} has {metric}, by which release: best chooses; the evaluations have "
+            f"{', '.join(known) or 'nothing'}: name one of these in metric_for_best_model."
+        )
+    return {"step": best[0], "rule": "best", "metric": metric, "value": best[1]}
+
+
+def promising(record: StageRecord, release: ReleaseArguments, trainer: Any) -> set[int]:
+    """The steps, among the checkpoints on disk, that training or the rule may still need: the last, the best so far.
+
+    All of them, where the evaluation is to choose.
+    """
+    steps = [checkpoint_step(path) for path in record.checkpoints()]
+    if release.release == "recommended":
+        return set(steps)
+    metric = metric_name(trainer) if release.release == "best" else None
+    if metric is None:
+        return set(steps[-1:])
+    best = best_step(record.metrics(), metric, greater_is_better=bool(trainer.greater_is_better), steps=steps)
+    return {*steps[-1:], *([best[0]] if best else [])}
+
+
+def prune(record: StageRecord, *, keep: int | None, stay: Collection[int]) -> None:
+    """Deletes the oldest checkpoints until `keep` are left; None or 0 keeps all.
+
+    The steps in `stay` stay, even where that leaves more than `keep`.
+    """
+    for path in _surplus(record, keep=keep, stay=stay):
+        record.remove_checkpoint(path)
+
+
+def thin(record: StageRecord, *, keep: int | None) -> None:
+    """Deletes the optimizer's state of all checkpoints but the newest `keep`; None keeps all.
+
+    Such a checkpoint is still a model to publish and to load. Training goes on from the newest, and from the one before
+    where that is damaged.
+    """
+    for path in record.checkpoints()[:-keep] if keep else []:
+        (path / OPTIMIZER).unlink(missing_ok=True)
+
+
+def lasting(record: StageRecord) -> list[Path]:
+    """The checkpoints of a finished stage that stay once nothing waits for the Hub any more, in their order.
+
+    While the verdict is to choose, all of them.
+    """
+    paths = record.checkpoints()
+    document = record.read()
+    if (document.get("chosen") or {}).get("open"):
+        return paths
+    ends = (record.chosen_checkpoint(), record.last_checkpoint())
+    stay = {checkpoint_step(path) for path in ends if path is not None}
+    gone = _surplus(record, keep=(document.get("resolved") or {}).get("save_total_limit"), stay=stay)
+    return [path for path in paths if path not in gone]
+
+
+def _surplus(record: StageRecord, *, keep: int | None, stay: Collection[int]) -> list[Path]:
+    paths = record.checkpoints()
+    if not keep:
+        return []
+    return [path for path in paths if checkpoint_step(path) not in stay][: max(len(paths) - keep, 0)]
+
+
+def resolve_model(name: str | Path, hub: Hub = CLIENT, *, own: bool = False) -> Checkpoint:
+    """As `resolve`; a stage's folder means the checkpoint of it that others start from."""
+    found = resolve(name, hub, own=own)
+    stage = StageRecord(found.path)
+    chosen = stage.chosen_checkpoint() if found.repo is None and stage.run_file.is_file() else None
+    return found if chosen is None else replace(found, path=chosen)

@@ -1,0 +1,70 @@
+"""Whether the chat template takes every conversation that a run will read: asked before anything trains."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from datasets import Dataset
+
+from ...errors import ZooError
+from ...modeling.chat import is_conversation, readable, try_rendering, whole
+from ..context import RunContext
+from ..data.layout import conversational
+from ..data.sources import DataSource
+from ..dataset import evaluated_split, stage_rows
+
+#: Characters by which a message tells a conversation from others.
+SHOWN = 60
+
+
+def check_conversations(context: RunContext, stage: str, source: DataSource, tokenizer: Any) -> None:
+    """Renders every conversation that a stage learns from, or that something of it is measured on.
+
+    Args:
+        context: The run.
+        stage: The stage.
+        source: Its data.
+        tokenizer: With the template that the stage's model has, or will have.
+
+    Raises:
+        ZooError: The template refuses one; its row is named.
+    """
+    for split in _splits(context, stage):
+        rows = stage_rows(context, stage, source, split)
+        if conversational(rows):
+            of = f"the split {split} of {source.location} (stage {stage})"
+            check_rows(rows, context.shared.chat.write(tokenizer), of=of)
+
+
+def check_rows(rows: Dataset, tokenizer: Any, *, of: str) -> None:
+    """Raises ZooError where the template refuses a row's conversation. of: what to call the rows."""
+    for place, row in enumerate(rows):
+        for turns, answered in _conversations(row):
+            try:
+                try_rendering(turns, tokenizer, answered=answered)
+            except ZooError as error:
+                text = " ".join(readable(turns).split())
+                shown = text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+                raise ZooError(f"Row {place} of {of} cannot be rendered ({shown!r}). {error}") from error
+
+
+def _splits(context: RunContext, stage: str) -> list[str]:
+    data = context.settings(stage).data
+    names = [data.dataset_train_split, data.dataset_test_split, getattr(data, "dataset_validation_split", None)]
+    if stage == "ppo":
+        names += [evaluated_split(context.shared, data, part)[0] for part in ("test", "validation")]
+    return list(dict.fromkeys(name for name in names if name is not None))
+
+
+def _conversations(row: Mapping[str, Any]) -> Iterator[tuple[Any, bool]]:
+    """What is rendered of a row, and whether it ends in an answer: prompts, and prompts with their answers."""
+    prompt = row.get("prompt")
+    if is_conversation(prompt):
+        yield prompt, False
+    for name in ("messages", "completion", "chosen", "rejected"):
+        if not is_conversation(row.get(name)):
+            continue
+        turns = row[name] if name == "messages" or prompt is None else whole(prompt, row[name])
+        if name in ("chosen", "rejected"):  # of which the prompt is rendered, and the answer put behind it
+            yield turns[:-1], False
+        else:
+            yield turns, True

@@ -1,0 +1,333 @@
+"""What is asked, before the first stage trains, of the models that a recipe names: their code, and their lengths."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ...errors import ZooError
+from ...hub.client.connect import CLIENT, Hub
+from ...hub.client.refs import ask
+from ...hub.client.refusals import reason, refusals_as
+from ...modeling.chat import prompt_ids
+from ...modeling.loading import ADAPTER_CONFIG, check_no_gguf, json_object, load_tokenizer, model_files
+from ...modeling.models import label_index, labels_in
+from ...modeling.remote_code import brings_code, is_trusted, refusal
+from ...modeling.special_tokens import highest_id, pad_apart, train_tokenizer
+from ...modeling.text_ids import settle_ends
+from ...rewards.model import say_cut
+from ..context import RunContext
+from ..data.cut_rows import CutRows, count_cut_rows
+from ..data.layout import conversational, fitting
+from ..dataset import own_pairs_at, text_field, to_train
+from ..parents import reward_roles
+from ..recipe import Recipe
+from ..registry import REWARD_ROLES, STAGES, is_member
+from ..settings.parse import RecipeConfig, StageSettings
+from .splits import rows_here
+
+#: Of a model, all but its weights.
+READ = ("*.json", "*.jinja", "*.txt", "*.model", "*.py")
+
+
+@dataclass(frozen=True)
+class Named:
+    """A model that a key of a recipe names, and a folder of its files without the weights. folder: None if unknown.
+
+    unseen: why it is unknown.
+    """
+
+    key: str
+    name: str
+    folder: Path | None
+    unseen: str | None = None
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        path = None if self.folder is None else self.folder / "config.json"
+        return json_object(path) if path is not None and path.is_file() else {}
+
+    @property
+    def context(self) -> int | None:
+        """How many tokens it reads; None where nobody says."""
+        return context_in(self.config)
+
+
+def context_in(config: Mapping[str, Any]) -> int | None:
+    text = config.get("text_config") or config
+    found = [text.get(name) for name in ("max_position_embeddings", "n_positions")]
+    return next((one for one in found if isinstance(one, int)), None)
+
+
+def named_models(
+    stages: Mapping[str, StageSettings], hub: Hub = CLIENT, *, leniently: bool = False
+) -> dict[str, Named]:
+    """The models from elsewhere that stages name, by their role: policy, reward (reward_2 …), value.
+
+    policy is what SFT starts from, or PPO where it names another. leniently: a Hub that does not answer is no mistake.
+    Raises ZooError for one that no Hub has.
+    """
+    found = {}
+    for role, (key, name, revision) in _asked(stages).items():
+        check_no_gguf(name, key=key)
+        try:
+            found[role] = Named(key, name, look_at(name, revision, hub, mend=mend_of(key)))
+        except ZooError as error:
+            if not leniently:
+                raise
+            found[role] = Named(key, name, None, reason(error.__cause__ or error))
+    return found
+
+
+def _asked(stages: Mapping[str, StageSettings]) -> dict[str, tuple[str, str, str | None]]:
+    """role -> (key, name, revision) of the models from elsewhere."""
+    asked: dict[str, tuple[str, str, str | None]] = {}
+    if "sft" in stages and stages["sft"].model.model_name_or_path is not None:
+        model = stages["sft"].model
+        asked["policy"] = "model_name_or_path of the stage sft", model.model_name_or_path, model.model_revision
+    if "ppo" in stages:
+        settings = stages["ppo"]
+        named = reward_roles(settings.data.reward_model_path)
+        keys = {
+            "policy": ("model_name_or_path", settings.model.model_name_or_path),
+            **{role: ("reward_model_path", name) for role, name in named.items()},
+            "value": ("value_model_name_or_path", settings.data.value_model_name_or_path),
+        }
+        for role, (key, name) in keys.items():
+            if name is not None and name not in ("sft", "reward", "ppo") and not is_member(name):
+                repo, _, revision = (name, "", "") if Path(name).is_dir() else name.partition("@")
+                asked[role] = f"{key} of the stage ppo", repo, revision or None
+    return asked
+
+
+def on_a_hub(recipe: Recipe, shared: RecipeConfig, stages: Mapping[str, StageSettings]) -> bool:
+    """Whether a recipe names a model or a data set that is neither a folder nor a file of this machine."""
+    models = [name for _, name, _ in _asked(stages).values()]
+    own = own_pairs_at(recipe, shared)
+    labeled, pairs = shared.evaluation.labeled_data.dataset_name, None if own is None else own.dataset_name
+    data = [shared.dataset_name, labeled, pairs, *(settings.data.dataset_name for settings in stages.values())]
+    return not all(Path(name).exists() for name in [*models, *data] if name is not None)
+
+
+def mend_of(key: str) -> str:
+    """What to do where the model that a key names cannot be found."""
+    return f"check {key}, --hub and --source_hub."
+
+
+def look_at(
+    name: str,
+    revision: str | None,
+    hub: Hub,
+    *,
+    patterns: Sequence[str] = READ,
+    what: str | None = None,
+    mend: str,
+) -> Path:
+    """The folder of a model's files without its weights; of an adapter without a configuration, its base's.
+
+    Args:
+        name: A folder, or a repository of `hub` or of its source.
+        revision: A branch, tag or commit of the repository; None is its main branch.
+        hub: Where to look. What is cached serves where it does not answer.
+        patterns: Which of the repository's files.
+        what: The beginning of the error, in place of "The model NAME".
+        mend: What the error says to do.
+
+    Raises:
+        ZooError: No Hub has it, or none answers.
+    """
+    if Path(name).is_dir():
+        return Path(name)
+
+    def look(one: Hub) -> Path:
+        with refusals_as(f"{what or f'The model {name}'} cannot be found on {one.name}", mend):
+            silence = one.silence()
+            try:
+                asked = one if silence is None else replace(one, offline=True)
+                return asked.snapshot(name, revision=revision, allow_patterns=[*patterns])
+            except OSError:
+                if silence is None:
+                    raise
+                raise silence from None
+
+    folder = ask(name, hub, look)[1]
+    adapter = json_object(folder / ADAPTER_CONFIG) if (folder / ADAPTER_CONFIG).is_file() else {}
+    base = adapter.get("base_model_name_or_path")
+    if base and not (folder / "config.json").is_file():
+        return look_at(base, adapter.get("revision"), hub, patterns=patterns, mend=mend)
+    return folder
+
+
+def check_named(models: Mapping[str, Named], stages: Mapping[str, StageSettings]) -> None:
+    """Raises ZooError for a model whose own code would run unasked, or has no class for a reward model of its own."""
+    for model in models.values():
+        if brings_code(model.config) and not is_trusted():
+            raise ZooError(refusal(f"The model {model.name}"))
+    if "ppo" in stages:
+        check_label(models, stages["ppo"])
+        check_tokenizers(models, stages["ppo"])
+    policy = models.get("policy")
+    if policy is None or "reward" not in stages or not brings_code(policy.config):
+        return
+    if "AutoModelForSequenceClassification" not in policy.config["auto_map"]:
+        raise ZooError(
+            f"The code of the model {policy.name} has no AutoModelForSequenceClassification, which the stage reward "
+            "trains: take reward.yaml away, and give reward_model_path or reward_funcs in ppo.yaml."
+        )
+
+
+def check_label(models: Mapping[str, Named], ppo: StageSettings) -> None:
+    """Raises ZooError where reward_label names none of a reward model's outputs, or one must be named."""
+    label = ppo.trainer.reward_label
+    for role, name in reward_roles(ppo.data.reward_model_path).items():
+        if name == "reward" or is_member(name):  # which the stage trains with one output
+            label_index({0: ""}, label, name="of the stage reward")
+            continue
+        found = models.get(role)
+        labels = None if found is None or ppo.data.reward_model_loader is not None else labels_in(found.config)
+        if found is not None and labels is not None:
+            label_index(labels, label, name=found.name)
+
+
+def check_tokenizers(models: Mapping[str, Named], ppo: StageSettings) -> None:
+    """Raises ZooError where a model of PPO's from elsewhere pads with EOS, or has fewer embeddings than tokens."""
+    asked = dict.fromkeys(REWARD_ROLES, (ppo.trainer.reward_pad_token, "reward_pad_token"))
+    if ppo.model.model_name_or_path not in (None, *STAGES):  # SFT settles the PAD of its own
+        asked["policy"] = ppo.data.pad_token, "pad_token of the stage ppo"
+    for role, (pad_token, key) in asked.items():
+        model = models.get(role)
+        if model is None or model.folder is None:
+            continue
+        what = f"the {'policy' if role == 'policy' else 'reward model'} {model.name}"
+        tokenizer = load_tokenizer(model.folder, name=model.name)
+        pad_apart(tokenizer, pad_token, of=what, key=key)
+        rows = (model.config.get("text_config") or model.config).get("vocab_size")
+        if isinstance(rows, int) and rows <= (highest := highest_id(tokenizer)):
+            raise ZooError(
+                f"The tokenizer of {what} has ids up to {highest}, and its config.json a vocab_size of {rows}: give it "
+                "the tokenizer that it was trained with."
+            )
+
+
+def start_of(context: RunContext) -> dict[str, Named]:
+    """The models that the stages which are still to train begin with. Raises ZooError for one that cannot be."""
+    stages = to_train(context)
+    models = named_models(stages, context.hub)
+    check_named(models, stages)
+    own = "ppo" in stages and stages["ppo"].data.reward_model_loader is not None  # which may read any file
+    for role, model in models.items():
+        if Path(model.name).is_dir() and not (own and role in REWARD_ROLES):
+            model_files(model.name)  # a pickle, or weights that are cut short
+    if "policy" not in models and context.record("sft").read().get("status") == "finished" and "sft" not in stages:
+        path = context.checkpoint("sft").path
+        models["policy"] = Named("the stage sft", str(path), path)
+    return models
+
+
+def check_response_length(shared: RecipeConfig, ppo: StageSettings, policy: Named | None) -> None:
+    """Raises ZooError where an answer alone fills what the policy reads."""
+    context = policy.context if policy is not None else context_in(shared.architecture or {})
+    room = ppo.trainer.response_length
+    if context is not None and room >= context:
+        raise ZooError(
+            f"response_length of the stage ppo is {room}, and {_reader(policy)} reads {context} tokens, prompt and "
+            "answer: lower it."
+        )
+
+
+def check_prompt_lengths(context: RunContext, models: Mapping[str, Named], prompts: Sequence[Any]) -> str:
+    """How long PPO's prompts are. Raises ZooError where they, or too many of them, do not fit.
+
+    Nothing is said of a policy whose tokenizer SFT will make.
+    """
+    settings, policy = context.settings("ppo"), models.get("policy")
+    check_response_length(context.shared, settings, policy)
+    if policy is None or policy.folder is None:
+        return "the tokenizer is made by SFT: prompts are measured then"
+    most, room, reads = settings.data.max_prompt_length, settings.trainer.response_length, policy.context
+    tokenizer = context.shared.chat.for_prompts(_tokenizer_of(context, policy), prompts)
+    lengths = sorted(len(prompt_ids(prompt, tokenizer)) for prompt in prompts)
+    fitting = [length for length in lengths if most is None or length <= most]
+    if not fitting:
+        raise ZooError(
+            f"max_prompt_length of the stage ppo is {most}, and the shortest of {len(lengths)} prompts has "
+            f"{lengths[0]} tokens: raise it."
+        )
+    longest, needed = fitting[-1], settings.trainer.prompts_per_update * settings.trainer.world_size
+    if reads is not None and longest + room > reads:
+        raise ZooError(
+            f"response_length of the stage ppo is {room}, the longest prompt has {longest} tokens, and "
+            f"{_reader(policy)} reads {reads}: lower response_length, or set max_prompt_length to at most "
+            f"{reads - room}."
+        )
+    if len(fitting) < needed <= len(lengths):
+        raise ZooError(
+            f"max_prompt_length of the stage ppo is {most}, which leaves {len(fitting)} of {len(lengths)} prompts, and "
+            f"an update takes {needed}: raise it, or make the batch smaller."
+        )
+    for reward in (models[role] for role in REWARD_ROLES if role in models):
+        if reward.context is not None and longest + room > reward.context:
+            say_cut(reward.name, reward.context)
+    return f"the longest of {len(fitting)} has {longest} tokens, with {room} to answer {longest + room}" + (
+        f" of {reads}" if reads is not None else ""
+    )
+
+
+def policy_tokenizer(context: RunContext, policy: Named | None) -> Any | None:
+    """The tokenizer that SFT's policy has, or will have, as far as texts are rendered by it; None where nobody knows.
+
+    Of a model from random weights, whose tokenizer SFT will make, one without its vocabulary.
+    """
+    if policy is None:
+        return None if context.shared.architecture is None else _tokenizer_of(context, None)
+    return None if policy.folder is None else _tokenizer_of(context, policy)
+
+
+def _tokenizer_of(context: RunContext, policy: Named | None) -> Any:
+    """The tokenizer of a policy whose files are known, with the template that SFT gives it; None is random weights."""
+    tokenizer: Any
+    if policy is None:
+        tokenizer = train_tokenizer([""], vocab_size=300, max_length=512)
+    else:
+        tokenizer = load_tokenizer(str(policy.folder), name=policy.name)
+    if "sft" in context.recipe.stages:
+        give_template(tokenizer, context.settings("sft"), context.hub)
+    return tokenizer
+
+
+def give_template(tokenizer: Any, sft: StageSettings, hub: Hub) -> None:
+    """Gives a tokenizer the chat template of SFT's chat_template_path, where it names one."""
+    if sft.trainer.chat_template_path is not None:
+        tokenizer.chat_template = _template_of(sft.trainer.chat_template_path, hub)
+
+
+def cut_by_sft(shared: RecipeConfig, sft: StageSettings, policy: Named | None, hub: Hub) -> CutRows | None:
+    """Counts the rows that SFT's max_length will cut.
+
+    Returns:
+        None where no row is cut, or where that cannot be told: the rows or the model's tokenizer do not lie here.
+    """
+    rows = None if policy is None or policy.folder is None else rows_here(shared, sft, hub)
+    if policy is None or rows is None:
+        return None
+    tokenizer = load_tokenizer(str(policy.folder), name=policy.name)
+    settle_ends(tokenizer)
+    give_template(tokenizer, sft, hub)
+    if conversational(rows):
+        shared.chat.write(tokenizer)
+    rows = fitting(rows, tokenizer, sft.data.max_prompt_length, of=f"the stage {sft.stage}")[0]
+    return count_cut_rows(rows, tokenizer, sft.trainer, field=text_field(sft))
+
+
+def _template_of(path: str, hub: Hub) -> Any:
+    """The chat template of a file or a model."""
+    if path.endswith((".jinja", ".j2")) or Path(path).is_file():
+        try:
+            return Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ZooError(f"chat_template_path names {path}, which cannot be read ({error}): give a file.") from error
+    return load_tokenizer(look_at(path, None, hub, mend=mend_of("chat_template_path")), name=path).chat_template
+
+
+def _reader(policy: Named | None) -> str:
+    return "the architecture of recipe.yaml" if policy is None else f"the model {policy.name}"

@@ -1,0 +1,134 @@
+"""Whether every split that a run reads is there, in a form that its stage can read, before anything trains."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import datasets
+
+from ...errors import ZooError
+from ...hub.client.connect import CLIENT, Hub
+from ...hub.client.refusals import reason
+from ...modeling.chat import Chat
+from ..data.columns import above, value_of
+from ..data.layout import Form, conversational, in_form
+from ..data.sources import NoSuchPart, find_data
+from ..data.tables import dataset_of
+from ..dataset import FORMS, evaluated_split, own_pairs_at, text_field
+from ..recipe import Recipe
+from ..settings.parse import RecipeConfig, StageSettings
+
+
+def check_forms(
+    shared: RecipeConfig, stages: Mapping[str, StageSettings], hub: Hub = CLIENT, *, every_row: bool = False
+) -> dict[str, str]:
+    """Checks that stages can read their data, as far as that can be told without a download.
+
+    Args:
+        shared: The recipe's keys.
+        stages: The settings of its stages.
+        hub: What a Hub does not say, or one that does not answer, is left to the stage.
+        every_row: Look at every row of files that lie here, and not at the first one alone.
+
+    Returns:
+        Data sets that could not be looked at, each with the reason.
+
+    Raises:
+        ZooError: A split, a column or a row is not what a stage reads.
+    """
+    look = _Look(shared, hub, every_row=every_row)
+    for stage, settings in stages.items():
+        if stage == "reward" and settings.data.simulated_pairs is not None:
+            continue
+        of, data, text = f"the stage {stage}", settings.data, text_field(settings)
+        rows = look.rows(data, data.dataset_train_split, FORMS[stage], of=of, text=text)
+        for split in ("dataset_test_split", "dataset_validation_split"):
+            if getattr(data, split, None) is not None:
+                look.rows(data, getattr(data, split), FORMS[stage], of=of, text=text)
+        if stage == "ppo":
+            look.rows(data, evaluated_split(shared, data)[0], "prompts", of="the evaluation")
+        if rows is not None and shared.chat != Chat() and not conversational(rows):
+            raise ZooError(
+                f"The data set {settings.data.dataset_name or shared.dataset_name} of {of} has plain texts, and "
+                "recipe.yaml says how conversations are rendered: set conversational to true, or leave system_prompt, "
+                "chat_template_kwargs and strip_thoughts out."
+            )
+    return look.unseen
+
+
+def rows_here(shared: RecipeConfig, settings: StageSettings, hub: Hub = CLIENT) -> datasets.Dataset | None:
+    """The rows that a stage learns from, in its form; None where they do not lie here.
+
+    Raises:
+        ZooError: They are not what the stage reads.
+    """
+    data = settings.data
+    name = data.dataset_name or (shared.dataset_name if shared.corpus is None else None)
+    if name is None or not Path(name).exists():
+        return None
+    look = _Look(shared, hub, every_row=True)
+    of, form, text = f"the stage {settings.stage}", FORMS[settings.stage], text_field(settings)
+    return look.rows(data, data.dataset_train_split, form, of=of, text=text)
+
+
+def check_labeled(shared: RecipeConfig, hub: Hub = CLIENT) -> dict[str, str]:
+    """The same of the texts and labels that the judge `classifier` learns from."""
+    look, data = _Look(shared, hub), shared.evaluation.labeled_data
+    look.rows(data, data.dataset_train_split, "labeled", of="the judge classifier")
+    return look.unseen
+
+
+def check_own_pairs(recipe: Recipe, shared: RecipeConfig, hub: Hub = CLIENT) -> dict[str, str]:
+    """The same of the pairs of `evaluation.own_pairs`, where it names any."""
+    look, data = _Look(shared, hub), own_pairs_at(recipe, shared)
+    if data is not None:
+        look.rows(data, data.dataset_train_split, "pairs", of="evaluation.own_pairs")
+    return look.unseen
+
+
+class _Look:
+    """Rows of data sets, each split looked at once. unseen: of those that cannot be looked at yet, why."""
+
+    def __init__(self, shared: RecipeConfig, hub: Hub, *, every_row: bool = False) -> None:
+        self.shared, self.hub, self.every_row, self.unseen = shared, hub, every_row, dict[str, str]()
+        self._seen: dict[Any, datasets.Dataset | None] = {}
+
+    def rows(self, data: Any, split: str, form: Form, *, of: str, text: str = "text") -> datasets.Dataset | None:
+        """The split's rows in their form, or its first one; None where that cannot be told.
+
+        Raises:
+            ZooError: They have none.
+        """
+        shared = self.shared
+        name = data.dataset_name or (shared.dataset_name if shared.corpus is None else None)
+        revision = data.dataset_revision if data.dataset_name else shared.dataset_revision
+        if name is None or name in self.unseen:
+            return None
+        key = (name, revision, data.dataset_config, split)
+        if key not in self._seen:
+            self._seen[key] = self._look(*key, of=of)
+        if (rows := self._seen[key]) is None:
+            return None
+        what = f"The data set {name} of {of}" if len(rows) == 1 else f"The data set {name}, split {split}, of {of}"
+        for column in data.keep_above:
+            value_of(rows[0], column, of=what)
+        if len(rows) > 1:
+            rows = above(rows, data.keep_above, of=what)
+        return in_form(rows, form, columns=data.columns, turns=shared.conversational, text=text, of=what)
+
+    def _look(
+        self, name: str, revision: str | None, configuration: str | None, split: str, *, of: str
+    ) -> datasets.Dataset | None:
+        source = find_data(name, revision, self.hub)
+        try:
+            if self.every_row and Path(name).exists():
+                return source.load(configuration, split, columns=[])
+            first = source.first_row(configuration, split)
+        except NoSuchPart as error:
+            raise NoSuchPart(f"{str(error).removesuffix('.')} of {of}.") from error
+        except ZooError as error:
+            if Path(name).exists():
+                raise
+            self.unseen[name] = source.unanswered or reason(error.__cause__ or error)
+            return None
+        return None if first is None else dataset_of({column: [value] for column, value in first.items()})

@@ -1,0 +1,269 @@
+"""Product remarks: what buyers wrote as pros and cons of products, ready to complete, prefer and judge.
+
+The corpus is "Pros and Cons" by Bing Liu (CC BY 4.0; Ganapathibhotla & Liu, COLING 2008). None of it ships with this
+package: `prepare` reads it from NLTK's download, from a folder of ``SPLIT.jsonl`` files, or from the Hub.
+"""
+
+import itertools
+import random
+import re
+import zipfile
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...errors import ZooError
+from .source import Rows, read_jsonl, read_splits, unit
+
+SPLITS = ("train", "judge", "validation", "test")
+SHARES = (0.50, 0.38, 0.04, 0.08)
+"""How much of the raw corpus each of `SPLITS` gets, by the sha1 of the remark: the same remark always lies in one."""
+
+NEUTRAL = (0.2, 0.8)
+"""An opening is neutral when people's continuations of it are positive at a rate within these bounds."""
+MIN_CONTINUATIONS = 5
+TEST_SHARE = 0.75
+"""Share of the neutral openings that become test prompts; the rest are validation prompts."""
+LONGEST_OPENING = 3
+
+HELP = "run `python -c 'import nltk; nltk.download(\"pros_cons\")'` and give --dataset_name ~/nltk_data"
+
+_TAG = re.compile(r"</?\w+>")
+
+
+@dataclass(frozen=True)
+class Remark:
+    """What one buyer wrote: ``label`` 1 for a pro, 0 for a con. ``text`` has single spaces between words."""
+
+    text: str
+    label: int
+
+    @property
+    def words(self) -> list[str]:
+        return self.text.split(" ")
+
+
+def prepare(source: str | None = None, *, seed: int, train_pairs: int = 5_000) -> dict[str, dict[str, Rows]]:
+    """The four configurations of the recipe's data set, as ``{configuration: {split: rows}}``.
+
+    lines (text): lower-cased remarks of train, validation and test. prompts (prompt): openings of 1 to 3 words; see
+    `_prompts`. preferences (prompt, chosen, rejected): pairs built from labels, a pro chosen over a con; see `_pairs`;
+    train holds ``train_pairs`` of them, or as many as there are. judge (text, label): the judge split, which no other
+    configuration has seen.
+
+    ``source`` is a folder of ``SPLIT.jsonl[.gz]`` (text, label; splits train, judge, validation, test), NLTK's corpus
+    (``nltk_data``, ``corpora/pros_cons``, or its zip), or the id of a data set on the Hub. ``seed`` draws the training
+    prompts and pairs; what evaluates (test prompts, test pairs) does not depend on it. Raises ZooError when the source
+    cannot be read or lacks a split or a column.
+    """
+    remarks = read_normalized(source)
+    written = {split: remarks[split] for split in ("train", "validation", "test")}
+    return {
+        "lines": {split: [{"text": remark.text} for remark in rows] for split, rows in written.items()},
+        "prompts": _prompts(written, seed=seed),
+        "preferences": {
+            "train": _pairs(written["train"], f"train pairs {seed}", most=train_pairs, matched_only=False),
+            "test": _pairs(written["test"], "test pairs", most=None, matched_only=True),
+        },
+        "judge": {"train": [{"text": remark.text, "label": remark.label} for remark in remarks["judge"]]},
+    }
+
+
+def read_normalized(source: str | None) -> dict[str, list[Remark]]:
+    """`read_remarks`, lower-cased, single-spaced, without remarks of one word, which leave nothing to complete."""
+    if source is None:
+        raise ZooError(f"Product remarks do not come with this package: {HELP}, or give a folder or a Hub id.")
+    lowered = {
+        split: [Remark(" ".join(remark.text.lower().split()), remark.label) for remark in remarks]
+        for split, remarks in read_remarks(source).items()
+    }
+    return {split: [remark for remark in remarks if len(remark.words) > 1] for split, remarks in lowered.items()}
+
+
+def _openings(remark: Remark) -> Iterator[str]:
+    """The remark's first 1 to 3 words, as long as they leave something to complete."""
+    words = remark.words
+    for n in range(1, min(LONGEST_OPENING, len(words) - 1) + 1):
+        yield " ".join(words[:n])
+
+
+def _prompts(remarks: dict[str, list[Remark]], *, seed: int) -> dict[str, Rows]:
+    """Openings: neutral ones for evaluation, all others for PPO.
+
+    An opening is held out when 20 to 80% of its continuations (at least `MIN_CONTINUATIONS`, counted over train,
+    validation and test, never over judge) are pros. Held-out openings are split into test and validation by their
+    sha1, so they are the same for every seed. Only openings are chosen by these counts, never an answer to one: a
+    model gets no label from them, and no training prompt is one of them, so PPO sees none. (SFT has read remarks that
+    begin with them, as it must to continue them.) Training prompts are one opening per remark of train, so frequent
+    openings stay frequent.
+    """
+    counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for rows in remarks.values():
+        for remark in rows:
+            for opening in _openings(remark):
+                counts[opening][remark.label] += 1
+    low, high = NEUTRAL
+    neutral = {
+        opening
+        for opening, (cons, pros) in counts.items()
+        if cons + pros >= MIN_CONTINUATIONS and low <= pros / (cons + pros) <= high
+    }
+    rng = random.Random(f"product-remarks train prompts {seed}")
+    train = [rng.choice(list(_openings(remark))) for remark in remarks["train"]]
+    held_out: dict[str, Rows] = {"validation": [], "test": []}
+    for opening in sorted(neutral, key=unit):
+        held_out["test" if unit(opening) < TEST_SHARE else "validation"].append({"prompt": opening})
+    return {"train": [{"prompt": opening} for opening in train if opening not in neutral], **held_out}
+
+
+def _pairs(remarks: Sequence[Remark], stream: str, *, most: int | None, matched_only: bool) -> Rows:
+    """Pairs built from labels: a pro (chosen) and a con (rejected), each remark in one pair at most.
+
+    Matched pairs start alike: the words that both share at the start, at most 3, are the prompt, and the two
+    completions begin with a space. Unless ``matched_only``, unmatched pairs, whose prompt is empty, fill up to
+    ``most``.
+    """
+    rng = random.Random(f"product-remarks {stream}")
+    sides: dict[str, tuple[list[Remark], list[Remark]]] = defaultdict(lambda: ([], []))
+    for remark in remarks:
+        sides[remark.words[0]][remark.label].append(remark)
+    pairs: list[tuple[Remark, Remark]] = []
+    left: tuple[list[Remark], list[Remark]] = ([], [])
+    for cons, pros in sides.values():
+        rng.shuffle(cons)
+        rng.shuffle(pros)
+        matched = min(len(cons), len(pros))
+        pairs += zip(pros[:matched], cons[:matched], strict=True)
+        left[0].extend(cons[matched:])
+        left[1].extend(pros[matched:])
+    rng.shuffle(pairs)
+    if not matched_only:
+        for side in left:
+            rng.shuffle(side)
+        pairs += zip(left[1], left[0], strict=False)
+    rows = [_row(pro, con) for pro, con in pairs[:most]]
+    rng.shuffle(rows)
+    return rows
+
+
+def _row(pro: Remark, con: Remark) -> dict[str, Any]:
+    most = min(LONGEST_OPENING, len(pro.words) - 1, len(con.words) - 1)
+    shared = 0
+    while shared < most and pro.words[shared] == con.words[shared]:
+        shared += 1
+    prompt = " ".join(pro.words[:shared])
+    return {"prompt": prompt, "chosen": pro.text[len(prompt) :], "rejected": con.text[len(prompt) :]}
+
+
+def read_remarks(source: str) -> dict[str, list[Remark]]:
+    """The remarks of each of `SPLITS`, as written. ``source`` and errors are those of `prepare`."""
+    path = Path(source).expanduser()
+    if path.exists():
+        raw = _nltk_texts(path, "pros_cons", ("IntegratedPros.txt", "IntegratedCons.txt"))
+        if raw is not None:
+            return _split_raw(_clean(raw["IntegratedPros.txt"], raw["IntegratedCons.txt"]))
+        if not path.is_dir():
+            raise ZooError(f"{source} is neither a folder nor NLTK's pros_cons zip: {HELP}.")
+    rows = read_splits(source, SPLITS, ("text", "label"), mend=HELP)
+    return {split: _remarks(rows[split], f"{source}, split {split},") for split in SPLITS}
+
+
+def _remarks(rows: Rows, of: str) -> list[Remark]:
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row["text"], str) or row["label"] not in (0, 1):
+            raise ZooError(f"{of} row {number}: text must be a string and label 0 (con) or 1 (pro): mend that row.")
+    return [Remark(row["text"], int(row["label"])) for row in rows]
+
+
+def _nltk_texts(path: Path, corpus: str, names: Sequence[str]) -> dict[str, str] | None:
+    """The named files of a corpus in NLTK's form, from a folder of any level or a zip; None if they are not there."""
+    folders = [path, path / corpus, path / "corpora" / corpus]
+    zips = [path, *(folder.with_name(f"{corpus}.zip") for folder in folders[1:])]
+    candidates = [
+        *(folder for folder in folders if any((folder / name).is_file() for name in names)),
+        *(archive for archive in zips if archive.suffix == ".zip" and archive.is_file()),
+    ]
+    if not candidates:
+        return None
+    place = candidates[0]
+    try:
+        if place.is_dir():
+            data = {name: (place / name).read_bytes() for name in names if (place / name).is_file()}
+        else:
+            with zipfile.ZipFile(place) as archive:
+                members = {Path(member).name: member for member in archive.namelist()}
+                data = {name: archive.read(members[name]) for name in names if name in members}
+    except (OSError, zipfile.BadZipFile) as error:
+        raise ZooError(
+            f"{place} cannot be read ({error}): mend its permissions or download NLTK's {corpus} again."
+        ) from error
+    missing = [name for name in names if name not in data]
+    if missing:
+        raise ZooError(f"{place} lacks {', '.join(missing)}: download NLTK's {corpus} again.")
+    return {name: content.decode("iso-8859-2") for name, content in data.items()}  # as NLTK's own readers take them
+
+
+def _clean(pros: str, cons: str) -> list[Remark]:
+    """Tags stripped; one-word lines, case-insensitive duplicates and lines seen under both labels dropped."""
+    seen: dict[str, Remark] = {}
+    both: set[str] = set()
+    for label, raw in ((1, pros), (0, cons)):
+        for line in raw.splitlines():
+            text = " ".join(_TAG.sub(" ", line).split())
+            if len(text.split(" ")) < 2:
+                continue
+            first = seen.setdefault(text.lower(), Remark(text, label))
+            if first.label != label:
+                both.add(text.lower())
+    return [remark for key, remark in seen.items() if key not in both]
+
+
+def _split_raw(remarks: Iterable[Remark]) -> dict[str, list[Remark]]:
+    splits: dict[str, list[Remark]] = {split: [] for split in SPLITS}
+    bounds = [*itertools.accumulate(SHARES[:-1]), 1.0]
+    for remark in remarks:
+        place = unit(remark.text.lower())
+        splits[next(split for split, bound in zip(SPLITS, bounds, strict=True) if place < bound)].append(remark)
+    for split, rows in splits.items():
+        if not rows:
+            raise ZooError(f"The corpus is too small: no remark falls into split {split}; give the whole corpus.")
+    return splits
+
+
+def lexicon(source: str) -> dict[str, int]:
+    """The opinion lexicon by Bing Liu, word → +1 or -1, for a judge that is built from no training data.
+
+    ``source`` is a folder with ``train.jsonl[.gz]`` (word, label 1 or 0) or NLTK's corpus (``nltk_data``,
+    ``corpora/opinion_lexicon``, or its zip). Raises ZooError when it cannot be read. Words listed under both signs are
+    left out.
+    """
+    path = Path(source).expanduser()
+    mend = "run `python -c 'import nltk; nltk.download(\"opinion_lexicon\")'` and give ~/nltk_data"
+    if not path.exists():
+        raise ZooError(f"There is no opinion lexicon at {source}: {mend}.")
+    signs: dict[str, set[int]] = defaultdict(set)
+    raw = _nltk_texts(path, "opinion_lexicon", ("positive-words.txt", "negative-words.txt"))
+    if raw is not None:
+        for name, sign in (("positive-words.txt", +1), ("negative-words.txt", -1)):
+            for line in raw[name].splitlines():
+                if (word := line.strip()) and not word.startswith(";"):
+                    signs[word].add(sign)
+    elif path.is_dir():
+        for number, row in enumerate(read_jsonl(path, "train"), 1):
+            if not isinstance(row.get("word"), str) or row.get("label") not in (0, 1):
+                raise ZooError(
+                    f"{source}, train, row {number}: it needs word (text) and label (0 or 1): mend that row."
+                )
+            signs[row["word"]].add(1 if row["label"] else -1)
+    else:
+        raise ZooError(f"{source} is neither a folder nor NLTK's opinion_lexicon zip: {mend}.")
+    if not signs:
+        raise ZooError(f"The opinion lexicon at {source} is empty: {mend}.")
+    return {
+        word: sign for word, (sign, *others) in ((word, sorted(found)) for word, found in signs.items()) if not others
+    }
+
+
+prepare.lexicon = lexicon  # type: ignore[attr-defined]  # for the judge of `evaluation.lexicon`

@@ -1,0 +1,224 @@
+"""The lines and the openings of the tiny world: one-sentence remarks by a seeded generator, of mixed worth.
+
+They are concrete and vague, praising and complaining, rambling, self-contradicting.
+"""
+
+import random
+from collections.abc import Callable
+
+from ....errors import ZooError
+from .facts import FACTS
+from .grammar import spellings, subjects
+from .lexicon import (
+    ADDITIVE,
+    ASPECT_BY_NAME,
+    BACKWARD,
+    CONTRASTIVE,
+    FILLERS,
+    FORWARD,
+    INTENSIFIERS,
+    PRODUCTS,
+    VAGUE,
+    VERDICTS,
+)
+
+Rows = list[dict[str, str]]
+MISTAKEN = 0.05
+"""Share of the details that are not true of the product."""
+
+
+class Writer:
+    """One remark in the making, by an owner of the product: draws from one random stream, and repeats no opinion."""
+
+    def __init__(self, rng: random.Random):
+        self.rng = rng
+        self.product = rng.choice(sorted(PRODUCTS))
+        self.said: set[str] = set()
+        self.turn_to(rng.choice(PRODUCTS[self.product]))
+        self.text = rng.choice(subjects(self.product, self.aspect.name))
+
+    def turn_to(self, aspect: str) -> None:
+        self.aspect = ASPECT_BY_NAME[aspect]
+
+    def add(self, text: str) -> None:
+        self.text += text if text[0] in ",;." else " " + text
+
+    def fresh(self, phrases: tuple[str, ...]) -> str:
+        """A phrase not said before, one spelling of it."""
+        phrase = self.rng.choice([phrase for phrase in phrases if phrase not in self.said] or list(phrases))
+        self.said.add(phrase)
+        return self.rng.choice(spellings(phrase))
+
+    def detail(self, polarity: int) -> None:
+        """A fact of the product, but for a mistake now and then."""
+        if self.rng.random() < MISTAKEN:
+            phrases = self.aspect.praise if polarity > 0 else self.aspect.complaint
+            self.add(self.rng.choice(spellings(self.rng.choice(phrases))))
+        else:
+            self.add(FACTS[self.product, self.aspect.name][polarity])
+
+    def vague(self, polarity: int) -> None:
+        adjective = self.fresh(VAGUE[polarity])
+        if polarity and " " not in adjective and self.rng.random() < 0.2:
+            adjective = f"{self.rng.choice(INTENSIFIERS)} {adjective}"
+        self.add(f"{'are' if self.aspect.plural else 'is'} {adjective}")
+
+    def opinion(self, polarity: int, *, reasons: bool = True) -> None:
+        """A detail, a vague opinion, or (with ``reasons``) a vague opinion with its reason."""
+        manner = self.rng.random()
+        if manner < 0.4:
+            self.detail(polarity)
+            return
+        self.vague(polarity)
+        if reasons and manner > 0.75:
+            self.add(f"{self.rng.choice(BACKWARD)} {self.pronoun()}")
+            self.detail(polarity)
+
+    def pronoun(self) -> str:
+        return "they" if self.aspect.plural else "it"
+
+    def consequence(self, polarity: int, *, of: str | None = None) -> None:
+        aspect = ASPECT_BY_NAME[of] if of else self.aspect
+        self.add(f"{self.rng.choice(FORWARD)} {self.fresh(aspect.gains if polarity > 0 else aspect.losses)}")
+
+    def another_aspect(self, *, contrast: bool) -> None:
+        self.turn_to(self.rng.choice([name for name in PRODUCTS[self.product] if name != self.aspect.name]))
+        self.add(self.rng.choice(CONTRASTIVE if contrast else ADDITIVE))
+        self.add(f"{self.rng.choice(('the', 'its'))} {self.aspect.name}")
+
+    def verdict(self, polarity: int) -> None:
+        self.add(f"{self.rng.choice(ADDITIVE)} {self.fresh(VERDICTS[polarity])}")
+
+    def aside(self) -> None:
+        self.add(f", {self.fresh(FILLERS)},")
+
+    def filler(self) -> None:
+        self.add(f", {self.fresh(FILLERS)}")
+
+
+def _vague(writer: Writer, polarity: int) -> None:
+    writer.vague(writer.rng.choice((polarity, polarity, 0)))
+
+
+def _detailed(writer: Writer, polarity: int) -> None:
+    writer.detail(polarity)
+    if writer.rng.random() < 0.5:
+        writer.consequence(polarity)
+
+
+def _reasoned(writer: Writer, polarity: int) -> None:
+    writer.opinion(polarity)
+    if writer.rng.random() < 0.4:
+        writer.consequence(polarity)
+
+
+def _double(writer: Writer, polarity: int) -> None:
+    writer.opinion(polarity)
+    writer.another_aspect(contrast=False)
+    writer.opinion(polarity, reasons=False)
+
+
+def _mixed(writer: Writer, polarity: int) -> None:
+    writer.opinion(polarity)
+    writer.another_aspect(contrast=True)
+    writer.opinion(-polarity, reasons=False)
+
+
+def _rambling(writer: Writer, polarity: int) -> None:
+    writer.aside()
+    writer.opinion(polarity)
+    if writer.rng.random() < 0.5:
+        writer.filler()
+
+
+def _contradictory(writer: Writer, polarity: int) -> None:
+    writer.opinion(polarity)
+    writer.add(f"{writer.rng.choice(CONTRASTIVE)} {writer.pronoun()}")
+    writer.opinion(-polarity)
+
+
+def _misfitting(writer: Writer, polarity: int) -> None:
+    writer.detail(polarity)
+    strangers = [name for name in ASPECT_BY_NAME if name != writer.aspect.name]
+    writer.consequence(polarity, of=writer.rng.choice(strangers))
+
+
+_MANNERS: dict[Callable[[Writer, int], None], float] = {
+    _vague: 0.20,
+    _detailed: 0.22,
+    _reasoned: 0.14,
+    _double: 0.12,
+    _mixed: 0.13,
+    _rambling: 0.10,
+    _contradictory: 0.07,
+    _misfitting: 0.02,
+}
+_VERDICT_RATE = 0.2
+
+
+def generate_line(rng: random.Random) -> str:
+    """One remark of the simulated world, 4 to about 30 words, lower case, ending in a full stop."""
+    writer = Writer(rng)
+    (manner,) = rng.choices(list(_MANNERS), weights=list(_MANNERS.values()))
+    polarity = rng.choice((+1, -1))
+    manner(writer, polarity)
+    if manner not in (_vague, _mixed, _contradictory) and rng.random() < _VERDICT_RATE:
+        writer.verdict(polarity)
+    writer.add(".")
+    return writer.text
+
+
+def _distinct_lines(n: int, rng: random.Random) -> list[str]:
+    lines: dict[str, None] = {}
+    while len(lines) < n:
+        lines[generate_line(rng)] = None
+    return list(lines)
+
+
+def _openings(rng: random.Random) -> dict[str, Rows]:
+    """Neutral openings, split by what they name: no aspect of a product in test is in train or validation."""
+    pairs = [(product, aspect) for product in sorted(PRODUCTS) for aspect in PRODUCTS[product]]
+    rng.shuffle(pairs)
+    n_test, n_validation = round(0.32 * len(pairs)), round(0.08 * len(pairs))
+    parts = {
+        "train": pairs[n_test + n_validation :],
+        "validation": pairs[n_test : n_test + n_validation],
+        "test": pairs[:n_test],
+    }
+    openings = {}
+    for split, named in parts.items():
+        prompts = [prompt for product, aspect in named for prompt in subjects(product, aspect)]
+        rng.shuffle(prompts)
+        openings[split] = [{"prompt": prompt} for prompt in prompts]
+    return openings
+
+
+def prepare(source: str | None = None, *, seed: int, lines: int = 12_000) -> dict[str, dict[str, Rows]]:
+    """Write the world: ``lines`` (text) and ``prompts`` (prompt), each with train, validation and test.
+
+    Prompts are neutral openings on a word boundary, such as "the phone's battery"; those of one split name aspects of
+    products that no opening of another split names. The same seed gives the same world.
+
+    Args:
+        source: None; the world reads no data.
+        seed: Of the lines and the split of the openings.
+        lines: Distinct remarks for training; validation and test get a twentieth more each.
+
+    Raises:
+        ZooError: There is a `source`, or there are fewer than 20 lines.
+    """
+    if source is not None:
+        raise ZooError(f"tiny-world writes its own data and cannot read {source!r}: leave out dataset_name.")
+    if lines < 20:
+        raise ZooError(f"tiny-world needs at least 20 lines, not {lines}: raise the number of lines.")
+    held_out = lines // 20
+    rng = random.Random(f"tiny-world lines {seed}")
+    texts = [{"text": text} for text in _distinct_lines(lines + 2 * held_out, rng)]
+    return {
+        "lines": {
+            "train": texts[:lines],
+            "validation": texts[lines : lines + held_out],
+            "test": texts[lines + held_out :],
+        },
+        "prompts": _openings(random.Random(f"tiny-world prompts {seed}")),
+    }

@@ -1,0 +1,1 @@
+"""Data sets as the stages read them: sources, columns, forms, splits."""

@@ -1,0 +1,95 @@
+"""What a key of `columns` may name beside a column: a text with a row's values in it. And rows left out by a number."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ...errors import ZooError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+#: {column}, {column[key]} of a mapping, {column:8 words} or {column:2-8 words}: its first words, so many drawn a row.
+#: {{ and }} are braces, as in str.format.
+_PART = re.compile(r"\{\{|\}\}|\{(?P<name>\w+(?:\[\w+\])?)(?::(?P<low>[1-9]\d*)(?:-(?P<high>[1-9]\d*))? words)?\}|[{}]")
+
+
+def is_text(named: str) -> bool:
+    """Whether it is a text with places for values, not the name of a column."""
+    return "{" in named
+
+
+def value_of(row: Mapping[str, Any], name: str, *, of: str) -> Any:
+    """A row's `column`, or `column[key]`. Raises ZooError where the row has neither."""
+    column, _, key = name.removesuffix("]").partition("[")
+    if column not in row:
+        listed = ", ".join(map(repr, row))
+        raise ZooError(f"{of} has no column {column!r}, only {listed}: mend {name!r} of the stage.")
+    value = row[column]
+    if not key:
+        return value
+    if not isinstance(value, Mapping) or key not in value:
+        listed = f"has only {', '.join(map(repr, value))}" if isinstance(value, Mapping) else "is no mapping"
+        raise ZooError(f"{of} has no {name!r}, as its column {column!r} {listed}: mend the stage's key.")
+    return value[key]
+
+
+def filled(text: str, row: Mapping[str, Any], *, of: str, place: int) -> str:
+    """The text with the row's values; which words are kept depends on the value alone.
+
+    Args:
+        text: With places for values. Braces in a value stay as they are.
+        row: The values, by column.
+        of: What to call the data set.
+        place: The row's number in it.
+
+    Raises:
+        ZooError: A place is not written as one, or the row has no value for it.
+    """
+
+    def written(part: re.Match[str]) -> str:
+        if part[0] in ("{{", "}}"):
+            return part[0][0]
+        if part["name"] is None:
+            raise ZooError(
+                f"`columns` for {of} says {text!r}: write a value's place as {{column}}, {{column[key]}} or "
+                "{column:2-8 words}, and a brace of the text itself twice, {{ or }}."
+            )
+        value = value_of(row, part["name"], of=of)
+        if value is None:
+            raise ZooError(
+                f"Row {place} of {of[:1].lower() + of[1:]} has nothing in {part['name']!r}, which `columns` puts into "
+                f"{text!r}: write a value there, an empty text if need be, or take the row out."
+            )
+        return str(value) if part["low"] is None else _first_words(str(value), int(part["low"]), part["high"])
+
+    return _PART.sub(written, text)
+
+
+def values_in(text: str, row: Mapping[str, Any], *, of: str) -> list[str]:
+    """The values that `filled` has written into a text of a row, uncut and in their order."""
+    return [str(value_of(row, part["name"], of=of)) for part in _PART.finditer(text) if part["name"] is not None]
+
+
+def _first_words(value: str, low: int, high: str | None) -> str:
+    span = max(int(high or low) - low, 0) + 1
+    drawn = low + int.from_bytes(hashlib.sha256(value.encode()).digest()[:8], "big") % span
+    ends = [word.end() for word in re.finditer(r"\S+", value)]
+    return value[: ends[min(drawn, len(ends)) - 1]] if ends else value
+
+
+def above(rows: Dataset, bounds: Mapping[str, float], *, of: str) -> Dataset:
+    """The rows whose number `column` or `column[key]` is above its bound; one without a number is left out.
+
+    Raises ZooError where none is left.
+    """
+    for name, bound in bounds.items():
+        values = (value_of(row, name, of=of) for row in rows)
+        keep = [at for at, value in enumerate(values) if isinstance(value, int | float) and value > bound]
+        if not keep:
+            raise ZooError(f"{of} has no row whose {name} is above {bound:g}: lower it in keep_above.")
+        rows = rows.select(keep)
+    return rows

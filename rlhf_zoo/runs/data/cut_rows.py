@@ -1,0 +1,83 @@
+"""How many rows of SFT its max_length cuts, and how many of these lose their answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ...errors import ZooError
+from ...modeling.chat import begins_answer, conversation_ids, is_conversation, prompt_ids
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class CutRows:
+    """Rows that have more than `max_length` tokens.
+
+    rows: all that SFT learns from. cut: those that are longer. without_answer: of these, those of whose answer no token
+    is left.
+    """
+
+    max_length: int
+    rows: int
+    cut: int
+    without_answer: int
+
+    @property
+    def line(self) -> str:
+        """For people, without the full stop."""
+        lost = f"; of {self.without_answer:,} it leaves no token of the answer" if self.without_answer else ""
+        return f"max_length, {self.max_length}, cuts {self.cut:,} of {self.rows:,} rows{lost}"
+
+
+def count_cut_rows(rows: Dataset, tokenizer: PreTrainedTokenizerBase, trainer: Any, *, field: str) -> CutRows | None:
+    """Counts the rows that SFT's max_length cuts.
+
+    Args:
+        rows: What SFT learns from, in its form.
+        tokenizer: The policy's, with its chat template.
+        trainer: The trainer's keys.
+        field: The column of whole texts.
+
+    Returns:
+        None where no row is cut: max_length is None, or packing goes on with what is cut off.
+    """
+    most = trainer.max_length
+    if most is None or (trainer.packing and trainer.packing_strategy != "bfd"):
+        return None
+    cut = without_answer = 0
+    for row in rows:
+        ids = _row_ids(row, tokenizer, field)
+        if len(ids) > most:
+            cut += 1
+            start = _answer_start(row, tokenizer)
+            without_answer += trainer.truncation_mode == "keep_start" and start is not None and start >= most
+    return CutRows(most, len(rows), cut, without_answer)
+
+
+def _row_ids(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, field: str) -> list[int]:
+    """The token ids that trl makes of a row."""
+    parts = ("prompt", "completion") if "prompt" in row else ("messages" if "messages" in row else field,)
+    whole = row[parts[0]] if len(parts) == 1 else row[parts[0]] + row[parts[1]]
+    if is_conversation(whole):
+        return conversation_ids(whole, tokenizer)
+    end = str(tokenizer.eos_token or "")
+    return list(tokenizer(whole if whole.endswith(end) else whole + end)["input_ids"])
+
+
+def _answer_start(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """How many tokens stand before a row's last answer; None where it has none of its own."""
+    if "prompt" in row:
+        prompt = row["prompt"]
+    elif "messages" in row and begins_answer(row["messages"]):
+        prompt = row["messages"][:-1]
+    else:
+        return None
+    with suppress(ZooError):  # a template that takes no conversation without its answer
+        return len(prompt_ids(prompt, tokenizer))
+    return None

@@ -1,0 +1,150 @@
+"""Whether the columns that a stage reads hold what it can read, in every row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ...errors import ZooError
+from ...fileio import finite
+from ...modeling.chat import is_conversation
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+TEXT, CONVERSATION = "text", "conversation"
+LIST_OF_TEXTS = "list of texts"
+_TEXTS = ("string", "large_string", "null")
+
+
+def check_values(rows: Dataset, form: str, *, text: str, of: str) -> None:
+    """Checks the columns that a stage reads.
+
+    Args:
+        rows: The data set, its conversations as lists of {role, content}.
+        form: "texts", "pairs", "prompts" or "labeled".
+        text: The column of whole texts.
+        of: What to call the data set within a sentence.
+
+    Raises:
+        ZooError: A row has nothing in such a column, or what is neither a text nor a conversation; `messages` is no
+            conversation; or `margin`, of pairs, is no number.
+    """
+    from datasets import Json
+
+    names = set(rows.column_names)
+    for name in _read_columns(names, form, text):
+        kinds = [CONVERSATION] if name == "messages" else [TEXT] if name == text else [TEXT, CONVERSATION]
+        _check_kind(rows, name, kinds, of=of)
+        # Of all rows, chosen or not: only where one is empty are they looked at.
+        if isinstance(rows.features[name], Json) or _may_lack_text(rows.data.column(name)):
+            empty = next((place for place, value in enumerate(rows[name]) if not _says_something(value)), None)
+            if empty is not None:
+                raise ZooError(f"Row {empty} of {of} has nothing in the column {name!r}: mend it, or take it out.")
+    if form == "pairs" and "margin" in names:
+        _check_margins(rows["margin"], of=of)
+
+
+def _read_columns(names: set[str], form: str, text: str) -> list[str]:
+    prompt = ["prompt"] if "prompt" in names else []
+    if form == "pairs":
+        return [*prompt, "chosen", "rejected"]
+    if form == "prompts":
+        return prompt or (["messages"] if "messages" in names else ["chosen", "rejected"])
+    if form == "labeled":
+        return ["text"]
+    if "messages" in names:
+        return ["messages"]
+    return ["prompt", "completion"] if {"prompt", "completion"} <= names else [text]
+
+
+def _check_kind(rows: Dataset, name: str, kinds: Sequence[str], *, of: str) -> None:
+    """Raises ZooError where not all values of a column are of one of these kinds, the same in all rows."""
+    from datasets import Value
+
+    feature = rows.features[name]
+    wanted = " or ".join(f"{kind}s" for kind in kinds)
+    if isinstance(feature, Value) and feature.dtype not in _TEXTS:
+        raise ZooError(f"The column {name!r} of {of} holds {feature.dtype}, and {wanted} are read.")
+    if (TEXT in kinds and isinstance(feature, Value)) or (CONVERSATION in kinds and _are_turns(rows, name)):
+        return
+    first = None
+    for place, value in enumerate(rows[name]):
+        if value is None:
+            continue
+        kind = _kind_of(value)
+        if kind not in kinds:
+            raise ZooError(
+                f"Row {place} of {of} has a {kind} in the column {name!r}, and {wanted} are read: {_mend(name, kind)}."
+            )
+        first = first or (place, kind)
+        if kind != first[1]:
+            raise ZooError(
+                f"Row {place} of {of} has a {kind}, and row {first[0]} a {first[1]}, in the column {name!r}: mend it, "
+                "or take it out."
+            )
+
+
+def _kind_of(value: Any) -> str:
+    if isinstance(value, str):
+        return TEXT
+    if is_conversation(value):
+        return CONVERSATION
+    if isinstance(value, list):
+        return LIST_OF_TEXTS if all(isinstance(each, str) for each in value) else "list that is no conversation"
+    return "mapping" if isinstance(value, Mapping) else "number"
+
+
+def _are_turns(rows: Dataset, name: str) -> bool:
+    """Whether a column's type says that all its values are conversations."""
+    import pyarrow as pa
+
+    kind = rows.data.column(name).type
+    lists = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    return lists and pa.types.is_struct(kind.value_type) and kind.value_type.get_field_index("role") >= 0
+
+
+def _mend(name: str, kind: str) -> str:
+    if name == "messages" and kind == TEXT:
+        return "write it as a list of {role, content}, which JSON in a text is not, or call the column 'text'"
+    if kind == LIST_OF_TEXTS:
+        return "give each text a row of its own"
+    return "mend it, or take it out"
+
+
+def _check_margins(margins: Sequence[Any], *, of: str) -> None:
+    for place, margin in enumerate(margins):
+        if not finite(margin):
+            has = "nothing" if margin is None else f"{margin!r:.60}"
+            raise ZooError(
+                f"Row {place} of {of} has {has} in the column 'margin', a number that the reward model's loss "
+                "subtracts: give one, or rename the column in the data, as in `columns: {given_margin: margin}`."
+            )
+
+
+def _may_lack_text(column: Any) -> bool:
+    """Whether some row of a column of Arrow may be nothing: no text, no turns, or a turn without content."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    if column.null_count or not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
+        return bool(column.null_count)
+    turns = compute.list_flatten(column)
+    if compute.min(compute.list_value_length(column)).as_py() == 0 or turns.null_count:
+        return True
+    named = pa.types.is_struct(turns.type) and turns.type.get_field_index("content") >= 0
+    return named and bool(compute.struct_field(turns, "content").null_count)
+
+
+def _says_something(value: Any) -> bool:
+    """Whether a text, or a conversation whose turns all say something; one that calls tools need not."""
+    if not isinstance(value, list):
+        return value is not None
+    return bool(value) and all(
+        turn is not None and (not isinstance(turn, dict) or turn.get("content") is not None or _calls(turn))
+        for turn in value
+    )
+
+
+def _calls(turn: Mapping[str, Any]) -> bool:
+    return bool(turn.get("tool_calls") or turn.get("function_call"))

@@ -1,0 +1,310 @@
+"""Data sets as stages load them: a folder, a file of JSON lines, or a repository of a Hub at a commit."""
+
+import contextlib
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import datasets
+
+from ...errors import ZooError
+from ...fileio import MAX_CHARACTERS, BadYAML, load_yaml
+from ...hub.client.connect import CLIENT, Hub
+from ...hub.client.data_gate import GatedData, gated, without_media
+from ...hub.client.refs import ask, came_from
+from ...hub.client.refusals import client_errors, is_disk_full, is_misread, is_silence, reason, refusals_as
+from ...modeling.prompts import need_columns
+from ..record import fingerprint, records_at_rest
+from .tables import read_whole
+
+log = logging.getLogger(__name__)
+
+#: What the loader says of a configuration or split that a data set has not, with those that it has.
+_PARTS = {
+    "configuration": re.compile(r"(?:BuilderConfig '.*' not found\. Available|available configs): (\[.*\])"),
+    "split": re.compile(r"(?:Unknown split|Bad split).*(\[.*\])"),
+}
+KEYS: Mapping[str, str] = {"configuration": "dataset_config", "split": "dataset_train_split or dataset_test_split"}
+#: What a model and its tokenizer are loaded from, in their folder: weights, configuration, vocabulary, template, code.
+LOADED = (
+    "*.safetensors", "*.gguf", "*.safetensors.index.json", "config.json", "generation_config.json",
+    "adapter_config.json", "tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
+    "*.model", "*.jinja", "chat_template.json", "additional_chat_templates/*.jinja", "*.py",
+)  # fmt: skip
+BENCHMARK = "eval.yaml"  # in a data set's repository: the Hub's mark of a benchmark
+
+
+class NoSuchPart(ZooError):
+    """A data set that is there has not the configuration or the split that was asked for."""
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """Where the stages load from: a Hub id at a commit, a folder, or a file of JSON lines, which is any split.
+
+    unanswered: why no Hub answered, where the cache has to do.
+    """
+
+    location: str
+    revision: str | None
+    lineage: Mapping[str, Any]
+    hub: Hub = CLIENT
+    unanswered: str | None = None
+
+    def load(
+        self, configuration: str | None, split: str, *, columns: list[str], keys: Mapping[str, str] = KEYS
+    ) -> datasets.Dataset:
+        """One split. Raises ZooError when it, its configuration or a column is not there, or it is empty.
+
+        keys: a recipe's, by which configuration and split are chosen.
+        """
+        # The sender notes in the folder of a run's data where they were published.
+        with self._loading(configuration, split, keys) as (what, data, options), records_at_rest():
+            if (cache := _cache_of(self.location)) is not None:
+                options["cache_dir"] = cache
+            try:
+                loaded = data.load(configuration, split, **options)
+            except datasets.exceptions.DatasetGenerationError as error:
+                loaded = self._of_all_rows(data.builder(configuration, split, **options), split, options, error)
+        need_columns(loaded, columns, of=f"{what},")
+        return loaded
+
+    def _of_all_rows(
+        self, builder: datasets.DatasetBuilder, split: str, options: Mapping[str, Any], error: Exception
+    ) -> datasets.Dataset:
+        """The split where a column has another type further down than in the first rows. Raises `error` for others."""
+        if is_disk_full(error):
+            raise error
+        try:
+            found = read_whole(builder, split, cache=options.get("cache_dir"), token=options.get("token"))
+        except (ValueError, RecursionError):
+            raise error from error.__cause__
+        if found is None:
+            raise error
+        log.info("The columns of %s change their types further down, so all of it is read at once.", self.location)
+        return without_media(found)
+
+    def first_row(self, configuration: str | None, split: str) -> dict[str, Any] | None:
+        """None of an empty split; the rest is not fetched. Raises ZooError, and NoSuchPart, as `load` does."""
+        with self._loading(configuration, split) as (_, data, options):
+            return next(iter(data.stream(configuration, split, **options)), None)
+
+    @contextlib.contextmanager
+    def _loading(
+        self, configuration: str | None, split: str, keys: Mapping[str, str] = KEYS
+    ) -> Iterator[tuple[str, GatedData, dict[str, Any]]]:
+        """(what is loaded, the data set once it was checked, the loader's keywords of its Hub).
+
+        What the client and datasets raise is said in our words.
+        """
+        name = f"The data set {self.location}"
+        what = f"{name}{f', configuration {configuration}' if configuration else ''}, split {split}"
+        try:
+            with (
+                reading_from(self.hub) as options,
+                gated(self.location, self.revision, token=self.hub.token) as data,
+            ):
+                yield what, data, options
+        except StopIteration as error:  # what the loader says of a file without rows
+            raise ZooError(f"{what}, is empty: give it rows.") from error
+        except (ValueError, datasets.exceptions.DatasetsError, *client_errors()) as error:
+            if is_disk_full(error):
+                raise
+            if self.unanswered is not None:
+                raise ZooError(
+                    f"{what}, is not in the cache, and {self.hub.name} does not answer ({self.unanswered}): check the "
+                    f"network and {self.hub.flag}."
+                ) from error
+            for kind, wanted in (("configuration", configuration), ("split", split)):
+                if found := _PARTS[kind].search(str(error)):
+                    has = ", ".join(re.findall(r"'[^']+'", found[1]))
+                    asked = f"no {kind} {wanted!r}, only {has}" if wanted else f"several {kind}s, {has}"
+                    raise NoSuchPart(f"{name} has {asked}: say which by the key {keys[kind]}.") from error
+            if (wrong := wrong_in(Path(self.location))) is not None:
+                raise ZooError(f"{name} cannot be loaded: {wrong}.") from error
+            raise ZooError(
+                f"{what}, cannot be loaded ({reason(_cause_of(error))}): check the names of the data set, its "
+                f"configuration and its split, and {self.hub.flag}."
+            ) from error
+        except Exception as error:
+            if not is_misread(error):
+                raise
+            raise ZooError(
+                f"{what}, cannot be loaded ({self.hub.name} answers what no Hub does: {error!r:.200}): check "
+                f"{self.hub.flag}."
+            ) from error
+
+
+def _cause_of(error: Exception) -> BaseException:
+    """What `datasets` stumbled over, where it says no more than that it did."""
+    vague = type(error) is datasets.exceptions.DatasetGenerationError and error.__cause__ is not None
+    return error.__cause__ if vague and error.__cause__ is not None else error
+
+
+def wrong_in(path: Path) -> str | None:
+    """Of a local file, or of those of a folder, the first that is empty or not of JSON lines, or which line is not."""
+    for file in [path] if path.is_file() else sorted(path.rglob("*.jsonl")):
+        if not file.stat().st_size:
+            return f"{file.name} is empty: give it rows"
+        if file.suffix.lower() in (".csv", ".tsv", ".txt", ".parquet"):
+            return f"{file.name} is read as JSON lines, and its name says otherwise; write it as a .jsonl"
+        with file.open("rb") as lines:
+            for number, line in enumerate(lines if file.suffix.lower() == ".jsonl" else (), start=1):
+                try:
+                    json.loads(line.decode("utf-8-sig").strip() or "null")  # the loader passes over empty lines
+                except UnicodeDecodeError:
+                    return f"line {number} of {file.name} is not UTF-8; write the file in that"
+                except json.JSONDecodeError as error:
+                    where = f"line {number} of {file.name} is not JSON ({error.msg}, column {error.colno})"
+                    return f"{where}; mend that line"
+                except RecursionError:
+                    return f"line {number} of {file.name} is nested too deep; mend that line"
+    return None
+
+
+@contextlib.contextmanager
+def reading_from(hub: Hub) -> Iterator[dict[str, Any]]:
+    """`datasets` keeps the address of one Hub; inside, it is this one's, and calls take these keywords."""
+    config, known = datasets.config, ("HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
+    before = {name: getattr(config, name) for name in known}
+    other = hub.endpoint not in (None, before["HF_ENDPOINT"])
+    if other:
+        config.HF_ENDPOINT = hub.endpoint
+    if other or hub.offline:
+        config.HF_HUB_OFFLINE = config.HF_DATASETS_OFFLINE = hub.offline
+    try:
+        caches = {"cache_dir": str(hub.data_cache)} if other and hub.data_cache is not None else {}
+        yield {"token": hub.token} | caches if other else {}
+    finally:
+        for name, value in before.items():
+            setattr(config, name, value)
+
+
+def find_data(name: str, revision: str | None, hub: Hub, *, before: Mapping[str, Any] | None = None) -> DataSource:
+    """The data set `name`: a folder or file, or a repository of `hub`, else of its source. Its lineage has repo, commit
+    and, where it is one, the benchmark that it is registered as.
+
+    before: the lineage that the run wrote when it began, whose commit stands; see `check_unchanged` for what lies here.
+    Where a Hub does not answer, the data set may lie in the cache all the same, and what the recipe says stands. Raises
+    ZooError where no Hub has it.
+    """
+    asked = fingerprint({"repo": name, "commit": revision})
+    at, unanswered = hub, None
+    lineage: Mapping[str, Any]
+    if Path(name).exists():
+        # What lies here has no name that others know, but its files can be told from others.
+        lineage = {"repo": None, "commit": None, "folder": Path(name).resolve().name, "files": digest(Path(name))}
+    elif before is not None and before.get("fingerprint") == asked:
+        lineage = before
+        if hub.source is not None and lineage.get("hub") == hub.source.label:
+            at = hub.source
+    else:
+        at, lineage, unanswered = _looked_up(name, revision, hub)
+    if unanswered is not None:
+        at = replace(at, offline=True)  # or `datasets` tries for half a minute
+    return DataSource(name, lineage.get("commit") or revision, {**lineage, "fingerprint": asked}, at, unanswered)
+
+
+def _looked_up(name: str, revision: str | None, hub: Hub) -> tuple[Hub, dict[str, Any], str | None]:
+    """(the Hub that has the data set, its lineage, why the Hub did not answer where it did not)."""
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    asked: list[Hub] = []
+
+    def look(one: Hub) -> dict[str, Any]:
+        asked.append(one)
+        with refusals_as(f"The data set {name} is not on {one.name}, or cannot be had", "check its name."):
+            info = one.api().dataset_info(name, revision=revision)
+            found: dict[str, Any] = {"repo": name, "commit": info.sha}
+            if any(file.rfilename == BENCHMARK for file in info.siblings or []):
+                path = one.file(name, BENCHMARK, repo_type="dataset", revision=info.sha)
+                found["benchmark"] = _benchmark_in(path)
+            return found
+
+    try:
+        at, lineage = ask(name, hub, look)
+    except ZooError as error:
+        if len(asked) > 1 and isinstance(error.__cause__, RepositoryNotFoundError):
+            raise
+        log.info("The data set %s was not looked up: %s", name, error)
+        why = reason(error.__cause__) if error.__cause__ is not None and is_silence(error.__cause__) else None
+        return asked[-1], {"repo": name, "commit": revision}, why
+    return at, lineage | came_from(at, hub), None
+
+
+def _benchmark_in(path: Path) -> dict[str, Any] | None:
+    """`benchmark` of a file that anybody may have written."""
+    if path.stat().st_size > MAX_CHARACTERS:
+        return None
+    try:
+        return benchmark(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError:
+        return None
+
+
+def benchmark(text: str) -> dict[str, Any] | None:
+    """{name, tasks: [{id, config, split}]} of an eval.yaml, or None for one that registers nothing."""
+    try:
+        said = load_yaml(text)
+    except BadYAML:
+        return None
+    tasks = said.get("tasks") if isinstance(said, Mapping) else None
+    kept = [
+        {key: str(task[key]) for key in ("id", "config", "split") if task.get(key) is not None}
+        for task in (tasks if isinstance(tasks, list) else [])
+        if isinstance(task, Mapping) and task.get("id") is not None
+    ]
+    return {"name": str(said.get("name") or ""), "tasks": kept} if kept else None
+
+
+def _cache_of(location: str) -> str | None:
+    """A cache of its own for each content of a local folder: the usual one tells folders apart by their last name."""
+    folder = Path(location)
+    if not folder.is_dir():
+        return None
+    return str(Path(datasets.config.HF_DATASETS_CACHE) / "folders" / digest(folder)[:32])
+
+
+def check_unchanged(what: str, lineage: Mapping[str, Any], before: Mapping[str, Any] | None) -> None:
+    """Checks that a local file or folder is what the run was begun with.
+
+    Args:
+        what: The file or folder, for the message.
+        lineage: What lies there now; `files` is its digest.
+        before: What the run recorded when it began. None, or a record without `files`, passes.
+
+    Raises:
+        ZooError: The files are others.
+    """
+    recorded, present = (before or {}).get("files"), lineage.get("files")
+    if recorded is not None and present is not None and recorded != present:
+        raise ZooError(
+            f"{what} changed since this run was begun with it: restore it, choose another --output_dir, or begin again "
+            "with --restart."
+        )
+
+
+def model_digest(folder: Path) -> str:
+    """sha256 over the names and bytes of the files that a model and its tokenizer are loaded from."""
+    return digest_of(folder, {path for pattern in LOADED for path in folder.glob(pattern)})
+
+
+def digest(folder: Path, ending: str = "") -> str:
+    """sha256 over the names and bytes of the files in a folder that end so; of a file, over its bytes."""
+    return digest_of(folder, [folder] if folder.is_file() else folder.rglob(f"*{ending}"))
+
+
+def digest_of(folder: Path, files: Iterable[Path]) -> str:
+    """sha256 over the names and bytes of these files of a folder."""
+    content = hashlib.sha256()
+    for path in sorted(path for path in files if path.is_file()):
+        content.update(str(path.relative_to(folder)).encode())
+        with path.open("rb") as file:
+            while part := file.read(1 << 20):
+                content.update(part)
+    return content.hexdigest()

@@ -1,0 +1,180 @@
+"""Conversations as data sets write them, brought into one form: lists of {role, content}.
+
+ShareGPT's turns are {from, value}, in a column `conversations`, beside which a column `system` may stand. A side of a
+pair may be a single message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import repeat
+from typing import TYPE_CHECKING, Any
+
+from ...errors import ZooError
+from ...modeling.chat import is_conversation
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+SHAREGPT = "conversations"
+#: The roles of chat templates, by the names that data sets give them.
+ROLES = {
+    "human": "user", "user": "user", "prompter": "user",
+    "gpt": "assistant", "assistant": "assistant", "model": "assistant", "bot": "assistant", "chatgpt": "assistant",
+    "chatbot": "assistant", "bing": "assistant", "bard": "assistant", "function_call": "assistant",
+    "system": "system", "developer": "developer",
+    "tool": "tool", "function": "tool", "observation": "tool", "function_response": "tool", "ipython": "ipython",
+}  # fmt: skip
+_SIDES = ("completion", "chosen", "rejected")
+
+
+def named_conversations(rows: Dataset, *, of_texts: bool, fits: bool) -> dict[str, str]:
+    """Which columns of a stage are in others because there is a column `conversations`.
+
+    Args:
+        rows: The data set.
+        of_texts: Whether the stage learns from whole texts, as SFT does.
+        fits: Whether the other columns are what the stage reads.
+
+    Returns:
+        Ours -> theirs; {} where `conversations` is not read.
+    """
+    names = set(rows.column_names)
+    if SHAREGPT not in names or names & {"messages", "prompt"}:
+        return {}
+    if {"chosen", "rejected"} <= names:
+        if speaker(first_value(rows, "chosen")) not in (None, "assistant"):  # whole conversations, with their prompts
+            return {}
+        answer = {"completion": "chosen"} if of_texts and "completion" not in names else {}
+        return {"prompt": SHAREGPT, **answer}
+    if of_texts and "completion" in names:
+        return {"prompt": SHAREGPT}
+    return {} if fits else {"messages": SHAREGPT}
+
+
+def in_our_turns(rows: Dataset, read: Iterable[str], *, system: bool, of: str) -> Dataset:
+    """The rows with every conversation in these columns as a list of {role, content}.
+
+    Args:
+        rows: The data set.
+        read: The columns that the stage reads; what holds texts, or is not there, stays.
+        system: Whether a column `system` belongs to the conversations of `prompt` and `messages`.
+        of: What to call the data set.
+
+    Raises:
+        ZooError: A turn is from somebody whom no chat template knows.
+    """
+    from datasets import concatenate_datasets
+
+    from .tables import dataset_of
+
+    system = system and "system" in rows.column_names
+    converted = {}
+    for name in read:
+        if name not in rows.column_names or not _is_foreign(first_value(rows, name)):
+            continue
+        beside = rows["system"] if system and name in ("prompt", "messages") else repeat(None)
+        converted[name] = [
+            messages_of(value, system=said, of=f"Row {place} of {of}")
+            for place, (value, said) in enumerate(zip(rows[name], beside, strict=False))
+        ]
+    if not converted:
+        return rows
+    kept = [name for name in rows.column_names if name not in converted]
+    made = dataset_of(converted)
+    return concatenate_datasets([rows.select_columns(kept), made], axis=1) if kept else made
+
+
+def _is_foreign(value: Any) -> bool:
+    """Whether a value is a single message, or turns of which one does not have the names of chat templates."""
+    if isinstance(value, Mapping):
+        return _is_turn(value)
+    turns = value if isinstance(value, list) else []
+    return bool(turns) and all(map(_is_turn, turns)) and any(_is_foreign_turn(turn) for turn in turns)
+
+
+def messages_of(value: Any, *, system: Any = None, of: str) -> Any:
+    """A conversation of any form as a list of {role, content}; what is none stays.
+
+    Args:
+        value: Turns or a single one, {from, value} or {role, content}.
+        system: What a column `system` says beside them, for a conversation that has no such turn.
+        of: The row, for the error.
+
+    Raises:
+        ZooError: A turn is from somebody whom no chat template knows.
+    """
+    turns = [value] if isinstance(value, Mapping) else value
+    if not isinstance(turns, list) or not all(map(_is_turn, turns)):
+        return value
+    messages = [_message(turn, of) for turn in turns]
+    if isinstance(system, str) and system.strip() and not any(turn["role"] == "system" for turn in messages):
+        return [{"role": "system", "content": system}, *messages]
+    return messages
+
+
+def speaker(value: Any) -> str | None:
+    """Who speaks first in a conversation of any form; None in what is none."""
+    turn = value if isinstance(value, Mapping) else value[0] if isinstance(value, list) and value else None
+    if turn is None or not _is_turn(turn):
+        return None
+    role = _role(turn)
+    return ROLES.get(role, role)
+
+
+def of_one_kind(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The parts of a row that change for its prompt and answers to be texts, or all conversations.
+
+    Beside a prompt in turns, texts are the assistant's turns, and an answer that repeats these turns is what comes
+    behind them; a text whose answers are the assistant's turns is the user's. A completion that is a whole conversation
+    beside a prompt in text holds its prompt itself.
+    """
+    prompt: Any = row.get("prompt")
+    sides = {name: row[name] for name in _SIDES if name in row}
+    if is_conversation(prompt):
+        texts = {name: side for name, side in sides.items() if isinstance(side, str)}
+        repeats = {name: side[len(prompt) :] for name, side in sides.items() if _repeats(prompt, side)}
+        return repeats | {name: [{"role": "assistant", "content": text}] for name, text in texts.items()}
+    whole: Any = row.get("completion")
+    if isinstance(prompt, str) and is_conversation(whole) and len(whole) > 1 and speaker(whole) != "assistant":
+        return {"prompt": whole[:-1], "completion": whole[-1:]}
+    if isinstance(prompt, str) and sides and all(speaker(side) == "assistant" for side in sides.values()):
+        return {"prompt": [{"role": "user", "content": prompt}]}
+    return {}
+
+
+def _repeats(prompt: Any, side: Any) -> bool:
+    """Whether an answer is a conversation that begins with the turns of its prompt, and goes on."""
+    if not is_conversation(side) or not prompt or len(side) <= len(prompt):
+        return False
+    return all(
+        (one["role"], one.get("content")) == (other["role"], other.get("content"))
+        for one, other in zip(prompt, side, strict=False)
+    )
+
+
+def first_value(rows: Dataset, name: str) -> Any:
+    """The first value of a column that is not null; None where there is none."""
+    return next((value for value in rows[name] if value is not None), None)
+
+
+def _is_turn(turn: Any) -> bool:
+    return isinstance(turn, Mapping) and (turn.get("role") is not None or {"from", "value"} <= turn.keys())
+
+
+def _is_foreign_turn(turn: Mapping[str, Any]) -> bool:
+    return turn.get("role") is None or ROLES.get(_role(turn), _role(turn)) != _role(turn)
+
+
+def _role(turn: Mapping[str, Any]) -> str:
+    role = turn.get("role")
+    return str(turn["from"] if role is None else role)
+
+
+def _message(turn: Mapping[str, Any], of: str) -> dict[str, Any]:
+    role = _role(turn)
+    if turn.get("role") is not None:
+        return {**turn, "role": ROLES.get(role, role)}
+    if role not in ROLES:
+        raise ZooError(f"{of} has a turn from {role!r}, and turns are from {', '.join(ROLES)}: mend it.")
+    return {"role": ROLES[role], "content": turn["value"]}

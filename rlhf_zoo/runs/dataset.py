@@ -1,0 +1,495 @@
+"""The data set of a recipe: prepared by its corpus and published, or named and loaded."""
+
+import inspect
+import json
+import shutil
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, replace
+from itertools import takewhile
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import datasets
+
+from ..errors import ZooError
+from ..fileio import hub_id, now, read_json, write_text
+from ..hub.client.connect import Hub
+from ..hub.client.publish import publish_folder
+from ..hub.client.refusals import refusals_as
+from ..modeling import distributed
+from ..modeling.loading import load_tokenizer
+from ..plugins import CORPORA, load_object
+from .context import RunContext
+from .data.columns import above
+from .data.layout import Form, distinct_first, fitting, hold_out, in_form, parts_of, without_prompts
+from .data.overlap import unmarked
+from .data.sources import DataSource, check_unchanged, digest, find_data
+from .recipe import Recipe
+from .settings.evaluation import LabeledArguments, OwnPairsArguments
+from .settings.parse import RecipeConfig, StageSettings
+
+#: Under run.json's `left_out`: rows of a stage before PPO whose prompts PPO holds out.
+HELD_OUT = "held_out_by_ppo"
+#: In the folder of a round's pairs: of what they were made, and their lineage.
+MADE = "made.json"
+
+
+def stage_source(context: RunContext, stage: str, source: DataSource | None = None) -> DataSource:
+    """The stage's data: those that it names, else the recipe's, which are `source` where they were opened before.
+
+    A reward model of a later round has its own. Raises ZooError where a local file is not what the stage has learned
+    from so far.
+    """
+    if stage == "reward" and context.round is not None:
+        folder = context.round.folder
+        return DataSource(str(folder), None, read_json(folder / MADE)["lineage"])
+    data, record = context.settings(stage).data, context.record(stage)
+    before = None if context.restart else record.read().get("dataset")
+    if data.dataset_name is not None:
+        source = find_data(data.dataset_name, data.dataset_revision, context.hub, before=before)
+    elif source is None:
+        source = data_source(context)
+    if record.has_trained:
+        check_unchanged(f"The data set {source.location}", source.lineage, before)
+    return source
+
+
+def check_same_data(context: RunContext, stage: str) -> None:
+    """Checks that a stage reads the local data that the stages before it have learned from.
+
+    Args:
+        context: The run.
+        stage: The stage; "eval" reads PPO's data.
+
+    Raises:
+        ZooError: The files of one data set are not those that an earlier stage recorded.
+    """
+    before = [context.record(one) for one in takewhile(lambda one: one != stage, context.recipe.stages)]
+    known = {record.path.name: record.read().get("dataset") or {} for record in before if record.has_trained}
+    if not any(dataset.get("files") for dataset in known.values()):
+        return
+    reads = "ppo" if stage == "eval" else stage
+    if reads == "reward" and context.round is not None:  # of pairs that the run made
+        return
+    source = stage_source(context, reads)
+    for one, dataset in known.items():
+        same = dataset.get("fingerprint") == source.lineage.get("fingerprint")
+        if same and dataset.get("files", present := source.lineage.get("files")) != present:
+            raise ZooError(
+                f"The data set {source.location} changed since the stage {one} learned from it: restore it, choose "
+                f"another --output_dir, or train that stage again with `rlhf-zoo {one} {context.recipe.called} "
+                "--restart`."
+            )
+
+
+def stage_rows(
+    context: RunContext, stage: str, source: DataSource, split: str, *, form: Form | None = None
+) -> datasets.Dataset:
+    """A split of the stage's data in the form that the stage reads. form: None is the stage's own."""
+    data = context.settings(stage).data
+    return shaped(context, source, data, split, form=form or FORMS[stage], text=text_field(context.settings(stage)))
+
+
+FORMS: Mapping[str, Form] = {"sft": "texts", "reward": "pairs", "ppo": "prompts"}
+
+
+def text_field(settings: StageSettings) -> str:
+    return str(getattr(settings.trainer, "dataset_text_field", "text"))
+
+
+def shaped(
+    context: RunContext, source: DataSource, data: Any, split: str, *, form: Form, text: str = "text"
+) -> datasets.Dataset:
+    """A split of any data keys in a form."""
+    rows = source.load(data.dataset_config, split, columns=[])
+    what = f"The data set {source.location}" + (f", configuration {data.dataset_config}" if data.dataset_config else "")
+    what = f"{what}, split {split},"
+    rows = above(rows, data.keep_above, of=what)
+    return in_form(rows, form, columns=data.columns, turns=context.shared.conversational, text=text, of=what)
+
+
+def learned_rows(context: RunContext, stage: str, source: DataSource) -> tuple[datasets.Dataset, dict[str, int]]:
+    """The stage's training split, without the prompts that PPO holds out; how many rows those had, by `HELD_OUT`."""
+    rows = stage_rows(context, stage, source, context.settings(stage).data.dataset_train_split)
+    if stage == "ppo" or "ppo" not in context.recipe.stages:
+        return rows, {}
+    return without_held_out(context, rows, of=f"the stage {stage}")
+
+
+def without_held_out(
+    context: RunContext, rows: datasets.Dataset, *, of: str
+) -> tuple[datasets.Dataset, dict[str, int]]:
+    """The rows but for those of prompts that PPO's held_out_share holds out, and how many those are, by `HELD_OUT`."""
+    data = context.settings("ppo").data
+    if data.held_out_share is None:
+        return rows, {}
+    prompts = stage_rows(context, "ppo", stage_source(context, "ppo"), data.dataset_train_split)
+    test, watched, _ = _shares_of_ppo(context, prompts)
+    kept, left_out = without_prompts(rows, datasets.concatenate_datasets([test, watched]), of=of)
+    if left_out:
+        context.say_once(f"{left_out} of {len(rows)} rows of {of} are left out: PPO holds their prompts out.")
+    return kept, {} if left_out is None else {HELD_OUT: left_out}
+
+
+def _shares_of_ppo(context: RunContext, rows: datasets.Dataset) -> list[datasets.Dataset]:
+    """What PPO's held_out_share makes of its training split: for the evaluation at the end, to watch by, to train on.
+
+    Where the evaluation has a split of its own, there are twice as many to watch by.
+    """
+    test, watched, train = parts_of(rows, context.settings("ppo").data.held_out_share, parts=2)
+    if context.shared.evaluation.dataset_test_split is not None:
+        watched = datasets.concatenate_datasets([test, watched])
+    return [test, watched, train]
+
+
+def parts(
+    context: RunContext, stage: str, source: DataSource, *, marked: bool = False
+) -> tuple[datasets.Dataset, datasets.Dataset | None, dict[str, int]]:
+    """The rows of the stages SFT and PPO.
+
+    Args:
+        context: The run.
+        stage: The stage.
+        source: Its data.
+        marked: Whether the rows to train on keep the column by which `overlap` compares prompts.
+
+    Returns:
+        Rows to train on, rows evaluated meanwhile (None without), and what `learned_rows` left out.
+    """
+    data = context.settings(stage).data
+    train, left_out = learned_rows(context, stage, source)
+    held_out = None
+    if data.held_out_share is not None and stage == "ppo":
+        test, held_out, train = _shares_of_ppo(context, train)
+        # One prompt may stand within another.
+        train, _ = without_prompts(train, datasets.concatenate_datasets([test, held_out]), of="the stage ppo")
+    elif data.held_out_share is not None:
+        train, held_out = hold_out(train, data.held_out_share)
+    elif data.dataset_test_split is not None:
+        held_out = stage_rows(context, stage, source, data.dataset_test_split)
+    held_out = None if held_out is None else unmarked(held_out)
+    return train if marked else unmarked(train), held_out, left_out
+
+
+def ptx_rows(context: RunContext, source: DataSource) -> datasets.Dataset | None:
+    """The texts of PPO's ptx_coef, without the prompts that it holds out; None where it reads none."""
+    settings = context.settings("ppo")
+    if not settings.trainer.ptx_coef > 0:
+        return None
+    data, keys = settings.data, {"configuration": "ptx_dataset_config", "split": "ptx_dataset_split"}
+    texts = source.load(data.ptx_dataset_config, data.ptx_dataset_split, columns=[], keys=keys)
+    return without_held_out(context, texts, of="ptx_coef")[0]
+
+
+def evaluation_rows(
+    context: RunContext, source: DataSource, part: str = "test", *, path: Path | None = None
+) -> datasets.Dataset:
+    """PPO's prompts that the evaluation measures on (`test`), or chooses a checkpoint by (`validation`).
+
+    Where rows repeat prompts, each prompt's first row comes first, so that the first rows hold the most prompts.
+
+    source: PPO's. path: of the SFT policy, whose tokenizer counts for max_prompt_length; None leaves out none. Raises
+    ZooError where there are none.
+    """
+    where, data = evaluated_part(context, part), context.settings("ppo").data
+    rows = stage_rows(context, "ppo", source, where["split"])
+    if where["held_out_share"] is not None:
+        rows = _shares_of_ppo(context, rows)[0 if part == "test" else 1]
+    rows = distinct_first(rows)
+    if path is None or data.max_prompt_length is None:
+        return rows
+    tokenizer = context.shared.chat.for_prompts(load_tokenizer(path), rows["prompt"])
+    return fitting(rows, tokenizer, data.max_prompt_length, of=f"the evaluation's prompts ({part})")[0]
+
+
+def evaluated_part(context: RunContext, part: str = "test") -> dict[str, Any]:
+    """Where the prompts of `evaluation_rows` are: `config`, `split` and, of one that training shares, the
+    `held_out_share`.
+    """
+    data = context.settings("ppo").data
+    split, share = evaluated_split(context.shared, data, part)
+    return {"config": data.dataset_config, "split": split, "held_out_share": share}
+
+
+def evaluated_split(shared: RecipeConfig, data: Any, part: str = "test") -> tuple[str, float | None]:
+    """(the split, the share that training left out of it) of `evaluation_rows`. data: the keys of PPO's."""
+    asked = shared.evaluation.dataset_test_split
+    if data.held_out_share is not None and (part == "validation" or asked is None):
+        return data.dataset_train_split, data.held_out_share
+    return (asked or "test") if part == "test" else data.dataset_test_split or "validation", None
+
+
+def labeled_rows(context: RunContext) -> datasets.Dataset:
+    """Texts and labels that the judge `classifier` learns from: those that the recipe says, else of its data set."""
+    return _for_judges(context, context.shared.evaluation.labeled_data, "labeled")[0]
+
+
+def own_pairs(context: RunContext) -> tuple[datasets.Dataset, DataSource] | None:
+    """Pairs of the policies' own outputs that somebody put in order, and where they are; None where none are named."""
+    data = own_pairs_at(context.recipe, context.shared)
+    return None if data is None else _for_judges(context, data, "pairs")
+
+
+def _for_judges(context: RunContext, data: LabeledArguments, form: Form) -> tuple[datasets.Dataset, DataSource]:
+    if data.dataset_name is None:
+        source = data_source(context)
+    else:
+        source = find_data(data.dataset_name, data.dataset_revision, context.hub)
+    return shaped(context, source, data, data.dataset_train_split, form=form), source
+
+
+def own_pairs_at(recipe: Recipe, shared: RecipeConfig) -> OwnPairsArguments | None:
+    """The keys of `evaluation.own_pairs`, a file or folder beside recipe.yaml by its path."""
+    data = shared.evaluation.own_pairs_data
+    if data is None or data.dataset_name is None or not (beside := recipe.folder / data.dataset_name).exists():
+        return data
+    return replace(data, dataset_name=str(beside))
+
+
+def to_train(context: RunContext) -> dict[str, StageSettings]:
+    """The settings of the stages whose data are still to be read."""
+    done = {one for one in context.recipe.stages if context.record(one).read().get("status") == "finished"}
+    return {
+        one: context.settings(one)
+        for one in context.recipe.stages
+        if (one not in done or context.restart) and one not in context.pinned
+    }
+
+
+def data_source(context: RunContext, *, again: bool = False) -> DataSource:
+    """The recipe's data: what its corpus prepares (once, and `again` if asked), else the data set that it names.
+
+    Raises ZooError when the recipe has neither, or another run's data lie in the run directory and --restart was not
+    given.
+    """
+    with distributed.main_process_first():
+        return _data_source(context, again=again and distributed.first())
+
+
+def _data_source(context: RunContext, *, again: bool) -> DataSource:
+    shared = context.shared
+    if shared.corpus is None:
+        if shared.dataset_name is None:
+            raise ZooError(f"The recipe {context.recipe.name} names no data set: give --dataset_name.")
+        return _named(context, shared.dataset_name, again=again)
+    record = context.record("data")
+    resolved = corpus_settings(shared)
+    if not record.run_file.exists() and record.path.is_dir() and any(record.path.iterdir()):
+        raise ZooError(f"{record.path} holds files that no run wrote: choose another --output_dir.")
+    try:
+        context.check_begun("data", resolved)
+    except ZooError:
+        if not context.restart:
+            raise
+        again = True
+    if again or record.read().get("status") != "finished":
+        started = time.monotonic()
+        prepared = _prepare(shared, context.hub)
+        if record.path.is_dir():
+            shutil.rmtree(record.path)
+        record.write(
+            **context.head("data", "running", seed=shared.seed, resolved=resolved),
+            parents={},
+            hub=context.hub.label,
+            repo=None,
+            about=asdict(shared),
+            command=context.command,
+        )
+        for configuration, splits in prepared.items():
+            write_configuration(record.path, configuration, splits)
+        write_text(record.path / "README.md", _card(record.read(), _configurations(split_files(record.path))))
+        record.write(status="finished", seconds=time.monotonic() - started, finished=now())
+    return _prepared(context)
+
+
+def corpus_settings(shared: RecipeConfig) -> dict[str, Any]:
+    """What decides the data that a corpus prepares."""
+    return {key: getattr(shared, key) for key in ("corpus", "corpus_args", "dataset_name", "seed")}
+
+
+def _named(context: RunContext, name: str, *, again: bool) -> DataSource:
+    """The data set that the recipe names, at the commit that its revision meant when this run began."""
+    record = context.record("data")
+    document = record.read()
+    before = {**(document.get("dataset") or {}), "fingerprint": document.get("fingerprint")}
+    found = find_data(name, context.shared.dataset_revision, context.hub, before=None if again else before)
+    known = found.lineage["fingerprint"]
+    settled = found.lineage["repo"] and found.lineage["commit"] and found.unanswered is None
+    if settled and (again or before["fingerprint"] != known):
+        lineage = {key: value for key, value in found.lineage.items() if key != "fingerprint"}
+        record.write(stage="data", recipe=context.recipe.name, status="named", fingerprint=known, dataset=lineage)
+    return found
+
+
+def _prepare(shared: RecipeConfig, hub: Hub) -> Mapping[str, Mapping[str, list[dict[str, Any]]]]:
+    prepare = load_object(str(shared.corpus), group=CORPORA)
+    try:
+        inspect.signature(prepare).bind(shared.dataset_name, seed=shared.seed, **shared.corpus_args)
+    except TypeError as error:
+        raise ZooError(
+            f"corpus_args does not suit {shared.corpus} ({error}): its docstring says what it takes."
+        ) from error
+    prepared = prepare(_text_of(shared, hub), seed=shared.seed, **shared.corpus_args)
+    for configuration, splits in prepared.items():
+        for split, rows in splits.items():
+            if not rows:
+                raise ZooError(
+                    f"{shared.dataset_name or shared.corpus} leaves the split {split} of {configuration} empty: "
+                    "give more text."
+                )
+    return prepared
+
+
+def _text_of(shared: RecipeConfig, hub: Hub) -> str | None:
+    """What a corpus is given: it reads a folder, or asks the Hub of the environment, so what the source has is fetched.
+
+    What no Hub has is left to the corpus, which knows what it takes.
+    """
+    name = shared.dataset_name
+    if hub.source is None or name is None or not hub_id(name) or Path(name).exists():
+        return name
+    try:
+        found = find_data(name, shared.dataset_revision, hub)
+    except ZooError:
+        return name
+    if found.hub is not hub.source or not found.lineage["commit"]:
+        return name
+    with refusals_as(f"The data set {name} cannot be had from {found.hub.name}", "try again."):
+        return str(found.hub.snapshot(name, repo_type="dataset", revision=found.revision))
+
+
+def add_configuration(context: RunContext, configuration: str, splits: Mapping[str, Iterable[Mapping]]) -> DataSource:
+    """Adds a configuration that a stage made (simulated preferences); the data set is sent again with it."""
+    record = context.record("data")
+    write_configuration(record.path, configuration, splits)
+    write_text(record.path / "README.md", _card(record.read(), _configurations(split_files(record.path))))
+    return _prepared(context)
+
+
+def write_configuration(folder: Path, configuration: str, splits: Mapping[str, Iterable[Mapping]]) -> None:
+    """Writes FOLDER/CONFIGURATION/SPLIT.jsonl, each as a whole."""
+    for split, rows in splits.items():
+        text = "".join(json.dumps(dict(row), ensure_ascii=False) + "\n" for row in rows)
+        write_text(folder / configuration / f"{split}.jsonl", text)
+
+
+def split_files(folder: Path) -> list[str]:
+    """CONFIGURATION/SPLIT.jsonl of each split in a folder, sorted."""
+    return sorted(path.relative_to(folder).as_posix() for path in folder.glob("*/*.jsonl") if path.is_file())
+
+
+def _configurations(names: Iterable[str]) -> dict[str, list[str]]:
+    """CONFIGURATION/SPLIT.jsonl, ... -> the splits of each configuration."""
+    found: dict[str, list[str]] = {}
+    for path in sorted(map(PurePosixPath, names)):
+        if path.suffix == ".jsonl" and len(path.parts) == 2:
+            found.setdefault(path.parts[0], []).append(path.stem)
+    return found
+
+
+def card_head(about: Mapping[str, Any], recipe: str, configurations: Mapping[str, Iterable[str]]) -> str:
+    """The head of a data set's README. about: the keys of recipe.yaml; configurations: the splits of each."""
+    import yaml
+
+    front = {
+        "license": about["license"],
+        "language": [about["language"]],
+        "tags": ["rlhf-zoo", f"recipe:{recipe}"] + (["simulated"] if about["simulated"] else []),
+        "configs": [
+            {
+                "config_name": name,
+                "data_files": [{"split": split, "path": f"{name}/{split}.jsonl"} for split in splits],
+                **({"default": True} if name == "lines" else {}),
+            }
+            for name, splits in configurations.items()
+        ],
+    }
+    return f"---\n{yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}---\n\n"
+
+
+def _card(document: Mapping[str, Any], configurations: Mapping[str, list[str]]) -> str:
+    """The data set's README, from what run.json says of the recipe."""
+    about, recipe = document["about"], document["recipe"]
+    notice = (
+        "\n**This is a simulated world**: a program wrote every line, and preferences are simulated too.\n"
+        if about["simulated"]
+        else ""
+    )
+    source = f"\nText: {about['attribution']}\n" if about["attribution"] else ""
+    if about["preferences"] and "preferences" in configurations:
+        source += f"\nPreferences: {about['preferences']}\n"
+    rows = "".join(f"| `{name}` | {', '.join(splits)} |\n" for name, splits in configurations.items())
+    return (
+        f"{card_head(about, recipe, configurations)}# {recipe}: data\n\n"
+        f"{about['description']}\n{notice}{source}\n| configuration | splits |\n|---|---|\n{rows}\n"
+        f"Prepared by `rlhf-zoo run {recipe}` (seed {about['seed']}).\n"
+    )
+
+
+def _prepared(context: RunContext) -> DataSource:
+    """What the corpus made, read from the run directory whether or not a Hub answers; lineage names the Hub's copy."""
+    document = context.record("data").read()
+    lineage = {"repo": None, "commit": None, "fingerprint": document["fingerprint"]}
+    repo = document.get("repo")
+    if context.publish and repo and not pending_data(context):
+        lineage |= {"repo": repo["id"], "commit": repo["commit"], "hub": repo["hub"]}
+    return DataSource(str(context.record("data").path), None, lineage)
+
+
+def pending_data(context: RunContext) -> bool:
+    """Whether the run directory holds data of a corpus that this Hub has not, or has in an older state."""
+    record = context.record("data")
+    document = record.read()
+    if document.get("status") != "finished":
+        return False
+    repo = document.get("repo") or {}
+    sent = (repo.get("hub"), repo.get("id"), repo.get("content"))
+    return sent != (context.hub.label, context.dataset_repo, digest(record.path, ".jsonl"))
+
+
+def send_data(context: RunContext) -> None:
+    """Sends the data as one commit, and notes it in run.json."""
+    record = context.record("data")
+    content = digest(record.path, ".jsonl")  # before the files are read: what changes meanwhile is sent once more
+    commit = _send(context, record.path)
+    repo = {"id": context.dataset_repo, "commit": commit, "tags": {}, "hub": context.hub.label, "content": content}
+    record.write(repo=repo)
+
+
+def forget_lost_data(context: RunContext) -> None:
+    """Counts the data as not sent where the Hub has lost them."""
+    record = context.record("data")
+    repo = record.read().get("repo") or {}
+    if repo.get("hub") != context.hub.label:
+        return
+    if not context.hub.api().revision_exists(repo["id"], repo["commit"], repo_type="dataset"):
+        record.write(repo=None)
+
+
+def _send(context: RunContext, folder: Path) -> str:
+    """The card names also what other runs put there: `rlhf-zoo ppo` alone has no preferences to send."""
+    import tempfile
+
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    try:
+        there = context.hub.api().list_repo_files(context.dataset_repo, repo_type="dataset")
+    except RepositoryNotFoundError:
+        there = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in split_files(folder):
+            target = Path(scratch) / name
+            target.parent.mkdir(exist_ok=True)
+            shutil.copy(folder / name, target)
+        configurations = _configurations({*there, *split_files(folder)})
+        card = _card(context.record("data").read(), configurations)
+        (Path(scratch) / "README.md").write_text(card, encoding="utf-8")
+        return publish_folder(
+            Path(scratch),
+            context.dataset_repo,
+            repo_type="dataset",
+            message=f"{context.recipe.name}: data",
+            private=context.private,
+            hub=context.hub,
+        )

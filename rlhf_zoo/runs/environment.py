@@ -1,0 +1,77 @@
+"""Environment variables that change what training computes.
+
+The recipe says how a run trains. A variable of the shell that says otherwise is ignored, refused or written into
+run.json: none is obeyed silently.
+"""
+
+import logging
+import os
+from collections.abc import Mapping
+
+from ..errors import ZooError
+
+log = logging.getLogger(__name__)
+
+#: Variables of accelerate that do what a recipe's key does. The key decides, and they are unset.
+IGNORED: Mapping[str, str] = {
+    "ACCELERATE_MIXED_PRECISION": "bf16",
+    "ACCELERATE_DOWNCAST_BF16": "bf16",
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "gradient_accumulation_steps",
+    "ACCELERATE_GRADIENT_CLIPPING": "max_grad_norm",
+    "ACCELERATE_DYNAMO_BACKEND": "torch_compile_backend",
+    "ACCELERATE_DYNAMO_MODE": "torch_compile_mode",
+    "ACCELERATE_DYNAMO_USE_FULLGRAPH": "torch_compile",
+    "ACCELERATE_DYNAMO_USE_DYNAMIC": "torch_compile",
+    "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION": "torch_compile",
+}
+#: Variables that hand training to a system that no stage was ever run under.
+REFUSED = (
+    "ACCELERATE_USE_DEEPSPEED",
+    "ACCELERATE_USE_FSDP",
+    "ACCELERATE_USE_MEGATRON_LM",
+    "ACCELERATE_USE_PARALLELISM_CONFIG",
+)
+#: Variables that change the device, the rounding or the order of sums. (Threads and the CPU's instructions are recorded
+#: as what torch made of them; the CPU is asked for by `use_cpu`, or ACCELERATE_USE_CPU.)
+RECORDED = (
+    "ACCELERATE_TORCH_DEVICE",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "DNNL_DEFAULT_FPMATH_MODE",
+    "FLASH_ATTENTION_DETERMINISTIC",
+    "MKL_CBWR",
+    "NVIDIA_TF32_OVERRIDE",
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+    "PYTORCH_ENABLE_MPS_FALLBACK",
+    "TORCHDYNAMO_DISABLE",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    "TORCH_COMPILE_DISABLE",
+    "TRANSFORMERS_SDPA_FORCE_GQA",
+    "USE_HUB_KERNELS",
+    "XLA_DOWNCAST_BF16",
+    "XLA_USE_BF16",
+)
+# Values by which `accelerate launch` says that something is off.
+_OFF = ("", "0", "1", "no", "none", "off", "false", "default")
+
+
+def settle() -> None:
+    """Unsets the variables that a recipe's keys stand for, with a line for each that asked for something.
+
+    Raises:
+        ZooError: A variable asks for DeepSpeed, FSDP, Megatron-LM or accelerate's parallelism.
+    """
+    for name in REFUSED:
+        if os.environ.get(name, "").lower() in ("1", "true", "yes", "on"):
+            raise ZooError(
+                f"The environment sets {name}={os.environ[name]}, and no stage trains under that: unset it, and shard "
+                "with the key fsdp2."
+            )
+    for name, key in IGNORED.items():
+        value = os.environ.pop(name, "")
+        if value.lower() not in _OFF:
+            log.warning("%s=%s in the environment is ignored: the key %s decides.", name, value, key)
+
+
+def recorded() -> dict[str, str]:
+    """The variables of `RECORDED` that are set, for `versions` in run.json."""
+    return {name: os.environ[name] for name in RECORDED if name in os.environ}

@@ -1,0 +1,113 @@
+"""The recipes of the package side by side: what each trains on what, what was published of it, and what it needs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ZooError
+from .recipe import Recipe, list_others, list_recipes, load_recipe
+
+#: What recipes are grouped by, as `hardware` of zoo.yaml says it.
+HARDWARE = ("a laptop, in minutes", "one GPU", "several GPUs")
+BEGIN, END = "<!-- recipes -->", "<!-- /recipes -->"
+COMMAND = "rlhf-zoo recipes list --readme recipes/README.md"
+
+
+@dataclass(frozen=True)
+class Row:
+    """model, data: by the names that the stages give them. smoke: which tests run its `rlhf-zoo smoke`.
+
+    package: NAME VERSION of another package that registers it.
+    """
+
+    name: str
+    stages: Sequence[str]
+    simulated: bool
+    description: str
+    hardware: str
+    memory: str
+    model: str
+    data: str
+    license: str
+    source: str | None
+    published: str | None
+    ours: str | None
+    smoke: str | None
+    package: str | None = None
+
+
+def shelf() -> list[Row]:
+    """Every recipe of the package, those that need least first."""
+    return _in_order([_row(load_recipe(name)) for name in list_recipes()])
+
+
+def others() -> tuple[list[Row], list[str]]:
+    """The recipes of other packages, those that need least first; and a sentence for each that is left out."""
+    rows, left_out = [], []
+    for name in list_others():
+        try:
+            rows.append(_row(load_recipe(name)))
+        except ZooError as error:
+            left_out.append(f"The recipe {name!r} of an installed package is left out: {error}")
+    return _in_order(rows), left_out
+
+
+def _in_order(rows: Sequence[Row]) -> list[Row]:
+    return sorted(rows, key=lambda row: HARDWARE.index(row.hardware))
+
+
+def _row(recipe: Recipe) -> Row:
+    zoo = recipe.zoo
+    if missing := next((key for key in ("hardware", "memory", "license") if zoo.get(key) is None), None):
+        raise ZooError(f"{recipe.source('zoo')} does not say {missing}, which the list of recipes shows: add it.")
+    if zoo.get("hardware") not in HARDWARE:
+        raise ZooError(f"{recipe.source('zoo')} says hardware {zoo.get('hardware')!r}: give {' or '.join(HARDWARE)}.")
+    first: Mapping[str, Any] = recipe.stages.get("sft", {})
+    corpus = str(recipe.shared.get("corpus") or "").partition(":")[0].rpartition(".")[2].replace("_", "-")
+    return Row(
+        name=recipe.name,
+        stages=list(recipe.stages),
+        simulated=bool(recipe.shared.get("simulated")),
+        description=str(recipe.shared.get("description", "")),
+        hardware=zoo["hardware"],
+        memory=str(zoo["memory"]),
+        model=first.get("model_name_or_path") or "new, tiny",
+        data=recipe.shared.get("dataset_name") or corpus,
+        license=str(zoo["license"]),
+        source=zoo.get("source"),
+        published=zoo.get("published"),
+        ours=zoo.get("ours"),
+        smoke=zoo.get("smoke"),
+        package=" ".join(recipe.package.values()) or None,
+    )
+
+
+def with_shelf(text: str) -> str:
+    """A README with the table between its markers. Raises ZooError for one that has not one pair of them."""
+    before, _, rest = text.partition(BEGIN)
+    _, found, after = rest.partition(END)
+    if not found or BEGIN in after or END in before + after:
+        raise ZooError(f"The markers {BEGIN} and {END} are not one pair in order: leave one of each around the table.")
+    return f"{before}{BEGIN}\n{_table()}\n{END}{after}"
+
+
+def _table() -> str:
+    heads = ("recipe", "stages", "model", "data", "license", "published", "ours", "memory", "smoke")
+    lines = [f"Made by `{COMMAND}`."]
+    for hardware in HARDWARE:
+        lines += ["", f"Runs on {hardware}:", "", f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
+        for row in shelf():
+            if row.hardware == hardware:
+                cells = (
+                    f"[{row.name}]({row.name}/README.md)", ", ".join(row.stages), row.model, row.data, row.license,
+                    row.published or "–", row.ours or "not yet", row.memory, row.smoke or "none",
+                )  # fmt: skip
+                lines.append(f"| {' | '.join(cells)} |")
+    lines += [
+        "",
+        "Published: by others, at the source that the recipe's README names. Licenses: as read, not checked again. "
+        "Memory: of each card, by `rlhf-zoo plan` (docs/plan.md), measured on no GPU yet; on a CPU beside what "
+        "libraries hold, half a GiB. Smoke: the tests in "
+        "which `rlhf-zoo smoke` trains it in miniature.",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,140 @@
+"""The stages that a recipe may have. What the rest of the package asks of a stage stands here, and nowhere else."""
+
+import importlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage is a file NAME.yaml of a recipe, a command, a folder of the run directory and a model on the Hub.
+
+    title: how its model is called; note: in a Collection. does, example: the help of its command. starts_from: the
+    parents that its weights may come from, nearest first. metrics: those of the validation split that may choose its
+    checkpoint. model_keys: of trl.ModelConfig, those that the stage obeys. figures: what a family tree shows of it: how
+    it reads -> where rlhf_card.json holds it ("checkpoints": the row of the card's own step). task: what the Hub calls
+    it.
+
+    Code is named as "module:attribute" and imported when `load` is called. arguments: the dataclass of its own keys;
+    trainer: that of its trainer's keys; run: (context, publisher) -> whether it trained; card: its `StageCard`.
+    """
+
+    name: str
+    title: str
+    note: str
+    does: str
+    example: str
+    arguments: str
+    trainer: str
+    run: str
+    card: str
+    starts_from: tuple[str, ...]
+    metrics: tuple[str, ...]
+    model_keys: tuple[str, ...]
+    figures: Mapping[str, tuple[str, ...]]
+    task: Literal["text-generation", "text-classification"] = "text-generation"
+
+    def load(self, what: Literal["arguments", "trainer", "run", "card"]) -> Any:
+        module, _, attribute = getattr(self, what).partition(":")
+        return getattr(importlib.import_module(module), attribute)
+
+
+LORA = (
+    "use_peft", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_target_parameters",
+    "lora_modules_to_save", "lora_task_type", "use_rslora", "use_dora",
+)  # fmt: skip
+LOADED = ("dtype", "attn_implementation")
+BITS = ("load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "bnb_4bit_quant_storage", "use_bnb_nested_quant")
+#: In the order in which a run has them.
+STAGES: dict[str, Stage] = {
+    stage.name: stage
+    for stage in (
+        Stage(
+            name="sft",
+            title="SFT policy",
+            note="SFT",
+            does="Train the SFT policy of a recipe.",
+            example="rlhf-zoo sft tiny-world --num_train_epochs 2",
+            arguments="rlhf_zoo.runs.settings.parse:SFTArguments",
+            trainer="trl:SFTConfig",
+            run="rlhf_zoo.pipeline.stages.sft:run",
+            card="rlhf_zoo.publishing.cards.sft:CARD",
+            starts_from=("base",),
+            metrics=("eval_loss", "eval_mean_token_accuracy", "eval_entropy"),
+            model_keys=("model_name_or_path", "model_revision", *LOADED, *BITS, *LORA),
+            figures={"loss": ("checkpoints", "loss"), "validation loss": ("checkpoints", "eval_loss")},
+        ),
+        Stage(
+            name="reward",
+            title="reward model",
+            note="reward model",
+            does="Train the reward model of a recipe.",
+            example="rlhf-zoo reward tiny-world --learning_rate 5e-4",
+            arguments="rlhf_zoo.runs.settings.parse:RewardArguments",
+            trainer="trl:RewardConfig",
+            run="rlhf_zoo.pipeline.stages.reward:run",
+            card="rlhf_zoo.publishing.cards.reward:CARD",
+            starts_from=("sft", "base"),
+            metrics=("eval_loss", "eval_accuracy", "eval_margin"),
+            model_keys=(*LOADED, *(key for key in LORA if key != "lora_task_type")),
+            figures={
+                "held-out accuracy": ("reward_model", "accuracy"),
+                "loss": ("checkpoints", "loss"),
+                "validation accuracy": ("checkpoints", "eval_accuracy"),
+                "validation loss": ("checkpoints", "eval_loss"),
+            },
+            task="text-classification",
+        ),
+        Stage(
+            name="ppo",
+            title="PPO policy",
+            note="PPO",
+            does="Train the SFT policy of a recipe with PPO.",
+            example="rlhf-zoo ppo tiny-world --kl_coef 0.2",
+            arguments="rlhf_zoo.runs.settings.parse:PPOArguments",
+            trainer="rlhf_zoo.ppo.config:PPOConfig",
+            run="rlhf_zoo.pipeline.stages.ppo:run",
+            card="rlhf_zoo.publishing.cards.ppo:CARD",
+            starts_from=("sft", "base"),
+            metrics=("eval_objective/kl", "eval_completions/length", "eval_completions/eos_rate"),
+            model_keys=("model_name_or_path", *LOADED, *BITS, *LORA),
+            figures={
+                "reward": ("reward",),
+                "KL (nats)": ("kl",),
+                "held-out reward": ("evaluation", "ppo", "reward", "value"),
+                "held-out KL (nats)": ("evaluation", "ppo", "kl", "value"),
+                "win rate": ("evaluation", "win_rate", "value"),
+            },
+        ),
+    )
+}
+#: Reward models among the parents of a run, the first that of a run with one: role -> how it is called.
+REWARD_ROLES = {"reward": "reward model"} | {f"reward_{place}": f"reward model {place}" for place in range(2, 10)}
+#: Models of stages among the parents of a run: role -> how it is called.
+PARENT_TITLES = {"sft": STAGES["sft"].title, **REWARD_ROLES, "ppo": STAGES["ppo"].title}
+
+#: The folder of a run with what `rlhf-zoo ensemble` trained: ENSEMBLE/seed-K/reward.
+ENSEMBLE = "ensemble"
+MEMBER = re.compile(rf"{ENSEMBLE}/seed-(\d+)/reward")
+
+
+def is_member(name: str) -> bool:
+    """Whether it names a reward model that `rlhf-zoo ensemble` trains in the run directory."""
+    return MEMBER.fullmatch(name) is not None
+
+
+def starts_on_base(stage: Any, settings: Mapping[str, Any]) -> bool:
+    """Whether PPO started from a model that its settings name, and not from the SFT stage of its run.
+
+    Args:
+        stage: The stage, as a record or a card says.
+        settings: Its keys.
+    """
+    return stage == "ppo" and settings.get("model_name_or_path") not in (None, "sft")
+
+
+def parent_title(role: str, *, on_base: bool = False) -> str:
+    """What a parent of a run is called, by its role; on_base: see `starts_on_base`."""
+    return "base model" if role == "base" or (role == "sft" and on_base) else PARENT_TITLES.get(role, role)

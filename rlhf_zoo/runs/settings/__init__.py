@@ -1,0 +1,1 @@
+"""The keys of a recipe: declared by dataclasses, checked once, frozen."""

@@ -1,0 +1,157 @@
+"""The keys of a stage, read off the source of their dataclasses: importing trl and transformers takes seconds."""
+
+import ast
+import functools
+import importlib.util
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..checkpoint_choice import ReleaseArguments
+from ..registry import STAGES
+
+# Settled by the run, so neither a recipe nor a flag may say them for a stage.
+RUN_KEYS = ("output_dir", "push_to_hub", "hub_model_id", "hub_strategy", "hub_token", "hub_always_push", "disable_tqdm")
+# What only the scripts of transformers and trl read, or what goes to a Hub by another way here.
+SCRIPT_KEYS = ("do_train", "do_eval", "do_predict", "resume_from_checkpoint", "local_rank", "model_init_kwargs",
+               "trust_remote_code", "hub_private_repo", "hub_revision")  # fmt: skip
+#: Keys that are known and refused, with what the message says in place of "not supported".
+REFUSED = {
+    "auto_find_batch_size": "refused, as it would train with another batch than the recipe says, and the run would "
+    "record the recipe's: set per_device_train_batch_size to one that fits, with gradient_accumulation_steps",
+    "gguf_file": "not taken by recipes, which read safetensors: save the model unpacked in a folder (docs/models.md), "
+    "and name that in model_name_or_path",
+}
+#: What a key means, where the library that declares it advises against it in favor of code.
+HELP = {
+    ("sft", "pad_token"): "PAD, a token of the vocabulary that no text uses; None keeps the tokenizer's, or takes such "
+    "a token where that is EOS.",
+}
+_TYPES = {"int": int, "float": float, "bool": bool, "int | None": int | None, "float | None": float | None}
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A key as its dataclass declares it: type and default as they are written there."""
+
+    type: str
+    default: Any
+    help: str
+
+    @property
+    def hint(self) -> Any:
+        """The type itself, of a number or a truth value; None of what takes more than that."""
+        return _TYPES.get(self.type)
+
+
+@functools.cache
+def declared_keys(stage: str) -> Mapping[str, Declared]:
+    """Every key that a stage takes: those of `runs.settings.stage_keys`."""
+    known = STAGES[stage]
+    release = f"{ReleaseArguments.__module__}:{ReleaseArguments.__name__}"
+    keys = _fields(known.arguments) | _fields(known.trainer) | _fields("trl:ModelConfig") | _fields(release)
+    refused = refused_keys(stage).union(RUN_KEYS)
+    return {
+        name: replace(key, help=HELP.get((stage, name), key.help)) for name, key in keys.items() if name not in refused
+    }
+
+
+@functools.cache
+def refused_keys(stage: str) -> frozenset[str]:
+    """Keys of the stage's dataclasses that it would take and not obey, or that would make its record untrue."""
+    return frozenset({*SCRIPT_KEYS, *REFUSED, *_fields("trl:ModelConfig")} - {*STAGES[stage].model_keys})
+
+
+def _fields(reference: str) -> dict[str, Declared]:
+    """The fields of the dataclass "module:name", those of its bases first."""
+    module, _, name = reference.partition(":")
+    path, tree = _source(module, name)
+    node = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+    fields: dict[str, Declared] = {}
+    for base in reversed(node.bases):
+        if isinstance(base, ast.Name):
+            fields |= _fields(f"{_module_of(base.id, path, tree)}:{base.id}")
+    # Of a name that the class gives a value by conditions, the last.
+    named = {
+        entry.targets[0].id: entry.value
+        for entry in ast.walk(node)
+        if isinstance(entry, ast.Assign) and isinstance(entry.targets[0], ast.Name)
+    }
+    for entry in node.body:
+        if not isinstance(entry, ast.AnnAssign) or not isinstance(entry.target, ast.Name):
+            continue
+        if (key := _declared(entry, named)) is not None:
+            fields[entry.target.id] = key
+    return fields
+
+
+@functools.cache
+def _source(module: str, name: str) -> tuple[Path, ast.Module]:
+    """The file in which a module, or one that it takes the class from, defines the class."""
+    top, *rest = module.split(".")
+    spec = importlib.util.find_spec(top)
+    assert spec is not None
+    assert spec.origin is not None
+    inside = Path(spec.origin).parent.joinpath(*rest)
+    files = [inside.with_suffix(".py")] if rest else [*inside.glob("*.py"), *inside.glob("trainer/*.py")]
+    for path in files:
+        text = path.read_text(encoding="utf-8")
+        if f"\nclass {name}(" in text or f"\nclass {name}:" in text:
+            return path, ast.parse(text)
+    raise LookupError(f"{module} has no class {name}")
+
+
+def _module_of(name: str, path: Path, tree: ast.Module) -> str:
+    """Where a base class of a module comes from."""
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and name in [alias.name for alias in node.names]:
+            package = _dotted(path).split(".")[: -node.level] if node.level else []
+            return ".".join([*package, *filter(None, [node.module])])
+    return _dotted(path)
+
+
+def _dotted(path: Path) -> str:
+    """The name under which the file is imported."""
+    parts = [path.stem]
+    while (path.parent / "__init__.py").is_file():
+        path = path.parent
+        parts.insert(0, path.name)
+    return ".".join(parts)
+
+
+def _declared(entry: ast.AnnAssign, named: Mapping[str, ast.expr]) -> Declared | None:
+    """A field; None for what the constructor does not take."""
+    written = ast.unparse(entry.annotation).strip("'\"")
+    if written.startswith("ClassVar"):
+        return None
+    value = entry.value
+    if not (isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in ("field", "option")):
+        return Declared(written, _literal(value), "")
+    if value.func.id == "option":
+        return Declared(written, *map(_literal, value.args))
+    options = {keyword.arg: keyword.value for keyword in value.keywords}
+    if "init" in options and _literal(options["init"]) is False:
+        return None
+    default = options.get("default")
+    if isinstance(default, ast.Name):
+        default = named.get(default.id, default)
+    about = dict(_pairs(options.get("metadata")))
+    return Declared(written, _literal(default), str(_literal(about.get("help")) or ""))
+
+
+def _pairs(node: ast.expr | None) -> Iterator[tuple[str, ast.expr]]:
+    if isinstance(node, ast.Dict):
+        for key, value in zip(node.keys, node.values, strict=True):
+            if isinstance(key, ast.Constant):
+                yield str(key.value), value
+
+
+def _literal(node: ast.expr | None) -> Any:
+    """Its value; what is not a literal, as it is written."""
+    if node is None:
+        return None
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return ast.unparse(node)

@@ -1,0 +1,398 @@
+"""What each key of a recipe may hold where a stranger wrote it: every key is classified here, and no other is obeyed.
+
+A published recipe.json holds keys of a stage and of recipe.yaml. transformers, trl and accelerate read some of them as
+paths, addresses, names of code or kernels, and new versions bring new keys. So a key that nobody has classified is
+refused, and `tests/unit/test_payloads.py` fails until somebody does.
+"""
+
+import logging
+import os
+import re
+from collections.abc import Mapping
+from enum import Enum
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ...errors import ZooError
+from ...fileio import hub_id
+from ...hub.client.data_gate import find_outward_link, is_inside
+from ...hub.client.downloads import MARK
+from ...plugins import CORPORA, PREFERENCES, REWARDS
+from ..recipe import Recipe
+from ..registry import BITS, LORA, is_member
+from ..trusted_names import LOADERS, is_figure, is_vouched, is_vouched_judge
+
+log = logging.getLogger(__name__)
+
+
+class Kind(Enum):
+    """What a key of a stranger's may hold.
+
+    PLAIN: a number, a truth value, one of some words, or a text that is only compared or shown. FIGURES: a mapping of
+    numbers and truth values. WORDS: one that may hold single words too. REVISION: of a repository.
+    REPOSITORY: the id of a repository, never a path. OBJECT: a name that `trusted_names` vouches for, or the user
+    allowed.
+    NESTED: other settings, which are classified in their turn. MACHINE: of the machine or account that ran it; it is
+    left out, as no result hangs on it. REFUSED: reads files, fetches code or talks to a host.
+    """
+
+    PLAIN = "plain"
+    FIGURES = "figures"
+    WORDS = "words"
+    REVISION = "revision"
+    REPOSITORY = "repository"
+    OBJECT = "object"
+    NESTED = "nested"
+    MACHINE = "machine"
+    REFUSED = "refused"
+
+
+def _table(kinds: Mapping[Kind, str]) -> dict[str, Kind]:
+    return {name: kind for kind, names in kinds.items() for name in names.split()}
+
+
+#: Of sft.yaml, reward.yaml and ppo.yaml.
+STAGE_KEYS: Mapping[str, Kind] = _table(
+    {
+        Kind.PLAIN: " ".join((*BITS, *LORA))
+        + """
+        dataset_config dataset_train_split dataset_test_split dataset_validation_split ptx_dataset_config
+        ptx_dataset_split held_out_share max_prompt_length simulated_pairs simulated_test_pairs pairs_seed judge_share
+        score_samples columns keep_above dataset_text_field shuffle_dataset fsdp2
+        per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps eval_accumulation_steps
+        num_train_epochs max_steps total_episodes learning_rate critic_learning_rate
+        lr_scheduler_type warmup_steps optim optim_args optim_target_modules weight_decay adam_beta1 adam_beta2
+        adam_epsilon max_grad_norm label_smoothing_factor average_tokens_across_devices neftune_noise_alpha
+        router_aux_loss_coef center_rewards_coefficient disable_dropout loss_type completion_only_loss
+        assistant_only_loss max_length truncation_mode packing packing_strategy eval_packing padding_free
+        pad_to_multiple_of eos_token pad_token
+        bf16 fp16 bf16_full_eval fp16_full_eval tf32 use_cpu dtype activation_checkpointing gradient_checkpointing
+        activation_offloading torch_compile torch_compile_mode use_liger_kernel use_cache torch_empty_cache_steps
+        full_determinism seed data_seed
+        logging_strategy logging_steps logging_first_step logging_nan_inf_filter include_num_input_tokens_seen
+        eval_strategy eval_steps eval_delay eval_on_start prediction_loss_only eval_do_concat_batches
+        eval_use_gather_object include_for_metrics batch_eval_metrics
+        save_strategy save_steps save_total_limit save_only_model load_best_model_at_end metric_for_best_model
+        greater_is_better ignore_data_skip release push_optimizer push_merged push_steps push_dtype push_critic
+        save_optimizer_limit
+        dataloader_drop_last remove_unused_columns label_names train_sampling_strategy length_column_name
+        num_ppo_epochs num_mini_batches num_generations response_length response_length_min truncate_text truncate_after
+        skip_equal_scores temperature stop_token stop_token_id score_centering score_scaling score_clip
+        missing_eos_penalty missing_eos_score reward_label reward_output reward_pad_token reward_ensemble
+        reward_ensemble_lambda reward_weights reward_timeout
+        kl_coef reference kl_in kl_estimator kl_target kl_horizon action_level gamma lam whiten_rewards
+        whiten_advantages cliprange cliprange_high cliprange_sequence dual_clip cliprange_value vf_coef entropy_coef
+        ptx_coef loss_aggregation early_stop_kl critic critic_warmup_updates critic_lora merge_adapter ref_load_in_8bit
+        offload_frozen model_adapter_name ref_adapter_name rollout_engine rollout_graphs max_rollout_batch_tokens
+        importance_sampling_cap vllm_mode vllm_gpu_memory_utilization vllm_enable_sleep_mode vllm_enforce_eager
+        recompute_logprobs
+        local_rollout_forward_batch_size max_tokens_per_micro_batch log_completions num_completions_to_print
+        num_sample_generations
+        """,
+        Kind.FIGURES: """
+        activation_checkpointing_kwargs gradient_checkpointing_kwargs liger_kernel_config dataset_kwargs
+        """,
+        Kind.WORDS: "lr_scheduler_kwargs",
+        Kind.REVISION: "dataset_revision model_revision",
+        Kind.REPOSITORY: "dataset_name model_name_or_path reward_model_path value_model_name_or_path",
+        Kind.OBJECT: "preference reward_funcs reward_model_loader",
+        Kind.MACHINE: """
+        report_to run_name project trackio_space_id trackio_bucket_id trackio_static_space_id hub_private_repo
+        hub_revision resume_from_checkpoint log_level log_level_replica log_on_each_node trust_remote_code local_rank
+        do_train do_eval do_predict attn_implementation dataloader_num_workers dataloader_pin_memory
+        dataloader_persistent_workers dataloader_prefetch_factor dataloader_multiprocessing_context dataloader_in_order
+        dataset_num_proc ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph ddp_backend
+        ddp_timeout debug skip_memory_metrics enable_jit_checkpoint restore_callback_states_from_checkpoint
+        save_on_each_node
+        """,
+        Kind.REFUSED: """
+        accelerator_config chat_template_path deepspeed fsdp fsdp_config model_init_kwargs parallelism_config
+        torch_compile_backend vllm_server_base_url
+        """,
+    }
+)
+#: Of recipe.yaml. `evaluation` is measured by nobody who makes a checkpoint again: see `EVALUATION_KEYS`.
+SHARED_KEYS: Mapping[str, Kind] = _table(
+    {
+        Kind.PLAIN: """
+        description license language simulated attribution preferences seed conversational system_prompt
+        chat_template_kwargs strip_thoughts
+        """,
+        Kind.FIGURES: "corpus_args tokenizer",
+        Kind.REVISION: "dataset_revision",
+        Kind.REPOSITORY: "dataset_name",
+        Kind.OBJECT: "corpus",
+        Kind.NESTED: "architecture evaluation",
+    }
+)
+#: Of `evaluation` in recipe.yaml. What is MACHINE is left out, whatever it holds: no judge of a stranger's is asked.
+EVALUATION_KEYS: Mapping[str, Kind] = _table(
+    {
+        Kind.PLAIN: "dataset_test_split",
+        Kind.MACHINE: """
+        prompts samples judge judge_name judge_description lexicon checkpoint_prompts checkpoint_samples judges llm
+        labeled own_pairs reference lm_eval lm_eval_limit lm_eval_fewshot
+        """,
+    }
+)
+#: What a stage's run records beside its own keys: `parse.BESIDE_KEYS`. `ppo` holds some of the stage ppo's.
+BESIDE: Mapping[str, Kind] = _table(
+    {Kind.NESTED: "recipe ppo evaluation", Kind.MACHINE: "data parents"}  # the last two are never read
+)
+
+#: The group of entry points that each key of the kind OBJECT names something of.
+GROUPS: Mapping[str, str] = {
+    "corpus": CORPORA, "preference": PREFERENCES, "reward_funcs": REWARDS, "reward_model_loader": LOADERS
+}  # fmt: skip
+#: Keys under `evaluation` that name a data set; a path is read from beside recipe.yaml first.
+_DATA_OF_EVALUATION = ("labeled", "own_pairs")
+#: Kinds of judges whose name goes on with a model or a data set.
+_JUDGES_OF_SOURCES = ("reward", "votes")
+# The name of a task that lm-evaluation-harness registers. Other texts may be paths: a task's file can name functions.
+_TASK = re.compile(r"[\w-]+", re.ASCII)
+_WORD = re.compile(r"[\w.+-]{0,64}", re.ASCII)
+_REVISION = re.compile(r"[\w][\w./+-]{0,255}", re.ASCII)
+# Fields of a model's configuration by which transformers fetches code.
+_CODE = re.compile(r"^_|auto_map|implementation|quantization|kernel|remote_code|backbone|pretrained|custom")
+
+
+def machine_keys() -> tuple[str, ...]:
+    """The keys of a stage that a download's recipe may hold and that are left out."""
+    return tuple(name for name, kind in STAGE_KEYS.items() if kind is Kind.MACHINE)
+
+
+def without_machine(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a stage that are not of the machine or account that ran it."""
+    return {name: value for name, value in keys.items() if STAGE_KEYS.get(name) is not Kind.MACHINE}
+
+
+def obeyed(recipe: Recipe, stage: str, keys: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a recipe's stage that count: of a download none that is of its author's machine or account.
+
+    They would send runs to an account or a Space of the author's. The user's flags and the defaults decide instead.
+
+    Args:
+        recipe: the recipe.
+        stage: one of its stages.
+        keys: what it says of the stage.
+
+    Returns:
+        The keys without those that are left out, which the log names.
+    """
+    if recipe.download is None:
+        return dict(keys)
+    kept = without_machine(keys)
+    if left := tuple(sorted(name for name in keys.keys() - kept.keys() if keys[name] is not None)):
+        _tell_left_out(recipe.source(stage), stage, left)
+    return kept
+
+
+@cache
+def _tell_left_out(file: Path, stage: str, left: tuple[str, ...]) -> None:
+    log.warning(
+        "%s was downloaded, so its %s left out: the machine and the account are yours. Flags such as --%s.%s set them.",
+        file,
+        f"{', '.join(left)} {'is' if len(left) == 1 else 'are'}",
+        stage,
+        left[0],
+    )
+
+
+def check_key(name: str, value: Any, kinds: Mapping[str, Kind], *, where: str) -> None:
+    """Refuses a key of a download's settings, or what it holds, by how the key is classified.
+
+    REPOSITORY and OBJECT are left to who knows the repository, and what the user allowed; NESTED has checks of its own.
+
+    Args:
+        name: the key, one that a stage or recipe.yaml takes.
+        value: what it holds.
+        kinds: how keys of its place are classified.
+        where: what holds the settings, for messages.
+
+    Raises:
+        ZooError: for a key that is refused or not classified, and for a value that its kind does not allow.
+    """
+    kind = kinds.get(name)
+    if kind is None:
+        raise ZooError(
+            f"{where} says {name}, of which nobody has said whether a download may set it: copy the settings that you "
+            "trust into a recipe of your own."
+        )
+    if kind is Kind.REFUSED and value:
+        raise ZooError(
+            f"{where} says {name}, which may read files or load code, and no download may say that: copy the settings "
+            "that you trust into a recipe of your own."
+        )
+    allows = {Kind.FIGURES: is_figure, Kind.WORDS: _is_wordy}.get(kind)
+    if allows is not None and value is not None and not (isinstance(value, Mapping) and allows(value)):
+        raise ZooError(
+            f"{where} gives {name} more than {'numbers and words' if kind is Kind.WORDS else 'numbers'}, and a "
+            "download may give it no more: copy the settings that you trust into a recipe of your own."
+        )
+    if kind is Kind.REVISION and value is not None and not is_revision(value):
+        raise ZooError(f"{where} says that {name} is {value!r}, which is no branch, tag or commit: nothing is fetched.")
+
+
+def check_download(recipe: Recipe, file: str, keys: Mapping[str, Any], flags: Mapping[str, Any]) -> None:
+    """Refuses what a recipe that was downloaded may not say, as its user has not read it; any other passes.
+
+    Args:
+        recipe: the recipe.
+        file: "recipe", "evaluation" for its keys under that, or a stage.
+        keys: what stands there.
+        flags: of the command; a key that they give is the user's word.
+
+    Raises:
+        ZooError: for names of code, judges that import code or cost money, keys that a download may not set, and
+            models, data sets and other files of this machine outside of the recipe's folder.
+    """
+    if recipe.download is None:
+        return
+    copied = recipe.download.name == MARK
+    mark = f"remove {recipe.download}" if copied else f"remove {MARK} from a copy that `rlhf-zoo recipes copy` makes"
+    where = f"{recipe.source('recipe' if file == 'evaluation' else file)}, which was downloaded,"
+    mend = f"read the recipe, and {mark} if you trust it"
+    kinds = {"recipe": SHARED_KEYS, "evaluation": EVALUATION_KEYS}.get(file, STAGE_KEYS)
+    for key, value in keys.items():
+        if value is None or key in flags or key not in kinds:  # a key that is none is told with the others
+            continue
+        kind = kinds[key]
+        names = [str(one) for one in (value if isinstance(value, list) else [value])]
+        if kind is Kind.OBJECT:
+            wrong = [name for name in names if not is_vouched(name, GROUPS[key])]
+        elif file == "evaluation":
+            judges = [name for name in names if not is_vouched_judge(name)] if key in ("judge", "judges") else []
+            tasks = names if key == "lm_eval" else []
+            wrong = judges or [name for name in tasks if not _TASK.fullmatch(name) or Path(name).exists()]
+        else:
+            wrong = names if kind is Kind.REFUSED and value else []
+        if wrong:
+            raise ZooError(f"{where} says {key}: {wrong[0]}, which may load code or cost money: {mend}.")
+        for name in _sources(recipe, file, key, value):
+            if not _may_name(recipe, key, name):
+                under = f"{key} under evaluation" if file == "evaluation" else key
+                raise ZooError(
+                    f"{where} says {under}: {name!r:.200}, and it may name only what is on the Hub or in its own "
+                    f"folder: {mend}."
+                )
+        if key == "architecture":
+            check_architecture(value, where=where)
+        elif kind in (Kind.FIGURES, Kind.WORDS, Kind.REVISION) and file != "evaluation":
+            check_key(key, value, kinds, where=where)
+
+
+def _sources(recipe: Recipe, file: str, key: str, value: Any) -> list[Any]:
+    """The models, data sets and files that a key of a recipe names, but for the models that its stages train."""
+    if file == "evaluation":
+        if key in _DATA_OF_EVALUATION:
+            name = value.get("dataset_name") if isinstance(value, Mapping) else value
+            return [] if name is None else [name]
+        if key in ("judge", "judges"):
+            parts = [str(name).partition(":") for name in (value if isinstance(value, list) else [value])]
+            return [name for judge, _, name in parts if judge in _JUDGES_OF_SOURCES]
+        return [value] if key == "lexicon" else []
+    kinds = SHARED_KEYS if file == "recipe" else STAGE_KEYS
+    if kinds.get(key) is not Kind.REPOSITORY:
+        return []
+    names = value if isinstance(value, list) else [value]
+    if file != "ppo" or key == "dataset_name":
+        return names
+    return [name for name in names if not (isinstance(name, str) and (name in recipe.stages or is_member(name)))]
+
+
+def _may_name(recipe: Recipe, key: str, name: Any) -> bool:
+    """Whether a downloaded recipe may name this model, data set or file: what lies here goes before the Hub."""
+    if not isinstance(name, str):
+        return False
+    model = name.rpartition("#")[0] or name  # of a judge, MODEL#LABEL
+    repo = model.partition("@")[0]
+    places = [Path(name), Path(model), Path(repo)]
+    if key in _DATA_OF_EVALUATION:
+        places.insert(0, recipe.folder / name)
+    folders = [folder for folder in (recipe.folder, recipe.base) if folder is not None]
+    there = [place for place in places if os.path.lexists(place)]
+    if not there:
+        return hub_id(repo) is not None
+    return all(
+        any(is_inside(place, folder) for folder in folders) and find_outward_link(place, hidden=True) is None
+        for place in there
+    )
+
+
+def check_repository(name: Any, *, key: str, where: str) -> None:
+    """Refuses a model or data set that somebody else's settings name by a path of this machine.
+
+    Args:
+        name: the name, which may end in @REVISION.
+        key: of the settings, that holds it.
+        where: what holds the settings, for the message.
+
+    Raises:
+        ZooError: for what is no id of a repository, and where something here has that name, which would be read.
+    """
+    repo = name.partition("@")[0] if isinstance(name, str) else name
+    if hub_id(repo) is None:
+        raise ZooError(
+            f"{where} says that {key} is {name!r:.200}, a path of the machine that published it: it cannot be made "
+            "again from what was published."
+        )
+    if os.path.lexists(repo) or os.path.lexists(name):
+        raise ZooError(
+            f"{where} says that {key} is {name}, and a folder here has that name: run this in another directory."
+        )
+
+
+def is_revision(value: Any) -> bool:
+    """Whether it may name a branch, a tag or a commit: nothing that could leave the folder of a cache."""
+    return isinstance(value, str) and _REVISION.fullmatch(value) is not None and ".." not in value
+
+
+def check_architecture(fields: Any, *, where: str) -> None:
+    """Refuses fields of a model's configuration, as a download sets them, by which transformers would fetch code.
+
+    Args:
+        fields: `architecture` of recipe.yaml.
+        where: what holds them, for messages.
+
+    Raises:
+        ZooError: for a field that is neither a number nor one that the family's configuration declares, and for a text
+            that is no single word.
+    """
+    if not isinstance(fields, Mapping):
+        return
+    declared = _declared(fields.get("model_type"))
+    for name, value in fields.items():
+        inside = _wrong_inside(value)
+        number = isinstance(value, int | float) and not isinstance(value, bool)  # such as conv_kernel: 4
+        if number or (not _CODE.search(name) and (is_figure(value) or (name in declared and inside is None))):
+            continue
+        at = f"{name}.{inside}" if inside else name
+        raise ZooError(f"{where} sets architecture.{at}, by which code is fetched: it is not run.")
+
+
+def _wrong_inside(value: Any) -> str | None:
+    """The key, of a mapping's, that is not harmless; "" where the value itself is not."""
+    if isinstance(value, Mapping):
+        return next((str(key) for key, item in value.items() if not _is_wordy({key: item})), None)
+    return None if _is_wordy(value) else ""
+
+
+def _declared(family: Any) -> frozenset[str]:
+    """The fields of a family's configuration that may hold words; none of a family that transformers does not have."""
+    from transformers import CONFIG_MAPPING
+
+    if not isinstance(family, str) or family not in CONFIG_MAPPING:
+        return frozenset({"model_type"})
+    known: Any = CONFIG_MAPPING[family]
+    return frozenset({"model_type", *known.__dataclass_fields__, *(known.attribute_map or ())})
+
+
+def _is_wordy(value: Any) -> bool:
+    """`is_figure`, with single words too, in places that do not fetch code."""
+    if isinstance(value, Mapping):
+        named = all(isinstance(key, str) and _WORD.fullmatch(key) and not _CODE.search(key) for key in value)
+        return named and all(map(_is_wordy, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(_is_wordy, value))
+    return _WORD.fullmatch(value) is not None if isinstance(value, str) else is_figure(value)

@@ -1,0 +1,60 @@
+"""How the model keys of a stage load its model, and what must be installed for them."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING
+
+from ...errors import ZooError
+from .parse import StageSettings
+
+if TYPE_CHECKING:
+    from ...modeling.loading import Loading
+
+# Of report_to, by the name of the module.
+REPORTERS = ("clearml", "codecarbon", "comet_ml", "dvclive", "mlflow", "neptune", "swanlab", "trackio", "wandb")
+# Optimizers of transformers that bitsandbytes has.
+BITS_OPTIMIZERS = ("8bit", "paged_", "ademamix")
+
+
+def loading_of(settings: StageSettings) -> Loading:
+    """How the stage loads the model that it trains."""
+    from transformers import BitsAndBytesConfig
+
+    from ...modeling.loading import Loading
+
+    model, quantization = settings.model, None
+    if model.load_in_8bit:
+        quantization = BitsAndBytesConfig(load_in_8bit=True)
+    elif model.load_in_4bit:
+        quantization = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_compute_dtype="bfloat16" if settings.trainer.bf16 else "float32",
+            bnb_4bit_quant_type=model.bnb_4bit_quant_type,
+            bnb_4bit_use_double_quant=model.use_bnb_nested_quant,
+            bnb_4bit_quant_storage=model.bnb_4bit_quant_storage,
+        )
+    return Loading(dtype=model.dtype, attention=model.attn_implementation, quantization=quantization)
+
+
+def check_installed(settings: StageSettings) -> None:
+    """Raises ZooError where a key of the stage needs a package that this machine has not."""
+    model, of = settings.model, f"of the stage {settings.stage}"
+    optimizer = str(getattr(settings.trainer.optim, "value", settings.trainer.optim))
+    needs: dict[str, tuple[str, str]] = {}
+    if model.load_in_4bit or model.load_in_8bit:
+        needs["load_in_4bit" if model.load_in_4bit else "load_in_8bit"] = ("bitsandbytes", "bitsandbytes")
+    if any(word in optimizer for word in BITS_OPTIMIZERS) and "torchao" not in optimizer:
+        needs[f"optim {optimizer}"] = ("bitsandbytes", "bitsandbytes")
+    for number in "23":
+        if model.attn_implementation == f"flash_attention_{number}":
+            module = {"2": "flash_attn", "3": "flash_attn_interface"}[number]
+            needs[f"attn_implementation {model.attn_implementation}"] = (module, "flash-attn")
+    for name in settings.trainer.report_to or ():
+        if name in REPORTERS:
+            needs[f"report_to {name}"] = (name, name.replace("_", "-"))
+    for key, (module, package) in needs.items():
+        if importlib.util.find_spec(module) is None:
+            raise ZooError(
+                f"{key} {of} needs {package}, which is not installed: pip install {package}, or leave it out."
+            )

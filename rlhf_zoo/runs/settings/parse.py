@@ -1,0 +1,351 @@
+"""A recipe's keys, checked and typed: YAML and flags in, dataclasses out."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...errors import ZooError
+from ...fields import option
+from ...modeling.chat import Chat
+from ...modeling.distributed import check_shards
+from ...plugins import did_you_mean
+from ..checkpoint_choice import ReleaseArguments, check_rule
+from ..data.batch_share import share_of_batch
+from ..data.layout import DataArguments
+from ..environment import settle
+from ..recipe import Recipe
+from ..registry import STAGES
+from .declared import RUN_KEYS, declared_keys, refused_keys
+from .evaluation import EvaluationConfig
+from .key_classes import check_download, obeyed
+from .model_keys import check_model
+from .values import checked_keys, type_hints
+
+
+@dataclass(frozen=True)
+class RecipeConfig:
+    """The keys of recipe.yaml: what the stages share."""
+
+    description: str = field(metadata={"help": "What the recipe shows, in one sentence: the card's first."})
+    license: str = option("apache-2.0", "Of the checkpoints, as the Hub names licenses.")
+    language: str = option("en", "Of the texts, as the Hub names languages.")
+    simulated: bool = option(False, "Whether a program stands in for the people who judge: cards say so.")
+    attribution: str | None = option(None, "Whom the license of the data asks to name.")
+    preferences: str | None = option(None, "Who preferred one text to the other, in words for the card.")
+    seed: int = option(1, "Of every stage, and of data that the recipe makes.")
+    dataset_name: str | None = option(None, "A data set on the Hub, or a file or folder; stages may name their own.")
+    dataset_revision: str | None = option(None, "Its commit, branch or tag on the Hub.")
+    corpus: str | None = option(None, "module:attribute of what makes the data; dataset_name is then its source.")
+    corpus_args: dict[str, Any] = field(default_factory=dict, metadata={"help": "Arguments of `corpus`."})
+    tokenizer: dict[str, Any] | None = field(
+        default=None,
+        metadata={"help": "Of a model from random weights: vocab_size of a tokenizer trained on the lines."},
+    )
+    architecture: dict[str, Any] | None = field(
+        default=None, metadata={"help": "Of a model from random weights: keys of its transformers configuration."}
+    )
+    conversational: bool = option(False, "Whether texts are conversations, rendered by the chat template.")
+    system_prompt: str | None = option(None, "Put before conversations that have none of their own.")
+    chat_template_kwargs: dict[str, Any] = field(
+        default_factory=dict, metadata={"help": "What the chat template is given beside the messages."}
+    )
+    strip_thoughts: bool = option(False, "Whether rewards and judges read answers without their <think> parts.")
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+
+    @property
+    def chat(self) -> Chat:
+        """How conversations are rendered and read."""
+        return Chat(self.system_prompt, self.chat_template_kwargs, self.strip_thoughts)
+
+
+@dataclass(frozen=True)
+class SFTArguments(DataArguments):
+    """Which lines SFT learns from."""
+
+    dataset_config: str | None = option("lines", "Configuration of the data set.")
+    dataset_train_split: str = option("train", "Split to train on.")
+    dataset_test_split: str | None = option("validation", "Split to evaluate on.")
+    fsdp2: bool = option(False, "Shard the model over the processes (docs/scale.md).")
+
+
+@dataclass(frozen=True)
+class RewardArguments(DataArguments):
+    """Which pairs the reward model learns from, and what its scores are centered and scaled by."""
+
+    dataset_config: str | None = option("preferences", "Configuration of the data set.")
+    dataset_train_split: str = option("train", "Split to train on.")
+    dataset_test_split: str | None = option("test", "Split that accuracy is measured on.")
+    dataset_validation_split: str | None = option(None, "Split to evaluate on while training goes on.")
+    simulated_pairs: int | None = option(
+        None, "Make so many training pairs: samples of the SFT model, labeled by `preference`."
+    )
+    simulated_test_pairs: int = option(500, "Pairs made so for the test split.")
+    pairs_seed: int | None = option(None, "Seed of these pairs; None takes the trainer's.")
+    preference: str | None = option(None, "module:attribute of (text_a, text_b, rng) -> 0 or 1, the preferred one.")
+    judge_share: float | None = option(
+        None, "Keep this share of the training prompts from the reward model, for the judge same-labels."
+    )
+    score_samples: int = option(512, "SFT samples over which the scores' mean and deviation are measured.")
+    fsdp2: bool = option(False, "Shard the model over the processes (docs/scale.md).")
+
+    @property
+    def evaluated_split(self) -> str | None:
+        """The split that is evaluated while training goes on."""
+        return self.dataset_validation_split
+
+
+@dataclass(frozen=True)
+class PPOArguments(DataArguments):
+    """Which prompts PPO rolls out and what rewards it."""
+
+    dataset_config: str | None = option("prompts", "Configuration of the data set.")
+    dataset_train_split: str = option("train", "Split to roll out.")
+    dataset_test_split: str | None = option("validation", "Split to evaluate on.")
+    reward_model_path: str | list[str] | None = field(
+        default="reward",
+        metadata={"help": "A path, a Hub id, or 'reward' for this recipe's own; several as a list (docs/rewards.md)."},
+    )
+    reward_model_loader: str | None = option(
+        None, "module:attribute of your class or function that loads a reward model no classifier can."
+    )
+    reward_funcs: list[str] | None = field(
+        default=None, metadata={"help": "Reward functions as module:attribute or entry-point names."}
+    )
+    value_model_name_or_path: str | None = option(
+        None, "Where the critic starts; None starts it from the reward model."
+    )
+    pad_token: str | None = option(
+        None, "PAD of a policy whose tokenizer has none apart from EOS, and which SFT has not settled."
+    )
+    ptx_dataset_config: str | None = option("lines", "Configuration whose texts are kept modelling, with ptx_coef.")
+    ptx_dataset_split: str = option("train", "Split that these texts come from.")
+
+
+@dataclass(frozen=True)
+class StageSettings:
+    """A stage's keys, typed: `data` (ours), `trainer` (its TrainingArguments), `model` (trl.ModelConfig).
+
+    `resolved` is what was asked for, by recipe and flags: it is recorded, and its fingerprint tells runs apart.
+    `keep` is save_total_limit, which the trainer is not told: it would delete checkpoints that were not sent yet.
+    """
+
+    stage: str
+    recipe: RecipeConfig
+    data: Any
+    trainer: Any
+    model: Any
+    release: ReleaseArguments
+    keep: int | None
+    resolved: Mapping[str, Any]
+
+
+def _dataclasses(stage: str) -> tuple[Any, ...]:
+    from trl import ModelConfig
+
+    known = STAGES[stage]
+    return known.load("arguments"), known.load("trainer"), ModelConfig, ReleaseArguments
+
+
+#: What a run's resolved settings hold beside the keys of its stage.
+BESIDE_KEYS = ("recipe", "ppo", "evaluation", "data", "parents")
+
+
+def stage_keys(stage: str) -> dict[str, tuple[Any, Any, str]]:
+    """Every key that a stage takes: name -> (type, default, help)."""
+    left_out = refused_keys(stage).union(RUN_KEYS)
+    found = (entry for kind in _dataclasses(stage) for entry in _keys_of(kind).items())
+    return {name: key for name, key in found if name not in left_out}
+
+
+def _keys_of(kind: type) -> dict[str, tuple[Any, Any, str]]:
+    """The fields that a dataclass is made with: name -> (type, default, help)."""
+    hints = type_hints(kind)
+    return {
+        entry.name: (
+            hints[entry.name],
+            None if entry.default is dataclasses.MISSING else entry.default,
+            entry.metadata.get("help", ""),
+        )
+        for entry in dataclasses.fields(kind)
+        if entry.init
+    }
+
+
+def recipe_config(recipe: Recipe, flags: Mapping[str, Any] | None = None) -> RecipeConfig:
+    """The typed keys of recipe.yaml, flags on top. Raises ZooError for a key that is unknown, mistyped or missing."""
+    shared = dict(recipe.shared)
+    where = str(recipe.source("recipe"))
+    evaluation = shared.pop("evaluation", None) or {}
+    if not isinstance(evaluation, dict):
+        raise ZooError(f"evaluation in {where} is no mapping: put its keys under it, indented.")
+    check_download(recipe, "recipe", shared, flags or {})
+    check_download(recipe, "evaluation", evaluation, {key.partition(".")[2]: None for key in flags or {}})
+    hints, nested_hints = _recipe_hints()
+    checked = checked_keys(shared, hints, where, of="recipe.yaml")
+    checked |= checked_keys({f"evaluation.{name}": value for name, value in evaluation.items()}, nested_hints, where)
+    checked |= recipe_flags(flags or {})
+    if "description" not in checked:
+        raise ZooError(f"{where} has no description: say in a line what the recipe trains.")
+    shared = {name: value for name, value in checked.items() if name in hints}
+    nested = {name.removeprefix("evaluation."): value for name, value in checked.items() if name in nested_hints}
+    found = EvaluationConfig(**nested)
+    # A mistake in their keys is told here.
+    _ = found.asked_llm, found.labeled_data, found.own_pairs_data, found.reference_answers
+    return RecipeConfig(**shared, evaluation=found)
+
+
+def recipe_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Flags of recipe.yaml's keys, typed. Raises ZooError for a key that is unknown or mistyped."""
+    hints, nested_hints = _recipe_hints()
+    known = {**hints, **nested_hints}
+    for name in flags:
+        if name not in known and name not in ("env", *RUN_KEYS):
+            raise ZooError(f"--{name} is no key of recipe.yaml{_elsewhere(name, known)}")
+    return checked_keys(flags, known, "the command's flags", flag="--")
+
+
+def _recipe_hints() -> tuple[dict[str, Any], dict[str, Any]]:
+    """The types of recipe.yaml's keys, and of those under `evaluation`."""
+    hints = {name: hint for name, hint in type_hints(RecipeConfig).items() if name != "evaluation"}
+    return hints, {f"evaluation.{name}": hint for name, hint in type_hints(EvaluationConfig).items()}
+
+
+def _elsewhere(name: str, known: Mapping[str, Any]) -> str:
+    """Where a flag without a stage before it belongs."""
+    flags = {key: key for key in known}
+    for stage in STAGES:
+        flags |= {f"{stage}.{key}": key for key in declared_keys(stage)}
+    flags |= {key: key.partition(".")[2] for key in known if key.startswith("evaluation.")}
+    if named := [f"--{flag}" for flag, key in flags.items() if key == name]:
+        return f": write {' or '.join(named)}."
+    near = did_you_mean(name, {*flags, *flags.values()})
+    return near or ": `rlhf-zoo recipes keys recipe` lists them, and a stage's key is written --STAGE.KEY."
+
+
+def stage_settings(
+    recipe: Recipe, stage: str, flags: Mapping[str, Any], *, shared_flags: Mapping[str, Any], output_dir: Path
+) -> StageSettings:
+    """A stage's typed settings: its YAML, then flags. Raises ZooError, before anything is trained, for bad keys."""
+    if stage not in recipe.stages:
+        raise ZooError(f"The recipe {recipe.name} has no {stage}.yaml, so it has no stage {stage!r}.")
+    shared = recipe_config(recipe, shared_flags)
+    settle()
+    keys = stage_keys(stage)
+    hints = {name: hint for name, (hint, _, _) in keys.items()}
+    of, refused = f"the stage {stage}", refused_keys(stage)
+    check_download(recipe, stage, recipe.stages[stage], flags)
+    asked = checked_keys(recipe.stages[stage], hints, str(recipe.source(stage)), of=of, refused=refused)
+    asked = obeyed(recipe, stage, asked)
+    asked |= checked_keys(flags, hints, "the command's flags", of=of, refused=refused, flag=f"--{stage}.")
+    asked.setdefault("seed", shared.seed)
+    if "report_to" in asked and asked["report_to"] is None:
+        asked["report_to"] = "none"  # its own word for nothing
+    # What a stage learns does not depend on how the recipe is described or evaluated later.
+    learned = dataclasses.asdict(shared)
+    del learned["description"], learned["evaluation"]
+    given = {name: value for name, value in asked.items() if name != "save_total_limit"}
+    for name in given:  # torch's Adam takes no whole β, but steps from 1 on are whole
+        if hints[name] is float and not name.endswith("_steps"):
+            given[name] = float(given[name])
+    given |= {"output_dir": str(output_dir), "disable_tqdm": True}
+    given.setdefault("log_level_replica", "passive")  # the other processes say what the first says, and no more
+    if given.get("bf16", keys["bf16"][1]) is None and not given.get("use_cpu"):
+        from ...modeling.devices import has_bfloat16
+
+        given["bf16"] = has_bfloat16()  # trl would take it for true, and refuse to train without a GPU
+    given |= share_of_batch({name: default for name, (_, default, _) in keys.items()} | given, stage)
+    try:
+        data, trainer, model, release = (
+            kind(**{name: value for name, value in given.items() if name in type_hints(kind)})
+            for kind in _dataclasses(stage)
+        )
+    except (ValueError, TypeError, ImportError) as error:
+        first = str(error).strip().splitlines()[0].rstrip(".")
+        raise ZooError(f"The settings of the stage {stage} of {recipe.name} do not work: {first}.") from error
+    _check_trainer(trainer, stage)
+    check_model(model, stage, critic=getattr(trainer, "critic", None), shards=bool(given.get("fsdp2")))
+    if getattr(data, "fsdp2", False):
+        from transformers.training_args import OptimizerNames
+
+        if trainer.load_best_model_at_end:
+            raise ZooError(f"load_best_model_at_end of {of} loads whole weights, and fsdp2 shards them: leave it out.")
+        check_shards(trainer.world_size, OptimizerNames(trainer.optim).value)
+    check_rule(stage, release, trainer, held_out=data.evaluated_split)
+    if (
+        trainer.eval_strategy != "no"
+        and data.evaluated_split is None
+        and (stage == "reward" or not data.held_out_share)
+    ):
+        keys_of = "dataset_validation_split" if stage == "reward" else "dataset_test_split or held_out_share"
+        raise ZooError(
+            f"eval_strategy of the stage {stage} is {trainer.eval_strategy.value}, and nothing is held out to evaluate "
+            f"on: set {keys_of}, or eval_strategy to no."
+        )
+    if release.push_merged and not model.use_peft:
+        raise ZooError(f"push_merged of the stage {stage} needs use_peft: without LoRA the checkpoint is the model.")
+    keep = asked.get("save_total_limit")
+    # A run goes on wherever its weights lie, and however long a reward may take.
+    for name in ("fsdp2", "offload_frozen", "reward_timeout"):
+        asked.pop(name, None)
+    return StageSettings(stage, shared, data, trainer, model, release, keep, {**asked, "recipe": learned})
+
+
+def recorded_settings(resolved: Mapping[str, Any], stage: str, names: Sequence[str], *, where: str) -> dict[str, Any]:
+    """Those of a stage's keys, typed, as a run recorded them; the default of one that it did not set.
+
+    resolved: of run.json or a published recipe.json, which may be a stranger's: nothing but `names` is looked at.
+    where: what holds them. Raises ZooError for a value of another type.
+    """
+    keys = stage_keys(stage)
+    asked = {name: resolved[name] for name in names if name in resolved}
+    typed = checked_keys(asked, {name: keys[name][0] for name in names}, where, of=f"the stage {stage}")
+    return {name: keys[name][1] for name in names} | typed
+
+
+def _check_trainer(trainer: Any, stage: str) -> None:
+    """Raises ZooError for what TrainingArguments let pass and training would stumble over."""
+    from transformers.integrations.integration_utils import get_reporting_integration_callbacks
+
+    if trainer.max_steps == 0:
+        raise ZooError(f"max_steps of the stage {stage} is 0: give at least 1, or -1 to go by num_train_epochs.")
+    if trainer.num_train_epochs <= 0 and trainer.max_steps <= 0:
+        raise ZooError(
+            f"num_train_epochs of the stage {stage} is {trainer.num_train_epochs} and max_steps says nothing: make one "
+            "of them positive."
+        )
+    try:
+        get_reporting_integration_callbacks(trainer.report_to)
+    except (ValueError, RuntimeError, ImportError) as error:
+        raise ZooError(f"report_to of the stage {stage} does not work: {str(error).strip().splitlines()[0]}") from error
+
+
+def parse_flags(arguments: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """`--key value`, `--key=value` and bare `--key` (true), by stage: '' for a key without 'STAGE.' before it.
+
+    Raises ZooError for a word that belongs to no flag, or a flag given twice.
+    """
+    flags: dict[str, dict[str, Any]] = {stage: {} for stage in ("", *STAGES)}
+    pending: list[str] = list(arguments)
+    while pending:
+        word = pending.pop(0)
+        if not word.startswith("--") or len(word) == 2:
+            raise ZooError(f"{word!r} belongs to no flag: write --key value.")
+        name, equals, value = word[2:].partition("=")
+        values = [value] if equals else []
+        while not equals and pending and not pending[0].startswith("--"):
+            values.append(pending.pop(0))
+        stage, dot, rest = name.partition(".")
+        group, key = (stage, rest) if dot and stage in STAGES else ("", name)
+        key = key.replace("-", "_")
+        if key in flags[group]:
+            raise ZooError(f"--{name} is given twice: keep one.")
+        flags[group][key] = True if not values else values[0] if len(values) == 1 else values
+    return flags
+
+
+def recipe_keys() -> dict[str, tuple[Any, Any, str]]:
+    """Every key that recipe.yaml takes, those under `evaluation:` as evaluation.KEY: name -> (type, default, help)."""
+    keys = {name: key for name, key in _keys_of(RecipeConfig).items() if name != "evaluation"}
+    return keys | {f"evaluation.{name}": key for name, key in _keys_of(EvaluationConfig).items()}

@@ -1,0 +1,272 @@
+"""The values of a recipe or of flags, as the types of their keys want them; and what no value may be."""
+
+import dataclasses
+import enum
+import functools
+import json
+import math
+import re
+import types
+import typing
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from ...errors import ZooError
+from ...fields import check_limits
+from ...fileio import BadYAML, load_yaml
+from ...modeling.remote_code import FLAG
+from ...plugins import did_you_mean
+from .declared import REFUSED, RUN_KEYS
+
+MAX_DEPTH = 64
+MAX_SHOWN = 200
+PLAIN = "text, numbers, true and false, lists and mappings"
+
+
+class NotPlain(ValueError):
+    """A text that begins as a list or mapping does, and is none: no other reading of it was meant."""
+
+
+def coerce(value: Any, hint: Any) -> Any:
+    """`value` as `hint` wants it; a text that spells a number counts as one. Raises ValueError(what is wanted)."""
+    if hint is Any:
+        return value
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        members = typing.get_args(hint)
+        if type(None) in members and (value is None or value in ("null", "none", "None")):
+            return None
+        if str in members and isinstance(value, str) and "," not in value and not value.startswith("["):
+            members = tuple(member for member in members if typing.get_origin(member) is not list)
+        wanted = []
+        # Text last: a flag's "3" for `int | str` is the number.
+        for member in sorted((m for m in members if m is not type(None)), key=lambda m: m is str):
+            try:
+                return coerce(value, member)
+            except NotPlain:
+                raise
+            except ValueError as error:
+                wanted.append(str(error))
+        raise ValueError(" or ".join(dict.fromkeys(wanted)))
+    if origin is typing.Literal:
+        choices = typing.get_args(hint)
+        if value in choices:
+            return value
+        raise ValueError("one of " + ", ".join(map(str, choices)))
+    if hint is bool:
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, str) and value.lower() in ("true", "false"):
+            return value.lower() == "true"
+        raise ValueError("true or false")
+    if hint in (int, float):
+        return _number(value, hint)
+    if hint is str:
+        if isinstance(value, (str, int, float)) and not isinstance(value, bool):
+            return str(value)
+        raise ValueError("text")
+    if hint in (list, tuple) or origin in (list, tuple):
+        items = _written(value, "[") if isinstance(value, str) else value
+        if isinstance(items, str):
+            items = _split(items)
+        if not isinstance(items, (list, tuple)):
+            raise ValueError("a list")
+        inner = (typing.get_args(hint) or (Any,))[0]
+        return [coerce(item, inner) for item in items]
+    if hint is dict or origin is dict:
+        value = _written(value, "{") if isinstance(value, str) else value
+        if not isinstance(value, dict):
+            raise ValueError("a mapping")
+        return value
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        if value in [member.value for member in hint]:
+            return value
+        if value is False and "no" in [member.value for member in hint]:
+            return "no"  # as YAML 1.1 reads a bare `no`
+        raise ValueError("one of " + ", ".join(str(member.value) for member in hint))
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        if isinstance(value, hint):
+            return value
+        raise ValueError("a mapping")
+    return value
+
+
+def _number(value: Any, kind: type) -> Any:
+    wanted = "a whole number" if kind is int else "a number"
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise ValueError(wanted)
+    if isinstance(value, str):
+        for read in (int, float):
+            try:
+                value = read(value)
+                break
+            except ValueError:
+                continue
+    if isinstance(value, int):
+        return value
+    if isinstance(value, str) or math.isnan(value):
+        raise ValueError(wanted)
+    if kind is float:
+        return value
+    if not value.is_integer():
+        raise ValueError(wanted)
+    return int(value)
+
+
+def _split(text: str) -> list[str]:
+    """`text` at its commas, but for those inside parentheses, brackets, braces or quotes: NAME(key=value, ...) is one.
+
+    A quote behind a letter or a digit is an apostrophe, and so is one that nothing closes.
+    """
+    items, start, depth, place = [], 0, 0, 0
+    while place < len(text):
+        character = text[place]
+        if character in "\"'" and not text[place - 1 : place].isalnum():
+            quoted = re.compile(rf"{character}(\\.|[^\\{character}])*{character}").match(text, place)
+            place = quoted.end() - 1 if quoted else place
+        elif character in "([{":
+            depth += 1
+        elif character in ")]}":
+            depth = max(depth - 1, 0)
+        elif character == "," and not depth:
+            items.append(text[start:place])
+            start = place + 1
+        place += 1
+    return [*items, text[start:]]
+
+
+def _written(text: str, begins: str) -> Any:
+    """`text` read as JSON, or as a recipe would have it in YAML, where it begins so, else as it is. Raises NotPlain."""
+    if not text.startswith(begins):
+        return text
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        try:
+            found = load_yaml(text)
+        except BadYAML as error:
+            raise NotPlain(f"YAML or JSON ({error.reason})") from None
+    try:
+        check_plain(found)
+    except ValueError as error:
+        raise NotPlain(str(error)) from None
+    return found
+
+
+def json_object(text: str, *, option: str, example: str) -> dict[str, Any]:
+    """The JSON object that an option of a command gives. Raises ZooError for anything else."""
+    try:
+        found = json.loads(text)
+        check_plain(found)
+    except (ValueError, RecursionError) as error:
+        why = "it is nested too deep" if isinstance(error, RecursionError) else error
+        raise ZooError(f"{option} is {shown(text)}, which is not JSON ({why}): write {example}.") from error
+    if not isinstance(found, dict):
+        raise ZooError(f"{option} is {shown(text)}, which is no JSON object: write {example}.")
+    return found
+
+
+def listed_numbers(flag: str, listed: str, *, example: str) -> list[float]:
+    """The numbers of "0,0.02,0.1", each once, in that order.
+
+    Raises ZooError for what is no list of numbers that are not negative.
+    """
+    found: list[float] = []
+    for one in listed.split(","):
+        try:
+            value = float(one)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value) or value < 0:
+            raise ZooError(f"{flag} lists {one.strip()!r}: give numbers that are not negative, such as {example}.")
+        found.append(value)
+    return list(dict.fromkeys(found))
+
+
+def check_plain(value: Any, depth: int = 0) -> None:
+    """Raises ValueError(what is wanted) for what could not be written as JSON and read again: run.json holds it all."""
+    if depth > MAX_DEPTH:
+        raise ValueError(f"at most {MAX_DEPTH} levels of nesting")
+    if isinstance(value, str):
+        if "\0" in value or any("\ud800" <= character <= "\udfff" for character in value):
+            raise ValueError("text without NUL characters and lone surrogates")
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise ValueError("mappings whose keys are text")
+            check_plain(key)
+            check_plain(item, depth + 1)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            check_plain(item, depth + 1)
+    elif isinstance(value, int):
+        if value.bit_length() > 63:
+            raise ValueError("whole numbers of at most 63 bits")
+    elif value is not None and not isinstance(value, float):
+        raise ValueError(PLAIN)
+
+
+def shown(value: Any) -> str:
+    """repr(value) for a message, shortened."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # Python writes no number of more than 4,300 digits
+        return "too large to show"
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
+
+
+@functools.cache
+def type_hints(kind: type) -> Mapping[str, Any]:
+    """The type of each field that a dataclass is made with."""
+    resolved = typing.get_type_hints(kind)
+    return {f.name: resolved[f.name] for f in dataclasses.fields(kind) if f.init}
+
+
+def checked_keys(
+    values: Mapping[str, Any],
+    hints: Mapping[str, Any],
+    where: str,
+    *,
+    of: str = "recipe.yaml",
+    refused: Collection[str] = (),
+    flag: str | None = None,
+) -> dict[str, Any]:
+    """`values` as `hints` want them. Raises ZooError at the first that is not so.
+
+    where: what holds them; of: whose keys they are; refused: keys that are known and not supported. A hint that is None
+    is of a key whose value is not looked at. flag: what a flag's name begins with, None for a file.
+    """
+    typed = {}
+    for key, value in values.items():
+        name = key if isinstance(key, str) else shown(key)
+        said = f"{flag}{name} is" if flag else f"{where} says {name}, which is"
+        if name == "env":
+            raise ZooError(f"{said} refused, as it could redirect the Hub: set environment variables in the shell.")
+        if name in RUN_KEYS:
+            raise ZooError(
+                f"{said} settled by the run: leave it out; the commands take --output_dir, --push_to_hub, --namespace "
+                "and --hub."
+            )
+        if name == "trust_remote_code":
+            raise ZooError(
+                f"{said} not for a recipe to say, which may be a stranger's: give {FLAG} to the command itself, with "
+                "no stage before it."
+            )
+        if name in refused and name in REFUSED:
+            raise ZooError(f"{said} {REFUSED[name]}.")
+        if name in refused:
+            raise ZooError(f"{said} not supported by {of}: leave it out.")
+        if name not in hints:
+            near = did_you_mean(name, hints)
+            stage = of.rpartition(" ")[2].removesuffix(".yaml")
+            raise ZooError(f"{said} no key of {of}{near or f': `rlhf-zoo recipes keys {stage}` lists them.'}")
+        written = f"{flag}{name}" if flag else f"{name} in {where}"
+        if hints[name] is None:
+            continue
+        try:
+            check_plain(value)
+            typed[name] = coerce(value, hints[name])
+        except ValueError as error:
+            raise ZooError(f"{written} is {shown(value)}, and it takes {error}.") from error
+        check_limits(name.rpartition(".")[2], typed[name], shown=written)
+    return typed
