@@ -18,7 +18,10 @@ def test_the_picture_is_the_package():
     assert loose == {"errors", "fileio", "fields", "plugins", "functional"}
 
 
-@pytest.mark.parametrize("name", sorted(set(re.findall(r"`((?:rlhf_zoo|tests|examples|recipes)[\w./-]*(?::[\w.]+)?)`", TEXT))))
+NAMES = sorted(set(re.findall(r"`((?:rlhf_zoo|tests|examples|recipes)[\w./-]*(?::[\w.]+)?)`", TEXT)))
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_what_it_names_is_there(name):
     path, _, attribute = name.partition(":")
     assert (ROOT / path).exists()
