@@ -1,10 +1,10 @@
-"""How often a reward model puts the right completion first among several, on pairs of one's own.
+"""How often a reward model ranks the right completion first among several, measured on your own pairs.
 
-RewardBench 2 asks this of one chosen and three rejected completions of a prompt, which a coin answers in a quarter of
-the cases and pairs in half (Malik et al. 2025, arXiv:2506.01937). A pair has one rejected completion, so the others are
-rejected completions of the same prompt in other held-out pairs, and where there are too few, of the most similar other
-prompts, read behind this one. That the chosen one beats its own rejected one is labeled; that it beats the others too
-is taken for granted.
+RewardBench 2 asks this with one chosen and three rejected completions per prompt. A coin is right in a quarter of these
+cases, and in half of the pairs (Malik et al. 2025, arXiv:2506.01937). A pair has one rejected completion, so the other
+candidates are rejected completions of the same prompt in other held-out pairs. Where there are too few, they come from
+the most similar other prompts and are scored after this prompt. Only one comparison is labeled: the chosen completion
+beats its own rejected one. That it beats the other candidates too is an assumption.
 """
 
 import random
@@ -27,9 +27,12 @@ MOST, LOOKED_AT = 500, 1000
 
 @dataclass(frozen=True)
 class Choice:
-    """The chosen completion of a pair among wrong ones: the rejected completions of the pairs `wrong`, its own first.
+    """The chosen completion of a pair among wrong candidates.
 
-    borrowed: how many of these, the last ones, were written for another prompt.
+    Attributes:
+        pair: Index of the pair whose chosen completion is the right one.
+        wrong: Indices of the pairs whose rejected completions are the wrong candidates, the pair's own first.
+        borrowed: How many of these, at the end, were written for another prompt.
     """
 
     pair: int
@@ -46,29 +49,41 @@ def choices(
     candidates: int = CANDIDATES,
     without: Collection[int] = (),
 ) -> list[Choice]:
-    """A choice among `candidates` for each of N pairs, or for MOST of them by chance; [] where too few texts differ.
+    """Builds one choice for each pair, or for `MOST` randomly drawn pairs where there are more.
 
-    Beside the pair's own, no wrong candidate is a text that was chosen for this prompt, or of another prompt one that
-    was chosen anywhere, nor is one there twice, up to case and spaces. without: pairs that are ties, of which nothing
-    is right.
+    Texts are compared without case and spacing. A wrong candidate is never a text that was chosen for this prompt; one
+    from another prompt is never a text that was chosen for any prompt. No candidate occurs twice.
+
+    Args:
+        prompts: (N,) the prompt of each pair.
+        chosen: (N,) the chosen completion of each pair.
+        rejected: (N,) the rejected completion of each pair.
+        seed: Seed of the draws.
+        candidates: Completions per choice, the right one included.
+        without: Pairs to leave out because they are ties, in which neither side is right.
+
+    Returns:
+        The choices. Pairs with too few distinct wrong candidates are left out, so the list may be empty.
     """
     rng = random.Random(seed)
     right, wrong = [plain(text) for text in chosen], [plain(text) for text in rejected]
-    liked: dict[str, set[str]] = defaultdict(set)
+    chosen_by_prompt: dict[str, set[str]] = defaultdict(set)
     of_prompt: dict[str, list[int]] = defaultdict(list)
     for pair, prompt in enumerate(prompts):
-        liked[prompt].add(right[pair])
+        # A tie's chosen text is still no wrong candidate, but the tie itself is neither asked nor borrowed from.
+        chosen_by_prompt[prompt].add(right[pair])
         if pair not in without:
             of_prompt[prompt].append(pair)
     usable = [pair for pairs in of_prompt.values() for pair in pairs if wrong[pair] != right[pair]]
-    asked = sorted(usable if len(usable) <= MOST else rng.sample(usable, MOST))
+    selected = sorted(usable if len(usable) <= MOST else rng.sample(usable, MOST))
     every = list(of_prompt)
     others = every if len(every) <= LOOKED_AT else rng.sample(every, LOOKED_AT)
+    # A text chosen for another prompt may answer this one well too, so it cannot serve as a wrong candidate.
     anywhere = set(right)
-    known = {prompt: set(words(prompt)) for prompt in {*others, *(prompts[pair] for pair in asked)}}
-    found = []
-    for pair in asked:
-        taken, seen = [pair], {wrong[pair], *liked[prompts[pair]]}
+    words_by_prompt = {prompt: set(words(prompt)) for prompt in {*others, *(prompts[pair] for pair in selected)}}
+    result = []
+    for pair in selected:
+        taken, seen = [pair], {wrong[pair], *chosen_by_prompt[prompts[pair]]}
 
         def take(places: Sequence[int], taken: list[int] = taken, seen: set[str] = seen) -> None:
             for place in rng.sample(places, len(places)):
@@ -80,25 +95,33 @@ def choices(
         own = len(taken)
         if own < candidates - 1:
             seen |= anywhere
-            here = known[prompts[pair]]
-            order = {prompt: (-_alike(here, known[prompt]), rng.random()) for prompt in others}
+            here = words_by_prompt[prompts[pair]]
+            # The random number breaks ties between equally similar prompts.
+            order = {prompt: (-_alike(here, words_by_prompt[prompt]), rng.random()) for prompt in others}
             for prompt in sorted(order, key=order.__getitem__):
                 if prompt != prompts[pair]:
                     take(of_prompt[prompt])
                 if len(taken) == candidates - 1:
                     break
         if len(taken) == candidates - 1:
-            found.append(Choice(pair, tuple(taken), len(taken) - own))
-    return found
+            result.append(Choice(pair, tuple(taken), len(taken) - own))
+    return result
 
 
 def _alike(a: set[str], b: set[str]) -> float:
-    """The share of their words that both have."""
+    """Returns the share of words that both sets have (Jaccard index)."""
     return len(a & b) / max(len(a | b), 1)
 
 
 def credits_of(scores: ArrayLike) -> NDArray[np.float64]:
-    """(C,) 1 where the first of n scores, (C, n), is the highest, 1/k where it is one of k highest, else 0."""
+    """Credits each choice: 1 where the right completion scores highest, 1/k where it ties with k highest, else 0.
+
+    Args:
+        scores: (C, n) scores of each choice's candidates, the right one first.
+
+    Returns:
+        (C,) credits from 0 to 1.
+    """
     table = np.asarray(scores, dtype=float)
     highest = table == table.max(axis=1, keepdims=True)
     return highest[:, 0] / highest.sum(axis=1)
@@ -107,10 +130,16 @@ def credits_of(scores: ArrayLike) -> NDArray[np.float64]:
 def best_of_n(
     made: Sequence[Choice], scores: ArrayLike, prompts: Sequence[str], *, gold: ArrayLike | None = None
 ) -> dict[str, Any] | None:
-    """What a card says of C choices, as JSON; None where there are none.
+    """Computes what a card reports about C choices.
 
-    scores: (C, n) of each choice, the chosen completion's first; gold: the utility of the same texts, where the labels
-    were drawn from one; prompts: of each pair. The interval is by prompts.
+    Args:
+        made: The C choices.
+        scores: (C, n) scores of each choice's candidates, the chosen completion first.
+        prompts: (N,) the prompt of each pair, by which the intervals resample.
+        gold: (C, n) the utility of the same texts, where the labels were drawn from one.
+
+    Returns:
+        The figures as JSON; None where there are no choices.
     """
     if not made:
         return None

@@ -1,7 +1,7 @@
-"""How good a reward model is on held-out pairs: loss, margins, calibration, and what it makes of length.
+"""How good a reward model is on held-out pairs: loss, margins, calibration, and its dependence on length.
 
-A margin is score(chosen) − score(rejected), in the units in which the model was trained: there σ(margin) is the
-probability that it gives to the chosen text (Bradley & Terry 1952), so margins of rescaled scores do not calibrate.
+A margin is score(chosen) − score(rejected), in the units of training. In these units σ(margin) is the probability that
+the model gives to the chosen text (Bradley & Terry 1952), so margins of rescaled scores are not calibrated.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -16,12 +16,28 @@ GUESS = float(np.log(2))  # nats per pair of a coin: the best constant guess, si
 
 
 def pair_losses(margins: ArrayLike) -> NDArray[np.float64]:
-    """−log σ(margin) of each pair (N,), in nats: what reward models minimise."""
+    """Computes −log σ(margin), the loss that reward models minimize.
+
+    Args:
+        margins: (N,) score(chosen) − score(rejected).
+
+    Returns:
+        (N,) losses in nats.
+    """
+    # log(1 + e^−x) without overflow for margins of any size.
     return np.logaddexp(0.0, -np.asarray(margins, dtype=float))
 
 
 def histogram(values: ArrayLike, *, bins: int = 24) -> dict[str, list[Any]]:
-    """Counts (bins,) of values (N,) between edges (bins + 1,); 0 is an edge where values lie on both sides of it."""
+    """Counts values in bins of equal width. Where values lie on both sides of 0, 0 is an edge.
+
+    Args:
+        values: (N,) any numbers.
+        bins: Number of bins.
+
+    Returns:
+        {"edges": (bins + 1,), "counts": (bins,)}.
+    """
     sample = np.asarray(values, dtype=float)
     low, high = float(sample.min()), float(sample.max())
     if low < 0 < high:
@@ -35,11 +51,18 @@ def histogram(values: ArrayLike, *, bins: int = 24) -> dict[str, list[Any]]:
 
 
 def reliability(margins: ArrayLike, *, bins: int = 10) -> list[dict[str, Any]]:
-    """Confidence against the share of right answers, in `bins` equal parts of [½, 1]; empty ones are left out.
+    """Compares confidence with the share of right answers in equal bins of [½, 1]. Empty bins are left out.
 
-    The confidence in a pair is σ(|margin|), the probability of the side that the model prefers, and it is right where
-    that side was chosen; a margin of 0 is half right. A curve over σ(margin) and both orders of each pair would be this
-    one and its mirror image. Each bin: low, high, n, confidence and accuracy (means), ci95 of the accuracy (Wilson).
+    The confidence in a pair is σ(|margin|), the probability of the side that the model prefers. The answer is right
+    where that side was chosen; a margin of 0 is half right. A curve over σ(margin) with both orders of each pair would
+    be this one and its mirror image.
+
+    Args:
+        margins: (N,) score(chosen) − score(rejected), in the units of training.
+        bins: Number of bins.
+
+    Returns:
+        For each bin: low, high, n, confidence and accuracy (means), and ci95 of the accuracy (Wilson).
     """
     confidence, right = _answers(margins)
     place = _places(confidence, bins)
@@ -57,10 +80,17 @@ def reliability(margins: ArrayLike, *, bins: int = 10) -> list[dict[str, Any]]:
 
 
 def by_margin(margins: ArrayLike, *, parts: int = 5) -> list[dict[str, Any]]:
-    """The share of right answers by how far apart the two scores are: parts of |margin| with about equally many pairs.
+    """Computes accuracy by the size of the margin, in parts with about equally many pairs.
 
-    Each part: low and high (|margin|, in the model's units), n, accuracy (a margin of 0 is half right), ci95 (Wilson).
-    A model that knows what it says is right nearly always where its scores are far apart.
+    A calibrated model is nearly always right where its two scores are far apart.
+
+    Args:
+        margins: (N,) score(chosen) − score(rejected).
+        parts: Number of parts.
+
+    Returns:
+        For each part: low and high (|margin|, in the model's units), n, accuracy (a margin of 0 is half right), and
+        ci95 (Wilson).
     """
     _, right = _answers(margins)
     apart = np.abs(np.asarray(margins, dtype=float))
@@ -81,7 +111,16 @@ def _accuracy(right: NDArray[np.float64]) -> dict[str, Any]:
 
 
 def calibration_error(parts: Sequence[Mapping[str, Any]]) -> float:
-    """Σ n_b/N · |accuracy_b − confidence_b| over the bins of `reliability`.   ECE: Naeini et al. 2015 (AAAI), §3."""
+    """Computes the expected calibration error: Σ n_b/N · |accuracy_b − confidence_b|.
+
+    Args:
+        parts: The bins that `reliability` returns.
+
+    Returns:
+        The error, from 0 to 1.
+
+    Source: Naeini et al. 2015 (AAAI), section 3.
+    """
     total = sum(part["n"] for part in parts)
     return sum(part["n"] * abs(part["accuracy"] - part["confidence"]) for part in parts) / total
 
@@ -89,13 +128,23 @@ def calibration_error(parts: Sequence[Mapping[str, Any]]) -> float:
 def calibration_error_by_chance(
     margins: ArrayLike, *, seed: int, bins: int = 10, draws: int = 1000
 ) -> tuple[float, float]:
-    """(mean, 95th percentile) of the ECE that a perfectly calibrated model with these confidences would show.
+    """Simulates the ECE that a perfectly calibrated model with these confidences would show.
 
-    It is not 0, as finite bins scatter: answers are drawn right with the confidence's own probability.
+    It is above 0, because finite bins scatter. Each answer is drawn right with its own confidence as probability.
+
+    Args:
+        margins: (N,) score(chosen) − score(rejected).
+        seed: Seed of the simulation.
+        bins: Number of bins, as in `reliability`.
+        draws: Number of simulated data sets.
+
+    Returns:
+        The mean and the 95th percentile of the ECE.
     """
     confidence, _ = _answers(margins)
     place = _places(confidence, bins)
     rng = np.random.default_rng(seed)
+    # n_b/N · |accuracy_b − confidence_b| = |Σ right − Σ confidence| / N, so sums per bin are enough.
     sums = np.bincount(place, weights=confidence, minlength=bins)
     errors = []
     for _ in range(draws):
@@ -105,22 +154,37 @@ def calibration_error_by_chance(
 
 
 def calibration(margins: ArrayLike, *, seed: int, bins: int = 10) -> dict[str, Any]:
-    """The reliability bins, their ECE, and the ECE that chance alone would show."""
+    """Computes the reliability bins, their ECE, and the ECE that chance alone would show.
+
+    Args:
+        margins: (N,) score(chosen) − score(rejected).
+        seed: Seed of the simulation in `calibration_error_by_chance`.
+        bins: Number of bins.
+
+    Returns:
+        {"bins", "ece", "ece_by_chance": {"mean", "high"}}, where high is the 95th percentile.
+    """
     parts = reliability(margins, bins=bins)
     mean, high = calibration_error_by_chance(margins, seed=seed, bins=bins)
     return {"bins": parts, "ece": calibration_error(parts), "ece_by_chance": {"mean": mean, "high": high}}
 
 
 def length_profile(scores: ArrayLike, lengths: ArrayLike, *, bins: int = 10) -> list[dict[str, Any]]:
-    """Scores by length, in up to `bins` parts of about equally many texts; equal lengths share a part.
+    """Summarizes scores by length, in parts of about equally many texts. Equal lengths share a part.
 
-    Each part: low and high (lengths), n, mean, and the quartiles low_score and high_score.
+    Args:
+        scores: (N,) scores of texts.
+        lengths: (N,) their lengths in tokens.
+        bins: Number of parts, at most.
+
+    Returns:
+        For each part: low and high (lengths), n, mean, and the quartiles low_score and high_score.
     """
     score, length = np.asarray(scores, dtype=float), np.asarray(lengths, dtype=int)
-    found = []
+    profile = []
     for here in equal_parts(length, bins):
         low, high = np.quantile(score[here], [0.25, 0.75])
-        found.append(
+        profile.append(
             {
                 "low": int(length[here].min()),
                 "high": int(length[here].max()),
@@ -130,7 +194,7 @@ def length_profile(scores: ArrayLike, lengths: ArrayLike, *, bins: int = 10) -> 
                 "high_score": float(high),
             }
         )
-    return found
+    return profile
 
 
 def preference_report(
@@ -142,13 +206,26 @@ def preference_report(
     prompts: Sequence[Hashable],
     seed: int,
 ) -> dict[str, Any]:
-    """What a card says of a reward model over N held-out pairs, as JSON.
+    """Computes what a card reports about a reward model over N held-out pairs.
 
-    chosen, rejected: (N,) raw scores; lengths: (N,) tokens; prompts: (N,) the prompt of each pair. Intervals are over
-    prompts; accuracy's is Wilson's where each prompt has one pair, and a tie counts as wrong. Lengths: Pearson and
-    Spearman over all 2N texts; `longer_wins` is the share of pairs whose chosen side is the longer one, which is the
-    accuracy of a model that knows nothing else, and `prefers_longer` the share in which this model scores the longer
-    one higher (ties one half, in both). Raises ValueError where a score is not finite or there are no pairs.
+    Intervals resample prompts. The accuracy's interval is Wilson's where each prompt has one pair, and a tie counts as
+    wrong. Length correlations (Pearson, Spearman) are over all 2N texts. `longer_wins` is the share of pairs whose
+    chosen side is longer: the accuracy of a model that knows length alone. `prefers_longer` is the share in which this
+    model scores the longer side higher. Ties count one half in both.
+
+    Args:
+        chosen: (N,) raw scores of the chosen sides.
+        rejected: (N,) raw scores of the rejected sides.
+        chosen_lengths: (N,) tokens of the chosen sides.
+        rejected_lengths: (N,) tokens of the rejected sides.
+        prompts: (N,) the prompt of each pair.
+        seed: Seed of the resamples.
+
+    Returns:
+        The figures as JSON.
+
+    Raises:
+        ValueError: A score is not finite, or there are no pairs.
     """
     good, bad = np.asarray(chosen, dtype=float), np.asarray(rejected, dtype=float)
     long_good, long_bad = np.asarray(chosen_lengths, dtype=int), np.asarray(rejected_lengths, dtype=int)
@@ -157,6 +234,7 @@ def preference_report(
     loss = bootstrap_mean(pair_losses(margins), prompts, seed=seed)
     right = accuracy(margins > 0, prompts)
     scores, lengths = np.concatenate([good, bad]), np.concatenate([long_good, long_bad])
+    # Both sides of a pair belong to one prompt, so the resamples keep them together.
     texts = [*prompts, *prompts]
     by_rank = correlation(scores, lengths, texts, seed=seed, ranks=True)
     by_value = correlation(scores, lengths, texts, seed=seed)
@@ -188,8 +266,10 @@ def preference_report(
 def _answers(margins: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """(confidence, rightness) of each pair."""
     values = np.asarray(margins, dtype=float)
+    # exp(log σ(|margin|)) is the confidence; the sign of the margin says whether the preferred side is the chosen one.
     return np.exp(-pair_losses(np.abs(values))), (np.sign(values) + 1) / 2
 
 
 def _places(confidence: NDArray[np.float64], bins: int) -> NDArray[np.intp]:
+    # A confidence of exactly 1 belongs to the last bin.
     return np.minimum(((confidence - 0.5) * 2 * bins).astype(np.intp), bins - 1)

@@ -1,6 +1,6 @@
 """What a method computes, counted in tokens and FLOPs, so that methods can be compared at equal compute.
 
-A forward pass takes 2N FLOPs a token and a forward and backward pass 6N (Kaplan et al. 2020, arXiv:2001.08361, §2.1; N
+A forward pass takes 2N FLOPs per token, a forward and backward pass 6N (Kaplan et al. 2020, arXiv:2001.08361, §2.1; N
 as in `models.matrix_parameters`). Attention over the context, padding and the optimizer's step are left out.
 """
 
@@ -15,10 +15,13 @@ READ, TRAINED = 2, 6  # FLOPs a parameter and token
 
 @dataclass(frozen=True)
 class Passes:
-    """Tokens that one model of N `parameters` saw.
+    """The tokens that one model processed.
 
-    generated: sampled from it; read: passed forward without a gradient, prompts included; trained: passed forward and
-    backward, once for each epoch.
+    Attributes:
+        parameters: The model's size N.
+        generated: Tokens sampled from it.
+        read: Tokens passed forward without a gradient, prompts included.
+        trained: Tokens passed forward and backward, counted once per epoch.
     """
 
     parameters: int
@@ -28,12 +31,17 @@ class Passes:
 
     @property
     def flops(self) -> float:
+        # Sampling costs one forward pass per token with a key-value cache, as reading does.
         return self.parameters * (READ * (self.generated + self.read) + TRAINED * self.trained)
 
 
 @dataclass(frozen=True)
 class Compute:
-    """The passes of each model, by its role: policy, reference, reward, critic."""
+    """The passes of each model.
+
+    Attributes:
+        models: Passes by role: policy, reference, reward, critic.
+    """
 
     models: Mapping[str, Passes] = field(default_factory=dict)
 
@@ -42,52 +50,69 @@ class Compute:
         return sum(passes.flops for passes in self.models.values())
 
     def total(self, kind: str) -> float:
-        """Tokens of a kind (generated, read, trained) over all models."""
+        """Counts the tokens of one kind over all models.
+
+        Args:
+            kind: "generated", "read" or "trained".
+
+        Returns:
+            The number of tokens.
+        """
         return sum(getattr(passes, kind) for passes in self.models.values())
 
     def __add__(self, other: Compute) -> Compute:
-        """Raises ValueError where a role has two sizes."""
+        """Adds the tokens of each role.
+
+        Raises:
+            ValueError: A role has two sizes.
+        """
         models = dict(self.models)
         for role, more in other.models.items():
-            one = models.get(role, Passes(more.parameters))
-            if one.parameters != more.parameters:
-                raise ValueError(f"The {role} has {one.parameters} parameters in one and {more.parameters} in another.")
+            own = models.get(role, Passes(more.parameters))
+            if own.parameters != more.parameters:
+                raise ValueError(f"The {role} has {own.parameters} parameters in one and {more.parameters} in another.")
             models[role] = Passes(
-                one.parameters, one.generated + more.generated, one.read + more.read, one.trained + more.trained
+                own.parameters, own.generated + more.generated, own.read + more.read, own.trained + more.trained
             )
         return Compute(models)
 
     def times(self, factor: float) -> Compute:
         return Compute(
             {
-                role: Passes(one.parameters, one.generated * factor, one.read * factor, one.trained * factor)
-                for role, one in self.models.items()
+                role: Passes(used.parameters, used.generated * factor, used.read * factor, used.trained * factor)
+                for role, used in self.models.items()
             }
         )
 
     def to_json(self) -> dict[str, Any]:
         kinds = {f"tokens_{kind}": self.total(kind) for kind in ("generated", "read", "trained")}
-        return {**kinds, "flops": self.flops, "models": {role: dict(vars(one)) for role, one in self.models.items()}}
+        return {**kinds, "flops": self.flops, "models": {role: dict(vars(used)) for role, used in self.models.items()}}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Compute:
-        return cls({role: Passes(**one) for role, one in document["models"].items()})
+        return cls({role: Passes(**used) for role, used in document["models"].items()})
 
 
 def _rollout(sizes: Mapping[str, int], prompts: float, completions: float) -> dict[str, Passes]:
-    """Sampling completions, and a pass over prompt and completion by reference, reward and critic where they are."""
-    whole = prompts + completions
-    readers = {role: Passes(sizes[role], read=whole) for role in ("reference", "reward", "critic") if role in sizes}
+    """Counts sampling, and one pass over prompt and completion by each of reference, reward and critic that exists."""
+    tokens = prompts + completions
+    readers = {role: Passes(sizes[role], read=tokens) for role in ("reference", "reward", "critic") if role in sizes}
     return {"policy": Passes(sizes["policy"], generated=completions, read=prompts), **readers}
 
 
 def ppo_compute(
     sizes: Mapping[str, int], *, prompt_tokens: float, completion_tokens: float, trained_tokens: float
 ) -> Compute:
-    """PPO: a rollout read by reference, reward model and critic; policy and critic train on it.
+    """Counts PPO: reference, reward model and critic read a rollout, then policy and critic train on it.
 
-    sizes: N by role; a role that is not there computes nothing. prompt_tokens, completion_tokens: of all rollouts.
-    trained_tokens: of prompts and completions, once for each epoch over them.
+    Args:
+        sizes: Parameters N by role; a missing role computes nothing.
+        prompt_tokens: Prompt tokens of all rollouts.
+        completion_tokens: Completion tokens of all rollouts.
+        trained_tokens: Tokens of prompts and completions, once for each epoch over them.
+
+    Returns:
+        The passes of each role.
     """
     trained = {role: Passes(sizes[role], trained=trained_tokens) for role in ("policy", "critic") if role in sizes}
     return Compute(_rollout(sizes, prompt_tokens, completion_tokens)) + Compute(trained)
@@ -96,37 +121,73 @@ def ppo_compute(
 def rloo_compute(
     sizes: Mapping[str, int], *, prompt_tokens: float, completion_tokens: float, iterations: int
 ) -> Compute:
-    """RLOO as trl has it: a rollout read by reference and reward model and once more by the policy, which trains on it.
+    """Counts RLOO as in TRL: reference, reward model and policy read a rollout, then the policy trains on it.
 
-    iterations: passes over each rollout.
+    Args:
+        sizes: Parameters N by role; a critic is ignored.
+        prompt_tokens: Prompt tokens of all rollouts.
+        completion_tokens: Completion tokens of all rollouts.
+        iterations: Passes over each rollout.
+
+    Returns:
+        The passes of each role.
     """
-    whole = prompt_tokens + completion_tokens
-    again = Passes(sizes["policy"], read=whole, trained=iterations * whole)
+    tokens = prompt_tokens + completion_tokens
+    # The policy reads the rollout again for the old log-probabilities before it trains.
+    again = Passes(sizes["policy"], read=tokens, trained=iterations * tokens)
     without = {role: size for role, size in sizes.items() if role != "critic"}
     return Compute(_rollout(without, prompt_tokens, completion_tokens)) + Compute({"policy": again})
 
 
 def dpo_compute(sizes: Mapping[str, int], *, pair_tokens: float, epochs: float) -> Compute:
-    """DPO: policy and reference over both sides of each pair. pair_tokens: of all pairs, the prompt counted twice."""
-    seen = pair_tokens * epochs
+    """Counts DPO: the policy trains on both sides of each pair, and the reference reads both.
+
+    Args:
+        sizes: Parameters N of policy and reference.
+        pair_tokens: Tokens of all pairs, each prompt counted twice.
+        epochs: Passes over the pairs.
+
+    Returns:
+        The passes of each role.
+    """
+    tokens = pair_tokens * epochs
     return Compute(
-        {"policy": Passes(sizes["policy"], trained=seen), "reference": Passes(sizes["reference"], read=seen)}
+        {"policy": Passes(sizes["policy"], trained=tokens), "reference": Passes(sizes["reference"], read=tokens)}
     )
 
 
 def sft_compute(
     sizes: Mapping[str, int], *, trained_tokens: float, prompt_tokens: float = 0.0, completion_tokens: float = 0.0
 ) -> Compute:
-    """SFT. prompt_tokens, completion_tokens: of texts that the policy sampled for it, which the reward read."""
+    """Counts SFT, with the sampling of its texts where the policy wrote them (rejection sampling).
+
+    Args:
+        sizes: Parameters N by role.
+        trained_tokens: Tokens trained on, once per epoch.
+        prompt_tokens: Prompt tokens of texts that the policy sampled and the reward read.
+        completion_tokens: Completion tokens of these texts.
+
+    Returns:
+        The passes of each role.
+    """
     sampled = {role: sizes[role] for role in ("policy", "reward") if role in sizes}
     trained = Compute({"policy": Passes(sizes["policy"], trained=trained_tokens)})
     return Compute(_rollout(sampled, prompt_tokens, completion_tokens)) + trained
 
 
 def best_of_n_compute(sizes: Mapping[str, int], n: int, *, prompt_tokens: float, completion_tokens: float) -> Compute:
-    """Serving one completion by best-of-n: n samples, each read by the reward. Tokens are means of one sample.
+    """Counts serving one completion by best-of-n: n samples, each read by the reward.
 
-    The reward has nothing to choose for n = 1, which is plain sampling: what serving costs for every trained policy.
+    For n = 1 the reward has nothing to choose. This is plain sampling, which every trained policy costs to serve.
+
+    Args:
+        sizes: Parameters N by role.
+        n: Samples per completion served.
+        prompt_tokens: Mean prompt tokens of one sample.
+        completion_tokens: Mean completion tokens of one sample.
+
+    Returns:
+        The passes of each role.
     """
     roles = ("policy", "reward") if n > 1 else ("policy",)
     served = {role: sizes[role] for role in roles if role in sizes}
@@ -134,10 +195,17 @@ def best_of_n_compute(sizes: Mapping[str, int], n: int, *, prompt_tokens: float,
 
 
 def break_even(training: float, per_completion: float, *, other_training: float, other: float) -> float | None:
-    """After how many completions a method that trains has spent no more than one that serves at a higher price.
+    """Computes after how many completions training has paid off against a method that is dearer to serve.
 
-    training, per_completion: FLOPs of the first; other_training, other: of the second. None where the second is never
-    dearer; 0 where the first is cheaper from the start.
+    Args:
+        training: FLOPs that the first method trains with.
+        per_completion: FLOPs per completion that the first method serves.
+        other_training: FLOPs that the second method trains with.
+        other: FLOPs per completion that the second method serves.
+
+    Returns:
+        The number of completions; None where the second method is never dearer to serve, 0 where the first is cheaper
+        from the start.
     """
     if other <= per_completion:
         return None

@@ -1,10 +1,11 @@
 """The fall from the judge's best checkpoint to the last, beyond the noise of choosing the best of many.
 
-The best of many noisy checkpoints looks better than it is, so the fall from it is not tested like one difference. For
-each checkpoint k the contrast KEPT · y_k + (1 − KEPT) · y_SFT − y_last is above 0 only if the last is worse than k or
-than SFT. The largest of their t statistics is compared with the distribution, by resampling prompts, of the largest one
-were all contrasts 0: Dunnett's many-to-one comparison, as the studentised bootstrap of Romano & Wolf 2005 (Econometrica
-73:1237). Under a flat judge it finds a fall in 2.5% of runs, however many checkpoints there are.
+The best of many noisy checkpoints looks better than it is, so a fall from it cannot be tested like one difference.
+For each checkpoint k, the contrast KEPT · y_k + (1 − KEPT) · y_SFT − y_last is above 0 only if the last checkpoint is
+worse than k or than SFT. The largest of the contrasts' t statistics is compared with its distribution, by resampling
+prompts, when all contrasts are 0. This is Dunnett's many-to-one comparison, as the studentized bootstrap of Romano &
+Wolf 2005 (Econometrica 73:1237). Under a flat judge it reports a fall in 2.5% of runs, however many checkpoints there
+are.
 """
 
 import math
@@ -26,13 +27,16 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Fall:
-    """From the judge's best checkpoint to the last. step: of the best, 0 or the baseline's own where that is the best.
+    """The fall from the judge's best checkpoint to the last.
 
-    drop: best − last, with its plain interval, too narrow after a choice. kept: the share of the best's gain over SFT
-    that the last has, None where there was none. p: how often noise alone would make as large a fall from any
-    checkpoint, the choice accounted for. noticed: the share of an earlier checkpoint's gain to which the last would
-    have to fall for 80% of such evaluations to find it, below 0 where SFT's level is not low enough; None where no
-    earlier one has a gain.
+    Attributes:
+        step: Step of the best checkpoint; the SFT model's step where that is the best.
+        drop: Best − last, with its plain interval, which is too narrow after a choice.
+        kept: The share of the best's gain over SFT that the last has; None where there was no gain.
+        p: How often noise alone would make as large a fall from any checkpoint, corrected for the choice.
+        noticed: The share of an earlier checkpoint's gain to which the last would have to fall for 80% of such
+            evaluations to find it. Below 0 where even SFT's level is not low enough; None where no earlier checkpoint
+            has a gain.
     """
 
     step: int
@@ -57,17 +61,39 @@ class Fall:
 
 
 def difference(scores: Floats, of: int, less: int, seed: int, resamples: int) -> Estimate:
-    """Row `of` − row `less` with its 95% interval, paired by prompt."""
+    """Computes row `of` − row `less` with its 95% interval, paired by prompt.
+
+    Args:
+        scores: (J, P) a row for each policy, a column for each prompt.
+        of: Index of the first row.
+        less: Index of the row to subtract.
+        seed: Seed of the resamples.
+        resamples: Number of resamples.
+
+    Returns:
+        The mean difference.
+    """
     return bootstrap_mean(scores[of] - scores[less], range(scores.shape[1]), seed=seed, resamples=resamples)
 
 
 def fallen(scores: Floats, steps: Sequence[int], seed: int, resamples: int) -> Fall:
-    """From the best of the rows to the last one; row 0 is the SFT model."""
+    """Tests the fall from the best row to the last one.
+
+    Args:
+        scores: (J, P) judge's scores, a row for each policy and a column for each prompt; row 0 is the SFT model.
+        steps: (J,) the step of each row.
+        seed: Seed of the resamples.
+        resamples: Number of resamples.
+
+    Returns:
+        The fall, with its p-value.
+    """
     means = scores.mean(1)
     best, last = int(means.argmax()), len(means) - 1
     contrasts = _contrasts(len(means)) @ scores
     scale = float(np.abs(scores).max())
     observed, largest = _largest_t(contrasts, scale, seed, resamples)
+    # The power refers to the best checkpoint before the last, since the last cannot fall from itself.
     earlier = int(means[:-1].argmax())
     error = float(contrasts[earlier].std()) / math.sqrt(scores.shape[1])
     gain_before = float(means[earlier] - means[0])
@@ -78,6 +104,7 @@ def fallen(scores: Floats, steps: Sequence[int], seed: int, resamples: int) -> F
         step=steps[best],
         drop=difference(scores, best, last, seed, resamples),
         kept=float((means[last] - means[0]) / gained) if gained > 0 else None,
+        # The observed statistic counts as one of the resamples, so p is never 0.
         p=float((1 + (largest >= observed).sum()) / (1 + resamples)),
         noticed=KEPT - to_see / gain_before if gain_before > 0 and math.isfinite(to_see) else None,
     )
@@ -85,6 +112,7 @@ def fallen(scores: Floats, steps: Sequence[int], seed: int, resamples: int) -> F
 
 def _contrasts(size: int) -> Floats:
     """(size − 1, size): KEPT · y_k + (1 − KEPT) · y_0 − y_last for k = 0 … size − 2; y_0 − y_last for k = 0."""
+    # For k = 0 both terms fall on column 0, so the contrast becomes y_0 − y_last.
     matrix = KEPT * np.eye(size - 1, size)
     matrix[:, 0] += 1 - KEPT
     matrix[:, -1] -= 1
@@ -92,12 +120,13 @@ def _contrasts(size: int) -> Floats:
 
 
 def _largest_t(values: Floats, scale: float, seed: int, resamples: int) -> tuple[float, Floats]:
-    """The largest t of contrasts (J, P), and (resamples,) what it is where all contrasts are 0."""
+    """Returns the largest t of contrasts (J, P), and (resamples,) its values where all contrasts are 0."""
     prompts = values.shape[1]
-    tiny = 1e-12 * scale  # a rounding, where two policies score alike on every prompt
+    tiny = 1e-12 * scale  # rounding error, where two policies score alike on every prompt
     means = values.mean(1)
     observed = _t(means, values.std(1), tiny, prompts)
     share = np.concatenate(list(resampled(prompts, seed, resamples))) / prompts
+    # Centering imposes the null hypothesis that all contrasts are 0.
     centered = values - means[:, None]
     moved = share @ centered.T
     spread = np.sqrt(np.maximum(share @ np.square(centered).T - moved**2, 0.0))
@@ -105,7 +134,7 @@ def _largest_t(values: Floats, scale: float, seed: int, resamples: int) -> tuple
 
 
 def _t(mean: Floats, spread: Floats, tiny: float, prompts: int) -> Floats:
-    """t statistics; 0 where a mean is a rounding, infinite where it is not and the spread is."""
+    """t statistics: 0 where the mean is rounding error, infinite where only the spread is."""
     with np.errstate(divide="ignore", invalid="ignore"):
         t = np.where(spread > tiny, mean / spread * math.sqrt(prompts), np.sign(mean) * np.inf)
     return np.where(np.abs(mean) > tiny, t, 0.0)

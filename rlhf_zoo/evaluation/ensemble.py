@@ -1,8 +1,8 @@
-"""Where reward models that differ by their training's random numbers alone disagree.
+"""Where reward models that differ only in their training's random seed disagree.
 
-A reward model knows its pairs and guesses beyond them, and models of other seeds guess otherwise. So their disagreement
-on a policy's completions tells how far it has left what they know: Coste et al. 2023 (arXiv:2310.02743). Arrays of
-scores are (M, N): M models, N texts.
+A reward model knows its pairs and guesses beyond them; models with other seeds guess differently. Their disagreement on
+a policy's completions therefore tells how far the policy has left what they know (Coste et al. 2023, arXiv:2310.02743).
+Arrays of scores are (M, N): M models, N texts.
 """
 
 import math
@@ -17,27 +17,56 @@ from .stats import Estimate, bootstrap_mean, equal_parts, group_indices, proport
 
 
 def standardised(scores: ArrayLike, over: ArrayLike) -> NDArray[np.float64]:
-    """Scores (M, N) less the mean of each model's scores `over` (M, K), in units of their standard deviation."""
-    known = np.asarray(over, dtype=float)
-    return (np.asarray(scores, dtype=float) - known.mean(axis=1, keepdims=True)) / known.std(axis=1, keepdims=True)
+    """Standardizes each model's scores by its own mean and standard deviation over reference texts.
+
+    Args:
+        scores: (M, N) scores to standardize.
+        over: (M, K) scores of the reference texts.
+
+    Returns:
+        (M, N) scores in standard deviations of the reference texts.
+    """
+    base = np.asarray(over, dtype=float)
+    return (np.asarray(scores, dtype=float) - base.mean(axis=1, keepdims=True)) / base.std(axis=1, keepdims=True)
 
 
 def disagreement(scores: ArrayLike) -> NDArray[np.float64]:
-    """Standard deviation (N,) over models of scores (M, N) that are `standardised`, with M − 1 below the sum.
+    """Computes the sample standard deviation over models.
 
-    It is 0 where all say the same. Over the very texts of the standardisation its mean square is 1 less the mean
-    correlation of two models. M is at least 2.
+    It is 0 where all models agree. Over the very texts of the standardization, its mean square is 1 minus the mean
+    correlation between two models.
+
+    Args:
+        scores: (M, N) standardized scores, M ≥ 2.
+
+    Returns:
+        (N,) disagreement of each text, with M − 1 in the denominator.
     """
     return np.asarray(scores, dtype=float).std(axis=0, ddof=1)
 
 
 def unrelated(models: int) -> float:
-    """Mean disagreement of M models with independent standard normal scores, c4(M) = √(2/(M−1)) Γ(M/2) / Γ((M−1)/2)."""
+    """Computes the mean disagreement of M models with independent standard normal scores.
+
+    Args:
+        models: M ≥ 2.
+
+    Returns:
+        c4(M) = √(2/(M−1)) Γ(M/2) / Γ((M−1)/2).
+    """
+    # Log-gamma, since Γ itself overflows for large M.
     return math.sqrt(2 / (models - 1)) * math.exp(math.lgamma(models / 2) - math.lgamma((models - 1) / 2))
 
 
 def agreements(margins: ArrayLike) -> dict[tuple[int, int], Estimate]:
-    """Of each two models the share of pairs whose margins, (M, N), have the same sign, with Wilson's interval."""
+    """Computes how often each two models prefer the same side of a pair.
+
+    Args:
+        margins: (M, N) margins of M models on N pairs.
+
+    Returns:
+        For each two models, the share of pairs whose margins have the same sign, with Wilson's interval.
+    """
     signs = np.sign(np.asarray(margins, dtype=float))
     return {
         (a, b): proportion(int((signs[a] == signs[b]).sum()), signs.shape[1])
@@ -48,9 +77,17 @@ def agreements(margins: ArrayLike) -> dict[tuple[int, int], Estimate]:
 def by_kl(
     values: ArrayLike, kl: ArrayLike, groups: Sequence[Hashable], *, seed: int, parts: int = 5
 ) -> list[dict[str, Any]]:
-    """Means of `values` (N,) in up to `parts` parts of about equally many texts, by their `kl` (N,); equal ones share.
+    """Computes means of values in parts of about equally many texts, ordered by KL. Equal KLs share a part.
 
-    groups: (N,) prompts, which the intervals resample. Each part: low, high and mean kl (nats), value, ci95, n.
+    Args:
+        values: (N,) figures to average.
+        kl: (N,) KL of each text, nats.
+        groups: (N,) the prompt of each text, which the intervals resample.
+        seed: Seed of the resamples.
+        parts: Number of parts, at most.
+
+    Returns:
+        For each part: low, high and mean kl (nats), value, ci95, n.
     """
     sample, nats, prompts = np.asarray(values, dtype=float), np.asarray(kl, dtype=float), group_indices(groups)
     return [

@@ -1,7 +1,7 @@
-"""The frontier of a method: what it reaches of reward and judge at which KL to the SFT policy, and at which compute.
+"""The frontier of a method: its reward and its judge's score at each KL to the SFT policy, and at each compute.
 
-Points hold a mean for each prompt and not for the whole set: two methods that were measured on the same prompts are
-then compared pair by pair, and whole prompts are resampled, as everywhere (`stats`).
+A point keeps a mean for each prompt rather than one for the whole set. Two methods measured on the same prompts can
+then be compared prompt by prompt, and intervals resample whole prompts as everywhere (`stats`).
 """
 
 from __future__ import annotations
@@ -25,13 +25,21 @@ NEAR = 0.5
 
 @dataclass(frozen=True)
 class Point:
-    """One policy, or the mean of several seeds of one. Each of kl (nats), reward, judge: (P,), the mean of a row's
-    prompt.
+    """One policy, or the mean of several seeds of one.
 
-    prompts: (P,) what tells the prompts apart, where rows may have equal ones; intervals resample these together.
-    wins: opponent -> (P,) the share of comparisons won. beside: other figures by what they are called, (P,) each;
-    nothing of best-of-n, whose completions are not kept. n: completions behind the point. kl_is_bound: `kl` is an upper
-    bound. training: once; serving: for each completion that is asked of it. seeds: the points that it is the mean of.
+    Attributes:
+        label: The name in tables.
+        kl: (P,) mean KL to the SFT policy of each row's prompt, nats.
+        reward: (P,) mean reward.
+        judge: (P,) mean judge's score.
+        n: Completions behind the point.
+        wins: Opponent -> (P,) the share of comparisons won.
+        kl_is_bound: Whether `kl` is an upper bound.
+        training: Compute that is spent once.
+        serving: Compute of each completion served.
+        seeds: The points that this one is the mean of.
+        beside: Other figures by name, (P,) each; empty for best-of-n, whose completions are not kept.
+        prompts: (P,) keys that tell prompts apart, where rows may share one; intervals resample these together.
     """
 
     label: str
@@ -48,15 +56,38 @@ class Point:
     prompts: Sequence[Hashable] | None = None
 
     def estimate(self, values: Floats, *, seed: int) -> Estimate:
-        """Mean of (P,) means with an interval over resampled prompts."""
+        """Averages means by prompt, with an interval over resampled prompts.
+
+        Args:
+            values: (P,) means by prompt.
+            seed: Seed of the resamples.
+
+        Returns:
+            The mean; its n is the point's number of completions.
+        """
         return replace(bootstrap_mean(values, self._groups(values), seed=seed), n=self.n)
 
     def rate(self, values: Floats, *, n: int | None = None) -> Estimate:
-        """Mean of (P,) shares of wins with the interval of `stats.share`; n: the comparisons behind it."""
+        """Averages shares of wins, with the interval of `stats.share`.
+
+        Args:
+            values: (P,) shares by prompt.
+            n: The comparisons behind them; the point's completions where None.
+
+        Returns:
+            The mean share.
+        """
         return replace(share(values, self._groups(values)), n=self.n if n is None else n)
 
     def by_prompt(self, values: Floats) -> Floats:
-        """(P,) means of rows -> (G,) means of the different prompts."""
+        """Averages the rows of each distinct prompt.
+
+        Args:
+            values: (P,) means of rows.
+
+        Returns:
+            (G,) means of the G distinct prompts.
+        """
         groups = group_indices(self._groups(values))
         return np.asarray(np.bincount(groups, weights=values) / np.bincount(groups), dtype=float)
 
@@ -68,27 +99,60 @@ class Point:
         return float(self.kl.mean())
 
     def flops(self, served: int) -> float:
-        """Training, and serving so many completions."""
+        """Counts the FLOPs of training and of serving completions.
+
+        Args:
+            served: Number of completions.
+
+        Returns:
+            FLOPs in total.
+        """
         return self.training.flops + served * self.serving.flops
 
 
 def by_prompt(values: ArrayLike, per_prompt: int) -> Floats:
-    """(P · per_prompt,) values in the order of the prompts -> (P,) means."""
+    """Averages the values of each prompt.
+
+    Args:
+        values: (P · per_prompt,) in the order of the prompts.
+        per_prompt: Values of each prompt.
+
+    Returns:
+        (P,) means.
+    """
     return np.asarray(values, dtype=float).reshape(-1, per_prompt).mean(1)
 
 
 def wins(ours: ArrayLike, theirs: ArrayLike, *, tolerance: float = 1e-9) -> Floats:
-    """(P, N) the share of another's samples of the prompt that each of ours beats; a tie counts one half.
+    """Computes how often each of our samples beats another method's samples of the same prompt.
 
-    ours: (P, N) scores, theirs: (P, S). |a − b| ≤ tolerance is a tie. Averaged over a pool by the chance of each to be
-    chosen, it is the expected win rate of the choice.
+    Averaged over a pool, with each sample weighted by its chance to be chosen, this is the expected win rate of the
+    choice.
+
+    Args:
+        ours: (P, N) our scores.
+        theirs: (P, S) the other method's scores.
+        tolerance: Scores at most this far apart tie; a tie counts one half.
+
+    Returns:
+        (P, N) shares of the other method's samples that each of ours beats.
     """
     gap = np.asarray(ours, dtype=float)[:, :, None] - np.asarray(theirs, dtype=float)[:, None, :]
     return np.asarray(np.where(np.abs(gap) <= tolerance, 0.5, gap > 0).mean(2), dtype=float)
 
 
 def mixed(points: Sequence[Point], weights: Sequence[float] | None = None, *, label: str) -> Point:
-    """The weighted mean of points on the same prompts; without weights the plain mean over seeds, which it keeps."""
+    """Averages points on the same prompts.
+
+    Args:
+        points: The points.
+        weights: A weight for each point, summing to 1; None for the plain mean over seeds, which keeps `points` as
+            `seeds`.
+        label: The label of the result.
+
+    Returns:
+        The weighted mean of every figure. `beside` keeps the figures that all points have.
+    """
     parts = [1 / len(points)] * len(points) if weights is None else list(weights)
 
     def mean(arrays: Sequence[Floats]) -> Floats:
@@ -119,14 +183,21 @@ def mixed(points: Sequence[Point], weights: Sequence[float] | None = None, *, la
 
 
 def at_kl(points: Sequence[Point], kl: float) -> Point | None:
-    """The point of a frontier at `kl` nats, linear in √KL between two neighbours at most `NEAR` apart; else None.
+    """Reads a frontier at one KL, linear in √KL between two neighbors.
 
-    The score of a policy is close to linear in √KL over short stretches (Gao et al. 2022, arXiv:2210.10760), and not
-    over long ones: a chord from SFT to a far point misses what lies between. Nothing is extrapolated either: that is
-    where over-optimisation shows.
+    A policy's score is close to linear in √KL over short stretches (Gao et al. 2022, arXiv:2210.10760) but not over
+    long ones: a chord from SFT to a far point misses what lies between. Nothing is extrapolated, because
+    over-optimization shows there.
+
+    Args:
+        points: The frontier, in any order.
+        kl: Where to read it, nats.
+
+    Returns:
+        The point there; None outside the measured range, and where the two neighbors are more than `NEAR` apart.
     """
-    ordered = sorted(points, key=lambda one: one.mean_kl)
-    roots = [math.sqrt(max(one.mean_kl, 0.0)) for one in ordered]
+    ordered = sorted(points, key=lambda point: point.mean_kl)
+    roots = [math.sqrt(max(point.mean_kl, 0.0)) for point in ordered]
     target = math.sqrt(max(kl, 0.0))
     if not ordered or not roots[0] <= target <= roots[-1]:
         return None
@@ -142,14 +213,22 @@ def at_kl(points: Sequence[Point], kl: float) -> Point | None:
 
 
 def filtered(reward: Floats, judge: Floats, target: float) -> dict[str, float] | None:
-    """The cheapest filter of SFT's samples with a mean reward of `target`: what a policy has to be better than.
+    """Computes the cheapest filter of SFT's samples that reaches a mean reward: the baseline that a policy has to beat.
 
-    reward, judge: (P, N) of one pool. Of each prompt the `share` with the highest reward is kept, which takes
-    KL = log(1 / share) nats, as any restriction to a part of the probability does. None where no share is enough.
+    The filter keeps, of each prompt, the share of samples with the highest reward. Restricting a distribution to a part
+    with probability `share` takes KL = log(1 / share) nats.
+
+    Args:
+        reward: (P, N) rewards of one pool.
+        judge: (P, N) judge's scores of the same pool.
+        target: The mean reward to reach.
+
+    Returns:
+        The largest share that reaches the target, with its KL, reward and judge; None where no share does.
     """
     order = np.argsort(-reward, axis=1, kind="stable")
     kept = np.arange(1, reward.shape[1] + 1)
-    means, judged = (np.cumsum(np.take_along_axis(one, order, axis=1).mean(0)) / kept for one in (reward, judge))
+    means, judged = (np.cumsum(np.take_along_axis(scores, order, axis=1).mean(0)) / kept for scores in (reward, judge))
     enough = np.flatnonzero(means >= target)
     if not len(enough):
         return None
@@ -158,16 +237,33 @@ def filtered(reward: Floats, judge: Floats, target: float) -> dict[str, float] |
 
 
 def best_within(points: Sequence[Point], flops: float, *, served: int) -> Point | None:
-    """The point with the highest judge among those that take at most so many FLOPs; None where each takes more.
+    """Returns the point with the highest judge's score among those within a compute budget.
 
-    It is chosen by the scores that it is then reported with, which flatters it a little.
+    The point is chosen by the scores that it is then reported with, which flatters it a little.
+
+    Args:
+        points: The candidates.
+        flops: The budget in FLOPs.
+        served: Completions to serve within the budget.
+
+    Returns:
+        The best point; None where every point exceeds the budget.
     """
-    affordable = [one for one in points if one.flops(served) <= flops]
-    return max(affordable, key=lambda one: float(one.judge.mean()), default=None)
+    affordable = [point for point in points if point.flops(served) <= flops]
+    return max(affordable, key=lambda point: float(point.judge.mean()), default=None)
 
 
 def difference(one: Point, other: Point, *, seed: int) -> dict[str, Any]:
-    """one − other, of judge and of reward, paired by prompt: {judge, reward: {value, ci95, n}}."""
+    """Computes one − other for judge and reward, paired by prompt.
+
+    Args:
+        one: The first point.
+        other: The point to subtract, on the same prompts.
+        seed: Seed of the resamples.
+
+    Returns:
+        {"judge", "reward"}: {value, ci95, n} each, n the smaller number of completions.
+    """
     count = min(one.n, other.n)
     return {
         name: replace(one.estimate(getattr(one, name) - getattr(other, name), seed=seed), n=count).to_json()

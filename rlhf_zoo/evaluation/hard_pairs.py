@@ -1,8 +1,8 @@
-"""What a reward model makes of the pairs that are hardest to order, and of those that are ties.
+"""How a reward model does on the pairs that are hardest to order, and on those that are ties.
 
 Accuracy over all pairs is mostly that of the easy ones. A pair is hard where its completions share most of their words
-(as those of Chat Hard in RewardBench, Lambert et al. 2024, arXiv:2403.13787), or where one is hardly better than the
-other: by the utility that the labels were drawn from, or by the data's own column `margin`.
+(as in Chat Hard of RewardBench, Lambert et al. 2024, arXiv:2403.13787), or where one is hardly better than the other:
+by the utility that the labels were drawn from, or by the data's own column `margin`.
 """
 
 from collections import Counter
@@ -22,9 +22,14 @@ _SAME = 1e-9
 
 
 def overlap(a: str, b: str) -> float:
-    """The share of their words that two texts share, each as often as both have it, from 0 to 1; 1 of two empty ones.
+    """Computes the share of words that two texts have in common, counting repeats (Jaccard index of multisets).
 
-    Σ_w min(n_w, m_w) / Σ_w max(n_w, m_w): Jaccard's index of multisets.
+    Args:
+        a: A text.
+        b: Another text.
+
+    Returns:
+        Σ_w min(n_w, m_w) / Σ_w max(n_w, m_w), from 0 to 1; 1 for two empty texts.
     """
     ours, theirs = Counter(words(a)), Counter(words(b))
     both, either = (ours & theirs).total(), (ours | theirs).total()
@@ -32,7 +37,16 @@ def overlap(a: str, b: str) -> float:
 
 
 def are_ties(chosen: Sequence[str], rejected: Sequence[str], strength: ArrayLike | None) -> NDArray[np.bool_]:
-    """(N,) whether neither side of a pair is better: of no strength (N,), or texts equal up to case and spaces."""
+    """Tells which pairs are ties.
+
+    Args:
+        chosen: (N,) chosen completions.
+        rejected: (N,) rejected completions.
+        strength: (N,) how much better the chosen side is; None where the data do not say.
+
+    Returns:
+        (N,) True where the strength is 0, or the texts are equal up to case and spacing.
+    """
     alike = np.array([plain(a) == plain(b) for a, b in zip(chosen, rejected, strict=True)], dtype=bool)
     return alike if strength is None else alike | (np.abs(np.asarray(strength, dtype=float)) < _SAME)
 
@@ -40,10 +54,19 @@ def are_ties(chosen: Sequence[str], rejected: Sequence[str], strength: ArrayLike
 def ties(
     margins: ArrayLike, tied: ArrayLike, same: ArrayLike, prompts: Sequence[Hashable], *, seed: int
 ) -> dict[str, Any] | None:
-    """How far apart the two scores of a tie are, beside those of pairs that are none; None where there are no ties.
+    """Compares how far apart the two scores of a tie are with the same distance in pairs that are not ties.
 
-    RewardBench 2 wants what is equally good to be closer together than right and wrong are. margins: (N,); tied, same:
-    (N,) bool: ties, and pairs whose texts are equal to the letter, of which no model could say anything else.
+    RewardBench 2 expects equally good completions to score closer together than right and wrong ones.
+
+    Args:
+        margins: (N,) score(chosen) − score(rejected).
+        tied: (N,) True for ties.
+        same: (N,) True for pairs with identical texts, which are left out: every model scores them equally.
+        prompts: (N,) the prompt of each pair.
+        seed: Seed of the resamples.
+
+    Returns:
+        The figures as JSON; None where there are no ties.
     """
     apart, equal = np.abs(np.asarray(margins, dtype=float)), np.asarray(tied, dtype=bool)
     these, others = np.flatnonzero(equal & ~np.asarray(same, dtype=bool)), np.flatnonzero(~equal)
@@ -73,23 +96,32 @@ def hard_pairs(
     strength: ArrayLike | None = None,
     gold: ArrayLike | None = None,
 ) -> dict[str, Any]:
-    """Accuracy by quarters of N pairs, the hardest first, and by which side is longer; ties one half, as JSON.
+    """Computes accuracy by quarters of N pairs, hardest first, and by which side is longer. Ties count one half.
 
-    margins: (N,) score of the chosen side less that of the rejected; lengths: (N,) tokens of each side; strength: (N,)
-    how much better the chosen side is, by the data; gold: (N,) the utility's own margins, whose accuracy stands beside
-    the model's, as no model can do better on average. Intervals are by prompts.
+    Args:
+        margins: (N,) score(chosen) − score(rejected).
+        chosen: (N,) chosen completions.
+        rejected: (N,) rejected completions.
+        lengths: (N,) tokens of the chosen and of the rejected sides.
+        prompts: (N,) the prompt of each pair, by which the intervals resample.
+        strength: (N,) how much better the chosen side is, by the data; None where the data do not say.
+        gold: (N,) margins of the utility behind the labels. Its accuracy is reported beside the model's, because no
+            model can do better on average.
+
+    Returns:
+        The figures as JSON.
     """
     right = (np.sign(np.asarray(margins, dtype=float)) + 1) / 2
     ceiling = None if gold is None else (np.sign(np.asarray(gold, dtype=float)) + 1) / 2
     ours, theirs = (np.asarray(side, dtype=float) for side in lengths)
-    alike = np.array([overlap(a, b) for a, b in zip(chosen, rejected, strict=True)])
-    matched = np.abs(ours - theirs) <= ONE_LENGTH * np.maximum(ours, theirs)
+    overlaps = np.array([overlap(a, b) for a, b in zip(chosen, rejected, strict=True)])
+    same_length = np.abs(ours - theirs) <= ONE_LENGTH * np.maximum(ours, theirs)
 
     def accuracy(here: NDArray[np.intp]) -> dict[str, Any] | None:
         if not len(here):
             return None
-        known = None if ceiling is None else float(ceiling[here].mean())
-        return {**share(right[here], [prompts[place] for place in here.tolist()]).to_json(), "gold": known}
+        best_possible = None if ceiling is None else float(ceiling[here].mean())
+        return {**share(right[here], [prompts[place] for place in here.tolist()]).to_json(), "gold": best_possible}
 
     def quarters(values: NDArray[np.float64], *, highest_first: bool) -> list[dict[str, Any]]:
         return [
@@ -99,9 +131,9 @@ def hard_pairs(
 
     apart = None if strength is None else np.abs(np.asarray(strength, dtype=float))
     return {
-        "by_overlap": quarters(alike, highest_first=True),
+        "by_overlap": quarters(overlaps, highest_first=True),
         "by_strength": None if apart is None else quarters(apart, highest_first=False),
-        "same_length": accuracy(np.flatnonzero(matched)),
-        "chosen_longer": accuracy(np.flatnonzero(~matched & (ours > theirs))),
-        "chosen_shorter": accuracy(np.flatnonzero(~matched & (ours < theirs))),
+        "same_length": accuracy(np.flatnonzero(same_length)),
+        "chosen_longer": accuracy(np.flatnonzero(~same_length & (ours > theirs))),
+        "chosen_shorter": accuracy(np.flatnonzero(~same_length & (ours < theirs))),
     }
