@@ -103,7 +103,7 @@ def _under(
     """With log-probabilities under the SFT model, and how much likelier it finds a text after its own prompt."""
     from ..evaluation.text_logprobs import dependence, logprobs_under
     from ..hub.client.refs import resolve
-    from ..modeling.chat import completion_ids
+    from ..modeling.chat import tokenize_completion
     from ..modeling.loading import load_tokenizer
     from ..modeling.models import load_causal
 
@@ -113,7 +113,7 @@ def _under(
     found = []
     for one in (ours, theirs):
         written = zip(one.prompts, one.texts, strict=True)
-        tokens = [completion_ids(prompt, text, tokenizer) for prompt, text in written]
+        tokens = [tokenize_completion(prompt, text, tokenizer) for prompt, text in written]
         rated = logprobs_under(sft, tokenizer, one.prompts, tokens)
         own = [sum(row) for row in rated]
         found.append(

@@ -10,7 +10,7 @@ import numpy as np
 from datasets import Dataset
 from transformers import PreTrainedModel
 
-from ..modeling.chat import readable, words
+from ..modeling.chat import display_text, plain_text
 from .judges.check import JudgeCheck, split_half
 from .judges.llm import LLMJudge
 from .judges.named import answers, checks_answers
@@ -103,7 +103,7 @@ class HeadToHead:
         """A line of samples.jsonl for each (prompt, sample): every policy's completion and what was found of it."""
         lines = []
         for i, prompt in enumerate(self.prompts):
-            row: dict[str, Any] = {"prompt": readable(prompt), "sample": i % self.samples}
+            row: dict[str, Any] = {"prompt": display_text(prompt), "sample": i % self.samples}
             row |= {side: found.row(i, self.judge) for side, found in self.measured.items()}
             lines.append(json.dumps(row, ensure_ascii=False) + "\n")
         return "".join(lines)
@@ -111,7 +111,7 @@ class HeadToHead:
     @cached_property
     def pairs(self) -> dict[str, dict[str, PairReport]]:
         """What judges of pairs say of ppo, and of the control, against SFT: {judge: {side: report}}."""
-        theirs, asked = self.measured["sft"].completions, [words(prompt) for prompt in self.prompts]
+        theirs, asked = self.measured["sft"].completions, [plain_text(prompt) for prompt in self.prompts]
         return {
             judge.name: {
                 side: compare_pairs(

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..functional import exact_kl, selected_logprobs
 from ..modeling import distributed
-from ..modeling.chat import Chat, answer, prompt_key, whole
+from ..modeling.chat import Chat, append_completion, prompt_key, wrap_completion
 from ..modeling.devices import MicroBatches, move, on_device
 from ..modeling.loading import Loading, load_tokenizer
 from ..modeling.logprobs import response_logits
@@ -102,7 +102,7 @@ class Evaluator:
         if self.rewards is None:
             return []
         written = list(zip(prompts[part], texts[part], strict=True))
-        completions, full = [answer(*one) for one in written], [whole(*one) for one in written]
+        completions, full = [wrap_completion(*one) for one in written], [append_completion(*one) for one in written]
         others = {name: list(values[part]) for name, values in columns.items()}
         return self.rewards(batch, prompts[part], completions, full, others).total.tolist()
 

@@ -8,7 +8,7 @@ from datasets import Dataset
 from transformers import PreTrainedModel
 
 from ..modeling import distributed
-from ..modeling.chat import words
+from ..modeling.chat import plain_text
 from ..modeling.devices import move
 from ..rewards.verifiable import text_of
 from .head_to_head import TIE, HeadToHead, keys_of
@@ -47,7 +47,7 @@ def beside_references(
         if comparing is None:
             ours, theirs = (scores(judge, prompts, one, columns) for one in (texts[side], written))
             return win_rate(ours, theirs, groups, tolerance=TIE)
-        asked = [words(prompt) for prompt in prompts]
+        asked = [plain_text(prompt) for prompt in prompts]
         return distributed.from_first(
             lambda: compare_pairs(comparing, asked, texts[side], written, seed=found.seed).win_rate
         )

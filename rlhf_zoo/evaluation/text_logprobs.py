@@ -8,11 +8,10 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..functional import selected_logprobs
-from ..modeling.chat import completion_ids, readable, spoken
+from ..modeling.chat import decode_completions, display_text, tokenize_completion, tokenize_prompt
 from ..modeling.devices import MicroBatches
 from ..modeling.logprobs import response_logits
 from ..modeling.models import context_of
-from ..modeling.prompts import tokenize_prompt
 from ..modeling.sampling.sampler import Samples, Vocabulary, left_pad
 from ..modeling.special_tokens import stop_ids
 from .judges.named import scores
@@ -74,7 +73,7 @@ def dependence(
     own: log p of each text after its own prompt. The bound is that of van den Oord et al. 2018 (arXiv:1807.03748,
     eq. 4), which no single unlikely prompt moves. None where there are fewer other prompts.
     """
-    names = [readable(prompt) for prompt in prompts]
+    names = [display_text(prompt) for prompt in prompts]
     different = list(dict.fromkeys(names))
     if len(different) <= OTHERS:
         return None
@@ -111,9 +110,9 @@ def rewarded(
         asked = max((len(tokenize_prompt(prompt, tools.tokenizer)) for prompt in prompts), default=0)
         most = max(tools.max_new_tokens, min(most, context - asked - 1))
     written = zip(prompts, texts, strict=True)
-    tokens = [completion_ids(prompt, text, tools.tokenizer)[:most] for prompt, text in written]
+    tokens = [tokenize_completion(prompt, text, tools.tokenizer)[:most] for prompt, text in written]
     before = [tokenize_prompt(prompt, tools.tokenizer) for prompt in prompts]
-    texts = spoken(tools.tokenizer, prompts, before, tokens)  # as rewards read a policy's
+    texts = decode_completions(tools.tokenizer, prompts, before, tokens)  # as rewards read a policy's
     ended = [[*ids, stops[0]] for ids in tokens]
     rewards: list[float] = []
     size = rows_at_once(tools.reference, max(map(len, ended), default=1))

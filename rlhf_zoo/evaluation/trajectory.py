@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from ..errors import ZooError
 from ..modeling import distributed
-from ..modeling.chat import distinct_prompts, readable
+from ..modeling.chat import display_text, distinct_prompts
 from ..modeling.models import load_causal
 from ..runs.checkpoint_choice import lasting
 from ..runs.context import RunContext
@@ -239,7 +239,7 @@ def _payments(
 
 def _completions(tools: Evaluator, prompts: Sequence[Any], found: Measured, seed: int) -> Completions:
     return Completions(
-        [readable(prompt) for prompt in prompts],
+        [display_text(prompt) for prompt in prompts],
         found.completions,
         found.reward or None,
         found.judges[tools.judge.name],

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 from ..errors import ZooError
 from .alignment import decode_behind, encode_behind, special_ids
-from .text_ids import text_ids
+from .text_ids import tokenize_text
 from .time_limit import Expired, deadline
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Chat:
             head += f"{{%- if messages and messages[0].role != 'system' %}}{{%- set messages = {first} + messages %}}"
             head += "{%- endif %}"
         tokenizer.chat_template = head + "{#- end #}" + _HEAD.sub("", template, count=1)
-        prompt_ids([{"role": "user", "content": _PROBE}], tokenizer)
+        tokenize_prompt([{"role": "user", "content": _PROBE}], tokenizer)
         return tokenizer
 
     def for_prompts(self, tokenizer: PreTrainedTokenizerBase, prompts: Iterable[Any]) -> PreTrainedTokenizerBase:
@@ -95,7 +95,7 @@ def is_conversation(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and all(isinstance(one, Mapping) and "role" in one for one in value)
 
 
-def try_rendering(messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, *, answered: bool) -> None:
+def check_renders(messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, *, answered: bool) -> None:
     """Raises ZooError where the template refuses a conversation; answered: whether its last turn is an answer."""
     _written(messages, tokenizer, add_generation_prompt=not answered)
 
@@ -160,18 +160,18 @@ def _applied(messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokeniz
         ) from error
 
 
-def conversation_ids(messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def tokenize_conversation(messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Token ids of a whole conversation, as the tokenizer's template writes it."""
     return _rendered(messages, tokenizer)
 
 
-def prompt_ids(prompt: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def tokenize_prompt(prompt: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Token ids of a text, or of a conversation closed by the template's generation prompt.
 
     Raises ZooError for what is neither, and for a conversation where the tokenizer has no chat template.
     """
     if isinstance(prompt, str):
-        return text_ids(prompt, tokenizer)
+        return tokenize_text(prompt, tokenizer)
     if not is_conversation(prompt):
         raise ZooError(f"The prompt {prompt!r} is neither a text nor a conversation: mend the column 'prompt'.")
     return _rendered(prompt, tokenizer, **_opened(prompt))
@@ -179,17 +179,17 @@ def prompt_ids(prompt: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 def _opened(prompt: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
     """How a template writes a prompt: up to where an answer begins, or goes on."""
-    return {"continue_final_message" if begins_answer(prompt) else "add_generation_prompt": True}
+    return {"continue_final_message" if has_answer_prefix(prompt) else "add_generation_prompt": True}
 
 
-def begins_answer(prompt: Any) -> bool:
+def has_answer_prefix(prompt: Any) -> bool:
     """Whether the last turn of a prompt is the assistant's, so that a completion goes on with it."""
     return not isinstance(prompt, str) and bool(prompt) and prompt[-1].get("role") == "assistant"
 
 
-def opening(prompt: Any) -> str:
+def answer_prefix(prompt: Any) -> str:
     """What a conversation already says of its answer, "" where it says nothing."""
-    return _content(prompt[-1]) if begins_answer(prompt) else ""
+    return _content(prompt[-1]) if has_answer_prefix(prompt) else ""
 
 
 def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
@@ -244,16 +244,16 @@ def check_answers_end(tokenizer: PreTrainedTokenizerBase, *, assistant_only: boo
         )
 
 
-def reading_ids(text: Any, tokenizer: PreTrainedTokenizerBase, *, ended: bool) -> list[int]:
+def tokenize_for_reward(text: Any, tokenizer: PreTrainedTokenizerBase, *, ended: bool) -> list[int]:
     """What a reward model reads, under its own tokenizer and template: a text, or a conversation with its answer.
 
     A model that was trained here reads a conversation as PPO writes it: the rendered prompt, the completion and the end
     of turn. One from elsewhere reads it as its template renders the whole; without a template it reads plain words.
     """
     if not isinstance(text, str) and tokenizer.chat_template is None:
-        text = whole_words(text)
+        text = plain_text(text)
     if isinstance(text, str):
-        ids, end = text_ids(text, tokenizer), tokenizer.eos_token_id
+        ids, end = tokenize_text(text, tokenizer), tokenizer.eos_token_id
     elif Chat.of(tokenizer) is None:
         return _rendered(text, tokenizer) if ended else _rendered(text, tokenizer, continue_final_message=True)
     else:
@@ -266,67 +266,84 @@ def reading_ids(text: Any, tokenizer: PreTrainedTokenizerBase, *, ended: bool) -
     return ids
 
 
-def answer(prompt: Any, completion: str) -> Any:
+def wrap_completion(prompt: Any, completion: str) -> Any:
     """A completion in the form of its prompt, as TRL gives it to reward functions."""
     return completion if isinstance(prompt, str) else [{"role": "assistant", "content": completion}]
 
 
-def whole(prompt: Any, completion: Any) -> Any:
+def append_completion(prompt: Any, completion: Any) -> Any:
     """Prompt and completion together: a text, or a conversation, in which an answer that the prompt begins goes on."""
     if isinstance(prompt, str):
         return prompt + completion
-    turns = list(answer(prompt, completion) if isinstance(completion, str) else completion)
-    if begins_answer(prompt) and turns and turns[0].get("role") == "assistant":
-        begun, said = opening(prompt), _content(turns[0])
+    turns = list(wrap_completion(prompt, completion) if isinstance(completion, str) else completion)
+    if has_answer_prefix(prompt) and turns and turns[0].get("role") == "assistant":
+        begun, said = answer_prefix(prompt), _content(turns[0])
         said = said if begun and said.startswith(begun) else begun + said
         return [*prompt[:-1], {**turns[0], "content": said}, *turns[1:]]
     return [*prompt, *turns]
 
 
-def closed(prompt: Any, completion: Any) -> tuple[Any, Any]:
+def move_answer_prefix(prompt: Any, completion: Any) -> tuple[Any, Any]:
     """Prompt and completion with the answer that a prompt begins as part of the completion: trl would close it."""
-    if not begins_answer(prompt):
+    if not has_answer_prefix(prompt):
         return prompt, completion
-    return list(prompt[:-1]), whole(prompt, completion)[len(prompt) - 1 :]
+    return list(prompt[:-1]), append_completion(prompt, completion)[len(prompt) - 1 :]
 
 
-def words(prompt: Any) -> str:
-    """A prompt as judges, probes and people read it, without the marks of any template: its completion comes behind."""
-    if isinstance(prompt, str):
-        return prompt
-    if begins_answer(prompt):
-        return words(prompt[:-1]) + opening(prompt)
-    turns = [one for one in prompt if one.get("role") != "system"]
+def plain_text(text: Any) -> str:
+    """Writes a prompt, or a prompt with its answer, as plain text without any template's tokens.
+
+    Judges and probes read this, and so does a reward model without a chat template. System turns are left out. A single
+    user turn stands without its role; several turns are labeled `User:` and `Assistant:`.
+
+    Args:
+        text: A text, or a conversation with or without an answer.
+
+    Returns:
+        A text unchanged. A conversation ends with its last assistant turn, or with a blank line where an answer
+        follows, so that `plain_text(prompt) + completion` reads as `plain_text(append_completion(prompt, completion))`.
+    """
+    if isinstance(text, str):
+        return text
+    if has_answer_prefix(text):
+        return plain_text(text[:-1]) + answer_prefix(text)
+    turns = [turn for turn in text if turn.get("role") != "system"]
     if len(turns) == 1:
         return _content(turns[0]) + "\n\n"
-    return "".join(f"{str(one.get('role')).capitalize()}: {_content(one)}\n\n" for one in turns)
+    return "".join(f"{str(turn.get('role')).capitalize()}: {_content(turn)}\n\n" for turn in turns)
 
 
-def readable(prompt: Any) -> str:
-    """A prompt as it is shown to people: a text as it is, of a conversation what was said, and nothing behind that."""
-    return prompt if isinstance(prompt, str) else words(prompt).rstrip("\n")
+def display_text(prompt: Any) -> str:
+    """Writes a prompt for people: `plain_text` without the blank line at the end.
+
+    Args:
+        prompt: A text, which is returned unchanged, or a conversation.
+
+    Returns:
+        What tables, pages, error messages and `samples.jsonl` show.
+    """
+    return prompt if isinstance(prompt, str) else plain_text(prompt).rstrip("\n")
 
 
-def whole_words(text: Any) -> str:
-    """As `words`, of prompt and completion together."""
-    return text if isinstance(text, str) else words(text[:-1]) + _content(text[-1])
-
-
-def as_prompt(text: Any, tokenizer: PreTrainedTokenizerBase) -> Any:
+def wrap_prompt(text: Any, tokenizer: PreTrainedTokenizerBase) -> Any:
     """What somebody typed, as the policy was trained to read it: a user's turn if its prompts were conversations."""
     if not isinstance(text, str) or Chat.of(tokenizer) is None:
         return text
     return [{"role": "user", "content": text.strip()}]
 
 
-def completion_text(completion: Any) -> str:
-    """The text of a completion, itself or the last message's."""
-    return completion if isinstance(completion, str) else _content(completion[-1]) if completion else ""
+def completion_text(completion: Any, prompt: Any = "") -> str:
+    """Reads the text of a completion.
 
+    Args:
+        completion: A text, or messages, of which the last one counts.
+        prompt: What it completes. Where the prompt already begins the answer, that part is left out.
 
-def answer_text(prompt: Any, completion: Any) -> str:
-    """The text of a completion behind what its prompt already says of it."""
-    return completion_text(completion).removeprefix(opening(prompt))
+    Returns:
+        The text that the completion adds to its prompt.
+    """
+    text = completion if isinstance(completion, str) else _content(completion[-1]) if completion else ""
+    return text.removeprefix(answer_prefix(prompt))
 
 
 def without_thoughts(text: str, *, begun: bool = False) -> str:
@@ -352,7 +369,7 @@ def strips_thoughts(tokenizer: PreTrainedTokenizerBase) -> bool:
     return chat is not None and chat.strip_thoughts
 
 
-def spoken(
+def decode_completions(
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[Any],
     prompt_tokens: Sequence[Sequence[int]],
@@ -376,23 +393,23 @@ def spoken(
     texts = []
     for prompt, before, ids in zip(prompts, prompt_tokens, completion_tokens, strict=True):
         text = decode_behind(tokenizer, before, ids, keep=tags)
-        text = without_lead(text, prompt, tokenizer)
+        text = strip_template_space(text, prompt, tokenizer)
         if strips:
             text = without_thoughts(text, begun=_thinks(prompt, before, tokenizer))
         texts.append(text)
     return texts
 
 
-def without_lead(text: str, prompt: Any, tokenizer: PreTrainedTokenizerBase) -> str:
+def strip_template_space(text: str, prompt: Any, tokenizer: PreTrainedTokenizerBase) -> str:
     """A decoded completion without the white space that the template puts before an answer to a conversation."""
-    return text if isinstance(prompt, str) or begins_answer(prompt) else text.removeprefix(_lead(tokenizer))
+    return text if isinstance(prompt, str) or has_answer_prefix(prompt) else text.removeprefix(_lead(tokenizer))
 
 
 def _thinks(prompt: Any, ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether a prompt ends within a thought: by its template's last words, or by the turn that it has begun."""
     if str(tokenizer.decode(list(ids), skip_special_tokens=False)).rstrip().endswith(_THINK):
         return True
-    begun = "" if isinstance(prompt, str) else opening(prompt)
+    begun = "" if isinstance(prompt, str) else answer_prefix(prompt)
     return begun.rfind(_THINK) > begun.rfind(_THOUGHT_ENDS)
 
 
@@ -401,18 +418,18 @@ def _ids_of(tokens: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> frozen
     return frozenset(vocabulary[token] for token in tokens if token in vocabulary)
 
 
-def completion_ids(prompt: Any, completion: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def tokenize_completion(prompt: Any, completion: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Token ids of a completion's text as it stands behind its prompt, a text or a conversation; the inverse of
-    `spoken`."""
+    `decode_completions`."""
     return _both_ids(prompt, completion, tokenizer)[1]
 
 
 def _both_ids(prompt: Any, completion: str, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
     """Token ids of a prompt, and of a completion's text behind it."""
-    before = prompt_ids(prompt, tokenizer)
+    before = tokenize_prompt(prompt, tokenizer)
     if isinstance(prompt, str):
-        return before, encode_behind(tokenizer, before, prompt_ids(prompt + completion, tokenizer), completion)
-    completion = completion if begins_answer(prompt) else _lead(tokenizer) + completion
+        return before, encode_behind(tokenizer, before, tokenize_prompt(prompt + completion, tokenizer), completion)
+    completion = completion if has_answer_prefix(prompt) else _lead(tokenizer) + completion
     whole = _written(prompt, tokenizer, **_opened(prompt)) + completion
     ids = tokenizer(whole, add_special_tokens=False)["input_ids"]
     return before, encode_behind(tokenizer, before, ids, completion)

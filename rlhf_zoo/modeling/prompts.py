@@ -10,8 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import ZooError
-from .chat import completion_text, readable
-from .chat import prompt_ids as tokenize_prompt
+from .chat import completion_text, display_text, tokenize_prompt
 from .reserved_columns import PROMPT_INDEX, PROMPT_TOKENS, how_to_rename, withheld
 
 log = logging.getLogger(__name__)
@@ -161,8 +160,8 @@ def _check_same_prompts(dataset: Dataset, tokenizer: PreTrainedTokenizerBase) ->
         turns = [prompt] if isinstance(prompt, str) else [completion_text([turn]) for turn in prompt]
         if not all(turn.strip() in text for turn in turns):
             raise ZooError(
-                f"Prompt {row} is {readable(prompt)[:SHOWN]!r}, and its input_ids are of {text[:SHOWN]!r}: the policy "
-                "would read the one and reward functions the other, so take out the column that is wrong."
+                f"Prompt {row} is {display_text(prompt)[:SHOWN]!r}, and its input_ids are of {text[:SHOWN]!r}: the "
+                "policy would read the one and reward functions the other, so take out the column that is wrong."
             )
     if otherwise:
         log.warning(

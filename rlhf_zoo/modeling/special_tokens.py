@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..errors import ZooError
-from .chat import end_of_turn, prompt_ids
+from .chat import end_of_turn, tokenize_prompt
 
 ADDED_PAD = "[PAD]"
 # Tokens that a vocabulary keeps for padding or for nothing, or writes between documents: the first pattern that one of
@@ -162,12 +162,12 @@ def _is_written(token: str, tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether a token comes up in ordinary text, or in a conversation once it is PAD, which a template may write."""
     index, own = tokenizer.convert_tokens_to_ids(token), tokenizer.pad_token
     turns = [{"role": "user", "content": _ORDINARY}, {"role": "assistant", "content": _ORDINARY}]
-    ids = [*prompt_ids(_ORDINARY, tokenizer)]
+    ids = [*tokenize_prompt(_ORDINARY, tokenizer)]
     tokenizer.pad_token = token
     try:
         for asked in (turns[:1], turns) if tokenizer.chat_template is not None else ():
             with contextlib.suppress(ZooError):  # a template for other conversations than this
-                ids += prompt_ids(asked, tokenizer)
+                ids += tokenize_prompt(asked, tokenizer)
     finally:
         tokenizer.pad_token = own
     return index in ids

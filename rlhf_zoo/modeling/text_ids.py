@@ -46,7 +46,7 @@ def ends_texts(tokenizer: PreTrainedTokenizerBase) -> bool:
     return eos is not None and eos != tokenizer.sep_token_id and frame_of(tokenizer).behind[-1:] == (eos,)
 
 
-def text_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def tokenize_text(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Token ids of a text.
 
     Args:

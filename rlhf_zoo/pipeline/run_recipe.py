@@ -12,7 +12,7 @@ from ..evaluation.measure import make_evaluator, measure
 from ..fileio import read_json
 from ..hub.client.refs import resolve
 from ..modeling import distributed
-from ..modeling.chat import prompt_count, words
+from ..modeling.chat import plain_text, prompt_count
 from ..modeling.models import load_causal
 from ..modeling.reserved_columns import passed_on
 from ..publishing.adapters import check_plan, sent_instead
@@ -287,7 +287,7 @@ def show(context: RunContext, console: Any) -> None:
             one = found[stage]
             table.add_row(
                 stage.upper(),
-                Text(words(prompt) + one.completions[i]),
+                Text(plain_text(prompt) + one.completions[i]),
                 f"{one.reward[i]:.2f}",
                 f"{one.judges[judge][i]:.2f}",
                 f"{one.kl[i]:.2f}",

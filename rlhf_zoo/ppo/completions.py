@@ -1,7 +1,7 @@
 """Completions as people read them: decoded for rewards, and shown in tables."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 from transformers.integrations import TensorBoardCallback  # type: ignore[attr-defined]
 
-from ..modeling.chat import answer, completion_text, readable, spoken, whole
+from ..modeling.chat import append_completion, completion_text, decode_completions, display_text, wrap_completion
 from ..modeling.reserved_columns import PROMPT_TOKENS, passed_on
 from ..modeling.sampling.sampler import Samples
 
@@ -31,12 +31,12 @@ def decoded(tokenizer: PreTrainedTokenizerBase, samples: Samples, rows: Sequence
     tokens = [list(row[PROMPT_TOKENS]) for row in rows]
     decoded_prompts = tokenizer.batch_decode(tokens, skip_special_tokens=True)
     prompts = [row.get("prompt", prompt) for row, prompt in zip(rows, decoded_prompts, strict=True)]
-    completions = spoken(tokenizer, prompts, tokens, samples.token_lists())
+    completions = decode_completions(tokenizer, prompts, tokens, samples.token_lists())
     return DecodedCompletions(
         prompts=prompts,
-        completions=[answer(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)],
+        completions=[wrap_completion(prompt, text) for prompt, text in zip(prompts, completions, strict=True)],
         texts=[
-            whole(text if isinstance(prompt, str) else prompt, completion)
+            append_completion(text if isinstance(prompt, str) else prompt, completion)
             for prompt, text, completion in zip(prompts, decoded_prompts, completions, strict=True)
         ],
         columns={name: [row[name] for row in rows] for name in passed_on(rows[0])},
@@ -62,8 +62,8 @@ def show_table(
     from rich.text import Text
 
     names = list(table)
-    read = {"prompt": readable, "completion": completion_text}
-    columns = {name: list(map(read[name], table[name])) if name in read else table[name] for name in names}
+    as_text: dict[str, Callable[[Any], str]] = {"prompt": display_text, "completion": completion_text}
+    columns = {name: list(map(as_text[name], table[name])) if name in as_text else table[name] for name in names}
     rows = [dict(zip(names, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
     directory.mkdir(parents=True, exist_ok=True)
     lines = "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)

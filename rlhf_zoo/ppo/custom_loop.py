@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ..errors import ZooError
 from ..modeling.alignment import encode_behind
-from ..modeling.chat import completion_ids
-from ..modeling.prompts import check_room, tokenize_prompt
+from ..modeling.chat import tokenize_completion, tokenize_prompt
+from ..modeling.prompts import check_room
 from ..modeling.sampling.sampler import Samples, left_pad
 from ..rewards import Scored
 from .guards import check_ids
@@ -32,7 +32,7 @@ def _ids(given: Any) -> list[int] | None:
 def _answer_ids(query: Any, prompt: list[int], response: str, tokenizer: Any) -> list[int]:
     """Token ids of a text response, as they stand behind its query, which may be token ids."""
     if _ids(query) is None:
-        return completion_ids(query, response, tokenizer)
+        return tokenize_completion(query, response, tokenizer)
     whole = tokenizer(tokenizer.decode(prompt) + response, add_special_tokens=False)["input_ids"]
     return encode_behind(tokenizer, prompt, whole, response)
 

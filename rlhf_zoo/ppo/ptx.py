@@ -5,7 +5,7 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import ZooError
-from ..modeling.chat import completion_ids, prompt_ids
+from ..modeling.chat import tokenize_completion, tokenize_prompt
 from ..modeling.prompts import unpadded_ids
 from .actor_critic import TextBatch
 
@@ -29,11 +29,11 @@ class TextSource:
         eos = [tokenizer.eos_token_id]
         rows: list[tuple[list[int], list[int]]]
         if "text" in names:
-            rows = [([], prompt_ids(text, tokenizer) + eos) for text in _texts(dataset, "text")]
+            rows = [([], tokenize_prompt(text, tokenizer) + eos) for text in _texts(dataset, "text")]
         elif "prompt" in names and "completion" in names:
             pairs = zip(_texts(dataset, "prompt"), _texts(dataset, "completion"), strict=True)
             rows = [
-                (prompt_ids(prompt, tokenizer), completion_ids(prompt, completion, tokenizer) + eos)
+                (tokenize_prompt(prompt, tokenizer), tokenize_completion(prompt, completion, tokenizer) + eos)
                 for prompt, completion in pairs
             ]
         elif "input_ids" in names:

@@ -11,10 +11,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from .. import functional as F
 from ..errors import ZooError
 from ..modeling.alignment import Pieces
-from ..modeling.chat import as_prompt
+from ..modeling.chat import tokenize_prompt, wrap_prompt
 from ..modeling.logprobs import token_logprobs
 from ..modeling.models import context_of, disable_dropout
-from ..modeling.prompts import tokenize_prompt
 from ..modeling.reserved_columns import PROMPT_TOKENS
 from ..modeling.sampling.sampler import Vocabulary, sample
 from ..modeling.value_head import ValueHead
@@ -122,7 +121,7 @@ def trace(
         if model is not None:
             disable_dropout(model)
             model.eval()
-    prompt = as_prompt(prompt, tokenizer)
+    prompt = wrap_prompt(prompt, tokenizer)
     ids = _encoded(prompt, policy, tokenizer, args.response_length)
     keys = [(TRACE_STREAM,)]
     samples = sample(

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import ZooError
-from ..modeling.chat import Chat, reading_ids
+from ..modeling.chat import Chat, tokenize_for_reward
 from ..modeling.devices import MicroBatches
 from ..modeling.loading import name_of
 from ..modeling.models import context_of, has_score_statistics, label_index, score_statistics
@@ -129,7 +129,7 @@ class RewardModel:
 
     def score_texts(self, texts: Sequence[Any], *, ended: Sequence[bool]) -> Tensor:
         """Scores of texts and conversations; those that ended are closed as in training. Returns (B,)."""
-        rows = [reading_ids(text, self.tokenizer, ended=done) for text, done in zip(texts, ended, strict=True)]
+        rows = [tokenize_for_reward(text, self.tokenizer, ended=done) for text, done in zip(texts, ended, strict=True)]
         return self._score_ids([self._cut(row) for row in rows])
 
     def _cut(self, row: list[int]) -> list[int]:

@@ -6,7 +6,16 @@ from datasets import Dataset
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.modeling import chat
-from rlhf_zoo.modeling.chat import Chat, as_prompt, end_of_turn, prompt_ids, reading_ids, whole, without_thoughts, words
+from rlhf_zoo.modeling.chat import (
+    Chat,
+    append_completion,
+    end_of_turn,
+    plain_text,
+    tokenize_for_reward,
+    tokenize_prompt,
+    without_thoughts,
+    wrap_prompt,
+)
 from rlhf_zoo.modeling.special_tokens import train_tokenizer
 from rlhf_zoo.runs.data.layout import fitting, parts_of, split_pair
 
@@ -43,22 +52,25 @@ def test_a_model_of_ours_reads_what_ppo_writes() -> None:
     made = Chat().write(tokenizer())
     end = made.convert_tokens_to_ids("<|im_end|>")
     assert end_of_turn(made) == end
-    written = [*prompt_ids(ASKED, made), *made("fine", add_special_tokens=False)["input_ids"]]
-    assert reading_ids(whole(ASKED, "fine"), made, ended=True) == [*written, end]
-    assert reading_ids(whole(ASKED, "fine"), made, ended=False) == written
+    written = [*tokenize_prompt(ASKED, made), *made("fine", add_special_tokens=False)["input_ids"]]
+    assert tokenize_for_reward(append_completion(ASKED, "fine"), made, ended=True) == [*written, end]
+    assert tokenize_for_reward(append_completion(ASKED, "fine"), made, ended=False) == written
     theirs = tokenizer()
-    assert made.decode(reading_ids(whole(ASKED, "fine"), theirs, ended=True)).endswith("fine<|im_end|>\n")
-    plain = reading_ids(whole(ASKED, "fine"), tokenizer(None), ended=True)
+    rendered = made.decode(tokenize_for_reward(append_completion(ASKED, "fine"), theirs, ended=True))
+    assert rendered.endswith("fine<|im_end|>\n")
+    plain = tokenize_for_reward(append_completion(ASKED, "fine"), tokenizer(None), ended=True)
     assert plain == [*tokenizer(None)("how are you\n\nfine")["input_ids"], made.eos_token_id]
 
 
 def test_plain_words() -> None:
     talk = [{"role": "system", "content": "s"}, *ASKED, {"role": "assistant", "content": "fine"}, *ASKED]
-    assert words("a text") == "a text" and words(ASKED) == "how are you\n\n"
-    assert words(talk) == "User: how are you\n\nAssistant: fine\n\nUser: how are you\n\n"
+    assert plain_text("a text") == "a text" and plain_text(ASKED) == "how are you\n\n"
+    assert plain_text(talk) == "User: how are you\n\nAssistant: fine\n\nUser: how are you\n\n"
+    for prompt in (ASKED, talk, talk[:-1]):
+        assert plain_text(append_completion(prompt, "well")) == plain_text(prompt) + "well"
     assert without_thoughts("<think>a\nb</think>\n\n42") == "42" and without_thoughts("so <think>cut") == "so "
-    assert as_prompt(" hi ", tokenizer()) == " hi "
-    assert as_prompt(" hi ", Chat().write(tokenizer())) == [{"role": "user", "content": "hi"}]
+    assert wrap_prompt(" hi ", tokenizer()) == " hi "
+    assert wrap_prompt(" hi ", Chat().write(tokenizer())) == [{"role": "user", "content": "hi"}]
 
 
 def test_what_cannot_be_rendered_is_told_in_a_sentence() -> None:
@@ -81,7 +93,7 @@ def test_a_template_without_end_is_told_in_a_sentence(monkeypatch: pytest.Monkey
     monkeypatch.setattr(chat, "RENDER_SECONDS", 1.0)
     monkeypatch.setattr(chat, "RENDER_MEMORY", 2**29)
     with pytest.raises(ZooError, match="does not come to an end"):
-        prompt_ids(ASKED, tokenizer(template))
+        tokenize_prompt(ASKED, tokenizer(template))
 
 
 @pytest.mark.attack
@@ -95,12 +107,12 @@ def test_a_template_without_end_is_told_in_a_sentence(monkeypatch: pytest.Monkey
 )
 def test_a_template_that_fails_as_python_does(template: str, why: str) -> None:
     with pytest.raises(ZooError, match=why):
-        prompt_ids(ASKED, tokenizer(template))
+        tokenize_prompt(ASKED, tokenizer(template))
 
 
 def test_keywords_are_no_powers() -> None:
     made = tokenizer("{{ dict(a=1, **messages[0]).content }}")
-    assert prompt_ids(ASKED, made) == made("how are you")["input_ids"]
+    assert tokenize_prompt(ASKED, made) == made("how are you")["input_ids"]
 
 
 def test_implicit_prompts() -> None:

@@ -15,7 +15,16 @@ from rlhf_zoo.evaluation.judges.rule import RuleJudge
 from rlhf_zoo.evaluation.measure import Evaluator
 from rlhf_zoo.evaluation.text_logprobs import rewarded, written_samples
 from rlhf_zoo.modeling.alignment import Pieces, TokenText, decode_behind
-from rlhf_zoo.modeling.chat import Chat, answer, completion_ids, prompt_ids, reading_ids, spoken, whole, words
+from rlhf_zoo.modeling.chat import (
+    Chat,
+    append_completion,
+    decode_completions,
+    plain_text,
+    tokenize_completion,
+    tokenize_for_reward,
+    tokenize_prompt,
+    wrap_completion,
+)
 from rlhf_zoo.modeling.reserved_columns import PROMPT_TOKENS
 from rlhf_zoo.modeling.sampling.truncation import text_end
 from rlhf_zoo.modeling.special_tokens import train_tokenizer
@@ -50,7 +59,7 @@ def test_the_reward_by_text_is_the_reward_by_ids() -> None:
     assert torch.equal(by_ids, by_text)
     assert (model.score_texts(["how is itit is good"], ended=[True]) - by_ids).abs() > 0.01, "as it was read before"
     # The evaluation's edited texts, functions, and the baseline of trl, which decodes completions alone.
-    assert completion_ids("how is it", " it is good", tokenizer) == said
+    assert tokenize_completion("how is it", " it is good", tokenizer) == said
     seen: list[Any] = []
 
     def look(completions: list[str], **_: Any) -> list[Any]:
@@ -75,7 +84,7 @@ def test_what_is_sampled_reads_alike_for_centering_judges_and_the_page() -> None
         make_policy(tokenizer), tokenizer, ["how is it"] * 6, keys=[(row,) for row in range(6)], seed=1,
         max_new_tokens=6, temperature=1.0, desc="",
     )  # fmt: skip
-    before = prompt_ids("how is it", tokenizer)
+    before = tokenize_prompt("how is it", tokenizer)
     tokens = done.batches[0].token_lists()
     for text, ids in zip(done.texts, tokens, strict=True):
         assert "how is it" + text == tokenizer.decode([*before, *ids], skip_special_tokens=True)
@@ -92,12 +101,13 @@ def test_what_is_sampled_reads_alike_for_centering_judges_and_the_page() -> None
 def test_an_answer_to_a_conversation_has_no_space_of_its_template() -> None:
     tokenizer = Chat().write(metaspace(LLAMA))
     said = ids_of(tokenizer, "▁Sure", ".")
-    before = prompt_ids(ASKED, tokenizer)
+    before = tokenize_prompt(ASKED, tokenizer)
     assert decode_behind(tokenizer, before, said) == " Sure."
-    assert spoken(tokenizer, [ASKED], [before], [said]) == ["Sure."]
-    assert completion_ids(ASKED, "Sure.", tokenizer) == said
-    assert reading_ids(whole(ASKED, "Sure."), tokenizer, ended=False) == [*before, *said]
-    assert reading_ids(whole(ASKED, "Sure."), tokenizer, ended=True) == [*before, *said, tokenizer.eos_token_id]
+    assert decode_completions(tokenizer, [ASKED], [before], [said]) == ["Sure."]
+    assert tokenize_completion(ASKED, "Sure.", tokenizer) == said
+    conversation = append_completion(ASKED, "Sure.")
+    assert tokenize_for_reward(conversation, tokenizer, ended=False) == [*before, *said]
+    assert tokenize_for_reward(conversation, tokenizer, ended=True) == [*before, *said, tokenizer.eos_token_id]
 
 
 @pytest.mark.parametrize("template", [None, LLAMA])
@@ -108,9 +118,9 @@ def test_the_page_shows_what_rewards_read(template: str | None) -> None:
     policy = make_policy(tokenizer)
     found = Comparison(ppo=policy, sft=policy, tokenizer=tokenizer, reward=models_of(tokenizer))
     sides = [found.compare("how is it", seed=seed, max_new_tokens=4).ppo for seed in range(8)]
-    before = prompt_ids(asked, tokenizer)
+    before = tokenize_prompt(asked, tokenizer)
     for side in sides:
-        assert [side.completion] == spoken(tokenizer, [asked], [before], [side.token_ids])
+        assert [side.completion] == decode_completions(tokenizer, [asked], [before], [side.token_ids])
     assert any(side.tokens[0].startswith(" ") for side in sides)
     assert any(side.completion.startswith(" ") for side in sides) == (template is None)
 
@@ -122,11 +132,11 @@ def test_characters_and_tokens_that_both_sides_share() -> None:
     assert [decode_behind(letters, ids[:cut], ids[cut:]) for cut in range(6)] == ["a€b", "€b", "€b", "€b", "b", ""]
     joined = train_tokenizer(["foobar"] * 9, vocab_size=300, max_length=512)
     assert len(joined("foobar")["input_ids"]) == 1
-    assert joined.decode(completion_ids("foo", "bar", joined)) == "bar"
+    assert joined.decode(tokenize_completion("foo", "bar", joined)) == "bar"
     spaced = metaspace()
-    behind = completion_ids("how is", "it", spaced)
-    assert decode_behind(spaced, prompt_ids("how is", spaced), behind) == "it"
-    assert TokenText(spaced, ids_of(spaced, "▁it", "▁is"), prompt_ids("how", spaced)).completing(3) == 0
+    behind = tokenize_completion("how is", "it", spaced)
+    assert decode_behind(spaced, tokenize_prompt("how is", spaced), behind) == "it"
+    assert TokenText(spaced, ids_of(spaced, "▁it", "▁is"), tokenize_prompt("how", spaced)).completing(3) == 0
 
 
 # Thoughts
@@ -156,23 +166,23 @@ def thinker(*, prefilled: bool, special: bool) -> PreTrainedTokenizerBase:
 )
 def test_thoughts_are_left_out(special: bool, prefilled: bool, said: str, wanted: str) -> None:
     tokenizer = thinker(prefilled=prefilled, special=special)
-    before = prompt_ids(ASKED, tokenizer)
+    before = tokenize_prompt(ASKED, tokenizer)
     ids = [*tokenizer(said, add_special_tokens=False)["input_ids"], tokenizer.convert_tokens_to_ids("<|im_end|>")]
-    assert spoken(tokenizer, [ASKED], [before], [ids]) == [wanted]
+    assert decode_completions(tokenizer, [ASKED], [before], [ids]) == [wanted]
     # A reward model is trained on what it will read.
-    closed = reading_ids(whole(ASKED, "<think>so</think>4"), tokenizer, ended=True)
-    assert closed == reading_ids(whole(ASKED, "4"), tokenizer, ended=True)
+    closed = tokenize_for_reward(append_completion(ASKED, "<think>so</think>4"), tokenizer, ended=True)
+    assert closed == tokenize_for_reward(append_completion(ASKED, "4"), tokenizer, ended=True)
 
 
 def test_a_thought_that_the_prompts_own_answer_begins() -> None:
     tokenizer = thinker(prefilled=False, special=True)
     prompt = [*ASKED, {"role": "assistant", "content": "<think>so"}]
-    before = prompt_ids(prompt, tokenizer)
+    before = tokenize_prompt(prompt, tokenizer)
     ids = tokenizer(" it is</think>4", add_special_tokens=False)["input_ids"]
-    assert spoken(tokenizer, [prompt, prompt], [before] * 2, [ids, ids[:3]]) == ["4", ""]
+    assert decode_completions(tokenizer, [prompt, prompt], [before] * 2, [ids, ids[:3]]) == ["4", ""]
     mention = [{"role": "user", "content": "what is <think> for"}]
     plain = tokenizer("so", add_special_tokens=False)["input_ids"]
-    assert spoken(tokenizer, [mention], [prompt_ids(mention, tokenizer)], [plain]) == ["so"]
+    assert decode_completions(tokenizer, [mention], [tokenize_prompt(mention, tokenizer)], [plain]) == ["so"]
 
 
 # Prompts that begin the answer
@@ -181,13 +191,14 @@ def test_a_thought_that_the_prompts_own_answer_begins() -> None:
 def test_a_prompt_that_ends_in_the_assistants_turn_goes_on() -> None:
     tokenizer = thinker(prefilled=False, special=False)
     prompt = [*ASKED, {"role": "assistant", "content": "so it"}]
-    text = tokenizer.decode(prompt_ids(prompt, tokenizer))
+    text = tokenizer.decode(tokenize_prompt(prompt, tokenizer))
     assert text.endswith("<|im_start|>assistant\nso it"), "neither closed nor opened again"
-    assert answer(prompt, " is") == [{"role": "assistant", "content": " is"}]
+    assert wrap_completion(prompt, " is") == [{"role": "assistant", "content": " is"}]
     turns = [*ASKED, {"role": "assistant", "content": "so it is"}]
-    assert whole(prompt, " is") == whole(prompt, answer(prompt, " is")) == whole(prompt, turns[1:]) == turns
-    assert words(prompt) == "how is it\n\nso it"
-    before = prompt_ids(prompt, tokenizer)
-    ids = completion_ids(prompt, " is", tokenizer)
-    assert spoken(tokenizer, [prompt], [before], [ids]) == [" is"]
-    assert reading_ids(whole(prompt, " is"), tokenizer, ended=False) == [*before, *ids]
+    for completion in (" is", wrap_completion(prompt, " is"), turns[1:]):
+        assert append_completion(prompt, completion) == turns
+    assert plain_text(prompt) == "how is it\n\nso it"
+    before = tokenize_prompt(prompt, tokenizer)
+    ids = tokenize_completion(prompt, " is", tokenizer)
+    assert decode_completions(tokenizer, [prompt], [before], [ids]) == [" is"]
+    assert tokenize_for_reward(append_completion(prompt, " is"), tokenizer, ended=False) == [*before, *ids]

@@ -11,7 +11,7 @@ from schemas import SCHEMAS, make_recipe
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client.connect import Hub
-from rlhf_zoo.modeling.chat import words
+from rlhf_zoo.modeling.chat import plain_text
 from rlhf_zoo.pipeline.stages.reward import held_out_pairs, training_pairs
 from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.runs.data.layout import sft_text, without_prompts
@@ -27,7 +27,7 @@ def test_no_stage_reads_a_prompt_of_the_evaluation(schema: str, form: str, tmp_p
     context = RunContext(load_recipe(str(folder)), tmp_path / "run", hub, namespace="local", publish=False)
     source = data_source(context)
     evaluated = {
-        words(prompt).strip()
+        plain_text(prompt).strip()
         for part in ("test", "validation")
         for prompt in evaluation_rows(context, source, part)["prompt"]
     }
@@ -36,14 +36,14 @@ def test_no_stage_reads_a_prompt_of_the_evaluation(schema: str, form: str, tmp_p
     def learned() -> Iterator[tuple[str, list[str]]]:
         train, held_out, left_out = parts(context, "sft", source)
         assert held_out is not None and left_out[HELD_OUT] == 10
-        yield "sft", [words(row.get("prompt") or sft_text(row, "text")) for rows in (train, held_out) for row in rows]
+        yield "sft", [plain_text(row.get("prompt") or sft_text(row, "text")) for row in (*train, *held_out)]
         if "reward" in context.recipe.stages:
             pairs, left_out = training_pairs(context, source)
             assert left_out[HELD_OUT] == 10
             measured, _ = held_out_pairs(context, source) or (None, "")
             assert measured is not None
-            yield "reward", [words(row["prompt"]) for rows in (pairs, measured) for row in rows]
-        yield "ppo", [words(prompt) for prompt in parts(context, "ppo", source)[0]["prompt"]]
+            yield "reward", [plain_text(row["prompt"]) for rows in (pairs, measured) for row in rows]
+        yield "ppo", [plain_text(prompt) for prompt in parts(context, "ppo", source)[0]["prompt"]]
 
     for stage, texts in learned():
         assert texts

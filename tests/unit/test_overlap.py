@@ -11,7 +11,7 @@ from datasets import Dataset
 from schemas import make_recipe
 
 from rlhf_zoo.hub.client.connect import Hub
-from rlhf_zoo.modeling.chat import words
+from rlhf_zoo.modeling.chat import plain_text
 from rlhf_zoo.pipeline.stages.evaluate import check_prompts
 from rlhf_zoo.pipeline.stages.pair_report import pairs_seen
 from rlhf_zoo.pipeline.stages.seen import prompts_seen
@@ -145,7 +145,7 @@ def test_a_text_in_columns_hides_no_prompt(tmp_path: Path, keys: dict[str, Any])
     train, held_out, left_out = parts(context, "sft", source)
     assert held_out is not None and left_out == {HELD_OUT: 10}
     asked = {
-        words(prompt).strip()[-len("how is item 23\nA:") :]
+        plain_text(prompt).strip()[-len("how is item 23\nA:") :]
         for part in ("test", "validation")
         for prompt in evaluation_rows(context, source, part)["prompt"]
     }

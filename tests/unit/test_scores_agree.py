@@ -14,7 +14,7 @@ from rlhf_zoo.app.engine import Comparison
 from rlhf_zoo.app.page import subject
 from rlhf_zoo.app.page.compare import _notes
 from rlhf_zoo.hub.client.refs import Checkpoint
-from rlhf_zoo.modeling.chat import readable
+from rlhf_zoo.modeling.chat import display_text
 from rlhf_zoo.pipeline.experiments import ensemble
 from rlhf_zoo.pipeline.experiments.policy_eval import _published_labels
 from rlhf_zoo.publishing.catalog.lineage import Lineage
@@ -52,7 +52,7 @@ def test_code_that_loads_a_reward_model_is_of_this_machine(
 
 def test_conversations_are_scored_as_conversations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     side = {"completion": "Fine.", "ended": True, "judge": 1.0, "kl": 0.0}
-    row = {"prompt": readable(ASKED), "sample": 0, "sft": side, "ppo": side}
+    row = {"prompt": display_text(ASKED), "sample": 0, "sft": side, "ppo": side}
     (tmp_path / "samples.jsonl").write_text(json.dumps(row) + "\n")
     (tmp_path / "evaluation.json").write_text(
         '{"judge": {"name": "gold"}, "prompts": 1, "rows": 1, "samples_per_prompt": 1}'
@@ -80,6 +80,6 @@ def test_what_a_card_says_of_labeled_texts() -> None:
 
 def test_people_read_conversations_without_what_is_for_models() -> None:
     turns = [*ASKED, {"role": "assistant", "content": "Good."}, {"role": "user", "content": "And now?"}]
-    assert readable(ASKED) == "How is it?"
-    assert readable(turns) == "User: How is it?\n\nAssistant: Good.\n\nUser: And now?"
-    assert readable("a text \n") == "a text \n"
+    assert display_text(ASKED) == "How is it?"
+    assert display_text(turns) == "User: How is it?\n\nAssistant: Good.\n\nUser: And now?"
+    assert display_text("a text \n") == "a text \n"

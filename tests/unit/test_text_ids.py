@@ -16,9 +16,16 @@ from trainer_fixture import make_policy, make_reward_model, make_tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.modeling.chat import Chat, check_answers_end, end_of_turn, prompt_ids, reading_ids, whole
+from rlhf_zoo.modeling.chat import (
+    Chat,
+    append_completion,
+    check_answers_end,
+    end_of_turn,
+    tokenize_for_reward,
+    tokenize_prompt,
+)
 from rlhf_zoo.modeling.special_tokens import train_tokenizer
-from rlhf_zoo.modeling.text_ids import settle_ends, text_ids
+from rlhf_zoo.modeling.text_ids import settle_ends, tokenize_text
 from rlhf_zoo.pipeline.inspect.doctor import _reads_the_end
 from rlhf_zoo.pipeline.stages import sft
 from rlhf_zoo.pipeline.stages.sft import without_second_bos
@@ -41,23 +48,24 @@ def test_rendered_text_has_one_bos() -> None:
     rendered = tokenizer.apply_chat_template(ASKED, tokenize=False)
     assert rendered.startswith("<s>")
     assert tokenizer(rendered)["input_ids"][:2] == [3, 3], "the tokenizer puts a second one before it"
-    assert prompt_ids(rendered, tokenizer).count(3) == 1 == prompt_ids("how is it", tokenizer).count(3)
-    assert reading_ids(rendered + " it is", tokenizer, ended=True).count(3) == 1
+    assert tokenize_prompt(rendered, tokenizer).count(3) == 1 == tokenize_prompt("how is it", tokenizer).count(3)
+    assert tokenize_for_reward(rendered + " it is", tokenizer, ended=True).count(3) == 1
     rows = Dataset.from_dict({"text": [rendered, "how is it"]})
     kept = without_second_bos(rows, tokenizer, "text")["text"]
     assert [tokenizer(text)["input_ids"].count(3) for text in kept] == [1, 1]
     bare = make_tokenizer()
-    assert text_ids("<eos>ab", bare) == bare("<eos>ab")["input_ids"], "a tokenizer that puts none keeps the text's own"
+    wanted = bare("<eos>ab")["input_ids"]
+    assert tokenize_text("<eos>ab", bare) == wanted, "a tokenizer that puts none keeps the text's own"
 
 
 def test_a_tokenizer_that_ends_every_text_does_not_end_prompts(tmp_path: Path) -> None:
     tokenizer = ending()
     assert tokenizer("how is it")["input_ids"][-1] == 1
     wanted = metaspace()("how is it")["input_ids"]
-    assert prompt_ids("how is it", tokenizer) == wanted
-    assert prompt_ids("how is it<eos>", tokenizer) == [*wanted, 1], "one that the text itself has stays"
-    assert reading_ids("how is it", tokenizer, ended=False) == wanted
-    assert reading_ids("how is it", tokenizer, ended=True) == [*wanted, 1]
+    assert tokenize_prompt("how is it", tokenizer) == wanted
+    assert tokenize_prompt("how is it<eos>", tokenizer) == [*wanted, 1], "one that the text itself has stays"
+    assert tokenize_for_reward("how is it", tokenizer, ended=False) == wanted
+    assert tokenize_for_reward("how is it", tokenizer, ended=True) == [*wanted, 1]
     # SFT turns it off for good, as trl reads prompts by the tokenizer alone.
     line = settle_ends(tokenizer)
     assert line is not None and line.startswith("The tokenizer put <eos> behind every text, also behind prompts")
@@ -115,7 +123,7 @@ def test_doctor_does_not_blame_the_head_for_its_tokenizer() -> None:
 
     assert said(ending()).startswith("without the end-of-sequence token a score moves by 0.")
     encoder = ending(as_separator=True)
-    assert reading_ids("how is it", encoder, ended=False)[-1] == 1, "which an encoder reads behind every text"
+    assert tokenize_for_reward("how is it", encoder, ended=False)[-1] == 1, "which an encoder reads behind every text"
     assert said(encoder) == "it reads an end-of-sequence token behind every text, so none can be left out"
     deaf = RewardModel(make_reward_model(make_tokenizer()), make_tokenizer(), make_tokenizer())
     with torch.no_grad():
@@ -159,7 +167,7 @@ def test_a_template_that_teaches_no_end_is_refused(template: str, assistant_only
         check_answers_end(tokenizer, assistant_only=assistant_only)
         special: Any = tokenizer.convert_ids_to_tokens(end_of_turn(tokenizer))
         assert special in ("<|im_end|>", "<eos>")
-        assert reading_ids(whole(ASKED, "so"), tokenizer, ended=True)[-1] == end_of_turn(tokenizer)
+        assert tokenize_for_reward(append_completion(ASKED, "so"), tokenizer, ended=True)[-1] == end_of_turn(tokenizer)
         return
     with pytest.raises(ZooError, match=said):
         check_answers_end(tokenizer, assistant_only=assistant_only)

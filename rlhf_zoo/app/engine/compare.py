@@ -15,11 +15,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...errors import ZooError
 from ...modeling.alignment import Pieces
-from ...modeling.chat import as_prompt, spoken, whole, without_lead
+from ...modeling.chat import append_completion, decode_completions, strip_template_space, tokenize_prompt, wrap_prompt
 from ...modeling.devices import MEMORY_ERRORS, best_device, move, out_of_memory
 from ...modeling.loading import load_tokenizer
 from ...modeling.models import context_of, disable_dropout, load_causal
-from ...modeling.prompts import tokenize_prompt
 from ...modeling.sampling.sampler import Samples, Vocabulary
 from ...modeling.special_tokens import stop_ids
 from ...modeling.value_head import ValueHead
@@ -197,7 +196,7 @@ class Comparison:
 
     def _ids(self, prompt: str) -> list[int]:
         with self._turns:  # two threads in one tokenizer can be told that it is "already borrowed"
-            return list(tokenize_prompt(as_prompt(prompt, self._tokenizer), self._tokenizer))
+            return list(tokenize_prompt(wrap_prompt(prompt, self._tokenizer), self._tokenizer))
 
     def _request(
         self, prompt: str, seed: int, temperature: float, top_p: float, max_new_tokens: int, n: int
@@ -263,11 +262,11 @@ class Comparison:
             logprobs=torch.zeros_like(ids, dtype=torch.float32),  # neither reads them
             ended=torch.tensor([completion.stop == "eos"], device=self.device),
         )
-        asked = as_prompt(request.prompt, self._tokenizer)
+        asked = wrap_prompt(request.prompt, self._tokenizer)
         completion.finish(asked)
         if self._reward is not None:
-            (text,) = spoken(self._tokenizer, [asked], [request.ids], [completion.pieces.ids])
-            completion.reward = float(self._reward.score_samples(samples, [whole(asked, text)])[0])
+            (text,) = decode_completions(self._tokenizer, [asked], [request.ids], [completion.pieces.ids])
+            completion.reward = float(self._reward.score_samples(samples, [append_completion(asked, text)])[0])
         if self._critic is not None:
             completion.values = tuple(self._critic.values(samples)[0].tolist())
 
@@ -288,7 +287,7 @@ class _Completion:
 
     def finish(self, asked: Any) -> None:
         """asked: the prompt, a text or a conversation."""
-        self._text = without_lead(self.pieces.finish(), asked, self.tokenizer)
+        self._text = strip_template_space(self.pieces.finish(), asked, self.tokenizer)
 
     @property
     def stop(self) -> str | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from ...errors import ZooError
 from ...hub.client.connect import CLIENT, Hub
 from ...hub.client.refusals import reason
-from ...modeling.chat import is_conversation, readable
+from ...modeling.chat import display_text, is_conversation
 from ...publishing.catalog.card import Card
 from ...publishing.catalog.lineage import Lineage
 from ...runs.data.columns import filled, is_text
@@ -94,5 +94,5 @@ def _loaded(
         for place, row in enumerate(rows)
     )
     return [
-        readable(one) for one in prompts if isinstance(one, str) or (one and is_conversation(one) and len(one) == 1)
+        display_text(one) for one in prompts if isinstance(one, str) or (one and is_conversation(one) and len(one) == 1)
     ]

@@ -30,7 +30,7 @@ from ...errors import ZooError
 from ...hub.client.connect import CLIENT, Hub
 from ...hub.client.refs import ask, resolve
 from ...modeling import distributed
-from ...modeling.chat import answer, answer_text, prompt_key, whole, words
+from ...modeling.chat import append_completion, completion_text, plain_text, prompt_key, wrap_completion
 from ...modeling.devices import on_device
 from ...modeling.models import label_index, labels_in
 from ...plugins import run_judge
@@ -92,7 +92,7 @@ class RewardJudge:
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[str]) -> list[float]:
         """prompts: texts or conversations, which the model's own template renders."""
-        texts = [whole(prompt, text) for prompt, text in zip(prompts, completions, strict=True)]
+        texts = [append_completion(prompt, text) for prompt, text in zip(prompts, completions, strict=True)]
         scores = self.model.score_texts(texts, ended=[True] * len(texts))
         return (scores.exp() if self._is_probability else scores).tolist()
 
@@ -142,11 +142,11 @@ def scores(
 
     def asked() -> list[float]:
         if isinstance(judge, RuleJudge):
-            given = [answer(prompt, text) for prompt, text in zip(prompts, completions, strict=True)]
+            given = [wrap_completion(prompt, text) for prompt, text in zip(prompts, completions, strict=True)]
             return judge.score(prompts, given, columns or {})
         if isinstance(judge, RewardJudge):
             return judge(prompts, completions)
-        return judge([words(prompt) for prompt in prompts], list(completions))
+        return judge([plain_text(prompt) for prompt in prompts], list(completions))
 
     found: list[float] = distributed.from_first(asked)
     return found
@@ -190,7 +190,7 @@ def _on_pairs(judge: Judge, pairs: Dataset, paid: Judge | None, seed: int) -> Pa
     columns = pairs.select(range(min(most, len(pairs)))).to_dict()
     prompts = columns.pop("prompt")
     sides = [
-        [answer_text(prompt, one) for prompt, one in zip(prompts, columns.pop(side), strict=True)]
+        [completion_text(one, prompt) for prompt, one in zip(prompts, columns.pop(side), strict=True)]
         for side in ("chosen", "rejected")
     ]
     good, bad = (scores(judge, prompts, side, columns) for side in sides)
@@ -212,7 +212,7 @@ def settled_pairs(pairs: Dataset, prefer: Callable[[str, str, random.Random], in
     """The pairs in the order that a noisy preference means, without those near a toss-up; None where none is left."""
     rows = pairs.to_list()
     sides = [
-        [words(row["prompt"]) + answer_text(row["prompt"], row[side]) for row in rows]
+        [plain_text(row["prompt"]) + completion_text(row[side], row["prompt"]) for row in rows]
         for side in ("chosen", "rejected")
     ]
     kept = []

@@ -9,7 +9,7 @@ from typing import Any
 from datasets import Dataset
 
 from ...errors import ZooError
-from ...modeling.chat import answer
+from ...modeling.chat import wrap_completion
 from ...modeling.reserved_columns import passed_on
 from ...plugins import REWARDS, load_object
 from ...rewards.functions import Batch, FunctionCall, RewardFunction, numbers
@@ -60,7 +60,7 @@ class RuleJudge:
         columns = rows.select(range(min(TRIED, len(rows)))).to_dict()
         prompts = columns["prompt"]
         try:
-            self.score(prompts, [answer(prompt, text_of(prompt)) for prompt in prompts], passed_on(columns))
+            self.score(prompts, [wrap_completion(prompt, text_of(prompt)) for prompt in prompts], passed_on(columns))
         except ZooError as error:
             raise ZooError(f"The judge {self.name} was tried on prompts as their own answers: {error}") from error
 

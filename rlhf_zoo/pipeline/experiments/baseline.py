@@ -26,10 +26,9 @@ from ...evaluation.judges.named import as_answers, checks_answers, scores
 from ...evaluation.judges.rule import RuleJudge
 from ...evaluation.measure import Evaluator, Measured, make_evaluator, measure, repeated
 from ...fileio import now, write_text
-from ...modeling.chat import prompt_key, readable, reading_ids, whole
+from ...modeling.chat import append_completion, display_text, prompt_key, tokenize_for_reward, tokenize_prompt
 from ...modeling.loading import load_tokenizer
 from ...modeling.models import CRITIC_DIR, critic_from, load_causal, matrix_parameters
-from ...modeling.prompts import tokenize_prompt
 from ...modeling.text_ids import settle_ends
 from ...rewards import Rewards
 from ...runs.context import RunContext, versions
@@ -145,8 +144,8 @@ class Baseline:
         epochs = float(args.num_train_epochs)
         if args.max_steps > 0:
             epochs = args.max_steps * args.per_device_train_batch_size * args.gradient_accumulation_steps / len(pairs)
-        texts = [whole(row["prompt"], row[side]) for row in pairs for side in ("chosen", "rejected")]
-        tokens = sum(len(reading_ids(text, self.tools.tokenizer, ended=True)) for text in texts)
+        texts = [append_completion(row["prompt"], row[side]) for row in pairs for side in ("chosen", "rejected")]
+        tokens = sum(len(tokenize_for_reward(text, self.tools.tokenizer, ended=True)) for text in texts)
         return Compute({"reward": Passes(self.sizes["reward"], trained=tokens * epochs)})
 
     @property
@@ -306,7 +305,7 @@ def read_samples(path: Path, prompts: Sequence[Any], per_prompt: int) -> list[di
         lines = read_lines(path)
     except (FileNotFoundError, ValueError) as error:
         raise ZooError(f"{path} cannot be read ({error}): {mend}") from error
-    asked = [readable(prompt).rstrip() for prompt in prompts for _ in range(per_prompt)]
+    asked = [display_text(prompt).rstrip() for prompt in prompts for _ in range(per_prompt)]
     if [line["prompt"].rstrip() for line in lines] != asked:
         raise ZooError(f"{path} holds other prompts than the data set: {mend}")
     return lines
@@ -489,7 +488,7 @@ def _measure(baseline: Baseline, policy: PreTrainedModel, *, desc: str) -> Measu
 
 def _lines(baseline: Baseline, found: Measured) -> str:
     per_prompt = baseline.per_prompt
-    prompts = [readable(prompt) for prompt in baseline.rows["prompt"] for _ in range(per_prompt)]
+    prompts = [display_text(prompt) for prompt in baseline.rows["prompt"] for _ in range(per_prompt)]
     rows = (
         {"prompt": prompt, "sample": i % per_prompt, **found.row(i, baseline.judge)} for i, prompt in enumerate(prompts)
     )

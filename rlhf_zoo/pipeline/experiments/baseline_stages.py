@@ -18,7 +18,7 @@ from datasets import Dataset
 from ...errors import ZooError
 from ...evaluation.measure import Evaluator, repeated
 from ...fileio import write_text
-from ...modeling.chat import answer, reading_ids
+from ...modeling.chat import tokenize_for_reward, wrap_completion
 from ...runs.context import RunContext
 from ...runs.data.layout import sft_text
 from ...runs.record import checkpoint_step
@@ -116,7 +116,7 @@ def sample_liked(tools: Evaluator, prompts: Dataset, many: int, *, seed: int) ->
         ended += done.ended
     mean = float(np.mean(rewards))
     lines = [
-        {"prompt": prompt, "completion": answer(prompt, text)}
+        {"prompt": prompt, "completion": wrap_completion(prompt, text)}
         for (prompt, text), paid, whole in zip(written, rewards, ended, strict=True)
         if whole and paid > mean
     ]
@@ -146,6 +146,6 @@ def trained_tokens(run: RunContext, rows: Dataset, tokenizer: Any) -> float:
     batch = args.per_device_train_batch_size * args.gradient_accumulation_steps
     if args.packing:
         return float(checkpoint_step(last) * batch * args.max_length)
-    lengths = [len(reading_ids(sft_text(row, args.dataset_text_field), tokenizer, ended=True)) for row in rows]
+    lengths = [len(tokenize_for_reward(sft_text(row, args.dataset_text_field), tokenizer, ended=True)) for row in rows]
     most = args.max_length or max(lengths)
     return float(checkpoint_step(last) * batch * np.mean(np.minimum(lengths, most)))

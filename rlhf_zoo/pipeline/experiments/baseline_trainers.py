@@ -20,7 +20,13 @@ from ... import functional as F
 from ...errors import ZooError
 from ...evaluation.compute import Compute, dpo_compute, rloo_compute
 from ...evaluation.text_logprobs import written_samples
-from ...modeling.chat import answer, begins_answer, closed, spoken, whole
+from ...modeling.chat import (
+    append_completion,
+    decode_completions,
+    has_answer_prefix,
+    move_answer_prefix,
+    wrap_completion,
+)
 from ...modeling.loading import ADAPTER_CONFIG
 from ...modeling.models import is_peft, load_causal
 from ...modeling.reserved_columns import withheld
@@ -121,7 +127,7 @@ def train_dpo(
     from trl import DPOConfig, DPOTrainer
 
     rows = without_second_bos(pairs.select_columns(["prompt", "chosen", "rejected"]), start.tokenizer)
-    if any(map(begins_answer, rows["prompt"])):
+    if any(map(has_answer_prefix, rows["prompt"])):
         rows = Dataset.from_list([_closed(row) for row in rows])
     trainer, policy = _train(start, DPOTrainer, DPOConfig, rows, arguments)
     names = ("prompt_ids", "prompt_ids", "chosen_ids", "rejected_ids")  # each side has the prompt
@@ -130,7 +136,7 @@ def train_dpo(
 
 
 def _closed(row: Mapping[str, Any]) -> dict[str, Any]:
-    (prompt, chosen), (_, rejected) = (closed(row["prompt"], row[side]) for side in ("chosen", "rejected"))
+    (prompt, chosen), (_, rejected) = (move_answer_prefix(row["prompt"], row[side]) for side in ("chosen", "rejected"))
     return {"prompt": prompt, "chosen": chosen, "rejected": rejected}
 
 
@@ -150,7 +156,7 @@ def train_rloo(
     """
     from trl import RLOOConfig, RLOOTrainer
 
-    if any(map(begins_answer, prompts["prompt"])):
+    if any(map(has_answer_prefix, prompts["prompt"])):
         raise ZooError(
             "Some prompts end in the assistant's turn, which PPO goes on with, and trl's RLOO would close it and open "
             "another: compare with dpo or best-of-n."
@@ -244,9 +250,9 @@ def ppo_reward(
         meter.prompt_tokens += int(samples.prompt_mask.sum())
         meter.completion_tokens += int(samples.mask.sum())
         # trl decodes completions alone, which loses the space before a first word.
-        said = spoken(tokenizer, prompts, samples.prompt_lists(), completion_ids)
+        said = decode_completions(tokenizer, prompts, samples.prompt_lists(), completion_ids)
         written = list(zip(prompts, said, strict=True))
-        completions, texts = [answer(*one) for one in written], [whole(*one) for one in written]
+        completions, texts = [wrap_completion(*one) for one in written], [append_completion(*one) for one in written]
         state = columns.get("trainer_state")
         scores = rewards(samples, prompts, completions, texts, columns, trainer_state=state).total
         scores = F.shape_scores(scores, mean=0.0, std=1.0, clip=score_clip)

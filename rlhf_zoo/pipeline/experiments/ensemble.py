@@ -18,7 +18,7 @@ from ...evaluation.calibration import calibration
 from ...evaluation.ensemble import agreements, by_kl, disagreement, standardised, unrelated
 from ...evaluation.stats import Estimate, accuracy, bootstrap_mean, correlation
 from ...fileio import read_json, write_json
-from ...modeling.chat import prompt_key, whole
+from ...modeling.chat import append_completion, prompt_key
 from ...modeling.devices import on_device
 from ...modeling.loading import load_tokenizer
 from ...modeling.models import load_classifier
@@ -184,7 +184,7 @@ def _of(rows: Sequence[Mapping[str, Any]], prompts: Sequence[Any], side: str) ->
     """prompts: of each row, a text or the conversation, which reward models render by their own template."""
     return Texts(
         [row["prompt"] for row in rows],
-        [whole(prompt, row[side]["completion"]) for prompt, row in zip(prompts, rows, strict=True)],
+        [append_completion(prompt, row[side]["completion"]) for prompt, row in zip(prompts, rows, strict=True)],
         [row[side]["ended"] for row in rows],
         [row[side]["judge"] for row in rows],
         [row[side]["kl"] for row in rows],

@@ -22,10 +22,9 @@ from ...fileio import at, finite, hub_id, now, write_json, write_text
 from ...hub.client.connect import CLIENT, Hub
 from ...hub.client.refs import Checkpoint
 from ...hub.client.run_signature import FLAG
-from ...modeling.chat import Chat, counted_prompts, distinct_prompts
+from ...modeling.chat import Chat, counted_prompts, distinct_prompts, tokenize_prompt
 from ...modeling.devices import on_device
 from ...modeling.models import context_of, load_causal
-from ...modeling.prompts import tokenize_prompt
 from ...modeling.sampling.truncation import Truncation
 from ...modeling.special_tokens import stop_ids
 from ...publishing.cards.report import WIN_RATES

@@ -17,7 +17,7 @@ from ...fileio import read_json, write_json, write_text
 from ...hub.client.publish import publish_folder
 from ...hub.client.refusals import refusals_as
 from ...hub.client.weights import equal_weights
-from ...modeling.chat import answer, words
+from ...modeling.chat import plain_text, wrap_completion
 from ...modeling.reserved_columns import passed_on
 from ...plugins import PREFERENCES, load_object
 from ...runs.context import Publisher, RunContext
@@ -174,7 +174,7 @@ def _labeled(this: RunContext, before: RunContext, wanted: int) -> list[dict[str
     for place, winner in enumerate(better):
         if winner is not None:
             prompt, pair = prompts[place], [texts[side][place] for side in (winner, 1 - winner)]
-            chosen, rejected = (answer(prompt, text) for text in pair)
+            chosen, rejected = (wrap_completion(prompt, text) for text in pair)
             found.append({"round": this.round.number, "prompt": prompt, "chosen": chosen, "rejected": rejected})
     if not found:
         raise ZooError(
@@ -191,7 +191,7 @@ def _labeler(context: RunContext) -> Labeler:
         prefer = load_object(context.settings("reward").data.preference, group=PREFERENCES)
         rng = random.Random(f"round {context.round.number} {context.settings('reward').trainer.seed}")
         return lambda prompts, first, second, _: [
-            prefer(words(prompt) + one, words(prompt) + other, rng)
+            prefer(plain_text(prompt) + one, plain_text(prompt) + other, rng)
             for prompt, one, other in zip(prompts, first, second, strict=True)
         ]
     panel = open_panel(
@@ -208,7 +208,7 @@ def _labeler(context: RunContext) -> Labeler:
         comparing = panel.comparing[-1]
         return lambda prompts, first, second, _: [
             {1.0: 0, 0.0: 1}.get(one.score)
-            for one in comparing.compare([words(prompt) for prompt in prompts], list(first), list(second))
+            for one in comparing.compare([plain_text(prompt) for prompt in prompts], list(first), list(second))
         ]
     judge = panel.scoring[-1]
 

@@ -19,7 +19,7 @@ from ...hub.client.pull import split_revision
 from ...hub.client.refs import Checkpoint, resolve
 from ...hub.client.refusals import refusals_as
 from ...hub.client.run_signature import FLAG
-from ...modeling.chat import readable
+from ...modeling.chat import display_text
 from ...modeling.devices import on_device
 from ...modeling.integrity import check_integrity
 from ...modeling.loading import load_tokenizer
@@ -426,7 +426,7 @@ def show(found: Trace, subject: TracedPolicy, console: Any) -> None:
     old = subject.old.name if subject.old is not None else "the reference"
     console.print(Text(f"{subject.policy.name}{'' if subject.step is None else f', step {subject.step}'}"))
     console.print(Text(f"against {subject.reference.name} (π_ref) and {old} (π_old)"))
-    console.print(Text(f"{readable(found.prompt)!r} → {found.completion!r}"))
+    console.print(Text(f"{display_text(found.prompt)!r} → {found.completion!r}"))
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
     table.add_column("token", overflow="fold")
     for name in ("log π", "log π_ref", "KL k1", "r", "V", "δ", "Â", "ρ", "clip"):

@@ -13,7 +13,7 @@ from typing import Any
 from ...errors import ZooError
 from ...evaluation.judges.named import check_names, check_outputs, split_label
 from ...evaluation.verdict import FEWEST
-from ...modeling.chat import Chat, prompt_ids, prompt_key, reading_ids, whole
+from ...modeling.chat import Chat, append_completion, prompt_key, tokenize_for_reward, tokenize_prompt
 from ...modeling.devices import best_device, has_bfloat16
 from ...plugins import REWARDS, did_you_mean, load_object
 from ...rewards.verifiable import Verifiable
@@ -218,7 +218,7 @@ def _sizes(model: ModelFacts, readings: Mapping[str, Reading], conversational: b
     context, tokenizer = model.context or MOST_TOKENS, model.tokenizer
     ppo = readings["ppo"]
     prompts: Iterable[Mapping[str, Any]] = map(as_turns, ppo.rows) if conversational else ppo.rows
-    by_row = [(prompt_key(row["prompt"]), len(prompt_ids(row["prompt"], tokenizer))) for row in prompts]
+    by_row = [(prompt_key(row["prompt"]), len(tokenize_prompt(row["prompt"], tokenizer))) for row in prompts]
     lengths = sorted(dict(by_row).values())
     texts, answers = _lengths(readings, tokenizer, conversational)
     usual, longest = _usual(lengths), _usual(texts)
@@ -278,9 +278,9 @@ def _lengths(readings: Mapping[str, Reading], tokenizer: Any, conversational: bo
     """Tokens, rising, of the whole texts that SFT and the reward model read, and of those answers that stand apart."""
     texts, answers = [], []
     for prompt, text in _texts(readings, conversational):
-        texts.append(len(reading_ids(text, tokenizer, ended=True)))
+        texts.append(len(tokenize_for_reward(text, tokenizer, ended=True)))
         if prompt is not None:
-            answers.append(max(texts[-1] - len(prompt_ids(prompt, tokenizer)), 1))
+            answers.append(max(texts[-1] - len(tokenize_prompt(prompt, tokenizer)), 1))
     return sorted(texts), sorted(answers)
 
 
@@ -293,7 +293,7 @@ def _texts(readings: Mapping[str, Reading], conversational: bool) -> Iterator[tu
     for row in readings["reward"].rows if "reward" in readings else ():
         turns = as_turns(row) if conversational else row
         for side in ("chosen", "rejected"):
-            yield turns["prompt"], whole(turns["prompt"], turns[side])
+            yield turns["prompt"], append_completion(turns["prompt"], turns[side])
 
 
 def _fitting(about: dict[str, Any], model: ModelFacts, wish: RecipeRequest, said: _Said) -> tuple[dict[str, str], Plan]:

@@ -10,7 +10,7 @@ from ...evaluation.best_of_n import Choice, best_of_n, choices
 from ...evaluation.calibration import preference_report
 from ...evaluation.hard_pairs import are_ties, hard_pairs, ties
 from ...fileio import finite
-from ...modeling.chat import completion_text, distinct_prompts, whole, whole_words, words
+from ...modeling.chat import append_completion, completion_text, distinct_prompts, plain_text
 from ...rewards import RewardModel
 from ...runs.data.overlap import normalized, overlap, whole_question
 
@@ -25,7 +25,7 @@ def held_out_report(
     """
     scorer = RewardModel(model, tokenizer, tokenizer, center=False, scale=False)
     scores = score_pairs(scorer, pairs)
-    asked = [words(prompt) for prompt in pairs["prompt"]]
+    asked = [plain_text(prompt) for prompt in pairs["prompt"]]
     written = {side: [completion_text(one) for one in pairs[side]] for side in ("chosen", "rejected")}
     lengths = {
         f"{side}_lengths": [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
@@ -83,7 +83,7 @@ def _scores_of(
     """(C, n) of each choice, the chosen completion's first; what was written for another prompt is read behind this."""
     prompts, rejected = list(pairs["prompt"]), list(pairs["rejected"])
     borrowed = [(one.pair, place) for one in made for place in one.wrong if prompts[place] != prompts[one.pair]]
-    texts = [whole(prompts[pair], rejected[place]) for pair, place in borrowed]
+    texts = [append_completion(prompts[pair], rejected[place]) for pair, place in borrowed]
     read = dict(zip(borrowed, scorer.score_texts(texts, ended=[True] * len(texts)).tolist(), strict=True))
     return [
         [scores["chosen"][one.pair], *(read.get((one.pair, place), scores["rejected"][place]) for place in one.wrong)]
@@ -95,7 +95,7 @@ def score_pairs(scorer: RewardModel, pairs: Dataset) -> dict[str, list[float]]:
     """Scores of both sides, chosen and rejected, each as a text that ended."""
     scores = {}
     for side in ("chosen", "rejected"):
-        texts = [whole(prompt, text) for prompt, text in zip(pairs["prompt"], pairs[side], strict=True)]
+        texts = [append_completion(prompt, text) for prompt, text in zip(pairs["prompt"], pairs[side], strict=True)]
         scores[side] = scorer.score_texts(texts, ended=[True] * len(texts)).tolist()
     return scores
 
@@ -122,5 +122,5 @@ def pairs_seen(held_out: Dataset, learned: Dataset) -> dict[str, int | None]:
 
 def _pair(row: Mapping[str, Any]) -> tuple[str, frozenset[str]]:
     """What is the same of two rows that hold the same pair."""
-    sides = frozenset(normalized(whole_words(row[side])) for side in ("chosen", "rejected"))
+    sides = frozenset(normalized(plain_text(row[side])) for side in ("chosen", "rejected"))
     return whole_question(row), sides

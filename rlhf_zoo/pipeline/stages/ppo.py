@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ZooError
-from ...modeling.chat import answer, counted_prompts
+from ...modeling.chat import counted_prompts, wrap_completion
 from ...modeling.loading import Loading, load_tokenizer
 from ...modeling.models import load_causal
 from ...modeling.reserved_columns import passed_on
@@ -119,7 +119,7 @@ def try_functions(settings: StageSettings, functions: Sequence[RewardFunction], 
     state = TrainerState(max_steps=max(args.max_steps, 1), num_train_epochs=max(round(args.num_train_epochs), 1))
     columns = {name: [row[name] for row in rows] for name in passed_on(rows[0])}
     asked = [row["prompt"] for row in rows]
-    said = [answer(prompt, text_of(prompt)) for prompt in asked]
+    said = [wrap_completion(prompt, text_of(prompt)) for prompt in asked]
     names = Rewards(functions).names if functions else []
     calls = [FunctionCall(name, function) for name, function in zip(names, functions, strict=True)]
     batch = Batch(asked, said, [[0] for _ in rows], columns, trainer_state=state)

@@ -18,11 +18,10 @@ from ...errors import ZooError
 from ...fileio import read_json, write_json
 from ...modeling import distributed
 from ...modeling import fsdp as sharding
-from ...modeling.chat import answer, reading_ids, whole, words
+from ...modeling.chat import append_completion, plain_text, tokenize_for_reward, tokenize_prompt, wrap_completion
 from ...modeling.devices import on_device
 from ...modeling.loading import load_model, load_tokenizer
 from ...modeling.models import HEADS, context_of, is_peft, load_causal, load_classifier, set_score_statistics
-from ...modeling.prompts import tokenize_prompt
 from ...modeling.sampling.truncation import Truncation
 from ...modeling.special_tokens import pad_apart
 from ...plugins import PREFERENCES, load_object
@@ -231,7 +230,7 @@ def _as_read(pairs: Dataset, tokenizer: Any) -> Dataset:
     """Texts and conversations as the token ids that the model is read with later."""
     ids = {
         f"{side}_ids": [
-            reading_ids(whole(prompt, text), tokenizer, ended=True)
+            tokenize_for_reward(append_completion(prompt, text), tokenizer, ended=True)
             for prompt, text in zip(pairs["prompt"], pairs[side], strict=True)
         ]
         for side in ("chosen", "rejected")
@@ -332,7 +331,7 @@ def sft_samples(context: RunContext, settings: StageSettings, source: DataSource
         **drawn,
     )
     return SFTSamples(
-        chosen, [whole(prompt, text) for prompt, text in zip(chosen, done.texts, strict=True)], done.ended
+        chosen, [append_completion(prompt, text) for prompt, text in zip(chosen, done.texts, strict=True)], done.ended
     )
 
 
@@ -404,8 +403,9 @@ def _pairs(
     rows = []
     for place, *texts in zip(*drawn, strict=True):
         prompt = prompts[place]
-        winner = prefer(words(prompt) + texts[0], words(prompt) + texts[1], rng)
-        pair = {"chosen": answer(prompt, texts[winner]), "rejected": answer(prompt, texts[1 - winner])}
+        winner = prefer(plain_text(prompt) + texts[0], plain_text(prompt) + texts[1], rng)
+        chosen, rejected = (wrap_completion(prompt, texts[side]) for side in (winner, 1 - winner))
+        pair = {"chosen": chosen, "rejected": rejected}
         rows.append({"prompt": prompt, **pair, "simulated": True})
     if not rows:
         raise ZooError(

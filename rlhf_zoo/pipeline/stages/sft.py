@@ -15,7 +15,7 @@ from ...hub.client.connect import Hub
 from ...hub.client.pull import fetch
 from ...hub.client.refs import NOT_LOADED, ask, came_from, resolve
 from ...hub.client.refusals import refusals_as
-from ...modeling.chat import check_answers_end, whole_words
+from ...modeling.chat import check_answers_end, plain_text
 from ...modeling.loading import load_tokenizer
 from ...modeling.models import build_causal, leave_out_router_logits, load_causal
 from ...modeling.special_tokens import highest_id, settle_padding, train_tokenizer
@@ -123,7 +123,7 @@ def _model_and_tokenizer(
     if base is None:
         architecture = shared.architecture or {}
         tokenizer = train_tokenizer(
-            [whole_words(sft_text(row, settings.trainer.dataset_text_field)) for row in train],
+            [plain_text(sft_text(row, settings.trainer.dataset_text_field)) for row in train],
             max_length=architecture.get("max_position_embeddings", 512),
             **(shared.tokenizer or {}),
         )

@@ -6,7 +6,7 @@ from typing import Any
 from datasets import Dataset
 
 from ...errors import ZooError
-from ...modeling.chat import is_conversation, readable, try_rendering, whole
+from ...modeling.chat import append_completion, check_renders, display_text, is_conversation
 from ..context import RunContext
 from ..data.layout import conversational
 from ..data.sources import DataSource
@@ -40,9 +40,9 @@ def check_rows(rows: Dataset, tokenizer: Any, *, of: str) -> None:
     for place, row in enumerate(rows):
         for turns, answered in _conversations(row):
             try:
-                try_rendering(turns, tokenizer, answered=answered)
+                check_renders(turns, tokenizer, answered=answered)
             except ZooError as error:
-                text = " ".join(readable(turns).split())
+                text = " ".join(display_text(turns).split())
                 shown = text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
                 raise ZooError(f"Row {place} of {of} cannot be rendered ({shown!r}). {error}") from error
 
@@ -63,7 +63,7 @@ def _conversations(row: Mapping[str, Any]) -> Iterator[tuple[Any, bool]]:
     for name in ("messages", "completion", "chosen", "rejected"):
         if not is_conversation(row.get(name)):
             continue
-        turns = row[name] if name == "messages" or prompt is None else whole(prompt, row[name])
+        turns = row[name] if name == "messages" or prompt is None else append_completion(prompt, row[name])
         if name in ("chosen", "rejected"):  # of which the prompt is rendered, and the answer put behind it
             yield turns[:-1], False
         else:

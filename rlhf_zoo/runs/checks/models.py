@@ -9,7 +9,7 @@ from ...errors import ZooError
 from ...hub.client.connect import CLIENT, Hub
 from ...hub.client.refs import ask
 from ...hub.client.refusals import reason, refusals_as
-from ...modeling.chat import prompt_ids
+from ...modeling.chat import tokenize_prompt
 from ...modeling.loading import ADAPTER_CONFIG, check_no_gguf, json_object, load_tokenizer, model_files
 from ...modeling.models import label_index, labels_in
 from ...modeling.remote_code import brings_code, is_trusted, refusal
@@ -246,7 +246,7 @@ def check_prompt_lengths(context: RunContext, models: Mapping[str, Named], promp
         return "the tokenizer is made by SFT: prompts are measured then"
     most, room, reads = settings.data.max_prompt_length, settings.trainer.response_length, policy.context
     tokenizer = context.shared.chat.for_prompts(_tokenizer_of(context, policy), prompts)
-    lengths = sorted(len(prompt_ids(prompt, tokenizer)) for prompt in prompts)
+    lengths = sorted(len(tokenize_prompt(prompt, tokenizer)) for prompt in prompts)
     fitting = [length for length in lengths if most is None or length <= most]
     if not fitting:
         raise ZooError(

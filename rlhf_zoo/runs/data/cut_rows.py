@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ZooError
-from ...modeling.chat import begins_answer, conversation_ids, is_conversation, prompt_ids
+from ...modeling.chat import has_answer_prefix, is_conversation, tokenize_conversation, tokenize_prompt
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -65,7 +65,7 @@ def _row_ids(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, field: 
     parts = ("prompt", "completion") if "prompt" in row else ("messages" if "messages" in row else field,)
     whole = row[parts[0]] if len(parts) == 1 else row[parts[0]] + row[parts[1]]
     if is_conversation(whole):
-        return conversation_ids(whole, tokenizer)
+        return tokenize_conversation(whole, tokenizer)
     end = str(tokenizer.eos_token or "")
     return list(tokenizer(whole if whole.endswith(end) else whole + end)["input_ids"])
 
@@ -74,10 +74,10 @@ def _answer_start(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) ->
     """How many tokens stand before a row's last answer; None where it has none of its own."""
     if "prompt" in row:
         prompt = row["prompt"]
-    elif "messages" in row and begins_answer(row["messages"]):
+    elif "messages" in row and has_answer_prefix(row["messages"]):
         prompt = row["messages"][:-1]
     else:
         return None
     with suppress(ZooError):  # a template that takes no conversation without its answer
-        return len(prompt_ids(prompt, tokenizer))
+        return len(tokenize_prompt(prompt, tokenizer))
     return None

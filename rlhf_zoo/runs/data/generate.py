@@ -9,9 +9,8 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...modeling import distributed
-from ...modeling.chat import spoken
+from ...modeling.chat import decode_completions, tokenize_prompt
 from ...modeling.devices import MicroBatches
-from ...modeling.prompts import tokenize_prompt
 from ...modeling.sampling.sampler import Samples, Vocabulary, sample
 from ...modeling.sampling.truncation import Truncation
 from ...modeling.special_tokens import stop_ids
@@ -85,7 +84,7 @@ def complete(
                 if truncation is not None:
                     batch = truncation(batch, tokenizer, seed=seed, keys=[keys[row] for row in chosen])
                 asked, before = ([of[row] for row in chosen] for of in (prompts, tokens))
-                done[number] = batch, spoken(tokenizer, asked, before, batch.token_lists())
+                done[number] = batch, decode_completions(tokenizer, asked, before, batch.token_lists())
             bar.update(len(chosen))
     found = distributed.in_order(done)
     return SampledCompletions([batch for batch, _ in found], [text for _, texts in found for text in texts])

@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ...errors import ZooError
 from ...fields import option
-from ...modeling.chat import begins_answer, closed, is_conversation, prompt_ids, prompt_key, whole
+from ...modeling.chat import (
+    append_completion,
+    has_answer_prefix,
+    is_conversation,
+    move_answer_prefix,
+    prompt_key,
+    tokenize_prompt,
+)
 from ...modeling.reserved_columns import ASKED, PROMPT_TOKENS
 from ...plugins import did_you_mean
 from .columns import filled, is_text, values_in
@@ -270,12 +277,12 @@ def _texts(rows: Dataset, text: str) -> Dataset:
         return rows.select_columns(["messages", *asked])
     if {"prompt", "completion"} <= names:
         rows = rows.select_columns(["prompt", "completion", *asked])
-        return _mapped(rows, _closed) if any(map(begins_answer, rows["prompt"])) else rows
+        return _mapped(rows, _closed) if any(map(has_answer_prefix, rows["prompt"])) else rows
     return rows.select_columns([text, *asked])  # trl reads token ids and masks where it finds them
 
 
 def _closed(row: Mapping[str, Any]) -> dict[str, Any]:
-    prompt, completion = closed(row["prompt"], row["completion"])
+    prompt, completion = move_answer_prefix(row["prompt"], row["completion"])
     return {"prompt": prompt, "completion": completion}
 
 
@@ -283,7 +290,7 @@ def sft_text(row: Mapping[str, Any], text: str) -> Any:
     """The whole text or conversation that a row of SFT is."""
     if "messages" in row:
         return row["messages"]
-    return whole(row["prompt"], row["completion"]) if "completion" in row else row[text]
+    return append_completion(row["prompt"], row["completion"]) if "completion" in row else row[text]
 
 
 def hold_out(rows: Dataset, share: float) -> tuple[Dataset, Dataset]:
@@ -383,7 +390,7 @@ def fitting(rows: Dataset, tokenizer: PreTrainedTokenizerBase, most: int | None,
     """Rows whose prompt has at most `most` tokens, and how many were left out, which is said in a line."""
     if most is None or "prompt" not in rows.column_names:
         return rows, 0
-    keep = [place for place, prompt in enumerate(rows["prompt"]) if len(prompt_ids(prompt, tokenizer)) <= most]
+    keep = [place for place, prompt in enumerate(rows["prompt"]) if len(tokenize_prompt(prompt, tokenizer)) <= most]
     left_out = len(rows) - len(keep)
     if not keep:
         raise ZooError(f"max_prompt_length is {most}, and no prompt of {of} is as short: raise it.")
