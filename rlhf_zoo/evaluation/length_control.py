@@ -1,8 +1,8 @@
 """The win rate that would be left if both sides were equally long.
 
-Judges like long texts, and PPO finds that out. Dubois et al. 2024 (arXiv:2404.04475, AlpacaEval 2) fit a logistic
-regression of the preference on the length difference and predict at difference zero. This one has their intercept and
-length term; their term for a prompt's difficulty is left out, since it is fitted over many models.
+Judges like long texts, and PPO learns to exploit that. Dubois et al. 2024 (arXiv:2404.04475, AlpacaEval 2) fit a
+logistic regression of the preference on the length difference and predict at difference zero. This module has their
+intercept and their length term. Their term for a prompt's difficulty is left out, since it is fitted over many models.
 """
 
 import math
@@ -22,11 +22,14 @@ FARTHEST = 0.5
 
 @dataclass(frozen=True)
 class LengthControlled(Estimate):
-    """The win rate at equal length, with what it was before.
+    """The win rate at equal length, with the plain one.
 
-    slope: log-odds that one more unit of tanh(difference / scale) brings; positive where length is liked. scale: the
-    standard deviation of the length differences, in the unit of the lengths. longer: how often the first side is the
-    longer one, equal lengths half. shift: the mean difference over that deviation.
+    Attributes:
+        plain: The win rate without length control.
+        slope: Log-odds per unit of tanh(difference / scale); positive where the judge likes length.
+        scale: Standard deviation of the length differences, in the unit of the lengths.
+        longer: How often the first side is longer; equal lengths count half.
+        shift: The mean length difference in units of `scale`.
     """
 
     plain: WinRate
@@ -37,7 +40,7 @@ class LengthControlled(Estimate):
 
     @property
     def warning(self) -> str | None:
-        """Why the figure may mislead, a sentence; None where the lengths of the two sides overlap."""
+        """A sentence on why the figure may mislead; None where the lengths of the two sides overlap."""
         if abs(self.shift) <= FARTHEST:
             return None
         side = "longer" if self.shift > 0 else "shorter"
@@ -68,22 +71,35 @@ def length_controlled_win_rate(
     seed: int,
     resamples: int = 1000,
 ) -> LengthControlled:
-    """σ(β₀) of P(first wins) = σ(β₀ + β₁ tanh(Δ/s)), Δ the length difference and s its standard deviation.
+    """Computes the win rate at equal length: σ(β₀) of P(first wins) = σ(β₀ + β₁ tanh(Δ/s)).
 
-    scores: (N,) 1 where the first side won, ½ for a tie, 0; lengths, other_lengths: (N,) of the first and the second
-    side; groups: (N,) the prompt of each. Fitted by maximum likelihood with a ridge penalty on both coefficients, which
-    keeps them finite where lengths separate wins from losses, or there are only wins. Where differences do not vary,
-    the fit has nothing to tell length by: slope 0, and the plain win rate.
+    Δ is the length difference and s its standard deviation. The fit is by maximum likelihood with a ridge penalty on
+    both coefficients, which keeps them finite where lengths separate wins from losses, or where there are only wins.
+    Where differences do not vary, length cannot be fitted: the slope is 0, and the result is the plain win rate.
 
-    The interval resamples groups and fits each resample anew, s too; where every comparison went the same way it is
-    Wilson's over groups, as `stats.win_rate` has it. Raises ValueError for what that would refuse.
+    The interval resamples groups and refits each resample, s included. Where every comparison went the same way it is
+    Wilson's over groups, as in `stats.win_rate`.
+
+    Args:
+        scores: (N,) 1 where the first side won, ½ for a tie, 0 where it lost.
+        lengths: (N,) lengths of the first side.
+        other_lengths: (N,) lengths of the second side.
+        groups: (N,) the prompt of each comparison.
+        seed: Seed of the resamples.
+        resamples: Number of resamples.
+
+    Returns:
+        The win rate at equal length.
+
+    Raises:
+        ValueError: Values or groups that `stats.win_rate` refuses.
     """
     score = np.asarray(scores, dtype=float)
     plain = win_rate(score, 1 - score, groups)
     difference = np.asarray(lengths, dtype=float) - np.asarray(other_lengths, dtype=float)
-    everything = np.ones(len(score))
-    whole, scale = _fit(score, difference, everything, np.zeros(2))
-    value = float(sigmoid(whole[0]))
+    uniform = np.ones(len(score))
+    coefficients, scale = _fit(score, difference, uniform, np.zeros(2))
+    value = float(sigmoid(coefficients[0]))
     index = group_indices(groups)
     size = int(index.max()) + 1
     if plain.value in (0.0, 1.0):
@@ -92,7 +108,7 @@ def length_controlled_win_rate(
         rng = np.random.default_rng(seed)
         chance = np.full(size, 1 / size)
         drawn = [
-            _fit(score, difference, rng.multinomial(size, chance)[index].astype(float), whole)[0][0]
+            _fit(score, difference, rng.multinomial(size, chance)[index].astype(float), coefficients)[0][0]
             for _ in range(resamples)
         ]
         low, high = np.quantile(sigmoid(np.array(drawn)), levels(size))
@@ -100,7 +116,7 @@ def length_controlled_win_rate(
     longer = float(((np.sign(difference) + 1) / 2).mean())
     mean = float(difference.mean())
     shift = mean / scale if scale > 0 else math.copysign(math.inf, mean) if mean else 0.0
-    return LengthControlled(value, interval, len(score), plain, float(whole[1]), scale, longer, shift)
+    return LengthControlled(value, interval, len(score), plain, float(coefficients[1]), scale, longer, shift)
 
 
 def _fit(
@@ -109,11 +125,13 @@ def _fit(
     weights: NDArray[np.float64],
     start: NDArray[np.float64],
 ) -> tuple[NDArray[np.float64], float]:
-    """(β₀, β₁) and the scale."""
+    """Returns (β₀, β₁) and the scale s."""
     mean = np.average(difference, weights=weights)
     scale = float(np.sqrt(np.average((difference - mean) ** 2, weights=weights)))
+    # Without variation in length, β₁ is not identified: fit the intercept alone.
     if scale <= 1e-12 * np.abs(difference).max(initial=1.0):
         ones = np.ones((len(score), 1))
         return np.array([fit_logistic(ones, score, weights, ridge=RIDGE)[0], 0.0]), 0.0
+    # tanh bounds the effect of a very long text, as in AlpacaEval 2.
     features = np.stack([np.ones(len(score)), np.tanh(difference / scale)], axis=1)
     return fit_logistic(features, score, weights, ridge=RIDGE, start=start), scale

@@ -25,29 +25,44 @@ BATCH = 16
 
 
 def check_tasks(tasks: Sequence[str]) -> None:
-    """Raises ZooError where lm-evaluation-harness is not installed, or knows no such task."""
+    """Checks that lm-evaluation-harness is installed and knows the tasks.
+
+    Args:
+        tasks: Names, or paths of YAML files.
+
+    Raises:
+        ZooError: The package is missing, or a task is unknown.
+    """
     if not tasks:
         return
     check_harness()
-    known = _manager().all_tasks
+    available = _manager().all_tasks
     unknown = next(
-        (task for task in tasks if task not in known and not (_is_path(task) and Path(task).is_file())), None
+        (task for task in tasks if task not in available and not (_is_path(task) and Path(task).is_file())), None
     )
     if unknown is not None:
-        near = did_you_mean(unknown, known) or (
+        near = did_you_mean(unknown, available) or (
             ": `lm_eval ls tasks` lists them, or give a YAML file with its ending or its folder, such as ./TASK."
         )
         raise ZooError(f"lm-evaluation-harness has no task {unknown!r}{near}")
 
 
 def _is_path(task: str) -> bool:
-    """Whether a task is written as a path; a bare name is never looked for in the working directory."""
+    """Whether a task is written as a path. A bare name is never looked up in the working directory."""
     return Path(task).name != task or task.lower().endswith((".yaml", ".yml"))
 
 
 def check_data(tasks: Sequence[str], hub: Hub) -> None:
-    """Fetches the tasks' data, which are cached. Raises ZooError for those that the run's source has not, and for a
-    name that is no task: loading one could take a file of that name."""
+    """Downloads the tasks' data into the cache, so that missing data show before training.
+
+    Args:
+        tasks: Names, or paths of YAML files.
+        hub: The run's Hub; the data come from its source.
+
+    Raises:
+        ZooError: A task is unknown, or the source lacks its data.
+    """
+    # First, because loading an unknown name could pick up a file of that name.
     check_tasks(tasks)
     if tasks:
         with _harness(hub, tasks):
@@ -56,14 +71,14 @@ def check_data(tasks: Sequence[str], hub: Hub) -> None:
 
 @contextlib.contextmanager
 def _harness(hub: Hub, tasks: Sequence[str]) -> Iterator[None]:
-    """Inside, tasks' data come from the run's source; what the harness raises becomes a ZooError."""
+    """Serves the tasks' data from the run's source, and turns the harness's exceptions into a ZooError."""
     try:
         with reading_from(hub.source or hub):
             yield
     except Exception as error:
-        said = " ".join(str(error).split())[:300]
+        message = " ".join(str(error).split())[:300]
         raise ZooError(
-            f"lm-evaluation-harness ended with {type(error).__name__} ({said}) on {', '.join(tasks)}: mend what it "
+            f"lm-evaluation-harness ended with {type(error).__name__} ({message}) on {', '.join(tasks)}: mend what it "
             "says, or leave the task out of lm_eval."
         ) from error
 
@@ -79,20 +94,31 @@ def _manager() -> Any:
 def on_tasks(
     policies: Mapping[str, Any], tokenizer: Any, config: EvaluationConfig, *, seed: int, chat: bool, hub: Hub
 ) -> dict[str, Any]:
-    """What each policy reaches, as JSON. policies: by side, `sft` and `ppo`, models on their devices.
+    """Runs lm-evaluation-harness on each policy.
 
-    chat: render requests by the tokenizer's template. hub: the run's; the tasks' data come from its source. Raises
-    ZooError for what the harness raises: data that cannot be had, a task that would run code.
+    Args:
+        policies: Models on their devices, by side (`sft`, `ppo`).
+        tokenizer: The tokenizer of both.
+        config: The tasks, their few-shot examples and their limit.
+        seed: Seed of examples, shots and sampling, the same for both policies.
+        chat: Whether to render requests with the tokenizer's chat template.
+        hub: The run's Hub; the tasks' data come from its source.
+
+    Returns:
+        The figures as JSON, by task and metric.
+
+    Raises:
+        ZooError: The harness failed: data are missing, or a task would run code.
     """
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
 
     refuse_file_systems()
-    found = {}
+    results = {}
     with _harness(hub, config.lm_eval):
         for side, policy in policies.items():
             model = HFLM(pretrained=policy, tokenizer=tokenizer, backend="causal", batch_size=BATCH)
-            found[side] = simple_evaluate(
+            results[side] = simple_evaluate(
                 model=model,
                 tasks=list(config.lm_eval),
                 num_fewshot=config.lm_eval_fewshot,
@@ -105,7 +131,7 @@ def on_tasks(
                 torch_random_seed=seed,
                 fewshot_random_seed=seed,
             )
-    first = next(iter(found.values()))
+    first = next(iter(results.values()))
     return {
         "version": importlib.metadata.version(HARNESS),
         "limit": config.lm_eval_limit,
@@ -114,7 +140,7 @@ def on_tasks(
                 "n": (first.get("n-samples", {}).get(task) or {}).get("effective"),
                 "fewshot": first.get("n-shot", {}).get(task),
                 "metrics": {
-                    metric: {side: _figure(of["results"][task], metric) for side, of in found.items()}
+                    metric: {side: _figure(of["results"][task], metric) for side, of in results.items()}
                     for metric in measured
                 },
             }

@@ -1,7 +1,7 @@
-"""The metric modules of `metrics/`, loadable by `evaluate.load(path)`, and the figures that they return.
+"""The metric modules of `metrics/`, which `evaluate.load(path)` loads, and the figures that they return.
 
-`evaluate.load` copies a module's script into a cache and imports it there, so a script holds the module's description
-and its columns, and what it computes stands here. Errors are ValueErrors, as those of `evaluate` are.
+`evaluate.load` copies a module's script into a cache and imports it there. So a script holds only the module's
+description and its columns, and this module holds the computation. Errors are ValueErrors, as those of `evaluate` are.
 """
 
 import runpy
@@ -23,25 +23,44 @@ KL_ESTIMATORS = ("k1", "k2", "k3")
 
 
 def metric_folder(name: str) -> Path:
-    """Where the files of a metric module lie: in the wheel, else in the repository beside the package."""
+    """Locates the files of a metric module: in the wheel, else in the repository beside the package.
+
+    Args:
+        name: A name in `METRICS`.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ZooError: There is no such metric, or this installation lacks its files.
+    """
     if name not in METRICS:
         hint = did_you_mean(name, METRICS) or f": there are {', '.join(METRICS)}."
         raise ZooError(f"There is no metric {name!r}{hint}")
     package = Path(__file__).parents[1]
-    found = next(
-        (one / name for one in (package / "_metrics", package.parent / "metrics") if (one / name).is_dir()), None
+    folder = next(
+        (root / name for root in (package / "_metrics", package.parent / "metrics") if (root / name).is_dir()), None
     )
-    if found is None:
+    if folder is None:
         raise ZooError(f"This installation lacks the metric module {name}: install rlhf-zoo again.")
-    return found
+    return folder
 
 
 def load_metric(name: str, config_name: str | None = None) -> Any:
-    """The `evaluate.Metric` of a name in METRICS, from the file that came with the package; no request is made.
+    """Loads an `evaluate.Metric` from the file that came with the package, without a request.
 
-    config_name: "by_prompt" for a column of prompts. Rows are kept in memory, so that several processes need no lock,
-    and no cache has a part: `evaluate.load` imports from the first cache on the path, which with several Hubs in one
-    process may be another than it copied to. Raises ZooError for a name that is none.
+    Rows are kept in memory, so several processes need no lock, and no cache is involved: `evaluate.load` imports from
+    the first cache on the path, which may be another than it copied to when one process uses several Hubs.
+
+    Args:
+        name: A name in `METRICS`.
+        config_name: "by_prompt" for a column of prompts.
+
+    Returns:
+        The metric.
+
+    Raises:
+        ZooError: There is no such metric.
     """
     script = runpy.run_path(str(metric_folder(name) / f"{name}.py"))
     kind = "".join(part.capitalize() for part in name.split("_"))
@@ -50,7 +69,14 @@ def load_metric(name: str, config_name: str | None = None) -> Any:
 
 @cache
 def metric(name: str) -> Any:
-    """`load_metric`, once: what the evaluation's own figures are computed by."""
+    """Loads a metric once, for the evaluation's own figures; see `load_metric`.
+
+    Args:
+        name: A name in `METRICS`.
+
+    Returns:
+        The metric.
+    """
     return load_metric(name)
 
 
@@ -61,15 +87,37 @@ def win_rate_of_scores(
     *,
     tolerance: float = 0.0,
 ) -> WinRate:
-    """`stats.win_rate` of scores (N,) against scores (N,) on the same prompt; without prompts each row is its own."""
+    """Computes `stats.win_rate` of scores on the same prompts.
+
+    Args:
+        ours: (N,) scores of the first side.
+        theirs: (N,) scores of the second side.
+        prompts: (N,) the prompt of each row; None if each row is a prompt of its own.
+        tolerance: Scores at most this far apart tie.
+
+    Returns:
+        The win rate of the first side.
+
+    Raises:
+        ValueError: Lengths differ, there are no rows, or a score is not finite.
+    """
     a, b = _pair(ours, theirs, ("predictions", "references"))
     return win_rate(a, b, _groups(prompts, len(a)), tolerance=tolerance)
 
 
 def preference_accuracy(chosen: ArrayLike, rejected: ArrayLike, prompts: Sequence[Hashable] | None = None) -> Estimate:
-    """The share of pairs whose chosen side (N,) scores higher than its rejected side (N,); a tie counts as wrong.
+    """Computes the share of pairs whose chosen side scores higher than the rejected one. A tie counts as wrong.
 
-    The interval is Wilson's over pairs, and with prompts that of `stats.share`.
+    Args:
+        chosen: (N,) scores of the chosen sides.
+        rejected: (N,) scores of the rejected sides.
+        prompts: (N,) the prompt of each pair, for the interval of `stats.share`; None for Wilson's over pairs.
+
+    Returns:
+        The accuracy.
+
+    Raises:
+        ValueError: Lengths differ, there are no pairs, or a score is not finite.
     """
     good, bad = _pair(chosen, rejected, ("predictions", "references"))
     right = good > bad
@@ -79,7 +127,19 @@ def preference_accuracy(chosen: ArrayLike, rejected: ArrayLike, prompts: Sequenc
 
 
 def distinct_n(texts: Sequence[str], prompts: Sequence[Hashable] | None = None, *, n: int = 2) -> Estimate:
-    """`text.distinct_n_estimate` of texts (N,); without prompts each text is its own group."""
+    """Computes `text.distinct_n_estimate`.
+
+    Args:
+        texts: (N,) completions.
+        prompts: (N,) the prompt of each text; None if each text is a group of its own.
+        n: Words per n-gram.
+
+    Returns:
+        The share of distinct n-grams.
+
+    Raises:
+        ValueError: There are no texts, n is below 1, or lengths differ.
+    """
     if len(texts) == 0:
         raise ValueError("There are no texts to count n-grams in: give at least one.")
     if n < 1:
@@ -94,12 +154,24 @@ def completion_kl(
     estimator: str = "k1",
     level: str = "token",
 ) -> list[float]:
-    """An estimate of KL(π ‖ π_ref) from each completion, in nats, by `functional.kl_penalty`.
+    """Estimates KL(π ‖ π_ref) from each completion, by `functional.kl_penalty`.
 
-    logprobs, ref_logprobs: N completions of π, each with log-probabilities of its T_i sampled tokens (T_i may differ),
-    or one number for the whole. level "token": Σ_t of each token's estimate. "sequence": the estimate of Σ_t, a
-    completion as one action (`functional.actions`), which for k3 needs e^(−Σ_t): no use for long completions. For k1
-    both are the same. Raises ValueError for lengths that differ, a number that is not finite, and other names.
+    At level "token" the estimate is Σ_t of each token's estimate. At level "sequence" it is the estimate of Σ_t, with a
+    completion as one action (`functional.actions`). For k3 that needs e^(−Σ_t), which is useless for long completions.
+    For k1 both levels agree.
+
+    Args:
+        logprobs: N completions of π, each with log-probabilities of its T_i sampled tokens (T_i may differ) or one
+            number for the whole completion.
+        ref_logprobs: The same under π_ref.
+        estimator: "k1", "k2" or "k3".
+        level: "token" or "sequence".
+
+    Returns:
+        (N,) estimates, nats.
+
+    Raises:
+        ValueError: Lengths differ, a number is not finite, or the estimator or level is unknown.
     """
     import torch
 
@@ -143,7 +215,22 @@ def kl_divergence(
     level: str = "token",
     seed: int = 0,
 ) -> Estimate:
-    """The mean of `completion_kl` over completions, in nats a completion; the interval resamples prompts."""
+    """Averages `completion_kl` over completions, with an interval that resamples prompts.
+
+    Args:
+        logprobs: As in `completion_kl`.
+        ref_logprobs: As in `completion_kl`.
+        prompts: (N,) the prompt of each completion; None if each is a prompt of its own.
+        estimator: "k1", "k2" or "k3".
+        level: "token" or "sequence".
+        seed: Seed of the resamples.
+
+    Returns:
+        The mean KL, nats per completion.
+
+    Raises:
+        ValueError: As in `completion_kl`, or there are no completions.
+    """
     values = completion_kl(logprobs, ref_logprobs, estimator=estimator, level=level)
     if not values:
         raise ValueError("There are no completions: give at least one.")

@@ -1,12 +1,12 @@
-"""The score of a policy against its distance from the SFT model, d = √KL: published forms, their fit, and their peak.
+"""A policy's score against its distance from the SFT model, d = √KL: published forms, their fit, and their peak.
 
-Gao, Schulman & Hilton 2022 (arXiv:2210.10760), §3: as a proxy is optimised, the gain over the SFT model follows
+Gao, Schulman & Hilton 2022 (arXiv:2210.10760), §3: as a proxy is optimized, the gain over the SFT model follows
 
     RL:         R(d) = d (α − β log d)     peak at d = exp(α/β − 1), of height β d
     best-of-n:  R(d) = d (α − β d)         peak at d = α / 2β, of height α² / 4β
 
-with R(0) = 0 by construction. Both are linear in (α, β), so least squares finds them. A form is a description of what
-was observed: outside the observed range of d, and where it does not fit, nothing is read off it.
+with R(0) = 0 by construction. Both are linear in (α, β), so least squares finds them. A form describes what was
+observed. Nothing is read off it outside the observed range of d, or where it does not fit.
 """
 
 import math
@@ -31,7 +31,12 @@ _LEAST_ERROR = 0.1  # of the median standard error: no point weighs more than 10
 
 @dataclass(frozen=True)
 class Peak:
-    """Where a fitted form is highest: d in √nats, and its gain over SFT there, in the units of the score."""
+    """The highest point of a fitted form.
+
+    Attributes:
+        d: Its place, √nats.
+        gain: Its gain over SFT, in the units of the score.
+    """
 
     d: Estimate
     gain: Estimate
@@ -49,12 +54,20 @@ class Peak:
 class Fit:
     """A form fitted to the gains of checkpoints; see `fit`.
 
-    observed: smallest and largest d > 0. residuals: (points,) observed − fitted gain, by increasing d. r_squared: share
-    of the (weighted) variance of the gains about their mean that the form accounts for. scatter: weighted squared
-    residuals over what noise of measurement alone would leave, None where that noise is unknown; scatter_p: how often
-    noise alone would leave as much. pattern_p: how often residuals in random order would be as smooth along d.
-    fits: False where the residuals are larger than noise and smooth; None where too few points could show it.
-    peak: None unless it can be told from these data; `no_peak` then says why not.
+    Attributes:
+        form: "rl" or "best-of-n".
+        alpha: The coefficient α.
+        beta: The coefficient β.
+        points: Number of checkpoints fitted.
+        observed: Smallest and largest d > 0.
+        residuals: (points,) observed − fitted gain, by increasing d.
+        r_squared: Share of the (weighted) variance of the gains about their mean that the form explains.
+        scatter: Weighted squared residuals over what measurement noise alone would leave; None where it is unknown.
+        scatter_p: How often noise alone would leave as much.
+        pattern_p: How often residuals in random order would be as smooth along d.
+        fits: False where the residuals are larger than noise and smooth; None where there are too few points to tell.
+        peak: None unless these data identify it.
+        no_peak: A sentence on why there is no peak.
     """
 
     form: Form
@@ -83,7 +96,14 @@ class Fit:
 
 
 def root_kl(kl: ArrayLike) -> Floats:
-    """d = √KL of KL in nats, any shape; an estimate of KL below 0 counts as 0."""
+    """Computes d = √KL. A negative estimate of KL counts as 0.
+
+    Args:
+        kl: KL in nats, any shape.
+
+    Returns:
+        d in √nats, of the same shape.
+    """
     return np.sqrt(np.maximum(np.asarray(kl, dtype=float), 0.0))
 
 
@@ -96,27 +116,37 @@ def fit(
     seed: int,
     resamples: int = 2000,
 ) -> Fit:
-    """Weighted least squares of a form, with 95% intervals.
+    """Fits a form by weighted least squares, with 95% intervals.
 
-    kl: (K,) nats, or (K, P) of each prompt. gains: the score less that of the SFT model, (K, P) of each checkpoint on
-    the same P prompts, or (K,) means. errors: (K,) standard errors of mean gains; of (K, P) they are computed. Points
-    weigh by 1/error², equally where errors are unknown. Points with d = 0 say nothing of α and β and are left out.
+    Points weigh 1/error², or equally where errors are unknown. Points with d = 0 carry no information on α and β and
+    are left out.
 
-    Intervals: of (K, P), whole prompts are resampled, the same ones for all checkpoints, which pairs them; of means
-    with errors, means are drawn from normal distributions around them, as if independent; of means alone, α and β are
-    drawn from their t distribution given the residuals. Checkpoints also scatter by themselves, each being a policy of
-    its own: where residuals exceed the noise of measurement, the intervals are widened by √scatter (Birge 1932).
+    Intervals. With (K, P), whole prompts are resampled, the same ones for all checkpoints, which pairs them. With means
+    and errors, means are drawn from independent normal distributions. With means alone, α and β are drawn from their t
+    distribution given the residuals. Each checkpoint is a policy of its own and scatters beyond measurement noise:
+    where residuals exceed that noise, the intervals are widened by √scatter (Birge 1932).
 
-    A form does not fit where noise alone would leave such residuals in less than 1% of cases, and where residuals in
-    random order would be as smooth along d in less than 1% too (von Neumann's ratio, by permutation). Both, because
-    scatter is no bend, and because noise that checkpoints share, such as that of the SFT score, is smooth along d.
-    With errors unknown the second decides.
+    A form does not fit if two things hold: noise alone would leave such residuals in less than 1% of cases, and
+    residuals in random order would be as smooth along d in less than 1% (von Neumann's ratio, by permutation). Both are
+    needed. Scatter is no bend, and noise that checkpoints share, such as that of the SFT score, is smooth along d.
+    Where errors are unknown, the second decides.
 
-    A peak is told where the form fits, the intervals of β and of the peak's height lie above 0, and the interval of its
-    place lies within the observed range of d: so the data have seen the rise and the fall.
+    A peak is reported where the form fits, the intervals of β and of the peak's height lie above 0, and the interval of
+    its place lies within the observed range of d. The data then show both the rise and the fall.
 
-    Raises ValueError for shapes that do not match, for values that are not finite, and for fewer than three distinct
-    d > 0.
+    Args:
+        form: "rl" or "best-of-n".
+        kl: (K,) KL of each checkpoint in nats, or (K, P) by prompt.
+        gains: The score less the SFT model's: (K, P) on the same P prompts, or (K,) means.
+        errors: (K,) standard errors of mean gains; computed from (K, P) gains.
+        seed: Seed of the resamples.
+        resamples: Number of resamples.
+
+    Returns:
+        The fit.
+
+    Raises:
+        ValueError: Shapes do not match, a value is not finite, or there are fewer than three distinct d > 0.
     """
     nats, scores = _checked(kl, gains)
     mean_kl = nats.mean(1) if nats.ndim == 2 else nats
@@ -132,11 +162,13 @@ def fit(
     error = _errors(scores) if errors is None else _given(errors, len(mean_kl))[order]
     if error is not None and not np.median(error) > 0:
         error = None
+    # The floor keeps one nearly noiseless point from deciding the whole fit.
     weights = np.ones(len(means)) if error is None else 1 / np.maximum(error, _LEAST_ERROR * np.median(error)) ** 2
     rng = np.random.default_rng(seed)
 
     design = np.stack([distances, -_bend(form, distances)], axis=1)
     root = np.sqrt(weights)
+    # Weighted least squares: scaling both sides by √weight gives an ordinary problem.
     coefficients = np.linalg.lstsq(design * root[:, None], means * root, rcond=None)[0]
     residuals = means - design @ coefficients
     misfit = float(weights @ residuals**2)
@@ -153,6 +185,7 @@ def fit(
         left = (projected**2) @ weights
         if left.mean() > 0:
             scatter = float(misfit / left.mean())
+            # The observed misfit counts as one of the draws, so the p-value is never 0.
             scatter_p = float((1 + (left >= misfit).sum()) / (1 + resamples))
             draws = coefficients + (draws - coefficients) * math.sqrt(max(1.0, scatter))
     draws = draws[np.isfinite(draws).all(1)]  # a resample may leave all d at 0
@@ -182,32 +215,53 @@ def fit(
 
 
 def best_of_n_kl(n: ArrayLike) -> Floats:
-    """log n − (n−1)/n, nats: the KL of best-of-n from the policy that it chooses among, n ≥ 1 of any shape.
+    """Computes the KL of best-of-n from the policy that it samples from: log n − (n−1)/n.
 
-    Exact where scores are continuous, so that no two samples tie (Stiennon et al. 2020, arXiv:2009.01325, App. G.3); an
+    Exact where scores are continuous, so that no two samples tie (Stiennon et al. 2020, arXiv:2009.01325, App. G.3). An
     upper bound otherwise, as for a language model, which may write the same completion twice (Beirami et al. 2024,
     arXiv:2401.01879).
+
+    Args:
+        n: N ≥ 1, any shape.
+
+    Returns:
+        KL in nats, of the same shape.
     """
     sizes = np.asarray(n, dtype=float)
     return np.log(sizes) - (sizes - 1) / sizes
 
 
 def best_of_n_weights(pool: int, n: int) -> Floats:
-    """(pool,) the chance that the sample of each rank, lowest first, is the best of n drawn without replacement.
+    """Computes the chance that the sample of each rank is the best of n drawn without replacement.
 
-    C(i−1, n−1) / C(N, n) for rank i = 1 … N, which sum to 1. 1 ≤ n ≤ pool.
+    Args:
+        pool: N, the number of samples.
+        n: The number drawn, 1 ≤ n ≤ N.
+
+    Returns:
+        (N,) C(i−1, n−1) / C(N, n) for rank i = 1 … N, lowest first; they sum to 1.
     """
+    # From the top down: the weight of rank i − 1 is that of rank i times (i − n) / (i − 1). Binomials could overflow.
     ranks = np.arange(pool, 1, -1, dtype=float)
     return np.asarray(np.cumprod(np.r_[n / pool, np.maximum(ranks - n, 0) / (ranks - 1)])[::-1], dtype=float)
 
 
 def best_of_n(proxy: ArrayLike, sizes: Sequence[int], *, judge: ArrayLike | None = None) -> Floats:
-    """(len(sizes), P) the expected score, on each prompt, of the sample that the proxy likes best among n.
+    """Computes the expected score of the sample that the proxy ranks first among n.
 
-    proxy: (P, N) its scores of one pool of N samples a prompt. judge: (P, N) another's scores of the same samples: then
-    the result is what the judge makes of the proxy's choice, and otherwise the proxy's own score. All subsets of n are
-    averaged over, so the estimate is unbiased for every n ≤ N and its noise far below that of one draw (Nakano et al.
-    2021, arXiv:2112.09332). A tie of the proxy is broken at random, on average.
+    All subsets of size n are averaged over. The estimate is unbiased for every n ≤ N, with far less noise than one draw
+    (Nakano et al. 2021, arXiv:2112.09332). A tie of the proxy is broken at random, in expectation.
+
+    Args:
+        proxy: (P, N) the proxy's scores of one pool of N samples per prompt.
+        sizes: The values of n.
+        judge: (P, N) another scorer's scores of the same samples; None for the proxy's own.
+
+    Returns:
+        (len(sizes), P) the judge's expected score of the proxy's choice, or the proxy's own.
+
+    Raises:
+        ValueError: A score is not finite.
     """
     scores = np.asarray(proxy, dtype=float)
     judged = scores if judge is None else np.asarray(judge, dtype=float)
@@ -217,13 +271,14 @@ def best_of_n(proxy: ArrayLike, sizes: Sequence[int], *, judge: ArrayLike | None
     ranked, values = (np.take_along_axis(side, order, axis=1) for side in (scores, judged))
     begins = np.ones(ranked.shape, dtype=bool)
     begins[:, 1:] = ranked[:, 1:] != ranked[:, :-1]
+    # Each run of tied samples gets a number; `begins` is True in column 0, so runs never cross prompts.
     tied = np.cumsum(begins.ravel()) - 1
     shared = (np.bincount(tied, weights=values.ravel()) / np.bincount(tied))[tied].reshape(values.shape)
     return np.stack([shared @ best_of_n_weights(scores.shape[1], n) for n in sizes])
 
 
 def _bend(form: Form, d: Floats) -> Floats:
-    """What β multiplies, with a minus: d log d, or d²."""
+    """The term that −β multiplies: d log d, or d²."""
     if form == "rl":
         return d * np.log(np.where(d > 0, d, 1.0))
     return d * d
@@ -242,17 +297,17 @@ def _checked(kl: ArrayLike, gains: ArrayLike) -> tuple[Floats, Floats]:
 
 
 def _errors(scores: Floats) -> Floats | None:
-    """(K,) standard errors of the means over prompts; None where one number stands for a checkpoint."""
+    """(K,) standard errors of the means over prompts; None where each checkpoint has one number only."""
     if scores.ndim == 1 or scores.shape[1] < 2:
         return None
     return scores.std(1, ddof=1) / math.sqrt(scores.shape[1])
 
 
 def _given(errors: ArrayLike, size: int) -> Floats:
-    found = np.asarray(errors, dtype=float)
-    if found.shape != (size,) or not (np.isfinite(found) & (found >= 0)).all():
+    values = np.asarray(errors, dtype=float)
+    if values.shape != (size,) or not (np.isfinite(values) & (values >= 0)).all():
         raise ValueError(f"Standard errors are {size} numbers >= 0, one a checkpoint.")
-    return found
+    return values
 
 
 def _redraw(
@@ -275,14 +330,14 @@ def _redraw(
 def _solve(form: Form, d: Floats, y: Floats, weights: Floats) -> Floats:
     """(B, 2) least squares of each row of y (B, K), by the normal equations. d: (K,) or (B, K)."""
     g = _bend(form, d)
-    dd, dg, gg = ((weights * one * other).sum(-1) for one, other in ((d, d), (d, g), (g, g)))
-    dy, gy = ((weights * one * y).sum(-1) for one in (d, g))
+    dd, dg, gg = ((weights * column * other).sum(-1) for column, other in ((d, d), (d, g), (g, g)))
+    dy, gy = ((weights * column * y).sum(-1) for column in (d, g))
     determinant = dd * gg - dg * dg
     return np.stack([(gg * dy - dg * gy) / determinant, (dg * dy - dd * gy) / determinant], axis=1)
 
 
 def _t_draws(design: Floats, center: Floats, misfit: float, rng: np.random.Generator, size: int) -> Floats:
-    """(B, 2) coefficients from their t distribution, the errors' variance being that of the residuals."""
+    """(B, 2) coefficients from their t distribution, with the residuals' variance as that of the errors."""
     freedom = len(design) - 2
     factor = np.linalg.cholesky(np.linalg.inv(design.T @ design))
     scale = np.sqrt(misfit / rng.chisquare(freedom, size))
@@ -290,7 +345,7 @@ def _t_draws(design: Floats, center: Floats, misfit: float, rng: np.random.Gener
 
 
 def _pattern(residuals: Floats, scale: float, rng: np.random.Generator, resamples: int) -> float | None:
-    """How often residuals (K,) in random order have squared steps as small: von Neumann 1941, one-sided."""
+    """How often residuals (K,) in random order have squared steps as small (von Neumann 1941, one-sided)."""
     if len(residuals) < PATTERN_FROM or np.ptp(residuals) <= 1e-12 * scale:
         return None
     shuffled = rng.permuted(np.tile(residuals, (resamples, 1)), axis=1)
@@ -304,7 +359,7 @@ def _interval(value: float, draws: Floats, n: int) -> Estimate:
 
 
 def _top(form: Form, alpha: Floats, beta: Floats) -> tuple[Floats, Floats]:
-    """Place and height of the highest point; infinite where β ≤ 0, since the form then rises for ever."""
+    """Place and height of the highest point; infinite where β ≤ 0, since the form then rises forever."""
     bends = beta > 0
     safe = np.where(bends, beta, 1.0)
     with np.errstate(over="ignore"):

@@ -1,4 +1,4 @@
-"""Several answers to each prompt: how many are right, whether one of k is, and whether what most of them say is."""
+"""Several answers to each prompt: how many are right, whether one of k is, and whether the majority's is."""
 
 import math
 from collections import Counter
@@ -18,9 +18,11 @@ Floats = NDArray[np.float64]
 class Answers:
     """S answers to each of P prompts.
 
-    right: (P, S), 1 or 0. said: P times S, what each was read as, equal where two answers are the same, None where
-    there was nothing to read; without it no vote is held. prompts: (P,) what tells them apart, where some may be equal:
-    intervals resample equal ones together.
+    Attributes:
+        right: (P, S), 1 or 0.
+        said: (P, S), what each answer was read as: equal for equal answers, None where nothing could be read. Without
+            it there is no majority vote.
+        prompts: (P,) keys that tell prompts apart, where some may be equal; intervals resample equal ones together.
     """
 
     right: Floats
@@ -32,9 +34,18 @@ class Answers:
         return int(self.right.shape[1])
 
     def passed(self, k: int) -> Floats:
-        """(P,) the chance that one of k is right: 1 − C(S − c, k)/C(S, k) where c are, unbiased.
+        """Estimates pass@k, the chance that one of k answers is right, without bias.
 
-        Chen et al. 2021, arXiv:2107.03374, eq. 1. Raises ValueError where there are fewer than k.
+        Args:
+            k: Answers drawn without replacement.
+
+        Returns:
+            (P,) 1 − C(S − c, k)/C(S, k), where c of the S answers are right.
+
+        Raises:
+            ValueError: There are fewer than k answers.
+
+        Source: Chen et al. 2021, arXiv:2107.03374, equation 1.
         """
         size = self.samples
         if size < k:
@@ -42,37 +53,44 @@ class Answers:
         return np.array([1 - math.comb(size - int(c), k) / math.comb(size, k) for c in self.right.sum(1)])
 
     def voted(self) -> Floats:
-        """(P,) whether the answer is right that most of them give; of equally many, the share of these that are.
+        """Computes whether the most frequent answer is right (self-consistency). Unreadable answers do not vote.
 
-        Wang et al. 2022, arXiv:2203.11171 (self-consistency). What could not be read has no vote.
+        Returns:
+            (P,) 1 or 0; between equally frequent answers, the share of them that are right.
+
+        Raises:
+            ValueError: The readings are missing.
+
+        Source: Wang et al. 2022, arXiv:2203.11171.
         """
         if self.said is None:
             raise ValueError("A vote needs to know what each answer was read as.")
-        return np.array([_voted(said, right) for said, right in zip(self.said, self.right, strict=True)])
+        return np.array([_voted(answers, right) for answers, right in zip(self.said, self.right, strict=True)])
 
     def of_all(self) -> dict[str, Floats]:
-        """What is made of all S answers together, by what it is called: (P,)."""
+        """Returns, by name, the (P,) figures that need all S answers together: the majority vote and pass@S."""
         if self.samples < 2:
             return {}
         votes = {} if self.said is None else {f"majority of {self.samples}": self.voted()}
         return {**votes, f"pass@{self.samples}": self.passed(self.samples)}
 
     def to_json(self) -> dict[str, Any]:
-        """accuracy, pass_at by k, a power of two or S, and majority_at S: {value, ci95, n}."""
+        """Returns accuracy, pass_at by k (powers of two, and S), and majority_at S, each {value, ci95, n}."""
         prompts = range(len(self.right)) if self.prompts is None else self.prompts
         most = self.samples
         sizes = sorted({most, *(2**power for power in range(most.bit_length()))})
-        found: dict[str, Any] = {
-            "accuracy": accuracy(self.right.ravel(), [one for one in prompts for _ in range(most)]).to_json(),
+        figures: dict[str, Any] = {
+            "accuracy": accuracy(self.right.ravel(), [prompt for prompt in prompts for _ in range(most)]).to_json(),
             "pass_at": {str(k): share(self.passed(k), prompts).to_json() for k in sizes},
         }
         if self.said is not None:
-            found["majority_at"] = {str(most): share(self.voted(), prompts).to_json()}
-        return found
+            figures["majority_at"] = {str(most): share(self.voted(), prompts).to_json()}
+        return figures
 
 
 def _voted(said: Sequence[Hashable], right: Floats) -> float:
-    votes = Counter(one for one in said if one is not None)
+    votes = Counter(answer for answer in said if answer is not None)
     most = max(votes.values(), default=0)
-    first = [said.index(one) for one, count in votes.items() if count == most]
+    # Equal readings are equally right, so the first answer of each stands for all.
+    first = [said.index(answer) for answer, count in votes.items() if count == most]
     return float(np.mean([right[place] for place in first])) if first else 0.0

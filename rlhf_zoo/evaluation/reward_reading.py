@@ -1,4 +1,4 @@
-"""How the scores of a run's reward models are read, by its settings or by its card's, which are a stranger's words."""
+"""How the scores of a run's reward models are read: by its settings, or by its card's, which are a stranger's words."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,20 +15,26 @@ READ = (
 
 
 def reading_of(settings: Any) -> dict[str, Any]:
-    """The keywords of `rewards.loading.load_reward` that differ from its defaults.
+    """Translates settings into keywords of `rewards.loading.load_reward` that differ from its defaults.
 
-    A single model's scores are shown in units of SFT's, whatever PPO made of them; those of several are put together as
-    PPO put them.
+    A single model's scores are shown in units of SFT's, whatever PPO made of them. Those of several models are combined
+    the way PPO combined them.
+
+    Args:
+        settings: PPO's settings, or what a card says they are; values of a wrong type are ignored.
+
+    Returns:
+        The keywords.
     """
-    given = settings if isinstance(settings, Mapping) else {}
-    label, how = given.get("reward_label"), given.get("reward_ensemble")
-    read: dict[str, Any] = {}
+    values = settings if isinstance(settings, Mapping) else {}
+    label, how = values.get("reward_label"), values.get("reward_ensemble")
+    keywords: dict[str, Any] = {}
     if isinstance(label, str):
-        read |= {"label": label, "output": "logprob" if given.get("reward_output") == "logprob" else "logit"}
-    if isinstance(given.get("reward_pad_token"), str):
-        read["pad_token"] = given["reward_pad_token"]
+        keywords |= {"label": label, "output": "logprob" if values.get("reward_output") == "logprob" else "logit"}
+    if isinstance(values.get("reward_pad_token"), str):
+        keywords["pad_token"] = values["reward_pad_token"]
     if how in ENSEMBLES:
-        read |= {"ensemble": how, "penalty": number(given.get("reward_ensemble_lambda"))}
+        keywords |= {"ensemble": how, "penalty": number(values.get("reward_ensemble_lambda"))}
         for name, key in (("center", "score_centering"), ("scale", "score_scaling")):
-            read[name] = given.get(key, "stored") == "stored"
-    return read
+            keywords[name] = values.get(key, "stored") == "stored"
+    return keywords

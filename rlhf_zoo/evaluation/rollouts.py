@@ -34,11 +34,16 @@ _SAME = (
 
 @dataclass(frozen=True)
 class Probed:
-    """What was found of a policy's completions. verdict: by the same rule as a run's, with one checkpoint.
+    """The findings on a policy's completions.
 
-    prompts, completions: those that were read; left_out: lines of the policy's and of SFT's whose prompt the other side
-    does not have. split_half: how far the judge agrees with itself, see `judge_check`; None where that is not known,
-    and of a verifiable reward, which is a program.
+    Attributes:
+        report: The probes.
+        verdict: By the same rule as a run's, with one checkpoint.
+        prompts: Number of prompts that both sides answered.
+        completions: Number of the policy's completions to these.
+        left_out: Lines of the policy, and of SFT, whose prompt the other side lacks.
+        split_half: How far the judge agrees with itself, see `judges.check`; None where that is unknown, and for a
+            verifiable reward, which is a program.
     """
 
     report: Report
@@ -51,14 +56,21 @@ class Probed:
     def to_json(self) -> dict[str, Any]:
         counts = {"prompts": self.prompts, "completions": self.completions, "left_out": list(self.left_out)}
         steady = self.split_half.to_json() if self.split_half else None
-        found = {**self.verdict.to_json(), "split_half": steady, "probes": self.report.to_json()}
-        return {"schema": 1, **counts, **found}
+        findings = {**self.verdict.to_json(), "split_half": steady, "probes": self.report.to_json()}
+        return {"schema": 1, **counts, **findings}
 
 
 def read_rollouts(path: Path) -> Completions:
-    """The completions of a file of JSON lines, with the optional columns that every line has.
+    """Reads the completions in a file of JSON lines, with the optional columns that every line has.
 
-    Raises ZooError, naming file and line, for what is no such line.
+    Args:
+        path: The file, in UTF-8.
+
+    Returns:
+        The completions.
+
+    Raises:
+        ZooError: The file cannot be read, or a line is wrong; it names the file and the line.
     """
     rows: dict[int, dict[str, Any]] = {}
     try:
@@ -88,17 +100,17 @@ def read_rollouts(path: Path) -> Completions:
 
 def _row(line: str, where: str) -> dict[str, Any]:
     try:
-        given = json.loads(line)
+        document = json.loads(line)
     except (ValueError, RecursionError) as error:
         why = f"{error.msg}, character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else str(error)
         raise ZooError(f"{where} is not JSON ({why[:80]}): write one object a line.") from error
-    if not isinstance(given, dict):
+    if not isinstance(document, dict):
         raise ZooError(f"{where} holds no object: write one with prompt and completion.")
     row: dict[str, Any] = {}
     for name, names in COLUMNS.items():
-        found = next((given[key] for key in names if given.get(key) is not None), None)
-        if found is not None:
-            row[name] = _checked(name, found, where)
+        value = next((document[key] for key in names if document.get(key) is not None), None)
+        if value is not None:
+            row[name] = _checked(name, value, where)
         elif name in ("prompt", "completion"):
             raise ZooError(f"{where} has no {name}: give it as {' or '.join(repr(key) for key in names)}.")
     return row
@@ -111,7 +123,7 @@ def _checked(name: str, value: Any, where: str) -> Any:
             raise ZooError(f"{where}: {name} must be a text or a list of messages with role and content.")
         return text
     if name == "logprobs":
-        if isinstance(value, list) and all(_number(one) and one <= 0 for one in value):
+        if isinstance(value, list) and all(_number(logprob) and logprob <= 0 for logprob in value):
             return value
         raise ZooError(f"{where}: logprobs must be a list of log-probabilities under the SFT model, none above 0.")
     if isinstance(value, str) and _reads_as_number(value):
@@ -133,75 +145,106 @@ def _reads_as_number(text: str) -> bool:
 
 
 def same_columns(policy: Path, ours: Completions, sft: Path, theirs: Completions, *, logprobs: bool) -> None:
-    """Raises ZooError where one file has a column that tells nothing without the other's. logprobs: they are read."""
+    """Checks that both files have a column, or neither.
+
+    Args:
+        policy: Path of the policy's file.
+        ours: Its completions.
+        sft: Path of SFT's file.
+        theirs: Its completions.
+        logprobs: Whether log-probabilities are read.
+
+    Raises:
+        ZooError: Only one file has a column that needs the other's.
+    """
     for name, field in (("reward", "rewards"), ("judge", "judged"), ("logprobs", "logprobs"))[: 3 if logprobs else 2]:
-        there = [path for path, one in ((policy, ours), (sft, theirs)) if getattr(one, field) is not None]
+        there = [
+            path for path, completions in ((policy, ours), (sft, theirs)) if getattr(completions, field) is not None
+        ]
         if len(there) == 1:
             other = sft if there == [policy] else policy
             raise ZooError(f"{other} has no {name}, and {there[0]} has: give it in both files or in neither.")
 
 
 def said(value: Any) -> str | None:
-    """A text, or what the messages of a conversation say; None for anything else."""
+    """Reads a text, or joins the contents of a conversation's messages.
+
+    Args:
+        value: A value from outside.
+
+    Returns:
+        The text; None for anything else.
+    """
     if isinstance(value, str):
         return value
-    if isinstance(value, Sequence) and value and all(isinstance(one, Mapping) for one in value):
-        contents = [one.get("content") for one in value]
-        return "\n".join(contents) if all(isinstance(one, str) for one in contents) else None  # type: ignore[arg-type]
+    if isinstance(value, Sequence) and value and all(isinstance(message, Mapping) for message in value):
+        contents = [message.get("content") for message in value]
+        return "\n".join(contents) if all(isinstance(message, str) for message in contents) else None  # type: ignore[arg-type]
     return None
 
 
 def probe_rollouts(policy: Completions, sft: Completions, *, verifiable: bool = False, seed: int = 0) -> Probed:
-    """Every probe, and the verdict by reward and judge where both sides have them.
+    """Runs every probe, and decides the verdict by reward and judge where both sides have them.
 
-    verifiable: the reward is a program that checks answers, and its own judge. A judge that equals the reward in every
-    line is that reward. Raises ValueError where the two share no prompt, ZooError for a verifiable reward that is not
-    there, or has another judge beside it.
+    Args:
+        policy: The policy's completions.
+        sft: SFT's completions.
+        verifiable: Whether the reward is a program that checks answers, and so its own judge.
+        seed: Seed of the permutations and resamples.
+
+    Returns:
+        The findings.
+
+    Raises:
+        ValueError: The two share no prompt.
+        ZooError: A verifiable reward is missing, or has another judge beside it.
     """
     report = probe(policy, sft, seed=seed)
     shared = set(policy.prompts) & set(sft.prompts)
-    sides = [[row for row, prompt in enumerate(one.prompts) if prompt in shared] for one in (policy, sft)]
+    sides = [[row for row, prompt in enumerate(item.prompts) if prompt in shared] for item in (policy, sft)]
     order = {prompt: place for place, prompt in enumerate(dict.fromkeys(p for p in sft.prompts if p in shared))}
     groups = [
-        np.array([order[one.prompts[row]] for row in rows]) for one, rows in zip((policy, sft), sides, strict=True)
+        np.array([order[item.prompts[row]] for row in rows]) for item, rows in zip((policy, sft), sides, strict=True)
     ]
 
     def scores(column: str) -> list[np.ndarray] | None:
         """Of the policy's rows and of SFT's."""
-        values = [getattr(one, column) for one in (policy, sft)]
-        if any(one is None for one in values):
+        values = [getattr(item, column) for item in (policy, sft)]
+        if any(item is None for item in values):
             return None
-        return [np.asarray(one, dtype=float)[rows] for one, rows in zip(values, sides, strict=True)]
+        return [np.asarray(item, dtype=float)[rows] for item, rows in zip(values, sides, strict=True)]
 
     def means(found: list[np.ndarray] | None) -> list[np.ndarray | None]:
         if found is None:
             return [None, None]
-        return [np.bincount(g, weights=one) / np.bincount(g) for one, g in zip(found, groups, strict=True)]
+        return [np.bincount(g, weights=item) / np.bincount(g) for item, g in zip(found, groups, strict=True)]
 
     rewards, judged = scores("rewards"), scores("judged")
+    # A judge whose scores equal the reward in every line is the reward under another name.
     same = bool(rewards and judged) and all(map(np.allclose, rewards or (), judged or ()))
     if verifiable and rewards is None:
         raise ZooError("A verifiable reward judges itself, and there is none: give reward (or score) in both files.")
     if verifiable and judged is not None and not same:
         raise ZooError("A verifiable reward judges itself, and judge is another column: leave it out, or --verifiable.")
     if verifiable:
-        judged, standing = rewards, JudgeReliability("the reward", is_reward=True, verifiable=True)
+        judged, reliability = rewards, JudgeReliability("the reward", is_reward=True, verifiable=True)
     else:
-        standing = JudgeReliability(is_reward=True, independent=False, unfit=_SAME) if same else JudgeReliability()
-    wins = steady = None
+        reliability = JudgeReliability(is_reward=True, independent=False, unfit=_SAME) if same else JudgeReliability()
+    wins = agreement = None
     if judged is not None:
-        samples = [[one[g == place] for place in range(len(order))] for one, g in zip(judged, groups, strict=True)]
+        samples = [[item[g == place] for place in range(len(order))] for item, g in zip(judged, groups, strict=True)]
         wins = [float(np.mean((np.sign(np.subtract.outer(a, b)) + 1) / 2)) for a, b in zip(*samples, strict=True)]
-        fewest = min(len(one) for side in samples for one in side)
-        rows = [one[:fewest] for side in samples for one in side]
-        steady = None if verifiable else split_half(rows, [*range(len(order))] * 2, seed=seed)
-        standing = replace(standing, split_half=steady)
+        # Halves need rows of equal length, so surplus samples are dropped.
+        fewest = min(len(item) for side in samples for item in side)
+        rows = [item[:fewest] for side in samples for item in side]
+        agreement = None if verifiable else split_half(rows, [*range(len(order))] * 2, seed=seed)
+        reliability = replace(reliability, split_half=agreement)
     proxies, judges = means(rewards), means(judged)
     evidence = Evidence(
         Checkpoint(0, None, proxies[1], judges[1]),
         [Checkpoint(1, None, proxies[0], judges[0], wins, report)],
-        standing,
+        reliability,
         rollouts=True,
     )
     left_out = (len(policy) - len(sides[0]), len(sft) - len(sides[1]))
-    return Probed(report, decide(evidence, seed=seed), len(order), len(sides[0]), left_out, steady)
+    return Probed(report, decide(evidence, seed=seed), len(order), len(sides[0]), left_out, agreement)
