@@ -1,4 +1,4 @@
-"""A policy and its SFT policy on the same prompts, under the same random numbers: every figure, and each completion."""
+"""A policy and its SFT policy on the same prompts, under the same random numbers: all figures, and every completion."""
 
 import json
 from collections.abc import Collection, Mapping, Sequence
@@ -31,11 +31,18 @@ _SIDES = ("sft", "ppo")
 
 @dataclass(frozen=True)
 class HeadToHead:
-    """What was measured of sft, ppo (the policy) and control (SFT again, other random numbers), by (prompt, sample).
+    """The measurements of sft, ppo (the policy) and control (SFT again with other random numbers), by (prompt, sample).
 
-    paid: the judges, by name, that the policy was rewarded by. checks: of each judge on labeled pairs, by its name.
-    answers: of each rule that says whether an answer is right, by its name: by policy, and by how they are read,
-    strictly or leniently.
+    Attributes:
+        tools: The reference, the reward and the judges.
+        measured: Completions and their scores, by policy.
+        prompts: The prompt of each completion.
+        samples: Completions per prompt.
+        seed: Seed of the sampling and of the resamples.
+        paid: Names of the judges that also rewarded the policy in training.
+        checks: Each judge's results on labeled pairs, by its name.
+        answers: For each rule that checks answers, by its name: the answers by policy and by reading, strict or
+            lenient.
     """
 
     tools: Evaluator
@@ -49,22 +56,25 @@ class HeadToHead:
 
     @property
     def judge(self) -> str:
-        """The headline's."""
+        """The name of the headline's judge."""
         return self.tools.judge.name
 
     @cached_property
     def groups(self) -> list[int]:
-        """The place of each completion's prompt among the different ones: rows of one prompt are resampled together."""
+        """For each completion, the index of its prompt among the distinct ones, by which intervals resample."""
         return prompt_groups(self.prompts)
 
     def to_json(self) -> dict[str, Any]:
-        """The figures of evaluation.json, each {value, ci95, n}: n completions, and intervals that resample prompts."""
+        """Returns the figures of evaluation.json.
+
+        Each is {value, ci95, n}, where n counts completions and intervals resample prompts.
+        """
         judges = {
             **{judge.name: self._scored(judge.name, judge.description) for judge in self.tools.panel.scoring},
             **{name: self._compared(name) for name in self.pairs},
         }
         headline = judges[self.judge]
-        found = {
+        figures = {
             "prompts": max(self.groups) + 1,
             "rows": len(self.prompts) // self.samples,
             "samples_per_prompt": self.samples,
@@ -80,43 +90,49 @@ class HeadToHead:
             "control": headline["control"],
         }
         if self.measured["sft"].reward:
-            found["agreement"] = self._agreement()
-        return found
+            figures["agreement"] = self._agreement()
+        return figures
 
     def gain_of(self, policy: PreTrainedModel | None, rows: Dataset) -> Estimate:
-        """By how much the headline's judge scores a policy above SFT on these prompts; None: the one that was compared.
+        """Estimates how much higher than SFT the headline's judge scores a policy on these prompts.
 
-        rows: those that were asked, as in `head_to_head`. The policy draws with the random numbers of that one.
+        Args:
+            policy: The policy to measure, sampled with the random numbers of the compared one; None for the compared
+                one.
+            rows: The rows that `head_to_head` sampled for.
+
+        Returns:
+            The mean difference of the scores.
         """
-        found = self.measured["ppo"]
+        measured = self.measured["ppo"]
         if policy is not None:
             _, prompts, others = repeated(rows, self.samples)
             keys = keys_of(len(prompts), self.samples)
-            one = self.tools.with_one_judge
-            found = measure(
-                policy, one, prompts, keys=keys, seed=self.seed, desc="confirming the candidate", columns=others
+            evaluator = self.tools.with_one_judge
+            measured = measure(
+                policy, evaluator, prompts, keys=keys, seed=self.seed, desc="confirming the candidate", columns=others
             )
-        apart = np.subtract(found.judges[self.judge], self.measured["sft"].judges[self.judge])
+        apart = np.subtract(measured.judges[self.judge], self.measured["sft"].judges[self.judge])
         return bootstrap_mean(apart, self.groups, seed=self.seed)
 
     def jsonl(self) -> str:
-        """A line of samples.jsonl for each (prompt, sample): every policy's completion and what was found of it."""
+        """Returns samples.jsonl: a line for each (prompt, sample), with every policy's completion and its figures."""
         lines = []
         for i, prompt in enumerate(self.prompts):
             row: dict[str, Any] = {"prompt": display_text(prompt), "sample": i % self.samples}
-            row |= {side: found.row(i, self.judge) for side, found in self.measured.items()}
+            row |= {side: measured.row(i, self.judge) for side, measured in self.measured.items()}
             lines.append(json.dumps(row, ensure_ascii=False) + "\n")
         return "".join(lines)
 
     @cached_property
     def pairs(self) -> dict[str, dict[str, PairReport]]:
-        """What judges of pairs say of ppo, and of the control, against SFT: {judge: {side: report}}."""
-        theirs, asked = self.measured["sft"].completions, [plain_text(prompt) for prompt in self.prompts]
+        """The reports of the pair judges on ppo, and on the control, against SFT: {judge: {side: report}}."""
+        theirs, prompt_texts = self.measured["sft"].completions, [plain_text(prompt) for prompt in self.prompts]
         return {
             judge.name: {
                 side: compare_pairs(
                     judge,
-                    asked,
+                    prompt_texts,
                     self.measured[side].completions,
                     theirs,
                     seed=self.seed,
@@ -145,7 +161,7 @@ class HeadToHead:
         return {**about, **self._check(judge.name)}
 
     def _steadiness(self) -> Estimate | None:
-        """How far the headline's judge agrees with itself, of SFT and the policy: see `split_half`."""
+        """How far the headline's judge agrees with itself on SFT and the policy; see `split_half`."""
         rows = [np.reshape(self.measured[side].judges[self.judge], (-1, self.samples)) for side in _SIDES]
         return split_half(np.concatenate(rows), self.groups[:: self.samples] * len(_SIDES), seed=self.seed)
 
@@ -153,11 +169,11 @@ class HeadToHead:
         return {"check": self.checks[judge].to_json()} if judge in self.checks else {}
 
     def _scored(self, name: str, description: str) -> dict[str, Any]:
-        found = {side: self._mean(self.measured[side].judges[name]) for side in _SIDES}
+        means = {side: self._mean(self.measured[side].judges[name]) for side in _SIDES}
         return {
             "description": description,
             "is_training_reward": name in self.paid,
-            **found,
+            **means,
             "win_rate": self._win_rate("ppo", name),
             "control": self._win_rate("control", name),
             **({"checks_answers": True, "answers": self._answers(name)} if name in self.answers else {}),
@@ -165,7 +181,7 @@ class HeadToHead:
         }
 
     def _answers(self, name: str) -> dict[str, Any]:
-        """Of right answers: what is found of both policies, and the difference of their accuracy, paired."""
+        """The figures of a rule that checks answers, for both policies, and the paired difference of their accuracy."""
         sft, ppo = (self.answers[name][side] for side in _SIDES)
         return {
             reading: {
@@ -177,62 +193,63 @@ class HeadToHead:
         }
 
     def _compared(self, name: str) -> dict[str, Any]:
-        judge = next(one for one in self.tools.panel.comparing if one.name == name)
-        found = self.pairs[name]
+        judge = next(candidate for candidate in self.tools.panel.comparing if candidate.name == name)
+        reports = self.pairs[name]
         figures: dict[str, Any] = {"description": judge.description}
         if name in self.measured["sft"].judges:  # it rated single completions too
             figures |= {side: self._mean(self.measured[side].judges[name]) for side in _SIDES}
         figures |= {
-            "win_rate": found["ppo"].win_rate.to_json(),
-            "control": found["control"].win_rate.to_json(),
-            "orders": {key: value for key, value in found["ppo"].to_json().items() if key != "win_rate"},
+            "win_rate": reports["ppo"].win_rate.to_json(),
+            "control": reports["control"].win_rate.to_json(),
+            "orders": {key: value for key, value in reports["ppo"].to_json().items() if key != "win_rate"},
         }
         if isinstance(judge, LLMJudge):
             figures["usage"] = judge.usage.to_json()
         return {**figures, **self._check(name)}
 
     def _figures(self, side: str) -> dict[str, Any]:
-        found, by_prompt = self.measured[side], list(map(str, self.groups))
-        kl = {"predictions": found.logprobs, "references": found.ref_logprobs}
+        measured, by_prompt = self.measured[side], list(map(str, self.groups))
+        kl = {"predictions": measured.logprobs, "references": measured.ref_logprobs}
         return {
-            **({"reward": self._mean(found.reward)} if found.reward else {}),
-            "judge": self._mean(found.judges[self.judge]),
+            **({"reward": self._mean(measured.reward)} if measured.reward else {}),
+            "judge": self._mean(measured.judges[self.judge]),
             "kl": metric("kl_divergence").compute(**kl, prompts=by_prompt, seed=self.seed),
-            "exact_kl": self._mean(found.exact_kl),
-            "length": self._mean(found.length),
-            "eos_rate": self._mean(list(map(float, found.ended))),
+            "exact_kl": self._mean(measured.exact_kl),
+            "length": self._mean(measured.length),
+            "eos_rate": self._mean(list(map(float, measured.ended))),
             **{
-                f"distinct_{n}": metric("distinct_n").compute(predictions=found.completions, prompts=by_prompt, n=n)
+                f"distinct_{n}": metric("distinct_n").compute(predictions=measured.completions, prompts=by_prompt, n=n)
                 for n in (1, 2)
             },
-            "repetition": self._mean([repetition(text) for text in found.completions]),
+            "repetition": self._mean([repetition(text) for text in measured.completions]),
             "sft_perplexity": bootstrap_perplexity(
-                found.sft_logprob, found.length, self.groups, seed=self.seed
+                measured.sft_logprob, measured.length, self.groups, seed=self.seed
             ).to_json(),
         }
 
     def _difference(self) -> dict[str, Any]:
-        """ppo's figures less sft's, paired: the same resampled prompts for both. KL is a difference already."""
+        """ppo's figures less sft's, paired by resampling the same prompts for both. KL is a difference already."""
         ours, theirs = (self.measured[side] for side in ("ppo", "sft"))
         along = {
             "reward": (ours.reward, theirs.reward),
             "judge": (ours.judges[self.judge], theirs.judges[self.judge]),
             "length": (ours.length, theirs.length),
             "eos_rate": (ours.ended, theirs.ended),
-            "repetition": tuple([repetition(text) for text in one.completions] for one in (ours, theirs)),
+            "repetition": tuple([repetition(text) for text in measured.completions] for measured in (ours, theirs)),
         }
-        found = {
+        differences = {
             name: self._mean(np.subtract(np.asarray(a, dtype=float), np.asarray(b, dtype=float)).tolist())
             for name, (a, b) in along.items()
             if a
         }
         for n in (1, 2):
+            # Distinct-n needs a jackknife: a bootstrap that draws a prompt twice adds no new n-gram.
             estimate = distinct_n_difference(ours.completions, theirs.completions, self.groups, n)
-            found[f"distinct_{n}"] = estimate.to_json()
-        lost = perplexity_difference(
+            differences[f"distinct_{n}"] = estimate.to_json()
+        perplexity = perplexity_difference(
             (ours.sft_logprob, ours.length), (theirs.sft_logprob, theirs.length), self.groups, seed=self.seed
         )
-        return {**found, "sft_perplexity": lost.to_json()}
+        return {**differences, "sft_perplexity": perplexity.to_json()}
 
     def _mean(self, values: Sequence[float]) -> dict[str, Any]:
         return bootstrap_mean(values, self.groups, seed=self.seed).to_json()
@@ -240,10 +257,10 @@ class HeadToHead:
     def _win_rate(self, side: str, judge: str) -> dict[str, Any]:
         ours, theirs = self.measured[side].judges[judge], self.measured["sft"].judges[judge]
         by_prompt = list(map(str, self.groups))
-        found: dict[str, Any] = metric("win_rate").compute(
+        estimate: dict[str, Any] = metric("win_rate").compute(
             predictions=ours, references=theirs, prompts=by_prompt, tolerance=TIE
         )
-        return found
+        return estimate
 
     def _wins(self) -> np.ndarray:
         """1 where the headline's judge prefers the policy, 0 where SFT, ½ for a tie."""
@@ -256,27 +273,44 @@ class HeadToHead:
         return length_controlled_win_rate(self._wins(), ours, theirs, self.groups, seed=self.seed).to_json()
 
     def _agreement(self) -> dict[str, Any]:
-        """Of reward and judge: Spearman over each policy's completions, and how often they prefer the same side."""
-        found: dict[str, Any] = {}
+        """Agreement of reward and judge: Spearman within each policy, and how often they prefer the same side."""
+        agreement: dict[str, Any] = {}
         for side in _SIDES:
+            # Within one policy, so that the difference between policies does not inflate the correlation.
             reward, judged = self.measured[side].reward, self.measured[side].judges[self.judge]
             estimate = correlation(reward, judged, self.groups, seed=self.seed, ranks=True)
-            found[side] = None if estimate is None else estimate.to_json()
+            agreement[side] = None if estimate is None else estimate.to_json()
         paid, wins = won(self.measured["ppo"].reward, self.measured["sft"].reward), self._wins()
-        # Where one of them prefers nothing at all, they agree on nothing.
+        # Where one of them only ever ties, it prefers no side, so no agreement can be measured.
         tied = (paid == 0.5).all() or (wins == 0.5).all()
-        found["same_side"] = None if tied else self._mean((1 - np.abs(paid - wins)).tolist())
-        return found
+        agreement["same_side"] = None if tied else self._mean((1 - np.abs(paid - wins)).tolist())
+        return agreement
 
 
 def won(ours: Sequence[float], theirs: Sequence[float]) -> np.ndarray:
-    """1 where ours is higher, 0 where theirs is, ½ for a tie."""
+    """Compares scores pair by pair.
+
+    Args:
+        ours: (N,) scores of the first side.
+        theirs: (N,) scores of the second side.
+
+    Returns:
+        (N,) 1 where ours is higher, 0 where theirs is, ½ for a tie (within `TIE`).
+    """
     apart = np.subtract(ours, theirs)
     return np.where(np.abs(apart) <= TIE, 0.5, apart > 0)
 
 
 def keys_of(size: int, samples: int) -> list[tuple[int, ...]]:
-    """Of the random numbers that every policy of an evaluation draws with, by (prompt, sample)."""
+    """Builds the keys of the random numbers that every policy of an evaluation draws with.
+
+    Args:
+        size: Number of completions.
+        samples: Completions per prompt.
+
+    Returns:
+        (size,) keys (stream, prompt, sample).
+    """
     return [(STREAM, i // samples, i % samples) for i in range(size)]
 
 
@@ -290,24 +324,34 @@ def head_to_head(
     paid: Collection[str] = (),
     checks: Mapping[str, JudgeCheck] | None = None,
 ) -> HeadToHead:
-    """Samples `samples` completions of each row's prompt from SFT, the policy, and SFT again, and measures them.
+    """Samples completions from SFT, from the policy, and from SFT again, and measures them.
 
-    rows: prompts, some of them equal or none, with other columns for rules and reward functions. paid, checks: see
-    there.
+    Args:
+        policy: The trained policy.
+        tools: The reference, the reward and the judges.
+        rows: Prompts, repeats allowed, with other columns for rules and reward functions.
+        samples: Completions per prompt.
+        seed: Seed of the sampling and of the resamples.
+        paid: Names of the judges that also rewarded the policy in training.
+        checks: Each judge's results on labeled pairs, by its name.
+
+    Returns:
+        The measurements of all three.
     """
     _, prompts, others = repeated(rows, samples)
     policies = {"sft": tools.reference, "ppo": policy, "control": tools.reference}
     measured = {
         name: measure(
-            one,
+            model,
             tools,
             prompts,
             keys=keys_of(len(prompts), samples),
+            # The control draws other numbers; under the same seed SFT would repeat itself word for word.
             seed=seed + (name == "control"),
             desc=f"evaluating {name}",
             columns=others,
         )
-        for name, one in policies.items()
+        for name, model in policies.items()
     }
     read = {
         judge.name: {

@@ -1,4 +1,4 @@
-"""What completions are measured with: sampling, reward, KL and the judges."""
+"""The tools that measure completions: sampling, reward, KL and the judges."""
 
 from __future__ import annotations
 
@@ -45,14 +45,34 @@ LOGITS = 2**28  # of one policy; a large vocabulary takes fewer completions
 
 
 def rows_at_once(policy: PreTrainedModel, tokens: int) -> int:
-    """Texts of so many tokens whose logits are held at once."""
+    """Computes how many texts' logits fit in memory at once.
+
+    Args:
+        policy: The model, whose vocabulary counts.
+        tokens: Tokens per text.
+
+    Returns:
+        A number from 1 to `CHUNK`.
+    """
+    # The embedding may be padded beyond the tokenizer's vocabulary, and the logits have its size.
     table: Any = policy.get_input_embeddings()
     return max(1, min(CHUNK, LOGITS // (tokens * table.weight.shape[0])))
 
 
 @dataclass(frozen=True)
 class Evaluator:
-    """What completions are measured with: one reference, one reward (None without), the judges."""
+    """The tools that every policy is measured with.
+
+    Attributes:
+        reference: The SFT policy.
+        tokenizer: The tokenizer of all policies.
+        rewards: The training reward; None without one.
+        panel: The judges.
+        max_new_tokens: The longest completion.
+        temperature: The sampling temperature.
+        truncation: Top-k and top-p; None for the whole distribution.
+        stops: Token ids that end a completion.
+    """
 
     reference: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -65,18 +85,29 @@ class Evaluator:
 
     @property
     def judge(self) -> Judge:
-        """The headline's."""
+        """The headline's judge."""
         return self.panel.scoring[0]
 
     @property
     def with_one_judge(self) -> Evaluator:
-        """The same with the headline's judge alone."""
+        """A copy with only the headline's judge."""
         return replace(self, panel=Panel(self.panel.scoring[:1]))
 
     def sampled(
         self, policy: PreTrainedModel, prompts: Sequence[Any], *, keys: Sequence[tuple[int, ...]], seed: int, desc: str
     ) -> SampledCompletions:
-        """One completion of a policy a prompt; see `complete`."""
+        """Samples one completion for each prompt; see `complete`.
+
+        Args:
+            policy: The model to sample from.
+            prompts: (N,) texts or conversations.
+            keys: (N,) keys of the random numbers.
+            seed: Seed of the sampling.
+            desc: Label of the progress bar.
+
+        Returns:
+            The completions with their tokens.
+        """
         return complete(
             policy,
             self.tokenizer,
@@ -98,21 +129,44 @@ class Evaluator:
         texts: Sequence[str],
         columns: Mapping[str, Sequence[Any]],
     ) -> list[float]:
-        """Of a batch, which is the rows `part` of prompts, texts and columns; [] without a reward."""
+        """Computes the training reward of a batch.
+
+        Args:
+            batch: The sampled tokens.
+            part: The rows of prompts, texts and columns that the batch holds.
+            prompts: All prompts.
+            texts: All completions.
+            columns: The prompts' other columns.
+
+        Returns:
+            (batch,) total rewards; [] without a reward.
+        """
         if self.rewards is None:
             return []
         written = list(zip(prompts[part], texts[part], strict=True))
-        completions, full = [wrap_completion(*one) for one in written], [append_completion(*one) for one in written]
+        completions, full = (
+            [wrap_completion(*exchange) for exchange in written],
+            [append_completion(*exchange) for exchange in written],
+        )
         others = {name: list(values[part]) for name, values in columns.items()}
         return self.rewards(batch, prompts[part], completions, full, others).total.tolist()
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One policy's completions, one entry a (prompt, sample).
+    """One policy's completions with their figures, one entry per (prompt, sample).
 
-    reward: [] without one. logprobs, ref_logprobs: log π and log π_SFT of each token that was drawn, nats. exact_kl:
-    Σ_t KL(π‖π_SFT) of the distributions that they were drawn from, nats a completion: as `kl` in the mean, less noise.
+    Attributes:
+        completions: The texts.
+        reward: The training reward; [] without one.
+        length: Tokens of each completion.
+        ended: Whether the completion stopped by itself.
+        judges: Scores by judge.
+        exact_kl: Σ_t KL(π‖π_SFT) of the distributions that the tokens were drawn from, nats per completion. Its mean
+            estimates the same as that of `kl`, with less noise.
+        logprobs: Log π of each drawn token, nats.
+        ref_logprobs: Log π_SFT of each drawn token, nats.
+        tokens: The drawn token ids.
     """
 
     completions: list[str]
@@ -127,7 +181,7 @@ class Measured:
 
     @cached_property
     def kl(self) -> list[float]:
-        """Σ_t log π − log π_SFT of each completion, nats (k1)."""
+        """Σ_t log π − log π_SFT of each completion, nats (the estimator k1)."""
         return [math.fsum(ours) - theirs for ours, theirs in zip(self.logprobs, self.sft_logprob, strict=True)]
 
     @cached_property
@@ -136,7 +190,15 @@ class Measured:
         return [math.fsum(row) for row in self.ref_logprobs]
 
     def row(self, place: int, judge: str) -> dict[str, Any]:
-        """Of samples.jsonl: one completion and what was found of it, by the judge of that name."""
+        """Builds a policy's part of a line of samples.jsonl.
+
+        Args:
+            place: Index of the completion.
+            judge: Name of the judge whose score to include.
+
+        Returns:
+            The completion and its figures.
+        """
         return {
             "completion": self.completions[place],
             "reward": self.reward[place] if self.reward else None,
@@ -148,14 +210,29 @@ class Measured:
 
 
 def repeated(rows: Dataset, samples: int) -> tuple[list[int], list[Any], dict[str, list[Any]]]:
-    """Each row `samples` times in turn: the place of its row, its prompt, and the other columns."""
+    """Repeats each row `samples` times in turn.
+
+    Args:
+        rows: Prompts, with other columns.
+        samples: Repeats of each row.
+
+    Returns:
+        The index of each repeat's row, its prompt, and its other columns.
+    """
     groups = [place for place in range(len(rows)) for _ in range(samples)]
     columns = rows.select(groups).to_dict()
     return groups, columns["prompt"], passed_on(columns)
 
 
 def prompt_groups(prompts: Iterable[Any]) -> list[int]:
-    """The place of each row's prompt among the different ones: what intervals resample as one."""
+    """Numbers prompts so that equal ones share a number; intervals resample these together.
+
+    Args:
+        prompts: (N,) texts or conversations.
+
+    Returns:
+        (N,) indices among the distinct prompts, in order of first appearance.
+    """
     return group_indices([prompt_key(prompt) for prompt in prompts]).tolist()
 
 
@@ -169,11 +246,21 @@ def measure(
     desc: str,
     columns: Mapping[str, Sequence[Any]] | None = None,
 ) -> Measured:
-    """Samples one completion a prompt and measures each, on the device of the reference.
+    """Samples one completion for each prompt and measures it, on the reference's device.
 
-    Two policies under equal keys and seed draw alike. Several processes measure a batch in turn.
+    Two policies with equal keys and seed use the same random numbers. Several processes share the batches.
 
-    columns: the prompts' other columns, one value a prompt, which reward functions may read.
+    Args:
+        policy: The model to measure.
+        evaluator: The tools.
+        prompts: (N,) texts or conversations.
+        keys: (N,) keys of the random numbers.
+        seed: Seed of the sampling.
+        desc: Label of the progress bar.
+        columns: The prompts' other columns, one value per prompt, which reward functions may read.
+
+    Returns:
+        The completions with their figures.
     """
     move(policy, evaluator.reference.device)
     done = evaluator.sampled(policy, prompts, keys=keys, seed=seed, desc=desc)
@@ -182,6 +269,7 @@ def measure(
     for number, batch in enumerate(done.batches):
         chosen = slice(start, start + len(batch))
         start += len(batch)
+        # Every process has all the samples; each scores its own share, and `in_order` puts the shares together.
         if not distributed.is_my_batch(number):
             continue
         reward = evaluator.reward_of(batch, chosen, prompts, done.texts, columns or {})
@@ -193,12 +281,14 @@ def measure(
             [row for _, rows in rated for row in rows],
         )
     columns_of: tuple[list, ...] = ([], [], [], [])
-    for one in distributed.in_order(measured):
-        for column, values in zip(columns_of, one, strict=True):
+    for figures in distributed.in_order(measured):
+        for column, values in zip(columns_of, figures, strict=True):
             column += values
     reward, exact, ours, theirs = columns_of
     judged = {
-        judge.name: scores(judge, prompts, done.texts, columns) for judge in cheapest_first(evaluator.panel.scoring)
+        # A paid judge comes last, so that an error in a free one costs nothing.
+        judge.name: scores(judge, prompts, done.texts, columns)
+        for judge in cheapest_first(evaluator.panel.scoring)
     }
     tokens = [list(row) for batch in done.batches for row in batch.token_lists()]
     return Measured(done.texts, reward, done.lengths, done.ended, judged, exact, ours, theirs, tokens)
@@ -212,11 +302,12 @@ _Batch = tuple[list[float], list[float], list[list[float]], list[list[float]]]
 def _against(
     policy: PreTrainedModel, evaluator: Evaluator, batch: Samples, rows: Sequence[int]
 ) -> tuple[list[float], list[list[float]]]:
-    """Of each completion, nats: its exact KL to the reference, summed over tokens, and log π_ref of each token."""
+    """Returns each completion's exact KL to the reference, summed over tokens, and log π_ref of each token, in nats."""
     batch = batch.rows(slice(rows[0], rows[-1] + 1)).to(evaluator.reference.device)
     logits = response_logits(evaluator.reference, batch, temperature=evaluator.temperature)
     reference = selected_logprobs(logits, batch.completion_ids)
     if policy is evaluator.reference:
+        # SFT against itself: 0 exactly, without a second forward pass.
         exact = torch.zeros_like(reference)
     else:
         exact = exact_kl(response_logits(policy, batch, temperature=evaluator.temperature), logits)
@@ -224,12 +315,20 @@ def _against(
 
 
 def _rows(values: torch.Tensor, batch: Samples) -> list[list[float]]:
-    """The values (B, T) of each completion's own tokens."""
+    """Splits values (B, T) into each completion's own tokens."""
     return [row[keep].tolist() for row, keep in zip(values, batch.mask, strict=True)]
 
 
 def make_evaluator(context: RunContext, reference_path: Path) -> Evaluator:
-    """The SFT policy at `reference_path` as reference, PPO's reward, and the recipe's judges."""
+    """Loads the tools of an evaluation: the SFT policy as reference, PPO's reward, and the recipe's judges.
+
+    Args:
+        context: The run.
+        reference_path: Checkpoint of the SFT policy.
+
+    Returns:
+        The tools.
+    """
     ppo = context.settings("ppo")
     tokenizer = load_tokenizer(reference_path)
     if tokenizer.chat_template is not None and context.shared.chat != Chat():
@@ -260,7 +359,15 @@ def make_evaluator(context: RunContext, reference_path: Path) -> Evaluator:
 
 
 def training_rewards(context: RunContext, tools: Evaluator) -> frozenset[str]:
-    """The names of the judges that PPO is paid by: these judge nothing."""
+    """Names the judges that are also PPO's training reward, whose scores therefore prove nothing.
+
+    Args:
+        context: The run.
+        tools: The loaded reward and judges.
+
+    Returns:
+        The judges' names.
+    """
     ppo = context.settings("ppo")
     models = 0 if ppo.data.reward_model_path is None else 1
     weights = ppo.trainer.reward_weights or [1.0]
@@ -269,43 +376,66 @@ def training_rewards(context: RunContext, tools: Evaluator) -> frozenset[str]:
 
 
 def paid_functions(names: Sequence[str] | None, weights: Sequence[float] | None, *, learned: bool) -> frozenset[str]:
-    """The reward functions that pay: those whose weight is not 0.
+    """Selects the reward functions that pay, which are those with a weight other than 0.
 
-    weights: of the reward model, where there is one (`learned`), then of each function; None for 1 each.
+    Args:
+        names: The reward functions.
+        weights: The weight of the reward model, where there is one, then of each function; None for 1 each.
+        learned: Whether there is a reward model.
+
+    Returns:
+        The names of the paying functions.
     """
     names = names or []
     of_each = list(weights or [])[int(learned) :]
     if len(of_each) != len(names):
+        # Weights that do not fit say nothing; to be safe, every function counts as paying.
         return frozenset(names)
     return frozenset(name for name, weight in zip(names, of_each, strict=True) if weight)
 
 
 def function_judges(tools: Evaluator, functions: Collection[str]) -> frozenset[str]:
-    """The names of the judges that are one of these functions, in whatever unit they count."""
-    judges = (one for one in tools.panel.scoring if isinstance(one, FunctionJudge | RuleJudge))
+    """Finds the judges that are one of these functions, whichever unit either counts in.
+
+    Args:
+        tools: The judges.
+        functions: Names of reward functions.
+
+    Returns:
+        The judges' names.
+    """
+    judges = (judge for judge in tools.panel.scoring if isinstance(judge, FunctionJudge | RuleJudge))
     paid = set(map(_without_unit, functions))
-    return frozenset(one.name for one in judges if _without_unit(one.target) in paid)
+    return frozenset(judge.name for judge in judges if _without_unit(judge.target) in paid)
 
 
 def _without_unit(target: str) -> str:
-    """NAME(KEY=…) of a name that says a unit, too; NAME of one that says nothing else."""
+    """Removes the argument `unit` from NAME(KEY=…, unit=…); NAME alone where no other argument is left."""
     rest = re.sub(r"""unit *= *(['"])\w+\1 *,? *|\)$""", "", target).rstrip(" ,(")
     return rest.replace(" ", "")
 
 
 def reward_models(tools: Evaluator) -> frozenset[str]:
-    """The names of the judges that have the weights of the training reward's model, under whatever name."""
+    """Finds the judges whose weights equal those of the training reward's model, whatever their names.
+
+    Args:
+        tools: The reward and the judges.
+
+    Returns:
+        The judges' names.
+    """
     models = tools.rewards.models if tools.rewards is not None else []
     return frozenset(
         judge.name
         for judge in tools.panel.scoring
         if isinstance(judge, RewardJudge)
         and isinstance(judge.model, RewardModel)
-        and any(_equal(judge.model.model.state_dict(), one.model.state_dict()) for one in models)
+        and any(_equal(judge.model.model.state_dict(), model.model.state_dict()) for model in models)
     )
 
 
 def _equal(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:
+    # In float32, since the two may be loaded in different dtypes.
     return a.keys() == b.keys() and all(torch.equal(a[name].cpu().float(), b[name].cpu().float()) for name in a)
 
 

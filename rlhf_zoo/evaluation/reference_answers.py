@@ -1,4 +1,4 @@
-"""SFT and PPO beside answers that the data hold, as published runs of summaries are measured."""
+"""SFT and PPO against reference answers in the data, the way published summarization runs are measured."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,30 +26,39 @@ def beside_references(
     column: str,
     temperature: float | None = None,
 ) -> dict[str, Any]:
-    """How often the headline's judge prefers SFT, and PPO, to the answer in a column of the rows, a sample a prompt.
+    """Computes how often the headline's judge prefers SFT, and PPO, to a reference answer, with one sample per prompt.
 
-    policy: PPO's, asked for where a temperature is given: then both sample anew; else the first of what they wrote is
-    compared. Special tokens of the answers are left out, as they are of completions.
+    Special tokens are removed from the answers, as they are from completions.
+
+    Args:
+        found: The measured policies.
+        rows: The rows that were sampled for, with the reference answers.
+        policy: Loads the PPO policy; called only where `temperature` is given.
+        column: The column of the reference answers.
+        temperature: Samples both policies anew at this temperature; None compares the first completion of each prompt.
+
+    Returns:
+        The win rates as JSON.
     """
     tools, judge = found.tools, found.tools.judge
     _, prompts, columns = repeated(rows, 1)
     groups = prompt_groups(prompts)
-    written = [_without_special_tokens(text_of(one), tools.tokenizer.all_special_tokens) for one in rows[column]]
+    written = [_without_special_tokens(text_of(item), tools.tokenizer.all_special_tokens) for item in rows[column]]
     texts = {side: found.measured[side].completions[:: found.samples] for side in ("sft", "ppo")}
     if temperature is not None:
         at, keys = replace(tools, temperature=temperature), keys_of(len(prompts), 1)
         for side, model in {"sft": tools.reference, "ppo": policy()}.items():
             move(model, tools.reference.device)
             texts[side] = at.sampled(model, prompts, keys=keys, seed=found.seed, desc=f"{side} beside {column}").texts
-    comparing = next((one for one in tools.panel.comparing if one.name == judge.name), None)
+    comparing = next((item for item in tools.panel.comparing if item.name == judge.name), None)
 
     def preferred(side: str) -> WinRate:
         if comparing is None:
-            ours, theirs = (scores(judge, prompts, one, columns) for one in (texts[side], written))
+            ours, theirs = (scores(judge, prompts, item, columns) for item in (texts[side], written))
             return win_rate(ours, theirs, groups, tolerance=TIE)
-        asked = [plain_text(prompt) for prompt in prompts]
+        prompt_texts = [plain_text(prompt) for prompt in prompts]
         return distributed.from_first(
-            lambda: compare_pairs(comparing, asked, texts[side], written, seed=found.seed).win_rate
+            lambda: compare_pairs(comparing, prompt_texts, texts[side], written, seed=found.seed).win_rate
         )
 
     rates = {side: preferred(side).to_json() for side in ("sft", "ppo")}
