@@ -1,4 +1,4 @@
-"""What of a checkpoint is sent otherwise than it lies on the disk: its adapters name a base that others find."""
+"""Adapters as they are published: their configurations name a base model that others can download."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,16 @@ CRITIC = "critic"
 
 
 def check_bases(context: RunContext, stage: str, parents: Mapping[str, ParentCheckpoint]) -> None:
-    """Raises ZooError, before the stage trains, where its adapters would be published without their base."""
+    """Checks, before the stage trains, that its adapters would be published together with their base.
+
+    Args:
+        context: The run.
+        stage: Name of the stage.
+        parents: Role -> the model that the stage starts from.
+
+    Raises:
+        ZooError: No Hub has the base.
+    """
     if stage == "sft" or folder_under(context, stage) is not None:
         check_plan(context, stage)
         return
@@ -40,7 +49,15 @@ def check_bases(context: RunContext, stage: str, parents: Mapping[str, ParentChe
 
 
 def check_plan(context: RunContext, stage: str) -> None:
-    """Raises ZooError, before any stage trains, where a recipe's adapters would be published without their base."""
+    """Checks, before any stage trains, that a recipe's adapters would be published together with their base.
+
+    Args:
+        context: The run.
+        stage: Name of the stage.
+
+    Raises:
+        ZooError: No Hub has the base, or will have it.
+    """
     settings = context.settings(stage)
     if not settings.model.use_peft:
         return
@@ -64,9 +81,15 @@ def check_plan(context: RunContext, stage: str) -> None:
 
 
 def folder_under(context: RunContext, stage: str) -> str | None:
-    """The folder of this machine whose model a stage's adapter lies on, as the recipe names it.
+    """Returns the local folder with the model that a stage's adapter is trained on.
 
-    None without one, and for a folder of which `push --base` said where the run's Hub has it.
+    Args:
+        context: The run.
+        stage: Name of the stage.
+
+    Returns:
+        The folder as the recipe names it; None without one, and where `push --base` recorded where the run's Hub has
+        it.
     """
     model = context.settings(stage).model
     name = model.model_name_or_path
@@ -75,7 +98,7 @@ def folder_under(context: RunContext, stage: str) -> str | None:
 
 
 def _is_published(context: RunContext, folder: Path) -> bool:
-    """Whether `name_base` wrote down for a stage of this run where this Hub has the model of a folder."""
+    """Whether `name_base` recorded, for a stage of this run, where this Hub has the model of a folder."""
     for document in (context.record(stage).read() for stage in STAGES):
         if (document.get("publish") or {}).get("hub") != context.hub.label:
             continue
@@ -86,7 +109,14 @@ def _is_published(context: RunContext, folder: Path) -> bool:
 
 
 def kept_here(context: RunContext) -> str | None:
-    """Why a run stays on this machine unless somebody asks for more: its adapters lie on a model in a folder."""
+    """Returns why a run is not published unless somebody asks for it: an adapter lies on a model in a folder.
+
+    Args:
+        context: The run.
+
+    Returns:
+        The reason, None where there is none.
+    """
     for stage, keys in context.recipe.stages.items():
         if not {**keys, **context.flags.get(stage, {})}.get("use_peft"):
             continue
@@ -99,7 +129,7 @@ def kept_here(context: RunContext) -> str | None:
 
 
 def name_base(context: RunContext, stages: Sequence[str], name: str) -> None:
-    """Says of a run's adapters that lie on a model in a folder where that model is published.
+    """Records where the model in a folder, on which a run's adapters lie, is published.
 
     Args:
         context: The run, on the Hub that it is sent to.
@@ -107,7 +137,7 @@ def name_base(context: RunContext, stages: Sequence[str], name: str) -> None:
         name: NAMESPACE/NAME or NAMESPACE/NAME@REVISION of the model.
 
     Raises:
-        ZooError: No adapter lies on a folder, no Hub has such a model, or it has other weights than the folder.
+        ZooError: No adapter lies on a folder, no Hub has such a model, or its weights differ from the folder's.
     """
     repo, _, revision = name.partition("@")
 
@@ -115,7 +145,7 @@ def name_base(context: RunContext, stages: Sequence[str], name: str) -> None:
         with refusals_as(f"The model {name} cannot be found on {hub.name}", "check --base and --hub."):
             return str(hub.api().model_info(repo, revision=revision or None).sha)
 
-    found = False
+    has_base = False
     for record in map(context.record, stages):
         document = record.read()
         for role, parent in (document.get("parents") or {}).items():
@@ -124,24 +154,26 @@ def name_base(context: RunContext, stages: Sequence[str], name: str) -> None:
                 continue
             hub, commit = ask(repo, context.hub, look)
             weights = {path.name: path for path in base.glob(f"*{WEIGHTS}")}
-            there = hub.api().get_paths_info(repo, [*weights], revision=commit)
-            same = {entry.path for entry in there if content_id(weights[entry.path], entry) == expected_id(entry)}
-            if not weights or same != set(weights):
+            remote_files = hub.api().get_paths_info(repo, [*weights], revision=commit)
+            same_weights = {
+                entry.path for entry in remote_files if content_id(weights[entry.path], entry) == expected_id(entry)
+            }
+            if not weights or same_weights != set(weights):
                 raise ZooError(
                     f"{name} on {hub.name} has other weights than {base}, on which the adapters of {record.path} lie: "
                     f"send that folder (`hf upload {repo} {base}`), or name another model with --base."
                 )
             pinned = {**parent, "repo": repo, "commit": commit, **came_from(hub, context.hub)}
-            # Stages that train later follow the ones that are sent now.
+            # Stages that train later are published to the same place.
             place = {"hub": context.hub.label, "namespace": context.namespace, "private": context.private}
             record.write(parents={**document["parents"], role: pinned}, publish=document.get("publish") or place)
-            found = True
-    if not found:
+            has_base = True
+    if not has_base:
         raise ZooError(f"No adapter in {context.directory} lies on a model in a folder: leave --base out.")
 
 
 def _base_in_folder(record: StageRecord, parent: Mapping[str, Any]) -> Path | None:
-    """The folder of a parent that the stage's adapters lie on; None where they do not."""
+    """Returns the folder of a parent that the stage's adapters are trained on; None where they are not."""
     for checkpoint in record.checkpoints() if parent.get("folder") else ():
         if (checkpoint / ADAPTERS[0]).is_file():
             base = Path(read_json(checkpoint / ADAPTERS[0]).get("base_model_name_or_path") or "")
@@ -157,28 +189,42 @@ def _on_merged(stage: str, mend: str) -> ZooError:
 
 
 def sent_instead(context: RunContext, record: StageRecord, checkpoint: Path, folder: Path) -> dict[str, Path | None]:
-    """Path in the repository -> the file of `folder` that is sent there instead, None for what is left out.
+    """Returns the files that are sent in place of a checkpoint's own.
 
-    Weights are rounded by push_dtype, and the critic is left out by push_critic.
+    Adapters name their base by repository, weights are rounded by push_dtype, and push_critic may leave the critic out.
+
+    Args:
+        context: The run.
+        record: The stage's directory.
+        checkpoint: The checkpoint.
+        folder: Where the changed files are written.
+
+    Returns:
+        Path in the repository -> the file of `folder` to send, None for a file that is left out.
+
+    Raises:
+        ZooError: An adapter lies on a model that no Hub has.
     """
     document = record.read()
     settings: Mapping[str, Any] = document.get("resolved") or {}
     files = checkpoint_files(checkpoint)
-    found: dict[str, Path | None] = {}
+    overrides: dict[str, Path | None] = {}
     if settings.get("push_critic", True) is False:
-        found = {name: None for name in files if name.startswith(f"{CRITIC}/")}
+        overrides = {name: None for name in files if name.startswith(f"{CRITIC}/")}
     if (dtype := settings.get("push_dtype")) is not None:
-        others = {name: path for name, path in files.items() if name not in found}
-        found |= rounded(others, dtype, folder)
-    named = {name: folder / name for name in _name_bases(context, document, checkpoint, folder) if name not in found}
-    return {**found, **named}
+        remaining = {name: path for name, path in files.items() if name not in overrides}
+        overrides |= rounded(remaining, dtype, folder)
+    named = {
+        name: folder / name for name in _name_bases(context, document, checkpoint, folder) if name not in overrides
+    }
+    return {**overrides, **named}
 
 
 def _name_bases(context: RunContext, document: Mapping[str, Any], checkpoint: Path, folder: Path) -> list[str]:
     """Writes a checkpoint's adapter configurations into `folder`, each naming its base by repository and commit.
 
-    On the disk they name the folder that it was loaded from. What has no adapter, or a base that no parent is, is left.
-    Returns the names of those it wrote.
+    On disk they name the folder that the base was loaded from. Returns the names of the files that were written;
+    configurations whose base is not a parent of the run are left out.
     """
     parents, written = document.get("parents") or {}, []
     for name in ADAPTERS:
@@ -187,9 +233,9 @@ def _name_bases(context: RunContext, document: Mapping[str, Any], checkpoint: Pa
         config = read_json(checkpoint / name)
         if not (base := config.get("base_model_name_or_path")):
             continue
-        named = (_published(context, role, parent, Path(base)) for role, parent in parents.items())
-        if found := next(filter(None, named), None):
-            config["base_model_name_or_path"], config["revision"] = found
+        locations = (_published(context, role, parent, Path(base)) for role, parent in parents.items())
+        if location := next(filter(None, locations), None):
+            config["base_model_name_or_path"], config["revision"] = location
             write_json(folder / name, config)
             written.append(name)
         elif name == ADAPTERS[0] and context.publish:
@@ -204,7 +250,7 @@ def _name_bases(context: RunContext, document: Mapping[str, Any], checkpoint: Pa
 
 
 def _published(context: RunContext, role: str, parent: Mapping[str, Any], base: Path) -> tuple[str, str] | None:
-    """(repository, commit) of a parent, if it is what lies at the path `base`."""
+    """Returns (repository, commit) of a parent, if it is the model at the path `base`."""
     repo, commit = parent.get("repo"), parent.get("commit")
     if not repo or not commit:
         return None

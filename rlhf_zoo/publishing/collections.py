@@ -12,7 +12,14 @@ MAX_TITLE = 60
 
 
 def title_of(recipe: str) -> str:
-    """What a recipe's Collection is called; a Hub takes 60 characters."""
+    """Returns the title of a recipe's Collection. A Hub allows 60 characters.
+
+    Args:
+        recipe: Name of the recipe.
+
+    Returns:
+        The title.
+    """
     return f"{recipe}: SFT, RM, PPO" if len(recipe) <= MAX_TITLE - 14 else recipe[:MAX_TITLE]
 
 
@@ -25,11 +32,23 @@ def collect(
     private: bool = False,
     hub: Hub = CLIENT,
 ) -> str:
-    """Groups what a recipe published into its Collection, made if there is none of its title. Returns the slug.
+    """Groups what a recipe published into its Collection, which is created where none has its title.
 
-    repos: the models, id -> stage; one that this package does not know stands behind the others. space: the id of a
-    Space. private: whether a Collection that is made is. What is in the Collection stays, and what belongs in it and
-    is not is added, so the same call twice changes nothing. Raises ZooError where the Hub refuses.
+    What is in the Collection stays, and what is missing is added, so a second call changes nothing.
+
+    Args:
+        recipe: Name of the recipe.
+        namespace: Owner of the Collection.
+        repos: Id of each model -> its stage; models of unknown stages come last.
+        space: Id of the comparison Space, if any.
+        private: Whether a new Collection is private.
+        hub: The Hub.
+
+    Returns:
+        The Collection's slug.
+
+    Raises:
+        ZooError: The Hub refuses.
     """
     stages = list(STAGES)
     order = sorted(repos, key=lambda repo: (stages.index(repos[repo]) if repos[repo] in stages else len(stages), repo))
@@ -51,23 +70,28 @@ def collect(
 
 
 def _slug(api: Any, title: str, namespace: str, *, private: bool) -> str:
-    """Of the Collection with this title; the first of several that a Hub may have."""
-    for found in api.list_collections(owner=namespace):
-        if found.title == title:
-            return found.slug
+    """Returns the slug of the Collection with this title; of several, the first."""
+    for collection in api.list_collections(owner=namespace):
+        if collection.title == title:
+            return collection.slug
     description = "Made by rlhf-zoo: every model names its data, settings, reward and KL on its card."
-    made = api.create_collection(title, namespace=namespace, description=description, private=private, exists_ok=True)
-    return made.slug
+    new_collection = api.create_collection(
+        title, namespace=namespace, description=description, private=private, exists_ok=True
+    )
+    return new_collection.slug
 
 
 def _items(api: Any, slug: str) -> dict[tuple[str, str], str]:
-    """(repository, type) -> the item's own id, in order. A listing of Collections holds the first four only."""
+    """Returns (repository, type) -> the item's own id, in order.
+
+    It asks for the Collection itself, since a listing of Collections holds only the first four items of each.
+    """
     items = sorted(api.get_collection(slug).items, key=lambda item: item.position)
     return {(item.item_id, item.item_type): item.item_object_id for item in items}
 
 
 def _arrange(api: Any, slug: str, wanted: list[tuple[str, str]]) -> None:
-    """Moves the wanted items to the front in their order, unless they stand in it, perhaps with others between."""
+    """Moves the wanted items to the front, unless they are in order already, perhaps with others between them."""
     items = _items(api, slug)
     if [item for item in items if item in wanted] == wanted:
         return

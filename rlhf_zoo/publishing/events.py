@@ -1,7 +1,7 @@
-"""A run's metrics as TensorBoard events, which switch the Hub's Metrics tab on.
+"""A run's metrics as TensorBoard events, which make the Hub show its Metrics tab.
 
-They are made from metrics.jsonl and not by a writer that follows training: a resumed run then has one file without
-repeated steps, equal metrics give equal bytes, and no file name tells whose machine it was.
+They are made from metrics.jsonl rather than by a writer during training. So a resumed run has one file without repeated
+steps, equal metrics give equal bytes, and no file name reveals the machine.
 """
 
 import datetime
@@ -15,9 +15,15 @@ EVENTS_FILE = "runs/{stage}/events.out.tfevents.{began}.rlhf-zoo"
 
 
 def write_events(rows: Iterable[Mapping[str, Any]], folder: Path, *, stage: str) -> Path | None:
-    """Writes every finite number of `rows` as a scalar at its step. Returns the file below `folder`, None without rows.
+    """Writes every finite number of `rows` as a scalar at its step.
 
-    rows: of metrics.jsonl; `time` (ISO 8601) becomes the wall time.
+    Args:
+        rows: Rows of metrics.jsonl; `time` (ISO 8601) becomes the wall time.
+        folder: Where the file is written.
+        stage: Name of the stage.
+
+    Returns:
+        The file; None without rows.
     """
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary

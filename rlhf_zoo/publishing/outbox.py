@@ -1,7 +1,6 @@
-"""The outbox of a run: a thread that sends what lies on the disk, in order, while training goes on.
+"""The outbox of a run: a thread that sends finished files in order while training goes on.
 
-It keeps nothing in memory that is not on the disk, so that a process may be killed at any moment: the next one sends
-what is left.
+Everything that it knows is on the disk, so a process may be killed at any moment: the next one sends the rest.
 """
 
 from __future__ import annotations
@@ -19,17 +18,24 @@ from .sender import Sender
 
 log = logging.getLogger(__name__)
 
-#: Seconds without a success after which a command stops waiting for the Hub at its end.
+#: Seconds without a successful upload after which a finished command stops waiting for the Hub.
 PATIENCE = 180.0
 LAST_PATIENCE = 10.0
-LAST_SENDING = 30.0  # seconds that closing waits for what is being sent
+LAST_SENDING = 30.0  # seconds that closing waits for the upload in progress
 
 
 class Outbox:
-    """Sends from a thread of its own; a context manager that leaves nothing behind unsent where the Hub answers.
+    """Sends a run's uploads from a thread of its own; leaving the context manager waits until all are sent.
 
-    notify() wakes it; drain() waits until nothing is left. A Hub that fails is asked again after a pause that grows to
-    half a minute, or as long as it says (Retry-After). mend: the command that sends what is left, for messages.
+    `notify` wakes the thread, and `drain` waits until nothing is left. After a failure the Hub is asked again after a
+    pause
+    that grows to half a minute, or that the Hub sets (Retry-After).
+
+    Args:
+        sender: Knows what is to be sent.
+        hub: Name of the Hub, for messages.
+        mend: The command that sends what is left, for messages.
+        patience: Seconds without a success after which `drain` gives up.
     """
 
     def __init__(self, sender: Sender, *, hub: str, mend: str, patience: float = PATIENCE) -> None:
@@ -60,7 +66,7 @@ class Outbox:
             self.close()
 
     def notify(self) -> None:
-        """Something new lies on the disk. Never raises: training goes on whatever the Hub does."""
+        """Announces something new on the disk. Never raises: training goes on whatever the Hub does."""
         with self._changed:
             self._woken, self._idle = True, False
             self._changed.notify_all()
@@ -68,8 +74,9 @@ class Outbox:
     def drain(self) -> None:
         """Waits until everything is sent.
 
-        Raises ZooError when the Hub refuses, or has not answered well for `patience` seconds; what is left stays on
-        the disk.
+        Raises:
+            ZooError: The Hub refuses, or no upload has succeeded for `patience` seconds. What is left stays on the
+                disk.
         """
         self.notify()
         if not self._wait(patience=self._patience):
@@ -80,16 +87,16 @@ class Outbox:
             )
 
     def close(self) -> None:
-        """Ends the thread after what it is sending now."""
+        """Ends the thread after the upload in progress."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
         self._thread.join(timeout=LAST_SENDING)
 
     def _wait(self, *, patience: float, whatever: bool = False) -> bool:
-        """Until nothing is left (True), or the Hub fails for `patience` seconds (False).
+        """Waits until nothing is left (True), or the Hub fails for `patience` seconds (False).
 
-        whatever: a slow success counts as failing.
+        With `whatever` a slow success counts as failing too.
         """
         began = time.monotonic()
         with contextlib.ExitStack() as shown:
@@ -114,7 +121,7 @@ class Outbox:
                     )
                 elif bar is not None:
                     bar.set_description(f"sending {sending}" if sending else "sending", refresh=False)
-                    bar.total = max(bar.total, sent)  # what was sent may bring more: a card, a tag, a branch
+                    bar.total = max(bar.total, sent)  # an upload may make others due: a card, a tag, a branch
                     bar.update(sent - bar.n)
 
     def _run(self) -> None:
@@ -131,7 +138,7 @@ class Outbox:
                 self._changed.notify_all()
 
     def _step(self) -> bool:
-        """Sends one thing, or sleeps until there is one. Returns False when it is to end."""
+        """Sends one upload, or sleeps until there is one. Returns False when the thread is to end."""
         with self._changed:
             if self._idle:
                 self._changed.wait_for(lambda: self._woken or self._closing)
@@ -169,5 +176,5 @@ class Outbox:
             self._failing = why
             self._failures += 1
             self._changed.notify_all()
-            # A new checkpoint is no reason to ask sooner, the end of the run is.
+            # A new checkpoint does not cut the pause short; closing does.
             self._changed.wait_for(lambda: self._closing, pause_after(error, self._failures))

@@ -1,4 +1,4 @@
-"""A checkpoint's weights as they are sent where a recipe rounds them: half the bytes, of the same names and shapes."""
+"""Rounded weights of a checkpoint, for recipes that publish half the bytes: same names, same shapes."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +10,16 @@ INDEX = ".safetensors.index.json"
 
 
 def rounded(files: Mapping[str, Path], dtype: str, folder: Path) -> dict[str, Path]:
-    """Those of `files` (path in the repository -> file) that hold weights or name their type, rounded, in `folder`."""
+    """Writes rounded copies of the files that hold weights or name their type.
+
+    Args:
+        files: Path in the repository -> file.
+        dtype: Name of the torch dtype to round to, such as "bfloat16".
+        folder: Where the copies are written.
+
+    Returns:
+        Path in the repository -> copy.
+    """
     import torch
 
     made: dict[str, Path] = {}
@@ -23,7 +32,7 @@ def rounded(files: Mapping[str, Path], dtype: str, folder: Path) -> dict[str, Pa
             write_json(target, _of_type({"dtype": dtype, **read_json(path)}, dtype))
         elif name.endswith(INDEX):
             index = read_json(path)
-            index["metadata"].pop("total_size", None)  # the bytes that they had, which nothing reads
+            index["metadata"].pop("total_size", None)  # in bytes before rounding; nothing reads it
             write_json(target, index)
         else:
             continue
@@ -32,7 +41,7 @@ def rounded(files: Mapping[str, Path], dtype: str, folder: Path) -> dict[str, Pa
 
 
 def _round(path: Path, target: Path, dtype: Any) -> None:
-    """A file of weights with its floating-point tensors rounded to the nearest of `dtype`, what is as small left."""
+    """Rounds the floating-point tensors of a file to the nearest `dtype`; tensors that are no wider stay."""
     from safetensors import safe_open
     from safetensors.torch import save_file
 
@@ -47,7 +56,7 @@ def _round(path: Path, target: Path, dtype: Any) -> None:
 
 
 def _of_type(config: Any, dtype: str) -> Any:
-    """A model's configuration, and those nested in it, with another type of weights."""
+    """Returns a model's configuration, and those nested in it, with another type of weights."""
     if not isinstance(config, dict):
         return config
     return {key: dtype if key in ("dtype", "torch_dtype") else _of_type(value, dtype) for key, value in config.items()}

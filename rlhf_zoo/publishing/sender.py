@@ -1,8 +1,8 @@
-"""From a run directory to the Hub: what is to be sent next, and how each is sent.
+"""What of a run directory is to be sent next, and how.
 
-What is due is read off the disk every time, so that another process goes on with it after a kill: the data that a
-corpus made, then stage by stage the checkpoints by their step, each a commit and a tag, and of a finished stage its
-chosen checkpoint as `main` with the final card.
+The order is read off the disk every time, so that another process can continue after a kill. First come the data that a
+corpus made; then, stage by stage, the checkpoints by their step, each as a commit and a tag; last, for a finished
+stage, its chosen checkpoint as `main` with the final card.
 """
 
 import hashlib
@@ -53,18 +53,27 @@ REFUSALS = (400, 401, 403, 404)
 
 @dataclass(frozen=True)
 class Upload:
-    """One thing to send. `send` may be called again where it failed: what was done already is not done twice."""
+    """An upload. After a failure `send` may be called again: it does not repeat what was done.
+
+    Attributes:
+        what: What it sends, for messages.
+        send: Sends it.
+    """
 
     what: str
     send: Callable[[], None]
 
 
 class Sender:
-    """Sends what a run directory holds and the Hub has not. Used by one thread at a time.
+    """Sends what a run directory holds and the Hub does not have. One thread at a time may use it.
 
-    stages: those to send; None takes the stages whose run.json says that they are to be published here.
-    again: send the final cards even where they were sent. Raises ZooError where somebody else's run holds links to
-    outside of it.
+    Args:
+        context: The run.
+        stages: The stages to send; None takes those whose run.json says that they are published here.
+        again: Send the final cards even where they were sent.
+
+    Raises:
+        ZooError: Another user's run holds links to outside of it.
     """
 
     def __init__(self, context: RunContext, *, stages: tuple[str, ...] | None = None, again: bool = False) -> None:
@@ -75,15 +84,20 @@ class Sender:
         self._again = set(STAGES) if again else set()
 
     def due(self) -> list[str]:
-        """What is still to be sent, in order."""
+        """Returns what is still to be sent, in order."""
         return [upload.what for upload in self._uploads()]
 
     def next(self) -> Upload | None:
-        """What to send now, or None where the Hub has it all."""
+        """Returns the next upload; None where the Hub has everything."""
         return next(self._uploads(), None)
 
     def send_all(self) -> None:
-        """Sends everything, here and now. Raises what the client or a refusal raises."""
+        """Sends everything here and now.
+
+        Raises:
+            ZooError: The Hub refuses an upload, or a checkpoint is damaged.
+            Exception: Errors of the Hub's client pass through.
+        """
         while upload := self.next():
             upload.send()
 
@@ -103,7 +117,7 @@ class Sender:
             yield Upload(f"the Collection of {context.recipe.name}", lambda: self._collect(stages))
 
     def _collection_due(self, stages: list[str]) -> bool:
-        """Whether all of the run is released, and its Collection was not made of that."""
+        """Whether the whole run is released and its Collection does not list these repositories yet."""
         context = self._context
         whole = set(stages) >= set(context.recipe.stages)
         if not whole or not all(context.record(stage).read().get("released") for stage in stages):
@@ -112,7 +126,7 @@ class Sender:
         return (made.get("hub"), made.get("repos")) != (context.hub.label, [context.repo(stage) for stage in stages])
 
     def _collect(self, stages: list[str]) -> None:
-        """Groups the run's repositories. A Hub or token that has no Collections is said, and costs nothing else."""
+        """Groups the run's repositories; where the Hub or the token has no Collections, logs a warning and goes on."""
         context = self._context
         repos = {context.repo(stage): stage for stage in stages}
         try:
@@ -137,7 +151,7 @@ class Sender:
 
     def _of_stage(self, record: StageRecord, stage: str) -> Iterator[Upload]:
         repo, hub = self._context.repo(stage), self._context.hub.label
-        document = record.read()  # before looking for checkpoints: a stage that ends now may leave one more
+        document = record.read()  # before listing checkpoints: a stage that ends in between may leave one more
         pending = unpublished(record, repo, hub=hub)
         gone = document.get("status") == "finished" and record.chosen_checkpoint() is None
         if stage not in self._looked and (pending or gone or published_tags(record, repo, hub=hub)):
@@ -154,8 +168,8 @@ class Sender:
         self._looked.add("data")
 
     def _look_at(self, record: StageRecord, stage: str) -> None:
-        """Before the first commit of a stage: whose is the repository, and does it hold what it acknowledged?"""
-        # Where the chosen checkpoint is gone it comes from the repository before, which run.json still names now.
+        """Before a stage's first commit: claims the repository, and checks that it still holds what it acknowledged."""
+        # A chosen checkpoint that is gone is restored first, while run.json still names the repository that has it.
         self._context.restore_chosen(stage)
         _take(self._context, stage)
         _forget_lost(record, self._context.repo(stage), self._context.hub)
@@ -163,7 +177,7 @@ class Sender:
         self._looked.add(stage)
 
     def _pin_lineage(self, record: StageRecord) -> None:
-        """Fills in the commits of parents and data that were not sent yet when the stage began; all come before it."""
+        """Fills in the commits of parents and data that were not yet sent when the stage began, and are by now."""
         document = record.read()
         parents = {role: self._pinned(role, parent) for role, parent in (document.get("parents") or {}).items()}
         data = dict(document.get("dataset") or {})
@@ -174,7 +188,7 @@ class Sender:
         record.write(parents=parents, dataset=data)
 
     def _is_pinned(self, parent: Mapping[str, Any], repo: str) -> bool:
-        """Whether it names a commit in `repo`, where this run sends it, on this Hub."""
+        """Whether a parent names a commit in `repo` on this Hub, where this run sends it."""
         hub = self._context.hub.label
         return bool(parent.get("commit")) and (parent.get("hub", hub), parent.get("repo")) == (hub, repo)
 
@@ -184,16 +198,16 @@ class Sender:
         if record is None or self._is_pinned(parent, repo) or not str(parent.get("path")).startswith("checkpoint-"):
             return dict(parent)
         if record.read().get("fingerprint") != parent.get("fingerprint"):
-            return dict(parent)  # the stage beside this one was run again since
+            return dict(parent)  # the parent stage has been trained again since
         tag = tag_name(checkpoint_step(parent["path"]))
         commit = published_tags(record, repo, hub=self._context.hub.label).get(tag)
-        found = {"repo": repo, "commit": commit, "tag": tag, "hub": self._context.hub.label}
-        return {**parent, **found} if commit else dict(parent)
+        location = {"repo": repo, "commit": commit, "tag": tag, "hub": self._context.hub.label}
+        return {**parent, **location} if commit else dict(parent)
 
     def _send(self, record: StageRecord, stage: str, checkpoint: Path) -> None:
         context, step = self._context, checkpoint_step(checkpoint)
         repo, hub = context.repo(stage), context.hub.label
-        # The card of a step names the repository, also before the first commit to it.
+        # The card names the repository, so it is recorded before the first commit.
         self._note(record, repo, published_tags(record, repo, hub=hub))
         with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryDirectory() as altered:
             put_beside(record, Path(scratch), stage, step=step)
@@ -223,7 +237,7 @@ class Sender:
         tags = published_tags(record, repo, hub=context.hub.label)
         none = (record.read().get("chosen") or {}).get("none", False)
         named = {name: commit for name, commit in tags.items() if name != "best" or not none}
-        # The card names the tag `best`, which is to point at the commit that holds the card.
+        # The card names the tag `best`, which will point at the commit that holds the card, so it is recorded first.
         self._note(record, repo, named if none else {"best": tags[tag], **tags})
         with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryDirectory() as altered:
             put_beside(record, Path(scratch), stage, step=None)
@@ -249,14 +263,14 @@ class Sender:
 
     @staticmethod
     def _prune(record: StageRecord) -> None:
-        """Deletes what had to wait for the Hub, and nothing that the evaluation may be reading."""
+        """Deletes checkpoints that only waited for the Hub, but none that the evaluation may be reading."""
         stay = lasting(record)
         for path in record.checkpoints():
             if path not in stay:
                 record.remove_checkpoint(path)
 
     def _release_merged(self, record: StageRecord, stage: str, chosen: Path, folder: Path, altered: Path) -> None:
-        """The chosen checkpoint with its adapter merged, as the branch `merged`, with a card that says so."""
+        """Sends the chosen checkpoint with its adapter merged, as the branch `merged`, with a card that says so."""
         make_card(record.path, out=folder, merged=True)
         check_integrity(chosen / MERGED)
         context = self._context
@@ -276,10 +290,14 @@ class Sender:
         record.write(hub=self._context.hub.label, repo=_repository(repo, tags))
 
     def _release_digest(self, record: StageRecord) -> str:
-        """Differs when the final card would: by the Hub and repository, by the run's end, by what was measured."""
+        """Returns a digest that changes whenever the final card would: with Hub, repository, the run's end and its
+        figures.
+        """
         document, evaluation = record.read(), self._context.record("eval").path
-        known = {key: document.get(key) for key in ("finished", "chosen", "fingerprint", "reward_model")}
-        content = hashlib.sha256(repr((sorted(known.items(), key=str), self._context.repo(document["stage"]))).encode())
+        run_end = {key: document.get(key) for key in ("finished", "chosen", "fingerprint", "reward_model")}
+        content = hashlib.sha256(
+            repr((sorted(run_end.items(), key=str), self._context.repo(document["stage"]))).encode()
+        )
         content.update(self._context.hub.label.encode())
         for path in (evaluation / "evaluation.json", evaluation / "samples.jsonl", evaluation.parent / FRONTIER):
             content.update(path.read_bytes() if path.is_file() else b"")
@@ -317,7 +335,14 @@ def _check_links(context: RunContext) -> None:
 
 
 def put_beside(record: StageRecord, folder: Path, stage: str, *, step: int | None) -> None:
-    """What a commit holds beside the checkpoint: card, plots, metrics so far, their events and the recipe."""
+    """Writes the files that a commit holds beside the checkpoint: card, plots, metrics, their events and the recipe.
+
+    Args:
+        record: The stage's directory.
+        folder: Where they are written.
+        stage: Name of the stage.
+        step: The step that the commit is of, whose later metrics are left out; None is the end of the run.
+    """
     make_card(record.path, out=folder, step=step)
     so_far = StageRecord(folder)
     if record.metrics_file.exists():
@@ -329,18 +354,25 @@ def put_beside(record: StageRecord, folder: Path, stage: str, *, step: int | Non
 
 
 def claim_repository(context: RunContext, stage: str) -> None:
-    """Makes the stage's repository this run's, before anything is trained, so that no other run writes there.
+    """Claims the stage's repository for this run before anything is trained, so that no other run writes there.
 
-    Raises ZooError where it is another run's and --overwrite_repo was not given, where it holds a step of this run that
-    is no longer in the run directory, and where the token may not write there.
+    Args:
+        context: The run.
+        stage: Name of the stage.
+
+    Raises:
+        ZooError: It is another run's and --overwrite_repo was not given, it holds a step that is no longer in the run
+            directory, or the token may not write there.
     """
     record, repo = context.record(stage), context.repo(stage)
     what = f"{repo} cannot be written to on {context.hub.described}"
     with refusals_as(what, "check --namespace and the token, or try again when the Hub answers."):
         _take(context, stage)
-        known = published_tags(record, repo, hub=context.hub.label)
-        here = {tag_name(checkpoint_step(path)) for path in record.checkpoints()}
-        strays = sorted({tag for tag in claims.all_tags(repo, hub=context.hub) if is_step(tag)} - {*known, *here})
+        acknowledged = published_tags(record, repo, hub=context.hub.label)
+        on_disk = {tag_name(checkpoint_step(path)) for path in record.checkpoints()}
+        strays = sorted(
+            {tag for tag in claims.all_tags(repo, hub=context.hub) if is_step(tag)} - {*acknowledged, *on_disk}
+        )
     if strays:
         raise ZooError(
             f"{repo} on {context.hub.label} has the tag {strays[0]} of weights that {record.path} no longer holds, and "
@@ -351,7 +383,7 @@ def claim_repository(context: RunContext, stage: str) -> None:
 
 def _take(context: RunContext, stage: str) -> None:
     record, repo, hub = context.record(stage), context.repo(stage), context.hub.label
-    # A step that was trained again is no longer what its tag was acknowledged for.
+    # A step that was trained again has other weights than those that its tag was acknowledged for.
     again = {tag_name(checkpoint_step(path)) for path in unpublished(record, repo, hub=hub)}
     claims.claim_repository(
         repo,
@@ -366,19 +398,34 @@ def _take(context: RunContext, stage: str) -> None:
 
 
 def kept_lineage(before: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
-    """`found`, with repository and commit as a run pinned them `before`, where it is the same parent."""
+    """Returns a parent's lineage, with the repository and commit that the run recorded for the same parent.
+
+    Args:
+        before: The lineage that run.json holds.
+        found: The lineage of the parent now.
+
+    Returns:
+        The lineage.
+    """
     if before.get("fingerprint") != found.get("fingerprint") or not before.get("commit"):
         return dict(found)
     return {**found, **{key: before[key] for key in ("repo", "commit", "tag", "hub") if key in before}}
 
 
 def resume_command(context: RunContext) -> str:
-    """The command that sends what is left."""
+    """Returns the command that sends what is left.
+
+    Args:
+        context: The run.
+
+    Returns:
+        The command.
+    """
     return f"rlhf-zoo push --resume {shlex.quote(str(context.directory))}"
 
 
 def _forget_lost(record: StageRecord, repo: str, hub: Hub) -> None:
-    """Counts as not sent what the Hub does not have: its folder was emptied, or another run had the repository."""
+    """Marks as not sent what the Hub no longer has: its folder was emptied, or another run took the repository."""
     sent, there = published_tags(record, repo, hub=hub.label), claims.all_tags(repo, hub=hub)
     remaining = {tag: commit for tag, commit in sent.items() if there.get(tag) == commit}
     if remaining == sent:
@@ -390,5 +437,5 @@ def _forget_lost(record: StageRecord, repo: str, hub: Hub) -> None:
 
 
 def _repository(repo: str, tags: Mapping[str, str]) -> dict[str, Any]:
-    """What run.json says of the repository."""
+    """Returns what run.json records about the repository."""
     return {"id": repo, "commit": tags.get("best") or next(reversed(list(tags.values())), None), "tags": dict(tags)}

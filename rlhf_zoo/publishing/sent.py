@@ -8,9 +8,17 @@ from ..runs.record import StageRecord, checkpoint_step
 
 
 def unpublished(record: StageRecord, repo_id: str, *, hub: str) -> list[Path]:
-    """Complete checkpoints to be sent that this Hub has not acknowledged under `repo_id` yet, oldest first.
+    """Returns the complete checkpoints that are to be sent and that this Hub has not acknowledged, oldest first.
 
-    With push_steps those are its multiples and, of a finished stage, the last and the chosen one.
+    With push_steps these are its multiples and, of a finished stage, the last and the chosen checkpoint.
+
+    Args:
+        record: The stage's directory.
+        repo_id: The repository.
+        hub: Label of the Hub.
+
+    Returns:
+        Their folders.
     """
     document = record.read()
     every = (document.get("resolved") or {}).get("push_steps") or 1
@@ -22,17 +30,26 @@ def unpublished(record: StageRecord, repo_id: str, *, hub: str) -> list[Path]:
 
 
 def published_tags(record: StageRecord, repo_id: str, *, hub: str) -> dict[str, str]:
-    """Tag -> commit of what was sent to this Hub under `repo_id`; checkpoints deleted since then are among them."""
+    """Returns what was sent to a repository, including checkpoints that were deleted since.
+
+    Args:
+        record: The stage's directory.
+        repo_id: The repository.
+        hub: Label of the Hub.
+
+    Returns:
+        Tag -> commit, with `best` last.
+    """
     document = record.read()
     repo = document.get("repo") or {}
-    known = dict(repo.get("tags", {})) if (repo.get("id"), document.get("hub")) == (repo_id, hub) else {}
-    found = (_acknowledged(path, repo_id, hub) for path in record.checkpoints())
-    tags = known | {sent["tag"]: sent["commit"] for sent in found if sent}
+    recorded = dict(repo.get("tags", {})) if (repo.get("id"), document.get("hub")) == (repo_id, hub) else {}
+    acknowledged = (_acknowledged(path, repo_id, hub) for path in record.checkpoints())
+    tags = recorded | {sent["tag"]: sent["commit"] for sent in acknowledged if sent}
     return {tag: tags[tag] for tag in sorted(tags, key=lambda tag: (tag == "best", tag))}
 
 
 def _acknowledged(checkpoint: Path, repo_id: str, hub: str) -> dict[str, str]:
-    """published.json if it speaks of this repository on this Hub, else {}."""
+    """Returns published.json where it is about this repository on this Hub, else {}."""
     path = checkpoint / PUBLISHED
     sent = read_json(path) if path.is_file() else {}
     return sent if (sent.get("repo"), sent.get("hub")) == (repo_id, hub) else {}

@@ -1,4 +1,4 @@
-"""A cell of a sweep on the Hub: its chosen checkpoint and card as a tag of the recipe's PPO repository."""
+"""Cells of a sweep on the Hub: the chosen checkpoint and card of each, as a tag of the recipe's PPO repository."""
 
 import tempfile
 from pathlib import Path
@@ -18,16 +18,25 @@ BRANCH = "sweep"
 
 
 def send_cell(context: RunContext, cell: RunContext, tag: str) -> str | None:
-    """Sends what PPO of a finished cell chose, unless the tag is there already. Returns the commit that is new.
+    """Sends the chosen PPO checkpoint of a finished cell, unless the tag exists already.
 
-    context: the recipe's own run, which holds the repository. Raises ZooError where the Hub refuses.
+    Args:
+        context: The recipe's own run, which holds the repository.
+        cell: The run of the cell.
+        tag: The tag.
+
+    Returns:
+        The new commit; None where the tag existed.
+
+    Raises:
+        ZooError: The Hub refuses, or the checkpoint is gone.
     """
     record, repo, hub = cell.record("ppo"), context.repo("ppo"), context.hub
     what = f"The tag {tag} cannot be sent to {repo} on {hub.described}"
     with refusals_as(what, "the same command sends it and trains nothing again."):
-        known = record.read().get("repo") or {}
-        there = known.get("id") == repo and all_tags(repo, hub=hub).get(tag) == known["commit"]
-        if there and record.read().get("hub") == hub.label:
+        recorded = record.read().get("repo") or {}
+        is_tagged = recorded.get("id") == repo and all_tags(repo, hub=hub).get(tag) == recorded["commit"]
+        if is_tagged and record.read().get("hub") == hub.label:
             return None
         chosen = record.chosen_checkpoint()
         if chosen is None:

@@ -13,16 +13,16 @@ from ..hub.client.refs import Checkpoint, resolve
 from .record import StageRecord, checkpoint_step
 from .registry import STAGES
 
-# PPO's evaluation has one of these for each reward, beside the metrics of the stage.
+# PPO's evaluation logs one metric with this prefix for each reward, in addition to the metrics of the stage.
 REWARD_METRICS = "eval_rewards/"
 OPTIMIZER = "optimizer.pt"
-# What PPO maximises, measured on other prompts, is still what PPO maximises.
+# PPO maximizes these. Measuring them on held-out prompts does not make them an independent measure of quality.
 PROXY = ("eval_objective/score", "eval_objective/shaped_score", "eval_objective/rlhf_reward")
 
 
 @dataclass(frozen=True)
 class ReleaseArguments:
-    """What of a run is published, and as what."""
+    """Which checkpoints and files of a run are published, and which checkpoint becomes `main`."""
 
     release: Literal["last", "best", "recommended"] = option(
         "last",
@@ -48,9 +48,18 @@ class ReleaseArguments:
 
 
 def check_rule(stage: str, release: ReleaseArguments, trainer: Any, *, held_out: str | None) -> None:
-    """Raises ZooError, before anything trains, for a rule that could choose nothing, or that looks where it must not.
+    """Checks, before training, that the release rule can choose a checkpoint and that something will be sent.
 
-    Also for one by which nothing would be sent. held_out: the split that the trainer evaluates on.
+    Args:
+        stage: Name of the stage.
+        release: The release keys of the stage.
+        trainer: The trainer's configuration.
+        held_out: The split that the trainer evaluates on, None without evaluation.
+
+    Raises:
+        ZooError: The rule could choose nothing, would choose by what it must not (the test split, or what PPO
+            maximizes),
+            or would send nothing.
     """
     _check_sent(stage, release, trainer)
     if release.release == "last":
@@ -115,7 +124,14 @@ def _check_sent(stage: str, release: ReleaseArguments, trainer: Any) -> None:
 
 
 def metric_name(trainer: Any) -> str | None:
-    """metric_for_best_model as it is logged, with eval_ before it."""
+    """Returns `metric_for_best_model` as the trainer logs it.
+
+    Args:
+        trainer: The trainer's configuration.
+
+    Returns:
+        The name with the prefix `eval_`, None where no metric is set.
+    """
     metric = trainer.metric_for_best_model
     return metric if metric is None or metric.startswith("eval_") else f"eval_{metric}"
 
@@ -123,18 +139,41 @@ def metric_name(trainer: Any) -> str | None:
 def best_step(
     rows: Iterable[Mapping[str, Any]], metric: str, *, greater_is_better: bool, steps: Collection[int]
 ) -> tuple[int, float] | None:
-    """(step, value) of the best among `steps`; of equals the first, which has moved least. None where none has one."""
+    """Finds the step with the best value of a metric.
+
+    Args:
+        rows: Rows of metrics.jsonl.
+        metric: The metric to compare.
+        greater_is_better: Whether a higher value is better.
+        steps: The steps to choose from.
+
+    Returns:
+        (step, value). Among equal values the earliest step wins, as it has moved least from the start. None where none
+        of
+        the steps has a finite value.
+    """
     values = {row["step"]: float(row[metric]) for row in rows if row["step"] in steps and finite(row.get(metric))}
     sign = 1 if greater_is_better else -1
     return max(values.items(), key=lambda item: (sign * item[1], -item[0]), default=None)
 
 
 def choose(record: StageRecord, release: ReleaseArguments, trainer: Any) -> dict[str, Any]:
-    """{step, rule, metric, value} of the chosen checkpoint among those on disk, for run.json.
+    """Chooses the checkpoint of a finished stage by its release rule.
 
-    release: recommended gives the last one, `open`: the evaluation is to choose, and nothing is `main` until then.
+    With `release: recommended` the evaluation chooses later: the last checkpoint stands in, marked `open`, and nothing
+    is
+    published as `main` until then.
 
-    Raises ZooError where there is none, or none has the metric of the rule.
+    Args:
+        record: The stage's directory.
+        release: The release keys of the stage.
+        trainer: The trainer's configuration.
+
+    Returns:
+        {step, rule, metric, value} for run.json.
+
+    Raises:
+        ZooError: There is no complete checkpoint, or none has the metric of the rule.
     """
     steps = [checkpoint_step(path) for path in record.checkpoints()]
     if not steps:
@@ -147,18 +186,24 @@ def choose(record: StageRecord, release: ReleaseArguments, trainer: Any) -> dict
     assert metric is not None
     best = best_step(record.metrics(), metric, greater_is_better=bool(trainer.greater_is_better), steps=steps)
     if best is None:
-        known = sorted({key for row in record.metrics() for key in row if key.startswith("eval_")})
+        logged = sorted({key for row in record.metrics() for key in row if key.startswith("eval_")})
         raise ZooError(
             f"No checkpoint in {record.path} has {metric}, by which release: best chooses; the evaluations have "
-            f"{', '.join(known) or 'nothing'}: name one of these in metric_for_best_model."
+            f"{', '.join(logged) or 'nothing'}: name one of these in metric_for_best_model."
         )
     return {"step": best[0], "rule": "best", "metric": metric, "value": best[1]}
 
 
 def promising(record: StageRecord, release: ReleaseArguments, trainer: Any) -> set[int]:
-    """The steps, among the checkpoints on disk, that training or the rule may still need: the last, the best so far.
+    """Returns the steps on disk that training or the release rule may still need.
 
-    All of them, where the evaluation is to choose.
+    Args:
+        record: The stage's directory.
+        release: The release keys of the stage.
+        trainer: The trainer's configuration.
+
+    Returns:
+        The last step and the best so far; every step where the evaluation is to choose.
     """
     steps = [checkpoint_step(path) for path in record.checkpoints()]
     if release.release == "recommended":
@@ -171,28 +216,40 @@ def promising(record: StageRecord, release: ReleaseArguments, trainer: Any) -> s
 
 
 def prune(record: StageRecord, *, keep: int | None, stay: Collection[int]) -> None:
-    """Deletes the oldest checkpoints until `keep` are left; None or 0 keeps all.
+    """Deletes the oldest checkpoints until at most `keep` are left.
 
-    The steps in `stay` stay, even where that leaves more than `keep`.
+    Args:
+        record: The stage's directory.
+        keep: How many checkpoints to keep; None or 0 keeps all.
+        stay: Steps that are never deleted, even where that leaves more than `keep`.
     """
     for path in _surplus(record, keep=keep, stay=stay):
         record.remove_checkpoint(path)
 
 
 def thin(record: StageRecord, *, keep: int | None) -> None:
-    """Deletes the optimizer's state of all checkpoints but the newest `keep`; None keeps all.
+    """Deletes the optimizer state of all checkpoints but the newest.
 
-    Such a checkpoint is still a model to publish and to load. Training goes on from the newest, and from the one before
-    where that is damaged.
+    Such a checkpoint can still be published and loaded. Training resumes from the newest one, or from the one before
+    where
+    that is damaged.
+
+    Args:
+        record: The stage's directory.
+        keep: How many checkpoints keep their optimizer state; None keeps all.
     """
     for path in record.checkpoints()[:-keep] if keep else []:
         (path / OPTIMIZER).unlink(missing_ok=True)
 
 
 def lasting(record: StageRecord) -> list[Path]:
-    """The checkpoints of a finished stage that stay once nothing waits for the Hub any more, in their order.
+    """Returns the checkpoints of a finished stage to keep once everything is on the Hub.
 
-    While the verdict is to choose, all of them.
+    Args:
+        record: The stage's directory.
+
+    Returns:
+        Their paths in the order of their steps. All of them while the evaluation is still to choose.
     """
     paths = record.checkpoints()
     document = record.read()
@@ -212,8 +269,17 @@ def _surplus(record: StageRecord, *, keep: int | None, stay: Collection[int]) ->
 
 
 def resolve_model(name: str | Path, hub: Hub = CLIENT, *, own: bool = False) -> Checkpoint:
-    """As `resolve`; a stage's folder means the checkpoint of it that others start from."""
-    found = resolve(name, hub, own=own)
-    stage = StageRecord(found.path)
-    chosen = stage.chosen_checkpoint() if found.repo is None and stage.run_file.is_file() else None
-    return found if chosen is None else replace(found, path=chosen)
+    """Finds a checkpoint as `resolve` does; the folder of a stage stands for the checkpoint that it chose.
+
+    Args:
+        name: A folder or a Hub id.
+        hub: Where Hub ids are looked up.
+        own: As in `resolve`.
+
+    Returns:
+        The checkpoint.
+    """
+    checkpoint = resolve(name, hub, own=own)
+    stage = StageRecord(checkpoint.path)
+    chosen = stage.chosen_checkpoint() if checkpoint.repo is None and stage.run_file.is_file() else None
+    return checkpoint if chosen is None else replace(checkpoint, path=chosen)

@@ -1,4 +1,4 @@
-"""Digests of the code that a recipe names, by which a run knows whether it goes on with what it was begun with."""
+"""Digests of the code that a recipe names, so that a resumed run notices when that code has changed."""
 
 import ast
 import sysconfig
@@ -18,13 +18,14 @@ _GROUPS = {"function": JUDGES, "rule": REWARDS, "unlabeled": JUDGES, "pairs": JU
 
 
 def stage_code(settings: StageSettings) -> dict[str, Any]:
-    """The code of the rewards and preferences that a stage calls, as run.json records it.
+    """Returns the code of the rewards and preferences that a stage calls, as run.json records it.
 
     Args:
-        settings: The stage's.
+        settings: Settings of the stage.
 
     Returns:
-        Of each name, its `module` and `files`, the digest of its sources. What this package itself offers has none.
+        Name -> {module, files}, where `files` is the digest of its sources. Code of this package is left out, since
+        run.json records the package's version.
 
     Raises:
         ZooError: A name cannot be imported.
@@ -39,21 +40,31 @@ def stage_code(settings: StageSettings) -> dict[str, Any]:
 
 
 def judges_code(names: Iterable[str]) -> dict[str, Any]:
-    """The code of judges, by their names in the recipe: as `stage_code`."""
+    """Returns the code of judges, as run.json records it.
+
+    Args:
+        names: The judges, as the recipe names them.
+
+    Returns:
+        As `stage_code`.
+
+    Raises:
+        ZooError: A name cannot be imported.
+    """
     code = {}
     for name in names:
         kind, argument = kind_of(name)
-        if kind in _GROUPS and (found := _code_of([(argument, _GROUPS[kind])])):
-            code[name] = found[argument]
+        if kind in _GROUPS and (sources := _code_of([(argument, _GROUPS[kind])])):
+            code[name] = sources[argument]
     return code
 
 
 def check_code(code: Mapping[str, Any], before: Mapping[str, Any] | None) -> None:
-    """Checks that code is what the run was begun with.
+    """Checks that the code is the same as when the run began.
 
     Args:
-        code: What is there now.
-        before: What run.json says; a name that it does not know passes.
+        code: The code as it is now.
+        before: The code that run.json records. A name that it does not hold passes.
 
     Raises:
         ZooError: Some of it changed.
@@ -63,12 +74,20 @@ def check_code(code: Mapping[str, Any], before: Mapping[str, Any] | None) -> Non
 
 
 def is_same_code(code: Mapping[str, Any], before: Mapping[str, Any] | None) -> bool:
-    """Whether no code that was recorded is another one now."""
+    """Whether the code is the same as when the run began.
+
+    Args:
+        code: The code as it is now.
+        before: The code that run.json records. A name that it does not hold counts as unchanged.
+
+    Returns:
+        False where the digest of any name differs.
+    """
     return all((before or {}).get(name, now)["files"] == now["files"] for name, now in code.items())
 
 
 def _code_of(named: Iterable[tuple[str, str]]) -> dict[str, Any]:
-    """Of each (name, group), its module and the digest of its sources, but for those of this package."""
+    """Returns name -> {module, files} for each (name, group), leaving out code of this package."""
     code = {}
     for name, group in named:
         module = module_of(split_settings(name)[0], group=group)
@@ -79,9 +98,10 @@ def _code_of(named: Iterable[tuple[str, str]]) -> dict[str, Any]:
 
 
 def _sources(module: ModuleType) -> tuple[Path, set[Path]]:
-    """The files that make a module what it is, and the folder that they lie in.
+    """Returns a module's folder and the files whose content decides what the module does.
 
-    Those of its package; of a module by itself its file, and those beside it that it imports.
+    These are all files of its package. For a module outside of any package they are its file and the files in the same
+    folder that it imports.
     """
     top = top_module(module)
     if top.__name__ == __name__.partition(".")[0]:  # whose version run.json records
@@ -95,16 +115,16 @@ def _sources(module: ModuleType) -> tuple[Path, set[Path]]:
     installed = {Path(path).resolve() for path in sysconfig.get_paths().values()}
     if file.parent.resolve() in installed:
         return file.parent, {file}
-    found, waiting = {file}, [file]
+    files, waiting = {file}, [file]
     while waiting:
-        beside = set(_imported(waiting.pop())) - found
-        found |= beside
-        waiting += beside
-    return file.parent, found
+        imported = set(_imported(waiting.pop())) - files
+        files |= imported
+        waiting += imported
+    return file.parent, files
 
 
 def _imported(file: Path) -> Iterator[Path]:
-    """The files beside a file that it imports."""
+    """Yields the files in the same folder that a file imports."""
     with suppress(OSError, SyntaxError, ValueError):  # which Python would not import either
         for node in ast.walk(ast.parse(file.read_bytes())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

@@ -1,4 +1,4 @@
-"""What every stage of a run shares: where it writes, which Hub it talks to, and its earlier stages."""
+"""What every stage of a run shares: its directory, its Hub and its earlier stages."""
 
 import importlib.metadata
 import logging
@@ -29,43 +29,55 @@ from .settings.parse import RecipeConfig, StageSettings, recipe_config, stage_se
 
 log = logging.getLogger(__name__)
 
-#: Stages that a run of an ablation has of its own.
+#: Stages that a run of an ablation trains itself; it shares the others with the run it varies.
 OWN = ("ppo", "eval")
-#: Keys of recipe.yaml that decide what SFT learns, and what.
+#: Keys of recipe.yaml that decide what SFT learns from (`DATA_KEYS`), and all that decide its policy (`MADE_BY`).
 DATA_KEYS = ("corpus", "corpus_args", "dataset_name", "dataset_revision")
 MADE_BY = ("architecture", *DATA_KEYS, "seed", "tokenizer")
 PACKAGES = ("rlhf-zoo", "torch", "transformers", "trl", "huggingface-hub", "datasets", "peft", "accelerate")
 
 
 def versions() -> dict[str, str]:
-    """What decides, beside its settings, what a run computes: versions, the kind of processor, torch's threads, and
-    variables of the shell that change how it rounds.
+    """Returns what affects a run's results beside its settings.
+
+    Returns:
+        Name -> value: versions of packages, the processor's kind, torch's threads, the sampler, and environment
+        variables
+        that change rounding.
     """
     import torch
 
     from ..modeling.sampling.sampler import SAMPLER
     from .environment import recorded
 
-    found = {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in PACKAGES}
+    packages = {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in PACKAGES}
     machine = {"platform": f"{platform.system()} {platform.machine()}", "cpu": torch.backends.cpu.get_cpu_capability()}
-    return found | machine | {"threads": str(torch.get_num_threads()), "sampler": str(SAMPLER)} | recorded()
+    return packages | machine | {"threads": str(torch.get_num_threads()), "sampler": str(SAMPLER)} | recorded()
 
 
 class Publisher(Protocol):
-    """Sends what a run saves while it goes on; a stage without one publishes nothing."""
+    """Sends what a run saves while training goes on; a stage without a publisher publishes nothing."""
 
     def notify(self) -> None:
-        """Something new lies on the disk. Returns at once and never raises."""
+        """Announces something new on the disk. Returns at once and never raises."""
 
     def drain(self) -> None:
-        """Waits until all of it is sent. Raises ZooError where it cannot be."""
+        """Waits until everything is sent.
+
+        Raises:
+            ZooError: Something cannot be sent.
+        """
 
 
 @dataclass(frozen=True)
 class Round:
-    """A round of a run. number: from 2 on. labels: who put its new pairs in order, 'gold' or a judge's name.
+    """A later round of a run.
 
-    folder: of the pairs that its reward model learns from. before: the PPO policy of the round before.
+    Attributes:
+        number: Number of the round, from 2 on.
+        labels: Labeler of its new pairs: 'gold' or a judge's name.
+        folder: Folder of the pairs that its reward model learns from.
+        before: The PPO policy of the round before.
     """
 
     number: int
@@ -75,15 +87,15 @@ class Round:
 
     @property
     def lineage(self) -> dict[str, Any]:
-        """For run.json and cards."""
+        """The round as run.json and cards record it."""
         at = {name: self.before.lineage.get(name) for name in ("repo", "commit", "tag", "path")}
         return {"number": self.number, "labels": self.labels, "before": at}
 
 
 def _check_same(checkpoint: Path, document: Mapping[str, Any], *, mend: str) -> None:
-    """Raises ZooError where a whole checkpoint stands in the place of the one that the stage was finished with.
+    """Raises ZooError where a complete checkpoint is not the one that the stage was finished with.
 
-    document: run.json. What was restored from a repository may be rounded, so with push_dtype nothing is compared.
+    Weights restored from a repository may be rounded, so with push_dtype nothing is compared.
     """
     recorded = document.get("weights")
     if recorded is None or (document.get("resolved") or {}).get("push_dtype") is not None:
@@ -97,17 +109,28 @@ def _check_same(checkpoint: Path, document: Mapping[str, Any], *, mend: str) -> 
 
 @dataclass(frozen=True)
 class RunContext:
-    """One run of one recipe. `publish` says whether checkpoints are sent to `hub`, under `namespace`.
+    """One run of one recipe.
 
-    pinned: stage -> REPOSITORY@COMMIT that takes its place where this directory holds no finished run of it.
-    fresh: the run began again (--restart), and its repositories lose the tags of what was before. overwrite: take the
-    repositories from another run (--overwrite_repo).
-    stop_after: end a stage's training with the checkpoint of this step, with the status "stopped".
-    base: for a run that is part of another, where the stages lie that are not its `own`; variant: its name among the
-    runs of an ablation.
-    checked: all was looked at that can be before a stage trains; the Hub need not answer again.
-    round: of a later round of a run (`runs.rounds`), None of the first.
-    of_judge: whether its reward model is the judge `same-labels`, which learns from the pairs kept for it.
+    Attributes:
+        recipe: The recipe.
+        directory: The run directory.
+        hub: The Hub that checkpoints are sent to.
+        namespace: User or organization that owns the run's repositories.
+        publish: Whether checkpoints are sent to `hub`.
+        restart: Whether earlier records are deleted first (--restart).
+        command: The command line, for run.json.
+        flags: Keys given on the command line, by stage; "recipe" holds those of recipe.yaml.
+        private: Whether new repositories are private.
+        fresh: The run began again (--restart), so its repositories lose the tags of the run before.
+        overwrite: Take the repositories over from another run (--overwrite_repo).
+        pinned: Stage -> REPOSITORY@COMMIT to use where this directory holds no finished run of the stage.
+        stop_after: End a stage's training after the checkpoint of this step, with the status "stopped".
+        base: For a run that is part of another: the directory of the stages that are not its `own`.
+        own: The stages that a run with a `base` trains itself.
+        variant: Name of the run within an ablation, a sweep or a set of rounds; None of a recipe's main run.
+        checked: All checks that precede training have passed, so the Hub need not answer again.
+        of_judge: Whether the run's reward model is the judge `same-labels`, which learns from the pairs kept for it.
+        round: The later round of a run (`runs.rounds`) that this is; None in the first.
     """
 
     recipe: Recipe
@@ -129,31 +152,61 @@ class RunContext:
     checked: bool = False
     of_judge: bool = False
     round: Round | None = None
-    # What was said already; copies that `replace` makes share it.
+    # Warnings that were logged already; copies that `replace` makes share the set.
     _told: set[str] = field(default_factory=set, repr=False, compare=False)
-    # By stage; each copy that `replace` makes begins with none.
+    # By stage; each copy that `replace` makes begins empty, since its recipe or flags may differ.
     _settings: dict[str, StageSettings] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
     def shared(self) -> RecipeConfig:
+        """The keys of recipe.yaml, with the flags applied."""
         return recipe_config(self.recipe, self.flags.get("recipe", {}))
 
     def say_once(self, text: str) -> None:
-        """Logs a warning that a command's stages would repeat, the first time alone."""
+        """Logs a warning the first time only, as several stages of a command would repeat it.
+
+        Args:
+            text: The warning.
+        """
         if text not in self._told:
             self._told.add(text)
             log.warning("%s", text)
 
     def record(self, stage: str) -> StageRecord:
+        """Returns the directory of a stage, which lies in `base` where the stage is not the run's own.
+
+        Args:
+            stage: Name of the stage, or "data".
+
+        Returns:
+            The record of the stage.
+        """
         return StageRecord((self.directory if self.base is None or stage in self.own else self.base) / stage)
 
     def repo(self, stage: str) -> str:
-        """NAMESPACE/RECIPE-STAGE; NAMESPACE/RECIPE-VARIANT-ppo for a run of an ablation."""
+        """Returns the repository of a stage.
+
+        Args:
+            stage: Name of the stage.
+
+        Returns:
+            NAMESPACE/RECIPE-STAGE, or NAMESPACE/RECIPE-VARIANT-STAGE for a variant's own stage.
+        """
         own = f"-{self.variant}" if self.variant is not None and stage in self.own else ""
         return f"{self.namespace}/{self.recipe.name}{own}-{stage}"
 
     def head(self, stage: str, status: str, *, seed: int, resolved: Mapping[str, Any]) -> dict[str, Any]:
-        """The first fields of a stage's run.json."""
+        """Returns the first fields of a stage's run.json.
+
+        Args:
+            stage: Name of the stage, or "data".
+            status: Its status, such as "running".
+            seed: Its seed.
+            resolved: Its settings.
+
+        Returns:
+            The fields.
+        """
         return {
             "stage": stage,
             "recipe": self.recipe.name,
@@ -165,21 +218,28 @@ class RunContext:
         }
 
     def run_id(self, stage: str) -> str:
-        """By which the stage's repository knows the run directory that may write there."""
+        """Returns the id of the run directory that may write to the stage's repository.
+
+        Args:
+            stage: Name of the stage.
+
+        Returns:
+            32 hex digits.
+        """
         return run_id(self.record(stage).path.parent)
 
     def check_begun(self, stage: str, resolved: Mapping[str, Any]) -> None:
         """Checks that a stage's directory holds no run of other settings.
 
         Args:
-            stage: The stage, or "data".
+            stage: Name of the stage, or "data".
             resolved: The settings that it would have now.
 
         Raises:
-            ZooError: It does. All that a further run, such as one of another seed, needs is told at once.
+            ZooError: It does. The message names everything that a separate run, such as one of another seed, needs.
         """
         record = self.record(stage)
-        places = [StageRecord(record.path.parent / one).read().get("publish") or {} for one in STAGES]
+        places = [StageRecord(record.path.parent / name).read().get("publish") or {} for name in STAGES]
         taken = [(place.get("hub"), place.get("namespace")) for place in places]
         mend = "choose another --output_dir"
         if self.publish and (self.hub.label, self.namespace) in taken:
@@ -192,9 +252,16 @@ class RunContext:
         )
 
     def stage_command(self, stage: str, *flags: str) -> str:
-        """The command that makes a stage of this run, for a message.
+        """Returns the command that trains a stage of this run, for a message.
 
-        A run that is only sent again has no recipe at hand: it is named as in the command that made the run.
+        A run that is only sent again has no recipe at hand, so the recipe is named as in the command that made the run.
+
+        Args:
+            stage: Name of the stage.
+            *flags: Flags to append.
+
+        Returns:
+            The command.
         """
         called = self.recipe.called
         if not self.recipe.stages:
@@ -202,15 +269,34 @@ class RunContext:
         return " ".join(["rlhf-zoo", stage, called, "--output_dir", shlex.quote(str(self.directory)), *flags])
 
     def check_recipe(self, stages: Sequence[str]) -> None:
-        """Raises ZooError where the record of one of these stages is of another recipe."""
+        """Checks that the records of stages belong to this recipe.
+
+        Args:
+            stages: Names of the stages.
+
+        Raises:
+            ZooError: One belongs to another recipe.
+        """
         for stage in stages:
             self.record(stage).check_recipe(self.recipe.name)
 
     @property
     def dataset_repo(self) -> str:
+        """The repository of the run's data set."""
         return f"{self.namespace}/{self.recipe.name}"
 
     def settings(self, stage: str) -> StageSettings:
+        """Returns the checked settings of a stage. They are read once.
+
+        Args:
+            stage: Name of the stage.
+
+        Returns:
+            The settings.
+
+        Raises:
+            ZooError: A key or value is not valid.
+        """
         if stage not in self._settings:
             self._settings[stage] = self._read_settings(stage)
         return self._settings[stage]
@@ -243,12 +329,19 @@ class RunContext:
         return replace(settings, resolved=resolved | ({"ppo": of_ppo} if of_ppo else {}))
 
     def checkpoint(self, stage: str, *, step: int | None = None) -> ParentCheckpoint:
-        """The finished checkpoint of a stage: from this run directory, else from the Hub at its tag `best`.
+        """Finds the finished checkpoint of a stage: in this run directory, else on the Hub at its tag `best`.
 
-        step: of another checkpoint on the disk than the one that its rule chose. Raises ZooError when there is neither,
-        where its files are not those that were saved, and where it is a checkpoint of another run.
+        In a recipe without SFT the checkpoint "sft" is the model that PPO names to start from.
 
-        Of a recipe without SFT the checkpoint "sft" is the model that PPO names to start from.
+        Args:
+            stage: Name of the stage.
+            step: Step of another checkpoint on disk; None takes the one that the release rule chose.
+
+        Returns:
+            The checkpoint and its lineage.
+
+        Raises:
+            ZooError: There is none, its files differ from those that were saved, or it belongs to another run.
         """
         if stage == "sft" and (start := self.named_start) is not None:
             return model_from_elsewhere(start, self.hub, recipe=self.recipe.name)
@@ -277,7 +370,7 @@ class RunContext:
 
     @property
     def named_start(self) -> str | None:
-        """The model that PPO starts from in the place of an SFT stage, which the recipe has not."""
+        """The model that PPO starts from where the recipe has no SFT stage; None where it has one."""
         stages = self.recipe.stages
         if "sft" in stages or "sft" in self.pinned or "ppo" not in stages:
             return None
@@ -285,16 +378,21 @@ class RunContext:
         return None if name == "sft" else name
 
     def check_shared(self) -> None:
-        """Raises ZooError where recipe.yaml was changed since the SFT policy of this directory was trained.
+        """Checks that recipe.yaml has not changed since the SFT policy of this directory was trained.
 
-        A later stage would record settings that its policy does not have. What this command's flags say is meant.
+        A later stage would otherwise record settings that its policy does not have. Keys given as flags of this command
+        are
+        deliberate, so they are not compared.
+
+        Raises:
+            ZooError: A key that decides the policy has changed.
         """
         record = self.record("sft")
         before = (record.read().get("resolved") or {}).get("recipe") or {}
-        given = self.flags.get("recipe", {})
-        # A stage that is given a data set of its own (people's votes) has nothing of the policy's.
-        own = DATA_KEYS if "dataset_name" in given else ()
-        keys = [key for key in MADE_BY if key in before and key not in given and key not in own]
+        flags = self.flags.get("recipe", {})
+        # With a data set of its own, such as people's votes, the stage does not read the policy's data.
+        own = DATA_KEYS if "dataset_name" in flags else ()
+        keys = [key for key in MADE_BY if key in before and key not in flags and key not in own]
         old, new = ({key: of[key] for key in keys} for of in (before, asdict(self.shared)))
         key = first_difference(old, new)
         if key is not None:
@@ -304,10 +402,15 @@ class RunContext:
             )
 
     def restore_chosen(self, stage: str) -> None:
-        """Fetches the checkpoint that a finished stage chose, where it is gone, from where it was published.
+        """Downloads the chosen checkpoint of a finished stage from its repository where it is gone from the disk.
 
-        Later stages start from it, and so does the stage's last card. Raises ZooError where the Hub has not that very
-        one.
+        Later stages start from it, and so does the stage's last card.
+
+        Args:
+            stage: Name of the stage.
+
+        Raises:
+            ZooError: The Hub does not have it, or has one of another run.
         """
         record = self.record(stage)
         document = record.read()
@@ -337,12 +440,12 @@ class RunContext:
         log.warning("%s was gone, and was restored from %s@%s%s.", target, repo, tag, rounded)
 
     def _pulled(self, stage: str) -> ParentCheckpoint:
-        """Of the target Hub: the source of models and data has no stage of this run."""
+        """Finds the stage's checkpoint on the target Hub; the Hub of models and data holds no stage of this run."""
         from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
         repo, _, revision = self.pinned.get(stage, f"{self.repo(stage)}@best").partition("@")
         try:
-            found = resolve(f"{repo}@{revision}", self.hub, own=True)
+            checkpoint = resolve(f"{repo}@{revision}", self.hub, own=True)
         except ZooError as error:
             if not isinstance(error.__cause__, (RepositoryNotFoundError, RevisionNotFoundError)):
                 raise
@@ -351,15 +454,16 @@ class RunContext:
                 f"{self.hub.described}: run `{self.stage_command(stage)}` first."
             ) from error.__cause__
         # The same run has the same fingerprint, whether its stages lie here or on the Hub.
-        settings = found.path / RECIPE_FILE
-        known = fingerprint(read_json(settings)) if settings.is_file() else found.commit
+        settings = checkpoint.path / RECIPE_FILE
+        run_fingerprint = fingerprint(read_json(settings)) if settings.is_file() else checkpoint.commit
         return ParentCheckpoint(
-            found.path, {"repo": repo, "commit": found.commit, "tag": revision, "path": None, "fingerprint": known}
+            checkpoint.path,
+            {"repo": repo, "commit": checkpoint.commit, "tag": revision, "path": None, "fingerprint": run_fingerprint},
         )
 
 
 def _recipe_of(command: str | None) -> str | None:
-    """The recipe that a recorded command of training names."""
+    """Returns the recipe that a recorded training command names."""
     words = shlex.split(command or "")[1:]
     named = len(words) > 1 and words[0] in ("run", *STAGES) and not words[1].startswith("-")
     return shlex.quote(words[1]) if named else None

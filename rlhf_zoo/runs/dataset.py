@@ -29,17 +29,17 @@ from .recipe import Recipe
 from .settings.evaluation import LabeledArguments, OwnPairsArguments
 from .settings.parse import RecipeConfig, StageSettings
 
-#: Under run.json's `left_out`: rows of a stage before PPO whose prompts PPO holds out.
+#: Key under `left_out` in run.json: how many rows of a stage were dropped because PPO holds their prompts out.
 HELD_OUT = "held_out_by_ppo"
-#: In the folder of a round's pairs: of what they were made, and their lineage.
+#: File in the folder of a round's pairs: what they were made from, and their lineage.
 MADE = "made.json"
 
 
 def stage_source(context: RunContext, stage: str, source: DataSource | None = None) -> DataSource:
-    """The stage's data: those that it names, else the recipe's, which are `source` where they were opened before.
+    """Opens a stage's data: the data set that it names, else the recipe's (`source` where that is open already).
 
-    A reward model of a later round has its own. Raises ZooError where a local file is not what the stage has learned
-    from so far.
+    A later round's reward model has its own. Raises ZooError where a local file changed since the stage learned from
+    it.
     """
     if stage == "reward" and context.round is not None:
         folder = context.round.folder
@@ -65,20 +65,20 @@ def check_same_data(context: RunContext, stage: str) -> None:
     Raises:
         ZooError: The files of one data set are not those that an earlier stage recorded.
     """
-    before = [context.record(one) for one in takewhile(lambda one: one != stage, context.recipe.stages)]
-    known = {record.path.name: record.read().get("dataset") or {} for record in before if record.has_trained}
-    if not any(dataset.get("files") for dataset in known.values()):
+    before = [context.record(name) for name in takewhile(lambda name: name != stage, context.recipe.stages)]
+    datasets_before = {record.path.name: record.read().get("dataset") or {} for record in before if record.has_trained}
+    if not any(dataset.get("files") for dataset in datasets_before.values()):
         return
     reads = "ppo" if stage == "eval" else stage
-    if reads == "reward" and context.round is not None:  # of pairs that the run made
+    if reads == "reward" and context.round is not None:  # it reads pairs that the run made itself
         return
     source = stage_source(context, reads)
-    for one, dataset in known.items():
+    for name, dataset in datasets_before.items():
         same = dataset.get("fingerprint") == source.lineage.get("fingerprint")
         if same and dataset.get("files", present := source.lineage.get("files")) != present:
             raise ZooError(
-                f"The data set {source.location} changed since the stage {one} learned from it: restore it, choose "
-                f"another --output_dir, or train that stage again with `rlhf-zoo {one} {context.recipe.called} "
+                f"The data set {source.location} changed since the stage {name} learned from it: restore it, choose "
+                f"another --output_dir, or train that stage again with `rlhf-zoo {name} {context.recipe.called} "
                 "--restart`."
             )
 
@@ -86,7 +86,7 @@ def check_same_data(context: RunContext, stage: str) -> None:
 def stage_rows(
     context: RunContext, stage: str, source: DataSource, split: str, *, form: Form | None = None
 ) -> datasets.Dataset:
-    """A split of the stage's data in the form that the stage reads. form: None is the stage's own."""
+    """Loads a split of the stage's data in the form that the stage reads, or in `form` where it is given."""
     data = context.settings(stage).data
     return shaped(context, source, data, split, form=form or FORMS[stage], text=text_field(context.settings(stage)))
 
@@ -101,7 +101,7 @@ def text_field(settings: StageSettings) -> str:
 def shaped(
     context: RunContext, source: DataSource, data: Any, split: str, *, form: Form, text: str = "text"
 ) -> datasets.Dataset:
-    """A split of any data keys in a form."""
+    """Loads a split by any set of data keys, in a form; `text` is the column of plain texts."""
     rows = source.load(data.dataset_config, split, columns=[])
     what = f"The data set {source.location}" + (f", configuration {data.dataset_config}" if data.dataset_config else "")
     what = f"{what}, split {split},"
@@ -110,7 +110,7 @@ def shaped(
 
 
 def learned_rows(context: RunContext, stage: str, source: DataSource) -> tuple[datasets.Dataset, dict[str, int]]:
-    """The stage's training split, without the prompts that PPO holds out; how many rows those had, by `HELD_OUT`."""
+    """Loads the training split without the prompts that PPO holds out, and counts the dropped rows under `HELD_OUT`."""
     rows = stage_rows(context, stage, source, context.settings(stage).data.dataset_train_split)
     if stage == "ppo" or "ppo" not in context.recipe.stages:
         return rows, {}
@@ -120,7 +120,7 @@ def learned_rows(context: RunContext, stage: str, source: DataSource) -> tuple[d
 def without_held_out(
     context: RunContext, rows: datasets.Dataset, *, of: str
 ) -> tuple[datasets.Dataset, dict[str, int]]:
-    """The rows but for those of prompts that PPO's held_out_share holds out, and how many those are, by `HELD_OUT`."""
+    """Drops rows whose prompts PPO's held_out_share holds out, and counts them; `of` names the stage in messages."""
     data = context.settings("ppo").data
     if data.held_out_share is None:
         return rows, {}
@@ -133,9 +133,9 @@ def without_held_out(
 
 
 def _shares_of_ppo(context: RunContext, rows: datasets.Dataset) -> list[datasets.Dataset]:
-    """What PPO's held_out_share makes of its training split: for the evaluation at the end, to watch by, to train on.
+    """Splits PPO's training split by held_out_share: rows for the final evaluation, for validation, and for training.
 
-    Where the evaluation has a split of its own, there are twice as many to watch by.
+    Where the evaluation has a split of its own, validation gets both shares.
     """
     test, watched, train = parts_of(rows, context.settings("ppo").data.held_out_share, parts=2)
     if context.shared.evaluation.dataset_test_split is not None:
@@ -162,7 +162,7 @@ def parts(
     held_out = None
     if data.held_out_share is not None and stage == "ppo":
         test, held_out, train = _shares_of_ppo(context, train)
-        # One prompt may stand within another.
+        # A held-out prompt may be part of a longer training prompt.
         train, _ = without_prompts(train, datasets.concatenate_datasets([test, held_out]), of="the stage ppo")
     elif data.held_out_share is not None:
         train, held_out = hold_out(train, data.held_out_share)
@@ -173,7 +173,7 @@ def parts(
 
 
 def ptx_rows(context: RunContext, source: DataSource) -> datasets.Dataset | None:
-    """The texts of PPO's ptx_coef, without the prompts that it holds out; None where it reads none."""
+    """Loads the texts for PPO's ptx_coef without the prompts that PPO holds out; None where ptx_coef is 0."""
     settings = context.settings("ppo")
     if not settings.trainer.ptx_coef > 0:
         return None
@@ -185,12 +185,11 @@ def ptx_rows(context: RunContext, source: DataSource) -> datasets.Dataset | None
 def evaluation_rows(
     context: RunContext, source: DataSource, part: str = "test", *, path: Path | None = None
 ) -> datasets.Dataset:
-    """PPO's prompts that the evaluation measures on (`test`), or chooses a checkpoint by (`validation`).
+    """Loads the PPO prompts that the evaluation measures on (`test`), or chooses a checkpoint by (`validation`).
 
-    Where rows repeat prompts, each prompt's first row comes first, so that the first rows hold the most prompts.
-
-    source: PPO's. path: of the SFT policy, whose tokenizer counts for max_prompt_length; None leaves out none. Raises
-    ZooError where there are none.
+    Each prompt's first row comes first, so that the first N rows hold the most prompts. The tokenizer in `path`, the
+    SFT policy's folder, counts tokens for max_prompt_length; None drops no prompt. Raises ZooError where no row is
+    left.
     """
     where, data = evaluated_part(context, part), context.settings("ppo").data
     rows = stage_rows(context, "ppo", source, where["split"])
@@ -204,8 +203,9 @@ def evaluation_rows(
 
 
 def evaluated_part(context: RunContext, part: str = "test") -> dict[str, Any]:
-    """Where the prompts of `evaluation_rows` are: `config`, `split` and, of one that training shares, the
-    `held_out_share`.
+    """Returns {config, split, held_out_share} of the prompts of `evaluation_rows`.
+
+    The share is None where training does not share the split.
     """
     data = context.settings("ppo").data
     split, share = evaluated_split(context.shared, data, part)
@@ -213,20 +213,20 @@ def evaluated_part(context: RunContext, part: str = "test") -> dict[str, Any]:
 
 
 def evaluated_split(shared: RecipeConfig, data: Any, part: str = "test") -> tuple[str, float | None]:
-    """(the split, the share that training left out of it) of `evaluation_rows`. data: the keys of PPO's."""
-    asked = shared.evaluation.dataset_test_split
-    if data.held_out_share is not None and (part == "validation" or asked is None):
+    """Returns (split, share of it that training leaves out) of `evaluation_rows`, by the data keys of PPO."""
+    test_split = shared.evaluation.dataset_test_split
+    if data.held_out_share is not None and (part == "validation" or test_split is None):
         return data.dataset_train_split, data.held_out_share
-    return (asked or "test") if part == "test" else data.dataset_test_split or "validation", None
+    return (test_split or "test") if part == "test" else data.dataset_test_split or "validation", None
 
 
 def labeled_rows(context: RunContext) -> datasets.Dataset:
-    """Texts and labels that the judge `classifier` learns from: those that the recipe says, else of its data set."""
+    """Loads the texts and labels that the judge `classifier` learns from: those that the recipe names, else its own."""
     return _for_judges(context, context.shared.evaluation.labeled_data, "labeled")[0]
 
 
 def own_pairs(context: RunContext) -> tuple[datasets.Dataset, DataSource] | None:
-    """Pairs of the policies' own outputs that somebody put in order, and where they are; None where none are named."""
+    """Loads labeled pairs of the policies' own outputs, with their source; None where the recipe names none."""
     data = own_pairs_at(context.recipe, context.shared)
     return None if data is None else _for_judges(context, data, "pairs")
 
@@ -240,7 +240,7 @@ def _for_judges(context: RunContext, data: LabeledArguments, form: Form) -> tupl
 
 
 def own_pairs_at(recipe: Recipe, shared: RecipeConfig) -> OwnPairsArguments | None:
-    """The keys of `evaluation.own_pairs`, a file or folder beside recipe.yaml by its path."""
+    """Returns the keys of `evaluation.own_pairs`, with a file or folder beside recipe.yaml named by its path."""
     data = shared.evaluation.own_pairs_data
     if data is None or data.dataset_name is None or not (beside := recipe.folder / data.dataset_name).exists():
         return data
@@ -248,19 +248,19 @@ def own_pairs_at(recipe: Recipe, shared: RecipeConfig) -> OwnPairsArguments | No
 
 
 def to_train(context: RunContext) -> dict[str, StageSettings]:
-    """The settings of the stages whose data are still to be read."""
-    done = {one for one in context.recipe.stages if context.record(one).read().get("status") == "finished"}
+    """Returns the settings of the stages that this command will train."""
+    done = {stage for stage in context.recipe.stages if context.record(stage).read().get("status") == "finished"}
     return {
-        one: context.settings(one)
-        for one in context.recipe.stages
-        if (one not in done or context.restart) and one not in context.pinned
+        stage: context.settings(stage)
+        for stage in context.recipe.stages
+        if (stage not in done or context.restart) and stage not in context.pinned
     }
 
 
 def data_source(context: RunContext, *, again: bool = False) -> DataSource:
-    """The recipe's data: what its corpus prepares (once, and `again` if asked), else the data set that it names.
+    """Opens the recipe's data: what its corpus prepares (once, unless `again`), else the data set that it names.
 
-    Raises ZooError when the recipe has neither, or another run's data lie in the run directory and --restart was not
+    Raises ZooError where the recipe has neither, or the run directory holds another run's data and --restart was not
     given.
     """
     with distributed.main_process_first():
@@ -304,22 +304,24 @@ def _data_source(context: RunContext, *, again: bool) -> DataSource:
 
 
 def corpus_settings(shared: RecipeConfig) -> dict[str, Any]:
-    """What decides the data that a corpus prepares."""
+    """Returns the keys that decide the data a corpus prepares."""
     return {key: getattr(shared, key) for key in ("corpus", "corpus_args", "dataset_name", "seed")}
 
 
 def _named(context: RunContext, name: str, *, again: bool) -> DataSource:
-    """The data set that the recipe names, at the commit that its revision meant when this run began."""
+    """Finds the data set that the recipe names, at the commit that its revision meant when this run began."""
     record = context.record("data")
     document = record.read()
     before = {**(document.get("dataset") or {}), "fingerprint": document.get("fingerprint")}
-    found = find_data(name, context.shared.dataset_revision, context.hub, before=None if again else before)
-    known = found.lineage["fingerprint"]
-    settled = found.lineage["repo"] and found.lineage["commit"] and found.unanswered is None
-    if settled and (again or before["fingerprint"] != known):
-        lineage = {key: value for key, value in found.lineage.items() if key != "fingerprint"}
-        record.write(stage="data", recipe=context.recipe.name, status="named", fingerprint=known, dataset=lineage)
-    return found
+    source = find_data(name, context.shared.dataset_revision, context.hub, before=None if again else before)
+    data_fingerprint = source.lineage["fingerprint"]
+    settled = source.lineage["repo"] and source.lineage["commit"] and source.unanswered is None
+    if settled and (again or before["fingerprint"] != data_fingerprint):
+        lineage = {key: value for key, value in source.lineage.items() if key != "fingerprint"}
+        record.write(
+            stage="data", recipe=context.recipe.name, status="named", fingerprint=data_fingerprint, dataset=lineage
+        )
+    return source
 
 
 def _prepare(shared: RecipeConfig, hub: Hub) -> Mapping[str, Mapping[str, list[dict[str, Any]]]]:
@@ -342,25 +344,26 @@ def _prepare(shared: RecipeConfig, hub: Hub) -> Mapping[str, Mapping[str, list[d
 
 
 def _text_of(shared: RecipeConfig, hub: Hub) -> str | None:
-    """What a corpus is given: it reads a folder, or asks the Hub of the environment, so what the source has is fetched.
+    """Returns the `dataset_name` for a corpus, which reads a folder or the Hub of the environment.
 
-    What no Hub has is left to the corpus, which knows what it takes.
+    What only the source Hub has is downloaded first. A name that no Hub has is passed on: the corpus knows what it
+    takes.
     """
     name = shared.dataset_name
     if hub.source is None or name is None or not hub_id(name) or Path(name).exists():
         return name
     try:
-        found = find_data(name, shared.dataset_revision, hub)
+        source = find_data(name, shared.dataset_revision, hub)
     except ZooError:
         return name
-    if found.hub is not hub.source or not found.lineage["commit"]:
+    if source.hub is not hub.source or not source.lineage["commit"]:
         return name
-    with refusals_as(f"The data set {name} cannot be had from {found.hub.name}", "try again."):
-        return str(found.hub.snapshot(name, repo_type="dataset", revision=found.revision))
+    with refusals_as(f"The data set {name} cannot be had from {source.hub.name}", "try again."):
+        return str(source.hub.snapshot(name, repo_type="dataset", revision=source.revision))
 
 
 def add_configuration(context: RunContext, configuration: str, splits: Mapping[str, Iterable[Mapping]]) -> DataSource:
-    """Adds a configuration that a stage made (simulated preferences); the data set is sent again with it."""
+    """Adds a configuration that a stage made, such as simulated preferences; the data set is then sent again."""
     record = context.record("data")
     write_configuration(record.path, configuration, splits)
     write_text(record.path / "README.md", _card(record.read(), _configurations(split_files(record.path))))
@@ -368,28 +371,28 @@ def add_configuration(context: RunContext, configuration: str, splits: Mapping[s
 
 
 def write_configuration(folder: Path, configuration: str, splits: Mapping[str, Iterable[Mapping]]) -> None:
-    """Writes FOLDER/CONFIGURATION/SPLIT.jsonl, each as a whole."""
+    """Writes FOLDER/CONFIGURATION/SPLIT.jsonl, each file atomically."""
     for split, rows in splits.items():
         text = "".join(json.dumps(dict(row), ensure_ascii=False) + "\n" for row in rows)
         write_text(folder / configuration / f"{split}.jsonl", text)
 
 
 def split_files(folder: Path) -> list[str]:
-    """CONFIGURATION/SPLIT.jsonl of each split in a folder, sorted."""
+    """Returns CONFIGURATION/SPLIT.jsonl of each split in a folder, sorted."""
     return sorted(path.relative_to(folder).as_posix() for path in folder.glob("*/*.jsonl") if path.is_file())
 
 
 def _configurations(names: Iterable[str]) -> dict[str, list[str]]:
-    """CONFIGURATION/SPLIT.jsonl, ... -> the splits of each configuration."""
-    found: dict[str, list[str]] = {}
+    """Returns configuration -> its splits, from names CONFIGURATION/SPLIT.jsonl."""
+    splits_by_name: dict[str, list[str]] = {}
     for path in sorted(map(PurePosixPath, names)):
         if path.suffix == ".jsonl" and len(path.parts) == 2:
-            found.setdefault(path.parts[0], []).append(path.stem)
-    return found
+            splits_by_name.setdefault(path.parts[0], []).append(path.stem)
+    return splits_by_name
 
 
 def card_head(about: Mapping[str, Any], recipe: str, configurations: Mapping[str, Iterable[str]]) -> str:
-    """The head of a data set's README. about: the keys of recipe.yaml; configurations: the splits of each."""
+    """Returns the YAML head of a data set's README, from the keys of recipe.yaml and each configuration's splits."""
     import yaml
 
     front = {
@@ -409,7 +412,7 @@ def card_head(about: Mapping[str, Any], recipe: str, configurations: Mapping[str
 
 
 def _card(document: Mapping[str, Any], configurations: Mapping[str, list[str]]) -> str:
-    """The data set's README, from what run.json says of the recipe."""
+    """Returns the data set's README, from what run.json records of the recipe."""
     about, recipe = document["about"], document["recipe"]
     notice = (
         "\n**This is a simulated world**: a program wrote every line, and preferences are simulated too.\n"
@@ -428,7 +431,7 @@ def _card(document: Mapping[str, Any], configurations: Mapping[str, list[str]]) 
 
 
 def _prepared(context: RunContext) -> DataSource:
-    """What the corpus made, read from the run directory whether or not a Hub answers; lineage names the Hub's copy."""
+    """Opens the corpus's data in the run directory, whether or not a Hub answers; its lineage names the Hub's copy."""
     document = context.record("data").read()
     lineage = {"repo": None, "commit": None, "fingerprint": document["fingerprint"]}
     repo = document.get("repo")
@@ -438,7 +441,7 @@ def _prepared(context: RunContext) -> DataSource:
 
 
 def pending_data(context: RunContext) -> bool:
-    """Whether the run directory holds data of a corpus that this Hub has not, or has in an older state."""
+    """Whether the run directory holds finished corpus data that this Hub does not have, or has in an older state."""
     record = context.record("data")
     document = record.read()
     if document.get("status") != "finished":
@@ -449,16 +452,16 @@ def pending_data(context: RunContext) -> bool:
 
 
 def send_data(context: RunContext) -> None:
-    """Sends the data as one commit, and notes it in run.json."""
+    """Sends the data as one commit, and records it in run.json."""
     record = context.record("data")
-    content = digest(record.path, ".jsonl")  # before the files are read: what changes meanwhile is sent once more
+    content = digest(record.path, ".jsonl")  # before the upload reads the files: later changes are then sent again
     commit = _send(context, record.path)
     repo = {"id": context.dataset_repo, "commit": commit, "tags": {}, "hub": context.hub.label, "content": content}
     record.write(repo=repo)
 
 
 def forget_lost_data(context: RunContext) -> None:
-    """Counts the data as not sent where the Hub has lost them."""
+    """Marks the data as not sent where the Hub no longer has them."""
     record = context.record("data")
     repo = record.read().get("repo") or {}
     if repo.get("hub") != context.hub.label:
@@ -468,7 +471,7 @@ def forget_lost_data(context: RunContext) -> None:
 
 
 def _send(context: RunContext, folder: Path) -> str:
-    """The card names also what other runs put there: `rlhf-zoo ppo` alone has no preferences to send."""
+    """Sends a folder. The card also lists what other runs sent: `rlhf-zoo ppo` alone has no preferences to send."""
     import tempfile
 
     from huggingface_hub.errors import RepositoryNotFoundError

@@ -1,7 +1,7 @@
 """Environment variables that change what training computes.
 
-The recipe says how a run trains. A variable of the shell that says otherwise is ignored, refused or written into
-run.json: none is obeyed silently.
+The recipe decides how a run trains. A variable that contradicts it is ignored with a warning, refused, or recorded in
+run.json; none is obeyed silently.
 """
 
 import logging
@@ -12,7 +12,7 @@ from ..errors import ZooError
 
 log = logging.getLogger(__name__)
 
-#: Variables of accelerate that do what a recipe's key does. The key decides, and they are unset.
+#: Variables of accelerate that do the same as a key of the recipe, with that key. The key decides; they are unset.
 IGNORED: Mapping[str, str] = {
     "ACCELERATE_MIXED_PRECISION": "bf16",
     "ACCELERATE_DOWNCAST_BF16": "bf16",
@@ -24,15 +24,15 @@ IGNORED: Mapping[str, str] = {
     "ACCELERATE_DYNAMO_USE_DYNAMIC": "torch_compile",
     "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION": "torch_compile",
 }
-#: Variables that hand training to a system that no stage was ever run under.
+#: Variables that hand training to a system under which no stage has been tested.
 REFUSED = (
     "ACCELERATE_USE_DEEPSPEED",
     "ACCELERATE_USE_FSDP",
     "ACCELERATE_USE_MEGATRON_LM",
     "ACCELERATE_USE_PARALLELISM_CONFIG",
 )
-#: Variables that change the device, the rounding or the order of sums. (Threads and the CPU's instructions are recorded
-#: as what torch made of them; the CPU is asked for by `use_cpu`, or ACCELERATE_USE_CPU.)
+#: Variables that change the device, the rounding or the order of sums. (Threads and CPU instructions are recorded as
+#: torch reports them; `use_cpu` or ACCELERATE_USE_CPU selects the CPU.)
 RECORDED = (
     "ACCELERATE_TORCH_DEVICE",
     "CUBLAS_WORKSPACE_CONFIG",
@@ -50,12 +50,12 @@ RECORDED = (
     "XLA_DOWNCAST_BF16",
     "XLA_USE_BF16",
 )
-# Values by which `accelerate launch` says that something is off.
+# Values that `accelerate launch` sets for options that are off.
 _OFF = ("", "0", "1", "no", "none", "off", "false", "default")
 
 
 def settle() -> None:
-    """Unsets the variables that a recipe's keys stand for, with a line for each that asked for something.
+    """Unsets the variables that keys of the recipe replace, and warns about each that was on.
 
     Raises:
         ZooError: A variable asks for DeepSpeed, FSDP, Megatron-LM or accelerate's parallelism.
@@ -73,5 +73,5 @@ def settle() -> None:
 
 
 def recorded() -> dict[str, str]:
-    """The variables of `RECORDED` that are set, for `versions` in run.json."""
+    """Returns the variables of `RECORDED` that are set, for `versions` in run.json."""
     return {name: os.environ[name] for name in RECORDED if name in os.environ}

@@ -1,4 +1,4 @@
-"""Which judge the evaluation goes by, settled before anything is trained."""
+"""Which judge the evaluation uses; settled before anything is trained."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,19 +18,34 @@ from .settings.key_classes import GROUPS, STAGE_KEYS, Kind, check_key, check_rep
 from .settings.parse import BESIDE_KEYS, StageSettings
 from .trusted_names import check_object
 
-#: Keys of PPO by which a reward model's samples are drawn, as its run.json records them.
+#: Keys of PPO that decide how the reward stage's samples are drawn, as its run.json records them.
 SAMPLES = ("response_length", "temperature", *CUTS, *HOLDS_OUT)
 
 
 def evaluation_of(context: RunContext) -> EvaluationConfig:
-    """The run's evaluation, with its judge: see `with_judge`."""
+    """Returns the run's evaluation settings with the judge filled in: see `with_judge`.
+
+    Args:
+        context: The run.
+
+    Returns:
+        The settings.
+    """
     return with_judge(context.shared.evaluation, context.settings("ppo"))
 
 
 def with_judge(config: EvaluationConfig, ppo: StageSettings) -> EvaluationConfig:
-    """The evaluation with its judge: the one that it names, else PPO's verifiable reward, else `classifier`.
+    """Fills in the judge of an evaluation.
 
-    Raises ZooError for a reward function that cannot be loaded.
+    Args:
+        config: The evaluation settings.
+        ppo: Settings of the stage PPO.
+
+    Returns:
+        The settings with the judge that they name; else PPO's verifiable reward; else `classifier`.
+
+    Raises:
+        ZooError: A reward function cannot be loaded.
     """
     if config.judge is not None:
         return config
@@ -41,10 +56,16 @@ def with_judge(config: EvaluationConfig, ppo: StageSettings) -> EvaluationConfig
 
 
 def of_same_labels(context: RunContext, name: str) -> bool:
-    """Whether a judge learned from the labels that the run's reward model learned from.
+    """Whether a judge learned from the same labels as the run's reward model.
 
-    Other texts of the same data set do not make it another judge: what these labels get wrong, both get wrong. name:
-    the recipe's.
+    Other texts of the same data set do not make a judge independent: both learn the same mistakes of the labelers.
+
+    Args:
+        context: The run.
+        name: The judge, as the recipe names it.
+
+    Returns:
+        True for `same-labels`, and for a `classifier` that learns from the reward stage's data set.
     """
     if name != "classifier" or "reward" not in context.recipe.stages:
         return name == SAME_LABELS
@@ -54,9 +75,20 @@ def of_same_labels(context: RunContext, name: str) -> bool:
 
 
 def judge_run(context: RunContext) -> RunContext:
-    """The run whose reward model is the judge `same-labels`: as the run's own is trained, on the pairs kept for it.
+    """Returns the run that trains the judge `same-labels`.
 
-    With the keys that the run's own was trained with, once it is, those of PPO's sampling among them.
+    It trains a reward model like the run's own on the pairs that were kept for the judge. Once the run's own reward
+    model
+    is trained, its recorded keys are used, including PPO's sampling keys.
+
+    Args:
+        context: The run.
+
+    Returns:
+        The run whose reward stage is the judge.
+
+    Raises:
+        ZooError: See `as_trained`.
     """
     run = as_trained(context, "reward")
     document = context.record("reward").read()
@@ -72,27 +104,35 @@ def judge_run(context: RunContext) -> RunContext:
 
 
 def as_trained(context: RunContext, stage: str) -> RunContext:
-    """The run with the keys that the stage was trained with, once it is, whatever its file says now.
+    """Returns the run with the keys that a finished stage was trained with, whatever its recipe says now.
 
-    Where somebody else's run or recipe says them, keys of a machine or account are as this user's recipe and flags say.
+    Where another user's run or recipe sets keys of a machine or an account, this user's recipe and flags decide those.
 
-    Raises ZooError for a flag of the stage that says otherwise.
+    Args:
+        context: The run.
+        stage: Name of the stage.
+
+    Returns:
+        The run; unchanged where the stage is not finished.
+
+    Raises:
+        ZooError: A flag contradicts what the stage was trained with, or another user's run sets a key that it may not.
     """
     document = context.record(stage).read()
     if document.get("status") != "finished":
         return context
     keys = {name: value for name, value in document["resolved"].items() if name not in BESIDE_KEYS}
     _check_keys(context, stage, keys)
-    given, recipe = context.flags.get(stage, {}), context.recipe
+    flags, recipe = context.flags.get(stage, {}), context.recipe
     kept: dict[str, Any] = {}
     if recipe.download is not None or not context.record(stage).is_own():
         own = recipe.stages.get(stage, {})
         keys = {**without_machine(keys), **{name: own[name] for name in machine_keys() if name in own}}
-        kept = {name: given[name] for name in machine_keys() if name in given}
-        given = without_machine(given)
-    if given:
-        asked = context.settings(stage).resolved
-        key = first_difference({name: keys.get(name) for name in given}, {name: asked.get(name) for name in given})
+        kept = {name: flags[name] for name in machine_keys() if name in flags}
+        flags = without_machine(flags)
+    if flags:
+        resolved = context.settings(stage).resolved
+        key = first_difference({name: keys.get(name) for name in flags}, {name: resolved.get(name) for name in flags})
         if key is not None:
             raise ZooError(
                 f"{context.record(stage).path} was trained with another {key} than this command says: leave the flag "
@@ -103,7 +143,7 @@ def as_trained(context: RunContext, stage: str) -> RunContext:
 
 
 def _check_keys(context: RunContext, stage: str, keys: Mapping[str, Any]) -> None:
-    """Raises ZooError where a run that is not this user's would set what no download may, and the recipe does not."""
+    """Raises ZooError where another user's run sets a key that no download may set and this user's recipe does not."""
     record = context.record(stage)
     if record.is_own():
         return
@@ -125,9 +165,14 @@ def _is_trained(context: RunContext, name: str) -> bool:
 
 
 def check_same_labels(context: RunContext, *, anew: bool = False) -> None:
-    """Raises ZooError where a judge is to learn from pairs kept from the run's reward model, and there are none.
+    """Checks that the judge `same-labels` has pairs to learn from that the reward model does not see.
 
-    anew: the reward model that is there will be trained again.
+    Args:
+        context: The run.
+        anew: Whether the reward model will be trained again, even where one is there.
+
+    Raises:
+        ZooError: The judge is named and there are no such pairs, or the reward model was trained with other keys.
     """
     if SAME_LABELS not in evaluation_of(context).names:
         return

@@ -1,7 +1,7 @@
-"""The lock of a run directory: one process at a time writes there, and says who it is.
+"""The lock of a run directory: only one process at a time writes there.
 
-The lock is the operating system's, on the file `.lock` in the directory, so it ends with its process, however that
-ends. The file names its holder, and is gone when nobody writes.
+It is a lock of the operating system on the file `.lock`, so it ends with its process, however that ends. The file names
+the command that holds it, and is removed when that command ends.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..fileio import now
 from ..modeling import distributed
 
 LOCK = ".lock"
-#: Of a holder's command in a message.
+#: Longest command shown in a message, in characters.
 _LONGEST = 120
 _HELD: dict[Path, _Held] = {}
 _HOLDING = threading.Lock()
@@ -30,7 +30,7 @@ _HOLDING = threading.Lock()
 
 @dataclass
 class _Held:
-    """The lock that this process holds on a directory. made: the folders that are there for the lock alone."""
+    """A directory's lock, held by this process. `made`: folders that were created only to hold the lock file."""
 
     lock: FileLock
     made: list[Path]
@@ -39,11 +39,17 @@ class _Held:
 
 @contextlib.contextmanager
 def sole_writer(directory: Path, *, command: str) -> Iterator[None]:
-    """Open while a command writes into a run directory; a process may open it several times, from any thread.
+    """Locks a run directory while a command writes into it.
 
-    command: what another command is told of this one. Of several processes that work together the first one holds it.
-    Raises ZooError where another command writes there, where the directory cannot be locked, and in several processes
-    that do not work together.
+    A process may enter it several times, from any thread. In distributed training the main process holds the lock.
+
+    Args:
+        directory: The run directory.
+        command: The command, shown to another command that finds the directory locked.
+
+    Raises:
+        ZooError: Another command writes there, the directory cannot be locked, or several processes were started for a
+            command that runs in one.
     """
     if distributed.started() > distributed.count():
         raise ZooError(
@@ -86,25 +92,28 @@ def _take(directory: Path, *, named: Path, command: str) -> _Held:
             "file system with locks."
         ) from error
     holder = {"pid": os.getpid(), "host": socket.gethostname(), "command": command, "since": now()}
-    # Over what a killed process left. The lock holds also where a full disk has no room for these words.
+    # Replaces what a killed process left. On a full disk the lock still holds, so a failed write is harmless.
     with contextlib.suppress(OSError):
         (directory / LOCK).write_text(json.dumps(holder) + "\n", encoding="utf-8")
     return _Held(lock, made)
 
 
 def _holder(path: Path) -> str:
-    """Who holds the lock, as the beginning of a sentence."""
+    """Returns who holds the lock, as the beginning of a sentence."""
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-        pid, host, command, since = (str(told[key]) for key in ("pid", "host", "command", "since"))
-    except (OSError, ValueError, KeyError, TypeError):  # it has only just begun, or could not write
+        holder = json.loads(path.read_text(encoding="utf-8"))
+        pid, host, command, since = (str(holder[key]) for key in ("pid", "host", "command", "since"))
+    except (OSError, ValueError, KeyError, TypeError):  # not written yet, or the disk was full
         return "Another command"
     shown = command if len(command) <= _LONGEST else f"{command[: _LONGEST - 3]}..."
     return f"Another command, `{shown}` (process {pid} on {host}, since {since}),"
 
 
 def _release(held: _Held, directory: Path) -> None:
-    """Removes the file while it is still locked, which another that has opened it notices; then its empty folders."""
+    """Removes the lock file and then the empty folders made for it.
+
+    The file goes while it is still locked: a process that has already opened it notices the removal.
+    """
     with contextlib.suppress(OSError):
         (directory / LOCK).unlink()
     held.lock.release()

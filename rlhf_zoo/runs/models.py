@@ -13,31 +13,41 @@ from .data.sources import model_digest
 
 @dataclass(frozen=True)
 class ParentCheckpoint:
-    """A checkpoint to start from: where it lies, and its name for run.json and cards."""
+    """A checkpoint to start from.
+
+    Attributes:
+        path: Its folder.
+        lineage: How run.json and cards name it: repository, commit, path and fingerprint.
+    """
 
     path: Path
     lineage: Mapping[str, Any]
 
 
 def model_from_elsewhere(name: str, hub: Hub, *, recipe: str, whole: bool = False) -> ParentCheckpoint:
-    """Finds a model that is no stage of the recipe.
+    """Finds a model that is not a stage of the recipe.
 
     Args:
-        name: A folder, or a Hub id.
+        name: A folder or a Hub id.
         hub: Where Hub ids are looked up.
-        recipe: The name of the recipe, for the message.
-        whole: Fetch every file, since a loader of the user's own may read any of them.
+        recipe: Name of the recipe, for the message.
+        whole: Download every file, since a custom loader may read any of them.
+
+    Returns:
+        The model and its lineage.
 
     Raises:
         ZooError: There is no such model.
     """
     try:
-        found = resolve(name, hub, but=() if whole else NOT_LOADED)
+        checkpoint = resolve(name, hub, but=() if whole else NOT_LOADED)
     except ZooError as error:
         what = f"{name!r} is no stage of {recipe}, no folder, and no model that can be had"
         raise ZooError(f"{what}. {error}") from error.__cause__
-    if found.hub is None:
-        files = {"folder": found.path.resolve().name, "files": model_digest(found.path)}
-        return ParentCheckpoint(found.path, {"repo": None, "commit": None, "path": name, "fingerprint": name, **files})
-    lineage = {"repo": found.repo, "commit": found.commit, "path": None, "fingerprint": found.commit}
-    return ParentCheckpoint(found.path, lineage | came_from(found.hub, hub))
+    if checkpoint.hub is None:
+        files = {"folder": checkpoint.path.resolve().name, "files": model_digest(checkpoint.path)}
+        return ParentCheckpoint(
+            checkpoint.path, {"repo": None, "commit": None, "path": name, "fingerprint": name, **files}
+        )
+    lineage = {"repo": checkpoint.repo, "commit": checkpoint.commit, "path": None, "fingerprint": checkpoint.commit}
+    return ParentCheckpoint(checkpoint.path, lineage | came_from(checkpoint.hub, hub))

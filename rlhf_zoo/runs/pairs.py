@@ -1,7 +1,7 @@
-"""`rlhf-zoo reward RECIPE --dataset_name NAME` where NAME holds pairs and nothing else, such as votes of people.
+"""`rlhf-zoo reward RECIPE --dataset_name NAME`, where NAME holds only pairs, such as people's votes.
 
-The recipe is trained on them as they are: the reward stage's keys that its own data needed give way, and every key that
-takes their place is said, so that what is published can be made again.
+The reward model is trained on these pairs as they are. They replace the reward stage's own data keys, and every
+replaced key is recorded, so that the published model can be reproduced.
 """
 
 from dataclasses import dataclass, replace
@@ -21,14 +21,21 @@ from .recipe import Recipe
 from .record import fingerprint
 
 COLUMNS = ["prompt", "chosen", "rejected"]
-#: What configurations of pairs are called: by this package, and by the Hub where nobody names one.
+#: Names of a configuration that holds pairs: this package's, and the Hub's default.
 CONFIGURATIONS = ("preferences", "default")
 SIMULATION = ("simulated_pairs", "simulated_test_pairs", "pairs_seed", "preference")
 HELD_OUT_SHARE = 0.1
 
 
 def sampling(context: RunContext) -> dict[str, Any]:
-    """The sampling that PPO will use: scores are centered over what the policy will write at its start."""
+    """Returns PPO's sampling settings; reward scores are centered over samples that the policy draws with them.
+
+    Args:
+        context: The run.
+
+    Returns:
+        Keyword arguments of the sampler: `max_new_tokens` (tokens), `temperature`, and truncation and stops where set.
+    """
     if "ppo" in context.recipe.stages:
         ppo = context.settings("ppo").trainer
         drawn = {"max_new_tokens": ppo.response_length, "temperature": ppo.temperature}
@@ -39,10 +46,14 @@ def sampling(context: RunContext) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class NamedPairs:
-    """A data set of pairs without the recipe's prompts: name, the commit it stands at, and where its pairs are.
+    """A data set that holds pairs, without the recipe's prompts.
 
-    commit: None for a folder. test_split: None where it has none. hub: the label of the Hub that has it,
-    None where that is the run's.
+    Attributes:
+        name: A Hub id or a folder.
+        commit: The commit that is read; None for a folder.
+        configuration: The configuration that holds the pairs.
+        test_split: Its test split, None where it has none.
+        hub: Label of the Hub that has it; None for the run's own.
     """
 
     name: str
@@ -52,19 +63,38 @@ class NamedPairs:
     hub: str | None = None
 
     def source(self, hub: Hub) -> DataSource:
-        """hub: the run's."""
-        told = fingerprint({"repo": self.name, "commit": self.commit})
+        """Opens the data set at its commit.
+
+        Args:
+            hub: The run's Hub.
+
+        Returns:
+            The data.
+
+        Raises:
+            ZooError: It cannot be found.
+        """
+        data_fingerprint = fingerprint({"repo": self.name, "commit": self.commit})
         repo = None if Path(self.name).is_dir() else self.name
         elsewhere = {} if self.hub is None else {"hub": self.hub}
-        found = {"repo": repo, "commit": self.commit, "fingerprint": told, **elsewhere}
-        return find_data(self.name, self.commit, hub, before=found)
+        lineage = {"repo": repo, "commit": self.commit, "fingerprint": data_fingerprint, **elsewhere}
+        return find_data(self.name, self.commit, hub, before=lineage)
 
 
 def recipe_on_pairs(recipe: Recipe, pairs: NamedPairs, *, response_length: int, temperature: float) -> Recipe:
-    """The recipe as it is when its reward model is trained on `pairs`, every key said, so that it can be made again.
+    """Returns the recipe for training its reward model on `pairs`, with every key set so that it can be reproduced.
 
-    Nothing is simulated. Scores are centered over samples of the SFT model on the prompts of the pairs, drawn as the
-    recipe draws them (response_length, temperature). Without a test split a tenth of the prompts is held out.
+    Nothing is simulated. Scores are centered over samples of the SFT model on the prompts of the pairs. Without a test
+    split, a tenth of the prompts is held out.
+
+    Args:
+        recipe: The recipe.
+        pairs: The data set.
+        response_length: Length of the samples, in tokens.
+        temperature: Temperature of the samples.
+
+    Returns:
+        The changed recipe.
     """
     settled = (*SIMULATION, "held_out_share")
     reward = {key: value for key, value in recipe.stages["reward"].items() if key not in settled}
@@ -88,15 +118,28 @@ def recipe_on_pairs(recipe: Recipe, pairs: NamedPairs, *, response_length: int, 
 
 
 def on_pairs(context: RunContext, pairs: NamedPairs) -> RunContext:
-    """The run with `recipe_on_pairs`; what flags say of the reward stage still counts."""
+    """Returns the run with `recipe_on_pairs`; flags of the reward stage still apply.
+
+    Args:
+        context: The run.
+        pairs: The data set.
+
+    Returns:
+        The changed run.
+
+    Raises:
+        ZooError: A flag asks for simulated pairs.
+    """
     flags = {stage: dict(keys) for stage, keys in context.flags.items()}
     for key in ("dataset_name", "dataset_revision", "corpus", "corpus_args", "preferences"):
         flags.get("recipe", {}).pop(key, None)
-    asked = flags.get("reward", {})
-    if given := next((key for key in SIMULATION if key in asked), None):
-        raise ZooError(f"--{given} simulates pairs, and --dataset_name names {pairs.name}: give one of the two.")
+    reward_flags = flags.get("reward", {})
+    if simulation_flag := next((key for key in SIMULATION if key in reward_flags), None):
+        raise ZooError(
+            f"--{simulation_flag} simulates pairs, and --dataset_name names {pairs.name}: give one of the two."
+        )
     drawn = sampling(context)
-    flags["ppo"] = {}  # what they say of sampling is in `drawn`, and the rest is of another stage
+    flags["ppo"] = {}  # `drawn` has their sampling keys; the others do not concern the reward stage
     recipe = recipe_on_pairs(
         context.recipe, pairs, response_length=drawn["max_new_tokens"], temperature=drawn["temperature"]
     )
@@ -104,14 +147,23 @@ def on_pairs(context: RunContext, pairs: NamedPairs) -> RunContext:
 
 
 def named_pairs(context: RunContext) -> NamedPairs | None:
-    """What --dataset_name names, where that is pairs alone; None where the recipe's data come from elsewhere.
+    """Returns the data set that --dataset_name names, where it holds only pairs.
 
-    A data set that a corpus reads, or that holds the prompts too, takes the place of the recipe's data as in any stage.
-    A run that was begun stays at its commit, however many votes came since. Raises ZooError for a data set that is not
-    to be had.
+    A data set that a corpus reads, or that holds the prompts too, replaces the recipe's data as in any other stage. A
+    run
+    that has begun stays at its commit, however many votes were added since.
+
+    Args:
+        context: The run.
+
+    Returns:
+        The data set; None where the recipe's data come from elsewhere.
+
+    Raises:
+        ZooError: The data set cannot be read.
     """
-    asked = context.flags.get("recipe", {})
-    name, revision = asked.get("dataset_name"), asked.get("dataset_revision")
+    flags = context.flags.get("recipe", {})
+    name, revision = flags.get("dataset_name"), flags.get("dataset_revision")
     if name is None or not (Path(name).is_dir() or hub_id(name)):
         return None
     made = context.record("data").read()
@@ -137,14 +189,14 @@ def _look_for_pairs(context: RunContext, name: str, revision: str | None) -> Nam
             gated(name, commit, token=source.hub.token) as data,
         ):
             commit = data.commit
-            known = data.configurations(**options)
-            if prompts in known:  # that PPO will roll out
+            configurations = data.configurations(**options)
+            if prompts in configurations:  # that PPO will roll out
                 return None
             flags = context.flags.get("reward", {})
             stage = {**context.recipe.stages["reward"], **flags}
             train, test = stage.get("dataset_train_split", "train"), stage.get("dataset_test_split", "test")
             for configuration in [flags["dataset_config"]] if "dataset_config" in flags else CONFIGURATIONS:
-                if configuration not in known:
+                if configuration not in configurations:
                     continue
                 splits = data.splits(configuration, **options)
                 if train in splits and set(COLUMNS) <= set(source.first_row(configuration, train) or {}):

@@ -1,4 +1,4 @@
-"""What PPO starts from: stages of its recipe, reward models of its ensemble, and models from elsewhere."""
+"""The models that PPO starts from: stages of its recipe, reward models of its ensemble, and models from elsewhere."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,18 @@ from .settings.parse import StageSettings
 
 
 def parent(context: RunContext, name: str) -> ParentCheckpoint:
-    """Another stage of this recipe by its name, a reward model of its ensemble, else a path or Hub id."""
+    """Finds a model that PPO starts from.
+
+    Args:
+        context: The run.
+        name: A stage of the recipe, a reward model of its ensemble (ensemble/seed-K/reward), a path or a Hub id.
+
+    Returns:
+        The checkpoint.
+
+    Raises:
+        ZooError: There is no such model, or its stage is not finished.
+    """
     if name in context.recipe.stages:
         return context.checkpoint(name)
     if is_member(name):
@@ -25,7 +36,17 @@ def parent(context: RunContext, name: str) -> ParentCheckpoint:
 
 
 def parent_names(settings: StageSettings) -> dict[str, str]:
-    """What PPO starts from: role -> a stage of the recipe, a path or a Hub id."""
+    """Returns the models that PPO starts from.
+
+    Args:
+        settings: Settings of the stage PPO.
+
+    Returns:
+        Role -> a stage of the recipe, a path or a Hub id.
+
+    Raises:
+        ZooError: Too many reward models are named.
+    """
     names = {"sft": settings.model.model_name_or_path or "sft"}
     names |= reward_roles(settings.data.reward_model_path)
     if settings.data.value_model_name_or_path is not None:
@@ -34,7 +55,15 @@ def parent_names(settings: StageSettings) -> dict[str, str]:
 
 
 def check_parents(recipe: Recipe, ppo: StageSettings) -> None:
-    """Raises ZooError where PPO starts from a stage that the recipe has not."""
+    """Checks that the recipe has the stages that PPO starts from.
+
+    Args:
+        recipe: The recipe.
+        ppo: Settings of the stage PPO.
+
+    Raises:
+        ZooError: It lacks one.
+    """
     for role, name in parent_names(ppo).items():
         if name in STAGES and name not in recipe.stages:
             key = "model_name_or_path" if role == "sft" else "reward_model_path"
@@ -45,12 +74,29 @@ def check_parents(recipe: Recipe, ppo: StageSettings) -> None:
 
 
 def reward_names(path: Any) -> list[str]:
-    """What `reward_model_path` names."""
+    """Returns the names in `reward_model_path` as a list.
+
+    Args:
+        path: The value of the key: None, a name or a list of names.
+
+    Returns:
+        The names.
+    """
     return [] if path is None else [path] if isinstance(path, str) else list(path)
 
 
 def reward_roles(path: Any) -> dict[str, str]:
-    """Role among a run's parents -> name, of what `reward_model_path` names. Raises ZooError for too many."""
+    """Assigns a role to each reward model that `reward_model_path` names.
+
+    Args:
+        path: The value of the key: None, a name or a list of names.
+
+    Returns:
+        Role among the run's parents -> name.
+
+    Raises:
+        ZooError: There are more names than roles.
+    """
     names = reward_names(path)
     if len(names) > len(REWARD_ROLES):
         raise ZooError(f"reward_model_path names {len(names)} reward models: give at most {len(REWARD_ROLES)}.")
@@ -58,7 +104,15 @@ def reward_roles(path: Any) -> dict[str, str]:
 
 
 def member_run(context: RunContext, seed: int) -> RunContext:
-    """The run whose reward model lies in ENSEMBLE/seed-K."""
+    """Returns the run that trains the ensemble's reward model of a seed, in ENSEMBLE/seed-K.
+
+    Args:
+        context: The run.
+        seed: The seed K.
+
+    Returns:
+        The run.
+    """
     base = context.base or context.directory
     return replace(context, directory=base / ENSEMBLE / f"seed-{seed}", base=base, own=("reward",))
 
@@ -70,12 +124,27 @@ def _of(context: RunContext, name: str) -> RunContext:
 
 
 def is_trained(context: RunContext, name: str) -> bool:
-    """Whether an ensemble's model, by its folder in the run directory, is finished."""
+    """Whether a reward model of the ensemble is finished.
+
+    Args:
+        context: The run.
+        name: Its folder in the run directory, such as ensemble/seed-1/reward.
+
+    Returns:
+        True where its status is "finished".
+    """
     return bool(_of(context, name).record("reward").read().get("status") == "finished")
 
 
 def check_members(context: RunContext) -> None:
-    """Raises ZooError, before anything trains, where PPO is to be paid by a model of an ensemble that is not there."""
+    """Checks, before training, that the ensemble's reward models that PPO uses are there.
+
+    Args:
+        context: The run.
+
+    Raises:
+        ZooError: One is missing, or was trained for another SFT policy.
+    """
     if "ppo" in to_train(context):
         for name in reward_names(context.settings("ppo").data.reward_model_path):
             if is_member(name):
@@ -83,9 +152,17 @@ def check_members(context: RunContext) -> None:
 
 
 def member_checkpoint(context: RunContext, name: str) -> ParentCheckpoint:
-    """The finished checkpoint of an ensemble's model, by its folder in the run directory.
+    """Finds the finished checkpoint of a reward model of the ensemble.
 
-    Raises ZooError where it is not trained, or for another SFT policy than the run has now.
+    Args:
+        context: The run.
+        name: Its folder in the run directory, such as ensemble/seed-1/reward.
+
+    Returns:
+        The checkpoint.
+
+    Raises:
+        ZooError: It is not trained, or was trained for another SFT policy than the run has now.
     """
     member = _of(context, name)
     record = member.record("reward")
@@ -99,17 +176,26 @@ def member_checkpoint(context: RunContext, name: str) -> ParentCheckpoint:
             f"The reward model in {record.path} is of another SFT policy than {context.record('sft').path}: {train} "
             "anew with --restart."
         )
-    found = member.checkpoint("reward")
-    return ParentCheckpoint(found.path, {**found.lineage, "path": f"{name}/{found.path.name}", "folder": name})
+    checkpoint = member.checkpoint("reward")
+    return ParentCheckpoint(
+        checkpoint.path, {**checkpoint.lineage, "path": f"{name}/{checkpoint.path.name}", "folder": name}
+    )
 
 
 def member_beside(checkpoint: Path, folder: Any) -> Path | None:
-    """The model of an ensemble that a run's card names as `folder`, beside the run's stage or its checkpoint, if any.
+    """Finds the ensemble's reward model that a run's card names, in the same run directory.
 
-    A card is its publisher's word: nothing but an ensemble's folder is looked for.
+    A card is written by its publisher, so `folder` is not trusted: only folders of an ensemble are looked up.
+
+    Args:
+        checkpoint: The run's stage, or a checkpoint of it.
+        folder: The folder that the card names.
+
+    Returns:
+        The chosen checkpoint of that model; None where there is none.
     """
     if not isinstance(folder, str) or not is_member(folder):
         return None
     runs = checkpoint.resolve().parents[:2]
-    found = (StageRecord(run / folder).chosen_checkpoint() for run in runs if (run / folder).is_dir())
-    return next((path for path in found if path is not None), None)
+    checkpoints = (StageRecord(run / folder).chosen_checkpoint() for run in runs if (run / folder).is_dir())
+    return next((path for path in checkpoints if path is not None), None)

@@ -1,11 +1,10 @@
 """Recipes: folders of YAML files. They are found, read and copied here; `runs.settings.parse` checks their keys.
 
-They come with this package, lie in a folder that is named by its path, or come with another package that registers the
-folder in which one of them lies as an entry point of `rlhf_zoo.runs.recipe`: NAME = "package.folder". Nothing of that
-package is imported for it.
+A recipe comes with this package, lies in a folder given by its path, or comes with another package. That package
+registers the folder as an entry point of `rlhf_zoo.runs.recipe`: NAME = "package.folder". Nothing of it is imported.
 
-A recipe.yaml that says `extends: NAME` has the keys of that recipe, a folder beside it or one of the package, and its
-own on top of them, file by file. That one may not extend another.
+A recipe.yaml with `extends: NAME` takes the keys of that recipe (a folder beside it, or one of the package), and puts
+its own keys on top, file by file. The extended recipe may not extend another.
 """
 
 import importlib.util
@@ -25,18 +24,26 @@ from ..plugins import RECIPES, did_you_mean, entry_points, registered
 from .registry import STAGES
 
 SHARED, EXTENDS = "recipe", "extends"
-#: Of a recipe for a public model: what was published of it, and its miniature; `zoo_table` and `miniature` read it.
+#: Name of zoo.yaml: of a recipe for a public model, its published figures and its miniature.
 ZOO = "zoo"
 _NAME = re.compile(r"[A-Za-z0-9]([\w.-]{0,78}[A-Za-z0-9])?", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """`shared`: the keys of recipe.yaml; `stages`: those of sft.yaml, reward.yaml, ppo.yaml, where there are any.
+    """The keys of a recipe's YAML files.
 
-    zoo: of zoo.yaml, {} where there is none. base: the folder of the recipe that it extends. package: name and version
-    of the package that registers it; {} of one of ours, and of a folder. download: what shows that its folder was
-    downloaded, None of any other: what it names is then a stranger's word, and `runs.settings.parse` reads it so.
+    Attributes:
+        name: Name of the recipe.
+        folder: Its folder.
+        shared: Keys of recipe.yaml.
+        stages: Keys of sft.yaml, reward.yaml and ppo.yaml, for the files that exist.
+        zoo: Keys of zoo.yaml, {} without one.
+        base: Folder of the recipe that it extends.
+        package: Name and version of the package that registers it; {} for ours and for a folder.
+        download: The file that shows that its folder was downloaded; None for any other. The names in a downloaded
+            recipe
+            are not trusted: `runs.settings.parse` checks them.
     """
 
     name: str
@@ -50,22 +57,43 @@ class Recipe:
 
     @property
     def called(self) -> str:
-        """How a command names it: by its name, or by the path that it was found at."""
+        """The recipe as a command names it: its name, or the path of its folder."""
         return self.name if self.package or self.folder.parent == shipped() else shlex.quote(str(self.folder))
 
     def sources(self, stage: str) -> list[Path]:
-        """The files that a stage's keys come from, the recipe's own last; the stage may be 'recipe'."""
+        """Returns the files that a stage's keys come from, the recipe's own last.
+
+        Args:
+            stage: Name of the stage, or "recipe".
+
+        Returns:
+            Their paths.
+        """
         folders = [folder for folder in (self.base, self.folder) if folder is not None]
         there = [path for folder in folders if (path := folder / f"{stage}.yaml").is_file()]
         return there or [self.folder / f"{stage}.yaml"]
 
     def source(self, stage: str) -> Path:
-        """The file that a mistake in a stage's keys is mended in."""
+        """Returns the file in which to correct a stage's keys.
+
+        Args:
+            stage: Name of the stage, or "recipe".
+
+        Returns:
+            Its path.
+        """
         return self.sources(stage)[-1]
 
 
 def is_repository_name(name: str) -> bool:
-    """Whether a Hub would take this as a namespace, or as a repository's name with "-reward" after it."""
+    """Whether a Hub takes a name as a namespace, and as a repository's name with "-reward" after it.
+
+    Args:
+        name: The name.
+
+    Returns:
+        True where it does.
+    """
     return bool(_NAME.fullmatch(name)) and "--" not in name and ".." not in name
 
 
@@ -82,21 +110,28 @@ def list_recipes() -> list[str]:
 
 
 def list_others() -> list[str]:
-    """The names of the recipes that other packages register, but for those that are taken by ours."""
+    """Returns the names of the recipes that other packages register, except those that ours already have."""
     ours = list_recipes()
     return [name for name in registered(RECIPES) if name not in ours]
 
 
 def find_recipe(name: str) -> Path:
-    """The folder of a recipe: a path, one that comes with the package, or one that another package registers.
+    """Finds the folder of a recipe.
 
-    Raises ZooError for none of these.
+    Args:
+        name: A path, a recipe of this package, or one that another package registers.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ZooError: There is no such recipe.
     """
     return _find(name)[0]
 
 
 def _find(name: str) -> tuple[Path, Mapping[str, str]]:
-    """A recipe's folder, and the package that registers it."""
+    """Returns a recipe's folder and the package that registers it."""
     folder = Path(name)
     if (folder / f"{SHARED}.yaml").is_file():
         return folder, {}
@@ -123,8 +158,8 @@ def _registered(name: str) -> tuple[Path, dict[str, str]]:
     except (ImportError, ValueError):
         spec = None
     for folder in (spec.submodule_search_locations if spec is not None else None) or []:
-        if (found := Path(folder, *below) / f"{SHARED}.yaml").is_file():
-            return found.parent, {"name": dist.name, "version": dist.version} if dist else {}
+        if (file := Path(folder, *below) / f"{SHARED}.yaml").is_file():
+            return file.parent, {"name": dist.name, "version": dist.version} if dist else {}
     raise ZooError(
         f"The package {by[where]} registers the recipe {name!r} as {where}, and there is no {SHARED}.yaml in such a "
         "folder: install a version that has it, or uninstall the package."
@@ -132,7 +167,17 @@ def _registered(name: str) -> tuple[Path, dict[str, str]]:
 
 
 def load_recipe(name: str) -> Recipe:
-    """Reads a recipe's files. Raises ZooError for one that is missing, is not a mapping, or says a key twice."""
+    """Reads a recipe's files.
+
+    Args:
+        name: As in `find_recipe`.
+
+    Returns:
+        The recipe.
+
+    Raises:
+        ZooError: A file is missing, is not a mapping or repeats a key, or the recipe's name cannot name a repository.
+    """
     folder, package = _find(name)
     title = name if package else folder.resolve().name
     if not is_repository_name(title):
@@ -161,9 +206,11 @@ def load_recipe(name: str) -> Recipe:
 
 
 def _base(folder: Path, name: str, *, downloaded: bool) -> Path:
-    """The folder of the recipe that one extends. Raises ZooError where a download would extend a recipe of its user's.
+    """Returns the folder of the recipe that a recipe extends.
 
-    Only what lies beside it came with it; a recipe elsewhere on this machine may be private.
+    Raises ZooError where a download extends anything but a recipe beside it or an installed one: a recipe elsewhere on
+    this
+    machine may be private.
     """
     beside = folder.resolve().parent / name
     if downloaded:
@@ -181,15 +228,23 @@ def _is_downloaded(folder: Path) -> bool:
 
 
 def _files(folder: Path) -> dict[str, dict[str, Any]]:
-    """The YAML files of a recipe's folder, by name without the ending; recipe.yaml is one of them."""
+    """Returns the keys of each YAML file in a recipe's folder, by the file's name without the ending."""
     names = [SHARED, *(name for name in (*STAGES, ZOO) if (folder / f"{name}.yaml").is_file())]
     return {name: read_mapping(folder / f"{name}.yaml") for name in names}
 
 
 def copy_recipe(name: str, target: Path) -> Path:
-    """Copies a recipe's folder, to be edited; the copy of a download is marked as one until its user has read it.
+    """Copies a recipe's folder for editing. The copy of a download is marked as one until its user removes the mark.
 
-    Raises ZooError when the target is there already, and for a download with links to outside of it.
+    Args:
+        name: As in `find_recipe`.
+        target: The new folder.
+
+    Returns:
+        The new folder.
+
+    Raises:
+        ZooError: The target exists or cannot be written, or a download holds a link to outside of its folder.
     """
     source = find_recipe(name)
     if target.exists():
@@ -214,7 +269,17 @@ def copy_recipe(name: str, target: Path) -> Path:
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
-    """The keys of a YAML file. Raises ZooError for one that is not a mapping, or says a key twice."""
+    """Reads the keys of a YAML file.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The keys; {} for an empty file.
+
+    Raises:
+        ZooError: It cannot be read, is not a mapping or repeats a key.
+    """
     try:
         content = load_yaml(path.read_text(encoding="utf-8"), loader=_strict(path))
     except (OSError, UnicodeDecodeError) as error:
@@ -230,7 +295,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
 
 
 def _strict(path: Path) -> Any:
-    """A loader for recipes, of the file `path`."""
+    """Returns a YAML loader that refuses repeated keys and reads dates as text; `path` is for its messages."""
     import yaml
 
     date = "tag:yaml.org,2002:timestamp"

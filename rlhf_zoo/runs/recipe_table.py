@@ -1,4 +1,4 @@
-"""The recipes of the package side by side: what each trains on what, what was published of it, and what it needs."""
+"""The table of the package's recipes: what each trains on which data, its published figures, and what it needs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 from ..errors import ZooError
 from .recipe import Recipe, list_others, list_recipes, load_recipe
 
-#: What recipes are grouped by, as `hardware` of zoo.yaml says it.
+#: The values of `hardware` in zoo.yaml, by which the table groups recipes.
 HARDWARE = ("a laptop, in minutes", "one GPU", "several GPUs")
 BEGIN, END = "<!-- recipes -->", "<!-- /recipes -->"
 COMMAND = "rlhf-zoo recipes list --readme recipes/README.md"
@@ -15,9 +15,23 @@ COMMAND = "rlhf-zoo recipes list --readme recipes/README.md"
 
 @dataclass(frozen=True)
 class Row:
-    """model, data: by the names that the stages give them. smoke: which tests run its `rlhf-zoo smoke`.
+    """A row of the table.
 
-    package: NAME VERSION of another package that registers it.
+    Attributes:
+        name: Name of the recipe.
+        stages: Its stages.
+        simulated: Whether a program stands in for the people who judge.
+        description: What it shows, in a sentence.
+        hardware: One of `HARDWARE`.
+        memory: Memory of each card.
+        model: The model that its first stage names.
+        data: The data set or corpus that it names.
+        license: License of the model.
+        source: Where the figures of others were published.
+        published: Figures that others published.
+        ours: Our figures.
+        smoke: The tests that run its `rlhf-zoo smoke`.
+        package: NAME VERSION of another package that registers it.
     """
 
     name: str
@@ -37,12 +51,12 @@ class Row:
 
 
 def shelf() -> list[Row]:
-    """Every recipe of the package, those that need least first."""
+    """Returns every recipe of this package, those that need the least hardware first."""
     return _in_order([_row(load_recipe(name)) for name in list_recipes()])
 
 
 def others() -> tuple[list[Row], list[str]]:
-    """The recipes of other packages, those that need least first; and a sentence for each that is left out."""
+    """Returns the recipes of other packages, and a sentence for each one that is left out."""
     rows, left_out = [], []
     for name in list_others():
         try:
@@ -83,10 +97,20 @@ def _row(recipe: Recipe) -> Row:
 
 
 def with_shelf(text: str) -> str:
-    """A README with the table between its markers. Raises ZooError for one that has not one pair of them."""
+    """Puts the table between the markers of a README.
+
+    Args:
+        text: The README.
+
+    Returns:
+        The README with the table.
+
+    Raises:
+        ZooError: The markers are not exactly one pair in order.
+    """
     before, _, rest = text.partition(BEGIN)
-    _, found, after = rest.partition(END)
-    if not found or BEGIN in after or END in before + after:
+    _, end_marker, after = rest.partition(END)
+    if not end_marker or BEGIN in after or END in before + after:
         raise ZooError(f"The markers {BEGIN} and {END} are not one pair in order: leave one of each around the table.")
     return f"{before}{BEGIN}\n{_table()}\n{END}{after}"
 

@@ -23,17 +23,24 @@ from .registry import STAGES
 
 SCHEMA = 1
 DAMAGED = "damaged-"
-#: What a card's making leaves in a stage's directory.
+#: Files of a card in a stage's directory.
 OF_A_CARD = ("README.md", "rlhf_card.json", "plots/*.png", ".eval_results/*.yaml")
-#: In a run's directory, what came of all stages.
+#: File in a run's directory with the results of all stages.
 SUMMARY = "summary.json"
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
-# The thread that trains and the one that publishes both change run.json.
+# The training thread and the publishing thread both change run.json.
 _WRITING = threading.RLock()
 
 
 def timeless(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of metrics without when it was written and how long something took: in these, equal runs differ."""
+    """Returns a row of metrics without its times and durations, in which equal runs differ.
+
+    Args:
+        row: A row of metrics.jsonl.
+
+    Returns:
+        The other fields.
+    """
     return {
         name: value
         for name, value in row.items()
@@ -43,32 +50,46 @@ def timeless(row: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def records_at_rest() -> Iterator[None]:
-    """While open, no thread of this process writes a run.json: whoever lists a folder finds no temporary file there."""
+    """Keeps this process's threads from writing a run.json, so that a folder listing meets no temporary file."""
     with _WRITING:
         yield
 
 
 def write_complete(folder: Path | str) -> None:
-    """Write COMPLETE into a folder of weights, after all that stands in it has reached the disk: see `integrity`."""
+    """Writes COMPLETE into a folder of weights, once everything in it is on the disk. See `integrity`.
+
+    Args:
+        folder: The folder.
+    """
     folder = Path(folder)
     files = seal(folder)
-    for one, _, _ in os.walk(folder):
-        sync_folder(Path(one))
+    for directory, _, _ in os.walk(folder):
+        sync_folder(Path(directory))
     write_json(folder / COMPLETE, {"schema": SCHEMA, "time": now(), "files": files})
 
 
 def fingerprint(resolved: Mapping[str, Any]) -> str:
-    """sha256, in hex, over the canonical JSON of a resolved recipe.
+    """Returns the sha256 over the canonical JSON of resolved settings.
 
-    Independent of the order of keys; a tuple equals a list and 1.0 equals 1, as they do in YAML.
+    The order of keys does not matter; a tuple equals a list and 1.0 equals 1, as they do in YAML.
+
+    Args:
+        resolved: The settings.
+
+    Returns:
+        The digest in hex.
     """
     return hashlib.sha256(canonical_json(resolved).encode()).hexdigest()
 
 
 def first_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> str | None:
-    """The first key, in sorted order, at which two resolved recipes differ; nested keys are joined by dots.
+    """Returns the first key at which two sets of resolved settings differ.
 
-    None exactly when their fingerprints are equal.
+    Args:
+        a, b: The settings.
+
+    Returns:
+        The key, the first in sorted order, nested keys joined by dots. None exactly where their fingerprints are equal.
     """
     a, b = jsonable(a, named=True), jsonable(b, named=True)
     for key in sorted(a.keys() | b.keys()):
@@ -83,7 +104,17 @@ def first_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> str | None:
 
 
 def checkpoint_step(path: Path | str) -> int:
-    """The step N of a folder named checkpoint-N. Raises ValueError for any other name."""
+    """Returns the step N of a folder named checkpoint-N.
+
+    Args:
+        path: The folder.
+
+    Returns:
+        The step.
+
+    Raises:
+        ValueError: The folder has another name.
+    """
     match = _CHECKPOINT.fullmatch(Path(path).name)
     if match is None:
         raise ValueError(f"{path} is not named checkpoint-N.")
@@ -91,23 +122,32 @@ def checkpoint_step(path: Path | str) -> int:
 
 
 class StageRecord:
-    """The directory of one stage, e.g. runs/tiny-world/ppo. It is made by the first write, not by looking at it."""
+    """The directory of one stage, such as runs/tiny-world/ppo. The first write creates it; reading does not."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
 
     @property
     def run_file(self) -> Path:
+        """The path of run.json."""
         return self.path / "run.json"
 
     @property
     def metrics_file(self) -> Path:
+        """The path of metrics.jsonl."""
         return self.path / "metrics.jsonl"
 
     # run.json
 
     def read(self) -> dict[str, Any]:
-        """run.json, or {} where the stage has not begun. Raises ZooError where it cannot be understood."""
+        """Reads run.json.
+
+        Returns:
+            The document; {} where the stage has not begun.
+
+        Raises:
+            ZooError: It is not JSON of this schema.
+        """
         try:
             document = read_json(self.run_file)
         except FileNotFoundError:
@@ -122,10 +162,20 @@ class StageRecord:
         return document
 
     def write(self, **fields: Any) -> dict[str, Any]:
-        """Set these fields of run.json, keep the others, and return the document as it now stands.
+        """Sets fields of run.json and keeps the others.
 
-        `schema` and `created` are set by the first write, which also signs it as this user's own. A document that
-        was not signed stays so, whoever changes it.
+        The first write adds `schema` and `created`, and signs the document as this user's own. A document that was not
+        signed
+        stays unsigned, whoever changes it.
+
+        Args:
+            **fields: The fields to set.
+
+        Returns:
+            The document as it now stands.
+
+        Raises:
+            ZooError: The document that is there cannot be read.
         """
         with _WRITING:
             before = self.read()
@@ -139,12 +189,19 @@ class StageRecord:
     def is_own(self) -> bool:
         """Whether this user's rlhf-zoo began the stage, or the user trusts it: see `run_signature`.
 
-        Of any other, as of a download, no code that it names may be imported.
+        Code that any other record names, such as a download's, must not be imported.
         """
         return is_own(self.read())
 
     def check_recipe(self, recipe: str) -> None:
-        """Raise ZooError if the directory holds a run of another recipe."""
+        """Checks that the directory holds no run of another recipe.
+
+        Args:
+            recipe: Name of the recipe.
+
+        Raises:
+            ZooError: It does.
+        """
         held = self.read().get("recipe", recipe)
         if held != recipe:
             raise ZooError(
@@ -153,14 +210,24 @@ class StageRecord:
             )
 
     def came_to_nothing(self, resolved: Mapping[str, Any], recipe: str) -> bool:
-        """Whether other settings of the recipe ended before their first checkpoint: to begin again costs nothing."""
-        document, mine = self.read(), fingerprint(resolved)
-        other = document.get("fingerprint", mine) != mine and document.get("recipe") == recipe
-        return other and not self.has_trained
+        """Whether a run of the recipe with other settings ended before its first checkpoint, with nothing to lose.
+
+        Args:
+            resolved: The settings of the new run.
+            recipe: Name of the recipe.
+
+        Returns:
+            True where it did.
+        """
+        document, new_fingerprint = self.read(), fingerprint(resolved)
+        has_other_settings = (
+            document.get("fingerprint", new_fingerprint) != new_fingerprint and document.get("recipe") == recipe
+        )
+        return has_other_settings and not self.has_trained
 
     @property
     def has_trained(self) -> bool:
-        """Whether the stage is finished, or has saved a checkpoint that it can go on from."""
+        """Whether the stage is finished, or has saved a checkpoint to resume from."""
         if self.read().get("status") == "finished" or self.last_checkpoint() is not None:
             return True
         return any(self.path.glob(f"{DAMAGED}checkpoint-*"))
@@ -173,9 +240,16 @@ class StageRecord:
         called: str | None = None,
         mend: str = "choose another --output_dir, or begin again there with --restart",
     ) -> None:
-        """Raise ZooError if the directory holds a run of another recipe or of other settings; an empty one passes.
+        """Checks that the directory holds no run of another recipe or of other settings. An empty directory passes.
 
-        called: the recipe as a command names it; None is its name.
+        Args:
+            resolved: The settings of this run.
+            recipe: Name of the recipe; None leaves it unchecked.
+            called: The recipe as a command names it; None takes its name.
+            mend: What to do about it, for the message.
+
+        Raises:
+            ZooError: It holds such a run.
         """
         document = self.read()
         if recipe is not None:
@@ -197,10 +271,16 @@ class StageRecord:
     # metrics.jsonl
 
     def append_metrics(self, metrics: Mapping[str, Any]) -> None:
-        """Append one row. `step` must be in it; `time` is added; a number that is not finite is written as null.
+        """Appends one row to metrics.jsonl. A number that is not finite is written as null.
 
-        A line that a kill left torn is dropped first, so that it cannot swallow the new one. Raises ZooError where the
-        file system refuses.
+        A line that a kill left incomplete is dropped first, so that it cannot swallow the new one.
+
+        Args:
+            metrics: The row; it must have an integer `step`. `time` is added.
+
+        Raises:
+            ValueError: It has no integer `step`.
+            ZooError: The file system refuses the write.
         """
         step = metrics.get("step")
         if type(step) is not int:
@@ -223,7 +303,10 @@ class StageRecord:
 
     @staticmethod
     def _mend_tail(file: Any, end: int) -> bytes:
-        """Cut a torn last line off; return what must precede the next line (a newline after a whole, open one)."""
+        """Cuts off an incomplete last line.
+
+        Returns what must precede the next line: a newline where the last line is complete but not terminated.
+        """
         if end == 0:
             return b""
         file.seek(end - 1)
@@ -238,7 +321,14 @@ class StageRecord:
         return b""
 
     def metrics(self) -> list[dict[str, Any]]:
-        """All rows, oldest first; a last line torn by a kill is left out. Raises ZooError for any other bad line."""
+        """Reads all rows of metrics.jsonl, oldest first, without an incomplete last line.
+
+        Returns:
+            The rows.
+
+        Raises:
+            ZooError: Any other line is not a row.
+        """
         try:
             lines = self.metrics_file.read_bytes().split(b"\n")
         except FileNotFoundError:
@@ -255,7 +345,11 @@ class StageRecord:
         return rows
 
     def truncate_metrics(self, step: int) -> None:
-        """Drop the rows after `step`, so that a run resumed from the checkpoint of that step repeats none."""
+        """Drops the rows after a step, so that a run that resumes there repeats none.
+
+        Args:
+            step: The last step to keep.
+        """
         if not self.metrics_file.exists():
             return
         rows = (row for row in self.metrics() if row["step"] <= step)
@@ -264,17 +358,18 @@ class StageRecord:
     # checkpoints
 
     def checkpoints(self) -> list[Path]:
-        """The complete checkpoints, by step."""
+        """Returns the complete checkpoints, by step."""
         return [path for path in self._checkpoint_folders() if (path / COMPLETE).is_file()]
 
     def last_checkpoint(self) -> Path | None:
-        """The complete checkpoint with the highest step, or None."""
+        """Returns the complete checkpoint with the highest step, or None."""
         return next(reversed(self.checkpoints()), None)
 
     def chosen_checkpoint(self) -> Path | None:
-        """The checkpoint of a finished stage that others start from: the one its rule chose, the last where none did.
+        """Returns the checkpoint of a finished stage that others start from.
 
-        None where it is no longer there.
+        Returns:
+            The one that the release rule chose, the last where no rule chose; None where it is gone.
         """
         chosen = self.read().get("chosen")
         if not chosen:
@@ -283,9 +378,12 @@ class StageRecord:
         return path if (path / COMPLETE).is_file() else None
 
     def set_damaged_aside(self) -> list[str]:
-        """Renames the newest checkpoints to damaged-checkpoint-N until one is whole. Returns what was wrong with each.
+        """Renames the newest checkpoints to damaged-checkpoint-N until one is intact.
 
-        So a run goes on from the last whole one, and loses nothing that somebody may still mend.
+        The run then resumes from the last intact one, and the damaged ones stay for whoever can repair them.
+
+        Returns:
+            What is wrong with each.
         """
         problems = []
         for path in reversed(self.checkpoints()):
@@ -300,12 +398,26 @@ class StageRecord:
         return problems
 
     def remove_checkpoint(self, path: Path | str) -> None:
-        """Delete a checkpoint. After a kill in between, what is left of it does not count as one."""
+        """Deletes a checkpoint. COMPLETE goes first, so that after a kill the rest no longer counts as a checkpoint.
+
+        Args:
+            path: Its folder.
+        """
         (Path(path) / COMPLETE).unlink(missing_ok=True)
         shutil.rmtree(path)
 
     def checkpoint_path(self, step: int) -> Path:
-        """Where the checkpoint of a step stands, or will. Raises ZooError for a step that is no number, but a path."""
+        """Returns the folder of the checkpoint of a step, whether or not it exists.
+
+        Args:
+            step: The step, as run.json holds it.
+
+        Returns:
+            The folder.
+
+        Raises:
+            ZooError: The step is not a whole number: a damaged or hostile run.json could name a path.
+        """
         if type(step) is not int:
             raise ZooError(
                 f"{self.run_file} names the checkpoint of a step {step!r:.200}, which is no whole number: restore it, "
@@ -314,7 +426,14 @@ class StageRecord:
         return self.path / f"checkpoint-{step}"
 
     def mark_complete(self, path: Path | str) -> None:
-        """Write COMPLETE into a checkpoint, after all that stands in it, and the metrics, have reached the disk."""
+        """Writes COMPLETE into a checkpoint, once everything in it and the metrics are on the disk.
+
+        Args:
+            path: Its folder.
+
+        Raises:
+            ValueError: It is not named checkpoint-N.
+        """
         checkpoint_step(path)
         if self.metrics_file.exists():
             with open(self.metrics_file, "rb") as file:
@@ -323,20 +442,24 @@ class StageRecord:
         write_complete(path)
 
     def remove_incomplete(self) -> list[Path]:
-        """Delete checkpoints without COMPLETE, and temporary files of a killed write. Returns what it deleted."""
+        """Deletes checkpoints without COMPLETE and temporary files of killed writes.
+
+        Returns:
+            What it deleted.
+        """
         torn = [path for path in self._checkpoint_folders() if not (path / COMPLETE).is_file()]
         for path in torn:
             shutil.rmtree(path)
-        with _WRITING:  # what another thread is writing at this moment was left by no kill
+        with _WRITING:  # so that no temporary file of another thread's write is taken for a leftover
             leftovers = [path for name in ("run.json", "metrics.jsonl") for path in self.path.glob(f".{name}.*.tmp")]
             for path in leftovers:
                 path.unlink()
         return torn + leftovers
 
     def clear(self) -> None:
-        """Delete the record (--restart): its checkpoints, card, metrics.jsonl, then run.json; other files stay.
+        """Deletes the record for --restart: checkpoints, card, metrics.jsonl, then run.json. Other files stay.
 
-        run.json goes last, so that after a kill in between what is left still says whose it is.
+        run.json goes last, so that after a kill the rest can still be told to belong to the run.
         """
         for path in self._checkpoint_folders():
             (path / COMPLETE).unlink(missing_ok=True)
@@ -357,7 +480,7 @@ class StageRecord:
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
-    """A line of metrics.jsonl, or None if it is not one. No proper prefix of a JSON object is a JSON object."""
+    """Parses a line of metrics.jsonl; None where it is not a row. A line cut short never parses as a JSON object."""
     try:
         row = json.loads(line)
     except ValueError:
@@ -366,7 +489,7 @@ def _row(line: bytes) -> dict[str, Any] | None:
 
 
 def _at(settings: Mapping[str, Any], key: str) -> str:
-    """The value at a dotted key, for a message: short, or that it is not set."""
+    """Returns the value at a dotted key for a message, shortened; "nothing" where it is not set."""
     value: Any = settings
     for part in [key] if key in settings else key.split("."):
         if not isinstance(value, Mapping) or part not in value:

@@ -1,4 +1,4 @@
-"""The stages that a recipe may have. What the rest of the package asks of a stage stands here, and nowhere else."""
+"""The stages that a recipe may have, and every fact that the rest of the package needs about a stage."""
 
 import importlib
 import re
@@ -9,16 +9,26 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage is a file NAME.yaml of a recipe, a command, a folder of the run directory and a model on the Hub.
+    """A stage: a file NAME.yaml of a recipe, a command, a folder of the run directory and a model on the Hub.
 
-    title: how its model is called; note: in a Collection. does, example: the help of its command. starts_from: the
-    parents that its weights may come from, nearest first. metrics: those of the validation split that may choose its
-    checkpoint. model_keys: of trl.ModelConfig, those that the stage obeys. figures: what a family tree shows of it: how
-    it reads -> where rlhf_card.json holds it ("checkpoints": the row of the card's own step). task: what the Hub calls
-    it.
+    Code is named as "module:attribute" and imported when `load` is called.
 
-    Code is named as "module:attribute" and imported when `load` is called. arguments: the dataclass of its own keys;
-    trainer: that of its trainer's keys; run: (context, publisher) -> whether it trained; card: its `StageCard`.
+    Attributes:
+        name: Name of the stage.
+        title: What its model is called.
+        note: What its model is called in a Collection.
+        does: Summary of its command.
+        example: Example of its command.
+        arguments: The dataclass of its own keys.
+        trainer: The dataclass of its trainer's keys.
+        run: Its function: (context, publisher) -> whether it trained.
+        card: Its `StageCard`.
+        starts_from: The parents that its weights may come from, nearest first.
+        metrics: Metrics of the validation split that may choose its checkpoint.
+        model_keys: Keys of trl.ModelConfig that the stage obeys.
+        figures: What a family tree shows: label -> path in rlhf_card.json ("checkpoints" is the row of the card's
+            step).
+        task: What the Hub calls its task.
     """
 
     name: str
@@ -37,6 +47,14 @@ class Stage:
     task: Literal["text-generation", "text-classification"] = "text-generation"
 
     def load(self, what: Literal["arguments", "trainer", "run", "card"]) -> Any:
+        """Imports an object that the stage names.
+
+        Args:
+            what: Which one.
+
+        Returns:
+            The object.
+        """
         module, _, attribute = getattr(self, what).partition(":")
         return getattr(importlib.import_module(module), attribute)
 
@@ -47,7 +65,7 @@ LORA = (
 )  # fmt: skip
 LOADED = ("dtype", "attn_implementation")
 BITS = ("load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "bnb_4bit_quant_storage", "use_bnb_nested_quant")
-#: In the order in which a run has them.
+#: The stages, in the order in which a run trains them.
 STAGES: dict[str, Stage] = {
     stage.name: stage
     for stage in (
@@ -110,31 +128,49 @@ STAGES: dict[str, Stage] = {
         ),
     )
 }
-#: Reward models among the parents of a run, the first that of a run with one: role -> how it is called.
+#: Roles of reward models among a run's parents -> their titles. A run with one reward model has the first role.
 REWARD_ROLES = {"reward": "reward model"} | {f"reward_{place}": f"reward model {place}" for place in range(2, 10)}
-#: Models of stages among the parents of a run: role -> how it is called.
+#: Roles of trained models among a run's parents -> their titles.
 PARENT_TITLES = {"sft": STAGES["sft"].title, **REWARD_ROLES, "ppo": STAGES["ppo"].title}
 
-#: The folder of a run with what `rlhf-zoo ensemble` trained: ENSEMBLE/seed-K/reward.
+#: Folder in a run directory with the models of `rlhf-zoo ensemble`: ENSEMBLE/seed-K/reward.
 ENSEMBLE = "ensemble"
 MEMBER = re.compile(rf"{ENSEMBLE}/seed-(\d+)/reward")
 
 
 def is_member(name: str) -> bool:
-    """Whether it names a reward model that `rlhf-zoo ensemble` trains in the run directory."""
+    """Whether a name is that of a reward model that `rlhf-zoo ensemble` trains in the run directory.
+
+    Args:
+        name: The name.
+
+    Returns:
+        True for ensemble/seed-K/reward.
+    """
     return MEMBER.fullmatch(name) is not None
 
 
 def starts_on_base(stage: Any, settings: Mapping[str, Any]) -> bool:
-    """Whether PPO started from a model that its settings name, and not from the SFT stage of its run.
+    """Whether PPO started from a model that its settings name, rather than from the SFT stage of its run.
 
     Args:
-        stage: The stage, as a record or a card says.
+        stage: Name of the stage, as a record or a card has it.
         settings: Its keys.
+
+    Returns:
+        False for other stages.
     """
     return stage == "ppo" and settings.get("model_name_or_path") not in (None, "sft")
 
 
 def parent_title(role: str, *, on_base: bool = False) -> str:
-    """What a parent of a run is called, by its role; on_base: see `starts_on_base`."""
+    """Returns what a parent of a run is called.
+
+    Args:
+        role: Its role.
+        on_base: Whether the run started on a base model: see `starts_on_base`.
+
+    Returns:
+        The title; the role itself where it is unknown.
+    """
     return "base model" if role == "base" or (role == "sft" and on_base) else PARENT_TITLES.get(role, role)

@@ -1,9 +1,9 @@
-"""Rounds of a run: the reward model learns again, also from samples of the last PPO policy, and PPO starts anew.
+"""Rounds of a run: the reward model is trained again, also on samples of the last PPO policy, and PPO starts over.
 
-Round 1 is the run itself. runs/RECIPE/round-N/ holds of a later one `pairs` (all that its reward model learns from: the
-pairs of the round before, and new ones), the stages reward, ppo and eval, and round.json, which says what it belongs
-to; SFT is the run's. As in Bai et al. 2022, arXiv:2204.05862 §4.5, old and new pairs are mixed, and PPO starts from the
-first policy each time.
+Round 1 is the run itself. runs/RECIPE/round-N/ holds a later round: `pairs` (all pairs that its reward model learns
+from, those of the round before and new ones), the stages reward, ppo and eval, and round.json, which names the run that
+it belongs to. The SFT stage is the run's. As in Bai et al. 2022, arXiv:2204.05862 §4.5, old and new pairs are mixed,
+and PPO starts from the SFT policy in each round.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ ROUND_FILE = "round.json"
 GOLD, JUDGE = "gold", "judge"
 OWN = ("reward", "ppo", "eval")
 CONFIGURATION = "preferences"
-#: Keys of the reward stage that say where the first round's pairs come from.
+#: Keys of the reward stage that decide where the first round's pairs come from; later rounds drop them.
 OF_FIRST = (
     "dataset_name", "dataset_revision", "dataset_config", "dataset_train_split", "dataset_test_split", "columns",
     "keep_above", "simulated_pairs", "simulated_test_pairs", "pairs_seed",
@@ -30,7 +30,17 @@ OF_FIRST = (
 
 
 def round_run(context: RunContext, number: int, labels: str, before: ParentCheckpoint) -> RunContext:
-    """The run of a later round. context: of the first. before: the PPO policy of the round before."""
+    """Returns the run of a later round.
+
+    Args:
+        context: The first round.
+        number: Number of the round, from 2 on.
+        labels: Labeler of its new pairs: 'gold' or a judge's name.
+        before: The PPO policy of the round before.
+
+    Returns:
+        The run.
+    """
     name = f"round-{number}"
     folder = context.directory / name
     return replace(
@@ -63,23 +73,41 @@ def _without(keys: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def note_round(context: RunContext) -> None:
-    """Writes what the directory of a round belongs to."""
+    """Writes round.json, which names the run that the round belongs to.
+
+    Args:
+        context: The round.
+    """
     assert context.round is not None
     about = {"schema": 1, "round": context.round.number, "labels": context.round.labels, "base": ".."}
     write_json(context.directory / ROUND_FILE, about)
 
 
 def round_of(directory: Path) -> dict[str, Any]:
-    """{base, variant, own} of `RunContext` for the directory of a later round; {} where it is none."""
+    """Reads which run a round's directory belongs to.
+
+    Args:
+        directory: The directory.
+
+    Returns:
+        {base, variant, own} for `RunContext`; {} where it is not a later round's.
+    """
     path = directory / ROUND_FILE
     if not path.is_file():
         return {}
-    # The run that it is a round of lies above it: a folder from elsewhere names no other.
+    # The base is always the folder above, whatever round.json says: a downloaded folder must not name another run.
     return {"base": directory / "..", "variant": f"round-{read_json(path)['round']}", "own": OWN}
 
 
 def check_rounds(context: RunContext) -> None:
-    """Raises ZooError where the recipe has no reward model of its own that could be trained again."""
+    """Checks that the recipe has a reward model that can be trained again.
+
+    Args:
+        context: The run.
+
+    Raises:
+        ZooError: It lacks a stage, or its PPO uses another reward model.
+    """
     stages = context.recipe.stages
     missing = next((stage for stage in ("sft", "reward", "ppo") if stage not in stages), None)
     if missing is not None:

@@ -1,4 +1,4 @@
-"""What a command is doing, on the terminal, while it does what has no progress bar."""
+"""A line on the terminal that shows what a command is doing where it has no progress bar."""
 
 import contextlib
 import threading
@@ -13,9 +13,9 @@ REFRESH_SECONDS = 1.0
 
 @contextlib.contextmanager
 def doing(what: str) -> Iterator[None]:
-    """Shows `what` and the time that it has taken so far, below any bar, until the block ends.
+    """Shows a line with the elapsed time, below any progress bar, until the block ends.
 
-    Nothing is shown where there is no terminal, nor by other processes than the first.
+    Only the main process shows it, and only on a terminal.
 
     Args:
         what: What is being done, such as "sft: merging the adapter".

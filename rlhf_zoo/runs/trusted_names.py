@@ -1,11 +1,10 @@
-"""What a name that came from outside, in a download or a run of somebody else's, may stand for: data, never code.
+"""Which names from a download, or from another user's run, may be imported.
 
-Recipes, cards and run.json name Python objects: corpora, preferences, reward functions, judges. A name of the user's
-own may be anything that Python can import, and importing runs it. A name from outside resolves only to what an
-installed package registers as an entry point, or to the attributes of this package that are listed here. None of the
-listed ones takes the name of an object, a path or an address, whatever settings stand in its parentheses: whoever adds
-one answers for that, and `tests/unit/test_payloads.py` tries each. What a package registers is not known so well, so
-its settings may hold numbers alone.
+Recipes, cards and run.json name Python objects: corpora, preferences, reward functions, judges. A name that the user
+wrote may be anything that Python can import, and importing runs code. A name from outside may only be an entry point
+that an installed package registers, or one of this package's attributes listed here. None of the listed ones accepts
+the name of an object, a path or an address in its settings; `tests/unit/test_payloads.py` tries each, so whoever adds
+one must check that. The settings of other packages' entry points are not known so well, so they may hold only numbers.
 """
 
 import shlex
@@ -16,11 +15,11 @@ from ..errors import ZooError
 from ..hub.client.run_signature import FLAG as TRUST_RUN
 from ..plugins import CORPORA, JUDGES, PREFERENCES, REWARDS, registered, split_settings
 
-#: For code that loads a reward model, which no package registers: the user must allow each by its name.
+#: Group of code that loads reward models. No package registers such code: the user must allow each by its name.
 LOADERS = "rlhf_zoo.loaders"
 _WORLD = "rlhf_zoo.runs.corpora.tiny_world_2"
 _VERIFIABLE = "rlhf_zoo.rewards.verifiable"
-#: This package's own attributes that a name from outside may stand for, by the group of entry points.
+#: Attributes of this package that a name from outside may stand for, by the group of entry points.
 OWN: Mapping[str, frozenset[str]] = {
     CORPORA: frozenset(
         f"rlhf_zoo.runs.corpora.{name}:prepare"
@@ -40,19 +39,19 @@ OWN: Mapping[str, frozenset[str]] = {
     ),
     JUDGES: frozenset([f"{_WORLD}:judge", "rlhf_zoo.runs.corpora.remark_judge:learn"]),
 }
-#: Entry points of this package, whose settings are known as those of `OWN` are.
+#: Entry points of this package whose settings are known to be harmless, as those of `OWN` are.
 OWN_ENTRIES = frozenset({"exact_match", "format_match", "length", "numeric_match", "repetition", "soft_overlong"})
 
 
 def is_vouched(name: str, group: str) -> bool:
-    """Whether a name from outside may be imported: it is one of `OWN`, or an installed package registers it.
+    """Whether a name from outside may be imported. Nothing is imported to find out.
 
     Args:
         name: "module:attribute" or an entry point's name, each also with settings in parentheses.
-        group: the group of entry points that its key takes names of.
+        group: The group of entry points that the key takes names from.
 
     Returns:
-        False also for what is no name at all. Nothing is imported to find out.
+        True for a name of `OWN` or one that an installed package registers; False for others and for malformed names.
     """
     try:
         bare, settings = split_settings(name)
@@ -66,7 +65,14 @@ def is_vouched(name: str, group: str) -> bool:
 
 
 def is_figure(value: Any) -> bool:
-    """Whether a value holds numbers, truth values and nulls alone, also in lists and mappings: nothing that names."""
+    """Whether a value holds only numbers, booleans and nulls, also in lists and mappings, so that it can name nothing.
+
+    Args:
+        value: The value.
+
+    Returns:
+        True where it does.
+    """
     if isinstance(value, Mapping):
         return all(isinstance(key, str) and is_figure(item) for key, item in value.items())
     if isinstance(value, list | tuple | set | frozenset):
@@ -75,18 +81,18 @@ def is_figure(value: Any) -> bool:
 
 
 def check_object(name: Any, group: str, *, key: str, where: str, flag: str, allowed: Collection[str] = ()) -> None:
-    """Refuses a name from outside that nobody vouches for.
+    """Refuses a name from outside that is neither known to be harmless nor allowed by the user.
 
     Args:
-        name: as `is_vouched` takes it.
-        group: as `is_vouched` takes it.
-        key: of the settings, that holds it.
-        where: what holds the settings, for the message.
-        flag: the option by which the user may allow it.
-        allowed: what the user allowed by it.
+        name: As in `is_vouched`.
+        group: As in `is_vouched`.
+        key: The key that holds it.
+        where: The file that holds the key, for the message.
+        flag: The option by which the user may allow it.
+        allowed: Names that the user allowed by it.
 
     Raises:
-        ZooError: for a name that is neither vouched for nor allowed.
+        ZooError: The name is refused.
     """
     text = name if isinstance(name, str) else repr(name)
     if text in allowed or (isinstance(name, str) and is_vouched(name, group)):
@@ -99,11 +105,18 @@ def check_object(name: Any, group: str, *, key: str, where: str, flag: str, allo
 
 
 def is_vouched_judge(name: str) -> bool:
-    """Whether a judge's name from outside may be obeyed: it imports nothing unvouched and spends no money."""
+    """Whether a judge's name from outside may be used: it must import nothing unknown and cost no money.
+
+    Args:
+        name: The name, such as `rule:NAME`.
+
+    Returns:
+        True where it may.
+    """
     kind, colon, argument = name.partition(":")
     if not colon or kind not in ("reward", "rule", "llm", "pairs", "votes", "unlabeled"):
         return name in ("classifier", "same-labels") or is_vouched(name, JUDGES)
-    if kind == "llm":  # asks an endpoint that the user pays for
+    if kind == "llm":  # calls an endpoint that the user pays for
         return False
     if kind in ("pairs", "unlabeled"):
         return is_vouched(argument, JUDGES)
