@@ -1,7 +1,7 @@
-"""Bounds on what a Hub may cost us: how long it makes us wait, how many pages it lists, how much it sends as JSON.
+"""Limits what a Hub can cost us: waiting time, pages of a list, bytes of JSON.
 
-huggingface_hub obeys any Retry-After in whole seconds, follows every next page and reads an answer to its end, so a Hub
-that means harm, or is broken, could keep a command waiting for ever. Every request of its client passes here.
+huggingface_hub obeys any Retry-After in whole seconds, follows every next page and reads each answer to its end. A
+broken or malicious Hub could keep a command waiting for ever. Every request of the client passes through this module.
 """
 
 import functools
@@ -13,40 +13,42 @@ from typing import Any
 
 from .retry_after import seconds_to_wait
 
-#: The longest wait that a Hub may ask for, in seconds; also for an answer, or between two parts of it.
+#: Longest wait in seconds: what a Hub may ask for, until an answer starts, and between two parts of an answer.
 LONGEST_WAIT = 600.0
 CONNECT_SECONDS = 30.0
 #: Pages of one list. The Hub lists up to 1,000 entries a page.
 MOST_PAGES = 1_000
-#: Bytes of one JSON answer, and of one that comes compressed, which may be a thousand times as long when it is read.
+#: Bytes of one JSON answer, and of a compressed one, which can grow a thousandfold when it is unpacked.
 MOST_JSON = 64 * 2**20
 MOST_COMPRESSED = 8 * 2**20
 
+# Counts the pages of the list that each thread is reading.
 _lists = threading.local()
 
 
 def install() -> None:
-    """Makes huggingface_hub's client, and all that uses it (transformers, datasets), obey these bounds."""
+    """Applies these limits to huggingface_hub's client, and so to transformers and datasets."""
     from huggingface_hub import set_client_factory
 
     set_client_factory(_bounded_client)
 
 
 def wait_asked(headers: Any) -> tuple[float, str | None]:
-    """How long an answer asks to wait.
+    """Reads how long an answer asks the client to wait.
 
     Args:
-        headers: Of the answer, a mapping.
+        headers: The answer's headers, a mapping.
 
     Returns:
-        Seconds, 0 where it does not say, and the quota that is used up, where it names one (the headers RateLimit of
-        the Hub).
+        The seconds to wait, 0 if the answer does not say, and the name of the exhausted quota from the Hub's RateLimit
+        headers, or None.
     """
     from huggingface_hub.utils import parse_ratelimit_headers  # type: ignore[attr-defined]
 
     quota = parse_ratelimit_headers(headers)
     if quota is not None and quota.remaining == 0:
         return float(quota.reset_in_seconds), str(quota.resource_type)
+    # Plain dictionaries come here too, and they tell upper case from lower case.
     value = next((headers[name] for name in headers if name.lower() == "retry-after"), None)
     return seconds_to_wait(value) or 0.0, None
 
@@ -55,6 +57,7 @@ def _bounded_client() -> Any:
     from huggingface_hub.utils._http import default_client_factory
 
     client: Any = default_client_factory()
+    # The class of the timeout is the HTTP library's, which differs between versions of huggingface_hub.
     client.timeout = type(client.timeout)(LONGEST_WAIT, connect=CONNECT_SECONDS)
     hooks = client.event_hooks
     client.event_hooks = {**hooks, "response": [*hooks["response"], _check]}
@@ -62,7 +65,7 @@ def _bounded_client() -> Any:
 
 
 def _check(response: Any) -> None:
-    """Raises HfHubHTTPError, which every caller turns into a sentence, for an answer beyond a bound."""
+    """Raises HfHubHTTPError for an answer beyond a limit. Every caller reports that error as one sentence."""
     from huggingface_hub.errors import HfHubHTTPError
 
     if response.status_code >= 400:
@@ -71,10 +74,10 @@ def _check(response: Any) -> None:
             raise HfHubHTTPError(
                 f"it answers {response.status_code} and asks to wait for {seconds:.0f} s", response=response
             )
-        if seconds and "Retry-After" in response.headers:  # the client reads whole seconds alone
+        if seconds and "Retry-After" in response.headers:  # the client reads whole seconds only
             response.headers["Retry-After"] = str(math.ceil(seconds))
     next_page = (response.links.get("next") or {}).get("url")
-    # A request for the page that the last answer of this thread named is of the same list.
+    # If this thread requests the page that its last answer named, it is still reading the same list.
     page = _lists.page + 1 if str(response.request.url) == getattr(_lists, "next", None) else 1
     _lists.next, _lists.page = next_page and str(response.request.url.join(next_page)), page
     if next_page and page >= MOST_PAGES:
@@ -86,13 +89,14 @@ def _check(response: Any) -> None:
 
 @functools.cache
 def _not_json() -> type[Exception]:
-    """What is raised for an answer that is no JSON: an error of the connection, as no Hub answered."""
+    """The exception for an answer that is not JSON. It counts as a connection error, because no Hub answered."""
     from httpx2 import DecodingError
 
-    class NotJSON(DecodingError, json.JSONDecodeError):  # the client catches the second where it can do without
+    # The client catches JSONDecodeError wherever it can do without the answer.
+    class NotJSON(DecodingError, json.JSONDecodeError):
         def __init__(self, message: str) -> None:
             json.JSONDecodeError.__init__(self, message, "", 0)
-            self.args = (message,)
+            self.args = (message,)  # without ": line 1 column 1 (char 0)" behind it
 
         def __str__(self) -> str:
             return str(self.args[0])
@@ -101,7 +105,7 @@ def _not_json() -> type[Exception]:
 
 
 def _json(response: Any, read: Callable[..., Any], **how: Any) -> Any:
-    """The answer's JSON. Raises HTTPError for what is none: the page of a proxy or a login, or one nested too deep."""
+    """The answer's JSON. Raises HTTPError if it is a proxy's or login page instead, or JSON nested too deep."""
     path = response.request.url.path
     try:
         return read(**how)
@@ -109,19 +113,20 @@ def _json(response: Any, read: Callable[..., Any], **how: Any) -> Any:
         raise _not_json()(f"its answer to {path} is JSON that is nested too deep") from error
     except ValueError as error:
         kind = response.headers.get("Content-Type", "").partition(";")[0] or "nothing"
-        told = f"says that it is {kind}" if "json" in kind else f"is {kind}"
+        description = f"says that it is {kind}" if "json" in kind else f"is {kind}"
         raise _not_json()(
-            f"its answer to {path} {told} and is no JSON, as a login page or a proxy in between gives"
+            f"its answer to {path} {description} and is no JSON, as a login page or a proxy in between gives"
         ) from error
 
 
 def _bounded(response: Any) -> Any:
-    """The bytes of a JSON answer as they come, up to a bound."""
+    """A stream of the answer's bytes that raises HfHubHTTPError once there are too many."""
     from httpx2 import SyncByteStream
     from huggingface_hub.errors import HfHubHTTPError
 
     class Bounded(SyncByteStream):
         def __iter__(self) -> Iterator[bytes]:
+            # These are the bytes on the wire. The client unpacks them later, so compressed ones have a lower limit.
             left = MOST_COMPRESSED if response.headers.get("Content-Encoding") else MOST_JSON
             for part in stream:
                 left -= len(part)

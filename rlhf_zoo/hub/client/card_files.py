@@ -1,4 +1,4 @@
-"""The card of a published checkpoint and its plots, without the weights beside them."""
+"""Fetches the card and the plots of a published checkpoint, without its weights."""
 
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -9,14 +9,22 @@ from .connect import CLIENT, Hub
 from .pull import split_revision
 from .refusals import refusals_as
 
-#: Bytes of one of those files, beyond which it is no part of a card.
+#: Largest size of one card file, in bytes. Larger files are skipped: they are not part of a card.
 LARGEST = 2**22
 
 
 def fetch_card_files(name: str, *, hub: Hub = CLIENT) -> Path:
-    """The folder with README.md and plots/*.png of NAMESPACE/NAME[@REVISION], in the client's cache.
+    """Fetches README.md and plots/*.png of a repository into the client's cache.
 
-    Raises ZooError where the Hub does not give them.
+    Args:
+        name: NAMESPACE/NAME[@REVISION].
+        hub: The Hub to fetch from.
+
+    Returns:
+        The folder in the cache that holds the files.
+
+    Raises:
+        ZooError: The repository does not exist, or the Hub does not deliver the files.
     """
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
     from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
@@ -29,8 +37,11 @@ def fetch_card_files(name: str, *, hub: Hub = CLIENT) -> Path:
             commit = api.model_info(repo, revision=revision).sha
         except (RepositoryNotFoundError, RevisionNotFoundError) as error:
             raise ZooError(f"{name} is not on {hub.name}, or this token may not read it.") from error
+        # The sizes come from the tree, so an oversized file is never requested. All calls name one commit: a push in
+        # between cannot mix two versions of the card.
         listed = api.list_repo_tree(repo, recursive=True, revision=commit)
-        wanted = [one.path for one in listed if _is_of_a_card(one)]
+        wanted = [entry.path for entry in listed if _is_of_a_card(entry)]
+        # An empty list of patterns would match every file.
         return hub.snapshot(repo, revision=commit, allow_patterns=wanted or ["README.md"])
 
 

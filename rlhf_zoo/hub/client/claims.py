@@ -1,8 +1,9 @@
-"""Whose a repository is: the id of the run that may move its `main`, its `best` and its step tags.
+"""Records which run may move a repository's `main`, its `best` and its step tags.
 
-The id stands in claim.json at the head of the repository, put there by a commit that names its parent, so that of two
-runs that find the repository free one is refused. Each later commit names its parent too and is made only while the
-claim stands, so that an edit on the website costs one more reading and another run's claim costs the commit.
+The id of the run is in claim.json on `main`. The commit that writes it names its parent, so that if two runs claim a
+free repository at once, the Hub refuses one of them. Every later commit names its parent too, and is made only while
+the claim holds. If somebody edits the repository on the website in between, the commit is prepared again; if another
+run claimed it, the commit fails.
 """
 
 import json
@@ -17,7 +18,7 @@ from .refusals import status_of
 
 CLAIM_FILE = "claim.json"
 RECIPE_FILE = "recipe.json"
-CONFLICTS = (409, 412)  # another commit was first
+CONFLICTS = (409, 412)  # statuses for "another commit came first"
 TRIES = 20
 
 
@@ -32,11 +33,20 @@ def claim_repository(
     what: str,
     hub: Hub = CLIENT,
 ) -> None:
-    """Makes `run` the holder of a model repository, which is created if need be, and leaves it without another's tags.
+    """Claims a model repository for a run, and creates the repository if it does not exist.
 
-    known: tag -> commit of what this run sent there. overwrite: take it from another run. fresh: the run began again;
-    then, too, the tags that are not `known` are dropped. what: of the run, for the commit's message. Raises ZooError
-    where another run holds it.
+    Args:
+        repo: NAMESPACE/NAME.
+        run: Id of the run.
+        known: Tag -> commit of what this run sent there.
+        overwrite: Whether to take the repository from another run. Deletes the tags that are not in `known`.
+        fresh: Whether the run started over. Deletes the tags that are not in `known`, too.
+        private: Visibility of a new repository.
+        what: Name of the run, for the commit's message.
+        hub: The Hub to publish to.
+
+    Raises:
+        ZooError: Another run holds the repository and `overwrite` is False.
     """
     from huggingface_hub import CommitOperationAdd
 
@@ -52,18 +62,29 @@ def claim_repository(
         return [CommitOperationAdd(path_in_repo=CLAIM_FILE, path_or_fileobj=content)]
 
     commit_on_head(repo, operations, f"{what}: claimed for run {run[:8]}", hub=hub)
+    # Only after the claim: until then the tags may be another run's.
     for tag, commit in all_tags(repo, hub=hub).items() if fresh or overwrite else ():
         if known.get(tag) != commit:
             hub.api().delete_tag(repo, tag=tag)
 
 
 def all_tags(repo: str, *, hub: Hub = CLIENT) -> dict[str, str]:
-    """Tag -> commit of a model repository."""
+    """Returns the tags of a model repository: name -> commit."""
     return {ref.name: ref.target_commit for ref in hub.api().list_repo_refs(repo).tags}
 
 
 def check_claim(run: str, repo: str, *, commit: str | None = None, hub: Hub = CLIENT) -> None:
-    """Raises ZooError where the repository, at a commit (None: now), is not this run's."""
+    """Checks that a run holds a repository.
+
+    Args:
+        run: Id of the run.
+        repo: NAMESPACE/NAME.
+        commit: The commit to read the claim at; None for the head of `main`.
+        hub: The Hub to ask.
+
+    Raises:
+        ZooError: Another run holds the repository, or none does.
+    """
     holder = _holder(repo, commit, hub)
     if holder != run:
         raise _held(repo, holder, hub)
@@ -78,9 +99,21 @@ def commit_on_head(
     repo_type: str = "model",
     hub: Hub = CLIENT,
 ) -> str | None:
-    """Commits what `operations` makes of the head, onto that head, and begins again where another commit was first.
+    """Commits onto the head of a branch, and starts over if another commit came first.
 
-    Returns the commit; None where `operations` returns None, as there is nothing to do.
+    Args:
+        repo: NAMESPACE/NAME.
+        operations: Makes the commit's operations from the head; None for nothing to do. Called once for each attempt.
+        message: Of the commit.
+        revision: The branch; None for main.
+        repo_type: model, dataset or space.
+        hub: The Hub to publish to.
+
+    Returns:
+        The commit, or None if `operations` returned None.
+
+    Raises:
+        HfHubHTTPError: The Hub refused the commit, or other commits came first in all TRIES attempts.
     """
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -97,26 +130,28 @@ def commit_on_head(
         except HfHubHTTPError as error:
             if status_of(error) not in CONFLICTS or attempt == TRIES:
                 raise
-        time.sleep(random.uniform(0, min(0.1 * attempt, 1.0)))  # apart from others that were refused too
+        # A random pause, so that writers who were refused together do not meet again.
+        time.sleep(random.uniform(0, min(0.1 * attempt, 1.0)))
     raise AssertionError("unreachable")
 
 
 def _holder(repo: str, commit: str | None, hub: Hub) -> str | None:
-    """The run that claim.json at a commit (None: at the head) names, "" where it names none, None without the file."""
+    """The run named in claim.json at a commit (None: the head); "" if it names none, None if there is no such file."""
     from huggingface_hub.errors import EntryNotFoundError
 
     try:
         content = json.loads(hub.file(repo, CLAIM_FILE, revision=commit).read_text(encoding="utf-8"))
     except EntryNotFoundError:
         return None
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError):  # unreadable: somebody's, and not ours to take unasked
         return ""
     run = content.get("run") if isinstance(content, dict) else None
     return run if isinstance(run, str) else ""
 
 
 def _free(repo: str, head: str, known: Iterable[str], hub: Hub) -> bool:
-    """Whether a repository without a claim, as before there were any, may be taken: no run filled it, or this one."""
+    """Whether a repository without a claim may be claimed: no run filled it, or this run did."""
+    # Versions before claim.json published without a claim. Their repositories hold a recipe.
     api = hub.api()
     if not api.file_exists(repo, RECIPE_FILE, revision=head):
         return True

@@ -1,4 +1,4 @@
-"""Sending checkpoints, cards and data sets: one commit each, and a tag by which a checkpoint can be pulled."""
+"""Publishes checkpoints, cards and data sets: one commit each, and a tag to pull a checkpoint by."""
 
 import re
 from collections.abc import Mapping
@@ -15,10 +15,10 @@ from .refusals import client_errors, reason, status_of
 PUBLISHED = "published.json"
 SENDING = "SENDING"
 NOTHING: Mapping[str, Path | None] = {}
-MERGED = "merged"  # a folder of a checkpoint, and the branch that it is published as
-# What a checkpoint is to others.
+MERGED = "merged"  # a folder of a checkpoint, and the branch it is published on
+# The files that others need to use a checkpoint.
 SENT = (
-    "*.py",  # of a model that brings its own code
+    "*.py",  # the code of models that bring their own
     "*.safetensors",
     "*.safetensors.index.json",
     "config.json",
@@ -31,26 +31,34 @@ SENT = (
     "merges.txt",
     "ppo_state.json",
 )
-# What training goes on from: it stays at home unless asked for. training_args.bin is a pickle, and never leaves.
+# The files that training resumes from. They are sent only on request. training_args.bin is a pickle and is never sent.
 RESUMED = ("optimizer.pt", "scheduler.pt", "rng_state*.pth", "trainer_state.json", "running_metrics.json")
 
 
 def tag_name(step: int) -> str:
-    """step-000040: sorts as text in the order of the steps."""
+    """The tag of a step, such as step-000040. Padded, so that text order is step order."""
     return f"step-{step:06d}"
 
 
 def check_access(namespace: str | None, *, hub: Hub = CLIENT) -> str:
-    """Asks the Hub who we are, before anything is trained. Returns the namespace to publish under.
+    """Checks, before any training, that the Hub accepts the token for writing.
 
-    Raises ZooError when the Hub cannot be reached or does not accept the token.
+    Args:
+        namespace: The namespace to publish under; None for the account of the token.
+        hub: The Hub to publish to.
+
+    Returns:
+        The namespace to publish under.
+
+    Raises:
+        ZooError: The Hub cannot be reached, does not accept the token, or the token may only read.
     """
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 
     token_from = hub.token_from
     try:
         api = hub.api()
-        if api.token is False:  # of which `whoami` says what no user could mend
+        if api.token is False:  # `whoami` would raise an error about huggingface_hub's API, not about the user's setup
             raise LocalTokenNotFoundError
         me = api.whoami()
     except UnicodeEncodeError as error:
@@ -74,6 +82,7 @@ def check_access(namespace: str | None, *, hub: Hub = CLIENT) -> str:
             f"The Hub {hub.address} cannot be reached ({reason(error)}): check the address and the network, or "
             "use --hub local."
         ) from error
+    # Fine-grained tokens have a role of their own, whose rights only a write can tell: refuse what surely fails.
     role = ((me.get("auth") or {}).get("accessToken") or {}).get("role")
     if role == "read":
         raise ZooError(f"The token for {hub.address} may only read: publishing needs one with the role write.")
@@ -83,7 +92,19 @@ def check_access(namespace: str | None, *, hub: Hub = CLIENT) -> str:
 def publish_folder(
     folder: Path, repo_id: str, *, repo_type: str, message: str, private: bool = False, hub: Hub = CLIENT
 ) -> str:
-    """Sends a folder as one commit, creating the repository if need be. Returns the commit."""
+    """Sends a folder as one commit, and creates the repository if it does not exist.
+
+    Args:
+        folder: The folder; every file in it is sent.
+        repo_id: NAMESPACE/NAME.
+        repo_type: model, dataset or space.
+        message: Of the commit.
+        private: Visibility of a new repository.
+        hub: The Hub to publish to.
+
+    Returns:
+        The commit.
+    """
     api = hub.api()
     api.create_repo(repo_id, repo_type=repo_type, exist_ok=True, private=private)
     return api.create_commit(repo_id, _added(_files(folder)), commit_message=message, repo_type=repo_type).oid
@@ -102,22 +123,34 @@ def publish_checkpoint(
     overrides: Mapping[str, Path | None] = NOTHING,
     hub: Hub = CLIENT,
 ) -> dict[str, str]:
-    """Sends one complete checkpoint as one commit with one annotated tag, and notes it in published.json.
+    """Sends one complete checkpoint as one commit with one annotated tag, and records it in published.json.
 
-    The caller has checked that its files are what was saved. run: the id of the run, which holds the repository. step:
-    of training, by which the tag is named. extra_files: a folder of further files (card, metrics, recipe).
-    optimizer: send what training goes on from too. overwrite: put these weights under a tag that is of others, as a
-    step that is trained again has. overrides: see `checkpoint_files`. Returns {hub, repo, commit, tag, time}. Where an
-    earlier try was cut off before it heard an answer, nothing is sent twice: its commit is found again. Raises
-    ZooError where another run took the repository, and where the tag is there with other weights: unasked a step's tag
-    never moves.
+    Safe to repeat: if an earlier attempt was cut off before the Hub answered, its commit is found and reused.
+
+    Args:
+        checkpoint: The folder. The caller has checked that its files are complete.
+        repo_id: NAMESPACE/NAME.
+        run: Id of the run that holds the repository.
+        extra_files: Folder of further files (card, metrics, recipe).
+        message: Of the commit and of the tag.
+        step: Training step, which names the tag.
+        optimizer: Whether to send the files that training resumes from.
+        overwrite: Whether to move a tag that points to other weights, as when a step was trained again.
+        overrides: See `checkpoint_files`.
+        hub: The Hub to publish to.
+
+    Returns:
+        {hub, repo, commit, tag, time}, as in published.json.
+
+    Raises:
+        ZooError: Another run took the repository, or the tag exists with other weights and `overwrite` is False.
     """
     files = checkpoint_files(checkpoint, optimizer=optimizer, overrides=overrides)
     tag, begun = tag_name(step), checkpoint / SENDING
     tagged = all_tags(repo_id, hub=hub).get(tag)
     commit = _made_before(repo_id, message, files, tagged=tagged, begun=begun.is_file(), hub=hub)
     if commit is None and tagged is not None and overwrite:
-        check_claim(run, repo_id, hub=hub)
+        check_claim(run, repo_id, hub=hub)  # never delete the tag of a run that took the repository meanwhile
         hub.api().delete_tag(repo_id, tag=tag)
         tagged = None
     if commit is None and tagged is not None:
@@ -126,6 +159,7 @@ def publish_checkpoint(
             "moves: publish under another --namespace, or give --overwrite_repo to replace what is there."
         )
     if commit is None:
+        # This file survives a kill. With it, the next attempt looks for the commit before it sends anything.
         write_text(begun, message + "\n")
         commit = _commit_whole(run, repo_id, {**files, **_files(extra_files)}, message, hub=hub)
     if tagged is None:
@@ -148,9 +182,24 @@ def publish_release(
     overrides: Mapping[str, Path | None] = NOTHING,
     hub: Hub = CLIENT,
 ) -> str:
-    """Makes a checkpoint what `main` and `best` hold, with `extra_files`, in one commit. Returns the commit.
+    """Publishes a checkpoint on `main` in one commit, and tags it `best`.
 
-    tag_message: of the tag `best`; None: nothing is best, and there is no such tag.
+    Args:
+        checkpoint: The folder of the checkpoint.
+        repo_id: NAMESPACE/NAME.
+        run: Id of the run that holds the repository.
+        extra_files: Folder of further files (card, metrics, recipe).
+        message: Of the commit.
+        tag_message: Of the tag `best`; None removes the tag, as no checkpoint is best.
+        optimizer: Whether to send the files that training resumes from.
+        overrides: See `checkpoint_files`.
+        hub: The Hub to publish to.
+
+    Returns:
+        The commit.
+
+    Raises:
+        ZooError: Another run holds the repository.
     """
     files = checkpoint_files(checkpoint, optimizer=optimizer, overrides=overrides)
     commit = _commit_whole(run, repo_id, {**files, **_files(extra_files)}, message, hub=hub)
@@ -176,10 +225,27 @@ def publish_on_branch(
     overrides: Mapping[str, Path | None] = NOTHING,
     hub: Hub = CLIENT,
 ) -> str:
-    """Makes a model what a branch holds, by one commit, under a tag if one is given, which moves where it is there.
+    """Publishes a model on a branch in one commit, and tags it if asked.
 
-    One with its adapter merged goes to the branch `merged`: beside the adapter, in a folder, transformers would not
-    find it, as adapter_config.json at the root sends it elsewhere. Returns the commit.
+    A model with its adapter merged goes to the branch `merged`. In a folder beside the adapter, transformers would not
+    find it, because adapter_config.json at the root redirects the loader.
+
+    Args:
+        folder: The folder of the model.
+        repo_id: NAMESPACE/NAME.
+        run: Id of the run that holds the repository.
+        extra_files: Folder of further files (card, metrics, recipe).
+        message: Of the commit and of the tag.
+        branch: The branch, created if it does not exist.
+        tag: A tag for the commit; an existing one moves.
+        overrides: See `checkpoint_files`.
+        hub: The Hub to publish to.
+
+    Returns:
+        The commit.
+
+    Raises:
+        ZooError: Another run holds the repository.
     """
     check_claim(run, repo_id, hub=hub)
     hub.api().create_branch(repo_id, branch=branch, exist_ok=True)
@@ -195,10 +261,18 @@ def publish_on_branch(
 def checkpoint_files(
     checkpoint: Path, *, optimizer: bool = False, overrides: Mapping[str, Path | None] = NOTHING
 ) -> dict[str, Path]:
-    """What is sent of a checkpoint: path in the repository -> local path.
+    """Lists the files of a checkpoint to send.
 
-    overrides: what is sent in place of a file; None leaves it out. Raises ZooError for a link that leads out of the
-    checkpoint.
+    Args:
+        checkpoint: The folder of the checkpoint.
+        optimizer: Whether to include the files that training resumes from.
+        overrides: Path in the repository -> the file to send in its place; None leaves it out.
+
+    Returns:
+        Path in the repository -> local path.
+
+    Raises:
+        ZooError: A link leads out of the checkpoint.
     """
     files = {name: path for name, path in _files(checkpoint).items() if _is_sent(name, optimizer=optimizer)}
     return {name: path for name, path in {**files, **overrides}.items() if path is not None}
@@ -216,16 +290,17 @@ def _files(folder: Path) -> dict[str, Path]:
 
 def _is_sent(name: str, *, optimizer: bool) -> bool:
     path = PurePosixPath(name)
-    if str(path.parent) not in (".", "critic"):
+    if str(path.parent) not in (".", "critic"):  # other folders, such as `merged`, are published on their own
         return False
+    # Pickles: none may slip through a pattern such as `vocab.*`.
     if path.suffix in (".pt", ".pth", ".bin"):
         return optimizer and any(path.match(pattern) for pattern in RESUMED)
     return any(path.match(pattern) for pattern in (*SENT, *(RESUMED if optimizer else ())))
 
 
 def _is_ours(name: str) -> bool:
-    """Whether a checkpoint's commit may have put this file into the repository."""
-    if name.endswith(".py"):  # people put programs of their own there too
+    """Whether an earlier commit of a checkpoint may have put this file into the repository."""
+    if name.endswith(".py"):  # users add scripts of their own, which a later commit must not delete
         return False
     return _is_sent(name, optimizer=True) or name.startswith(("plots/", "runs/", ".eval_results/"))
 
@@ -233,30 +308,41 @@ def _is_ours(name: str) -> bool:
 def _made_before(
     repo_id: str, message: str, files: Mapping[str, Path], *, tagged: str | None, begun: bool, hub: Hub
 ) -> str | None:
-    """The commit `message` of these weights, or None: what the tag points at, or, once begun, a commit of `main`.
+    """The commit that an earlier attempt made, if any: the tag's target, or, if sending began, a commit on `main`.
 
-    The other files may differ: an adapter names the base that it was published with, here or in another namespace.
+    Only its message and weights have to match. Other files may differ: an adapter's config names its base, which may
+    have been published in another namespace.
     """
     if tagged is None and not begun:
         return None
+    # A checkpoint without safetensors is compared file by file.
     weights = {name: path for name, path in files.items() if name.endswith(".safetensors")} or files
     api = hub.api()
-    found = [commit.commit_id for commit in api.list_repo_commits(repo_id) if commit.title == message]
-    for commit in [tagged] if tagged is not None else found:
+    candidates = [commit.commit_id for commit in api.list_repo_commits(repo_id) if commit.title == message]
+    for commit in [tagged] if tagged is not None else candidates:
+        # The Hub omits missing paths, so an incomplete commit yields a smaller set.
         there = api.get_paths_info(repo_id, list(weights), revision=commit)
         same = {entry.path for entry in there if content_id(weights[entry.path], entry) == expected_id(entry)}
-        if commit in found and same == set(weights):
+        if commit in candidates and same == set(weights):
             return commit
     return None
 
 
 def expected_id(entry: Any) -> str:
-    """What a Hub's listing names a file's content by: sha256 of a large file, git's blob id of another."""
+    """The content id in a Hub's listing: the sha256 of a large file, git's blob id of any other."""
     return entry.lfs.sha256 if entry.lfs else entry.blob_id
 
 
 def content_id(path: Path, entry: Any) -> str:
-    """`expected_id` of a local file, by the kind that the listing's entry is of."""
+    """The content id of a local file, in the form that `expected_id` returns for a Hub's entry.
+
+    Args:
+        path: The local file.
+        entry: The Hub's listing of the file. It decides between sha256 and blob id.
+
+    Returns:
+        Hexadecimal digits.
+    """
     from huggingface_hub.utils.sha import git_hash, sha_fileobj
 
     if entry.lfs is None:
@@ -266,17 +352,18 @@ def content_id(path: Path, entry: Any) -> str:
 
 
 def is_step(tag: str) -> bool:
-    """Whether a checkpoint was published under this tag."""
+    """Whether a tag is that of a checkpoint."""
     return re.fullmatch(r"step-\d{6,}", tag) is not None
 
 
 def _tag(run: str, repo_id: str, tag: str, commit: str, message: str, hub: Hub) -> None:
-    """Tags a commit of the run that holds the repository; the Hub's protocol has no tag that is made on a condition."""
+    """Tags a commit, if the run holds the repository. Raises ZooError if it does not."""
+    # The Hub's protocol has no conditional tag, so the claim is checked before and after.
     check_claim(run, repo_id, hub=hub)
     hub.api().create_tag(repo_id, tag=tag, revision=commit, tag_message=message)
     try:
         check_claim(run, repo_id, hub=hub)
-    except ZooError:  # taken in between: its new holder must not find this tag
+    except ZooError:  # another run took the repository in between, and must not find this tag
         hub.api().delete_tag(repo_id, tag=tag)
         raise
 
@@ -290,14 +377,15 @@ def _added(files: Mapping[str, Path]) -> list[Any]:
 def _commit_whole(
     run: str, repo_id: str, files: Mapping[str, Path], message: str, *, revision: str | None = None, hub: Hub
 ) -> str:
-    """One commit by the run that holds the repository, onto `revision` (None: main). Returns the commit.
+    """Replaces our files on `revision` (None: main) by `files`, in one commit. Returns the commit.
 
-    `files` are all that it is to hold of ours, so what an earlier one left (an adapter) goes. Raises ZooError where the
-    repository is not this run's.
+    Files of earlier checkpoints (an adapter, for example) are deleted, so that no loader mixes two checkpoints. Raises
+    ZooError if the run does not hold the repository.
     """
     from huggingface_hub import CommitOperationDelete
 
     def operations(head: str) -> list[Any]:
+        # The claim lies on main, so only there can it be read at the very head that the commit builds on.
         check_claim(run, repo_id, commit=None if revision else head, hub=hub)
         there = hub.api().list_repo_files(repo_id, revision=head)
         stale = [name for name in there if _is_ours(name) and name not in files]

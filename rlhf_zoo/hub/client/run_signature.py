@@ -1,9 +1,9 @@
-"""Which run directories this user's rlhf-zoo wrote: a signature in run.json, whose key lies outside of every run.
+"""Tells the run directories that this user's rlhf-zoo wrote, by a signature in run.json.
 
-A run's settings name Python objects, such as reward functions, and commands import them again. A folder that was
-downloaded can hold a run.json too, so a file of that name says nothing. What `StageRecord.write` begins, it signs with
-a key in `home()`; a copied or renamed directory keeps its signature, and no repository can make one. The user may also
-say so (`--trust_run`).
+The settings of a run name Python objects, such as reward functions, and commands import them again. A downloaded folder
+can contain a run.json too, so the file alone proves nothing. `StageRecord.write` therefore signs run.json with a key in
+`home()`, outside of every run. The signature survives copying and renaming the directory, and no repository can forge
+it. A user can also vouch for a run with `--trust_run`.
 """
 
 import contextlib
@@ -25,13 +25,13 @@ SIGNATURE = "signature"
 KEY_FILE = "run-key"
 _KEY_BYTES = 32
 
-# One switch for the command, as `remote_code` has one.
+# One switch for the whole command, as in `remote_code`: each command reads one run.
 _TRUSTED = False
 
 
 @contextlib.contextmanager
 def trusting() -> Iterator[None]:
-    """While open, every run directory counts as this user's: the user said so of the one that the command reads."""
+    """Trusts every run directory while the context is open, because the user passed `--trust_run`."""
     global _TRUSTED
     before, _TRUSTED = _TRUSTED, True
     try:
@@ -41,9 +41,16 @@ def trusting() -> Iterator[None]:
 
 
 def signed(document: Mapping[str, Any]) -> dict[str, Any]:
-    """`document`, as it stands in JSON, with its signature; without one where the key cannot be kept.
+    """Signs a run.json document.
 
-    The run then goes on, and its directory counts as a stranger's: the log says why.
+    If the key cannot be stored, the run continues without a signature. The log says why, and later commands treat the
+    directory as a stranger's.
+
+    Args:
+        document: JSON values by key. An existing signature is replaced.
+
+    Returns:
+        The document with its signature, or without one where the key cannot be stored.
     """
     bare = {name: value for name, value in document.items() if name != SIGNATURE}
     try:
@@ -58,39 +65,42 @@ def signed(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_own(document: Mapping[str, Any]) -> bool:
-    """Whether a run.json was written by this user's rlhf-zoo and not changed since, or the user trusts it."""
+    """Whether this user's rlhf-zoo wrote a run.json and nobody changed it since, or the user trusts it."""
     if _TRUSTED:
         return True
-    given = document.get(SIGNATURE)
+    signature = document.get(SIGNATURE)
     try:
         key = _read_key()
     except (OSError, RuntimeError):
         return False
     bare = {name: value for name, value in document.items() if name != SIGNATURE}
-    if key is None or not isinstance(given, str) or not given.isascii():
+    # compare_digest raises TypeError for text that is not ASCII.
+    if key is None or not isinstance(signature, str) or not signature.isascii():
         return False
-    return hmac.compare_digest(given, _signature(bare, key))
+    return hmac.compare_digest(signature, _signature(bare, key))
 
 
 def _signature(document: Mapping[str, Any], key: bytes) -> str:
+    # Canonical JSON: the order of keys and the spaces in the file do not change the signature.
     text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
 
 
 def _read_key() -> bytes | None:
-    """The key; None where there is none, or half a one."""
+    """The key; None if there is none, or if a crash left only part of it."""
     path = home() / KEY_FILE
     key = path.read_bytes() if path.is_file() else b""
     return key if len(key) == _KEY_BYTES else None
 
 
 def _made_key() -> bytes:
-    """The key, made where there is none: of two processes at once, both take the first one's. Raises OSError."""
-    if (known := _read_key()) is not None:
-        return known
+    """The key, created on first use. If two processes create it at once, both use the first one. Raises OSError."""
+    if (existing := _read_key()) is not None:
+        return existing
     folder = home()
     folder.mkdir(parents=True, exist_ok=True)
     made = folder / f".{KEY_FILE}.{secrets.token_hex(8)}.tmp"
+    # The key is complete and on the disk before it gets its name, so no reader sees half of it.
     descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with open(descriptor, "wb") as file:
@@ -98,9 +108,9 @@ def _made_key() -> bytes:
             file.flush()
             os.fsync(file.fileno())
         try:
-            os.link(made, folder / KEY_FILE)  # fails where another process was faster
+            os.link(made, folder / KEY_FILE)  # unlike replace, it fails if another process was faster
         except FileExistsError:
-            if _read_key() is None:  # what a full disk left
+            if _read_key() is None:  # a truncated file from a full disk
                 os.replace(made, folder / KEY_FILE)
     finally:
         made.unlink(missing_ok=True)
