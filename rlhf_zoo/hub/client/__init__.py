@@ -1,3 +1,3 @@
 """Connect to a Hub, publish to it, pull from it.
 
-No module here reads run.json: callers pass what is to be sent."""
+No module here reads run.json: callers pass what to send."""

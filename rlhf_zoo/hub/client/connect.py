@@ -1,6 +1,7 @@
-"""Which Hub a command talks to, and which one models and data come from: objects, made once and passed on.
+"""Chooses the Hub that a command publishes to, and the Hub that models and data come from.
 
-Libraries that read the environment (transformers, datasets) find the first of the two there after `connect`.
+Both are `Hub` objects, created once per command and passed on. After `connect`, the environment points libraries that
+read it (transformers, datasets) at the first of the two.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from ...fileio import home, replace_file
 from . import bounds
 
 REAL = "https://huggingface.co"
+# Turns off telemetry and update checks, for commands that talk to a Hub on this machine.
 QUIET = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "HF_HUB_DISABLE_UPDATE_CHECK": "1",
@@ -33,6 +35,7 @@ QUIET = {
 EMBEDDED = "RLHF_ZOO_EMBEDDED_HUB"
 """Set to the address of the embedded Hub while a command runs one: messages call it by its name."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
+# Variables that hold a token or a cache of the user's own Hub. They are unset for any other Hub.
 CLIENT_STATE = (
     "HF_TOKEN",
     "HF_TOKEN_PATH",
@@ -47,19 +50,26 @@ CLIENT_STATE = (
 )
 START_SECONDS = 30
 ANSWER_SECONDS = 5
-OUT_OF_ORDER = (500, 502, 503, 504)
+OUT_OF_ORDER = (500, 502, 503, 504)  # statuses of a Hub, or of a proxy in front of it, that is down
 SOURCE = "--source_hub"
 
 
 @dataclass(frozen=True)
 class Hub:
-    """A Hub: its kind ('local' is the embedded one, 'huggingface', 'other'), address, and why it was chosen.
+    """A Hub, and what a client needs to talk to it.
 
-    endpoint, token, cache: None is as huggingface_hub is set up; token False sends none. An embedded Hub has no
-    endpoint until it is started. token_from: the environment variable whose token this Hub is given. cache, data_cache:
-    of files and of prepared data sets; they are keyed by repository, so no two Hubs may share one. offline: what is
-    cached alone. source: where models and data come from that this Hub has no repository of. flag: the one that names
-    another Hub in its place.
+    Args:
+        kind: 'local' (the embedded Hub), 'huggingface' or 'other'.
+        endpoint: The address. None for huggingface_hub's own, and for an embedded Hub that is not started yet.
+        why: Why this Hub was chosen, for messages.
+        token: The access token. None for huggingface_hub's own, False to send none.
+        token_from: The environment variable that holds the token.
+        cache: Folder of cached files; None for huggingface_hub's own. Caches are keyed by repository, not by Hub, so
+            no two Hubs may share one.
+        data_cache: Folder of prepared data sets, under the same rule.
+        offline: Whether to use only what is cached.
+        source: The Hub to ask for models and data that this one does not have.
+        flag: The command-line flag that names another Hub instead.
     """
 
     kind: str
@@ -83,12 +93,13 @@ class Hub:
 
     @property
     def label(self) -> str:
-        """What run.json, cards and printed commands call it."""
+        """The Hub's name in run.json, cards and printed commands."""
         return "local" if self.kind == "local" else self.address
 
     @property
     def name(self) -> str:
-        """What a message calls it: the embedded one's address dies with the command."""
+        """The Hub's name in messages."""
+        # The address of an embedded Hub is of no use once the command has ended.
         embedded = self.kind == "local" or os.environ.get(EMBEDDED) == self.address
         return "the embedded Hub" if embedded else f"{'the source ' if self.flag == SOURCE else ''}{self.address}"
 
@@ -97,7 +108,7 @@ class Hub:
         return f"{'the embedded Hub' if self.kind == 'local' else self.endpoint} ({self.why})"
 
     def api(self) -> Any:
-        """The client's `HfApi` of this Hub. Raises what the client raises offline."""
+        """Returns huggingface_hub's `HfApi` for this Hub. Raises OfflineModeIsEnabled if the Hub is offline."""
         from huggingface_hub import HfApi
         from huggingface_hub.errors import OfflineModeIsEnabled
 
@@ -106,21 +117,42 @@ class Hub:
         return HfApi(endpoint=self.endpoint, token=self.token)
 
     def file(self, repo: str, name: str, **options: Any) -> Path:
-        """A file of a repository, in the cache. options: revision, repo_type."""
+        """Downloads a file of a repository into the cache.
+
+        Args:
+            repo: NAMESPACE/NAME.
+            name: Path of the file in the repository.
+            options: Of `hf_hub_download`, such as revision and repo_type.
+
+        Returns:
+            The file in the cache.
+        """
         from huggingface_hub import hf_hub_download
 
         return Path(hf_hub_download(repo, name, **self._client, **options))
 
     def snapshot(self, repo: str, **options: Any) -> Path:
-        """A revision of a repository, in the cache. options: of `snapshot_download`."""
+        """Downloads a revision of a repository into the cache.
+
+        Args:
+            repo: NAMESPACE/NAME.
+            options: Of `snapshot_download`, such as revision and allow_patterns.
+
+        Returns:
+            The folder in the cache.
+        """
         from huggingface_hub import snapshot_download
 
         return Path(snapshot_download(repo, **self._client, **options))
 
     def silence(self) -> Exception | None:
-        """Why this Hub gives no answer, asked once; None where it does, or is not to be asked.
+        """Probes the Hub with one short request.
 
-        The client itself asks six times for a commit, and for ever where nobody hangs up.
+        The client itself tries six times before it gives up on a commit, and waits for ever on a connection that stays
+        open without an answer.
+
+        Returns:
+            Why the Hub does not answer; None if it does, or if it is offline by choice.
         """
         from huggingface_hub.errors import HfHubHTTPError, HTTPError
         from huggingface_hub.utils import get_session
@@ -131,8 +163,8 @@ class Hub:
             answer = get_session().head(self.address, timeout=ANSWER_SECONDS)
         except (HTTPError, OSError) as error:
             return error
-        told = f"{answer.status_code} {answer.reason_phrase}"
-        return HfHubHTTPError(told, response=answer) if answer.status_code in OUT_OF_ORDER else None
+        message = f"{answer.status_code} {answer.reason_phrase}"
+        return HfHubHTTPError(message, response=answer) if answer.status_code in OUT_OF_ORDER else None
 
     @property
     def _client(self) -> dict[str, Any]:
@@ -140,14 +172,26 @@ class Hub:
         return {"endpoint": self.endpoint, "token": self.token, "cache_dir": self.cache, **offline}
 
 
-#: As huggingface_hub is set up.
+#: The Hub that huggingface_hub is configured for.
 CLIENT = Hub("other", None, "as huggingface_hub is set up")
 
 
 def choose(flag: str | None, *, push_to_hub: bool, option: str = "--hub") -> Hub:
-    """The flag, else HF_ENDPOINT, else the real Hub with both a token and --push_to_hub, else the embedded one.
+    """Chooses the Hub of a command.
 
-    Raises ZooError for a flag that is neither 'local' nor an address.
+    The flag decides; without it HF_ENDPOINT; without that the real Hub, if there are both a token and --push_to_hub;
+    otherwise the embedded Hub.
+
+    Args:
+        flag: Value of the flag: 'local' or an address. None if it was not given.
+        push_to_hub: Whether --push_to_hub was given.
+        option: Name of the flag, for messages.
+
+    Returns:
+        The Hub, not yet connected.
+
+    Raises:
+        ZooError: The flag or HF_ENDPOINT is not an address.
     """
     if flag is not None:
         if flag == "local":
@@ -155,15 +199,26 @@ def choose(flag: str | None, *, push_to_hub: bool, option: str = "--hub") -> Hub
         return replace(_at(flag, option), flag=option)
     if named := os.environ.get("HF_ENDPOINT"):
         return _at(named, "HF_ENDPOINT")
+    # A token alone is no consent: it may be there for downloads.
     if push_to_hub and (os.environ.get("HF_TOKEN") or _token_file().is_file()):
         return Hub("huggingface", REAL, "a token and --push_to_hub")
     return Hub("local", None, "no --hub, no HF_ENDPOINT, and not both a token and --push_to_hub")
 
 
 def choose_source(flag: str | None, target: Hub) -> Hub | None:
-    """Where models and data come from that `target` has not: the flag, else HF_ENDPOINT, else the real Hub.
+    """Chooses the Hub that models and data come from if `target` does not have them.
 
-    None where that is the target itself, and for 'none'. Raises ZooError for a flag that is no address.
+    The flag decides; without it HF_ENDPOINT; without that the real Hub.
+
+    Args:
+        flag: Value of --source_hub: 'none', 'local' or an address. None if it was not given.
+        target: The Hub to publish to.
+
+    Returns:
+        The source, or None if it is the target itself or the flag is 'none'.
+
+    Raises:
+        ZooError: The flag is not an address.
     """
     if flag == "none":
         return None
@@ -173,7 +228,7 @@ def choose_source(flag: str | None, target: Hub) -> Hub | None:
     else:
         try:
             source = _at(named or REAL, "HF_ENDPOINT" if named else "as huggingface_hub has it")
-        except ZooError:  # with --hub nobody asked for it
+        except ZooError:  # a bad HF_ENDPOINT is no error if --hub names the target: nobody asked for that source
             return None
     return None if (source.kind, source.endpoint) == (target.kind, target.endpoint) else replace(source, flag=SOURCE)
 
@@ -203,35 +258,45 @@ def _client_home() -> Path:
 
 @contextlib.contextmanager
 def connect(choice: Hub, source: Hub | None = None) -> Iterator[Hub]:
-    """Opens a Hub and the source of models and data, and settles the environment for the first.
+    """Connects to a Hub and to its source, and points the environment at the Hub.
 
-    An embedded one runs for as long as the context is open. Raises ZooError when it does not start.
+    An embedded Hub runs for as long as the context is open.
+
+    Args:
+        choice: The Hub that `choose` returned.
+        source: The Hub that `choose_source` returned.
+
+    Yields:
+        The Hub with its address, token, caches and source.
+
+    Raises:
+        ZooError: An embedded Hub does not start, or its folder cannot be written.
     """
     with contextlib.ExitStack() as opened:
-        # First: the user's own token and caches are theirs only until the environment is that of another Hub.
-        found = None if source is None else opened.enter_context(_open(source, "RLHF_ZOO_SOURCE_TOKEN"))
-        found = found and replace(found, token=found.token or False)
+        # The source comes first: it may use the user's own token and caches, which `_settle` below hides.
+        source_hub = None if source is None else opened.enter_context(_open(source, "RLHF_ZOO_SOURCE_TOKEN"))
+        source_hub = source_hub and replace(source_hub, token=source_hub.token or False)
         hub = opened.enter_context(_open(choice, "RLHF_ZOO_HUB_TOKEN"))
         _settle(hub)
         bounds.install()
-        yield replace(hub, source=found)
+        yield replace(hub, source=source_hub)
 
 
 @contextlib.contextmanager
 def _open(choice: Hub, token_from: str) -> Iterator[Hub]:
-    """The Hub with its address, its token and caches of its own; the environment stays as it is.
-
-    The user's own token belongs to the Hub that HF_ENDPOINT (or its absence) names, and goes nowhere else.
-    """
+    """Yields the Hub with its address, token and caches. Leaves the environment unchanged."""
+    # The user's own token belongs to the Hub that HF_ENDPOINT (or its absence) names, and is sent nowhere else.
     environment = os.environ
     if choice.kind == "local":
         with _embedded(home() / "hub") as (endpoint, token):
             yield _in_own_folder(replace(choice, endpoint=endpoint, token=token), home() / "hub-cache")
     elif choice.endpoint != (environment.get("HF_ENDPOINT") or REAL).rstrip("/"):
         host = urlsplit(str(choice.endpoint)).netloc.replace(":", "_")
+        # A Hub that a flag names gets only the token meant for it: `token_from`, not HF_TOKEN.
         token = environment.get(token_from, "")
         yield _in_own_folder(replace(choice, token=token or False, token_from=token_from), home() / "hubs" / host)
     else:
+        # Read the variables as huggingface_hub does. Its own constants are as old as its import.
         own = _client_home()
         token = environment.get("HF_TOKEN") or environment.get("HUGGING_FACE_HUB_TOKEN") or ""
         if not token and (file := _token_file()).is_file():
@@ -253,15 +318,16 @@ def _in_own_folder(hub: Hub, folder: Path) -> Hub:
 
 
 def _settle(hub: Hub) -> None:
-    """The environment of what reads it: transformers, datasets, child processes."""
+    """Points everything that reads the environment at the Hub: transformers, datasets, child processes."""
     if hub.kind == "local" or (os.environ.get("HF_ENDPOINT") or REAL).rstrip("/") != hub.endpoint:
         assert hub.cache is not None
         _own_client(hub.cache.parent, hub.token or None)
     if hub.kind == "local":
+        # The embedded Hub is reached without a network, so offline mode must not block it.
         os.environ.update(HF_HUB_OFFLINE="0", HF_DATASETS_OFFLINE="0")
         os.environ[EMBEDDED] = str(hub.endpoint)
     if hub.kind != "huggingface" and urlsplit(str(hub.endpoint)).hostname in LOOPBACK:
-        # Plain LFS, which is what `hub serve` speaks, and no proxy: for a Hub on this machine.
+        # On this machine: no proxy, and plain LFS instead of Xet, whose chunks save no traffic here.
         unproxied = ",".join(filter(None, [os.environ.get("NO_PROXY"), *LOOPBACK]))
         os.environ.update(QUIET, HF_HUB_DISABLE_XET="1", NO_PROXY=unproxied, no_proxy=unproxied)
     os.environ["HF_ENDPOINT"] = str(hub.endpoint)
@@ -269,7 +335,8 @@ def _settle(hub: Hub) -> None:
 
 
 def point_clients() -> None:
-    """Clients that are imported already, which read HF_ENDPOINT, HF_HOME and the like only then, read them anew."""
+    """Makes clients that are already imported read HF_ENDPOINT, HF_HOME and the like again."""
+    # They read the environment once, at import. A reload runs that code again, in the same module object.
     for name in ("huggingface_hub.constants", "datasets.config", "evaluate.config"):
         if name in sys.modules:
             importlib.reload(sys.modules[name])
@@ -280,9 +347,10 @@ def point_clients() -> None:
 
 
 def _own_client(directory: Path, token: str | bool | None) -> None:
-    """A cache and a token of this Hub's own: the client's cache is keyed by repository, not by Hub."""
+    """Gives the clients a cache and a token for this Hub alone, because their cache is keyed by repository only."""
     _make_private(directory)
-    os.environ.setdefault("TRACKIO_DIR", str(_client_home() / "trackio"))  # logs are of no Hub
+    # Experiment logs belong to no Hub: keep them where they were before HF_HOME moves.
+    os.environ.setdefault("TRACKIO_DIR", str(_client_home() / "trackio"))
     for name in CLIENT_STATE:
         os.environ.pop(name, None)
     os.environ["HF_HOME"] = str(directory)
@@ -314,9 +382,8 @@ def _embedded(root: Path) -> Iterator[tuple[str, str]]:
     _make_private(root)
     token_file = root / "client-token"
     with _writing(root):
-        if (
-            not token_file.is_file() or TokenFile(root).role(token_file.read_text(errors="replace")) != "write"
-        ):  # it may have been revoked
+        # The token of the last command is used again, unless the user revoked it.
+        if not token_file.is_file() or TokenFile(root).role(token_file.read_text(errors="replace")) != "write":
             replace_file(token_file, create_token(root, "write", name="--hub local").encode())
     with tempfile.TemporaryDirectory(prefix="rlhf-zoo-hub-") as scratch:
         ready = Path(scratch) / "ready.json"
@@ -324,14 +391,15 @@ def _embedded(root: Path) -> Iterator[tuple[str, str]]:
         options = ["--root", str(root), "--ready-file", str(ready), "--parent", str(os.getpid())]
         with log.open("wb") as sink:
             process = subprocess.Popen(
-                # -P: the working directory may be a folder that was downloaded, and no module is taken from it.
+                # -P keeps the working directory out of sys.path: it may be a downloaded folder with modules in it.
                 [sys.executable, "-P", "-m", "rlhf_zoo.hub.server", *options],
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=sink,
-                # Ctrl-C reaches the whole process group; the Hub must outlive it until the last checkpoint is sent.
+                # Ctrl-C signals the whole process group. The Hub must survive it until the last checkpoint is sent.
                 start_new_session=True,
             )
+        # The server picks a free port and writes its address into `ready` once it listens.
         try:
             deadline = time.monotonic() + START_SECONDS
             while not ready.is_file():

@@ -1,33 +1,34 @@
-"""Which folders were downloaded: what lies there is data, whatever it looks like.
+"""Recognizes folders that were downloaded. Their content is data and never runs as code.
 
-Nothing that a repository holds can hide it: the marks are made by who downloads, and `find_download` looks for them in
-the folders above too. A folder that came by another way (git, a zip) has no mark, and is its user's.
+The program that downloads leaves the marks, and `find_download` looks for them in the folders above too, so no
+repository can hide that it was downloaded. A folder that arrived in another way (git, a zip) has no mark and counts as
+the user's own.
 """
 
 import os
 import re
 from pathlib import Path
 
-#: What huggingface_hub leaves in a folder of the user's that it downloads into, and `rlhf-zoo pull` too.
+#: The folder that huggingface_hub and `rlhf-zoo pull` leave in every output directory.
 DOWNLOADED = Path(".cache", "huggingface", "download")
-#: A file in the copy of a recipe that was downloaded; its user removes it, having read the recipe.
+#: A file in the copy of a downloaded recipe. The user removes it after reading the recipe.
 MARK = ".downloaded"
-#: Where `rlhf-zoo pull` keeps files that have not come whole yet.
+#: The folder in which `rlhf-zoo pull` keeps incomplete files.
 PARTIAL = ".rlhf-zoo-partial"
-#: What a published checkpoint holds.
+#: A file in every published checkpoint.
 CARD = "rlhf_card.json"
 _CACHED = re.compile(r"(models|datasets|spaces)--.+")
 
 
 def find_download(folder: Path) -> Path | None:
-    """What shows that a folder was downloaded.
+    """Finds the evidence that a folder was downloaded.
 
     Args:
-        folder: a folder on this machine.
+        folder: A folder on this machine.
 
     Returns:
-        The mark in it or in a folder above it, a folder of the client's cache, or a card that was published; None of a
-        folder of the user's own.
+        A mark in the folder or above it, a folder of the client's cache, or a published card; None if the folder is
+        the user's own.
     """
     home = Path(os.path.expanduser("~"))
     homes = (home, home.resolve())
@@ -36,7 +37,9 @@ def find_download(folder: Path) -> Path | None:
             marks = [above / MARK]
             if above == place or above not in homes:
                 marks += [above / name for name in (DOWNLOADED, PARTIAL, CARD)]
-            else:  # all that the user has is below: only folders that a download wrote into, which DOWNLOADED repeats
+            else:
+                # A mark in the home folder must not taint everything below it. A download into the home folder repeats
+                # each folder that it wrote into below DOWNLOADED, so exactly those count.
                 marks.append(above / DOWNLOADED / place.relative_to(above))
             if (mark := next((mark for mark in marks if mark.exists()), None)) is not None:
                 return mark

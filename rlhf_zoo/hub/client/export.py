@@ -1,11 +1,11 @@
-"""From the embedded Hub to another one: a repository with its history, commit by commit, and its tags.
+"""Exports a repository of the embedded Hub to another Hub, with its history, branches and tags.
 
-The source is read from the folder of the embedded Hub, the target through the client, which `connect` has settled. The
-target makes commits of its own, so their ids and dates are new; each says in its description which commit it was:
+The source is read from the folder of the embedded Hub, the target through the client that `connect` has set up. The
+target creates its own commits, so their ids and dates are new. Each names the original commit in its description:
 
     Exported-From: local/tiny-world-ppo@4f0c…  2026-11-21T08:00:00Z
 
-By these lines a second export knows what is there already, and refuses where anything else is.
+By these lines a second export finds what is already there. It refuses a target that holds any other commit.
 """
 
 from __future__ import annotations
@@ -31,16 +31,21 @@ if TYPE_CHECKING:
 
 MAIN = "main"
 EXPORTED = re.compile(r"^Exported-From: \S+@([0-9a-f]{40})\b", re.MULTILINE)
-#: What a Hub puts into a repository that it makes.
+#: The files that a Hub puts into a new repository.
 MADE_BY_HUB = {"model": {".gitattributes"}, "dataset": {".gitattributes"}, "space": {".gitattributes", "README.md"}}
 BLOCK = 2**20
 
 
 @dataclass(frozen=True)
 class Exported:
-    """commits: those of the source, by the id there, oldest first -> the target's; tags and branches: -> the target's.
+    """The result of an export.
 
-    sent: how many commits this call made; left_out: tags of commits that no branch leads to.
+    Args:
+        commits: Commit of the source -> commit of the target, oldest first.
+        tags: Tag -> commit of the target.
+        branches: Branch -> commit of the target.
+        sent: Number of commits that this export made.
+        left_out: Tags that were not exported, because no branch leads to their commits.
     """
 
     commits: dict[str, str] = field(default_factory=dict)
@@ -52,7 +57,13 @@ class Exported:
 
 @dataclass(frozen=True)
 class Branch:
-    """The commits, oldest first, that no branch before it has; fork: the one that they follow, None at a beginning."""
+    """A branch, and what it adds to the branches before it.
+
+    Args:
+        name: Its name.
+        fork: The commit of an earlier branch that it starts from; None if it shares nothing with them.
+        commits: Its own commits, oldest first.
+    """
 
     name: str
     fork: str | None
@@ -61,7 +72,7 @@ class Branch:
 
 @dataclass(frozen=True)
 class Source:
-    """A repository of the embedded Hub, for reading; it may be written to meanwhile, which changes no commit."""
+    """A repository of the embedded Hub, for reading. Others may write to it meanwhile: commits never change."""
 
     repo: RepoId
     private: bool
@@ -71,49 +82,50 @@ class Source:
     large: LargeFiles
 
     def branches(self) -> list[Branch]:
-        """main, then the others by name; each follows first parents."""
-        found: list[Branch] = []
-        known: set[str] = set()
+        """The branches: main first, then the others by name. Each history follows first parents."""
+        branches: list[Branch] = []
+        visited: set[str] = set()
         heads = {ref.name: ref.commit for ref in self.git.refs("refs/heads/")}
         for name in sorted(heads, key=lambda name: (name != MAIN, name)):
             own: list[str] = []
             fork = None
             for commit, _ in self.git.history(heads[name]):
-                if commit in known:
+                if commit in visited:
                     fork = commit
                     break
                 own.append(commit)
-            known.update(own)
-            found.append(Branch(name, fork, own[::-1]))
-        return found
+            visited.update(own)
+            branches.append(Branch(name, fork, own[::-1]))
+        return branches
 
     def tags(self) -> dict[str, tuple[str, str | None]]:
-        """Name -> commit and message, which is None for a tag without annotation."""
+        """Name -> (commit, message). The message is None for a tag without annotation."""
         from dulwich.objects import Tag
         from dulwich.repo import Repo
 
         messages = {}
         with Repo(str(self.path)) as repo:
             for name, oid in repo.refs.as_dict(b"refs/tags").items():  # type: ignore[arg-type]
-                found = repo[oid]
-                if isinstance(found, Tag):
-                    messages[name.decode()] = (found.message or b"").decode(errors="replace").strip()
+                tag = repo[oid]
+                if isinstance(tag, Tag):
+                    messages[name.decode()] = (tag.message or b"").decode(errors="replace").strip()
         return {ref.name: (ref.commit, messages.get(ref.name) or None) for ref in self.git.refs("refs/tags/")}
 
     def files(self, commit: str) -> dict[str, str]:
-        """Path -> git's id of the blob."""
+        """Path -> git's id of the blob, at a commit."""
         return {entry.path: entry.oid for entry in self.git.files(commit)}
 
     def size(self, blob: str) -> int:
         return self.git.blob_info(blob).size
 
     def content(self, blob: str) -> str | bytes:
-        """As the client takes it: the path of a large file, the bytes of another."""
+        """The content as the client takes it: the path of a large file, the bytes of any other."""
         pointer = self.git.blob_info(blob).pointer
         return str(self.large.path(pointer.oid)) if pointer else self.git.blob(blob)
 
     def is_same(self, blob: str, entry: Any) -> bool:
-        """Whether the file that a Hub lists as `entry` has this content, however either Hub keeps it."""
+        """Whether the file that a Hub lists as `entry` has the content of this blob."""
+        # The two Hubs may disagree on which files are large, so either id may have to be computed from the content.
         pointer = self.git.blob_info(blob).pointer
         if entry.lfs is not None:
             return entry.lfs.sha256 == (pointer.oid if pointer else hashlib.sha256(self.git.blob(blob)).hexdigest())
@@ -128,14 +140,15 @@ class Source:
         return digest.hexdigest()
 
     def message(self, commit: str) -> tuple[str, str]:
-        """Title and description for the target."""
-        found = self.git.commit(commit)
-        title, _, rest = found.message.decode(errors="replace").strip().partition("\n")
-        date = datetime.fromtimestamp(found.commit_time, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        """Title and description of the target's commit."""
+        original = self.git.commit(commit)
+        title, _, rest = original.message.decode(errors="replace").strip().partition("\n")
+        date = datetime.fromtimestamp(original.commit_time, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         return title or "Update files", f"{rest.strip()}\n\nExported-From: {self.repo}@{commit}  {date}".strip()
 
     def check(self, commits: list[str]) -> None:
-        """Raises ZooError where a large file of these commits is missing or has another size."""
+        """Raises ZooError if a large file of these commits is missing or has the wrong size."""
+        # Before anything is sent: half an export would be worse than none.
         for commit in commits:
             for path, blob in self.files(commit).items():
                 pointer = self.git.blob_info(blob).pointer
@@ -148,9 +161,18 @@ class Source:
 
 @contextmanager
 def open_source(root: Path, name: str, kind: str) -> Iterator[Source]:
-    """The repository called NAMESPACE/NAME of the embedded Hub over `root`.
+    """Opens a repository of the embedded Hub for an export.
 
-    Raises ZooError where it has none, and from inside the context where what is read there turns out to be damaged.
+    Args:
+        root: Folder of the embedded Hub.
+        name: NAMESPACE/NAME.
+        kind: model, dataset or space.
+
+    Yields:
+        The repository.
+
+    Raises:
+        ZooError: There is no such repository; or, while the context is open, something read there is damaged.
     """
     from ..server.faults import Damaged
     from ..server.large_files import LargeFiles
@@ -178,11 +200,24 @@ def open_source(root: Path, name: str, kind: str) -> Iterator[Source]:
 def export(
     source: Source, repo_id: str, *, private: bool | None, say: Callable[[str], None], hub: Hub = CLIENT
 ) -> Exported:
-    """Make `repo_id` on another Hub have the branches and tags of `source`, with their history.
+    """Copies the branches and tags of a repository to another Hub, with their history.
 
-    Sends what is not there yet, and checks the files of every branch and tag by what the target says they hash to.
-    private: None for as private as the source; say: gets a line for each commit before it is sent. Raises ZooError
-    where the target holds anything but an earlier export of this repository, or refuses, or has got other content.
+    Sends what is missing there. Afterwards compares the files of every branch and tag with the hashes that the target
+    reports.
+
+    Args:
+        source: The repository of the embedded Hub.
+        repo_id: NAMESPACE/NAME on the target.
+        private: Visibility of the target; None for that of the source.
+        say: Gets a line for each commit before it is sent.
+        hub: The target.
+
+    Returns:
+        What is there now.
+
+    Raises:
+        ZooError: The target holds anything else than an earlier export of this repository, refuses a request, or ended
+            up with other content.
     """
     return _Export(source, repo_id, say, hub).run(private)
 
@@ -195,7 +230,7 @@ class _Export:
         self.here = {"repo_id": repo_id, "repo_type": source.repo.kind}
         self.name = f"{repo_id} on {hub.name}"
         self.commits: dict[str, str] = {}
-        self.accepted: set[str] = set()  # commits of the target that are ours, or its own beginning
+        self.accepted: set[str] = set()  # commits of the target that we made, or that it made with the repository
         self.seen = self.sent = 0
 
     def run(self, private: bool | None) -> Exported:
@@ -220,17 +255,23 @@ class _Export:
         kind = self.source.repo.kind
         sdk = {"space_sdk": self.source.sdk or "static"} if kind == "space" else {}
         self.api.create_repo(**self.here, private=private, exist_ok=True, **sdk)
+        # With exist_ok, an existing repository keeps its visibility. Private work must not end up in a public one.
         if private and not self.api.repo_info(**self.here).private:
             raise ZooError(f"{self.name} exists and is public: make it private first, or export with --public.")
 
     def _missing(self, branch: Branch, head: str | None) -> list[str]:
-        """Note the commits of a branch that the target has and return the others; ZooError where it has any more."""
+        """Maps the commits of a branch that the target already has, and returns the missing ones.
+
+        Raises ZooError if the target has a commit that is not part of the export.
+        """
         if head is None:
             return self._changing(branch)
         with self._going_on("to be read"):
             history = self.api.list_repo_commits(**self.here, revision=head)
-        there = [(one.commit_id, EXPORTED.findall(one.message)) for one in reversed(history)]
-        there = [one for one in there if one[0] not in self.accepted]
+        there = [(entry.commit_id, EXPORTED.findall(entry.message)) for entry in reversed(history)]
+        there = [entry for entry in there if entry[0] not in self.accepted]
+        # A Hub makes the first commit of main itself. It is ours to build on if it holds only what a Hub puts there, or
+        # if commits of ours follow.
         if branch.name == MAIN and there and not there[0][1]:
             first, _ = there.pop(0)
             listing = self._listing(first)
@@ -240,15 +281,17 @@ class _Export:
             if not any(self._changes(branch.commits[0], listing)):
                 self.commits[branch.commits[0]] = first
         changing = self._changing(branch)
-        for commit, found in there:
-            if not changing or found[-1:] != changing[:1]:
+        # The target's commits must be the beginning of the branch, in order. A message can quote an older trailer, so
+        # the last one counts.
+        for commit, origins in there:
+            if not changing or origins[-1:] != changing[:1]:
                 raise self._foreign(commit)
             self.commits[changing.pop(0)] = commit
             self.accepted.add(commit)
         return changing
 
     def _changing(self, branch: Branch) -> list[str]:
-        """The commits not noted yet that change a file: a Hub makes no others."""
+        """The unmapped commits that change a file. A Hub makes no empty commits, so the others cannot be sent."""
         tree = self.source.git.root_tree
         pairs = zip([branch.fork, *branch.commits], branch.commits, strict=False)
         return [
@@ -264,9 +307,9 @@ class _Export:
         )
 
     def _replay(self, branch: Branch, head: str | None, missing: list[str], total: int) -> str:
-        """Send the missing commits of a branch in order. Returns its head on the target."""
+        """Sends the missing commits of a branch in order. Returns its head on the target."""
         if head is None:
-            # A branch that shares nothing with main begins where main began: its files are the same.
+            # A branch that shares nothing with main starts at main's first commit; the next commit replaces its files.
             head = self.commits[branch.fork] if branch.fork else next(iter(self.commits.values()))
             with self._going_on(f"the branch {branch.name}"):
                 self.api.create_branch(**self.here, branch=branch.name, revision=head, exist_ok=True)
@@ -275,13 +318,14 @@ class _Export:
             if commit in missing:
                 head = self.commits[commit] = self._send(branch.name, commit, head, total)
             elif commit not in self.commits:
-                assert before is not None  # it changes no file
+                # A commit that changes no file is the target's commit before it.
+                assert before is not None
                 self.commits[commit] = self.commits[before]
             before = commit
         return head
 
     def _send(self, branch: str, commit: str, head: str, total: int) -> str:
-        """One commit on top of `head`. Returns the target's; `head` itself where it holds these files already."""
+        """Sends one commit on top of `head`. Returns the target's commit; `head` itself if it has the same files."""
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
         title, description = self.source.message(commit)
@@ -293,6 +337,7 @@ class _Export:
         self.say(f"[{self.seen}/{total}] {commit[:8]} {title}: {what}")
         if not added and not deleted:
             return head
+        # Deletions first: a file may take the name of a folder that goes.
         operations: list[Any] = [CommitOperationDelete(path_in_repo=path) for path in deleted]
         with self._going_on(f"the commit {commit[:8]}"):
             operations += [CommitOperationAdd(path, self.source.content(blobs[path])) for path in added]
@@ -314,11 +359,12 @@ class _Export:
                 target = self.commits[commit]
                 if there.get(name) == target:
                     continue
-                if name in there:
+                if name in there:  # the protocol cannot move a tag
                     self.api.delete_tag(**self.here, tag=name)
                 self.api.create_tag(**self.here, tag=name, revision=target, tag_message=message)
 
     def _verify(self, commits: set[str]) -> None:
+        # The client drops files that the repository's .gitignore matches, without an error.
         for commit in sorted(commits):
             added, deleted = self._changes(commit, self._listing(self.commits[commit]))
             if added or deleted:
@@ -329,13 +375,13 @@ class _Export:
                 )
 
     def _listing(self, commit: str) -> dict[str, Any]:
-        """Path -> what the target says of the file."""
+        """Path -> the target's entry for the file."""
         with self._going_on("to be read"):
             entries = list(self.api.list_repo_tree(**self.here, revision=commit, recursive=True))
         return {entry.path: entry for entry in entries if hasattr(entry, "blob_id")}
 
     def _changes(self, commit: str, listing: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-        """Paths that are to be added to, and deleted from, what the target lists, to make it `commit`."""
+        """The paths to add to and delete from a listing of the target, to make it equal to `commit`."""
         files = self.source.files(commit)
         added = [
             path for path, blob in files.items() if path not in listing or not self.source.is_same(blob, listing[path])

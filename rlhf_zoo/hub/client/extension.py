@@ -1,7 +1,7 @@
-"""`hf rlhf-zoo ...`: what the `hf` command needs to find us, and the terminal while it waits for us.
+"""Installs rlhf-zoo as an extension of `hf`, and handles Ctrl-C while `hf rlhf-zoo ...` runs.
 
-`hf` looks for extensions in ~/.local/share/hf/extensions/hf-NAME/manifest.json alone, whatever HF_HOME or
-XDG_DATA_HOME say (huggingface_hub 2.4, cli/extensions.py), and runs the executable named there as a child.
+`hf` looks for extensions only in ~/.local/share/hf/extensions/hf-NAME/manifest.json, whatever HF_HOME or XDG_DATA_HOME
+say (huggingface_hub 2.4, cli/extensions.py). It runs the executable named there as a child.
 """
 
 import contextlib
@@ -19,20 +19,23 @@ from ...fileio import now, write_bytes, write_json
 NAME = "hf-rlhf-zoo"
 MANIFEST = "manifest.json"
 CHECKED = ".latest_commit"
-# No account of GitHub can have a colon in its name: `hf extensions update` finds no stranger's repository to install.
+# `hf extensions update` installs from the GitHub repository of this name. No GitHub account has a colon in its name, so
+# nobody can create that repository.
 SOURCE = "pip:rlhf-zoo"
 DESCRIPTION = "The RLHF model zoo: train, publish and compare."
-# `hf` asks GitHub for the newest commit where the last time it did is a day ago. pip brings ours: 2100-01-01, UTC.
+# `hf` asks GitHub for the newest commit once a day, by the time stamp of CHECKED. We are updated by pip, so the stamp
+# lies far in the future: 2100-01-01, UTC.
 NEVER = 4_102_444_800
 
 
 def folder() -> Path:
-    """Where `hf` looks for the extension."""
+    """Returns the folder in which `hf` looks for the extension."""
     return Path("~/.local/share/hf/extensions").expanduser() / NAME
 
 
 def executable() -> Path:
-    """The script `hf-rlhf-zoo` of the environment that this runs in. Raises ZooError where it has none."""
+    """Returns the script `hf-rlhf-zoo` of the running environment. Raises ZooError if it has none."""
+    # pip installs into the user's scheme if the environment cannot be written.
     schemes = [sysconfig.get_default_scheme(), sysconfig.get_preferred_scheme("user")]
     places = [Path(sysconfig.get_path("scripts", scheme)) for scheme in schemes]
     for place in places:
@@ -42,13 +45,17 @@ def executable() -> Path:
 
 
 def install() -> str | None:
-    """Make `hf rlhf-zoo` run this environment's script. Returns the script that it ran before, if any.
+    """Makes `hf rlhf-zoo` run this environment's script. Writes nothing if it already does.
 
-    Nothing is written where it runs this one already. Raises ZooError where another extension has the name, the folder
-    cannot be written, or this environment has no such script.
+    Returns:
+        The script that it ran before, if any.
+
+    Raises:
+        ZooError: Another extension has the name, the folder cannot be written, or this environment has no such script.
     """
     script, at = executable(), folder()
     before = _ours(at)
+    # An empty folder is the rest of an installation that was cut off, and may be used.
     if before is None and os.path.lexists(at) and not (at.is_dir() and not any(at.iterdir())):
         raise ZooError(f"{at} holds another extension of this name: remove it with `hf extensions remove rlhf-zoo`.")
     manifest = {
@@ -70,9 +77,13 @@ def install() -> str | None:
 
 
 def uninstall() -> bool:
-    """Remove what `install` wrote; False where there is nothing.
+    """Removes what `install` wrote.
 
-    Raises ZooError where the folder is another extension's, holds more than we wrote, or cannot be removed.
+    Returns:
+        False if there was nothing to remove.
+
+    Raises:
+        ZooError: The folder belongs to another extension, holds files that we did not write, or cannot be removed.
     """
     at = folder()
     if not os.path.lexists(at):
@@ -83,6 +94,7 @@ def uninstall() -> bool:
     if more:
         raise ZooError(f"{at} holds files that are not ours ({', '.join(more)}): move them away and try again.")
     try:
+        # The manifest goes last: without it the folder would no longer count as ours if this is cut off.
         for name in (CHECKED, MANIFEST):
             (at / name).unlink(missing_ok=True)
         at.rmdir()
@@ -92,8 +104,8 @@ def uninstall() -> bool:
 
 
 def _ours(at: Path) -> dict[str, Any] | None:
-    """The manifest in the folder if `install` wrote it."""
-    if at.is_symlink():
+    """The manifest in the folder, if `install` wrote it."""
+    if at.is_symlink():  # a developer's checkout: writing or removing would change the files that it leads to
         return None
     try:
         manifest = json.loads((at / MANIFEST).read_bytes())
@@ -111,18 +123,20 @@ def _is_checked(path: Path) -> bool:
 
 @contextlib.contextmanager
 def foreground() -> Iterator[None]:
-    """Ctrl-C reaches this process alone, not `hf`, which would kill it a quarter of a second later.
+    """Lets Ctrl-C reach this process only, and not the `hf` that started it.
 
-    `hf` waits by subprocess.call, which on Ctrl-C kills the child before a checkpoint is saved, and ends with 1. So the
-    child becomes a process group of its own, in the terminal's foreground, as a shell does with a job. Nothing changes
-    without a terminal, in a pipe, in the background, and where a shell has done so already. Ctrl-Z is ignored
-    meanwhile: the shell, which knows of `hf` only, could not continue us.
+    `hf` waits by subprocess.call. On Ctrl-C that kills the child after a quarter of a second, before a checkpoint is
+    saved, and exits with 1. So this process becomes a process group of its own in the terminal's foreground, as a shell
+    does with a job. Ctrl-Z is ignored meanwhile, because the shell knows only `hf` and could not continue us.
+
+    Does nothing without a terminal, in a pipe, in the background, or if a shell has made such a group already.
     """
     shared = os.getpgrp()
     if shared == os.getpid() or not all(map(os.isatty, (0, 1, 2))) or os.tcgetpgrp(0) != shared:
         yield
         return
-    for number in (signal.SIGTTOU, signal.SIGTSTP):  # the first is what a group behind gets for changing the order
+    # The kernel sends SIGTTOU to a background group that calls tcsetpgrp, which would stop us. SIGTSTP is Ctrl-Z.
+    for number in (signal.SIGTTOU, signal.SIGTSTP):
         signal.signal(number, signal.SIG_IGN)
     os.setpgid(0, 0)
     os.tcsetpgrp(0, os.getpid())

@@ -1,4 +1,4 @@
-"""Where the files of a checkpoint go: a folder of the user's, or the client's cache. Nothing else is written."""
+"""Places the files of a checkpoint in a folder of the user's or in the client's cache, and writes nowhere else."""
 
 import contextlib
 import hashlib
@@ -12,15 +12,22 @@ from .connect import CLIENT, Hub
 from .downloads import DOWNLOADED, PARTIAL
 
 CHUNK = 2**20
-#: The client's own folder in a folder of the user's. No repository may write into it.
+#: The client's own folder in an output directory. No repository may write into it.
 _CLIENT = DOWNLOADED.parent
-#: The id of the repository that was pulled into a folder.
+#: A file with the id of the repository that was pulled into a folder.
 PULLED = _CLIENT / "rlhf-zoo-pull"
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A file of the tree. etag: its sha256 if git holds a pointer to it, else blob: git's SHA-1 of what it holds."""
+    """A file to fetch.
+
+    Args:
+        path: Path in the repository.
+        size: Bytes.
+        etag: The sha256 of a large file, the git blob id of any other.
+        blob: The git blob id: of the pointer, if the file is large.
+    """
 
     path: str
     size: int
@@ -29,7 +36,7 @@ class Wanted:
 
 
 class _Place:
-    """Where the files of a commit go: `target` in the end, `partial` until then."""
+    """Destination of the files of a commit. A file grows at `partial` and moves to `target` once it is complete."""
 
     def __init__(self, repo: str, commit: str, folder: Path, hub: Hub) -> None:
         self.repo, self.commit, self.folder, self.hub = repo, commit, folder, hub
@@ -38,23 +45,24 @@ class _Place:
         return self.folder / PARTIAL / file.etag
 
     def copy(self, file: Wanted) -> Path | None:
-        """Where this machine may have the file already."""
+        """Another place on this machine that may have the file already."""
         return None
 
     def begin(self, files: list[Wanted]) -> None:
-        """Before the first byte is written."""
+        """Prepares the folder, before the first byte is written."""
 
     def others(self, files: list[Wanted]) -> list[str]:
-        """Files that lie there and do not belong to the commit."""
+        """Files in the folder that do not belong to the commit."""
         return []
 
     def _forget_partials(self) -> None:
-        with contextlib.suppress(OSError):  # another revision, interrupted, may have left something to go on from
+        # rmdir fails if the folder is not empty: an interrupted pull of another revision can still resume from there.
+        with contextlib.suppress(OSError):
             (self.folder / PARTIAL).rmdir()
 
 
 class Folder(_Place):
-    """A folder of the user's."""
+    """An output directory of the user's."""
 
     def __init__(self, repo: str, commit: str, folder: Path, hub: Hub = CLIENT) -> None:
         super().__init__(repo, commit, folder.absolute(), hub)
@@ -63,21 +71,22 @@ class Folder(_Place):
         return self.folder / file.path
 
     def check(self, files: list[Wanted]) -> None:
-        """Checks that a pull writes over nothing but an earlier pull of the repository.
+        """Checks that a pull overwrites nothing but an earlier pull of the same repository.
 
         Args:
-            files: what would be written.
+            files: The files to write.
 
         Raises:
-            ZooError: The folder holds files that are of no earlier pull of this repository; a symbolic link leads out
-                of it; or a file would stand where the marks of a download are kept.
+            ZooError: The folder holds files that no pull of this repository wrote; it contains a symbolic link on the
+                way to a file; or a file would overwrite the marks of a download.
         """
-        if (wrong := next((one.path for one in files if _is_clients(one.path)), None)) is not None:
+        if (wrong := next((entry.path for entry in files if _is_clients(entry.path)), None)) is not None:
             raise ZooError(
                 f"{self.repo} holds a file {wrong}, which belongs to the client's folder {_CLIENT}: fetch it without "
                 "--output_dir."
             )
         marks = [self.folder / path for path in (_CLIENT.parent, _CLIENT, DOWNLOADED, PULLED)]
+        # A link in the folder, left by an earlier download for example, would redirect writes to anywhere.
         for path in sorted({*marks, *(above for file in files for above in self._above(file))}):
             if path.is_symlink():
                 raise ZooError(
@@ -92,19 +101,22 @@ class Folder(_Place):
             raise ZooError(
                 f"{self.folder} holds a pull of {before!r:.120}, not of {self.repo}: give another --output_dir."
             )
-        if (self.folder / DOWNLOADED).is_dir():  # by `hf download`, or by a pull that did not write its repository yet
+        # `hf download` wrote here, or a pull that was cut off before PULLED. One file with the right content is proof
+        # enough that it was this repository.
+        if (self.folder / DOWNLOADED).is_dir():
             there = [file for file in files if os.path.lexists(self.target(file))]
-            mine = self.target(there[0]) if there and not any(sha256_of(self.target(f), f) for f in there) else None
+            obstacle = self.target(there[0]) if there and not any(sha256_of(self.target(f), f) for f in there) else None
         else:
-            mine = next((path for path in self.folder.rglob("*") if path.is_symlink() or not path.is_dir()), None)
-        if mine is not None:
+            obstacle = next((path for path in self.folder.rglob("*") if path.is_symlink() or not path.is_dir()), None)
+        if obstacle is not None:
             raise ZooError(
-                f"{mine} is there already, and {self.folder} is of no earlier pull of {self.repo}: give a new or empty "
-                "folder as --output_dir."
+                f"{obstacle} is there already, and {self.folder} is of no earlier pull of {self.repo}: give a new or "
+                "empty folder as --output_dir."
             )
 
     def begin(self, files: list[Wanted]) -> None:
         """Marks the folder as a download, as the client does, and as a pull of this repository."""
+        # Each subfolder is repeated below DOWNLOADED: `find_download` looks for that in the home folder.
         for inside in {Path(file.path).parent for file in files}:
             (self.folder / DOWNLOADED / inside).mkdir(parents=True, exist_ok=True)
         (self.folder / DOWNLOADED).mkdir(parents=True, exist_ok=True)
@@ -112,34 +124,35 @@ class Folder(_Place):
             replace_file(self.folder / PULLED, f"{self.repo}\n".encode(), mode=0o644)
 
     def _above(self, file: Wanted) -> list[Path]:
-        """What lies between the folder and the file, and its unfinished part with the folder of that."""
+        """The paths between the folder and the file, and those of its unfinished part: all that a write touches."""
         inside = file.path.count("/")
         return [*self.target(file).parents[:inside], self.folder / PARTIAL, self.partial(file)]
 
     def copy(self, file: Wanted) -> Path | None:
         from huggingface_hub import try_to_load_from_cache
 
-        found = try_to_load_from_cache(self.repo, file.path, cache_dir=self.hub.cache, revision=self.commit)
-        return Path(found) if isinstance(found, str) else None
+        cached = try_to_load_from_cache(self.repo, file.path, cache_dir=self.hub.cache, revision=self.commit)
+        # Otherwise None, or a marker that the commit has no such file.
+        return Path(cached) if isinstance(cached, str) else None
 
     def settle(self, files: list[Wanted], name: str, *, whole: list[Wanted] | None = None) -> Path:
-        """Once every file is there. Returns the folder."""
+        """Finishes the pull, once every file is there. Returns the folder."""
         self._forget_partials()
         return self.folder
 
     def others(self, files: list[Wanted]) -> list[str]:
-        known = {file.path for file in files}
-        found = (path for path in sorted(self.folder.rglob("*")) if not path.is_dir())
-        names = (path.relative_to(self.folder).as_posix() for path in found)
+        expected = {file.path for file in files}
+        paths = (path for path in sorted(self.folder.rglob("*")) if not path.is_dir())
+        names = (path.relative_to(self.folder).as_posix() for path in paths)
         return [
             name
             for name in names
-            if name not in known and not name.startswith((f"{PARTIAL}/", f"{_CLIENT.as_posix()}/"))
+            if name not in expected and not name.startswith((f"{PARTIAL}/", f"{_CLIENT.as_posix()}/"))
         ]
 
 
 class Cache(_Place):
-    """The client's own cache, in which plain from_pretrained finds the revision afterwards."""
+    """The client's cache. Afterwards from_pretrained finds the revision there without asking the Hub."""
 
     def __init__(self, repo: str, commit: str, hub: Hub = CLIENT) -> None:
         from huggingface_hub import constants
@@ -152,10 +165,18 @@ class Cache(_Place):
         return self.folder / "blobs" / file.etag
 
     def settle(self, files: list[Wanted], name: str, *, whole: list[Wanted] | None = None) -> Path:
-        """Makes the snapshot of the blobs, as the client has it. whole: all that the commit has, where this is a part.
+        """Links the blobs into a snapshot, in the client's own layout.
 
-        The client itself would ask the Hub for every file again, and write it wherever the ETag of that answer says,
-        `../` and all.
+        The client could do this itself, but would ask the Hub for every file again, and would write each file to the
+        path in that answer's ETag, even one with `../` in it.
+
+        Args:
+            files: The files that were fetched.
+            name: The branch, tag or commit that the user named.
+            whole: All files of the commit, if `files` is only a part of them.
+
+        Returns:
+            The folder of the snapshot.
         """
         from huggingface_hub._tree_cache import TreeCacheEntry, write_tree_cache
         from huggingface_hub.file_download import _cache_commit_hash_for_specific_revision, _create_symlink
@@ -167,7 +188,8 @@ class Cache(_Place):
             is_large = file.etag != file.blob
             large = {"lfs_sha256": file.etag, "lfs_size": file.size} if is_large else {}
             tree[file.path] = TreeCacheEntry.from_json({"size": file.size, "blob_id": file.blob, **large})
-        write_tree_cache(str(self.folder), self.commit, tree)  # first: by it the client knows a part of a snapshot
+        # Before the snapshot: with this list the client can tell that a snapshot is incomplete.
+        write_tree_cache(str(self.folder), self.commit, tree)
         for file in files:
             pointer = snapshot / file.path
             if not self._is_checked(pointer, file):
@@ -180,19 +202,29 @@ class Cache(_Place):
         blob = self.target(file)
         if path.exists() and blob.exists() and os.path.samefile(path, blob):
             return True
-        return sha256_of(path, file) is not None  # without symbolic links a snapshot is a copy
+        return sha256_of(path, file) is not None  # on a file system without symbolic links a snapshot is a copy
 
 
 def _is_clients(path: str) -> bool:
-    """Whether a file of a repository would stand in the client's folder, or in its place."""
+    """Whether a file of a repository would be written into the client's folder, or in its place."""
+    # Case does not count: on some file systems `.Cache` is `.cache`.
     parts, client = Path(path.casefold()).parts, _CLIENT.parts
     return parts[: len(client)] == client[: len(parts)]
 
 
 def sha256_of(path: Path, file: Wanted) -> str | None:
-    """The sha256 of what lies at `path`; None where that is not `file`. Of an empty etag only the size counts."""
+    """Hashes a local file and compares it with what the Hub says.
+
+    Args:
+        path: The local file.
+        file: The expected size and etag. With an empty etag only the size is compared.
+
+    Returns:
+        The sha256 of the content, or None if there is no such file or it differs.
+    """
     if not path.is_file() or path.stat().st_size != file.size:
         return None
+    # One pass for both digests: the etag of a regular file is git's SHA-1, but our report names the sha256.
     sha256, blob = hashlib.sha256(), hashlib.sha1(f"blob {file.size}\0".encode(), usedforsecurity=False)
     is_blob = len(file.etag) == 40
     with path.open("rb") as source:
@@ -200,5 +232,5 @@ def sha256_of(path: Path, file: Wanted) -> str | None:
             sha256.update(chunk)
             if is_blob:
                 blob.update(chunk)
-    found = blob.hexdigest() if is_blob else sha256.hexdigest()
-    return sha256.hexdigest() if found == (file.etag or found) else None
+    digest = blob.hexdigest() if is_blob else sha256.hexdigest()
+    return sha256.hexdigest() if digest == (file.etag or digest) else None

@@ -1,4 +1,4 @@
-"""What a name means: a folder, else a repository of the target Hub, else one of the source of models and data."""
+"""Resolves the name of a model: a folder, else a repository of the target Hub, else one of its source."""
 
 import contextlib
 import re
@@ -14,7 +14,7 @@ from .connect import CLIENT, Hub
 from .pull import fetch, split_revision
 from .refusals import after_waiting
 
-#: Other forms of a model's weights, and what other programs read: none of it is loaded here.
+#: Other formats of a model's weights, and files for other programs. None of them is loaded here.
 NOT_LOADED = (
     "*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt", "*.h5", "*.msgpack", "*.onnx", "*.onnx_data", "*.gguf", "*.tflite",
     "*.ot", "consolidated*", "onnx/*", "openvino/*", "coreml/*", "original/*",
@@ -26,7 +26,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model on this machine, by the name that a user or a card gave it. repo, commit, hub: None of a folder."""
+    """A model on this machine.
+
+    Args:
+        name: The name that a user or a card gave it.
+        path: The folder.
+        repo, commit, hub: Where it was fetched from; None for a folder of the user's.
+    """
 
     name: str
     path: Path
@@ -36,7 +42,7 @@ class Checkpoint:
 
     @property
     def published_at(self) -> tuple[str | None, str | None, str | None]:
-        """(repository, commit, the branch or tag that its name asks for); Nones of a folder."""
+        """(repository, commit, the branch or tag in its name); three times None for a folder."""
         revision = split_revision(self.name)[1] if self.repo else None
         return self.repo, self.commit, None if revision is None or _COMMIT.fullmatch(revision) else revision
 
@@ -49,18 +55,29 @@ def resolve(
     but: Sequence[str] = NOT_LOADED,
     own: bool = False,
 ) -> Checkpoint:
-    """The folder `name`, or NAMESPACE/NAME[@REVISION] fetched from `hub`, else from its source, into the cache.
+    """Resolves a model's name, and fetches the model into the cache if it is not a folder.
 
-    but: patterns of the files that stay there; () is for what reads the files as they are. own: the source is not
-    asked, for what this run or another of the house published. Adapters whose base is of the source name its folder.
-    Raises ZooError for what no Hub has, for a revision that is missing where the repository is, and for a pickle.
+    Args:
+        name: A folder, or NAMESPACE/NAME[@REVISION].
+        hub: The Hub to ask first; its source is asked second.
+        revision: A branch, tag or commit, if `name` does not contain it.
+        but: Patterns of files to leave on the Hub; () fetches all, for callers that read the files as they are.
+        own: Whether to ask `hub` only, for models that a run of ours published.
+
+    Returns:
+        The model. An adapter whose base was fetched from the source names the folder of its base.
+
+    Raises:
+        ZooError: No Hub has the repository, the repository lacks the revision, or its weights are a pickle.
     """
     if Path(name).is_dir():
         return Checkpoint(str(name), Path(name))
+    # A path with a typing error must not be asked for on the Hub.
     if str(name).startswith((".", "/", "~")):
         raise ZooError(f"There is no folder {name}: check the path, or write NAMESPACE/NAME or NAMESPACE/NAME@TAG.")
     full = f"{name}@{revision}" if revision else str(name)
-    at, pulled = ask(full, replace(hub, source=None) if own else hub, lambda one: fetch(full, hub=one, but=but))
+    at, pulled = ask(full, replace(hub, source=None) if own else hub, lambda target: fetch(full, hub=target, but=but))
+    # NOT_LOADED kept the pickle on the Hub. Without safetensors beside it, nothing that can be loaded was fetched.
     pickled = next((path for path in pulled.left if fnmatch(path, "pytorch_model*.bin")), None)
     if pickled is not None and not any(file.path.endswith(".safetensors") for file in pulled.files):
         raise ZooError(
@@ -72,9 +89,10 @@ def resolve(
 
 
 def _on_bases(folder: Path, hub: Hub) -> Path:
-    """`folder`, or one beside it, of links, whose adapters name the folders of their bases.
+    """`folder`, or a copy of links whose adapters name the folders of their bases.
 
-    Libraries look for a base by its name on the one Hub that the environment names.
+    Libraries look for a base by its name, and only on the Hub that the environment names. A base from the source Hub
+    must therefore be named by its folder.
     """
     changed = {}
     for name in ADAPTERS:
@@ -83,17 +101,18 @@ def _on_bases(folder: Path, hub: Hub) -> Path:
         if base is None or Path(base).is_dir():
             continue
         full = f"{base}@{config['revision']}" if config.get("revision") else base
-        at, pulled = ask(full, hub, lambda one, full=full: fetch(full, hub=one, but=NOT_LOADED))  # type: ignore[misc]
+        at, pulled = ask(full, hub, lambda target, full=full: fetch(full, hub=target, but=NOT_LOADED))  # type: ignore[misc]
         if at is not hub:
             changed[name] = {**config, "base_model_name_or_path": str(pulled.path), "revision": None}
     if not changed:
         return folder
+    # Inside the cache's folder of this repository, so that the copy still counts as downloaded.
     copy = folder.parents[1] / "on_bases" / folder.name
     for path in folder.rglob("*"):
         at_copy = copy / path.relative_to(folder)
         at_copy.parent.mkdir(parents=True, exist_ok=True)
         if path.is_file() and str(path.relative_to(folder)) not in changed:
-            with contextlib.suppress(FileExistsError):
+            with contextlib.suppress(FileExistsError):  # from an earlier call, or another process
                 at_copy.symlink_to(path)
     for name, config in changed.items():
         write_json(copy / name, config)
@@ -101,18 +120,36 @@ def _on_bases(folder: Path, hub: Hub) -> Path:
 
 
 def came_from(found: Hub, target: Hub) -> dict[str, str]:
-    """What a lineage says of the Hub that it was found on, where that is not the run's own."""
+    """Returns the entry of a lineage for the Hub that a model came from; empty for the run's own Hub.
+
+    Args:
+        found: The Hub that had the model.
+        target: The Hub that the run publishes to.
+    """
     return {} if found.label == target.label else {"hub": found.label}
 
 
 def ask(name: str, hub: Hub, look: Callable[[Hub], T]) -> tuple[Hub, T]:
-    """(the Hub that answered, its answer): `hub`, and only where that has no such repository, its source."""
+    """Asks a Hub, and its source if the Hub does not have the repository.
+
+    Args:
+        name: The repository, for messages.
+        hub: The Hub to ask first.
+        look: Asks one Hub. Reports a failure by a ZooError whose cause is the client's error.
+
+    Returns:
+        The Hub that answered, and its answer.
+
+    Raises:
+        ZooError: Neither Hub has the repository, or a Hub refuses for another reason.
+    """
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
     try:
         return hub, after_waiting(lambda: look(hub), hub=hub.name)
     except ZooError as error:
         missing = error.__cause__
+        # A gated repository exists: fetching a namesake from the source would be a different model.
         elsewhere = isinstance(missing, RepositoryNotFoundError) and not isinstance(missing, GatedRepoError)
         if hub.source is None or not elsewhere:
             raise

@@ -1,4 +1,4 @@
-"""What is raised when a Hub refuses or does not answer, or the disk is full, and how to say it to a user."""
+"""Classifies the exceptions of a Hub that refuses or does not answer, and of a full disk, and words them for users."""
 
 import contextlib
 import errno
@@ -12,7 +12,7 @@ from .bounds import LONGEST_WAIT, wait_asked
 
 log = logging.getLogger(__name__)
 
-WAITS = 3
+WAITS = 3  # how often `after_waiting` waits before it gives up
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 T = TypeVar("T")
 _CLIENTS = ("huggingface_hub", "datasets", "fsspec")
@@ -20,16 +20,18 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def client_errors() -> tuple[type[Exception], ...]:
-    """Every exception by which the client says that a request failed, whichever HTTP library it is built on."""
+    """Returns every exception by which huggingface_hub reports a failed request."""
+    # `errors.HTTPError` is that of the HTTP library in use, so this holds whichever library the client is built on.
     from huggingface_hub import errors
 
     return (errors.HTTPError, errors.HFValidationError, OSError)
 
 
 def is_misread(error: BaseException) -> bool:
-    """Whether a client stumbled over what a Hub answered: JSON of another shape than a Hub gives."""
+    """Whether a client library failed on an answer whose JSON has another shape than a Hub's."""
     if not isinstance(error, TypeError | KeyError | AttributeError | ValueError | IndexError):
         return False
+    # The innermost frame tells whose code failed: a TypeError of our own is a defect, and must not pass for the Hub's.
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -38,11 +40,11 @@ def is_misread(error: BaseException) -> bool:
 
 
 def is_disk_full(error: BaseException | None) -> bool:
-    """Whether this machine's disk (or a quota) is to blame, and no Hub, by an exception or what caused it."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:  # `raise error from error` is its own cause
-        seen.add(id(error))
-        # safetensors raises an exception of its own, with the system's words in it.
+    """Whether an exception, or one that caused it, comes from a full disk or quota of this machine."""
+    visited: set[int] = set()
+    while error is not None and id(error) not in visited:  # an exception can be its own cause
+        visited.add(id(error))
+        # safetensors raises an exception of its own without errno; the code is in its text.
         if getattr(error, "errno", None) in FULL or any(f"(os error {code})" in str(error) for code in FULL):
             return True
         error = error.__cause__ or error.__context__
@@ -50,37 +52,48 @@ def is_disk_full(error: BaseException | None) -> bool:
 
 
 def reason(error: BaseException) -> str:
-    """Why, in a few words: what the server answered, else the first line of the exception, else its name."""
-    if status_of(error) == 429 and any(asked := _asked(error)):
-        seconds, quota = asked
+    """Says in a few words why a request failed.
+
+    Args:
+        error: The exception of the client.
+
+    Returns:
+        The server's answer, or the first line of the exception, or its name; without a full stop at the end.
+    """
+    if status_of(error) == 429 and any(rate_limit := _asked(error)):
+        seconds, quota = rate_limit
         limit = f"the quota {quota!r} is used up" if quota else "too many requests"
         return f"{limit}, ask again in {seconds:.0f} s"
     if type(error).__name__ == "HFValidationError":
         return "no repository is called so, and no such folder is here"
     answer = getattr(error, "server_message", None) or str(error).strip() or type(error).__name__
+    # Callers put this into the brackets of a sentence of their own, so it must not end one.
     return answer.splitlines()[0].rstrip(".").replace(". ", "; ")
 
 
 def retry_after(error: BaseException) -> float:
-    """Seconds that a server asked to wait before the next try, at most LONGEST_WAIT; 0 where it did not say."""
+    """Returns the seconds that a server asked to wait before the next try, at most LONGEST_WAIT; 0 if it did not."""
     return min(_asked(error)[0], LONGEST_WAIT)
 
 
 def _asked(error: BaseException | None) -> tuple[float, str | None]:
-    """(the seconds that an answer asks to wait, the quota that is used up)."""
+    """(the seconds that an answer asks to wait, the exhausted quota)."""
     headers = getattr(getattr(error, "response", None), "headers", None)
     return wait_asked(headers) if headers else (0.0, None)
 
 
 def after_waiting(call: Callable[[], T], *, hub: str) -> T:
-    """What `call` returns. Where a Hub limits the rate of requests, it is called again once the Hub's wait is over.
+    """Calls a function, and calls it again after the wait that a Hub with a rate limit asks for.
 
     Args:
-        call: Raises a ZooError, whose cause is the client's error.
-        hub: The Hub's name, for the line that says what is waited for.
+        call: The function. It reports a refusal by a ZooError whose cause is the client's error.
+        hub: The Hub's name, for the log.
+
+    Returns:
+        What `call` returns.
 
     Raises:
-        ZooError: As `call`; also after WAITS waits, and at once where the Hub asks for more than LONGEST_WAIT.
+        ZooError: From `call`: after WAITS waits, if the Hub asks for more than LONGEST_WAIT, or for another reason.
     """
     for _ in range(WAITS):
         try:
@@ -96,27 +109,42 @@ def after_waiting(call: Callable[[], T], *, hub: str) -> T:
 
 
 def pause_after(error: BaseException, failures: int) -> float:
-    """Seconds until the next try after so many failures in a row: doubling, unless the server asks for more."""
+    """Returns the seconds until the next try: they double with each failure, unless the server asks for more.
+
+    Args:
+        error: The last failure.
+        failures: Number of failures in a row.
+    """
     return max(min(FIRST_PAUSE * 2 ** min(failures - 1, 10), LONGEST_PAUSE), retry_after(error))
 
 
 def status_of(error: BaseException | None) -> int | None:
-    """The HTTP status that a Hub refused with; None where no Hub answered."""
+    """Returns the HTTP status of a refusal; None if no Hub answered."""
     return getattr(getattr(error, "response", None), "status_code", None)
 
 
 def is_silence(error: BaseException) -> bool:
-    """Whether a Hub gave no answer, rather than a refusal."""
+    """Whether a Hub did not answer, as opposed to refusing."""
     from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled
 
     if isinstance(error, HfHubHTTPError):
+        # 5xx often comes from a proxy in front of a Hub that is down.
         return (status_of(error) or 500) >= 500
     return isinstance(error, HTTPError | OfflineModeIsEnabled)
 
 
 @contextlib.contextmanager
 def refusals_as(what: str, mend: str) -> Iterator[None]:
-    """Raises ZooError "WHAT (reason): MEND" for what the client raises inside; a full disk stays an OSError."""
+    """Turns the client's exceptions inside the context into ZooError "WHAT (reason): MEND".
+
+    Args:
+        what: What failed, the beginning of the sentence.
+        mend: What the user can do, the end of the sentence.
+
+    Raises:
+        ZooError: The client raised an error, or failed on the Hub's answer.
+        OSError: The disk is full. The caller handles that.
+    """
     try:
         yield
     except client_errors() as error:

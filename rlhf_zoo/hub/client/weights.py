@@ -1,4 +1,4 @@
-"""Whether two commits hold one model: the weights decide, as a card that changed makes another commit of the same."""
+"""Tells whether two commits hold the same model. The weights decide: a changed card alone makes a new commit."""
 
 import logging
 from functools import cache
@@ -14,13 +14,19 @@ Origin = tuple[str, str]
 
 
 def equal_weights(a: Origin | None, b: Origin | None, *, hub: Hub = CLIENT) -> bool:
-    """Whether two published models are one policy; None, one that was not published, equals only None.
+    """Whether two published models have the same weights.
 
-    Where the Hub does not answer it is False, and the log says why.
+    Args:
+        a, b: (repository, commit) of a model; None for a model that was not published, which equals only None.
+        hub: The Hub that has both.
+
+    Returns:
+        True for equal weights. False if they differ or the Hub does not answer; the log then says why.
     """
     if a == b or a is None or b is None:
         return a == b
     try:
+        # Two commits without weights are not the same model.
         return bool(_weights(a, hub)) and _weights(a, hub) == _weights(b, hub)
     except client_errors() as error:
         log.info("The weights of %s and %s cannot be compared (%s).", _short(a), _short(b), reason(error))
@@ -29,10 +35,10 @@ def equal_weights(a: Origin | None, b: Origin | None, *, hub: Hub = CLIENT) -> b
 
 @cache
 def _weights(origin: Origin, hub: Hub) -> frozenset[tuple[str, str]]:
-    """(name, content) of each file with weights; a commit's never change."""
+    """(name, content id) of each file with weights. Cached for good, because a commit never changes."""
     listed = hub.api().list_repo_tree(origin[0], revision=origin[1])
-    files = [one for one in listed if one.path.endswith(".safetensors")]
-    return frozenset((one.path, expected_id(one)) for one in files)
+    files = [entry for entry in listed if entry.path.endswith(".safetensors")]
+    return frozenset((entry.path, expected_id(entry)) for entry in files)
 
 
 def _short(origin: Origin) -> str:
