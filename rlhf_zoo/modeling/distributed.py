@@ -74,7 +74,7 @@ def join() -> None:
         os.environ["ACCELERATE_USE_CPU"] = "true"  # or each process would think that it is alone
     torch.distributed.init_process_group(backend, timeout=PATIENCE)
     if rank() > 0:  # the first one speaks for all
-        logging.getLogger(__package__).setLevel(logging.ERROR)
+        logging.getLogger("rlhf_zoo").setLevel(logging.ERROR)
     _joined = True
 
 
