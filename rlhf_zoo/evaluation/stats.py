@@ -1,7 +1,7 @@
 """Means, win rates and proportions, each with a 95% interval.
 
-Completions of one prompt are not independent, so whole prompts are resampled (the cluster bootstrap). Two policies are
-compared on the same prompts: their differences are formed first and resampled together, which pairs them.
+Completions of one prompt are not independent, so intervals resample whole prompts (the cluster bootstrap). Two policies
+are compared on the same prompts: their differences are formed first and resampled together, which pairs them.
 """
 
 import math
@@ -22,7 +22,13 @@ _CELLS = 4_000_000  # resamples × groups held in memory at once
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure, its 95% interval (low, high), and the number n of observations behind it."""
+    """A figure with its interval.
+
+    Attributes:
+        value: The figure.
+        ci95: Its 95% interval, (low, high).
+        n: Number of observations behind it.
+    """
 
     value: float
     ci95: tuple[float, float]
@@ -34,7 +40,11 @@ class Estimate:
 
 @dataclass(frozen=True)
 class WinRate(Estimate):
-    """The share of comparisons that the first side wins, a tie counting one half; `ties` is the share of ties."""
+    """The share of comparisons that the first side wins, where a tie counts one half.
+
+    Attributes:
+        ties: The share of ties.
+    """
 
     ties: float
 
@@ -44,9 +54,13 @@ class WinRate(Estimate):
 
 @dataclass(frozen=True)
 class Spread:
-    """A figure over runs of several seeds: its mean, the lowest and the highest, how many.
+    """A figure over runs of several seeds.
 
-    ci95: the 95% interval of the mean over seeds, from `LEAST_SEEDS` on; of fewer the range says more.
+    Attributes:
+        mean: The mean over seeds.
+        range: The lowest and the highest.
+        n: Number of seeds.
+        ci95: 95% interval of the mean, from `LEAST_SEEDS` seeds on; with fewer, the range says more.
     """
 
     mean: float
@@ -60,7 +74,14 @@ class Spread:
 
 
 def over_seeds(values: Sequence[float]) -> Spread:
-    """Mean and range of values (N,), one a seed; from five seeds with mean ± t · s/√N, Student's t of N − 1 degrees."""
+    """Computes mean and range over seeds, and from five seeds on the interval mean ± t · s/√N.
+
+    Args:
+        values: (N,) one figure per seed.
+
+    Returns:
+        The spread; t is Student's with N − 1 degrees of freedom.
+    """
     mean, span = math.fsum(values) / len(values), (min(values), max(values))
     if len(values) < LEAST_SEEDS:
         return Spread(mean, span, len(values))
@@ -69,27 +90,50 @@ def over_seeds(values: Sequence[float]) -> Spread:
 
 
 def group_indices(groups: Sequence[Hashable]) -> NDArray[np.intp]:
-    """(N,) labels of any hashable kind as (N,) integers 0 … G−1, in order of first appearance."""
+    """Numbers labels in order of first appearance.
+
+    Args:
+        groups: (N,) labels of any hashable kind.
+
+    Returns:
+        (N,) integers 0 … G−1.
+    """
     numbers: dict[Hashable, int] = {}
     return np.array([numbers.setdefault(group, len(numbers)) for group in groups], dtype=np.intp)
 
 
 def equal_parts(values: ArrayLike, parts: int) -> list[NDArray[np.intp]]:
-    """The places of values (N,) in up to `parts` parts of about equally many, lowest first; equal values share one."""
+    """Splits values into parts of about equally many, lowest first. Equal values share a part.
+
+    Args:
+        values: (N,) numbers.
+        parts: Number of parts, at most.
+
+    Returns:
+        The indices of the values in each part.
+    """
     sample = np.asarray(values)
+    # "inverted_cdf" takes edges from the data; equal edges merge, so equal values cannot be split.
     edges = np.unique(np.quantile(sample, np.linspace(0, 1, parts + 1)[1:], method="inverted_cdf"))
     part_of = np.searchsorted(edges, sample)
     return [np.flatnonzero(part_of == part) for part in range(len(edges))]
 
 
 def bootstrap_mean(values: ArrayLike, groups: Sequence[Hashable], *, seed: int, resamples: int = 2000) -> Estimate:
-    """Mean of `values` (N,) with an interval over resampled groups.
+    """Computes a mean with an interval over resampled groups.
 
-    groups: (N,) the prompt of each value. Each resample draws G of the G groups with replacement and takes the mean of
-    all their values, so a group weighs as much as it has values. Efron & Tibshirani 1993, §13.3; Davison & Hinkley
-    1997, §3.8. Percentiles are those of `levels`.
+    Each resample draws G of the G groups with replacement and takes the mean of all their values, so a group weighs as
+    much as it has values. The percentiles are those of `levels`.
 
-    Raises ValueError where there are no values, where lengths differ, and where a value is not finite.
+    Args:
+        values: (N,) numbers.
+        groups: (N,) the prompt of each value.
+        seed, resamples: Seed and number of the resamples.
+
+    Raises:
+        ValueError: There are no values, lengths differ, or a value is not finite.
+
+    Source: Efron & Tibshirani 1993, section 13.3; Davison & Hinkley 1997, section 3.8.
     """
     sample, index = _checked(values, groups)
     low, high = _interval(np.bincount(index, weights=sample), np.bincount(index), seed, resamples)
@@ -99,12 +143,19 @@ def bootstrap_mean(values: ArrayLike, groups: Sequence[Hashable], *, seed: int, 
 def bootstrap_perplexity(
     logprobs: ArrayLike, lengths: ArrayLike, groups: Sequence[Hashable], *, seed: int, resamples: int = 2000
 ) -> Estimate:
-    """exp(−Σ logprobs / Σ lengths) of texts, with the interval of `bootstrap_mean`.
+    """Computes the perplexity exp(−Σ logprobs / Σ lengths) of texts, with the interval of `bootstrap_mean`.
 
-    logprobs: (N,) Σ log p of each text, nats; lengths: (N,) its tokens. Raises ValueError for what that would refuse,
-    and where a group has no tokens.
+    Args:
+        logprobs: (N,) Σ log p of each text, nats.
+        lengths: (N,) tokens of each text.
+        groups: (N,) the prompt of each text.
+        seed, resamples: Seed and number of the resamples.
+
+    Raises:
+        ValueError: As in `bootstrap_mean`, or a group has no tokens.
     """
     sums, counts = _nats_and_tokens(logprobs, lengths, groups)
+    # exp is monotonic, so the interval of the mean loss maps to that of the perplexity.
     low, high = (math.exp(bound) for bound in _interval(sums, counts, seed, resamples))
     return Estimate(math.exp(float(sums.sum() / counts.sum())), (low, high), len(groups))
 
@@ -117,9 +168,16 @@ def perplexity_difference(
     seed: int,
     resamples: int = 2000,
 ) -> Estimate:
-    """`bootstrap_perplexity` of ours less that of theirs, with the same resampled prompts for both.
+    """Computes our perplexity less theirs, with the same resampled prompts for both.
 
-    ours, theirs: (logprobs, lengths), each (N,), as there; groups: (N,) the prompt of each. Raises what it raises.
+    Args:
+        ours: (logprobs, lengths) as in `bootstrap_perplexity`, (N,) each.
+        theirs: The same of the other side.
+        groups: (N,) the prompt of each text.
+        seed, resamples: Seed and number of the resamples.
+
+    Raises:
+        ValueError: As in `bootstrap_perplexity`.
     """
     values, draws = [], []
     for logprobs, lengths in (ours, theirs):
@@ -149,9 +207,18 @@ def _interval(sums: NDArray[Any], counts: NDArray[Any], seed: int, resamples: in
 
 
 def levels(groups: int) -> tuple[float, float]:
-    """Which quantiles of resamples bound 95%: as far out as Student's t and n for n − 1 in the variance would have it.
+    """Computes which quantiles of the resamples bound 95%.
 
-    Plain percentiles are too narrow with few groups (Hesterberg 2015, The American Statistician 69:371).
+    Plain percentiles are too narrow with few groups. These are widened to match Student's t, and a variance with n − 1
+    in its denominator.
+
+    Args:
+        groups: Number of groups, G.
+
+    Returns:
+        The lower and the upper quantile.
+
+    Source: Hesterberg 2015, The American Statistician 69:371.
     """
     if groups == 1:
         return 0.025, 0.975
@@ -160,15 +227,21 @@ def levels(groups: int) -> tuple[float, float]:
 
 
 def _draws(sums: NDArray[Any], counts: NDArray[Any], seed: int, resamples: int) -> NDArray[np.float64]:
-    """(resamples,) Σ sums / Σ counts over resampled groups (G,): the same groups whenever G and seed are."""
+    """(resamples,) Σ sums / Σ counts over resampled groups (G,); equal G and seed draw the same groups."""
     return np.concatenate([(drawn @ sums) / (drawn @ counts) for drawn in resampled(len(counts), seed, resamples)])
 
 
 def resampled(size: int, seed: int, resamples: int) -> Iterable[NDArray[np.float64]]:
-    """How often each of `size` groups is drawn when as many are, with replacement: parts (n, size) of all resamples.
+    """Counts how often each group is drawn when as many groups as there are get drawn with replacement.
 
-    An evaluation draws for every figure from the same groups and seed, so the last few draws are kept.
+    Args:
+        size: Number of groups.
+        seed, resamples: Seed and number of the resamples.
+
+    Returns:
+        All resamples in parts of (n, size) counts; one part where they fit in memory.
     """
+    # An evaluation draws from the same groups and seed for every figure, so the last few draws are cached.
     if size * resamples <= _CELLS:
         return [_drawn(size, seed, resamples)]
     rng, step = np.random.default_rng(seed), max(1, _CELLS // size)
@@ -178,6 +251,7 @@ def resampled(size: int, seed: int, resamples: int) -> Iterable[NDArray[np.float
 @lru_cache(maxsize=2)
 def _drawn(size: int, seed: int, resamples: int) -> NDArray[np.float64]:
     drawn = _multinomial(np.random.default_rng(seed), size, resamples)
+    # Callers share the cached array.
     drawn.flags.writeable = False
     return drawn
 
@@ -193,9 +267,15 @@ def win_rate(
     *,
     tolerance: float = 0.0,
 ) -> WinRate:
-    """How often `a` (N,) beats `b` (N,) on the same prompt and sample; |a − b| ≤ tolerance is a tie, counted one half.
+    """Computes how often `a` beats `b` on the same prompt and sample, with the interval of `share`.
 
-    The interval is that of `share`.
+    Args:
+        a, b: (N,) scores of the two sides.
+        groups: (N,) the prompt of each row.
+        tolerance: Scores at most this far apart tie; a tie counts one half.
+
+    Raises:
+        ValueError: As in `bootstrap_mean`.
     """
     difference = _checked(a, groups)[0] - _checked(b, groups)[0]
     tied = np.abs(difference) <= tolerance
@@ -204,19 +284,26 @@ def win_rate(
 
 
 def share(values: ArrayLike, groups: Sequence[Hashable]) -> Estimate:
-    """Mean of `values` (N,) from 0 to 1 with an interval that holds near 0 and 1 and with few groups.
+    """Computes a mean of values from 0 to 1, with an interval that holds near 0 and 1 and with few groups.
 
-    groups: (N,) the prompt of each. Wilson's interval, with the number of trials that would leave the standard error
-    over groups (Korn & Graubard 1998, Survey Methodology 24:193), a t quantile of G − 1 degrees of freedom, and a tenth
-    of a trial as correction for continuity; where all are 0, or all 1, Wilson's over the groups. It covers 0.93 or more
-    for shares of 0.5 to 0.98, 20 to 180 prompts, and 1 to 3 samples, alike within a prompt or not (test_stats.py);
-    percentiles of resampled prompts cover 0.53 at 0.98 and 20 prompts, and 0.88 at 0.9. Raises ValueError for what
-    `bootstrap_mean` would refuse.
+    The interval is Wilson's with three changes: the number of trials is the one that would leave the standard error
+    over groups (Korn & Graubard 1998, Survey Methodology 24:193), the quantile is t with G − 1 degrees of freedom, and
+    a tenth of a trial corrects for continuity. Where all values are 0, or all 1, it is Wilson's over the groups. It
+    covers 0.93 or more for shares of 0.5 to 0.98, 20 to 180 prompts, and 1 to 3 samples, alike within a prompt or not
+    (test_stats.py). Percentiles of resampled prompts cover 0.53 at 0.98 and 20 prompts, and 0.88 at 0.9.
+
+    Args:
+        values: (N,) numbers from 0 to 1.
+        groups: (N,) the prompt of each value.
+
+    Raises:
+        ValueError: As in `bootstrap_mean`.
     """
     sample, index = _checked(values, groups)
     size, center = int(index.max()) + 1, float(sample.mean())
-    held = np.bincount(index)
-    residuals = np.bincount(index, weights=sample - center) / held.mean()
+    sizes = np.bincount(index)
+    # The linearized variance of a ratio: groups may have different sizes.
+    residuals = np.bincount(index, weights=sample - center) / sizes.mean()
     variance = float(residuals @ residuals) / size / max(1, size - 1)
     if center in (0.0, 1.0):
         return Estimate(center, proportion(round(center * size), size).ci95, len(sample))
@@ -247,9 +334,17 @@ def _t_quantile(freedom: int) -> float:
 
 
 def accuracy(correct: ArrayLike, groups: Sequence[Hashable]) -> Estimate:
-    """The share of right answers (N,), 1 or 0: with Wilson's interval where each prompt has one, else by prompts.
+    """Computes the share of right answers.
 
-    groups: (N,) the prompt of each. Raises ValueError for what `bootstrap_mean` would refuse.
+    Args:
+        correct: (N,) 1 or 0.
+        groups: (N,) the prompt of each answer.
+
+    Returns:
+        The share, with Wilson's interval where each prompt has one answer, else that of `share`.
+
+    Raises:
+        ValueError: As in `bootstrap_mean`.
     """
     right, index = _checked(correct, groups)
     if len(right) == int(index.max()) + 1:
@@ -260,10 +355,20 @@ def accuracy(correct: ArrayLike, groups: Sequence[Hashable]) -> Estimate:
 def correlation(
     x: ArrayLike, y: ArrayLike, groups: Sequence[Hashable], *, seed: int, ranks: bool = False, resamples: int = 1000
 ) -> Estimate | None:
-    """Pearson's r of x and y (N,), or with `ranks` Spearman's ρ: r of their ranks, ties at the mean of theirs.
+    """Computes Pearson's r, or Spearman's ρ, with an interval that resamples groups and ranks each resample anew.
 
-    The interval resamples groups, as `bootstrap_mean` does, and ranks each resample anew. None where x or y does not
-    vary. Raises ValueError for what `bootstrap_mean` would refuse.
+    Args:
+        x, y: (N,) numbers.
+        groups: (N,) the prompt of each row.
+        seed: Seed of the resamples.
+        ranks: True for Spearman's ρ, which is r of the ranks; tied values share the mean of their ranks.
+        resamples: Number of resamples.
+
+    Returns:
+        The correlation; None where x or y does not vary.
+
+    Raises:
+        ValueError: As in `bootstrap_mean`.
     """
     first, index = _checked(x, groups)
     second, _ = _checked(y, groups)
@@ -287,16 +392,26 @@ def correlation(
 
 
 def _weighted_ranks(place: NDArray[np.intp], weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The rank of each observation were it there `weights` times. place: (N,) 0 … U−1, the order of its value."""
-    held = np.bincount(place, weights=weights)
-    return (np.cumsum(held) - held + (held + 1) / 2)[place]
+    """The rank of each observation if it occurred `weights` times. place: (N,) 0 … U−1, the order of its value."""
+    counts = np.bincount(place, weights=weights)
+    return (np.cumsum(counts) - counts + (counts + 1) / 2)[place]
 
 
 def proportion(successes: int, n: int) -> Estimate:
-    """successes / n with the interval of Wilson 1927 (JASA 22:209), which holds near 0 and 1 and with few trials."""
+    """Computes successes / n with Wilson's interval, which holds near 0 and 1 and with few trials.
+
+    Args:
+        successes, n: Numbers of successes and of trials.
+
+    Raises:
+        ValueError: N is 0, or successes are not from 0 to n.
+
+    Source: Wilson 1927, JASA 22:209.
+    """
     if not 0 <= successes <= n or n == 0:
         raise ValueError(f"A proportion needs 0 <= successes <= n and n > 0, not {successes} of {n}.")
     low, high = _wilson(successes / n, n, _Z)
+    # At the ends the bound is exactly 0 or 1; rounding would leave it slightly off.
     return Estimate(successes / n, (0.0 if successes == 0 else low, 1.0 if successes == n else high), n)
 
 
@@ -308,9 +423,17 @@ def fit_logistic(
     ridge: float,
     start: NDArray[np.float64] | None = None,
 ) -> NDArray[np.float64]:
-    """β (K,) that minimises Σ w·[log(1 + e^(xβ)) − y·xβ] + ½·ridge·‖β‖².
+    """Fits a weighted logistic regression with a ridge penalty.
 
-    features: (N, K), a column of ones for an intercept; targets: (N,) in [0, 1]; weights: (N,).
+    Args:
+        features: (N, K), with a column of ones for an intercept.
+        targets: (N,) in [0, 1].
+        weights: (N,) weight of each row.
+        ridge: The penalty's weight.
+        start: (K,) where to start; zeros where None.
+
+    Returns:
+        (K,) β that minimizes Σ w·[log(1 + e^(xβ)) − y·xβ] + ½·ridge·‖β‖².
     """
     from scipy.optimize import minimize  # takes longer to import than most commands to start
 
@@ -326,20 +449,34 @@ def fit_logistic(
         return (features.T * (weights * chance * (1 - chance))) @ features + ridge * np.eye(len(beta))
 
     begin = np.zeros(features.shape[1]) if start is None else start
-    found = minimize(loss, begin, jac=gradient, hess=curvature, method="trust-exact", options={"gtol": 1e-10})
-    return np.asarray(found.x)
+    solution = minimize(loss, begin, jac=gradient, hess=curvature, method="trust-exact", options={"gtol": 1e-10})
+    return np.asarray(solution.x)
 
 
 def sigmoid(x: Any) -> Any:
-    """1 / (1 + e^(−x)), of any size without overflow."""
+    """Computes 1 / (1 + e^(−x)) without overflow.
+
+    Args:
+        x: Numbers of any size and shape.
+
+    Returns:
+        The same shape, from 0 to 1.
+    """
     return np.exp(-np.logaddexp(0.0, -x))
 
 
 def jackknife(value: float, left_out: ArrayLike, *, n: int) -> Estimate:
-    """`value` ± 1.96 standard errors from the G values that leaving one group out gives, left_out (G,).
+    """Computes `value` ± 1.96 standard errors from the values that leaving out one group gives.
 
-    se² = (G−1)/G · Σ(θ_i − θ̄)² (Tukey 1958), for statistics that resampling would bias because it draws duplicates.
-    Needs G ≥ 2 to say anything; with one group the interval is the whole line.
+    se² = (G−1)/G · Σ(θ_i − θ̄)². For statistics that resampling would bias because it draws duplicates. With one group
+    the interval is the whole line.
+
+    Args:
+        value: The statistic of all groups.
+        left_out: (G,) the statistic without each group.
+        n: Number of observations, for the estimate.
+
+    Source: Tukey 1958.
     """
     theta = np.asarray(left_out, dtype=float)
     size = len(theta)

@@ -1,8 +1,7 @@
 """Diversity and repetition of completions, in words.
 
-Within a completion (`repetition`) words are those of `words.words`. Across completions (`distinct_n`) they are what
-stands between spaces, so a script written without spaces counts as one word per run: compare such texts with each other
-only.
+Within a completion (`repetition`) words are those of `words.words`. Across completions (`distinct_n`) words are split
+at spaces, so a script written without spaces counts as one word per run: compare such texts only with each other.
 """
 
 from collections import Counter
@@ -13,37 +12,68 @@ from .stats import Estimate, group_indices, jackknife
 
 
 def plain(text: str) -> str:
-    """A text without what hardly tells it from another: case, and how much space stands where."""
+    """Normalizes a text for comparison: lower case, single spaces.
+
+    Args:
+        text: Any text.
+
+    Returns:
+        The normalized text.
+    """
     return " ".join(text.lower().split())
 
 
 def ngrams(tokens: Sequence[str], n: int) -> list[tuple[str, ...]]:
-    """All runs of n words, in order; none where there are fewer than n."""
+    """Lists all runs of n words, in order.
+
+    Args:
+        tokens: The words.
+        n: Words per run.
+
+    Returns:
+        The runs; none where there are fewer than n words.
+    """
     return list(zip(*(tokens[start:] for start in range(n)), strict=False))
 
 
 def _plain_ngrams(text: str, n: int) -> list[tuple[str, ...]]:
-    """N-grams of what stands between spaces, lower-cased: the convention in which distinct-n is reported elsewhere."""
+    """N-grams of the lower-cased text split at spaces, the convention of published distinct-n figures."""
     return ngrams(text.lower().split(), n)
 
 
 def distinct_n(texts: Sequence[str], n: int = 2) -> float:
-    """Distinct n-grams over all n-grams, across the texts together; 0 where there are none. Li et al. 2016, §5.2.
+    """Computes distinct n-grams over all n-grams, across the texts together.
 
-    Its words are what stands between spaces, as in the field's reports, so "use." and "use," are two.
+    Words are split at spaces, as in published figures, so "use." and "use," differ. The share falls as texts are added,
+    because common n-grams recur. Compare only equal numbers of texts of similar length, such as two policies on the
+    same prompts.
 
-    It falls as texts are added, since common n-grams come again: compare only equal numbers of texts of like length,
-    such as two policies on the same prompts.
+    Args:
+        texts: The completions.
+        n: Words per n-gram.
+
+    Returns:
+        A share from 0 to 1; 0 where there are no n-grams.
+
+    Source: Li et al. 2016, section 5.2.
     """
     every = [gram for text in texts for gram in _plain_ngrams(text, n)]
     return len(set(every)) / len(every) if every else 0.0
 
 
 def distinct_n_estimate(texts: Sequence[str], groups: Sequence[Hashable], n: int = 2) -> Estimate:
-    """`distinct_n` with a jackknife interval over groups (the prompt of each text); its n counts texts.
+    """Computes `distinct_n` with a jackknife interval over prompts.
 
     A bootstrap would be wrong here: a prompt drawn twice brings no new n-gram, so every resample lies below the value.
     The interval is for this number of texts.
+
+    Args:
+        texts: (N,) completions.
+        groups: (N,) the prompt of each text.
+        n: Words per n-gram.
+
+    Returns:
+        The share; its n counts texts.
     """
     value, left_out = _distinct_left_out(texts, groups, n)
     estimate = jackknife(value, left_out, n=len(texts))
@@ -54,18 +84,29 @@ def distinct_n_estimate(texts: Sequence[str], groups: Sequence[Hashable], n: int
 def distinct_n_difference(
     ours: Sequence[str], theirs: Sequence[str], groups: Sequence[Hashable], n: int = 2
 ) -> Estimate:
-    """`distinct_n` of ours less that of theirs, texts of the same prompts, each prompt left out of both at a time."""
+    """Computes our `distinct_n` less theirs, leaving each prompt out of both at a time.
+
+    Args:
+        ours: (N,) completions of the first side.
+        theirs: (N,) completions of the second side, to the same prompts.
+        groups: (N,) the prompt of each row.
+        n: Words per n-gram.
+
+    Returns:
+        The difference.
+    """
     (first, without), (second, others) = (_distinct_left_out(texts, groups, n) for texts in (ours, theirs))
     left_out = [a - b for a, b in zip(without, others, strict=True)]
     return jackknife(first - second, left_out, n=len(groups))
 
 
 def _distinct_left_out(texts: Sequence[str], groups: Sequence[Hashable], n: int) -> tuple[float, list[float]]:
-    """Distinct-n of all texts, and of those that are left without each group, by first appearance."""
+    """Distinct-n of all texts, and without each group, by first appearance."""
     index = group_indices(groups)
     counts: list[Counter[tuple[str, ...]]] = [Counter() for _ in set(groups)]
     for text, group in zip(texts, index, strict=True):
         counts[group].update(_plain_ngrams(text, n))
+    # An n-gram that only one group holds disappears when that group is left out; no recount is needed.
     holders = Counter(gram for count in counts for gram in count)
     total, distinct = sum(count.total() for count in counts), len(holders)
     left_out = []
@@ -77,9 +118,17 @@ def _distinct_left_out(texts: Sequence[str], groups: Sequence[Hashable], n: int)
 
 
 def repetition(text: str, n: int = 2) -> float:
-    """The share of a text's n-grams that stood in it before: 1 − distinct / all; 0 where there are none.
+    """Computes the share of a text's n-grams that occurred in it before: 1 − distinct / all.
 
-    seq-rep-n of Welleck et al. 2019 (arXiv:1908.04319, §6), in words, and with n = 2 for short completions.
+    Args:
+        text: A completion.
+        n: Words per n-gram.
+
+    Returns:
+        A share from 0 to 1; 0 where there are no n-grams.
+
+    Source: seq-rep-n of Welleck et al. 2019 (arXiv:1908.04319, section 6), in words, and with n = 2 for short
+    completions.
     """
     grams = ngrams(words(text), n)
     return 1 - len(set(grams)) / len(grams) if grams else 0.0

@@ -1,4 +1,4 @@
-"""Texts that are written already, under a model: log p of their tokens after their own prompts and after others."""
+"""Existing texts under a model: log p of their tokens after their own prompts and after others."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,9 +24,19 @@ OTHERS = 8
 def written_samples(
     prompts: Sequence[Any], tokens: Sequence[Sequence[int]], tokenizer: PreTrainedTokenizerBase, stops: Sequence[int]
 ) -> Samples:
-    """Texts after their prompts, as rewards read them; log-probabilities are not known and not read."""
+    """Builds samples from texts and their prompts, as rewards read them.
+
+    Args:
+        prompts: (N,) texts or conversations.
+        tokens: (N,) token ids of each text.
+        tokenizer: The policy's tokenizer.
+        stops: Token ids that end a text.
+
+    Returns:
+        The samples; their log-probabilities are zeros, which nothing reads.
+    """
     fill = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    prompt_ids, prompt_mask = left_pad([tokenize_prompt(one, tokenizer) for one in prompts], fill, "cpu")
+    prompt_ids, prompt_mask = left_pad([tokenize_prompt(prompt, tokenizer) for prompt in prompts], fill, "cpu")
     width = max(1, *map(len, tokens))
     padded = torch.tensor([[*ids, *([fill] * (width - len(ids)))] for ids in tokens])
     mask = torch.arange(width) < torch.tensor([len(ids) for ids in tokens]).unsqueeze(1)
@@ -43,19 +53,30 @@ def logprobs_under(
     *,
     temperature: float = 1.0,
 ) -> list[list[float]]:
-    """Of each text, log p of its tokens after its prompt, nats."""
+    """Computes log p of each text's tokens after its prompt.
+
+    Args:
+        model: The model.
+        tokenizer: Its tokenizer.
+        prompts: (N,) texts or conversations.
+        tokens: (N,) token ids of each text.
+        temperature: The sampling temperature.
+
+    Returns:
+        (N,) lists of log-probabilities, nats.
+    """
     vocabulary = Vocabulary.of(tokenizer, model)
 
     def rated(rows: Sequence[int]) -> list[list[float]]:
         part = written_samples([prompts[row] for row in rows], [tokens[row] for row in rows], tokenizer, ())
         part = Samples(**{**vars(part), "vocabulary": vocabulary}).to(model.device)
-        found = selected_logprobs(response_logits(model, part, temperature=temperature), part.completion_ids)
-        return [row[keep].tolist() for row, keep in zip(found, part.mask, strict=True)]
+        values = selected_logprobs(response_logits(model, part, temperature=temperature), part.completion_ids)
+        return [row[keep].tolist() for row, keep in zip(values, part.mask, strict=True)]
 
     if not tokens:
         return []
     parts = MicroBatches(rows_at_once(model, max(1, *map(len, tokens))))
-    return [one for part in parts.run(rated, range(len(tokens))) for one in part]
+    return [text_values for part in parts.run(rated, range(len(tokens))) for text_values in part]
 
 
 def dependence(
@@ -68,22 +89,35 @@ def dependence(
     seed: int,
     temperature: float = 1.0,
 ) -> list[float] | None:
-    """Of each text, log p(text | prompt) − log mean over its own and `OTHERS` other prompts, nats: at most log 9.
+    """Measures how much each text depends on its prompt: log p(text | prompt) − log mean p over several prompts.
 
-    own: log p of each text after its own prompt. The bound is that of van den Oord et al. 2018 (arXiv:1807.03748,
-    eq. 4), which no single unlikely prompt moves. None where there are fewer other prompts.
+    The mean is over its own and `OTHERS` other prompts, so the value is at most log 9. This is the bound of van den
+    Oord et al. 2018 (arXiv:1807.03748, eq. 4). No single unlikely prompt moves it.
+
+    Args:
+        model: The SFT model.
+        tokenizer: Its tokenizer.
+        prompts: (N,) texts or conversations.
+        tokens: (N,) token ids of each text.
+        own: (N,) log p of each text after its own prompt, nats.
+        seed: Seed that chooses the other prompts.
+        temperature: The sampling temperature.
+
+    Returns:
+        (N,) values, nats; None where there are fewer than `OTHERS` other prompts.
     """
     names = [display_text(prompt) for prompt in prompts]
     different = list(dict.fromkeys(names))
     if len(different) <= OTHERS:
         return None
     first = {name: prompts[names.index(name)] for name in different}
+    # The same cyclic shifts for all texts: each prompt then serves equally often as another's.
     shift = np.random.default_rng(seed).permutation(np.arange(1, len(different)))[:OTHERS]
     place = {name: k for k, name in enumerate(different)}
-    asked = [first[different[(place[name] + step) % len(different)]] for name in names for step in shift]
+    other_prompts = [first[different[(place[name] + step) % len(different)]] for name in names for step in shift]
     repeated = [ids for ids in tokens for _ in shift]
-    found = logprobs_under(model, tokenizer, asked, repeated, temperature=temperature)
-    others = np.array([sum(row) for row in found]).reshape(len(tokens), OTHERS)
+    logprobs = logprobs_under(model, tokenizer, other_prompts, repeated, temperature=temperature)
+    others = np.array([sum(row) for row in logprobs]).reshape(len(tokens), OTHERS)
     every = np.column_stack([np.asarray(own, dtype=float), others])
     return (every[:, 0] - np.logaddexp.reduce(every, axis=1) + np.log(OTHERS + 1)).tolist()
 
@@ -91,24 +125,44 @@ def dependence(
 def rescored(
     tools: Evaluator, prompts: Sequence[Any], texts: Sequence[str], columns: Mapping[str, Sequence[Any]]
 ) -> tuple[list[float], list[float]]:
-    """Reward and headline's judge of texts that somebody edited."""
+    """Computes reward and headline judge's score of edited texts.
+
+    Args:
+        tools: The reward and the judges.
+        prompts: (N,) texts or conversations.
+        texts: (N,) completions.
+        columns: The prompts' other columns.
+
+    Returns:
+        (N,) rewards, or [] without a reward, and (N,) judge's scores.
+    """
     return rewarded(tools, prompts, texts, columns), scores(tools.judge, prompts, texts, columns)
 
 
 def rewarded(
     tools: Evaluator, prompts: Sequence[Any], texts: Sequence[str], columns: Mapping[str, Sequence[Any]]
 ) -> list[float]:
-    """The reward of texts that end by themselves; [] where there is none.
+    """Computes the reward of texts as if they had ended by themselves.
 
-    A text may be twice as long as a completion, as edits lengthen it, where the model reads so much; then it is cut.
+    A text may be twice as long as a completion, because edits lengthen it, and is cut beyond that, or beyond the
+    model's context.
+
+    Args:
+        tools: The reward and its tokenizer.
+        prompts: (N,) texts or conversations.
+        texts: (N,) completions.
+        columns: The prompts' other columns.
+
+    Returns:
+        (N,) rewards; [] without a reward.
     """
     if tools.rewards is None:
         return []
     stops = tools.stops or stop_ids(tools.reference, tools.tokenizer)
     most, context = 2 * tools.max_new_tokens, context_of(tools.reference)
     if context is not None:
-        asked = max((len(tokenize_prompt(prompt, tools.tokenizer)) for prompt in prompts), default=0)
-        most = max(tools.max_new_tokens, min(most, context - asked - 1))
+        longest_prompt = max((len(tokenize_prompt(prompt, tools.tokenizer)) for prompt in prompts), default=0)
+        most = max(tools.max_new_tokens, min(most, context - longest_prompt - 1))
     written = zip(prompts, texts, strict=True)
     tokens = [tokenize_completion(prompt, text, tools.tokenizer)[:most] for prompt, text in written]
     before = [tokenize_prompt(prompt, tools.tokenizer) for prompt in prompts]

@@ -1,6 +1,6 @@
-"""Every checkpoint of a PPO run on validation prompts: scores, KL and probes of each, and the verdict over them.
+"""Every checkpoint of a PPO run on validation prompts: its scores, KL and probes, and the verdict over them.
 
-Validation, because the recommended checkpoint is chosen here: the test split measures what was chosen.
+On validation prompts, because the recommended checkpoint is chosen here. The test split measures the chosen one.
 """
 
 from __future__ import annotations
@@ -47,9 +47,20 @@ class _Point:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """The checkpoints of a run beside its SFT policy, on the same prompts, `samples` completions each.
+    """The checkpoints of a run beside its SFT policy, on the same prompts.
 
-    where: the prompts are, see `evaluated_part`. trivial: the policies that were chosen here to stand beside.
+    Attributes:
+        prompts: Number of prompts.
+        samples: Completions per prompt.
+        sft: The SFT policy's measurements.
+        points: The checkpoints, in order.
+        judge: Name of the headline's judge.
+        seed: Seed of sampling, permutations and resamples.
+        standing: What is known about the judge.
+        payments: What the reward pays for each habit that is present.
+        trivial: The trivial policies chosen here for comparison.
+        confirmation: The candidate's step and its gain on other prompts, once measured.
+        where: Which prompts these are, see `evaluated_part`.
     """
 
     prompts: int
@@ -66,34 +77,49 @@ class Trajectory:
 
     @cached_property
     def verdict(self) -> Verdict:
-        """Over all checkpoints, in their order."""
+        """The verdict over all checkpoints."""
         evidence = Evidence(
             self._checkpoint(0, self.sft, None),
-            [self._checkpoint(one.step, one.measured, one.report) for one in self.points],
+            [self._checkpoint(point.step, point.measured, point.report) for point in self.points],
             judge=self.standing,
             payments=self.payments,
         )
-        found = decide(evidence, seed=self.seed)
-        return found if self.confirmation is None else found.confirm(*self.confirmation)
+        verdict = decide(evidence, seed=self.seed)
+        return verdict if self.confirmation is None else verdict.confirm(*self.confirmation)
 
     @cached_property
     def without_judge(self) -> Verdict:
-        """What the same rule says by reward, KL and probes alone."""
+        """The verdict of the same rule by reward, KL and probes alone."""
         points = [
-            replace(self._checkpoint(one.step, one.measured, one.report), judge=None, wins=None) for one in self.points
+            replace(self._checkpoint(item.step, item.measured, item.report), judge=None, wins=None)
+            for item in self.points
         ]
         sft = replace(self._checkpoint(0, self.sft, None), judge=None, wins=None)
-        unjudged = [replace(one, judge=None) for one in self.payments]
+        unjudged = [replace(item, judge=None) for item in self.payments]
         return decide(Evidence(sft, points, payments=unjudged), seed=self.seed)
 
     def confirmed(self, gain: Estimate) -> Trajectory:
-        """With the candidate's gain over SFT on other prompts: once, whatever is found out later."""
+        """Adds the candidate's gain over SFT on other prompts. It is measured once, whatever is learned later.
+
+        Args:
+            gain: The gain of the current candidate.
+
+        Returns:
+            A copy with the confirmation.
+        """
         candidate = self.verdict.candidate
         assert candidate is not None
         return replace(self, confirmation=(candidate, gain))
 
     def of(self, judge: JudgeReliability) -> Trajectory:
-        """With more that is known of the judge."""
+        """Replaces the facts known about the judge.
+
+        Args:
+            judge: The facts.
+
+        Returns:
+            A copy.
+        """
         return replace(self, standing=judge)
 
     def _checkpoint(self, step: int, found: Measured, report: Report | None) -> Checkpoint:
@@ -102,7 +128,7 @@ class Trajectory:
         return Checkpoint(step, float(kl.mean()), proxy, judge, wins, report)
 
     def to_json(self) -> dict[str, Any]:
-        """What the card and programs read: the verdict, its fits, and the figures of each checkpoint."""
+        """Returns what the card and programs read: the verdict, its fits, and the figures of each checkpoint."""
         return {
             "schema": 1,
             **self.where,
@@ -114,18 +140,18 @@ class Trajectory:
             "standing": self.standing.to_json(),
             "sft": self._figures(self.sft),
             "checkpoints": [
-                {"step": one.step, **self._figures(one.measured), "fired": list(one.report.present)}
-                for one in self.points
+                {"step": point.step, **self._figures(point.measured), "fired": list(point.report.present)}
+                for point in self.points
             ],
             "fits": {"proxy": self._fit("reward"), "judge": self._fit("judge")},
             "probes": self.points[-1].report.to_json(),
         }
 
     def arrays(self) -> dict[str, Any]:
-        """Scores and KL by prompt of SFT (step 0) and each checkpoint, to go over again without a model."""
-        every = [(0, self.sft), *((one.step, one.measured) for one in self.points)]
-        found = {name: [self._by_prompt(one, name).tolist() for _, one in every] for name in _FIGURES}
-        return {"schema": 1, "seed": self.seed, "steps": [step for step, _ in every], **found}
+        """Returns scores and KL by prompt of SFT (step 0) and each checkpoint, for analysis without a model."""
+        every = [(0, self.sft), *((item.step, item.measured) for item in self.points)]
+        scores = {name: [self._by_prompt(item, name).tolist() for _, item in every] for name in _FIGURES}
+        return {"schema": 1, "seed": self.seed, "steps": [step for step, _ in every], **scores}
 
     @property
     def _groups(self) -> list[int]:
@@ -145,7 +171,7 @@ class Trajectory:
         return {name: estimate.to_json() for name, estimate in estimates.items()}
 
     def _fit(self, name: str) -> dict[str, Any] | None:
-        """The form of RL (Gao et al. 2022) over the checkpoints; None where there are fewer than three."""
+        """Gao et al.'s form for RL over the checkpoints; None where there are fewer than three."""
         kl = np.stack([self._by_prompt(one.measured, "kl") for one in self.points])
         if len({round(float(d), 6) for d in root_kl(kl.mean(1)) if d > 0}) < _FEWEST_FITTED:
             return None
@@ -161,14 +187,23 @@ _FEWEST_FITTED = 3
 def follow(
     context: RunContext, source: DataSource, tools: Evaluator, *, standing: JudgeReliability
 ) -> Trajectory | str:
-    """Measures every checkpoint that stays in the run directory; a sentence where that cannot be done, and why.
+    """Measures every checkpoint that stays in the run directory.
 
-    All policies draw with the same random numbers for the same prompts. standing: what is known of its judge.
+    All policies use the same random numbers for the same prompts.
+
+    Args:
+        context: The run.
+        source: The data set.
+        tools: The reference, the reward and the judges.
+        standing: What is known about the judge.
+
+    Returns:
+        The trajectory; a sentence that says why where there can be none.
     """
     config, seed = context.shared.evaluation, context.shared.seed
     if config.checkpoint_prompts == 0:
         return "There is no verdict, since evaluation.checkpoint_prompts is 0."
-    # Others may be on the disk still, until the sender has published and deleted them.
+    # Other checkpoints may still be on the disk until the sender has published and deleted them.
     paths = distributed.from_first(lambda: lasting(context.record("ppo")))
     if not paths:
         return "There is no verdict, since no checkpoint of the run lies on this machine."
@@ -176,25 +211,26 @@ def follow(
         rows = evaluation_rows(context, source, "validation", path=context.checkpoint("sft").path)
     except ZooError as error:
         return f"There is no verdict, since there are no validation prompts: {error}"
-    # One row of each prompt, which come first: a verdict compares policies prompt by prompt.
+    # The rows begin with one of each prompt. A verdict compares policies prompt by prompt.
     count = min(config.checkpoint_prompts, distinct_prompts(rows["prompt"]))
-    groups, asked, others = repeated(rows.select(range(count)), config.checkpoint_samples)
+    groups, prompts, others = repeated(rows.select(range(count)), config.checkpoint_samples)
     keys = [(STREAM, place, k % config.checkpoint_samples) for k, place in enumerate(groups)]
 
     def measured(policy: PreTrainedModel, desc: str, seed: int = seed) -> Measured:
-        return measure(policy, tools, asked, keys=keys, seed=seed, desc=desc, columns=others)
+        return measure(policy, tools, prompts, keys=keys, seed=seed, desc=desc, columns=others)
 
     judge, tools = tools.judge.name, tools.with_one_judge
-    # Other random numbers than the checkpoints': under the same a policy that hardly moved writes what SFT wrote.
+    # The probes compare with SFT under other random numbers. Under the same ones, a policy that hardly moved would
+    # repeat SFT's texts.
     sft = measured(tools.reference, "validating SFT")
-    theirs = _completions(tools, asked, measured(tools.reference, "validating SFT again", seed + 1), seed)
+    theirs = _completions(tools, prompts, measured(tools.reference, "validating SFT again", seed + 1), seed)
     points = []
     for path in paths:
         step = checkpoint_step(path)
-        found = measured(load_causal(path).eval(), f"validating step {step}")
-        ours = _completions(tools, asked, found, seed)
-        points.append(_Point(step, found, probe(ours, theirs, seed=seed)))
-    judged = [np.reshape(one.judges[judge], (count, -1)) for one in (sft, points[-1].measured)]
+        result = measured(load_causal(path).eval(), f"validating step {step}")
+        ours = _completions(tools, prompts, result, seed)
+        points.append(_Point(step, result, probe(ours, theirs, seed=seed)))
+    judged = [np.reshape(side.judges[judge], (count, -1)) for side in (sft, points[-1].measured)]
     return Trajectory(
         count,
         config.checkpoint_samples,
@@ -203,8 +239,8 @@ def follow(
         judge=judge,
         seed=seed,
         standing=replace(standing, split_half=split_half(np.concatenate(judged), [*range(count)] * 2, seed=seed)),
-        trivial=choose_trivial(tools, asked, others, sft, points[-1].measured, samples=config.checkpoint_samples),
-        payments=_payments(tools, asked, others, points[-1].report, ours, theirs),
+        trivial=choose_trivial(tools, prompts, others, sft, points[-1].measured, samples=config.checkpoint_samples),
+        payments=_payments(tools, prompts, others, points[-1].report, ours, theirs),
         where=evaluated_part(context, "validation"),
     )
 
@@ -217,24 +253,24 @@ def _payments(
     policy: Completions,
     sft: Completions,
 ) -> list[Payment]:
-    """What the families that are present earn, where they can be put into a text and taken out of it."""
+    """What the reward pays for the families that are present and can be added to a text and removed from it."""
     changed = edits(report, policy, sft) if policy.rewards and sft.rewards else []
     if not changed:
         return []
-    # The texts as they are go the same way as the edited ones, so that only the edit tells them apart.
+    # Unedited texts are tokenized and scored the same way as edited ones, so that they differ only by the edit.
     before, judged = rescored(tools, prompts, sft.texts, columns)
     written = rewarded(tools, prompts, policy.texts, columns)
-    found = []
+    payments = []
     for edit in changed:
         put_in, judged_put_in = rescored(tools, prompts, edit.put_in, columns)
         taken_out = rewarded(tools, prompts, edit.taken_out, columns)
-        found.append(
+        payments.append(
             Payment.of(
                 edit.family, sft=before, policy=written, put_in=put_in, taken_out=taken_out, judged=judged,
                 judged_put_in=judged_put_in,
             )
         )  # fmt: skip
-    return found
+    return payments
 
 
 def _completions(tools: Evaluator, prompts: Sequence[Any], found: Measured, seed: int) -> Completions:

@@ -24,26 +24,49 @@ def choose_trivial(
     *,
     samples: int,
 ) -> list[TrivialPolicy]:
-    """From what SFT and PPO wrote to validation prompts, `samples` to each in turn; no judge is asked."""
+    """Chooses trivial policies from what SFT and PPO wrote to validation prompts. No judge is asked.
+
+    Args:
+        tools: The reward.
+        prompts: (N,) prompts, each repeated for its samples.
+        columns: The prompts' other columns.
+        sft: The SFT policy's completions.
+        ppo: The PPO policy's completions.
+        samples: Completions per prompt.
+
+    Returns:
+        The policies.
+    """
     each = slice(None, None, samples)
-    asked, others = prompts[each], {name: values[each] for name, values in columns.items()}
+    distinct_prompts, others = prompts[each], {name: values[each] for name, values in columns.items()}
     favorite = None
     if sft.reward and ppo.reward:
-        liked = candidates([*sft.completions, *ppo.completions], [*sft.reward, *ppo.reward])
-        means = [np.mean(rewarded(tools, asked, [text] * len(asked), others)) for text in liked]
-        favorite = liked[int(np.argmax(means))]
+        favorites = candidates([*sft.completions, *ppo.completions], [*sft.reward, *ppo.reward])
+        # A constant answers every prompt, so each candidate is scored after all of them.
+        means = [
+            np.mean(rewarded(tools, distinct_prompts, [text] * len(distinct_prompts), others)) for text in favorites
+        ]
+        favorite = favorites[int(np.argmax(means))]
     return choose(sft.completions, ppo.completions, favorite=favorite)
 
 
 def score_trivial(found: HeadToHead, policies: Sequence[TrivialPolicy], rows: Dataset) -> TrivialScores:
-    """By the headline's judge, on the prompts and samples of `found`. rows: those that were asked there.
+    """Scores trivial policies by the headline's judge, on the prompts and samples of a comparison.
 
-    A language model is paid for each text, and asked for the constants alone.
+    A language model is paid for each text, so it only judges the constants.
+
+    Args:
+        found: The measured policies.
+        policies: The trivial policies.
+        rows: The rows that `found` was sampled for.
+
+    Returns:
+        The scores.
     """
     _, prompts, columns = repeated(rows, found.samples)
     paid_for = isinstance(found.tools.judge, LLMJudge)
-    asked = [one for one in policies if one.kind == "constant" or not paid_for]
-    return TrivialScores([_score(found, one, prompts, columns) for one in asked])
+    affordable = [policy for policy in policies if policy.kind == "constant" or not paid_for]
+    return TrivialScores([_score(found, policy, prompts, columns) for policy in affordable])
 
 
 def _score(
@@ -57,10 +80,10 @@ def _score(
         texts = [with_ending(text, policy.text) for text in sft]
     else:
         texts = dealt(ppo, found.samples)
-    asked, written = prompts[::every], texts[::every]
+    scored_prompts, written = prompts[::every], texts[::every]
     others = {name: values[::every] for name, values in columns.items()}
-    judged = np.repeat(scores(found.tools.judge, asked, written, others), every)
-    reward = np.repeat(rewarded(found.tools, asked, written, others), every)
+    judged = np.repeat(scores(found.tools.judge, scored_prompts, written, others), every)
+    reward = np.repeat(rewarded(found.tools, scored_prompts, written, others), every)
     groups, seed = found.groups, found.seed
     return TrivialScore(
         policy,

@@ -1,9 +1,9 @@
-"""Policies that need no training, which a policy and its judge have to stand beside.
+"""Policies that need no training, as a baseline for a policy and for its judge.
 
-A constant writes one text after every prompt. Others are SFT's completions with the ending that PPO took to most, and
-PPO's own completions dealt to other prompts. They are chosen on validation prompts, without a look at the judge, and
-measured on test prompts. A judge by which a constant beats SFT can be won without reading the prompt, so that what it
-says for a policy says little.
+A constant writes one text after every prompt. The others are SFT's completions with the ending that PPO came to use
+most, and PPO's own completions shuffled among prompts. They are chosen on validation prompts without asking the judge,
+and measured on test prompts. If a constant beats SFT by a judge, that judge can be won without reading the prompt, and
+its preference for a policy means little.
 """
 
 from collections import Counter
@@ -22,7 +22,13 @@ _LONGER = 0.8  # a longer ending is taken for a shorter one that holds most of i
 
 @dataclass(frozen=True)
 class TrivialPolicy:
-    """A trivial policy before it is measured. text: what it writes, or appends; empty for shuffled prompts."""
+    """A trivial policy before it is measured.
+
+    Attributes:
+        name: The name in tables.
+        kind: "constant", "ending" or "shuffled".
+        text: What it writes, or appends; empty for shuffled completions.
+    """
 
     name: str
     kind: Kind
@@ -31,7 +37,14 @@ class TrivialPolicy:
 
 @dataclass(frozen=True)
 class TrivialScore:
-    """A trivial policy on test prompts, by the headline's judge. reward: None without a reward."""
+    """A trivial policy on test prompts.
+
+    Attributes:
+        policy: The policy.
+        judge: The headline judge's mean score.
+        win_rate: Against SFT, by that judge.
+        reward: The mean reward; None without a reward.
+    """
 
     policy: TrivialPolicy
     judge: Estimate
@@ -54,33 +67,54 @@ class TrivialScore:
 
 @dataclass(frozen=True)
 class TrivialScores:
-    """All of them."""
+    """The scores of all trivial policies.
+
+    Attributes:
+        policies: The scores.
+    """
 
     policies: Sequence[TrivialScore]
 
     @property
     def winning(self) -> TrivialScore | None:
-        """The constant that beats SFT by most, if one does."""
-        beating = [one for one in self.policies if one.policy.kind == "constant" and one.beats_sft]
-        return max(beating, key=lambda one: one.win_rate.value, default=None)
+        """The constant that beats SFT by most; None where no constant does."""
+        beating = [score for score in self.policies if score.policy.kind == "constant" and score.beats_sft]
+        return max(beating, key=lambda score: score.win_rate.value, default=None)
 
     @property
     def winnable(self) -> bool:
-        """Whether a constant beats SFT, by an interval above ½."""
+        """Whether a constant beats SFT, with an interval above ½."""
         return self.winning is not None
 
     def to_json(self) -> dict[str, Any]:
-        return {"winnable_by_a_constant": self.winnable, "policies": [one.to_json() for one in self.policies]}
+        return {"winnable_by_a_constant": self.winnable, "policies": [score.to_json() for score in self.policies]}
 
 
 def candidates(texts: Sequence[str], rewards: Sequence[float]) -> list[str]:
-    """The texts that the reward scores highest after their own prompts, each once, at most `CANDIDATES`."""
-    ordered = sorted(zip(rewards, texts, strict=True), key=lambda one: (-one[0], one[1]))
+    """Selects the texts that the reward scores highest after their own prompts.
+
+    Args:
+        texts: (N,) completions.
+        rewards: (N,) rewards.
+
+    Returns:
+        At most `CANDIDATES` distinct texts, highest first.
+    """
+    ordered = sorted(zip(rewards, texts, strict=True), key=lambda pair: (-pair[0], pair[1]))
     return list(dict.fromkeys(text for _, text in ordered))[:CANDIDATES]
 
 
 def choose(sft: Sequence[str], ppo: Sequence[str], *, favorite: str | None = None) -> list[TrivialPolicy]:
-    """The trivial policies, from completions to validation prompts. favorite: the reward's, as a constant."""
+    """Chooses the trivial policies from completions to validation prompts.
+
+    Args:
+        sft: SFT's completions.
+        ppo: PPO's completions.
+        favorite: The reward's favorite text, as another constant; None without a reward.
+
+    Returns:
+        The policies, constants first.
+    """
     constants = {
         "SFT's most frequent completion": _most_frequent(sft),
         "PPO's most frequent completion": _most_frequent(ppo),
@@ -90,10 +124,10 @@ def choose(sft: Sequence[str], ppo: Sequence[str], *, favorite: str | None = Non
     for name, text in constants.items():
         if text and text not in chosen:
             chosen[text] = TrivialPolicy(name, "constant", text)
-    found = list(chosen.values())
+    policies = list(chosen.values())
     if ending := risen_ending(sft, ppo):
-        found.append(TrivialPolicy("SFT with PPO's most risen ending", "ending", ending))
-    return [*found, TrivialPolicy("PPO with prompts shuffled", "shuffled")]
+        policies.append(TrivialPolicy("SFT with PPO's most risen ending", "ending", ending))
+    return [*policies, TrivialPolicy("PPO with prompts shuffled", "shuffled")]
 
 
 def _most_frequent(texts: Sequence[str]) -> str | None:
@@ -102,16 +136,23 @@ def _most_frequent(texts: Sequence[str]) -> str | None:
 
 
 def risen_ending(sft: Sequence[str], ppo: Sequence[str]) -> str | None:
-    """The ending of 1 to `ENDING` words whose share rose most from SFT to PPO; None where none rose.
+    """Finds the ending of 1 to `ENDING` words whose share rose most from SFT to PPO.
 
-    Of endings within one another the longest that has most of the rise: ", and i love it." rather than "it.".
+    Of nested endings, the longest that keeps most of the rise is taken: ", and i love it." rather than "it.".
+
+    Args:
+        sft: SFT's completions.
+        ppo: PPO's completions.
+
+    Returns:
+        The ending with the space before it; None where none rose by `LEAST_RISE`.
     """
     rises: dict[int, tuple[float, str]] = {}
     for size in range(1, ENDING + 1):
         before, after = (Counter(filter(None, (_ending(text, size) for text in texts))) for texts in (sft, ppo))
         if after:
             rise = {text: after[text] / len(ppo) - before[text] / max(1, len(sft)) for text in after}
-            text = min(rise, key=lambda one: (-rise[one], one))
+            text = min(rise, key=lambda ending: (-rise[ending], ending))
             rises[size] = rise[text], text
     if not rises or (most := max(rise for rise, _ in rises.values())) < LEAST_RISE:
         return None
@@ -119,16 +160,32 @@ def risen_ending(sft: Sequence[str], ppo: Sequence[str]) -> str | None:
 
 
 def _ending(text: str, size: int) -> str:
-    """The last words with the space before them; empty where the text has no more than these."""
+    """The last words with the space before them; empty where the text has no other words."""
     words = text.split()
     return " " + " ".join(words[-size:]) if len(words) > size else ""
 
 
 def with_ending(text: str, ending: str) -> str:
-    """A text that goes on with an ending in the place of its full stop; one that ends so already stays."""
+    """Appends an ending to a text in place of its final punctuation. A text that already ends so stays.
+
+    Args:
+        text: A completion.
+        ending: The ending, with its leading space.
+
+    Returns:
+        The new text.
+    """
     return text if text.endswith(ending) else text.rstrip().rstrip(".!?") + "," + ending
 
 
 def dealt(texts: Sequence[str], samples: int) -> list[str]:
-    """Completions (prompts × samples, in the order of the prompts), each to the prompt after its own."""
+    """Gives each prompt the completions of the prompt before it.
+
+    Args:
+        texts: (prompts · samples,) completions in the order of the prompts.
+        samples: Completions per prompt.
+
+    Returns:
+        The same texts, shifted by one prompt.
+    """
     return [*texts[-samples:], *texts[:-samples]]

@@ -1,4 +1,4 @@
-"""`watch`: a reward function of TRL's form that probes what it is asked to score, while training goes on."""
+"""`watch`: a reward function of TRL's form that probes the completions it scores, while training goes on."""
 
 import functools
 import inspect
@@ -18,7 +18,7 @@ RewardFunction = Callable[..., Sequence[float | None]]
 
 
 class Hacked(ZooError):
-    """Training was stopped, since what the policy writes is of use to nobody."""
+    """Training was stopped because the policy's completions are useless."""
 
 
 def watch(
@@ -29,15 +29,24 @@ def watch(
     every: int = 256,
     stop: bool = False,
 ) -> RewardFunction:
-    """`reward_func` with the same rewards, which also probes the policy's completions against the SFT model's.
+    """Wraps a reward function so that it also probes the policy's completions against the SFT model's.
 
-    against: SFT's completions, or a file of them as `rlhf-zoo probe` reads it; by default the first `size` that are
-    scored, as training begins at SFT. After every `every` completions the last `size` are probed: each family's effect
-    goes to TRL's `log_metric` as probes/FAMILY, and a family that becomes present is logged as a warning, in words.
-    stop: raises `Hacked` where a family that destroys text is at five times its minimum.
+    The rewards stay the same. After every `every` completions the last `size` are probed. Each family's effect goes to
+    TRL's `log_metric` as probes/FAMILY, and a family that becomes present is logged as a warning.
 
-    Raises ZooError for what is no function or a coroutine's, sizes that are too small, and a file that cannot be read.
-    The watched function raises it for prompts and completions that are not as many.
+    Args:
+        reward_func: A reward function of TRL's form.
+        against: SFT's completions, or a file of them as `rlhf-zoo probe` reads it; None for the first `size`
+            completions scored, because training starts at SFT.
+        size: Completions in a probe.
+        every: Completions between two probes.
+        stop: Whether to raise `Hacked` where a family that destroys text is at five times its minimum.
+
+    Returns:
+        A reward function, which raises ZooError where prompts and completions differ in number.
+
+    Raises:
+        ZooError: `reward_func` is no plain function, a size is too small, or the file cannot be read.
     """
     if not callable(reward_func):
         raise ZooError(f"watch takes a reward function, not {reward_func!r}: give it one of TRL's form.")
@@ -96,12 +105,12 @@ class _Watcher:
             self.tell(probe(ours, self.sft, by_place=True), metric)
 
     def tell(self, report: Report, metric: Callable[..., None] | None) -> None:
-        for one in report.probes:
+        for finding in report.probes:
             if metric is not None:
-                metric(f"probes/{one.family.replace(' ', '_')}", one.effect)
-            if one.present and one.family not in self.told:
-                self.told.add(one.family)
-                log.warning("Probe %s: %s", one.family, one.meaning)
-        severe = [one for one in report.probes if one.severe]
+                metric(f"probes/{finding.family.replace(' ', '_')}", finding.effect)
+            if finding.present and finding.family not in self.told:
+                self.told.add(finding.family)
+                log.warning("Probe %s: %s", finding.family, finding.meaning)
+        severe = [finding for finding in report.probes if finding.severe]
         if severe and self.stop:
             raise Hacked(f"Training was stopped, as its completions are of no use: {severe[0].meaning}")
