@@ -1,10 +1,10 @@
-"""The check that every data set passes before `datasets` loads it: it may name files of its own, and no others.
+"""Checks every data set before `datasets` loads it: a data set may name its own files, and no others.
 
-The card of a data set lists its files as patterns that `datasets` hands to fsspec. fsspec takes any path of this
-machine and any address, and some of its file systems render templates that see the environment. A column of images,
-audio or video holds paths and addresses too, which are opened when a row is read. So `gated` checks the card, and what
-it yields is the only way to `datasets` in this package: it loads formats of text alone, from files that lie in the data
-set, and leaves media columns out.
+The card of a data set lists its files as patterns, which `datasets` passes to fsspec. fsspec accepts any path of this
+machine and any address, and some of its file systems render templates that see the environment. Columns of images,
+audio or video contain paths and addresses too, which are opened when a row is read. So `gated` checks the card, and
+the object that it yields is this package's only way to `datasets`: it loads text formats only, from files inside the
+data set, and drops media columns.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 CARD = "README.md"
 CARDS = (CARD, ".huggingface.yaml")
 MAX_CARD_BYTES = 2**24
-#: File systems of fsspec that follow addresses from inside a file, render templates, or ask other hosts.
+#: File systems of fsspec that follow addresses inside a file, render templates, or contact other hosts.
 REFUSED_FILE_SYSTEMS = (
     "reference", "generic", "dask", "dbfs", "ftp", "git", "github", "gist", "jlab", "jupyter", "sftp", "smb", "ssh",
     "webhdfs",
@@ -36,25 +36,27 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")  # a drive letter too
 _CACHED = re.compile(r"(models|datasets|spaces)--.+")  # a repository in the client's cache
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _PATTERNS = ("data_files", "data_dir")
-#: What a configuration says of itself for people, where an address is only text.
+#: Keys of a configuration that are for human readers. An address there is only text.
 _TEXTS = ("description", "citation", "homepage", "license")
-#: The loaders of `datasets` that read what is in a file. Others follow links in it, unpickle, or open what rows name.
+#: The loaders of `datasets` that only read a file's content. Others follow links in it, unpickle, or open paths.
 FORMATS = ("json", "csv", "parquet", "arrow", "text", "cache")
-#: Columns of these types hold values. Others, such as images, are opened by what a row names when it is read.
+#: Columns of these types hold plain values. Reading a row of another type, such as an image, opens the path in it.
 _VALUES = (
     "Value", "ClassLabel", "Json", "Translation", "TranslationVariableLanguages", "Array2D", "Array3D", "Array4D",
     "Array5D",
 )  # fmt: skip
 _LISTS = ("List", "LargeList", "Sequence")
-#: (address of the Hub, repository, commit) of cards that passed: what stands at a commit does not change.
+#: (address of the Hub, repository, commit) of cards that passed. A commit never changes, so one check is enough.
 _passed: set[tuple[str, str, str]] = set()
 
 
 @dataclass(frozen=True)
 class GatedData:
-    """A data set whose card and links were checked, for the calls of `datasets` that load it.
+    """A data set whose card and links passed the check, with the calls of `datasets` that load it.
 
-    location: A folder, a file of JSON lines, or the id of a repository. commit: Of a repository; None of the others.
+    Args:
+        location: A folder, a file of JSON lines, or the id of a repository.
+        commit: The commit of a repository; None for a folder or file.
     """
 
     location: str
@@ -63,49 +65,51 @@ class GatedData:
     def load(
         self, configuration: str | None = None, split: str | None = None, *, data_files: Any = None, **options: Any
     ) -> Any:
-        """The rows of a split, or of all splits by their names, without media columns.
+        """Loads one split or all of them, without media columns.
 
         Args:
-            configuration: None for the only one.
-            split: None for all of them.
-            data_files: Split -> files of a repository, where its card does not list them.
+            configuration: Name of the configuration; None for the only one.
+            split: Name of the split; None for all.
+            data_files: Split -> files of the repository, if its card does not list them.
             options: `token` and `cache_dir` of `datasets.load_dataset`.
 
         Returns:
-            A Dataset, or a DatasetDict.
+            A Dataset, or a DatasetDict of all splits.
 
         Raises:
-            ZooError: Its files are of another format, or lie elsewhere.
+            ZooError: A file has another format, or lies outside the data set.
         """
         builder = self.builder(configuration, split, data_files=data_files, **options)
         builder.download_and_prepare()
         return without_media(builder.as_dataset(split=split))
 
     def stream(self, configuration: str | None, split: str, **options: Any) -> Any:
-        """The rows of a split as they are fetched, an IterableDataset; see `load`."""
+        """Streams the rows of a split as an IterableDataset. See `load` for the arguments and errors."""
         return without_media(self.builder(configuration, split, **options).as_streaming_dataset(split=split))
 
     def configurations(self, **options: Any) -> list[str]:
-        """The names of its configurations."""
+        """Returns the names of the configurations."""
         import datasets
 
         return list(datasets.get_dataset_config_names(self._path, revision=self.commit, **options))
 
     def splits(self, configuration: str | None, **options: Any) -> list[str]:
-        """The names of a configuration's splits. Raises ZooError as `load` does."""
+        """Returns the names of a configuration's splits. Raises ZooError as `load` does."""
         import datasets
 
-        if known := self.builder(configuration, **options).info.splits:
-            return list(known)
+        if splits := self.builder(configuration, **options).info.splits:
+            return list(splits)
+        # The card does not list them, so `datasets` has to look at the files. The builder above has checked those.
         called = self._called(configuration, "train")
         return list(datasets.get_dataset_split_names(config_name=called.pop("name", None), **called, **options))
 
     def builder(
         self, configuration: str | None = None, split: str | None = None, *, data_files: Any = None, **options: Any
     ) -> Any:
-        """The DatasetBuilder of `datasets`, whose files were checked; see `load`."""
+        """Returns the DatasetBuilder of `datasets`, after a check of its files. See `load` for the arguments."""
         import datasets
 
+        # load_dataset makes this check too, but load_dataset_builder does not.
         if Path(self.location, datasets.config.DATASET_STATE_JSON_FILENAME).exists():
             raise ValueError("it was saved by `save_to_disk`, and data sets are read from JSON, CSV or Parquet files")
         called = self._called(configuration, split or "train")
@@ -117,16 +121,19 @@ class GatedData:
 
     @property
     def _path(self) -> str:
-        """What `datasets` is given: a folder that is called as one of its loaders is, would be taken for that."""
+        """The path to pass to `datasets`."""
+        # `datasets` would take a folder named "csv" or "json" for its loader of that name.
         return f"./{self.location}" if is_loader(self.location) else self.location
 
     def _called(self, configuration: str | None, split: str) -> dict[str, Any]:
         if Path(self.location).is_file():
+            # `datasets` takes file names as patterns, so [ and * in this one have to be escaped.
             return {"path": "json", "data_files": {split: glob.escape(self.location)}}
         return {"path": self._path, "name": configuration, "revision": self.commit}
 
     def _check(self, builder: Any) -> None:
-        """Raises ZooError for a loader that could open other files, and for files that lie elsewhere."""
+        """Raises ZooError for a loader that could open other files, and for files outside the data set."""
+        # The class itself is generated for each data set. Its base tells which loader it is.
         modules = {kind.__module__ for kind in type(builder).__mro__}
         if not modules & {f"datasets.packaged_modules.{name}.{name}" for name in FORMATS}:
             kind = type(builder).__mro__[1].__name__
@@ -135,6 +142,7 @@ class GatedData:
                 "open files elsewhere: take, or make, a copy of it in JSON lines, CSV, Parquet, Arrow or plain text."
             )
         path = Path(self.location)
+        # The card was checked before. Here are the files that its patterns led to, which is the check that counts.
         for files in (builder.config.data_files or {}).values():
             for file in map(str, files):
                 if path.exists():
@@ -150,20 +158,22 @@ class GatedData:
 
 
 def is_loader(name: str) -> bool:
-    """Whether `datasets` takes a name for one of its loaders, which without files reads the working directory."""
+    """Whether `datasets` takes a name for one of its loaders, such as "csv"."""
+    # Without data_files such a loader reads the working directory.
     from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES
 
     return name in _PACKAGED_DATASETS_MODULES
 
 
 def without_media(loaded: Any) -> Any:
-    """A data set without the columns whose values are opened when a row is read: images, audio, video and the like.
+    """Drops the columns whose values are opened when a row is read, such as images, audio and video.
 
     Args:
-        loaded: A Dataset, IterableDataset, or DatasetDict of them. Of one whose types are not known nothing is opened.
+        loaded: A Dataset, an IterableDataset, or a DatasetDict of either. If its column types are unknown, `datasets`
+            opens nothing, and nothing is dropped.
 
     Returns:
-        It, without these columns, which the log names.
+        The data set without these columns. The log names them.
     """
     import datasets
 
@@ -175,7 +185,7 @@ def without_media(loaded: Any) -> Any:
         return loaded
     log.info("The columns %s are left out, as what their rows name would be opened.", ", ".join(media))
     if isinstance(loaded, datasets.IterableDataset):
-        loaded = loaded.decode(False)  # or threads open it before columns are chosen
+        loaded = loaded.decode(False)  # otherwise threads open the media before select_columns drops them
     return loaded.select_columns(plain)
 
 
@@ -190,19 +200,19 @@ def _is_plain(feature: Any) -> bool:
 
 @contextlib.contextmanager
 def gated(location: str, revision: str | None = None, *, token: str | bool | None = None) -> Iterator[GatedData]:
-    """Checks a data set, and yields what loads it.
+    """Checks a data set, and yields the object that loads it.
 
     Args:
         location: A folder, a file, or the id of a repository.
-        revision: Of a repository: a branch, tag or commit.
-        token: Of the Hub that `datasets.config` names.
+        revision: A branch, tag or commit of a repository.
+        token: Access token for the Hub in `datasets.config`.
 
     Yields:
-        The data set, at the commit whose card was checked. Where the Hub does not answer, at `revision`: inside,
-        `datasets` then reads only what it has prepared before, for which it needs no card.
+        The data set at the commit whose card passed. If the Hub does not answer, the data set at `revision`: while the
+        context is open, `datasets` then reads only what it has prepared before, which needs no card.
 
     Raises:
-        ZooError: A pattern of the data set leads outside of it, or its card cannot be read.
+        ZooError: A pattern leads outside the data set, or the card cannot be read.
     """
     import datasets
 
@@ -222,10 +232,11 @@ def gated(location: str, revision: str | None = None, *, token: str | bool | Non
     except Exception as error:
         if not _is_silence(error):
             raise
+        # If the Hub answered again in the middle, `datasets` would load a card that nobody checked.
         datasets.config.HF_HUB_OFFLINE = True
         try:
             yield GatedData(location, revision)
-        except ConnectionError:  # what `datasets` says of what it has not prepared
+        except ConnectionError:  # `datasets` has not prepared it; the first error says why the Hub was not asked
             raise error from None
         finally:
             datasets.config.HF_HUB_OFFLINE = False
@@ -238,11 +249,12 @@ def check_local(path: Path, name: str) -> None:
 
     Args:
         path: The file or folder.
-        name: What the user calls it.
+        name: The user's name for it, for messages.
 
     Raises:
-        ZooError: A pattern or a link leads outside of the folder, or the card cannot be read.
+        ZooError: A pattern or a link leads outside the folder, or the card cannot be read.
     """
+    # fsspec reads "::" as a chain of addresses, wherever it is in a path.
     if "::" in name or "://" in name:
         raise ZooError(f"The data set {name!r:.200} is not loaded, as its path holds '::' or '://': move it.")
     if not path.is_dir():
@@ -251,6 +263,7 @@ def check_local(path: Path, name: str) -> None:
     for file in CARDS:
         if (path / file).exists():
             patterns += check_card(_text(path / file, name), file, name)
+    # `datasets` skips hidden names unless a pattern names one. A virtual environment in there is full of links.
     hidden = any(part.startswith((".", "__")) for pattern in patterns for part in pattern.split("/"))
     if (link := find_outward_link(path, hidden=hidden)) is not None:
         raise ZooError(
@@ -260,15 +273,14 @@ def check_local(path: Path, name: str) -> None:
 
 
 def find_outward_link(folder: Path, *, hidden: bool) -> Path | None:
-    """A link in a folder that leads outside of it.
+    """Finds a link in a folder that leads outside of it.
 
     Args:
         folder: The folder.
-        hidden: Whether to look at names that begin with . or __ too, which `datasets` passes over unless a pattern
-            names them.
+        hidden: Whether to include names that begin with . or __. `datasets` skips them unless a pattern names them.
 
     Returns:
-        The first such link, relative to the folder; None where there is none.
+        The first such link, relative to the folder; None if there is none.
     """
     for below, folders, files in os.walk(folder):
         if not hidden:
@@ -280,52 +292,54 @@ def find_outward_link(folder: Path, *, hidden: bool) -> Path | None:
 
 
 def is_inside(path: Path, folder: Path) -> bool:
-    """Whether a path leads to something in a folder, links followed.
+    """Whether a path, with its links followed, leads into a folder.
 
     Args:
         path: Any path.
-        folder: A folder. Of one in the client's cache, the repository's blobs and snapshots count as inside.
+        folder: A folder. For one in the client's cache, the repository's blobs and snapshots count as inside.
 
     Returns:
-        False for what lies elsewhere.
+        True for a path inside the folder.
     """
-    root, found = folder.resolve(), Path(os.path.realpath(path))
+    root, target = folder.resolve(), Path(os.path.realpath(path))
     roots = [root]
+    # A snapshot in the client's cache consists of links to ../../blobs.
     for above in (root, *root.parents):
         cached = above.parent.parent
         if above.parent.name in ("snapshots", "on_bases") and _CACHED.fullmatch(cached.name):
             roots += [cached / "blobs", cached / "snapshots"]
-    return any(found.is_relative_to(one) for one in roots)
+    return any(target.is_relative_to(base) for base in roots)
 
 
 def check_card(text: str, file: str, name: str) -> list[str]:
-    """Checks the patterns that a card gives its files by.
+    """Checks the patterns by which a card lists its files.
 
     Args:
-        text: The card: README.md with its front matter, or a file that is YAML as a whole.
+        text: The card: README.md with its front matter, or a file that is YAML throughout.
         file: The card's file name.
         name: The data set, for messages.
 
     Returns:
-        The patterns, each of which may name a file of the data set alone.
+        The patterns. They can only name files of the data set.
 
     Raises:
-        ZooError: A pattern leads outside of the data set, or the card cannot be read.
+        ZooError: A pattern leads outside the data set, or the card cannot be read.
     """
     mend = "load another data set, or a copy whose card names its own files"
     try:
-        said = load_yaml(_front_matter(text) if file == CARD else text)
+        metadata = load_yaml(_front_matter(text) if file == CARD else text)
     except BadYAML as error:
         raise ZooError(
             f"The data set {name} is not loaded, as its {file} is no plain YAML ({error}): {mend}."
         ) from error
     patterns = []
-    for key, value in _values(said):
+    for key, value in _values(metadata):
         if key in _PATTERNS and (not isinstance(value, str) or leads_out(value)):
             raise ZooError(
                 f"The data set {name} is not loaded, as {key} in its {file} is {value!r:.200}, which may lead outside "
                 f"of the data set: {mend}."
             )
+        # Other keys of a configuration become arguments of a loader, which may open them too.
         if key not in _PATTERNS and isinstance(value, str) and "://" in value:
             raise ZooError(
                 f"The data set {name} is not loaded, as {key} of a configuration in its {file} is the address "
@@ -337,13 +351,13 @@ def check_card(text: str, file: str, name: str) -> list[str]:
 
 
 def leads_out(pattern: str) -> bool:
-    """Whether a pattern may name anything but a file below the place that it is read from.
+    """Whether a pattern can name anything outside the folder that it is read from.
 
     Args:
         pattern: A pattern of `datasets`.
 
     Returns:
-        True for an address, a chain of them, an absolute path, a home, a drive, and a path with a part `..`.
+        True for an address, a chain of addresses, an absolute path, a home folder, a drive, and a path with a `..`.
     """
     return bool(
         "::" in pattern
@@ -356,9 +370,9 @@ def leads_out(pattern: str) -> bool:
 
 
 def refuse_file_systems() -> None:
-    """From here on, no library in this process reads through `REFUSED_FILE_SYSTEMS` of fsspec.
+    """Blocks `REFUSED_FILE_SYSTEMS` of fsspec for every library in this process.
 
-    Nor from a zip in which a file is called as a chain of addresses, by which fsspec would open them.
+    Also blocks zip files that contain a name with "::" or "://", because fsspec would open that name as an address.
     """
     from fsspec import AbstractFileSystem
     from fsspec.implementations.zip import ZipFileSystem
@@ -370,6 +384,7 @@ def refuse_file_systems() -> None:
         def __init__(self, *_: Any, **__: Any) -> None:
             raise ValueError(f"no file is read through {', '.join(REFUSED_FILE_SYSTEMS)}")
 
+    # Compared by name: the classes are made anew at each call. `clobber` replaces file systems that are in use already.
     for name in REFUSED_FILE_SYSTEMS:
         if getattr(registry.get(name), "__qualname__", None) != Refused.__qualname__:
             register_implementation(name, Refused, clobber=True)
@@ -387,21 +402,24 @@ def refuse_file_systems() -> None:
 
 
 def _check_repository(repo: str, revision: str | None, token: str | bool | None) -> str:
-    """The commit, of which the card was read as `datasets` will read it: by the same client, from the same cache."""
+    """Checks the card of a repository, and returns the commit at which it was read.
+
+    The card comes through the same client and the same cache as when `datasets` reads it.
+    """
     import datasets
     from huggingface_hub import HfApi
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
     api = HfApi(endpoint=datasets.config.HF_ENDPOINT, token=token)
-    known = revision is not None and _COMMIT.fullmatch(revision)
-    commit = str(revision if known else api.dataset_info(repo, revision=revision).sha)
+    is_commit = revision is not None and _COMMIT.fullmatch(revision)
+    commit = str(revision if is_commit else api.dataset_info(repo, revision=revision).sha)
     passed = (datasets.config.HF_ENDPOINT, repo, commit)
     if passed in _passed:
         return commit
     for file in CARDS:
         try:
             path = api.hf_hub_download(repo, file, repo_type="dataset", revision=commit)
-        except LocalEntryNotFoundError:
+        except LocalEntryNotFoundError:  # a subclass of the next: the Hub did not answer, which is not "no such file"
             raise
         except EntryNotFoundError:
             continue
@@ -411,17 +429,19 @@ def _check_repository(repo: str, revision: str | None, token: str | bool | None)
 
 
 def _is_silence(error: Exception) -> bool:
-    """Whether the Hub gave no answer; one that does not accept the token gives none either."""
+    """Whether the Hub gave no answer."""
     from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
     if isinstance(error, HfHubHTTPError):
+        # 401: without a valid token the Hub does not say whether the data set exists.
         status = 500 if error.response is None else error.response.status_code
         return status >= 500 or status == 401
     return isinstance(error, HTTPError | OfflineModeIsEnabled | LocalEntryNotFoundError)
 
 
 def _text(path: Path, name: str) -> str:
-    """A card, with its line ends as they are. Raises ZooError for one that is too large, or not UTF-8."""
+    """A card's text. Raises ZooError if the card is too large or not UTF-8."""
+    # Line ends stay as they are: REGEX_YAML_BLOCK must see the text that it will see in `datasets`.
     try:
         if not path.is_file() or path.stat().st_size > MAX_CARD_BYTES:
             raise ZooError(
@@ -434,20 +454,20 @@ def _text(path: Path, name: str) -> str:
 
 
 def _front_matter(text: str) -> str:
-    """The YAML of a README.md, found by what `datasets` finds it by."""
+    """The YAML in a README.md, found by the expression that `datasets` uses."""
     from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
     if match := REGEX_YAML_BLOCK.search(text):
         return str(match[2])
     begun = text.lstrip("\ufeff \t\r\n")
-    # No version of the client may take this for front matter that this one does not see.
+    # This version of the client sees no front matter here, but another version might.
     if begun.startswith("---") and any(key in begun for key in _PATTERNS):
         raise BadYAML("its front matter has no end")
     return ""
 
 
 def _values(node: Any, key: str = "", configuration: bool = False) -> Iterator[tuple[str, Any]]:
-    """(key, value) of every pattern, wherever it stands, and of every other value of a configuration."""
+    """(key, value) of every pattern at any depth, and of every other value of a configuration."""
     if isinstance(node, Mapping):
         for name, value in node.items():
             if key in _PATTERNS or not (configuration and name in _TEXTS):

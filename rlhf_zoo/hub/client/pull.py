@@ -1,8 +1,8 @@
-"""Fetching a checkpoint by its tag: resumed where it stopped, each file held against what the Hub says of it.
+"""Fetches a checkpoint by its tag, resumes where it stopped, and verifies each file against the Hub's digests.
 
-huggingface_hub 2.4 begins an interrupted file again (its temporary file has a new name each time) and checks sizes
-only. Here a file is filled up by Range requests, and stands in its place once its sha256 (of a regular file: git's
-SHA-1, the only one that a Hub tells) is that of the tree at the commit.
+huggingface_hub 2.4 starts an interrupted file again (its temporary file has a new name each time) and checks sizes
+only. Here Range requests complete a partial file, and the file moves to its place once its digest is that of the tree
+at the commit: the sha256 of a large file, git's SHA-1 of any other, which is all that a Hub reports.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from .publish import tag_name
 from .refusals import is_silence, reason, refusals_as, status_of
 
 WORKERS = 4
-# Requests in a row without a byte of an answer, after which a file is given up; with 1, 2, 4, … seconds between them.
+# Requests in a row without a single byte, after which a file fails. They are 1, 2, 4, … seconds apart.
 FRUITLESS = 4
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
@@ -35,7 +35,13 @@ _STEP = re.compile(r"(?:step-)?(\d{1,12})")
 
 @dataclass(frozen=True)
 class PulledFile:
-    """A file of a checkpoint. path: in the repository; size: in bytes."""
+    """A file of a fetched checkpoint.
+
+    Args:
+        path: Path in the repository.
+        size: Bytes.
+        sha256: Of its content.
+    """
 
     path: str
     size: int
@@ -44,13 +50,18 @@ class PulledFile:
 
 @dataclass(frozen=True)
 class Pulled:
-    """A revision of a repository on this machine, each file of it checked.
+    """A revision of a repository on this machine, with every file verified.
 
-    revision: the branch, tag or commit that was meant; path: the folder.
-    mended: files that stood there with other content, and were fetched again.
-    others: files of the output directory that do not belong to the revision, and were left alone.
-    left: files of the revision that were not asked for.
-    unanswered: why the Hub did not answer, where the copy in the cache had to do; None where it answered.
+    Args:
+        repo: NAMESPACE/NAME.
+        revision: The branch, tag or commit that the user meant.
+        commit: Its commit.
+        path: The folder.
+        files: The files that were asked for.
+        mended: Files that were there with other content, and were fetched again.
+        others: Files of the output directory that do not belong to the revision. They were left alone.
+        left: Files of the revision that were not asked for.
+        unanswered: Why the Hub did not answer, if the copy in the cache was used; None if it answered.
     """
 
     repo: str
@@ -69,30 +80,47 @@ class Pulled:
 
 
 def split_revision(repository: str) -> tuple[str, str | None]:
-    """NAMESPACE/NAME[@REVISION] -> (id, revision)."""
+    """Splits NAMESPACE/NAME[@REVISION] into the id and the revision, which is None if missing."""
     repo, _, revision = repository.partition("@")
     return repo, revision or None
 
 
 def find_revision(wanted: str, names: Iterable[str]) -> str | None:
-    """The branch or tag among `names` that is meant: `wanted` itself, else for step-40 and 40 the tag step-000040."""
-    known = set(names)
-    if wanted in known:
+    """Finds the branch or tag that a user means.
+
+    Args:
+        wanted: A name, or a step: both step-40 and 40 stand for the tag step-000040.
+        names: The branches and tags of the repository. A branch or tag called `wanted` goes before the step.
+
+    Returns:
+        The name, or None if there is none.
+    """
+    available = set(names)
+    if wanted in available:
         return wanted
     number = _STEP.fullmatch(wanted)
     tag = tag_name(int(number[1])) if number else None
-    return tag if tag in known else None
+    return tag if tag in available else None
 
 
 def fetch(repository: str, output_dir: Path | None = None, *, hub: Hub = CLIENT, but: Sequence[str] = ()) -> Pulled:
-    """Fetches NAMESPACE/NAME[@REVISION] into the cache, or into `output_dir`.
+    """Fetches a revision of a repository. Complete files are not fetched again.
 
-    REVISION is a branch, a tag, a commit, or a step: step-40, or 40 unless a branch or tag has that name; main without
-    one. but: patterns of files that stay there. What is whole already is not fetched again. Where the Hub does not
-    answer, a copy in the cache is checked against the names of its own blobs.
+    If the Hub does not answer, a copy in the cache is verified against the names of its own blobs and used.
 
-    Raises ZooError when there is no such repository or revision, the Hub does not answer and the cache does not have
-    it, or a file comes twice with other content than the Hub says of it.
+    Args:
+        repository: NAMESPACE/NAME[@REVISION]. REVISION is a branch, tag, commit or step (see `find_revision`); main if
+            it is missing.
+        output_dir: The folder to fetch into; None for the client's cache.
+        hub: The Hub to fetch from.
+        but: Patterns of files to leave on the Hub.
+
+    Returns:
+        The fetched revision.
+
+    Raises:
+        ZooError: There is no such repository or revision; the Hub does not answer and the cache does not have it; or a
+            file arrived twice with content that does not match the Hub's digest.
     """
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -111,6 +139,7 @@ def fetch(repository: str, output_dir: Path | None = None, *, hub: Hub = CLIENT,
             whole = _tree(hub, repo, commit)
     except ZooError as error:
         cause = error.__cause__
+        # Replace the general sentence where the cause allows a better mend.
         if isinstance(cause, RevisionNotFoundError):
             raise ZooError(f"{repo} has no revision {revision!r}{_known_revisions(hub, repo, revision)}") from cause
         if isinstance(cause, GatedRepoError):
@@ -121,6 +150,7 @@ def fetch(repository: str, output_dir: Path | None = None, *, hub: Hub = CLIENT,
             raise ZooError(f"There is no repository {repo!r} on {hub.name} that this token may read.") from cause
         if isinstance(cause, HFValidationError):
             raise ZooError(f"{repository!r} is no repository: write NAMESPACE/NAME or NAMESPACE/NAME@TAG.") from cause
+        # A bad token never falls back to the cache: the user should learn of it.
         if status_of(cause) == 401:
             raise ZooError(
                 f"{hub.address} does not accept the token for {repository}: set HF_TOKEN, or RLHF_ZOO_HUB_TOKEN "
@@ -137,7 +167,7 @@ def fetch(repository: str, output_dir: Path | None = None, *, hub: Hub = CLIENT,
     files = [file for file in whole if not any(fnmatchcase(file.path, pattern) for pattern in but)]
     place = Cache(repo, commit, hub) if output_dir is None else Folder(repo, commit, output_dir, hub)
     if isinstance(place, Folder):
-        place.check(files)
+        place.check(files)  # before the first byte is written
     with refusals_as(what, "the same command goes on where it stopped."):
         place.begin(files)
         done, mended = _fetch_all(files, place, name)
@@ -146,36 +176,38 @@ def fetch(repository: str, output_dir: Path | None = None, *, hub: Hub = CLIENT,
     return Pulled(repo, name, commit, path, done, mended, place.others(files), left)
 
 
-# What the Hub says
+# Metadata from the Hub
 
 
 def _resolve(hub: Hub, repo: str, revision: str | None) -> tuple[str, str]:
-    """(branch, tag or commit that is meant, commit). The client's errors pass."""
+    """(the branch, tag or commit that the user means, its commit). Passes on the client's errors."""
     from ..server.faults import Fault
     from ..server.names import check_ref
 
     name = revision or "main"
     if not _COMMIT.fullmatch(name):
         try:
-            check_ref(name, what="revision")  # it becomes a file's name in the cache, and a card may have named it
+            # The name becomes a file name in the cache, and may come from a stranger's card.
+            check_ref(name, what="revision")
         except Fault as fault:
             raise ZooError(f"{repo} has no revision {name!r:.80}: {fault}") from fault
         refs = hub.api().list_repo_refs(repo)
         name = find_revision(name, [ref.name for ref in (*refs.branches, *refs.tags)]) or name
     commit = hub.api().model_info(repo, revision=name).sha
+    # The commit becomes a folder's name: a Hub that answers "../.." must not choose where files are written.
     if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
         raise ZooError(f"{hub.name} names no commit for {repo}@{name} but {commit!r:.80}: check {hub.flag}.")
     return name, commit
 
 
 def _tree(hub: Hub, repo: str, commit: str) -> list[Wanted]:
-    """Raises ZooError for a file that has a name, a size or a digest of which something else than a file would come."""
+    """The files of a commit. Raises ZooError for a name, size or digest that is unsafe to use on this machine."""
     from ..server.faults import Fault
     from ..server.names import check_path
 
     files = []
     for entry in hub.api().list_repo_tree(repo, recursive=True, revision=commit):
-        if not hasattr(entry, "blob_id"):
+        if not hasattr(entry, "blob_id"):  # a folder
             continue
         try:
             path = check_path(entry.path)
@@ -194,7 +226,7 @@ def _tree(hub: Hub, repo: str, commit: str) -> list[Wanted]:
 
 
 def _known_revisions(hub: Hub, repo: str, revision: str | None) -> str:
-    """A sentence's tail: the nearest step where a step was meant, else the tag that is nearest, else all of them."""
+    """The end of an error's sentence: the nearest step if the user named one, else the most similar tag, else all."""
     from ...plugins import did_you_mean
 
     tags = [ref.name for ref in hub.api().list_repo_refs(repo).tags]
@@ -210,9 +242,9 @@ def _known_revisions(hub: Hub, repo: str, revision: str | None) -> str:
 
 
 def _from_cache(repo: str, revision: str | None, hub: Hub, but: Sequence[str], why: str) -> Pulled | None:
-    """What the cache has of a revision, checked against the blobs' names, which are the etags; None if it has not all.
+    """A revision from the cache alone, or None if the cache does not have all of it.
 
-    Raises ZooError for a file that is damaged.
+    Raises ZooError if a file is damaged.
     """
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -224,6 +256,7 @@ def _from_cache(repo: str, revision: str | None, hub: Hub, but: Sequence[str], w
             continue
         done = []
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+            # A snapshot links to blobs/ETAG, so the name of the blob says what its digest must be.
             etag = Path(os.readlink(path)).name if path.is_symlink() else ""
             file = Wanted(path.relative_to(folder).as_posix(), path.stat().st_size, etag)
             digest = sha256_of(path, file)
@@ -245,7 +278,7 @@ class _Stopped(Exception):
 
 
 class _Progress:
-    """A bar on stderr, of bytes and files; only on a terminal. Stops the threads that report to it."""
+    """A progress bar on stderr, if that is a terminal, and the switch that stops all threads that report to it."""
 
     def __init__(self, title: str, files: list[Wanted]) -> None:
         from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
@@ -287,7 +320,7 @@ class _Progress:
 
 
 def _fetch_all(files: list[Wanted], place: Cache | Folder, name: str) -> tuple[list[PulledFile], list[str]]:
-    """(the files in their order, paths of those that replaced other content)."""
+    """Fetches files on WORKERS threads. Returns the files in order, and the paths that had other content before."""
     progress = _Progress(f"{place.repo}@{name}", files)
     pending: SimpleQueue[Wanted] = SimpleQueue()
     for file in files:
@@ -306,7 +339,7 @@ def _fetch_all(files: list[Wanted], place: Cache | Folder, name: str) -> tuple[l
             failures.append(error)
             progress.stop.set()
 
-    # Daemons, so that Ctrl-C need not wait for a connection that hangs.
+    # Daemon threads, so that Ctrl-C does not wait for a connection that hangs.
     threads = [threading.Thread(target=work, daemon=True) for _ in range(WORKERS)]
     try:
         for thread in threads:
@@ -322,7 +355,7 @@ def _fetch_all(files: list[Wanted], place: Cache | Folder, name: str) -> tuple[l
 
 
 def _fetch_one(file: Wanted, place: Cache | Folder, progress: _Progress) -> tuple[PulledFile, bool]:
-    """The file in its place, and whether it replaced other content."""
+    """Fetches one file into its place. Returns it, and whether it replaced other content."""
     from huggingface_hub import constants, hf_hub_url
 
     progress.check()
@@ -333,6 +366,7 @@ def _fetch_one(file: Wanted, place: Cache | Folder, progress: _Progress) -> tupl
         progress.update(file.size)
         progress.file_done()
         return PulledFile(file.path, file.size, digest), False
+    # The Hub does not serve larger files in one plain HTTP answer, only by Xet.
     if file.size > constants.MAX_HTTP_DOWNLOAD_SIZE:
         raise ZooError(f"{file.path} of {place.repo} has {file.size} bytes: `hf download` fetches files of that size.")
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -343,6 +377,7 @@ def _fetch_one(file: Wanted, place: Cache | Folder, progress: _Progress) -> tupl
             partial.unlink()
         elif (copy := place.copy(file)) is not None and sha256_of(copy, file) is not None:
             shutil.copyfile(copy, partial)
+        # A second attempt from scratch: the first may have built on a partial file that was damaged.
         for _ in range(0 if digest else 2):
             _fill(sink, file, url, place.hub, progress)
             if (digest := sha256_of(partial, file)) is not None:
@@ -362,14 +397,16 @@ def _fetch_one(file: Wanted, place: Cache | Folder, progress: _Progress) -> tupl
 
 
 def _open_locked(path: Path, pause: Callable[[float], None]) -> IO[bytes]:
-    """The file at `path`, opened to append, for one process at a time. Waiting ends with whatever `pause` raises."""
+    """Opens a file for appending, for one process at a time. `pause` is called while it waits, and may raise."""
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError, BlockingIOError):  # another process cleared the folder, or has it
+        # Another process removed the folder in between, or holds the lock.
+        with contextlib.suppress(FileNotFoundError, BlockingIOError):
             file = path.open("ab")
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if _stands_at(path, file):  # who held it before may have moved it to its place
+                # The previous holder may have moved the file to its place, and we would lock a file without a name.
+                if _stands_at(path, file):
                     return file
             except BaseException:
                 file.close()
@@ -386,10 +423,10 @@ def _stands_at(path: Path, file: IO[bytes]) -> bool:
 
 
 def _fill(sink: IO[bytes], file: Wanted, url: str, hub: Hub, progress: _Progress) -> None:
-    """Appends to `sink` what it lacks of the file."""
+    """Appends to `sink` the rest of the file."""
     from huggingface_hub.errors import HfHubHTTPError, HTTPError
 
-    if os.fstat(sink.fileno()).st_size > file.size:
+    if os.fstat(sink.fileno()).st_size > file.size:  # cannot be a beginning of this file
         sink.truncate(0)
     have = os.fstat(sink.fileno()).st_size
     progress.update(have)
@@ -398,7 +435,7 @@ def _fill(sink: IO[bytes], file: Wanted, url: str, hub: Hub, progress: _Progress
         before = have
         try:
             _append(sink, file, url, hub, progress)
-        except HfHubHTTPError:
+        except HfHubHTTPError:  # the Hub refused, and will again
             raise
         except HTTPError:
             if fruitless == FRUITLESS:
@@ -407,23 +444,24 @@ def _fill(sink: IO[bytes], file: Wanted, url: str, hub: Hub, progress: _Progress
         have = os.fstat(sink.fileno()).st_size
         fruitless = 0 if have > before else fruitless + 1
         if fruitless > FRUITLESS:
-            return  # an answer without what was asked for; the digest will not be right
+            return  # empty answers without an error: the caller finds that the digest is wrong
 
 
 def _append(sink: IO[bytes], file: Wanted, url: str, hub: Hub, progress: _Progress) -> None:
-    """One request for what lies behind the end of `sink`; at most a chunk more than is due."""
+    """Makes one request for the bytes after the end of `sink`. Stops at most one chunk behind the end of the file."""
     from huggingface_hub import constants
     from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_stream_backoff  # type: ignore[attr-defined]
 
     have = os.fstat(sink.fileno()).st_size
+    # Compressed by the server, the bytes would not be those that Range counts.
     headers = build_hf_headers(token=hub.token) | {"Accept-Encoding": "identity"}
     if have:
         headers["Range"] = f"bytes={have}-"
     options: dict[str, Any] = {"headers": headers, "timeout": constants.HF_HUB_DOWNLOAD_TIMEOUT}
-    # It would also take what is raised while the answer is read for a failure to connect, and ask again by itself.
+    # No retries of its own: it would take an error in the middle of the answer for a failure to connect.
     with http_stream_backoff("GET", url, retry_on_exceptions=(), **options) as response:
         hf_raise_for_status(response)
-        if have and response.status_code != 206:  # from the beginning, against what was asked
+        if have and response.status_code != 206:  # the server ignored Range and sends the file from its start
             sink.truncate(0)
             progress.update(-have)
             have = 0
