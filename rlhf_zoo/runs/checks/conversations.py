@@ -1,4 +1,4 @@
-"""Whether the chat template takes every conversation that a run will read: asked before anything trains."""
+"""Checks, before anything trains, that the chat template renders every conversation that a run will read."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -12,21 +12,21 @@ from ..data.layout import conversational
 from ..data.sources import DataSource
 from ..dataset import evaluated_split, stage_rows
 
-#: Characters by which a message tells a conversation from others.
+#: Characters of a conversation that a message quotes.
 SHOWN = 60
 
 
 def check_conversations(context: RunContext, stage: str, source: DataSource, tokenizer: Any) -> None:
-    """Renders every conversation that a stage learns from, or that something of it is measured on.
+    """Renders every conversation that a stage learns from or is measured on.
 
     Args:
         context: The run.
         stage: The stage.
         source: Its data.
-        tokenizer: With the template that the stage's model has, or will have.
+        tokenizer: A tokenizer with the template that the stage's model has, or will have.
 
     Raises:
-        ZooError: The template refuses one; its row is named.
+        ZooError: The template refuses a conversation; the message names its row.
     """
     for split in _splits(context, stage):
         rows = stage_rows(context, stage, source, split)
@@ -36,7 +36,16 @@ def check_conversations(context: RunContext, stage: str, source: DataSource, tok
 
 
 def check_rows(rows: Dataset, tokenizer: Any, *, of: str) -> None:
-    """Raises ZooError where the template refuses a row's conversation. of: what to call the rows."""
+    """Renders the conversations of some rows.
+
+    Args:
+        rows: The rows.
+        tokenizer: A tokenizer with the template.
+        of: What to call the rows.
+
+    Raises:
+        ZooError: The template refuses one.
+    """
     for place, row in enumerate(rows):
         for turns, answered in _conversations(row):
             try:
@@ -56,7 +65,7 @@ def _splits(context: RunContext, stage: str) -> list[str]:
 
 
 def _conversations(row: Mapping[str, Any]) -> Iterator[tuple[Any, bool]]:
-    """What is rendered of a row, and whether it ends in an answer: prompts, and prompts with their answers."""
+    """Yields what is rendered of a row, and whether it ends in an answer: prompts, and prompts with their answers."""
     prompt = row.get("prompt")
     if is_conversation(prompt):
         yield prompt, False
@@ -64,7 +73,7 @@ def _conversations(row: Mapping[str, Any]) -> Iterator[tuple[Any, bool]]:
         if not is_conversation(row.get(name)):
             continue
         turns = row[name] if name == "messages" or prompt is None else append_completion(prompt, row[name])
-        if name in ("chosen", "rejected"):  # of which the prompt is rendered, and the answer put behind it
+        if name in ("chosen", "rejected"):  # only their prompt is rendered; the answer is appended to it
             yield turns[:-1], False
         else:
             yield turns, True

@@ -1,4 +1,4 @@
-"""What is asked, before the first stage trains, of the models that a recipe names: their code, and their lengths."""
+"""Checks, before the first stage trains, of the models that a recipe names: their code, and their lengths."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,15 +26,19 @@ from ..registry import REWARD_ROLES, STAGES, is_member
 from ..settings.parse import RecipeConfig, StageSettings
 from .splits import rows_here
 
-#: Of a model, all but its weights.
+#: All files of a model except its weights.
 READ = ("*.json", "*.jinja", "*.txt", "*.model", "*.py")
 
 
 @dataclass(frozen=True)
 class Named:
-    """A model that a key of a recipe names, and a folder of its files without the weights. folder: None if unknown.
+    """A model that a key of a recipe names.
 
-    unseen: why it is unknown.
+    Attributes:
+        key: The key, for messages.
+        name: The name.
+        folder: A folder of its files without the weights; None if they cannot be had.
+        unseen: Why they cannot be had.
     """
 
     key: str
@@ -44,47 +48,65 @@ class Named:
 
     @property
     def config(self) -> Mapping[str, Any]:
+        """Its config.json; {} without one."""
         path = None if self.folder is None else self.folder / "config.json"
         return json_object(path) if path is not None and path.is_file() else {}
 
     @property
     def context(self) -> int | None:
-        """How many tokens it reads; None where nobody says."""
+        """How many tokens it reads; None where its configuration does not say."""
         return context_in(self.config)
 
 
 def context_in(config: Mapping[str, Any]) -> int | None:
+    """Returns how many tokens a model reads, by its configuration.
+
+    Args:
+        config: The configuration.
+
+    Returns:
+        The number of tokens; None where the configuration does not say.
+    """
     text = config.get("text_config") or config
-    found = [text.get(name) for name in ("max_position_embeddings", "n_positions")]
-    return next((one for one in found if isinstance(one, int)), None)
+    lengths = [text.get(name) for name in ("max_position_embeddings", "n_positions")]
+    return next((length for length in lengths if isinstance(length, int)), None)
 
 
 def named_models(
     stages: Mapping[str, StageSettings], hub: Hub = CLIENT, *, leniently: bool = False
 ) -> dict[str, Named]:
-    """The models from elsewhere that stages name, by their role: policy, reward (reward_2 …), value.
+    """Finds the models from elsewhere that stages name.
 
-    policy is what SFT starts from, or PPO where it names another. leniently: a Hub that does not answer is no mistake.
-    Raises ZooError for one that no Hub has.
+    Args:
+        stages: Stage -> settings.
+        hub: Where Hub ids are looked up.
+        leniently: Whether a model that cannot be had is returned without its files.
+
+    Returns:
+        Role -> model. The roles are policy (what SFT starts from, or PPO where it names another model), reward
+        (reward_2 …) and value.
+
+    Raises:
+        ZooError: A model cannot be had, or is a GGUF file.
     """
-    found = {}
+    models = {}
     for role, (key, name, revision) in _asked(stages).items():
         check_no_gguf(name, key=key)
         try:
-            found[role] = Named(key, name, look_at(name, revision, hub, mend=mend_of(key)))
+            models[role] = Named(key, name, look_at(name, revision, hub, mend=mend_of(key)))
         except ZooError as error:
             if not leniently:
                 raise
-            found[role] = Named(key, name, None, reason(error.__cause__ or error))
-    return found
+            models[role] = Named(key, name, None, reason(error.__cause__ or error))
+    return models
 
 
 def _asked(stages: Mapping[str, StageSettings]) -> dict[str, tuple[str, str, str | None]]:
-    """role -> (key, name, revision) of the models from elsewhere."""
-    asked: dict[str, tuple[str, str, str | None]] = {}
+    """Returns role -> (key, name, revision) of the models from elsewhere."""
+    models: dict[str, tuple[str, str, str | None]] = {}
     if "sft" in stages and stages["sft"].model.model_name_or_path is not None:
         model = stages["sft"].model
-        asked["policy"] = "model_name_or_path of the stage sft", model.model_name_or_path, model.model_revision
+        models["policy"] = "model_name_or_path of the stage sft", model.model_name_or_path, model.model_revision
     if "ppo" in stages:
         settings = stages["ppo"]
         named = reward_roles(settings.data.reward_model_path)
@@ -96,12 +118,21 @@ def _asked(stages: Mapping[str, StageSettings]) -> dict[str, tuple[str, str, str
         for role, (key, name) in keys.items():
             if name is not None and name not in ("sft", "reward", "ppo") and not is_member(name):
                 repo, _, revision = (name, "", "") if Path(name).is_dir() else name.partition("@")
-                asked[role] = f"{key} of the stage ppo", repo, revision or None
-    return asked
+                models[role] = f"{key} of the stage ppo", repo, revision or None
+    return models
 
 
 def on_a_hub(recipe: Recipe, shared: RecipeConfig, stages: Mapping[str, StageSettings]) -> bool:
-    """Whether a recipe names a model or a data set that is neither a folder nor a file of this machine."""
+    """Whether a recipe names a model or a data set that is neither a local folder nor a local file.
+
+    Args:
+        recipe: The recipe.
+        shared: Its keys of recipe.yaml.
+        stages: Stage -> settings.
+
+    Returns:
+        True where it does.
+    """
     models = [name for _, name, _ in _asked(stages).values()]
     own = own_pairs_at(recipe, shared)
     labeled, pairs = shared.evaluation.labeled_data.dataset_name, None if own is None else own.dataset_name
@@ -110,7 +141,14 @@ def on_a_hub(recipe: Recipe, shared: RecipeConfig, stages: Mapping[str, StageSet
 
 
 def mend_of(key: str) -> str:
-    """What to do where the model that a key names cannot be found."""
+    """Returns what to do where the model that a key names cannot be found.
+
+    Args:
+        key: The key.
+
+    Returns:
+        The end of a message.
+    """
     return f"check {key}, --hub and --source_hub."
 
 
@@ -123,15 +161,18 @@ def look_at(
     what: str | None = None,
     mend: str,
 ) -> Path:
-    """The folder of a model's files without its weights; of an adapter without a configuration, its base's.
+    """Returns a folder of a model's files without its weights; for an adapter without a configuration, its base's.
 
     Args:
         name: A folder, or a repository of `hub` or of its source.
         revision: A branch, tag or commit of the repository; None is its main branch.
-        hub: Where to look. What is cached serves where it does not answer.
+        hub: Where to look. Cached files are used where it does not answer.
         patterns: Which of the repository's files.
         what: The beginning of the error, in place of "The model NAME".
         mend: What the error says to do.
+
+    Returns:
+        The folder.
 
     Raises:
         ZooError: No Hub has it, or none answers.
@@ -143,8 +184,8 @@ def look_at(
         with refusals_as(f"{what or f'The model {name}'} cannot be found on {one.name}", mend):
             silence = one.silence()
             try:
-                asked = one if silence is None else replace(one, offline=True)
-                return asked.snapshot(name, revision=revision, allow_patterns=[*patterns])
+                answering_hub = one if silence is None else replace(one, offline=True)
+                return answering_hub.snapshot(name, revision=revision, allow_patterns=[*patterns])
             except OSError:
                 if silence is None:
                     raise
@@ -159,7 +200,15 @@ def look_at(
 
 
 def check_named(models: Mapping[str, Named], stages: Mapping[str, StageSettings]) -> None:
-    """Raises ZooError for a model whose own code would run unasked, or has no class for a reward model of its own."""
+    """Checks that the models can be used: their own code is trusted, and has the classes that the stages need.
+
+    Args:
+        models: Role -> model.
+        stages: Stage -> settings.
+
+    Raises:
+        ZooError: A model's code is not trusted, lacks a reward model class, or a label or tokenizer does not fit.
+    """
     for model in models.values():
         if brings_code(model.config) and not is_trusted():
             raise ZooError(refusal(f"The model {model.name}"))
@@ -177,24 +226,40 @@ def check_named(models: Mapping[str, Named], stages: Mapping[str, StageSettings]
 
 
 def check_label(models: Mapping[str, Named], ppo: StageSettings) -> None:
-    """Raises ZooError where reward_label names none of a reward model's outputs, or one must be named."""
+    """Checks that reward_label names an output of each reward model from elsewhere.
+
+    Args:
+        models: Role -> model.
+        ppo: Settings of the stage PPO.
+
+    Raises:
+        ZooError: It names none of them, or one must be named.
+    """
     label = ppo.trainer.reward_label
     for role, name in reward_roles(ppo.data.reward_model_path).items():
-        if name == "reward" or is_member(name):  # which the stage trains with one output
+        if name == "reward" or is_member(name):  # the reward stage trains models with one output
             label_index({0: ""}, label, name="of the stage reward")
             continue
-        found = models.get(role)
-        labels = None if found is None or ppo.data.reward_model_loader is not None else labels_in(found.config)
-        if found is not None and labels is not None:
-            label_index(labels, label, name=found.name)
+        model = models.get(role)
+        labels = None if model is None or ppo.data.reward_model_loader is not None else labels_in(model.config)
+        if model is not None and labels is not None:
+            label_index(labels, label, name=model.name)
 
 
 def check_tokenizers(models: Mapping[str, Named], ppo: StageSettings) -> None:
-    """Raises ZooError where a model of PPO's from elsewhere pads with EOS, or has fewer embeddings than tokens."""
-    asked = dict.fromkeys(REWARD_ROLES, (ppo.trainer.reward_pad_token, "reward_pad_token"))
-    if ppo.model.model_name_or_path not in (None, *STAGES):  # SFT settles the PAD of its own
-        asked["policy"] = ppo.data.pad_token, "pad_token of the stage ppo"
-    for role, (pad_token, key) in asked.items():
+    """Checks the tokenizers of PPO's models from elsewhere.
+
+    Args:
+        models: Role -> model.
+        ppo: Settings of the stage PPO.
+
+    Raises:
+        ZooError: One pads with EOS, or has more tokens than its model has embeddings.
+    """
+    pads = dict.fromkeys(REWARD_ROLES, (ppo.trainer.reward_pad_token, "reward_pad_token"))
+    if ppo.model.model_name_or_path not in (None, *STAGES):  # the SFT stage sets the PAD of its own policy
+        pads["policy"] = ppo.data.pad_token, "pad_token of the stage ppo"
+    for role, (pad_token, key) in pads.items():
         model = models.get(role)
         if model is None or model.folder is None:
             continue
@@ -210,11 +275,21 @@ def check_tokenizers(models: Mapping[str, Named], ppo: StageSettings) -> None:
 
 
 def start_of(context: RunContext) -> dict[str, Named]:
-    """The models that the stages which are still to train begin with. Raises ZooError for one that cannot be."""
+    """Returns the models that the stages still to be trained start with.
+
+    Args:
+        context: The run.
+
+    Returns:
+        Role -> model.
+
+    Raises:
+        ZooError: One cannot be used.
+    """
     stages = to_train(context)
     models = named_models(stages, context.hub)
     check_named(models, stages)
-    own = "ppo" in stages and stages["ppo"].data.reward_model_loader is not None  # which may read any file
+    own = "ppo" in stages and stages["ppo"].data.reward_model_loader is not None  # a custom loader may read any file
     for role, model in models.items():
         if Path(model.name).is_dir() and not (own and role in REWARD_ROLES):
             model_files(model.name)  # a pickle, or weights that are cut short
@@ -225,7 +300,16 @@ def start_of(context: RunContext) -> dict[str, Named]:
 
 
 def check_response_length(shared: RecipeConfig, ppo: StageSettings, policy: Named | None) -> None:
-    """Raises ZooError where an answer alone fills what the policy reads."""
+    """Checks that the policy reads more tokens than an answer has.
+
+    Args:
+        shared: The keys of recipe.yaml.
+        ppo: Settings of the stage PPO.
+        policy: The policy; None is a model from random weights.
+
+    Raises:
+        ZooError: An answer alone fills what the policy reads.
+    """
     context = policy.context if policy is not None else context_in(shared.architecture or {})
     room = ppo.trainer.response_length
     if context is not None and room >= context:
@@ -236,9 +320,20 @@ def check_response_length(shared: RecipeConfig, ppo: StageSettings, policy: Name
 
 
 def check_prompt_lengths(context: RunContext, models: Mapping[str, Named], prompts: Sequence[Any]) -> str:
-    """How long PPO's prompts are. Raises ZooError where they, or too many of them, do not fit.
+    """Checks that PPO's prompts fit into what its policy reads.
 
-    Nothing is said of a policy whose tokenizer SFT will make.
+    Where SFT still has to make the tokenizer, the prompts are not measured.
+
+    Args:
+        context: The run.
+        models: Role -> model.
+        prompts: The prompts.
+
+    Returns:
+        How long the prompts are, in words.
+
+    Raises:
+        ZooError: A prompt with its answer does not fit, or too few prompts are left for an update.
     """
     settings, policy = context.settings("ppo"), models.get("policy")
     check_response_length(context.shared, settings, policy)
@@ -274,9 +369,14 @@ def check_prompt_lengths(context: RunContext, models: Mapping[str, Named], promp
 
 
 def policy_tokenizer(context: RunContext, policy: Named | None) -> Any | None:
-    """The tokenizer that SFT's policy has, or will have, as far as texts are rendered by it; None where nobody knows.
+    """Returns the tokenizer that SFT's policy has, or will have, as far as rendering texts needs it.
 
-    Of a model from random weights, whose tokenizer SFT will make, one without its vocabulary.
+    Args:
+        context: The run.
+        policy: The policy; None is a model from random weights, whose tokenizer has no vocabulary yet.
+
+    Returns:
+        The tokenizer; None where it is unknown.
     """
     if policy is None:
         return None if context.shared.architecture is None else _tokenizer_of(context, None)
@@ -284,7 +384,7 @@ def policy_tokenizer(context: RunContext, policy: Named | None) -> Any | None:
 
 
 def _tokenizer_of(context: RunContext, policy: Named | None) -> Any:
-    """The tokenizer of a policy whose files are known, with the template that SFT gives it; None is random weights."""
+    """Returns a policy's tokenizer with the template that SFT gives it; None is a model from random weights."""
     tokenizer: Any
     if policy is None:
         tokenizer = train_tokenizer([""], vocab_size=300, max_length=512)
@@ -296,7 +396,16 @@ def _tokenizer_of(context: RunContext, policy: Named | None) -> Any:
 
 
 def give_template(tokenizer: Any, sft: StageSettings, hub: Hub) -> None:
-    """Gives a tokenizer the chat template of SFT's chat_template_path, where it names one."""
+    """Gives a tokenizer the chat template that SFT's chat_template_path names, if any.
+
+    Args:
+        tokenizer: The tokenizer, which is changed.
+        sft: Settings of the stage SFT.
+        hub: Where Hub ids are looked up.
+
+    Raises:
+        ZooError: The template cannot be read.
+    """
     if sft.trainer.chat_template_path is not None:
         tokenizer.chat_template = _template_of(sft.trainer.chat_template_path, hub)
 
@@ -304,8 +413,14 @@ def give_template(tokenizer: Any, sft: StageSettings, hub: Hub) -> None:
 def cut_by_sft(shared: RecipeConfig, sft: StageSettings, policy: Named | None, hub: Hub) -> CutRows | None:
     """Counts the rows that SFT's max_length will cut.
 
+    Args:
+        shared: The keys of recipe.yaml.
+        sft: Settings of the stage SFT.
+        policy: The policy.
+        hub: Where Hub ids are looked up.
+
     Returns:
-        None where no row is cut, or where that cannot be told: the rows or the model's tokenizer do not lie here.
+        The counts; None where no row is cut, or where the rows or the model's tokenizer are not on this machine.
     """
     rows = None if policy is None or policy.folder is None else rows_here(shared, sft, hub)
     if policy is None or rows is None:
@@ -320,7 +435,7 @@ def cut_by_sft(shared: RecipeConfig, sft: StageSettings, policy: Named | None, h
 
 
 def _template_of(path: str, hub: Hub) -> Any:
-    """The chat template of a file or a model."""
+    """Returns the chat template of a file or a model."""
     if path.endswith((".jinja", ".j2")) or Path(path).is_file():
         try:
             return Path(path).read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Whether every split that a run reads is there, in a form that its stage can read, before anything trains."""
+"""Checks, before anything trains, that every split that a run reads exists, in a form that its stage can read."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,16 +22,16 @@ from ..settings.parse import RecipeConfig, StageSettings
 def check_forms(
     shared: RecipeConfig, stages: Mapping[str, StageSettings], hub: Hub = CLIENT, *, every_row: bool = False
 ) -> dict[str, str]:
-    """Checks that stages can read their data, as far as that can be told without a download.
+    """Checks that stages can read their data, as far as possible without a download.
 
     Args:
-        shared: The recipe's keys.
-        stages: The settings of its stages.
-        hub: What a Hub does not say, or one that does not answer, is left to the stage.
-        every_row: Look at every row of files that lie here, and not at the first one alone.
+        shared: The keys of recipe.yaml.
+        stages: Stage -> settings.
+        hub: Where Hub ids are looked up. What it does not answer is left to the stage.
+        every_row: Whether to check every row of local files, rather than only the first.
 
     Returns:
-        Data sets that could not be looked at, each with the reason.
+        Data set -> why it could not be checked.
 
     Raises:
         ZooError: A split, a column or a row is not what a stage reads.
@@ -57,7 +57,15 @@ def check_forms(
 
 
 def rows_here(shared: RecipeConfig, settings: StageSettings, hub: Hub = CLIENT) -> datasets.Dataset | None:
-    """The rows that a stage learns from, in its form; None where they do not lie here.
+    """Loads the rows that a stage learns from, in its form, where they are on this machine.
+
+    Args:
+        shared: The keys of recipe.yaml.
+        settings: Settings of the stage.
+        hub: The Hub.
+
+    Returns:
+        The rows; None where they are not on this machine.
 
     Raises:
         ZooError: They are not what the stage reads.
@@ -72,14 +80,37 @@ def rows_here(shared: RecipeConfig, settings: StageSettings, hub: Hub = CLIENT) 
 
 
 def check_labeled(shared: RecipeConfig, hub: Hub = CLIENT) -> dict[str, str]:
-    """The same of the texts and labels that the judge `classifier` learns from."""
+    """Checks the texts and labels that the judge `classifier` learns from, as `check_forms` does.
+
+    Args:
+        shared: The keys of recipe.yaml.
+        hub: Where Hub ids are looked up.
+
+    Returns:
+        Data set -> why it could not be checked.
+
+    Raises:
+        ZooError: They are not what the judge reads.
+    """
     look, data = _Look(shared, hub), shared.evaluation.labeled_data
     look.rows(data, data.dataset_train_split, "labeled", of="the judge classifier")
     return look.unseen
 
 
 def check_own_pairs(recipe: Recipe, shared: RecipeConfig, hub: Hub = CLIENT) -> dict[str, str]:
-    """The same of the pairs of `evaluation.own_pairs`, where it names any."""
+    """Checks the pairs of `evaluation.own_pairs`, if any, as `check_forms` does.
+
+    Args:
+        recipe: The recipe.
+        shared: Its keys of recipe.yaml.
+        hub: Where Hub ids are looked up.
+
+    Returns:
+        Data set -> why it could not be checked.
+
+    Raises:
+        ZooError: They are not pairs.
+    """
     look, data = _Look(shared, hub), own_pairs_at(recipe, shared)
     if data is not None:
         look.rows(data, data.dataset_train_split, "pairs", of="evaluation.own_pairs")
@@ -87,17 +118,17 @@ def check_own_pairs(recipe: Recipe, shared: RecipeConfig, hub: Hub = CLIENT) -> 
 
 
 class _Look:
-    """Rows of data sets, each split looked at once. unseen: of those that cannot be looked at yet, why."""
+    """Loads rows for checks, each split once. `unseen`: data set -> why it could not be checked."""
 
     def __init__(self, shared: RecipeConfig, hub: Hub, *, every_row: bool = False) -> None:
         self.shared, self.hub, self.every_row, self.unseen = shared, hub, every_row, dict[str, str]()
         self._seen: dict[Any, datasets.Dataset | None] = {}
 
     def rows(self, data: Any, split: str, form: Form, *, of: str, text: str = "text") -> datasets.Dataset | None:
-        """The split's rows in their form, or its first one; None where that cannot be told.
+        """Returns the split's rows in their form, or its first row; None where they cannot be had.
 
         Raises:
-            ZooError: They have none.
+            ZooError: They are not in that form.
         """
         shared = self.shared
         name = data.dataset_name or (shared.dataset_name if shared.corpus is None else None)

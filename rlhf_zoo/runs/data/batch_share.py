@@ -1,4 +1,4 @@
-"""The share that one of several processes has of a batch."""
+"""The share of a batch that one of several processes trains on."""
 
 import math
 from collections.abc import Mapping
@@ -9,11 +9,17 @@ from ...modeling import distributed
 
 
 def share_of_batch(said: Mapping[str, Any], stage: str) -> dict[str, Any]:
-    """The keys of the batch of one of several processes: what a recipe says is of all together.
+    """Divides the batch keys of a recipe among the processes, so that their number changes no result.
 
-    So their number changes no result. said: the stage's keys, with their defaults.
+    Args:
+        said: The stage's keys, with their defaults. They describe the batch of all processes together.
+        stage: Name of the stage.
 
-    Raises ZooError where the batch cannot be divided, and for keys whose meaning depends on the number of processes.
+    Returns:
+        The keys for one process; {} where there is only one.
+
+    Raises:
+        ZooError: The batch cannot be divided, or a key's meaning depends on the number of processes.
     """
     number = distributed.count()
     if number == 1:
@@ -49,11 +55,20 @@ def share_of_batch(said: Mapping[str, Any], stage: str) -> dict[str, Any]:
 
 
 def divided(size: int, steps: int, number: int) -> tuple[int, int]:
-    """Rows and accumulation steps of one of `number` processes; of a batch that cannot be divided, rounded up."""
+    """Divides a batch among processes, rounding up where it does not divide evenly.
+
+    Args:
+        size: Rows of a micro-batch, of all processes together.
+        steps: Accumulation steps.
+        number: Number of processes.
+
+    Returns:
+        Rows and accumulation steps of one process.
+    """
     fewer = _fewer(size, steps, number)
     return -(-size * fewer // number), steps // fewer
 
 
 def _fewer(size: int, steps: int, number: int) -> int:
-    """By how much accumulation steps are divided: only where the size cannot be."""
+    """Returns the divisor of the accumulation steps: above 1 only where the size cannot be divided."""
     return 1 if size % number == 0 else math.gcd(steps, number)

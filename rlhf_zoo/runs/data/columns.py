@@ -1,4 +1,4 @@
-"""What a key of `columns` may name beside a column: a text with a row's values in it. And rows left out by a number."""
+"""Values of the keys `columns` and `keep_above`: texts filled with a row's values, and rows dropped by a number."""
 
 from __future__ import annotations
 
@@ -12,18 +12,37 @@ from ...errors import ZooError
 if TYPE_CHECKING:
     from datasets import Dataset
 
-#: {column}, {column[key]} of a mapping, {column:8 words} or {column:2-8 words}: its first words, so many drawn a row.
-#: {{ and }} are braces, as in str.format.
+#: {column}, {column[key]} of a mapping, {column:8 words} or {column:2-8 words}: its first words, their number drawn for
+#: each row. {{ and }} are braces, as in str.format.
 _PART = re.compile(r"\{\{|\}\}|\{(?P<name>\w+(?:\[\w+\])?)(?::(?P<low>[1-9]\d*)(?:-(?P<high>[1-9]\d*))? words)?\}|[{}]")
 
 
 def is_text(named: str) -> bool:
-    """Whether it is a text with places for values, not the name of a column."""
+    """Whether a value of `columns` is a text with places for values, rather than the name of a column.
+
+    Args:
+        named: The value.
+
+    Returns:
+        True where it holds a brace.
+    """
     return "{" in named
 
 
 def value_of(row: Mapping[str, Any], name: str, *, of: str) -> Any:
-    """A row's `column`, or `column[key]`. Raises ZooError where the row has neither."""
+    """Returns a row's `column`, or `column[key]`.
+
+    Args:
+        row: The row.
+        name: Such as "column" or "column[key]".
+        of: What to call the data set, at the start of a sentence.
+
+    Returns:
+        The value.
+
+    Raises:
+        ZooError: The row has no such column or key.
+    """
     column, _, key = name.removesuffix("]").partition("[")
     if column not in row:
         listed = ", ".join(map(repr, row))
@@ -38,16 +57,19 @@ def value_of(row: Mapping[str, Any], name: str, *, of: str) -> Any:
 
 
 def filled(text: str, row: Mapping[str, Any], *, of: str, place: int) -> str:
-    """The text with the row's values; which words are kept depends on the value alone.
+    """Fills a text with a row's values. How many words are kept depends only on the value.
 
     Args:
-        text: With places for values. Braces in a value stay as they are.
+        text: The text, with places for values. Braces in a value stay as they are.
         row: The values, by column.
         of: What to call the data set.
         place: The row's number in it.
 
+    Returns:
+        The filled text.
+
     Raises:
-        ZooError: A place is not written as one, or the row has no value for it.
+        ZooError: A place is malformed, or the row has no value for it.
     """
 
     def written(part: re.Match[str]) -> str:
@@ -70,7 +92,19 @@ def filled(text: str, row: Mapping[str, Any], *, of: str, place: int) -> str:
 
 
 def values_in(text: str, row: Mapping[str, Any], *, of: str) -> list[str]:
-    """The values that `filled` has written into a text of a row, uncut and in their order."""
+    """Returns the values that `filled` writes into a text.
+
+    Args:
+        text: The text, with places for values.
+        row: The values, by column.
+        of: What to call the data set.
+
+    Returns:
+        The values, uncut and in their order.
+
+    Raises:
+        ZooError: The row has no such column or key.
+    """
     return [str(value_of(row, part["name"], of=of)) for part in _PART.finditer(text) if part["name"] is not None]
 
 
@@ -82,9 +116,18 @@ def _first_words(value: str, low: int, high: str | None) -> str:
 
 
 def above(rows: Dataset, bounds: Mapping[str, float], *, of: str) -> Dataset:
-    """The rows whose number `column` or `column[key]` is above its bound; one without a number is left out.
+    """Keeps the rows whose number in a column exceeds a bound. Rows without a number are dropped.
 
-    Raises ZooError where none is left.
+    Args:
+        rows: The rows.
+        bounds: `column` or `column[key]` -> its bound.
+        of: What to call the data set.
+
+    Returns:
+        The rows that are left.
+
+    Raises:
+        ZooError: None is left.
     """
     for name, bound in bounds.items():
         values = (value_of(row, name, of=of) for row in rows)

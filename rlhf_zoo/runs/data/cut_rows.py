@@ -1,4 +1,4 @@
-"""How many rows of SFT its max_length cuts, and how many of these lose their answer."""
+"""Counts the rows that SFT's max_length cuts, and those of them that lose their whole answer."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CutRows:
-    """Rows that have more than `max_length` tokens.
+    """Counts of rows with more than `max_length` tokens.
 
-    rows: all that SFT learns from. cut: those that are longer. without_answer: of these, those of whose answer no token
-    is left.
+    Attributes:
+        max_length: The most tokens of a row.
+        rows: All rows that SFT learns from.
+        cut: Rows that are longer.
+        without_answer: Of these, rows with no token of the answer left.
     """
 
     max_length: int
@@ -30,7 +33,7 @@ class CutRows:
 
     @property
     def line(self) -> str:
-        """For people, without the full stop."""
+        """The counts as a sentence without its full stop."""
         lost = f"; of {self.without_answer:,} it leaves no token of the answer" if self.without_answer else ""
         return f"max_length, {self.max_length}, cuts {self.cut:,} of {self.rows:,} rows{lost}"
 
@@ -45,7 +48,7 @@ def count_cut_rows(rows: Dataset, tokenizer: PreTrainedTokenizerBase, trainer: A
         field: The column of whole texts.
 
     Returns:
-        None where no row is cut: max_length is None, or packing goes on with what is cut off.
+        The counts; None where no row is cut: max_length is None, or packing keeps what is cut off.
     """
     most = trainer.max_length
     if most is None or (trainer.packing and trainer.packing_strategy != "bfd"):
@@ -61,7 +64,7 @@ def count_cut_rows(rows: Dataset, tokenizer: PreTrainedTokenizerBase, trainer: A
 
 
 def _row_ids(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, field: str) -> list[int]:
-    """The token ids that trl makes of a row."""
+    """Returns the token ids that trl makes of a row."""
     parts = ("prompt", "completion") if "prompt" in row else ("messages" if "messages" in row else field,)
     whole = row[parts[0]] if len(parts) == 1 else row[parts[0]] + row[parts[1]]
     if is_conversation(whole):
@@ -71,7 +74,7 @@ def _row_ids(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, field: 
 
 
 def _answer_start(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """How many tokens stand before a row's last answer; None where it has none of its own."""
+    """Returns how many tokens precede a row's last answer; None where the row has no answer of its own."""
     if "prompt" in row:
         prompt = row["prompt"]
     elif "messages" in row and has_answer_prefix(row["messages"]):

@@ -18,17 +18,24 @@ from ...modeling.special_tokens import stop_ids
 
 @dataclass(frozen=True)
 class SampledCompletions:
-    """Batches of samples, and the texts of their completions, in the order of the prompts."""
+    """Batches of samples and the texts of their completions, in the order of the prompts.
+
+    Attributes:
+        batches: The samples.
+        texts: The text of each completion.
+    """
 
     batches: list[Samples]
     texts: list[str]
 
     @cached_property
     def ended(self) -> list[bool]:
+        """Whether each completion ended by itself."""
         return [bool(end) for batch in self.batches for end in batch.ended]
 
     @cached_property
     def lengths(self) -> list[int]:
+        """The length of each completion, in tokens."""
         return [int(length) for batch in self.batches for length in batch.mask.sum(1)]
 
 
@@ -47,10 +54,29 @@ def complete(
     truncation: Truncation | None = None,
     stops: Sequence[int] | None = None,
 ) -> SampledCompletions:
-    """One completion a prompt, of tokens that the tokenizer names. stops: what ends it; None: what ends the model's.
+    """Samples one completion for each prompt, using only tokens that the tokenizer has.
 
-    The random stream of each depends on (seed, its key) alone. Batches are on the CPU; where the memory of the model's
-    device is too small for one, it is sampled in parts. Of several processes each samples some; all have all of them.
+    The random stream of each depends only on (seed, its key). Batches are on the CPU; where the model's device has too
+    little memory for a batch, it is sampled in parts. In distributed training each process samples some batches, and
+    all
+    get all of them.
+
+    Args:
+        model: The policy.
+        tokenizer: Its tokenizer.
+        prompts: Texts or conversations.
+        keys: The key of each prompt's random stream.
+        seed: The seed.
+        max_new_tokens: The most tokens of a completion.
+        temperature: Temperature of sampling.
+        desc: Label of the progress bar.
+        top_p: Probability mass that is sampled from.
+        batch_size: Prompts sampled at a time.
+        truncation: How completions are cut, if at all.
+        stops: Token ids that end a completion; None takes the model's.
+
+    Returns:
+        The completions.
     """
     model.eval()
     vocabulary = Vocabulary.of(tokenizer, model)
@@ -83,8 +109,8 @@ def complete(
                 batch = Samples.joined(list(parts.run(drawn, chosen)), fill)
                 if truncation is not None:
                     batch = truncation(batch, tokenizer, seed=seed, keys=[keys[row] for row in chosen])
-                asked, before = ([of[row] for row in chosen] for of in (prompts, tokens))
-                done[number] = batch, decode_completions(tokenizer, asked, before, batch.token_lists())
+                batch_prompts, batch_tokens = ([of[row] for row in chosen] for of in (prompts, tokens))
+                done[number] = batch, decode_completions(tokenizer, batch_prompts, batch_tokens, batch.token_lists())
             bar.update(len(chosen))
-    found = distributed.in_order(done)
-    return SampledCompletions([batch for batch, _ in found], [text for _, texts in found for text in texts])
+    ordered = distributed.in_order(done)
+    return SampledCompletions([batch for batch, _ in ordered], [text for _, texts in ordered for text in texts])

@@ -1,6 +1,6 @@
-"""Where a stage's rows are in its data set, and in which form: the keys, and rows in the columns that stages read.
+"""Where a stage's rows are in its data set, and the forms in which stages read rows.
 
-Prompts are split by the hash of their prompt, so that a share can be held out of a data set with one split.
+Rows are split by the hash of their prompt, so that a share can be held out of a data set that has only one split.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ HOLDS_OUT = (
     "dataset_name", "dataset_revision", "dataset_config", "dataset_train_split", "columns", "keep_above",
     "held_out_share",
 )  # fmt: skip
-#: Keys of PPO by which completions are cut.
+#: Keys of PPO that decide how completions are cut.
 CUTS = ("response_length_min", "truncate_text", "truncate_after")
-#: How alike a key is to another that is meant.
+#: Similarity at which an unknown key counts as a misspelling of a known one.
 CLOSE = 0.8
-#: By which texts of dialogues, as those of Anthropic/hh-rlhf, begin an answer.
+#: What begins an answer in dialogues written as one text, such as those of Anthropic/hh-rlhf.
 _ANSWER = "\n\nAssistant:"
 
 
 @dataclass(frozen=True)
 class DataArguments:
-    """The keys of every stage's data."""
+    """The data keys that every stage has."""
 
     dataset_name: str | None = option(None, "Data set of this stage alone; None takes the recipe's.")
     dataset_revision: str | None = option(None, "Revision of dataset_name.")
@@ -95,23 +95,40 @@ class DataArguments:
 
     @property
     def evaluated_split(self) -> str | None:
-        """The split that is evaluated while training goes on."""
+        """The split that is evaluated during training."""
         return getattr(self, "dataset_test_split", None)
 
 
 def check_columns(columns: Mapping[str, Any]) -> None:
-    """Raises ZooError for a value of `columns` that names nothing."""
+    """Checks the values of `columns`.
+
+    Args:
+        columns: The stage's column -> a column of the data set, or a text.
+
+    Raises:
+        ZooError: A value is not a text.
+    """
     for ours, theirs in columns.items():
         if not isinstance(theirs, str):
             raise ZooError(f"columns says {theirs!r} for {ours}: give the name of a column.")
 
 
 def in_form(rows: Dataset, form: Form, *, columns: Mapping[str, str], turns: bool, text: str, of: str) -> Dataset:
-    """The rows in the columns that a stage reads, other columns beside them.
+    """Brings rows into the columns that a stage reads. Other columns stay.
 
-    columns: ours -> theirs, or a text as `columns.filled` takes it. turns: texts of prompts become a user's turn, and
-    of completions the assistant's. text: the column of plain texts. of: what to call the data set. Raises ZooError for
-    a column that is not there.
+    Args:
+        rows: The rows.
+        form: The form that the stage reads.
+        columns: The stage's column -> the data set's, or a text for `columns.filled`.
+        turns: Whether plain prompts become a user's turn, and plain completions the assistant's.
+        text: The column of plain texts.
+        of: What to call the data set.
+
+    Returns:
+        The rows.
+
+    Raises:
+        ZooError: A column is missing, or a row cannot be read.
     """
     made = {ours: text for ours, text in columns.items() if is_text(text)}
     rows = unmarked(rows)
@@ -160,7 +177,7 @@ def in_form(rows: Dataset, form: Form, *, columns: Mapping[str, str], turns: boo
 
 
 def _in_turns(rows: Dataset, form: Form, *, text: str, given: Mapping[str, str], of: str) -> Dataset:
-    """The rows with conversations of any form as lists of {role, content}, in the columns that the stage reads.
+    """Returns the rows with every conversation as a list of {role, content}, in the columns that the stage reads.
 
     Raises ZooError where there are no such columns.
     """
@@ -171,7 +188,7 @@ def _in_turns(rows: Dataset, form: Form, *, text: str, given: Mapping[str, str],
         rows = rows.rename_column(theirs, ours)
     need_form(rows.column_names, form, text=text, of=of, given=given)
     if form == "prompts" and "prompt" in rows.column_names:
-        read = ["prompt"]  # any other is for reward functions
+        read = ["prompt"]  # other columns are for reward functions
     else:
         read = ["prompt", "messages", "completion", "chosen", "rejected"] if form != "labeled" else []
     sharegpt = bool(named) or SHAREGPT in given.values()
@@ -179,24 +196,34 @@ def _in_turns(rows: Dataset, form: Form, *, text: str, given: Mapping[str, str],
 
 
 def _columns_of(form: Form, text: str) -> tuple[set[str], ...]:
-    """The columns that a form takes, in each of its kinds."""
-    known: dict[str, tuple[set[str], ...]] = {
+    """Returns the alternative sets of columns that a form accepts."""
+    alternatives: dict[str, tuple[set[str], ...]] = {
         "texts": ({"messages"}, {"prompt", "completion"}, {text}),
         "pairs": ({"chosen", "rejected"},),
         "prompts": ({"prompt"}, {"messages"}, {"chosen", "rejected"}),
         "labeled": ({"text", "label"},),
     }
-    return known[form]
+    return alternatives[form]
 
 
 def need_form(names: Sequence[str], form: Form, *, text: str, of: str, given: Iterable[str] = ()) -> None:
-    """Raises ZooError where columns of these names are none of the forms that a stage takes; given: keys of `columns`.
+    """Checks that a data set has the columns that a stage reads.
 
-    A key that no stage reads is for reward functions, unless it is next to one that is read.
+    A key of `columns` that no stage reads is for reward functions, unless it resembles one that is read.
+
+    Args:
+        names: The columns.
+        form: The form that the stage reads.
+        text: The column of plain texts.
+        of: What to call the data set.
+        given: The keys of `columns`.
+
+    Raises:
+        ZooError: Columns are missing, or a key of `columns` is misspelled.
     """
-    known = _columns_of(form, text)
-    reads = {"prompt", *([] if form == "labeled" else [SHAREGPT])}.union(*known)
-    fits = any(needed <= set(names) for needed in known)
+    alternatives = _columns_of(form, text)
+    reads = {"prompt", *([] if form == "labeled" else [SHAREGPT])}.union(*alternatives)
+    fits = any(needed <= set(names) for needed in alternatives)
     for ours in given:
         if ours not in reads and (get_close_matches(ours, reads, cutoff=CLOSE) or not fits):
             near = did_you_mean(ours, reads)
@@ -204,7 +231,7 @@ def need_form(names: Sequence[str], form: Form, *, text: str, of: str, given: It
             raise ZooError(f"`columns` for {of} says {ours!r}, which nothing reads{near or ':'} {listed}.")
     if fits:
         return
-    usual = known[-1 if form == "texts" else 0]
+    usual = alternatives[-1 if form == "texts" else 0]
     missing = next(name for name in sorted(usual) if name not in names)
     raise ZooError(
         f"{of} has no column {missing!r}, only {', '.join(map(repr, names))}: the stage reads {NEEDED[form]}; rename "
@@ -213,12 +240,12 @@ def need_form(names: Sequence[str], form: Form, *, text: str, of: str, given: It
 
 
 def _mapped(rows: Dataset, function: Callable[[dict], dict], *, drop: Sequence[str] = ()) -> Dataset:
-    """As Dataset.map, where a column may change from texts to conversations."""
+    """As Dataset.map, but a column may change from texts to conversations."""
     return _with_columns(rows, [function(row) for row in rows], drop=drop)
 
 
 def _with_columns(rows: Dataset, values: Sequence[Mapping[str, Any]], *, drop: Sequence[str] = ()) -> Dataset:
-    """The rows with these columns, in place of those that had their names. values: of each row, by column."""
+    """Returns the rows with columns added or replaced; `values` holds each row's new values, by column."""
     from datasets import concatenate_datasets
 
     from .tables import dataset_of
@@ -229,13 +256,23 @@ def _with_columns(rows: Dataset, values: Sequence[Mapping[str, Any]], *, drop: S
 
 
 def split_pair(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Of two texts or conversations that begin alike: that prompt, and what comes behind it on each side."""
+    """Splits two texts or conversations with a common beginning into that prompt and the rest of each.
+
+    Args:
+        row: `chosen` and `rejected`.
+
+    Returns:
+        {prompt, chosen, rejected}.
+
+    Raises:
+        ZooError: Two conversations differ from their first turn on.
+    """
     chosen, rejected = row["chosen"], row["rejected"]
     most = min(len(chosen), len(rejected))
     same = next((place for place in range(most) if chosen[place] != rejected[place]), most)
     if isinstance(chosen, str):
         place = chosen[:same].rfind(_ANSWER)
-        # A newline belongs to the prompt; a space to the answer's first word, as tokenizers have it.
+        # A newline belongs to the prompt, and a space to the answer's first word, as in tokenizers.
         space = _last_space(chosen[:same])
         same = place + len(_ANSWER) if place >= 0 else space + (space >= 0 and chosen[space] != " ")
         same = max(same, 0)
@@ -250,7 +287,7 @@ def split_pair(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _last_space(text: str) -> int:
-    """Where the last white space of a text is, be it a newline; -1 where there is none."""
+    """Returns the index of the last white space of a text, newlines included; -1 without one."""
     return next((place for place in range(len(text) - 1, -1, -1) if text[place].isspace()), -1)
 
 
@@ -260,7 +297,11 @@ def _first_turns(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_turns(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Texts of a row as turns of a conversation; what is one already stays."""
+    """Turns the plain texts of a row into conversations of one turn; conversations stay.
+
+    Args:
+        row: The row, of which prompt, completion, chosen and rejected are returned.
+    """
     roles = {"prompt": "user", "completion": "assistant", "chosen": "assistant", "rejected": "assistant"}
     return {
         name: [{"role": role, "content": row[name].strip()}] if isinstance(row[name], str) else row[name]
@@ -270,15 +311,15 @@ def as_turns(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _texts(rows: Dataset, text: str) -> Dataset:
-    """The columns that SFT learns from, alone where others could be taken for them."""
+    """Keeps only the columns that SFT learns from, as trl could mistake others for them."""
     names = set(rows.column_names)
-    asked = [ASKED] if ASKED in names else []
+    marker_columns = [ASKED] if ASKED in names else []
     if "messages" in names:
-        return rows.select_columns(["messages", *asked])
+        return rows.select_columns(["messages", *marker_columns])
     if {"prompt", "completion"} <= names:
-        rows = rows.select_columns(["prompt", "completion", *asked])
+        rows = rows.select_columns(["prompt", "completion", *marker_columns])
         return _mapped(rows, _closed) if any(map(has_answer_prefix, rows["prompt"])) else rows
-    return rows.select_columns([text, *asked])  # trl reads token ids and masks where it finds them
+    return rows.select_columns([text, *marker_columns])  # trl reads token ids and masks where it finds them
 
 
 def _closed(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -287,24 +328,50 @@ def _closed(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sft_text(row: Mapping[str, Any], text: str) -> Any:
-    """The whole text or conversation that a row of SFT is."""
+    """Returns the whole text or conversation of a row of SFT.
+
+    Args:
+        row: The row.
+        text: The column of plain texts.
+    """
     if "messages" in row:
         return row["messages"]
     return append_completion(row["prompt"], row["completion"]) if "completion" in row else row[text]
 
 
 def hold_out(rows: Dataset, share: float) -> tuple[Dataset, Dataset]:
-    """(rows to train on, rows held out): those of `share` of the prompts, at least one, by the sha256 of the prompt.
+    """Splits rows by their prompt's sha256 into rows to train on and rows held out.
 
-    All rows of a prompt, in whichever form, stay on one side. As a data set grows a prompt hardly ever changes sides.
-    Raises ZooError where nothing would be left to train on.
+    All rows of a prompt, in whichever form, stay on one side. As a data set grows, prompts hardly ever change sides.
+
+    Args:
+        rows: The rows.
+        share: The share of the prompts to hold out; at least one prompt is.
+
+    Returns:
+        (rows to train on, rows held out).
+
+    Raises:
+        ZooError: Nothing would be left to train on.
     """
     parts = parts_of(rows, share, parts=1)
     return parts[-1], parts[0]
 
 
 def parts_of(rows: Dataset, share: float, *, parts: int) -> list[Dataset]:
-    """`parts` times `share` of the prompts, each at least one, and at the end the rest; see `hold_out`."""
+    """Splits off `parts` times a share of the prompts: see `hold_out`.
+
+    Args:
+        rows: The rows.
+        share: The share of the prompts in each part; each has at least one.
+        parts: Number of parts.
+
+    Returns:
+        The parts, then the remaining rows.
+
+    Raises:
+        ZooError: Nothing would be left to train on.
+    """
     digests = _digests(rows)
     distinct = sorted(set(digests))
     count = math.ceil(share * len(distinct))
@@ -317,13 +384,13 @@ def parts_of(rows: Dataset, share: float, *, parts: int) -> list[Dataset]:
     chosen: list[list[int]] = [[] for _ in range(parts + 1)]
     for row, digest in enumerate(digests):
         chosen[place[digest]].append(row)
-    return [rows.select(one) for one in chosen]
+    return [rows.select(indices) for indices in chosen]
 
 
 def without_prompts(
     rows: Dataset, prompts: Dataset | Sequence[Mapping[str, Any]], *, of: str
 ) -> tuple[Dataset, int | None]:
-    """Leaves out the rows that ask one of some prompts: see `overlap`.
+    """Drops the rows that ask one of some prompts: see `overlap`.
 
     Args:
         rows: What a stage would learn from.
@@ -331,39 +398,46 @@ def without_prompts(
         of: What to call the stage.
 
     Returns:
-        The other rows, and how many were left out; None where none is, and a prompt may stand in texts that do not
-        tell it from its answer.
+        The other rows, and how many were dropped. None stands for "none, as far as can be told": plain texts do not
+        show
+        where a prompt ends, so one may hide in them.
 
     Raises:
         ZooError: Nothing is left.
     """
-    found = overlap(prompts, rows)
-    left_out = len(found.rows)
+    common = overlap(prompts, rows)
+    left_out = len(common.rows)
     if left_out == len(rows):
         raise ZooError(f"PPO's held_out_share takes every prompt of {of}: give more data, or lower it.")
     if not left_out:
-        return rows, 0 if found.told else None
-    return rows.select([place for place in range(len(rows)) if place not in found.rows]), left_out
+        return rows, 0 if common.told else None
+    return rows.select([place for place in range(len(rows)) if place not in common.rows]), left_out
 
 
 def distinct_first(rows: Dataset) -> Dataset:
-    """The rows with each prompt's first row before every prompt's second one, and so on; else in their order.
+    """Reorders rows so that each prompt's first row comes before any prompt's second row, and so on.
 
     So the first N rows hold as many different prompts as N rows can.
+
+    Args:
+        rows: The rows.
+
+    Returns:
+        The reordered rows.
     """
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     times = []
     for prompt in rows["prompt"]:
         key = prompt_key(prompt)
-        times.append(seen[key])
-        seen[key] += 1
+        times.append(counts[key])
+        counts[key] += 1
     if max(times, default=0) == 0:
         return rows
     return rows.select(sorted(range(len(times)), key=times.__getitem__))
 
 
 def _digests(rows: Dataset) -> list[str]:
-    """For each row, the sha256 of its prompt; the same one for rows that ask the same in other forms."""
+    """Returns the sha256 of each row's prompt; rows that ask the same in different forms get the same one."""
     least: dict[str, str] = {}
     keys = []
     for row in rows:
@@ -381,13 +455,26 @@ def _key(row: Mapping[str, Any]) -> Any:
 
 
 def _digest(prompt: Any) -> str:
-    """sha256 of a text or a conversation."""
+    """Returns the sha256 of a text or a conversation."""
     text = prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def fitting(rows: Dataset, tokenizer: PreTrainedTokenizerBase, most: int | None, *, of: str) -> tuple[Dataset, int]:
-    """Rows whose prompt has at most `most` tokens, and how many were left out, which is said in a line."""
+    """Keeps the rows whose prompt has at most `most` tokens, and logs how many were dropped.
+
+    Args:
+        rows: The rows.
+        tokenizer: Counts the tokens.
+        most: The most tokens of a prompt; None keeps all rows.
+        of: What to call the rows.
+
+    Returns:
+        The rows that are left, and how many were dropped.
+
+    Raises:
+        ZooError: None is left.
+    """
     if most is None or "prompt" not in rows.column_names:
         return rows, 0
     keep = [place for place, prompt in enumerate(rows["prompt"]) if len(tokenize_prompt(prompt, tokenizer)) <= most]
@@ -400,5 +487,9 @@ def fitting(rows: Dataset, tokenizer: PreTrainedTokenizerBase, most: int | None,
 
 
 def conversational(rows: Dataset) -> bool:
-    """Whether the rows are conversations."""
+    """Whether rows are conversations, by the first row.
+
+    Args:
+        rows: The rows.
+    """
     return any(is_conversation(rows[0].get(name)) for name in ("prompt", "messages", "completion", "chosen"))

@@ -1,4 +1,4 @@
-"""Whether the columns that a stage reads hold what it can read, in every row."""
+"""Checks that the columns that a stage reads hold readable values in every row."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def check_values(rows: Dataset, form: str, *, text: str, of: str) -> None:
         of: What to call the data set within a sentence.
 
     Raises:
-        ZooError: A row has nothing in such a column, or what is neither a text nor a conversation; `messages` is no
-            conversation; or `margin`, of pairs, is no number.
+        ZooError: Such a column is empty in a row, or holds neither a text nor a conversation; `messages` is not a
+            conversation; or `margin`, of pairs, is not a number.
     """
     from datasets import Json
 
@@ -36,7 +36,7 @@ def check_values(rows: Dataset, form: str, *, text: str, of: str) -> None:
     for name in _read_columns(names, form, text):
         kinds = [CONVERSATION] if name == "messages" else [TEXT] if name == text else [TEXT, CONVERSATION]
         _check_kind(rows, name, kinds, of=of)
-        # Of all rows, chosen or not: only where one is empty are they looked at.
+        # Arrow counts over the whole column; rows are read one by one only where one may be empty.
         if isinstance(rows.features[name], Json) or _may_lack_text(rows.data.column(name)):
             empty = next((place for place, value in enumerate(rows[name]) if not _says_something(value)), None)
             if empty is not None:
@@ -59,7 +59,7 @@ def _read_columns(names: set[str], form: str, text: str) -> list[str]:
 
 
 def _check_kind(rows: Dataset, name: str, kinds: Sequence[str], *, of: str) -> None:
-    """Raises ZooError where not all values of a column are of one of these kinds, the same in all rows."""
+    """Raises ZooError where a column's values are not all of one of these kinds, the same in all rows."""
     from datasets import Value
 
     feature = rows.features[name]
@@ -96,7 +96,7 @@ def _kind_of(value: Any) -> str:
 
 
 def _are_turns(rows: Dataset, name: str) -> bool:
-    """Whether a column's type says that all its values are conversations."""
+    """Whether a column's type guarantees that all its values are conversations."""
     import pyarrow as pa
 
     kind = rows.data.column(name).type
@@ -123,7 +123,7 @@ def _check_margins(margins: Sequence[Any], *, of: str) -> None:
 
 
 def _may_lack_text(column: Any) -> bool:
-    """Whether some row of a column of Arrow may be nothing: no text, no turns, or a turn without content."""
+    """Whether some row of an Arrow column may be empty: no text, no turns, or a turn without content."""
     import pyarrow as pa
     from pyarrow import compute
 
@@ -137,7 +137,7 @@ def _may_lack_text(column: Any) -> bool:
 
 
 def _says_something(value: Any) -> bool:
-    """Whether a text, or a conversation whose turns all say something; one that calls tools need not."""
+    """Whether a value is a text, or a conversation whose turns all have content; turns that call tools need none."""
     if not isinstance(value, list):
         return value is not None
     return bool(value) and all(

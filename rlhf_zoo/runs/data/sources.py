@@ -24,30 +24,35 @@ from .tables import read_whole
 
 log = logging.getLogger(__name__)
 
-#: What the loader says of a configuration or split that a data set has not, with those that it has.
+#: The loader's messages about a missing configuration or split; the group holds those that exist.
 _PARTS = {
     "configuration": re.compile(r"(?:BuilderConfig '.*' not found\. Available|available configs): (\[.*\])"),
     "split": re.compile(r"(?:Unknown split|Bad split).*(\[.*\])"),
 }
 KEYS: Mapping[str, str] = {"configuration": "dataset_config", "split": "dataset_train_split or dataset_test_split"}
-#: What a model and its tokenizer are loaded from, in their folder: weights, configuration, vocabulary, template, code.
+#: Files that a model and its tokenizer are loaded from: weights, configuration, vocabulary, template, code.
 LOADED = (
     "*.safetensors", "*.gguf", "*.safetensors.index.json", "config.json", "generation_config.json",
     "adapter_config.json", "tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
     "*.model", "*.jinja", "chat_template.json", "additional_chat_templates/*.jinja", "*.py",
 )  # fmt: skip
-BENCHMARK = "eval.yaml"  # in a data set's repository: the Hub's mark of a benchmark
+BENCHMARK = "eval.yaml"  # a file by which the Hub recognizes a data set as a benchmark
 
 
 class NoSuchPart(ZooError):
-    """A data set that is there has not the configuration or the split that was asked for."""
+    """The data set exists, but not the configuration or split that was asked for."""
 
 
 @dataclass(frozen=True)
 class DataSource:
-    """Where the stages load from: a Hub id at a commit, a folder, or a file of JSON lines, which is any split.
+    """Where the stages load from: a Hub id at a commit, a folder, or a file of JSON lines, which stands for any split.
 
-    unanswered: why no Hub answered, where the cache has to do.
+    Attributes:
+        location: The Hub id, folder or file.
+        revision: The commit or revision of a Hub id.
+        lineage: How run.json and cards name it.
+        hub: The Hub that has it.
+        unanswered: Why no Hub answered, where only the cache can be used.
     """
 
     location: str
@@ -59,11 +64,22 @@ class DataSource:
     def load(
         self, configuration: str | None, split: str, *, columns: list[str], keys: Mapping[str, str] = KEYS
     ) -> datasets.Dataset:
-        """One split. Raises ZooError when it, its configuration or a column is not there, or it is empty.
+        """Loads one split.
 
-        keys: a recipe's, by which configuration and split are chosen.
+        Args:
+            configuration: Its configuration.
+            split: Name of the split.
+            columns: Columns that it must have.
+            keys: The recipe's keys for configuration and split, for messages.
+
+        Returns:
+            The rows.
+
+        Raises:
+            ZooError: The split or a column is missing, the split is empty, or it cannot be loaded.
+            NoSuchPart: The configuration or split does not exist.
         """
-        # The sender notes in the folder of a run's data where they were published.
+        # The sender writes run.json in the folder of a run's data, whose temporary file must not be listed here.
         with self._loading(configuration, split, keys) as (what, data, options), records_at_rest():
             if (cache := _cache_of(self.location)) is not None:
                 options["cache_dir"] = cache
@@ -77,20 +93,32 @@ class DataSource:
     def _of_all_rows(
         self, builder: datasets.DatasetBuilder, split: str, options: Mapping[str, Any], error: Exception
     ) -> datasets.Dataset:
-        """The split where a column has another type further down than in the first rows. Raises `error` for others."""
+        """Loads a split in which a column's type changes after the first rows. Raises `error` in other cases."""
         if is_disk_full(error):
             raise error
         try:
-            found = read_whole(builder, split, cache=options.get("cache_dir"), token=options.get("token"))
+            rows = read_whole(builder, split, cache=options.get("cache_dir"), token=options.get("token"))
         except (ValueError, RecursionError):
             raise error from error.__cause__
-        if found is None:
+        if rows is None:
             raise error
         log.info("The columns of %s change their types further down, so all of it is read at once.", self.location)
-        return without_media(found)
+        return without_media(rows)
 
     def first_row(self, configuration: str | None, split: str) -> dict[str, Any] | None:
-        """None of an empty split; the rest is not fetched. Raises ZooError, and NoSuchPart, as `load` does."""
+        """Returns the first row of a split without downloading the rest.
+
+        Args:
+            configuration: Its configuration.
+            split: Name of the split.
+
+        Returns:
+            The row; None for an empty split.
+
+        Raises:
+            ZooError: As `load`.
+            NoSuchPart: As `load`.
+        """
         with self._loading(configuration, split) as (_, data, options):
             return next(iter(data.stream(configuration, split, **options)), None)
 
@@ -98,9 +126,9 @@ class DataSource:
     def _loading(
         self, configuration: str | None, split: str, keys: Mapping[str, str] = KEYS
     ) -> Iterator[tuple[str, GatedData, dict[str, Any]]]:
-        """(what is loaded, the data set once it was checked, the loader's keywords of its Hub).
+        """Yields (what is loaded, the checked data set, the loader's keywords for its Hub).
 
-        What the client and datasets raise is said in our words.
+        It translates errors of the client and of `datasets` into ZooError.
         """
         name = f"The data set {self.location}"
         what = f"{name}{f', configuration {configuration}' if configuration else ''}, split {split}"
@@ -121,10 +149,10 @@ class DataSource:
                     f"network and {self.hub.flag}."
                 ) from error
             for kind, wanted in (("configuration", configuration), ("split", split)):
-                if found := _PARTS[kind].search(str(error)):
-                    has = ", ".join(re.findall(r"'[^']+'", found[1]))
-                    asked = f"no {kind} {wanted!r}, only {has}" if wanted else f"several {kind}s, {has}"
-                    raise NoSuchPart(f"{name} has {asked}: say which by the key {keys[kind]}.") from error
+                if match := _PARTS[kind].search(str(error)):
+                    has = ", ".join(re.findall(r"'[^']+'", match[1]))
+                    mismatch = f"no {kind} {wanted!r}, only {has}" if wanted else f"several {kind}s, {has}"
+                    raise NoSuchPart(f"{name} has {mismatch}: say which by the key {keys[kind]}.") from error
             if (wrong := wrong_in(Path(self.location))) is not None:
                 raise ZooError(f"{name} cannot be loaded: {wrong}.") from error
             raise ZooError(
@@ -141,13 +169,20 @@ class DataSource:
 
 
 def _cause_of(error: Exception) -> BaseException:
-    """What `datasets` stumbled over, where it says no more than that it did."""
+    """Returns the cause behind an error of `datasets` that only says that generation failed."""
     vague = type(error) is datasets.exceptions.DatasetGenerationError and error.__cause__ is not None
     return error.__cause__ if vague and error.__cause__ is not None else error
 
 
 def wrong_in(path: Path) -> str | None:
-    """Of a local file, or of those of a folder, the first that is empty or not of JSON lines, or which line is not."""
+    """Finds what is wrong with a local file of JSON lines, or with the first bad file of a folder.
+
+    Args:
+        path: The file or folder.
+
+    Returns:
+        The problem and its remedy; None where there is none.
+    """
     for file in [path] if path.is_file() else sorted(path.rglob("*.jsonl")):
         if not file.stat().st_size:
             return f"{file.name} is empty: give it rows"
@@ -169,9 +204,16 @@ def wrong_in(path: Path) -> str | None:
 
 @contextlib.contextmanager
 def reading_from(hub: Hub) -> Iterator[dict[str, Any]]:
-    """`datasets` keeps the address of one Hub; inside, it is this one's, and calls take these keywords."""
-    config, known = datasets.config, ("HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
-    before = {name: getattr(config, name) for name in known}
+    """Makes `datasets` use a Hub's address inside the block, as it keeps only one address for the whole process.
+
+    Args:
+        hub: The Hub.
+
+    Yields:
+        Keywords for calls of `datasets`.
+    """
+    config, settings = datasets.config, ("HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
+    before = {name: getattr(config, name) for name in settings}
     other = hub.endpoint not in (None, before["HF_ENDPOINT"])
     if other:
         config.HF_ENDPOINT = hub.endpoint
@@ -186,59 +228,71 @@ def reading_from(hub: Hub) -> Iterator[dict[str, Any]]:
 
 
 def find_data(name: str, revision: str | None, hub: Hub, *, before: Mapping[str, Any] | None = None) -> DataSource:
-    """The data set `name`: a folder or file, or a repository of `hub`, else of its source. Its lineage has repo, commit
-    and, where it is one, the benchmark that it is registered as.
+    """Finds a data set: a folder or file, or a repository of a Hub or of its source.
 
-    before: the lineage that the run wrote when it began, whose commit stands; see `check_unchanged` for what lies here.
-    Where a Hub does not answer, the data set may lie in the cache all the same, and what the recipe says stands. Raises
-    ZooError where no Hub has it.
+    Where no Hub answers, the data set may still be in the cache, so the recipe's revision is used.
+
+    Args:
+        name: The folder, file or Hub id.
+        revision: Its revision on the Hub.
+        hub: The Hub.
+        before: The lineage that the run recorded when it began; its commit is used again. For local files see
+            `check_unchanged`.
+
+    Returns:
+        The data set; its lineage has repo, commit and, where it is one, the benchmark that it is registered as.
+
+    Raises:
+        ZooError: No Hub has it.
     """
-    asked = fingerprint({"repo": name, "commit": revision})
+    request_digest = fingerprint({"repo": name, "commit": revision})
     at, unanswered = hub, None
     lineage: Mapping[str, Any]
     if Path(name).exists():
-        # What lies here has no name that others know, but its files can be told from others.
+        # A local file or folder has no public name, so a digest of its files identifies it.
         lineage = {"repo": None, "commit": None, "folder": Path(name).resolve().name, "files": digest(Path(name))}
-    elif before is not None and before.get("fingerprint") == asked:
+    elif before is not None and before.get("fingerprint") == request_digest:
         lineage = before
         if hub.source is not None and lineage.get("hub") == hub.source.label:
             at = hub.source
     else:
         at, lineage, unanswered = _looked_up(name, revision, hub)
     if unanswered is not None:
-        at = replace(at, offline=True)  # or `datasets` tries for half a minute
-    return DataSource(name, lineage.get("commit") or revision, {**lineage, "fingerprint": asked}, at, unanswered)
+        at = replace(at, offline=True)  # otherwise `datasets` retries for half a minute
+    return DataSource(
+        name, lineage.get("commit") or revision, {**lineage, "fingerprint": request_digest}, at, unanswered
+    )
 
 
 def _looked_up(name: str, revision: str | None, hub: Hub) -> tuple[Hub, dict[str, Any], str | None]:
-    """(the Hub that has the data set, its lineage, why the Hub did not answer where it did not)."""
+    """Returns (the Hub that has the data set, its lineage, why the Hub did not answer where it did not)."""
     from huggingface_hub.errors import RepositoryNotFoundError
 
-    asked: list[Hub] = []
+    asked_hubs: list[Hub] = []
 
     def look(one: Hub) -> dict[str, Any]:
-        asked.append(one)
+        asked_hubs.append(one)
         with refusals_as(f"The data set {name} is not on {one.name}, or cannot be had", "check its name."):
             info = one.api().dataset_info(name, revision=revision)
-            found: dict[str, Any] = {"repo": name, "commit": info.sha}
+            lineage_found: dict[str, Any] = {"repo": name, "commit": info.sha}
             if any(file.rfilename == BENCHMARK for file in info.siblings or []):
                 path = one.file(name, BENCHMARK, repo_type="dataset", revision=info.sha)
-                found["benchmark"] = _benchmark_in(path)
-            return found
+                lineage_found["benchmark"] = _benchmark_in(path)
+            return lineage_found
 
     try:
         at, lineage = ask(name, hub, look)
     except ZooError as error:
-        if len(asked) > 1 and isinstance(error.__cause__, RepositoryNotFoundError):
+        if len(asked_hubs) > 1 and isinstance(error.__cause__, RepositoryNotFoundError):
             raise
         log.info("The data set %s was not looked up: %s", name, error)
         why = reason(error.__cause__) if error.__cause__ is not None and is_silence(error.__cause__) else None
-        return asked[-1], {"repo": name, "commit": revision}, why
+        return asked_hubs[-1], {"repo": name, "commit": revision}, why
     return at, lineage | came_from(at, hub), None
 
 
 def _benchmark_in(path: Path) -> dict[str, Any] | None:
-    """`benchmark` of a file that anybody may have written."""
+    """Returns `benchmark` of a file that anybody may have written; None where it is too long or not text."""
     if path.stat().st_size > MAX_CHARACTERS:
         return None
     try:
@@ -248,22 +302,29 @@ def _benchmark_in(path: Path) -> dict[str, Any] | None:
 
 
 def benchmark(text: str) -> dict[str, Any] | None:
-    """{name, tasks: [{id, config, split}]} of an eval.yaml, or None for one that registers nothing."""
+    """Reads an eval.yaml.
+
+    Args:
+        text: Its text.
+
+    Returns:
+        {name, tasks: [{id, config, split}]}; None where it registers nothing.
+    """
     try:
-        said = load_yaml(text)
+        content = load_yaml(text)
     except BadYAML:
         return None
-    tasks = said.get("tasks") if isinstance(said, Mapping) else None
+    tasks = content.get("tasks") if isinstance(content, Mapping) else None
     kept = [
         {key: str(task[key]) for key in ("id", "config", "split") if task.get(key) is not None}
         for task in (tasks if isinstance(tasks, list) else [])
         if isinstance(task, Mapping) and task.get("id") is not None
     ]
-    return {"name": str(said.get("name") or ""), "tasks": kept} if kept else None
+    return {"name": str(content.get("name") or ""), "tasks": kept} if kept else None
 
 
 def _cache_of(location: str) -> str | None:
-    """A cache of its own for each content of a local folder: the usual one tells folders apart by their last name."""
+    """Returns a cache folder for this content of a local folder; the usual cache keys folders by their last name."""
     folder = Path(location)
     if not folder.is_dir():
         return None
@@ -271,15 +332,15 @@ def _cache_of(location: str) -> str | None:
 
 
 def check_unchanged(what: str, lineage: Mapping[str, Any], before: Mapping[str, Any] | None) -> None:
-    """Checks that a local file or folder is what the run was begun with.
+    """Checks that a local file or folder is the same as when the run began.
 
     Args:
         what: The file or folder, for the message.
-        lineage: What lies there now; `files` is its digest.
+        lineage: Its lineage now; `files` is its digest.
         before: What the run recorded when it began. None, or a record without `files`, passes.
 
     Raises:
-        ZooError: The files are others.
+        ZooError: The files differ.
     """
     recorded, present = (before or {}).get("files"), lineage.get("files")
     if recorded is not None and present is not None and recorded != present:
@@ -290,17 +351,40 @@ def check_unchanged(what: str, lineage: Mapping[str, Any], before: Mapping[str, 
 
 
 def model_digest(folder: Path) -> str:
-    """sha256 over the names and bytes of the files that a model and its tokenizer are loaded from."""
+    """Returns the sha256 over the names and bytes of the files that a model and its tokenizer are loaded from.
+
+    Args:
+        folder: The model's folder.
+
+    Returns:
+        The digest in hex.
+    """
     return digest_of(folder, {path for pattern in LOADED for path in folder.glob(pattern)})
 
 
 def digest(folder: Path, ending: str = "") -> str:
-    """sha256 over the names and bytes of the files in a folder that end so; of a file, over its bytes."""
+    """Returns the sha256 over the names and bytes of the files in a folder; of a single file, over its bytes.
+
+    Args:
+        folder: The folder or file.
+        ending: Only files of the folder whose names end so count.
+
+    Returns:
+        The digest in hex.
+    """
     return digest_of(folder, [folder] if folder.is_file() else folder.rglob(f"*{ending}"))
 
 
 def digest_of(folder: Path, files: Iterable[Path]) -> str:
-    """sha256 over the names and bytes of these files of a folder."""
+    """Returns the sha256 over the names and bytes of some files of a folder.
+
+    Args:
+        folder: The folder.
+        files: The files.
+
+    Returns:
+        The digest in hex.
+    """
     content = hashlib.sha256()
     for path in sorted(path for path in files if path.is_file()):
         content.update(str(path.relative_to(folder)).encode())

@@ -1,4 +1,4 @@
-"""Tables whose columns do not keep one type: `datasets` takes those of a file's first block for the whole of it."""
+"""Tables whose columns change their type: `datasets` takes the types of a file's first block for the whole file."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from datasets.packaged_modules.csv.csv import Csv
 from datasets.packaged_modules.json.json import Json
 from datasets.packaged_modules.parquet.parquet import Parquet
 
-#: What Arrow raises for values that no one type holds.
+#: What Arrow raises for values that do not fit one type.
 MIXED = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError)
 
 
 def dataset_of(columns: Mapping[str, Sequence[Any]]) -> datasets.Dataset:
-    """A data set of these columns; a column that mixes types holds its values as JSON.
+    """Makes a data set of columns; a column that mixes types holds its values as JSON.
 
     Args:
-        columns: The values of each column, all of them equally many.
+        columns: The values of each column, all of the same length.
 
     Returns:
         The data set, in memory.
@@ -39,12 +39,12 @@ def dataset_of(columns: Mapping[str, Sequence[Any]]) -> datasets.Dataset:
 def read_whole(
     builder: datasets.DatasetBuilder, split: str, *, cache: str | None, token: str | bool | None
 ) -> datasets.Dataset | None:
-    """A split whose types are those of all its rows, for what `load_dataset` fails on.
+    """Reads a split with the types of all its rows, where `load_dataset` fails.
 
-    It reads all files into memory, so it is for data sets that cannot be loaded otherwise.
+    It reads all files into memory, so it is only for data sets that cannot be loaded otherwise.
 
     Args:
-        builder: What `load_dataset` would have loaded it by.
+        builder: The builder that `load_dataset` would use.
         split: The split.
         cache: The folder of downloaded files; None takes the client's.
         token: The token of its Hub.
@@ -86,7 +86,7 @@ def _read_csv(paths: Iterable[str], config: Any) -> datasets.Dataset:
     import pandas as pd
 
     how = {name: value for name, value in config.pd_read_csv_kwargs.items() if name != "chunksize"}
-    # Not in blocks, each of which would have types of its own.
+    # In one piece: read in blocks, each block would get its own types.
     frames = [pd.read_csv(path, **how, low_memory=False) for path in paths]
     return _joined([pa.Table.from_pandas(frame, preserve_index=False) for frame in frames])
 
@@ -98,7 +98,7 @@ def _read_parquet(paths: Iterable[str], _: Any) -> datasets.Dataset:
 
 
 def _joined(tables: Sequence[pa.Table]) -> datasets.Dataset:
-    """The rows of all tables, also where a column is missing, empty or of another type in one of them."""
+    """Returns the rows of all tables, also where a column is missing, empty or of another type in one of them."""
     try:
         return datasets.Dataset(pa.concat_tables(tables, promote_options="permissive"))
     except MIXED:

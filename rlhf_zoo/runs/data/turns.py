@@ -1,7 +1,7 @@
-"""Conversations as data sets write them, brought into one form: lists of {role, content}.
+"""Converts the conversations of data sets into one form: lists of {role, content}.
 
-ShareGPT's turns are {from, value}, in a column `conversations`, beside which a column `system` may stand. A side of a
-pair may be a single message.
+ShareGPT's turns are {from, value}, in a column `conversations`, sometimes with a column `system`. A side of a pair may
+be a single message.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 SHAREGPT = "conversations"
-#: The roles of chat templates, by the names that data sets give them.
+#: Names that data sets give to speakers -> the roles of chat templates.
 ROLES = {
     "human": "user", "user": "user", "prompter": "user",
     "gpt": "assistant", "assistant": "assistant", "model": "assistant", "bot": "assistant", "chatgpt": "assistant",
@@ -29,15 +29,15 @@ _SIDES = ("completion", "chosen", "rejected")
 
 
 def named_conversations(rows: Dataset, *, of_texts: bool, fits: bool) -> dict[str, str]:
-    """Which columns of a stage are in others because there is a column `conversations`.
+    """Returns which of a stage's columns to take from others, where a data set has a column `conversations`.
 
     Args:
         rows: The data set.
         of_texts: Whether the stage learns from whole texts, as SFT does.
-        fits: Whether the other columns are what the stage reads.
+        fits: Whether the other columns are already what the stage reads.
 
     Returns:
-        Ours -> theirs; {} where `conversations` is not read.
+        The stage's column -> the data set's; {} where `conversations` is not read.
     """
     names = set(rows.column_names)
     if SHAREGPT not in names or names & {"messages", "prompt"}:
@@ -53,16 +53,19 @@ def named_conversations(rows: Dataset, *, of_texts: bool, fits: bool) -> dict[st
 
 
 def in_our_turns(rows: Dataset, read: Iterable[str], *, system: bool, of: str) -> Dataset:
-    """The rows with every conversation in these columns as a list of {role, content}.
+    """Converts every conversation in some columns to a list of {role, content}.
 
     Args:
         rows: The data set.
-        read: The columns that the stage reads; what holds texts, or is not there, stays.
+        read: The columns that the stage reads. Missing columns and columns of texts stay as they are.
         system: Whether a column `system` belongs to the conversations of `prompt` and `messages`.
         of: What to call the data set.
 
+    Returns:
+        The rows.
+
     Raises:
-        ZooError: A turn is from somebody whom no chat template knows.
+        ZooError: A turn is from a speaker that no chat template has.
     """
     from datasets import concatenate_datasets
 
@@ -75,8 +78,8 @@ def in_our_turns(rows: Dataset, read: Iterable[str], *, system: bool, of: str) -
             continue
         beside = rows["system"] if system and name in ("prompt", "messages") else repeat(None)
         converted[name] = [
-            messages_of(value, system=said, of=f"Row {place} of {of}")
-            for place, (value, said) in enumerate(zip(rows[name], beside, strict=False))
+            messages_of(value, system=system_text, of=f"Row {place} of {of}")
+            for place, (value, system_text) in enumerate(zip(rows[name], beside, strict=False))
         ]
     if not converted:
         return rows
@@ -86,7 +89,7 @@ def in_our_turns(rows: Dataset, read: Iterable[str], *, system: bool, of: str) -
 
 
 def _is_foreign(value: Any) -> bool:
-    """Whether a value is a single message, or turns of which one does not have the names of chat templates."""
+    """Whether a value is a single message, or has turns that do not use the names of chat templates."""
     if isinstance(value, Mapping):
         return _is_turn(value)
     turns = value if isinstance(value, list) else []
@@ -94,15 +97,18 @@ def _is_foreign(value: Any) -> bool:
 
 
 def messages_of(value: Any, *, system: Any = None, of: str) -> Any:
-    """A conversation of any form as a list of {role, content}; what is none stays.
+    """Converts a conversation to a list of {role, content}. Other values stay as they are.
 
     Args:
         value: Turns or a single one, {from, value} or {role, content}.
-        system: What a column `system` says beside them, for a conversation that has no such turn.
+        system: The system text from a column of its own; used where the conversation has no such turn.
         of: The row, for the error.
 
+    Returns:
+        The conversation.
+
     Raises:
-        ZooError: A turn is from somebody whom no chat template knows.
+        ZooError: A turn is from a speaker that no chat template has.
     """
     turns = [value] if isinstance(value, Mapping) else value
     if not isinstance(turns, list) or not all(map(_is_turn, turns)):
@@ -114,7 +120,14 @@ def messages_of(value: Any, *, system: Any = None, of: str) -> Any:
 
 
 def speaker(value: Any) -> str | None:
-    """Who speaks first in a conversation of any form; None in what is none."""
+    """Returns who speaks first in a conversation.
+
+    Args:
+        value: A conversation in any form.
+
+    Returns:
+        The role; None where the value is not a conversation.
+    """
     turn = value if isinstance(value, Mapping) else value[0] if isinstance(value, list) and value else None
     if turn is None or not _is_turn(turn):
         return None
@@ -123,11 +136,19 @@ def speaker(value: Any) -> str | None:
 
 
 def of_one_kind(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The parts of a row that change for its prompt and answers to be texts, or all conversations.
+    """Returns the changed parts of a row that make its prompt and answers all texts, or all conversations.
 
-    Beside a prompt in turns, texts are the assistant's turns, and an answer that repeats these turns is what comes
-    behind them; a text whose answers are the assistant's turns is the user's. A completion that is a whole conversation
-    beside a prompt in text holds its prompt itself.
+    With a prompt in turns, plain answers become the assistant's turns, and an answer that repeats the prompt's turns is
+    cut
+    to what follows them. With a plain prompt and answers in turns, the prompt becomes the user's turn. A completion
+    that is
+    a whole conversation beside a plain prompt holds its prompt itself.
+
+    Args:
+        row: The row.
+
+    Returns:
+        Column -> new value.
     """
     prompt: Any = row.get("prompt")
     sides = {name: row[name] for name in _SIDES if name in row}
@@ -144,17 +165,25 @@ def of_one_kind(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _repeats(prompt: Any, side: Any) -> bool:
-    """Whether an answer is a conversation that begins with the turns of its prompt, and goes on."""
+    """Whether an answer is a conversation that begins with the turns of its prompt and continues."""
     if not is_conversation(side) or not prompt or len(side) <= len(prompt):
         return False
     return all(
-        (one["role"], one.get("content")) == (other["role"], other.get("content"))
-        for one, other in zip(prompt, side, strict=False)
+        (turn["role"], turn.get("content")) == (other["role"], other.get("content"))
+        for turn, other in zip(prompt, side, strict=False)
     )
 
 
 def first_value(rows: Dataset, name: str) -> Any:
-    """The first value of a column that is not null; None where there is none."""
+    """Returns the first value of a column that is not null.
+
+    Args:
+        rows: The rows.
+        name: The column.
+
+    Returns:
+        The value; None where there is none.
+    """
     return next((value for value in rows[name] if value is not None), None)
 
 

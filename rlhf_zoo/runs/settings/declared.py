@@ -1,4 +1,4 @@
-"""The keys of a stage, read off the source of their dataclasses: importing trl and transformers takes seconds."""
+"""The keys of a stage, read off the source of their dataclasses, since importing trl and transformers takes seconds."""
 
 import ast
 import functools
@@ -11,19 +11,19 @@ from typing import Any
 from ..checkpoint_choice import ReleaseArguments
 from ..registry import STAGES
 
-# Settled by the run, so neither a recipe nor a flag may say them for a stage.
+# The run decides these, so neither a recipe nor a flag may set them for a stage.
 RUN_KEYS = ("output_dir", "push_to_hub", "hub_model_id", "hub_strategy", "hub_token", "hub_always_push", "disable_tqdm")
-# What only the scripts of transformers and trl read, or what goes to a Hub by another way here.
+# Keys that only the scripts of transformers and trl read, or for which this package has its own way to the Hub.
 SCRIPT_KEYS = ("do_train", "do_eval", "do_predict", "resume_from_checkpoint", "local_rank", "model_init_kwargs",
                "trust_remote_code", "hub_private_repo", "hub_revision")  # fmt: skip
-#: Keys that are known and refused, with what the message says in place of "not supported".
+#: Known keys that are refused, with the text that replaces "not supported" in the message.
 REFUSED = {
     "auto_find_batch_size": "refused, as it would train with another batch than the recipe says, and the run would "
     "record the recipe's: set per_device_train_batch_size to one that fits, with gradient_accumulation_steps",
     "gguf_file": "not taken by recipes, which read safetensors: save the model unpacked in a folder (docs/models.md), "
     "and name that in model_name_or_path",
 }
-#: What a key means, where the library that declares it advises against it in favor of code.
+#: Help texts that replace those of the library that declares the key.
 HELP = {
     ("sft", "pad_token"): "PAD, a token of the vocabulary that no text uses; None keeps the tokenizer's, or takes such "
     "a token where that is EOS.",
@@ -33,7 +33,13 @@ _TYPES = {"int": int, "float": float, "bool": bool, "int | None": int | None, "f
 
 @dataclass(frozen=True)
 class Declared:
-    """A key as its dataclass declares it: type and default as they are written there."""
+    """A key as its dataclass declares it.
+
+    Attributes:
+        type: The annotation, as source text.
+        default: The default: a literal's value, else its source text.
+        help: The help text.
+    """
 
     type: str
     default: Any
@@ -41,16 +47,23 @@ class Declared:
 
     @property
     def hint(self) -> Any:
-        """The type itself, of a number or a truth value; None of what takes more than that."""
+        """The type of a number or boolean; None for any other type."""
         return _TYPES.get(self.type)
 
 
 @functools.cache
 def declared_keys(stage: str) -> Mapping[str, Declared]:
-    """Every key that a stage takes: those of `runs.settings.stage_keys`."""
-    known = STAGES[stage]
+    """Returns every key that a stage takes, without importing the dataclasses: as `runs.settings.parse.stage_keys`.
+
+    Args:
+        stage: Name of the stage.
+
+    Returns:
+        Name -> declaration.
+    """
+    registered = STAGES[stage]
     release = f"{ReleaseArguments.__module__}:{ReleaseArguments.__name__}"
-    keys = _fields(known.arguments) | _fields(known.trainer) | _fields("trl:ModelConfig") | _fields(release)
+    keys = _fields(registered.arguments) | _fields(registered.trainer) | _fields("trl:ModelConfig") | _fields(release)
     refused = refused_keys(stage).union(RUN_KEYS)
     return {
         name: replace(key, help=HELP.get((stage, name), key.help)) for name, key in keys.items() if name not in refused
@@ -59,12 +72,19 @@ def declared_keys(stage: str) -> Mapping[str, Declared]:
 
 @functools.cache
 def refused_keys(stage: str) -> frozenset[str]:
-    """Keys of the stage's dataclasses that it would take and not obey, or that would make its record untrue."""
+    """Returns keys of the stage's dataclasses that it would not obey, or that would make its record untrue.
+
+    Args:
+        stage: Name of the stage.
+
+    Returns:
+        The keys.
+    """
     return frozenset({*SCRIPT_KEYS, *REFUSED, *_fields("trl:ModelConfig")} - {*STAGES[stage].model_keys})
 
 
 def _fields(reference: str) -> dict[str, Declared]:
-    """The fields of the dataclass "module:name", those of its bases first."""
+    """Returns the fields of the dataclass "module:name", those of its bases first."""
     module, _, name = reference.partition(":")
     path, tree = _source(module, name)
     node = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
@@ -72,7 +92,7 @@ def _fields(reference: str) -> dict[str, Declared]:
     for base in reversed(node.bases):
         if isinstance(base, ast.Name):
             fields |= _fields(f"{_module_of(base.id, path, tree)}:{base.id}")
-    # Of a name that the class gives a value by conditions, the last.
+    # Where branches of the class give a name several values, the last one counts.
     named = {
         entry.targets[0].id: entry.value
         for entry in ast.walk(node)
@@ -88,7 +108,7 @@ def _fields(reference: str) -> dict[str, Declared]:
 
 @functools.cache
 def _source(module: str, name: str) -> tuple[Path, ast.Module]:
-    """The file in which a module, or one that it takes the class from, defines the class."""
+    """Returns the file in which a module, or one that it imports the class from, defines the class."""
     top, *rest = module.split(".")
     spec = importlib.util.find_spec(top)
     assert spec is not None
@@ -103,7 +123,7 @@ def _source(module: str, name: str) -> tuple[Path, ast.Module]:
 
 
 def _module_of(name: str, path: Path, tree: ast.Module) -> str:
-    """Where a base class of a module comes from."""
+    """Returns the module that a base class comes from."""
     for node in tree.body:
         if isinstance(node, ast.ImportFrom) and name in [alias.name for alias in node.names]:
             package = _dotted(path).split(".")[: -node.level] if node.level else []
@@ -112,7 +132,7 @@ def _module_of(name: str, path: Path, tree: ast.Module) -> str:
 
 
 def _dotted(path: Path) -> str:
-    """The name under which the file is imported."""
+    """Returns the name under which a file is imported."""
     parts = [path.stem]
     while (path.parent / "__init__.py").is_file():
         path = path.parent
@@ -121,7 +141,7 @@ def _dotted(path: Path) -> str:
 
 
 def _declared(entry: ast.AnnAssign, named: Mapping[str, ast.expr]) -> Declared | None:
-    """A field; None for what the constructor does not take."""
+    """Returns a field's declaration; None for what the constructor does not take."""
     written = ast.unparse(entry.annotation).strip("'\"")
     if written.startswith("ClassVar"):
         return None
@@ -148,7 +168,7 @@ def _pairs(node: ast.expr | None) -> Iterator[tuple[str, ast.expr]]:
 
 
 def _literal(node: ast.expr | None) -> Any:
-    """Its value; what is not a literal, as it is written."""
+    """Returns the value of a literal, the source text of any other expression."""
     if node is None:
         return None
     try:

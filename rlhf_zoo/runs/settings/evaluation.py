@@ -1,4 +1,4 @@
-"""The keys under `evaluation:` in recipe.yaml: prompts, judges, and what judges learn from and are tried on."""
+"""The keys under `evaluation:` in recipe.yaml: prompts, judges, and the data that judges learn from."""
 
 import importlib.util
 from collections.abc import Mapping
@@ -14,9 +14,17 @@ HARNESS = "lm_eval"  # the package that the keys of its name are for
 
 @dataclass(frozen=True)
 class LLMConfig:
-    """How a judge llm:MODEL is asked; the keys under `evaluation.llm`, which `evaluation.judges.llm.LLMJudge` explains.
+    """How a judge llm:MODEL is called; the keys under `evaluation.llm`. None takes the judge's own setting.
 
-    price: of a million prompt and a million completion tokens. None takes the judge's own setting.
+    Attributes:
+        criterion: What the judge is to prefer.
+        price: Price of a million prompt tokens and of a million completion tokens.
+        budget: No request is sent that might make the cost exceed this.
+        concurrency: Requests at a time.
+        attempts: Requests until a failing one is given up.
+        timeout: Seconds without an answer after which a request has failed.
+        max_tokens: Most tokens of an answer.
+        parameters: Further fields of the request; None leaves a field out.
     """
 
     criterion: str | None = None
@@ -38,7 +46,16 @@ class LLMConfig:
 
 @dataclass(frozen=True)
 class LabeledArguments:
-    """Where the texts are that a judge learns from, and their labels; the keys under `evaluation.labeled`."""
+    """The texts and labels that a judge learns from; the keys under `evaluation.labeled`.
+
+    Attributes:
+        dataset_name: The data set; None takes the recipe's.
+        dataset_revision: Its revision.
+        dataset_config: Its configuration.
+        dataset_train_split: Its split.
+        columns: The judge's column -> the data set's.
+        keep_above: Column -> the bound that its number must exceed.
+    """
 
     dataset_name: str | None = None
     dataset_revision: str | None = None
@@ -50,9 +67,9 @@ class LabeledArguments:
 
 @dataclass(frozen=True)
 class OwnPairsArguments(LabeledArguments):
-    """Where pairs of the policies' own outputs are that somebody put in order; the keys under `evaluation.own_pairs`.
+    """Labeled pairs of the policies' own outputs; the keys under `evaluation.own_pairs`.
 
-    dataset_name: a data set as elsewhere, or a file or folder beside recipe.yaml.
+    `dataset_name` may also be a file or folder beside recipe.yaml.
     """
 
     dataset_config: str | None = None
@@ -60,9 +77,11 @@ class OwnPairsArguments(LabeledArguments):
 
 @dataclass(frozen=True)
 class ReferenceArguments:
-    """Which answers SFT and PPO are compared with as well; the keys under `evaluation.reference`.
+    """Answers that SFT and PPO are also compared with; the keys under `evaluation.reference`.
 
-    column: of PPO's data. temperature: of new samples for it; None takes those of the evaluation.
+    Attributes:
+        column: The column of PPO's data that holds the answers.
+        temperature: Temperature of new samples for this comparison; None takes the evaluation's samples.
     """
 
     column: str | None = None
@@ -77,10 +96,8 @@ class ReferenceArguments:
 class EvaluationConfig:
     """How the eval stage compares PPO with SFT; the keys under `evaluation:` in recipe.yaml.
 
-    judge scores for the headline, and judges beside it; `evaluation.judges.named` says what their names may be, and
-    `runs.judge` which one judges where none is named. Prompts are those of PPO's data set, of the split
-    dataset_test_split: None is "test", or what PPO's held_out_share holds out. lm_eval: tasks of lm-evaluation-harness,
-    on SFT and PPO, with at most lm_eval_limit examples and lm_eval_fewshot shots; None is as the task has it.
+    `judge` decides the headline, and `judges` are shown beside it. `evaluation.judges.named` describes their names, and
+    `runs.judge` chooses the judge where none is named. The prompts are those of PPO's data set.
     """
 
     prompts: int = option(200, "Held-out prompts of the last checkpoint; all where there are fewer.")
@@ -124,27 +141,39 @@ class EvaluationConfig:
 
     @property
     def labeled_data(self) -> LabeledArguments:
-        """Raises ZooError for a key of `labeled` that is unknown or mistyped."""
-        given = checked_keys(self.labeled, type_hints(LabeledArguments), "evaluation.labeled", of="labeled texts")
-        return LabeledArguments(**given)
+        """The keys under `labeled`.
+
+        Raises:
+            ZooError: A key is unknown or mistyped.
+        """
+        values = checked_keys(self.labeled, type_hints(LabeledArguments), "evaluation.labeled", of="labeled texts")
+        return LabeledArguments(**values)
 
     @property
     def own_pairs_data(self) -> OwnPairsArguments | None:
-        """None where the recipe names none. Raises ZooError as `labeled_data` does."""
+        """The keys under `own_pairs`; None where the recipe names none.
+
+        Raises:
+            ZooError: A key is unknown or mistyped.
+        """
         if not self.own_pairs:
             return None
-        given = checked_keys(self.own_pairs, type_hints(OwnPairsArguments), "evaluation.own_pairs", of="own pairs")
-        return OwnPairsArguments(**given)
+        values = checked_keys(self.own_pairs, type_hints(OwnPairsArguments), "evaluation.own_pairs", of="own pairs")
+        return OwnPairsArguments(**values)
 
     @property
     def reference_answers(self) -> ReferenceArguments | None:
-        """None where the recipe names none. Raises ZooError as `labeled_data` does, and without a column."""
+        """The keys under `reference`; None where the recipe names none.
+
+        Raises:
+            ZooError: A key is unknown or mistyped, or no column is named.
+        """
         if not self.reference:
             return None
-        given = checked_keys(
+        values = checked_keys(
             self.reference, type_hints(ReferenceArguments), "evaluation.reference", of="reference answers"
         )
-        return ReferenceArguments(**given)
+        return ReferenceArguments(**values)
 
     @property
     def names(self) -> list[str]:
@@ -153,17 +182,36 @@ class EvaluationConfig:
 
     @property
     def asked_llm(self) -> LLMConfig:
-        """Raises ZooError for a key of `llm` that is unknown or mistyped."""
+        """The keys under `llm`.
+
+        Raises:
+            ZooError: A key is unknown or mistyped.
+        """
         return llm_config(self.llm, "evaluation.llm")
 
 
 def llm_config(given: Mapping[str, Any], where: str) -> LLMConfig:
-    """The typed settings of LLM judges. Raises ZooError for a key that is unknown or mistyped."""
+    """Checks the keys of LLM judges.
+
+    Args:
+        given: The keys.
+        where: What holds them, for the message.
+
+    Returns:
+        The typed keys.
+
+    Raises:
+        ZooError: A key is unknown or mistyped.
+    """
     return LLMConfig(**checked_keys(given, type_hints(LLMConfig), where, of="an LLM judge"))
 
 
 def check_harness() -> None:
-    """Raises ZooError where lm-evaluation-harness is not installed; it does not import it."""
+    """Checks that lm-evaluation-harness is installed, without importing it.
+
+    Raises:
+        ZooError: It is not.
+    """
     if importlib.util.find_spec(HARNESS) is None:
         raise ZooError(
             f"{HARNESS} names tasks of lm-evaluation-harness, which is not installed: `pip install 'lm-eval>=0.4.13'`."

@@ -1,4 +1,4 @@
-"""What the name of a judge says, by its words alone."""
+"""The names of judges, read without importing anything."""
 
 import difflib
 import importlib.util
@@ -13,7 +13,17 @@ KINDS = ("reward", "rule", "llm", "pairs", "votes", "unlabeled")
 
 
 def kind_of(name: str) -> tuple[str, str]:
-    """(kind, argument) of a judge's name."""
+    """Splits the name of a judge into its kind and argument.
+
+    Args:
+        name: Such as `reward:MODEL`, `classifier` or `module:function`.
+
+    Returns:
+        (kind, argument); the kind of `module:function` and of entry points is "function".
+
+    Raises:
+        ZooError: The argument is empty.
+    """
     if name in ("classifier", SAME_LABELS):
         return name, ""
     kind, colon, argument = name.partition(":")
@@ -25,25 +35,30 @@ def kind_of(name: str) -> tuple[str, str]:
 
 
 def check_judge_name(name: str, *, also: Sequence[str] = ()) -> None:
-    """Raises ZooError for a word that is no judge's and no module's, with the one that may be meant.
+    """Checks a judge's name without importing anything, so that a typo is reported at once.
 
-    It imports nothing, so that this is said at once. also: other words that may stand there.
+    Args:
+        name: The name.
+        also: Other words that are allowed in its place.
+
+    Raises:
+        ZooError: It is neither a judge nor a module. The message suggests the closest name.
     """
-    meant, argument = kind_of(name)
-    if meant == "rule":
+    judge_kind, argument = kind_of(name)
+    if judge_kind == "rule":
         check_word(argument, group=REWARDS)
-    if meant != "function":
+    if judge_kind != "function":
         return
-    known = [*also, "classifier", SAME_LABELS, *registered(JUDGES)]
-    if ":" not in name and name.partition("(")[0].strip() not in known:
+    judges = [*also, "classifier", SAME_LABELS, *registered(JUDGES)]
+    if ":" not in name and name.partition("(")[0].strip() not in judges:
         near = (
-            did_you_mean(name, known) or f": write {', '.join([*also, 'classifier', 'KIND:NAME'])} or MODULE:FUNCTION."
+            did_you_mean(name, judges) or f": write {', '.join([*also, 'classifier', 'KIND:NAME'])} or MODULE:FUNCTION."
         )
         raise ZooError(f"There is no judge {name!r}{near}")
     kind, colon, rest = name.partition(":")
-    alike = difflib.get_close_matches(kind, KINDS, n=1) if colon and kind.isidentifier() else []
-    here = (Path(kind), Path(f"{kind}.py"))
-    if alike and not any(path.exists() for path in here) and importlib.util.find_spec(kind) is None:
+    close_kinds = difflib.get_close_matches(kind, KINDS, n=1) if colon and kind.isidentifier() else []
+    local_modules = (Path(kind), Path(f"{kind}.py"))
+    if close_kinds and not any(path.exists() for path in local_modules) and importlib.util.find_spec(kind) is None:
         raise ZooError(
-            f"There is no kind of judge {kind!r} and no module of that name, did you mean '{alike[0]}:{rest}'?"
+            f"There is no kind of judge {kind!r} and no module of that name, did you mean '{close_kinds[0]}:{rest}'?"
         )

@@ -1,8 +1,8 @@
-"""What each key of a recipe may hold where a stranger wrote it: every key is classified here, and no other is obeyed.
+"""What a downloaded recipe may set: every key is classified here, and an unclassified key is refused.
 
 A published recipe.json holds keys of a stage and of recipe.yaml. transformers, trl and accelerate read some of them as
-paths, addresses, names of code or kernels, and new versions bring new keys. So a key that nobody has classified is
-refused, and `tests/unit/test_payloads.py` fails until somebody does.
+paths, addresses, names of code or kernels, and new versions add keys. So a key that nobody has classified is refused,
+and `tests/unit/test_payloads.py` fails until somebody classifies it.
 """
 
 import logging
@@ -27,14 +27,18 @@ log = logging.getLogger(__name__)
 
 
 class Kind(Enum):
-    """What a key of a stranger's may hold.
+    """What a key may hold in a download.
 
-    PLAIN: a number, a truth value, one of some words, or a text that is only compared or shown. FIGURES: a mapping of
-    numbers and truth values. WORDS: one that may hold single words too. REVISION: of a repository.
-    REPOSITORY: the id of a repository, never a path. OBJECT: a name that `trusted_names` vouches for, or the user
-    allowed.
-    NESTED: other settings, which are classified in their turn. MACHINE: of the machine or account that ran it; it is
-    left out, as no result hangs on it. REFUSED: reads files, fetches code or talks to a host.
+    Attributes:
+        PLAIN: A number, a boolean, one of a few words, or a text that is only compared or shown.
+        FIGURES: A mapping of numbers and booleans.
+        WORDS: A mapping that may hold single words too.
+        REVISION: A revision of a repository.
+        REPOSITORY: The id of a repository, never a path.
+        OBJECT: A name that `trusted_names` accepts, or that the user allowed.
+        NESTED: Other settings, which are classified in turn.
+        MACHINE: A setting of the author's machine or account; it is left out, as no result depends on it.
+        REFUSED: It reads files, downloads code or talks to a host.
     """
 
     PLAIN = "plain"
@@ -52,7 +56,7 @@ def _table(kinds: Mapping[Kind, str]) -> dict[str, Kind]:
     return {name: kind for kind, names in kinds.items() for name in names.split()}
 
 
-#: Of sft.yaml, reward.yaml and ppo.yaml.
+#: Keys of sft.yaml, reward.yaml and ppo.yaml.
 STAGE_KEYS: Mapping[str, Kind] = _table(
     {
         Kind.PLAIN: " ".join((*BITS, *LORA))
@@ -112,7 +116,7 @@ STAGE_KEYS: Mapping[str, Kind] = _table(
         """,
     }
 )
-#: Of recipe.yaml. `evaluation` is measured by nobody who makes a checkpoint again: see `EVALUATION_KEYS`.
+#: Keys of recipe.yaml. Reproducing a checkpoint does not run its `evaluation`: see `EVALUATION_KEYS`.
 SHARED_KEYS: Mapping[str, Kind] = _table(
     {
         Kind.PLAIN: """
@@ -126,7 +130,7 @@ SHARED_KEYS: Mapping[str, Kind] = _table(
         Kind.NESTED: "architecture evaluation",
     }
 )
-#: Of `evaluation` in recipe.yaml. What is MACHINE is left out, whatever it holds: no judge of a stranger's is asked.
+#: Keys of `evaluation` in recipe.yaml. MACHINE keys are left out whatever they hold: a download's judges are not used.
 EVALUATION_KEYS: Mapping[str, Kind] = _table(
     {
         Kind.PLAIN: "dataset_test_split",
@@ -136,49 +140,58 @@ EVALUATION_KEYS: Mapping[str, Kind] = _table(
         """,
     }
 )
-#: What a stage's run records beside its own keys: `parse.BESIDE_KEYS`. `ppo` holds some of the stage ppo's.
+#: What a stage's run records beside its own keys: `parse.BESIDE_KEYS`. `ppo` holds some keys of the stage ppo.
 BESIDE: Mapping[str, Kind] = _table(
     {Kind.NESTED: "recipe ppo evaluation", Kind.MACHINE: "data parents"}  # the last two are never read
 )
 
-#: The group of entry points that each key of the kind OBJECT names something of.
+#: The group of entry points in which each key of the kind OBJECT looks its name up.
 GROUPS: Mapping[str, str] = {
     "corpus": CORPORA, "preference": PREFERENCES, "reward_funcs": REWARDS, "reward_model_loader": LOADERS
 }  # fmt: skip
-#: Keys under `evaluation` that name a data set; a path is read from beside recipe.yaml first.
+#: Keys under `evaluation` that name a data set; a path is first looked up beside recipe.yaml.
 _DATA_OF_EVALUATION = ("labeled", "own_pairs")
-#: Kinds of judges whose name goes on with a model or a data set.
+#: Kinds of judges whose argument is a model or a data set.
 _JUDGES_OF_SOURCES = ("reward", "votes")
-# The name of a task that lm-evaluation-harness registers. Other texts may be paths: a task's file can name functions.
+# The name of a task that lm-evaluation-harness registers. Any other text may be a path, and a task file can name code.
 _TASK = re.compile(r"[\w-]+", re.ASCII)
 _WORD = re.compile(r"[\w.+-]{0,64}", re.ASCII)
 _REVISION = re.compile(r"[\w][\w./+-]{0,255}", re.ASCII)
-# Fields of a model's configuration by which transformers fetches code.
+# Fields of a model's configuration by which transformers downloads code.
 _CODE = re.compile(r"^_|auto_map|implementation|quantization|kernel|remote_code|backbone|pretrained|custom")
 
 
 def machine_keys() -> tuple[str, ...]:
-    """The keys of a stage that a download's recipe may hold and that are left out."""
+    """Returns the keys of a stage that a downloaded recipe may hold and that are left out."""
     return tuple(name for name, kind in STAGE_KEYS.items() if kind is Kind.MACHINE)
 
 
 def without_machine(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a stage that are not of the machine or account that ran it."""
+    """Returns the keys of a stage that are not settings of its author's machine or account.
+
+    Args:
+        keys: The keys.
+
+    Returns:
+        The other keys.
+    """
     return {name: value for name, value in keys.items() if STAGE_KEYS.get(name) is not Kind.MACHINE}
 
 
 def obeyed(recipe: Recipe, stage: str, keys: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a recipe's stage that count: of a download none that is of its author's machine or account.
+    """Returns the keys of a recipe's stage that count.
 
-    They would send runs to an account or a Space of the author's. The user's flags and the defaults decide instead.
+    In a download, keys of its author's machine or account do not: they would send runs to the author's account or
+    Space.
+    The user's flags and the defaults decide instead.
 
     Args:
-        recipe: the recipe.
-        stage: one of its stages.
-        keys: what it says of the stage.
+        recipe: The recipe.
+        stage: One of its stages.
+        keys: The keys that it sets for the stage.
 
     Returns:
-        The keys without those that are left out, which the log names.
+        The keys without those that are left out. The log names those.
     """
     if recipe.download is None:
         return dict(keys)
@@ -200,18 +213,20 @@ def _tell_left_out(file: Path, stage: str, left: tuple[str, ...]) -> None:
 
 
 def check_key(name: str, value: Any, kinds: Mapping[str, Kind], *, where: str) -> None:
-    """Refuses a key of a download's settings, or what it holds, by how the key is classified.
+    """Checks a key of a download's settings, and its value, by the key's kind.
 
-    REPOSITORY and OBJECT are left to who knows the repository, and what the user allowed; NESTED has checks of its own.
+    REPOSITORY and OBJECT are checked by the caller, who knows the repository and what the user allowed; NESTED has
+    checks
+    of its own.
 
     Args:
-        name: the key, one that a stage or recipe.yaml takes.
-        value: what it holds.
-        kinds: how keys of its place are classified.
-        where: what holds the settings, for messages.
+        name: The key, one that a stage or recipe.yaml takes.
+        value: Its value.
+        kinds: The classification of the keys at its place.
+        where: What holds the settings, for messages.
 
     Raises:
-        ZooError: for a key that is refused or not classified, and for a value that its kind does not allow.
+        ZooError: The key is refused or not classified, or its kind does not allow the value.
     """
     kind = kinds.get(name)
     if kind is None:
@@ -235,17 +250,18 @@ def check_key(name: str, value: Any, kinds: Mapping[str, Kind], *, where: str) -
 
 
 def check_download(recipe: Recipe, file: str, keys: Mapping[str, Any], flags: Mapping[str, Any]) -> None:
-    """Refuses what a recipe that was downloaded may not say, as its user has not read it; any other passes.
+    """Checks that a downloaded recipe sets nothing that it may not, as its user has not read it. Other recipes pass.
 
     Args:
-        recipe: the recipe.
-        file: "recipe", "evaluation" for its keys under that, or a stage.
-        keys: what stands there.
-        flags: of the command; a key that they give is the user's word.
+        recipe: The recipe.
+        file: "recipe", "evaluation" for the keys under that, or a stage.
+        keys: The keys there.
+        flags: Flags of the command; a key that they set comes from the user, so it is not checked.
 
     Raises:
-        ZooError: for names of code, judges that import code or cost money, keys that a download may not set, and
-            models, data sets and other files of this machine outside of the recipe's folder.
+        ZooError: It names code, a judge that imports code or costs money, a key that a download may not set, or a
+            model,
+            data set or file of this machine outside of the recipe's folder.
     """
     if recipe.download is None:
         return
@@ -255,10 +271,10 @@ def check_download(recipe: Recipe, file: str, keys: Mapping[str, Any], flags: Ma
     mend = f"read the recipe, and {mark} if you trust it"
     kinds = {"recipe": SHARED_KEYS, "evaluation": EVALUATION_KEYS}.get(file, STAGE_KEYS)
     for key, value in keys.items():
-        if value is None or key in flags or key not in kinds:  # a key that is none is told with the others
+        if value is None or key in flags or key not in kinds:  # unknown keys are reported later, all together
             continue
         kind = kinds[key]
-        names = [str(one) for one in (value if isinstance(value, list) else [value])]
+        names = [str(item) for item in (value if isinstance(value, list) else [value])]
         if kind is Kind.OBJECT:
             wrong = [name for name in names if not is_vouched(name, GROUPS[key])]
         elif file == "evaluation":
@@ -283,7 +299,7 @@ def check_download(recipe: Recipe, file: str, keys: Mapping[str, Any], flags: Ma
 
 
 def _sources(recipe: Recipe, file: str, key: str, value: Any) -> list[Any]:
-    """The models, data sets and files that a key of a recipe names, but for the models that its stages train."""
+    """Returns the models, data sets and files that a key of a recipe names, except those that its stages train."""
     if file == "evaluation":
         if key in _DATA_OF_EVALUATION:
             name = value.get("dataset_name") if isinstance(value, Mapping) else value
@@ -302,7 +318,7 @@ def _sources(recipe: Recipe, file: str, key: str, value: Any) -> list[Any]:
 
 
 def _may_name(recipe: Recipe, key: str, name: Any) -> bool:
-    """Whether a downloaded recipe may name this model, data set or file: what lies here goes before the Hub."""
+    """Whether a downloaded recipe may name this model, data set or file. Local files take precedence over the Hub."""
     if not isinstance(name, str):
         return False
     model = name.rpartition("#")[0] or name  # of a judge, MODEL#LABEL
@@ -321,15 +337,15 @@ def _may_name(recipe: Recipe, key: str, name: Any) -> bool:
 
 
 def check_repository(name: Any, *, key: str, where: str) -> None:
-    """Refuses a model or data set that somebody else's settings name by a path of this machine.
+    """Refuses a model or data set that downloaded settings name by a local path.
 
     Args:
-        name: the name, which may end in @REVISION.
-        key: of the settings, that holds it.
-        where: what holds the settings, for the message.
+        name: The name, which may end in @REVISION.
+        key: The key that holds it.
+        where: What holds the settings, for the message.
 
     Raises:
-        ZooError: for what is no id of a repository, and where something here has that name, which would be read.
+        ZooError: It is not the id of a repository, or a local file has that name and would be read instead.
     """
     repo = name.partition("@")[0] if isinstance(name, str) else name
     if hub_id(repo) is None:
@@ -344,20 +360,27 @@ def check_repository(name: Any, *, key: str, where: str) -> None:
 
 
 def is_revision(value: Any) -> bool:
-    """Whether it may name a branch, a tag or a commit: nothing that could leave the folder of a cache."""
+    """Whether a value may name a branch, a tag or a commit, and nothing that could leave the folder of a cache.
+
+    Args:
+        value: The value.
+
+    Returns:
+        True where it may.
+    """
     return isinstance(value, str) and _REVISION.fullmatch(value) is not None and ".." not in value
 
 
 def check_architecture(fields: Any, *, where: str) -> None:
-    """Refuses fields of a model's configuration, as a download sets them, by which transformers would fetch code.
+    """Checks that a download's fields of a model configuration do not make transformers download code.
 
     Args:
         fields: `architecture` of recipe.yaml.
-        where: what holds them, for messages.
+        where: What holds them, for messages.
 
     Raises:
-        ZooError: for a field that is neither a number nor one that the family's configuration declares, and for a text
-            that is no single word.
+        ZooError: A field is neither a number nor declared by the family's configuration, or a text is not a single
+            word.
     """
     if not isinstance(fields, Mapping):
         return
@@ -372,24 +395,24 @@ def check_architecture(fields: Any, *, where: str) -> None:
 
 
 def _wrong_inside(value: Any) -> str | None:
-    """The key, of a mapping's, that is not harmless; "" where the value itself is not."""
+    """Returns the first harmful key of a mapping, "" where the value itself is harmful, None where nothing is."""
     if isinstance(value, Mapping):
         return next((str(key) for key, item in value.items() if not _is_wordy({key: item})), None)
     return None if _is_wordy(value) else ""
 
 
 def _declared(family: Any) -> frozenset[str]:
-    """The fields of a family's configuration that may hold words; none of a family that transformers does not have."""
+    """Returns the fields of a family's configuration that may hold words; only model_type for an unknown family."""
     from transformers import CONFIG_MAPPING
 
     if not isinstance(family, str) or family not in CONFIG_MAPPING:
         return frozenset({"model_type"})
-    known: Any = CONFIG_MAPPING[family]
-    return frozenset({"model_type", *known.__dataclass_fields__, *(known.attribute_map or ())})
+    configuration: Any = CONFIG_MAPPING[family]
+    return frozenset({"model_type", *configuration.__dataclass_fields__, *(configuration.attribute_map or ())})
 
 
 def _is_wordy(value: Any) -> bool:
-    """`is_figure`, with single words too, in places that do not fetch code."""
+    """As `is_figure`, but also allows single words where they do not make transformers download code."""
     if isinstance(value, Mapping):
         named = all(isinstance(key, str) and _WORD.fullmatch(key) and not _CODE.search(key) for key in value)
         return named and all(map(_is_wordy, value.values()))

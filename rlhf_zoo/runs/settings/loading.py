@@ -1,4 +1,4 @@
-"""How the model keys of a stage load its model, and what must be installed for them."""
+"""How the model keys of a stage load its model, and the packages that they need."""
 
 from __future__ import annotations
 
@@ -11,14 +11,21 @@ from .parse import StageSettings
 if TYPE_CHECKING:
     from ...modeling.loading import Loading
 
-# Of report_to, by the name of the module.
+# Values of report_to that are also the name of the module they need.
 REPORTERS = ("clearml", "codecarbon", "comet_ml", "dvclive", "mlflow", "neptune", "swanlab", "trackio", "wandb")
-# Optimizers of transformers that bitsandbytes has.
+# Parts of the names of transformers' optimizers that need bitsandbytes.
 BITS_OPTIMIZERS = ("8bit", "paged_", "ademamix")
 
 
 def loading_of(settings: StageSettings) -> Loading:
-    """How the stage loads the model that it trains."""
+    """Returns how the stage loads the model that it trains.
+
+    Args:
+        settings: Settings of the stage.
+
+    Returns:
+        Type, attention and quantization.
+    """
     from transformers import BitsAndBytesConfig
 
     from ...modeling.loading import Loading
@@ -38,7 +45,14 @@ def loading_of(settings: StageSettings) -> Loading:
 
 
 def check_installed(settings: StageSettings) -> None:
-    """Raises ZooError where a key of the stage needs a package that this machine has not."""
+    """Checks that the packages that the stage's keys need are installed.
+
+    Args:
+        settings: Settings of the stage.
+
+    Raises:
+        ZooError: One is not.
+    """
     model, of = settings.model, f"of the stage {settings.stage}"
     optimizer = str(getattr(settings.trainer.optim, "value", settings.trainer.optim))
     needs: dict[str, tuple[str, str]] = {}

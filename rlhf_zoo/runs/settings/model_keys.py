@@ -1,4 +1,4 @@
-"""Which values of a stage's model keys work."""
+"""Checks of a stage's model keys."""
 
 from typing import Any
 
@@ -10,9 +10,16 @@ STORAGES = ("uint8", "bfloat16", "float16", "float32")
 
 
 def check_model(model: Any, stage: str, *, critic: str | None = None, shards: bool = False) -> None:
-    """Raises ZooError, before anything trains, for model keys that do not work.
+    """Checks, before anything trains, that a stage's model keys work together.
 
-    model: trl's ModelConfig; critic: what PPO's critic begins as; shards: whether fsdp2 is set.
+    Args:
+        model: trl's ModelConfig.
+        stage: Name of the stage.
+        critic: What PPO's critic starts as: the key `critic`.
+        shards: Whether fsdp2 is set.
+
+    Raises:
+        ZooError: A value does not work, alone or with another.
     """
     of = f"of the stage {stage}"
     if model.dtype == "float16":
@@ -37,9 +44,9 @@ def check_model(model: Any, stage: str, *, critic: str | None = None, shards: bo
         raise ZooError(
             "use_peft of the stage sft needs model_name_or_path: nothing could load an adapter on random weights."
         )
-    given = [name for name, default in FOUR_BIT.items() if getattr(model, name) != default]
-    if given and not model.load_in_4bit:
-        raise ZooError(f"{given[0]} {of} needs load_in_4bit: set it, or leave {given[0]} out.")
+    four_bit_keys = [name for name, default in FOUR_BIT.items() if getattr(model, name) != default]
+    if four_bit_keys and not model.load_in_4bit:
+        raise ZooError(f"{four_bit_keys[0]} {of} needs load_in_4bit: set it, or leave {four_bit_keys[0]} out.")
     if model.bnb_4bit_quant_type not in ("nf4", "fp4"):
         raise ZooError(f"bnb_4bit_quant_type {of} is {model.bnb_4bit_quant_type!r}: give nf4 or fp4.")
     if model.bnb_4bit_quant_storage not in (None, *STORAGES):

@@ -1,4 +1,4 @@
-"""A recipe's keys, checked and typed: YAML and flags in, dataclasses out."""
+"""Checks and types a recipe's keys: YAML and flags in, dataclasses out."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -62,7 +62,7 @@ class RecipeConfig:
 
 @dataclass(frozen=True)
 class SFTArguments(DataArguments):
-    """Which lines SFT learns from."""
+    """The data keys of SFT: the texts that it learns from."""
 
     dataset_config: str | None = option("lines", "Configuration of the data set.")
     dataset_train_split: str = option("train", "Split to train on.")
@@ -72,7 +72,7 @@ class SFTArguments(DataArguments):
 
 @dataclass(frozen=True)
 class RewardArguments(DataArguments):
-    """Which pairs the reward model learns from, and what its scores are centered and scaled by."""
+    """The data keys of the reward model: its pairs, and the samples that center and scale its scores."""
 
     dataset_config: str | None = option("preferences", "Configuration of the data set.")
     dataset_train_split: str = option("train", "Split to train on.")
@@ -92,13 +92,13 @@ class RewardArguments(DataArguments):
 
     @property
     def evaluated_split(self) -> str | None:
-        """The split that is evaluated while training goes on."""
+        """The split that is evaluated during training."""
         return self.dataset_validation_split
 
 
 @dataclass(frozen=True)
 class PPOArguments(DataArguments):
-    """Which prompts PPO rolls out and what rewards it."""
+    """The data keys of PPO: the prompts that it rolls out, and what rewards it."""
 
     dataset_config: str | None = option("prompts", "Configuration of the data set.")
     dataset_train_split: str = option("train", "Split to roll out.")
@@ -125,10 +125,17 @@ class PPOArguments(DataArguments):
 
 @dataclass(frozen=True)
 class StageSettings:
-    """A stage's keys, typed: `data` (ours), `trainer` (its TrainingArguments), `model` (trl.ModelConfig).
+    """A stage's keys, checked and typed.
 
-    `resolved` is what was asked for, by recipe and flags: it is recorded, and its fingerprint tells runs apart.
-    `keep` is save_total_limit, which the trainer is not told: it would delete checkpoints that were not sent yet.
+    Attributes:
+        stage: Name of the stage.
+        recipe: The keys of recipe.yaml.
+        data: The stage's own keys (`SFTArguments`, `RewardArguments` or `PPOArguments`).
+        trainer: The trainer's keys, a TrainingArguments.
+        model: trl's ModelConfig.
+        release: What is published.
+        keep: save_total_limit. The trainer does not get it: it would delete checkpoints that are not sent yet.
+        resolved: The keys that the recipe and flags set. They are recorded, and their fingerprint tells runs apart.
     """
 
     stage: str
@@ -144,23 +151,30 @@ class StageSettings:
 def _dataclasses(stage: str) -> tuple[Any, ...]:
     from trl import ModelConfig
 
-    known = STAGES[stage]
-    return known.load("arguments"), known.load("trainer"), ModelConfig, ReleaseArguments
+    registered = STAGES[stage]
+    return registered.load("arguments"), registered.load("trainer"), ModelConfig, ReleaseArguments
 
 
-#: What a run's resolved settings hold beside the keys of its stage.
+#: Entries of a run's resolved settings that are not keys of its stage.
 BESIDE_KEYS = ("recipe", "ppo", "evaluation", "data", "parents")
 
 
 def stage_keys(stage: str) -> dict[str, tuple[Any, Any, str]]:
-    """Every key that a stage takes: name -> (type, default, help)."""
+    """Returns every key that a stage takes.
+
+    Args:
+        stage: Name of the stage.
+
+    Returns:
+        Name -> (type, default, help).
+    """
     left_out = refused_keys(stage).union(RUN_KEYS)
-    found = (entry for kind in _dataclasses(stage) for entry in _keys_of(kind).items())
-    return {name: key for name, key in found if name not in left_out}
+    entries = (entry for kind in _dataclasses(stage) for entry in _keys_of(kind).items())
+    return {name: key for name, key in entries if name not in left_out}
 
 
 def _keys_of(kind: type) -> dict[str, tuple[Any, Any, str]]:
-    """The fields that a dataclass is made with: name -> (type, default, help)."""
+    """Returns the fields that a dataclass is constructed with: name -> (type, default, help)."""
     hints = type_hints(kind)
     return {
         entry.name: (
@@ -174,7 +188,18 @@ def _keys_of(kind: type) -> dict[str, tuple[Any, Any, str]]:
 
 
 def recipe_config(recipe: Recipe, flags: Mapping[str, Any] | None = None) -> RecipeConfig:
-    """The typed keys of recipe.yaml, flags on top. Raises ZooError for a key that is unknown, mistyped or missing."""
+    """Checks the keys of recipe.yaml and the flags that override them.
+
+    Args:
+        recipe: The recipe.
+        flags: Flags of recipe.yaml's keys.
+
+    Returns:
+        The typed keys.
+
+    Raises:
+        ZooError: A key is unknown, mistyped or missing, or a download may not set it.
+    """
     shared = dict(recipe.shared)
     where = str(recipe.source("recipe"))
     evaluation = shared.pop("evaluation", None) or {}
@@ -190,30 +215,45 @@ def recipe_config(recipe: Recipe, flags: Mapping[str, Any] | None = None) -> Rec
         raise ZooError(f"{where} has no description: say in a line what the recipe trains.")
     shared = {name: value for name, value in checked.items() if name in hints}
     nested = {name.removeprefix("evaluation."): value for name, value in checked.items() if name in nested_hints}
-    found = EvaluationConfig(**nested)
-    # A mistake in their keys is told here.
-    _ = found.asked_llm, found.labeled_data, found.own_pairs_data, found.reference_answers
-    return RecipeConfig(**shared, evaluation=found)
+    evaluation_config = EvaluationConfig(**nested)
+    # Reading these properties checks their keys now, before anything is trained.
+    _ = (
+        evaluation_config.asked_llm,
+        evaluation_config.labeled_data,
+        evaluation_config.own_pairs_data,
+        evaluation_config.reference_answers,
+    )
+    return RecipeConfig(**shared, evaluation=evaluation_config)
 
 
 def recipe_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Flags of recipe.yaml's keys, typed. Raises ZooError for a key that is unknown or mistyped."""
+    """Checks flags of recipe.yaml's keys.
+
+    Args:
+        flags: The flags.
+
+    Returns:
+        The typed values.
+
+    Raises:
+        ZooError: A key is unknown or mistyped.
+    """
     hints, nested_hints = _recipe_hints()
-    known = {**hints, **nested_hints}
+    all_hints = {**hints, **nested_hints}
     for name in flags:
-        if name not in known and name not in ("env", *RUN_KEYS):
-            raise ZooError(f"--{name} is no key of recipe.yaml{_elsewhere(name, known)}")
-    return checked_keys(flags, known, "the command's flags", flag="--")
+        if name not in all_hints and name not in ("env", *RUN_KEYS):
+            raise ZooError(f"--{name} is no key of recipe.yaml{_elsewhere(name, all_hints)}")
+    return checked_keys(flags, all_hints, "the command's flags", flag="--")
 
 
 def _recipe_hints() -> tuple[dict[str, Any], dict[str, Any]]:
-    """The types of recipe.yaml's keys, and of those under `evaluation`."""
+    """Returns the types of recipe.yaml's keys, and of those under `evaluation`."""
     hints = {name: hint for name, hint in type_hints(RecipeConfig).items() if name != "evaluation"}
     return hints, {f"evaluation.{name}": hint for name, hint in type_hints(EvaluationConfig).items()}
 
 
 def _elsewhere(name: str, known: Mapping[str, Any]) -> str:
-    """Where a flag without a stage before it belongs."""
+    """Returns where a flag without a stage in front belongs, for the message."""
     flags = {key: key for key in known}
     for stage in STAGES:
         flags |= {f"{stage}.{key}": key for key in declared_keys(stage)}
@@ -227,7 +267,21 @@ def _elsewhere(name: str, known: Mapping[str, Any]) -> str:
 def stage_settings(
     recipe: Recipe, stage: str, flags: Mapping[str, Any], *, shared_flags: Mapping[str, Any], output_dir: Path
 ) -> StageSettings:
-    """A stage's typed settings: its YAML, then flags. Raises ZooError, before anything is trained, for bad keys."""
+    """Checks and types a stage's keys before anything is trained: its YAML, then the flags.
+
+    Args:
+        recipe: The recipe.
+        stage: Name of the stage.
+        flags: Flags of the stage's keys.
+        shared_flags: Flags of recipe.yaml's keys.
+        output_dir: Where the trainer writes.
+
+    Returns:
+        The settings.
+
+    Raises:
+        ZooError: A key is unknown or mistyped, or keys do not work together.
+    """
     if stage not in recipe.stages:
         raise ZooError(f"The recipe {recipe.name} has no {stage}.yaml, so it has no stage {stage!r}.")
     shared = recipe_config(recipe, shared_flags)
@@ -236,36 +290,36 @@ def stage_settings(
     hints = {name: hint for name, (hint, _, _) in keys.items()}
     of, refused = f"the stage {stage}", refused_keys(stage)
     check_download(recipe, stage, recipe.stages[stage], flags)
-    asked = checked_keys(recipe.stages[stage], hints, str(recipe.source(stage)), of=of, refused=refused)
-    asked = obeyed(recipe, stage, asked)
-    asked |= checked_keys(flags, hints, "the command's flags", of=of, refused=refused, flag=f"--{stage}.")
-    asked.setdefault("seed", shared.seed)
-    if "report_to" in asked and asked["report_to"] is None:
-        asked["report_to"] = "none"  # its own word for nothing
-    # What a stage learns does not depend on how the recipe is described or evaluated later.
+    resolved = checked_keys(recipe.stages[stage], hints, str(recipe.source(stage)), of=of, refused=refused)
+    resolved = obeyed(recipe, stage, resolved)
+    resolved |= checked_keys(flags, hints, "the command's flags", of=of, refused=refused, flag=f"--{stage}.")
+    resolved.setdefault("seed", shared.seed)
+    if "report_to" in resolved and resolved["report_to"] is None:
+        resolved["report_to"] = "none"  # the trainer's own value for "no reporting"
+    # The description and the evaluation do not affect what a stage learns, so they are not in its fingerprint.
     learned = dataclasses.asdict(shared)
     del learned["description"], learned["evaluation"]
-    given = {name: value for name, value in asked.items() if name != "save_total_limit"}
-    for name in given:  # torch's Adam takes no whole β, but steps from 1 on are whole
+    arguments = {name: value for name, value in resolved.items() if name != "save_total_limit"}
+    for name in arguments:  # torch's Adam takes no whole β, but steps from 1 on are whole
         if hints[name] is float and not name.endswith("_steps"):
-            given[name] = float(given[name])
-    given |= {"output_dir": str(output_dir), "disable_tqdm": True}
-    given.setdefault("log_level_replica", "passive")  # the other processes say what the first says, and no more
-    if given.get("bf16", keys["bf16"][1]) is None and not given.get("use_cpu"):
+            arguments[name] = float(arguments[name])
+    arguments |= {"output_dir": str(output_dir), "disable_tqdm": True}
+    arguments.setdefault("log_level_replica", "passive")  # the other processes log as much as the main one
+    if arguments.get("bf16", keys["bf16"][1]) is None and not arguments.get("use_cpu"):
         from ...modeling.devices import has_bfloat16
 
-        given["bf16"] = has_bfloat16()  # trl would take it for true, and refuse to train without a GPU
-    given |= share_of_batch({name: default for name, (_, default, _) in keys.items()} | given, stage)
+        arguments["bf16"] = has_bfloat16()  # trl reads None as true, and would refuse to train without a GPU
+    arguments |= share_of_batch({name: default for name, (_, default, _) in keys.items()} | arguments, stage)
     try:
         data, trainer, model, release = (
-            kind(**{name: value for name, value in given.items() if name in type_hints(kind)})
+            kind(**{name: value for name, value in arguments.items() if name in type_hints(kind)})
             for kind in _dataclasses(stage)
         )
     except (ValueError, TypeError, ImportError) as error:
         first = str(error).strip().splitlines()[0].rstrip(".")
         raise ZooError(f"The settings of the stage {stage} of {recipe.name} do not work: {first}.") from error
     _check_trainer(trainer, stage)
-    check_model(model, stage, critic=getattr(trainer, "critic", None), shards=bool(given.get("fsdp2")))
+    check_model(model, stage, critic=getattr(trainer, "critic", None), shards=bool(arguments.get("fsdp2")))
     if getattr(data, "fsdp2", False):
         from transformers.training_args import OptimizerNames
 
@@ -285,27 +339,36 @@ def stage_settings(
         )
     if release.push_merged and not model.use_peft:
         raise ZooError(f"push_merged of the stage {stage} needs use_peft: without LoRA the checkpoint is the model.")
-    keep = asked.get("save_total_limit")
-    # A run goes on wherever its weights lie, and however long a reward may take.
+    keep = resolved.get("save_total_limit")
+    # A run may be resumed with other values of these, so they are not in its fingerprint.
     for name in ("fsdp2", "offload_frozen", "reward_timeout"):
-        asked.pop(name, None)
-    return StageSettings(stage, shared, data, trainer, model, release, keep, {**asked, "recipe": learned})
+        resolved.pop(name, None)
+    return StageSettings(stage, shared, data, trainer, model, release, keep, {**resolved, "recipe": learned})
 
 
 def recorded_settings(resolved: Mapping[str, Any], stage: str, names: Sequence[str], *, where: str) -> dict[str, Any]:
-    """Those of a stage's keys, typed, as a run recorded them; the default of one that it did not set.
+    """Returns some of a stage's keys as a run recorded them, with the default where it set none.
 
-    resolved: of run.json or a published recipe.json, which may be a stranger's: nothing but `names` is looked at.
-    where: what holds them. Raises ZooError for a value of another type.
+    Args:
+        resolved: Settings of run.json or of a published recipe.json, which is not trusted: only `names` are read.
+        stage: Name of the stage.
+        names: The keys to return.
+        where: What holds the settings, for the message.
+
+    Returns:
+        Name -> typed value.
+
+    Raises:
+        ZooError: A value has another type.
     """
     keys = stage_keys(stage)
-    asked = {name: resolved[name] for name in names if name in resolved}
-    typed = checked_keys(asked, {name: keys[name][0] for name in names}, where, of=f"the stage {stage}")
+    recorded = {name: resolved[name] for name in names if name in resolved}
+    typed = checked_keys(recorded, {name: keys[name][0] for name in names}, where, of=f"the stage {stage}")
     return {name: keys[name][1] for name in names} | typed
 
 
 def _check_trainer(trainer: Any, stage: str) -> None:
-    """Raises ZooError for what TrainingArguments let pass and training would stumble over."""
+    """Raises ZooError for values that TrainingArguments accept and that training would fail on."""
     from transformers.integrations.integration_utils import get_reporting_integration_callbacks
 
     if trainer.max_steps == 0:
@@ -322,9 +385,16 @@ def _check_trainer(trainer: Any, stage: str) -> None:
 
 
 def parse_flags(arguments: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """`--key value`, `--key=value` and bare `--key` (true), by stage: '' for a key without 'STAGE.' before it.
+    """Groups `--key value`, `--key=value` and bare `--key` (true) by stage.
 
-    Raises ZooError for a word that belongs to no flag, or a flag given twice.
+    Args:
+        arguments: The words of the command line.
+
+    Returns:
+        Stage -> key -> value; '' holds keys without `STAGE.` in front.
+
+    Raises:
+        ZooError: A word belongs to no flag, or a flag is given twice.
     """
     flags: dict[str, dict[str, Any]] = {stage: {} for stage in ("", *STAGES)}
     pending: list[str] = list(arguments)
@@ -346,6 +416,6 @@ def parse_flags(arguments: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def recipe_keys() -> dict[str, tuple[Any, Any, str]]:
-    """Every key that recipe.yaml takes, those under `evaluation:` as evaluation.KEY: name -> (type, default, help)."""
+    """Returns every key of recipe.yaml, those under `evaluation:` as evaluation.KEY: name -> (type, default, help)."""
     keys = {name: key for name, key in _keys_of(RecipeConfig).items() if name != "evaluation"}
     return keys | {f"evaluation.{name}": key for name, key in _keys_of(EvaluationConfig).items()}

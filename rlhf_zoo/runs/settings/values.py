@@ -1,4 +1,4 @@
-"""The values of a recipe or of flags, as the types of their keys want them; and what no value may be."""
+"""Converts the values of recipes and flags to the types of their keys, and refuses values that JSON cannot hold."""
 
 import dataclasses
 import enum
@@ -24,11 +24,22 @@ PLAIN = "text, numbers, true and false, lists and mappings"
 
 
 class NotPlain(ValueError):
-    """A text that begins as a list or mapping does, and is none: no other reading of it was meant."""
+    """A text that begins like a list or mapping and is not valid as one, so it is not read in any other way."""
 
 
 def coerce(value: Any, hint: Any) -> Any:
-    """`value` as `hint` wants it; a text that spells a number counts as one. Raises ValueError(what is wanted)."""
+    """Converts a value to a type. A text that spells a number counts as one.
+
+    Args:
+        value: The value.
+        hint: The type.
+
+    Returns:
+        The converted value.
+
+    Raises:
+        ValueError: It does not fit; the message is what the type takes, such as "a whole number".
+    """
     if hint is Any:
         return value
     origin = typing.get_origin(hint)
@@ -39,7 +50,7 @@ def coerce(value: Any, hint: Any) -> Any:
         if str in members and isinstance(value, str) and "," not in value and not value.startswith("["):
             members = tuple(member for member in members if typing.get_origin(member) is not list)
         wanted = []
-        # Text last: a flag's "3" for `int | str` is the number.
+        # Text comes last: a flag's "3" for `int | str` is the number.
         for member in sorted((m for m in members if m is not type(None)), key=lambda m: m is str):
             try:
                 return coerce(value, member)
@@ -114,9 +125,10 @@ def _number(value: Any, kind: type) -> Any:
 
 
 def _split(text: str) -> list[str]:
-    """`text` at its commas, but for those inside parentheses, brackets, braces or quotes: NAME(key=value, ...) is one.
+    """Splits a text at its commas outside of parentheses, brackets, braces and quotes.
 
-    A quote behind a letter or a digit is an apostrophe, and so is one that nothing closes.
+    So NAME(key=value, ...) is one item. A quote after a letter or digit is an apostrophe, and so is one that is not
+    closed.
     """
     items, start, depth, place = [], 0, 0, 0
     while place < len(text):
@@ -136,55 +148,84 @@ def _split(text: str) -> list[str]:
 
 
 def _written(text: str, begins: str) -> Any:
-    """`text` read as JSON, or as a recipe would have it in YAML, where it begins so, else as it is. Raises NotPlain."""
+    """Parses a text that starts with `begins` as JSON or YAML; returns any other text as it is. Raises NotPlain."""
     if not text.startswith(begins):
         return text
     try:
-        found = json.loads(text)
+        content = json.loads(text)
     except (ValueError, RecursionError):
         try:
-            found = load_yaml(text)
+            content = load_yaml(text)
         except BadYAML as error:
             raise NotPlain(f"YAML or JSON ({error.reason})") from None
     try:
-        check_plain(found)
+        check_plain(content)
     except ValueError as error:
         raise NotPlain(str(error)) from None
-    return found
+    return content
 
 
 def json_object(text: str, *, option: str, example: str) -> dict[str, Any]:
-    """The JSON object that an option of a command gives. Raises ZooError for anything else."""
+    """Parses the JSON object that an option of a command holds.
+
+    Args:
+        text: The option's text.
+        option: Name of the option, for the message.
+        example: A valid value, for the message.
+
+    Returns:
+        The object.
+
+    Raises:
+        ZooError: It is not a JSON object.
+    """
     try:
-        found = json.loads(text)
-        check_plain(found)
+        content = json.loads(text)
+        check_plain(content)
     except (ValueError, RecursionError) as error:
         why = "it is nested too deep" if isinstance(error, RecursionError) else error
         raise ZooError(f"{option} is {shown(text)}, which is not JSON ({why}): write {example}.") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise ZooError(f"{option} is {shown(text)}, which is no JSON object: write {example}.")
-    return found
+    return content
 
 
 def listed_numbers(flag: str, listed: str, *, example: str) -> list[float]:
-    """The numbers of "0,0.02,0.1", each once, in that order.
+    """Parses a list of numbers such as "0,0.02,0.1". Repeated numbers are dropped.
 
-    Raises ZooError for what is no list of numbers that are not negative.
+    Args:
+        flag: Name of the flag, for the message.
+        listed: Its text.
+        example: A valid value, for the message.
+
+    Returns:
+        The numbers in their order.
+
+    Raises:
+        ZooError: An item is not a number, or is negative.
     """
-    found: list[float] = []
-    for one in listed.split(","):
+    numbers: list[float] = []
+    for item in listed.split(","):
         try:
-            value = float(one)
+            value = float(item)
         except ValueError:
             value = math.nan
         if not math.isfinite(value) or value < 0:
-            raise ZooError(f"{flag} lists {one.strip()!r}: give numbers that are not negative, such as {example}.")
-        found.append(value)
-    return list(dict.fromkeys(found))
+            raise ZooError(f"{flag} lists {item.strip()!r}: give numbers that are not negative, such as {example}.")
+        numbers.append(value)
+    return list(dict.fromkeys(numbers))
 
 
 def check_plain(value: Any, depth: int = 0) -> None:
-    """Raises ValueError(what is wanted) for what could not be written as JSON and read again: run.json holds it all."""
+    """Checks that a value survives being written to run.json and read again.
+
+    Args:
+        value: The value.
+        depth: Its level of nesting.
+
+    Raises:
+        ValueError: It does not; the message is what is allowed.
+    """
     if depth > MAX_DEPTH:
         raise ValueError(f"at most {MAX_DEPTH} levels of nesting")
     if isinstance(value, str):
@@ -207,7 +248,14 @@ def check_plain(value: Any, depth: int = 0) -> None:
 
 
 def shown(value: Any) -> str:
-    """repr(value) for a message, shortened."""
+    """Returns repr(value) for a message, shortened.
+
+    Args:
+        value: The value.
+
+    Returns:
+        The text.
+    """
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # Python writes no number of more than 4,300 digits
@@ -217,7 +265,14 @@ def shown(value: Any) -> str:
 
 @functools.cache
 def type_hints(kind: type) -> Mapping[str, Any]:
-    """The type of each field that a dataclass is made with."""
+    """Returns the type of each field that a dataclass is constructed with.
+
+    Args:
+        kind: The dataclass.
+
+    Returns:
+        Name -> type.
+    """
     resolved = typing.get_type_hints(kind)
     return {f.name: resolved[f.name] for f in dataclasses.fields(kind) if f.init}
 
@@ -231,35 +286,46 @@ def checked_keys(
     refused: Collection[str] = (),
     flag: str | None = None,
 ) -> dict[str, Any]:
-    """`values` as `hints` want them. Raises ZooError at the first that is not so.
+    """Checks keys and converts their values.
 
-    where: what holds them; of: whose keys they are; refused: keys that are known and not supported. A hint that is None
-    is of a key whose value is not looked at. flag: what a flag's name begins with, None for a file.
+    Args:
+        values: The keys and values.
+        hints: Key -> its type; None leaves the value out unchecked.
+        where: What holds the keys, for messages.
+        of: Whose keys they are, for messages.
+        refused: Known keys that are not supported.
+        flag: What a flag's name begins with, such as "--ppo."; None for keys of a file.
+
+    Returns:
+        Key -> converted value.
+
+    Raises:
+        ZooError: A key is unknown or refused, or a value does not fit its type.
     """
     typed = {}
     for key, value in values.items():
         name = key if isinstance(key, str) else shown(key)
-        said = f"{flag}{name} is" if flag else f"{where} says {name}, which is"
+        what = f"{flag}{name} is" if flag else f"{where} says {name}, which is"
         if name == "env":
-            raise ZooError(f"{said} refused, as it could redirect the Hub: set environment variables in the shell.")
+            raise ZooError(f"{what} refused, as it could redirect the Hub: set environment variables in the shell.")
         if name in RUN_KEYS:
             raise ZooError(
-                f"{said} settled by the run: leave it out; the commands take --output_dir, --push_to_hub, --namespace "
+                f"{what} settled by the run: leave it out; the commands take --output_dir, --push_to_hub, --namespace "
                 "and --hub."
             )
         if name == "trust_remote_code":
             raise ZooError(
-                f"{said} not for a recipe to say, which may be a stranger's: give {FLAG} to the command itself, with "
+                f"{what} not for a recipe to say, which may be a stranger's: give {FLAG} to the command itself, with "
                 "no stage before it."
             )
         if name in refused and name in REFUSED:
-            raise ZooError(f"{said} {REFUSED[name]}.")
+            raise ZooError(f"{what} {REFUSED[name]}.")
         if name in refused:
-            raise ZooError(f"{said} not supported by {of}: leave it out.")
+            raise ZooError(f"{what} not supported by {of}: leave it out.")
         if name not in hints:
             near = did_you_mean(name, hints)
             stage = of.rpartition(" ")[2].removesuffix(".yaml")
-            raise ZooError(f"{said} no key of {of}{near or f': `rlhf-zoo recipes keys {stage}` lists them.'}")
+            raise ZooError(f"{what} no key of {of}{near or f': `rlhf-zoo recipes keys {stage}` lists them.'}")
         written = f"{flag}{name}" if flag else f"{name} in {where}"
         if hints[name] is None:
             continue
