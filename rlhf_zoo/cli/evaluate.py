@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ..errors import ZooError
-from ..modeling.chat import prompt_count
+from ..modeling.prompt_keys import format_prompt_count
 from ..runs.settings.judge_names import check_judge_name
 from ..runs.settings.values import json_object
 from .common import (
@@ -214,7 +214,7 @@ def _show(document: Mapping[str, Any]) -> None:
         rows.append([f"win rate, by votes of {name}", "", str(estimate(won)) if won else "none"])
     rows.append(["win rate at equal length", "", str(estimate(document["win_rate_at_equal_length"]))])
     rows.append(["control: against itself, other seed", str(estimate(document["control"])), ""])
-    counted = prompt_count(document["prompts"], document["rows"])
+    counted = format_prompt_count(document["prompts"], document["rows"])
     table(
         f"{document['policy']['name']} against {document['against']['name']}: {counted} prompts of the "
         f"{document['split']} split, {document['samples_per_prompt']} completions a row, 95% intervals",

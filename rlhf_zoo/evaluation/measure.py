@@ -16,11 +16,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..functional import exact_kl, selected_logprobs
 from ..modeling import distributed
-from ..modeling.chat import Chat, append_completion, prompt_key, wrap_completion
+from ..modeling.chat import append_completion, wrap_completion
+from ..modeling.chat_template import Chat
 from ..modeling.devices import MicroBatches, move, on_device
 from ..modeling.loading import Loading, load_tokenizer
 from ..modeling.logprobs import response_logits
 from ..modeling.models import load_causal
+from ..modeling.prompt_keys import prompt_key
 from ..modeling.reserved_columns import passed_on
 from ..modeling.sampling.sampler import Samples
 from ..modeling.sampling.truncation import Truncation

@@ -16,8 +16,9 @@ from transformers import PreTrainedModel
 
 from ..errors import ZooError
 from ..modeling import distributed
-from ..modeling.chat import display_text, distinct_prompts
+from ..modeling.chat import display_text
 from ..modeling.models import load_causal
+from ..modeling.prompt_keys import count_distinct_prompts
 from ..runs.checkpoint_choice import lasting
 from ..runs.context import RunContext
 from ..runs.dataset import DataSource, evaluated_part, evaluation_rows
@@ -212,7 +213,7 @@ def follow(
     except ZooError as error:
         return f"There is no verdict, since there are no validation prompts: {error}"
     # The rows begin with one of each prompt. A verdict compares policies prompt by prompt.
-    count = min(config.checkpoint_prompts, distinct_prompts(rows["prompt"]))
+    count = min(config.checkpoint_prompts, count_distinct_prompts(rows["prompt"]))
     groups, prompts, others = repeated(rows.select(range(count)), config.checkpoint_samples)
     keys = [(STREAM, place, k % config.checkpoint_samples) for k, place in enumerate(groups)]
 

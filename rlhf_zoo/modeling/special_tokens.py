@@ -10,7 +10,8 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..errors import ZooError
-from .chat import end_of_turn, tokenize_prompt
+from .chat import tokenize_prompt
+from .chat_template import end_of_turn
 
 ADDED_PAD = "[PAD]"
 # Tokens that a vocabulary keeps for padding or for nothing, or writes between documents: the first pattern that one of

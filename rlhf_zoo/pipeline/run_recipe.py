@@ -12,8 +12,9 @@ from ..evaluation.measure import make_evaluator, measure
 from ..fileio import read_json
 from ..hub.client.refs import resolve
 from ..modeling import distributed
-from ..modeling.chat import plain_text, prompt_count
+from ..modeling.chat import plain_text
 from ..modeling.models import load_causal
+from ..modeling.prompt_keys import format_prompt_count
 from ..modeling.reserved_columns import passed_on
 from ..publishing.adapters import check_plan, sent_instead
 from ..publishing.cards.card import make_card
@@ -217,7 +218,7 @@ def said(context: RunContext, stage: str) -> str:
         win, rows = figures["win_rate"], figures["rows"]
         parts.append(
             f"win rate of PPO over SFT {win['value']:.3f} [{win['ci95'][0]:.3f}, {win['ci95'][1]:.3f}] on {win['n']} "
-            f"completions of {prompt_count(figures['prompts'], rows)} prompts, "
+            f"completions of {format_prompt_count(figures['prompts'], rows)} prompts, "
             f"KL {figures['ppo']['kl']['value']:z.2f} nats"
         )
         parts.append(_verdict(figures))

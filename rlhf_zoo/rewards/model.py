@@ -15,7 +15,8 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import ZooError
-from ..modeling.chat import Chat, tokenize_for_reward
+from ..modeling.chat import tokenize_for_reward
+from ..modeling.chat_template import Chat
 from ..modeling.devices import MicroBatches
 from ..modeling.loading import name_of
 from ..modeling.models import context_of, has_score_statistics, label_index, score_statistics

@@ -10,7 +10,7 @@ from schemas import SCHEMAS, make_recipe
 from rlhf_zoo.app.engine import Comparison
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client.connect import Hub
-from rlhf_zoo.modeling.chat import Chat
+from rlhf_zoo.modeling.chat_template import Chat
 from rlhf_zoo.modeling.loading import load_tokenizer
 from rlhf_zoo.modeling.models import CRITIC_DIR, critic_from, load_causal, load_classifier
 from rlhf_zoo.modeling.special_tokens import stop_ids

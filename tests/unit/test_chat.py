@@ -5,17 +5,16 @@ import schemas
 from datasets import Dataset
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.modeling import chat
+from rlhf_zoo.modeling import chat_template
 from rlhf_zoo.modeling.chat import (
-    Chat,
     append_completion,
-    end_of_turn,
     plain_text,
     tokenize_for_reward,
     tokenize_prompt,
     without_thoughts,
     wrap_prompt,
 )
+from rlhf_zoo.modeling.chat_template import Chat, end_of_turn
 from rlhf_zoo.modeling.special_tokens import train_tokenizer
 from rlhf_zoo.runs.data.layout import fitting, parts_of, split_pair
 
@@ -90,8 +89,8 @@ ENDLESS = {
 @pytest.mark.attack
 @pytest.mark.parametrize("template", ENDLESS.values(), ids=ENDLESS)
 def test_a_template_without_end_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch, template: str) -> None:
-    monkeypatch.setattr(chat, "RENDER_SECONDS", 1.0)
-    monkeypatch.setattr(chat, "RENDER_MEMORY", 2**29)
+    monkeypatch.setattr(chat_template, "RENDER_SECONDS", 1.0)
+    monkeypatch.setattr(chat_template, "RENDER_MEMORY", 2**29)
     with pytest.raises(ZooError, match="does not come to an end"):
         tokenize_prompt(ASKED, tokenizer(template))
 

@@ -16,7 +16,6 @@ from rlhf_zoo.evaluation.measure import Evaluator
 from rlhf_zoo.evaluation.text_logprobs import rewarded, written_samples
 from rlhf_zoo.modeling.alignment import Pieces, TokenText, decode_behind
 from rlhf_zoo.modeling.chat import (
-    Chat,
     append_completion,
     decode_completions,
     plain_text,
@@ -25,6 +24,7 @@ from rlhf_zoo.modeling.chat import (
     tokenize_prompt,
     wrap_completion,
 )
+from rlhf_zoo.modeling.chat_template import Chat
 from rlhf_zoo.modeling.reserved_columns import PROMPT_TOKENS
 from rlhf_zoo.modeling.sampling.truncation import text_end
 from rlhf_zoo.modeling.special_tokens import train_tokenizer

@@ -15,7 +15,7 @@ from rlhf_zoo.evaluation.measure import prompt_groups
 from rlhf_zoo.evaluation.pass_at_k import Answers
 from rlhf_zoo.evaluation.stats import bootstrap_mean, share
 from rlhf_zoo.fileio import read_json
-from rlhf_zoo.modeling.chat import distinct_prompts, prompt_count, prompt_key
+from rlhf_zoo.modeling.prompt_keys import count_distinct_prompts, format_prompt_count, prompt_key
 from rlhf_zoo.pipeline.inspect.doctor import examine
 from rlhf_zoo.pipeline.new.data import look_at_data, read_as
 from rlhf_zoo.pipeline.stages import evaluate, ppo
@@ -35,8 +35,8 @@ def test_what_tells_prompts_apart() -> None:
     assert prompt_key(" how is it\n") == prompt_key([user("how is it")]) == "how is it"
     assert prompt_key([user("a"), {"role": "assistant", "content": "b"}, user("c")]) != prompt_key([user("c")])
     assert prompt_key([{"role": "system", "content": "be kind"}, user("a")]) != prompt_key([user("a")])
-    assert distinct_prompts(["a", [user("a")], "b"]) == 2
-    assert (prompt_count(14, 469), prompt_count(14, 14)) == ("14 (in 469 rows)", "14")
+    assert count_distinct_prompts(["a", [user("a")], "b"]) == 2
+    assert (format_prompt_count(14, 469), format_prompt_count(14, 14)) == ("14 (in 469 rows)", "14")
 
 
 def test_the_first_rows_hold_the_most_prompts() -> None:

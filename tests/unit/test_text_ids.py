@@ -16,14 +16,8 @@ from trainer_fixture import make_policy, make_reward_model, make_tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.modeling.chat import (
-    Chat,
-    append_completion,
-    check_answers_end,
-    end_of_turn,
-    tokenize_for_reward,
-    tokenize_prompt,
-)
+from rlhf_zoo.modeling.chat import append_completion, tokenize_for_reward, tokenize_prompt
+from rlhf_zoo.modeling.chat_template import Chat, check_answers_end, end_of_turn
 from rlhf_zoo.modeling.special_tokens import train_tokenizer
 from rlhf_zoo.modeling.text_ids import settle_ends, tokenize_text
 from rlhf_zoo.pipeline.inspect.doctor import _reads_the_end

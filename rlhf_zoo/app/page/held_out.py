@@ -7,7 +7,8 @@ from pathlib import Path
 from ...errors import ZooError
 from ...hub.client.connect import CLIENT, Hub
 from ...hub.client.refusals import reason
-from ...modeling.chat import display_text, is_conversation
+from ...modeling.chat import display_text
+from ...modeling.chat_template import is_conversation
 from ...publishing.catalog.card import Card
 from ...publishing.catalog.lineage import Lineage
 from ...runs.data.columns import filled, is_text

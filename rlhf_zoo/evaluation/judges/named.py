@@ -30,9 +30,10 @@ from ...errors import ZooError
 from ...hub.client.connect import CLIENT, Hub
 from ...hub.client.refs import ask, resolve
 from ...modeling import distributed
-from ...modeling.chat import append_completion, completion_text, plain_text, prompt_key, wrap_completion
+from ...modeling.chat import append_completion, completion_text, plain_text, wrap_completion
 from ...modeling.devices import on_device
 from ...modeling.models import label_index, labels_in
+from ...modeling.prompt_keys import prompt_key
 from ...plugins import run_judge
 from ...rewards import RewardEnsemble, RewardModel
 from ...runs.record import StageRecord

@@ -26,9 +26,10 @@ from ...evaluation.judges.named import as_answers, checks_answers, scores
 from ...evaluation.judges.rule import RuleJudge
 from ...evaluation.measure import Evaluator, Measured, make_evaluator, measure, repeated
 from ...fileio import now, write_text
-from ...modeling.chat import append_completion, display_text, prompt_key, tokenize_for_reward, tokenize_prompt
+from ...modeling.chat import append_completion, display_text, tokenize_for_reward, tokenize_prompt
 from ...modeling.loading import load_tokenizer
 from ...modeling.models import CRITIC_DIR, critic_from, load_causal, matrix_parameters
+from ...modeling.prompt_keys import prompt_key
 from ...modeling.text_ids import settle_ends
 from ...rewards import Rewards
 from ...runs.context import RunContext, versions

@@ -18,10 +18,11 @@ from ...evaluation.calibration import calibration
 from ...evaluation.ensemble import agreements, by_kl, disagreement, standardised, unrelated
 from ...evaluation.stats import Estimate, accuracy, bootstrap_mean, correlation
 from ...fileio import read_json, write_json
-from ...modeling.chat import append_completion, prompt_key
+from ...modeling.chat import append_completion
 from ...modeling.devices import on_device
 from ...modeling.loading import load_tokenizer
 from ...modeling.models import load_classifier
+from ...modeling.prompt_keys import prompt_key
 from ...publishing.plots import plot_ensemble
 from ...rewards import RewardModel
 from ...runs.context import RunContext

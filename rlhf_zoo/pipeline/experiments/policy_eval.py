@@ -22,9 +22,11 @@ from ...fileio import at, finite, hub_id, now, write_json, write_text
 from ...hub.client.connect import CLIENT, Hub
 from ...hub.client.refs import Checkpoint
 from ...hub.client.run_signature import FLAG
-from ...modeling.chat import Chat, counted_prompts, distinct_prompts, tokenize_prompt
+from ...modeling.chat import tokenize_prompt
+from ...modeling.chat_template import Chat
 from ...modeling.devices import on_device
 from ...modeling.models import context_of, load_causal
+from ...modeling.prompt_keys import count_distinct_prompts, describe_prompt_count
 from ...modeling.sampling.truncation import Truncation
 from ...modeling.special_tokens import stop_ids
 from ...publishing.cards.report import WIN_RATES
@@ -263,8 +265,8 @@ def evaluate(contest: PolicyPair, terms: Terms, *, out: Path, command: str) -> d
     rows, split = _prompts(contest, contest.data, terms)
     rows = distinct_first(rows)
     rows = rows.select(range(min(terms.prompts, len(rows))))
-    if (distinct := distinct_prompts(rows["prompt"])) < terms.prompts:
-        log.warning("The split %s has %s prompts; all of them are taken.", split, counted_prompts(rows))
+    if (distinct := count_distinct_prompts(rows["prompt"])) < terms.prompts:
+        log.warning("The split %s has %s prompts; all of them are taken.", split, describe_prompt_count(rows))
     if distinct < FEW:
         log.warning("%d prompts are few: read the intervals as too narrow.", distinct)
     tools = _yardstick(contest, contest.data, terms, names, out)

@@ -18,11 +18,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ... import functional as F
 from ...errors import ZooError
-from ...modeling.chat import counted_prompts
 from ...modeling.devices import MicroBatches, on_device
 from ...modeling.loading import load_tokenizer
 from ...modeling.logprobs import text_logprobs
 from ...modeling.models import context_of, load_causal
+from ...modeling.prompt_keys import describe_prompt_count
 from ...modeling.prompts import prepare_prompts
 from ...modeling.reserved_columns import GENERATION, PROMPT_TOKENS
 from ...ppo.assembly import MANY_EPOCHS
@@ -171,8 +171,8 @@ def _functions(settings: StageSettings) -> tuple[list[Any], str]:
 def _prompts(settings: StageSettings, context: RunContext) -> tuple[dict[str, Any], str]:
     data = load_data(context, stage_source(context, "ppo"))
     train, held_out, texts = (data[name] for name in ("train_dataset", "eval_dataset", "ptx_dataset"))
-    parts = [f"{counted_prompts(train)} to roll out"]
-    parts += [] if held_out is None else [f"{counted_prompts(held_out)} held out"]
+    parts = [f"{describe_prompt_count(train)} to roll out"]
+    parts += [] if held_out is None else [f"{describe_prompt_count(held_out)} held out"]
     parts += [] if texts is None else [f"{len(texts)} texts for ptx_coef"]
     return data, f"{', '.join(parts)}; columns {', '.join(train.column_names)}"
 
@@ -198,7 +198,7 @@ def _evaluated(context: RunContext) -> tuple[None, str]:
     source = stage_source(context, "ppo")
     prompts = check_prompts(context, source)
     check_rules(context, source, prompts)
-    return None, f"{counted_prompts(prompts)} held-out prompts, {config.samples} completions a row"
+    return None, f"{describe_prompt_count(prompts)} held-out prompts, {config.samples} completions a row"
 
 
 def _judges(context: RunContext, data_from: RunContext) -> tuple[None, str]:

@@ -12,7 +12,8 @@ from ...errors import ZooError
 from ...hub.client.connect import CLIENT
 from ...hub.client.data_gate import GatedData, gated
 from ...hub.client.refusals import client_errors, reason, refusals_as
-from ...modeling.chat import distinct_prompts, is_conversation
+from ...modeling.chat_template import is_conversation
+from ...modeling.prompt_keys import count_distinct_prompts
 from ...runs.data.layout import Form, in_form
 from ...runs.data.sources import wrong_in
 from ...runs.data.tables import dataset_of
@@ -174,7 +175,9 @@ def _distinct(part: Part, split: str, columns: Mapping[str, str], name: str) -> 
             return 0
         table = dataset_of({column: [row.get(column) for row in rows] for column in dict.fromkeys(chain(*rows))})
         of = f"The data set {name}, split {split},"
-        return distinct_prompts(in_form(table, "prompts", columns=columns, turns=False, text="text", of=of)["prompt"])
+        return count_distinct_prompts(
+            in_form(table, "prompts", columns=columns, turns=False, text="text", of=of)["prompt"]
+        )
 
     looked_at = part.rows[split]
     return part.splits[split] if among(looked_at) == len(looked_at) else among(list(part.counted(split)))

@@ -13,8 +13,10 @@ from typing import Any
 from ...errors import ZooError
 from ...evaluation.judges.named import check_names, check_outputs, split_label
 from ...evaluation.verdict import FEWEST
-from ...modeling.chat import Chat, append_completion, prompt_key, tokenize_for_reward, tokenize_prompt
+from ...modeling.chat import append_completion, tokenize_for_reward, tokenize_prompt
+from ...modeling.chat_template import Chat
 from ...modeling.devices import best_device, has_bfloat16
+from ...modeling.prompt_keys import prompt_key
 from ...plugins import REWARDS, did_you_mean, load_object
 from ...rewards.verifiable import Verifiable
 from ...runs.data.layout import as_turns, sft_text

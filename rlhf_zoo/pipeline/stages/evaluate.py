@@ -35,11 +35,11 @@ from ...fileio import now, write_json, write_text
 from ...hub.client.publish import NOTHING, checkpoint_files, tag_name
 from ...hub.client.weights import Origin
 from ...modeling import distributed
-from ...modeling.chat import counted_prompts, distinct_prompts
 from ...modeling.devices import on_device
 from ...modeling.integrity import weights_digest
 from ...modeling.loading import load_tokenizer
 from ...modeling.models import load_causal
+from ...modeling.prompt_keys import count_distinct_prompts, describe_prompt_count
 from ...plugins import PREFERENCES, load_object
 from ...publishing.sent import published_tags
 from ...runs.code import check_code, is_same_code, judges_code, stage_code
@@ -244,11 +244,11 @@ def check_prompts(context: RunContext, source: DataSource, path: Path | None = N
     prompts = evaluation_rows(context, source, path=path)
     if len(prompts) < wanted:
         raise ZooError(
-            f"The {_words(evaluated_part(context))} has {counted_prompts(prompts)} prompts and evaluation.prompts asks "
-            f"for {wanted}: lower it, or prepare more data."
+            f"The {_words(evaluated_part(context))} has {describe_prompt_count(prompts)} prompts and "
+            f"evaluation.prompts asks for {wanted}: lower it, or prepare more data."
         )
     prompts = prompts.select(range(wanted))
-    if (distinct := distinct_prompts(prompts["prompt"])) < wanted:
+    if (distinct := count_distinct_prompts(prompts["prompt"])) < wanted:
         log.warning(
             "evaluation.prompts asks for %d, and the %s has %d different prompts: %d rows repeat one, and intervals "
             "count each prompt once.",

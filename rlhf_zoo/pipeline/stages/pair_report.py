@@ -10,7 +10,8 @@ from ...evaluation.best_of_n import Choice, best_of_n, choices
 from ...evaluation.calibration import preference_report
 from ...evaluation.hard_pairs import are_ties, hard_pairs, ties
 from ...fileio import finite
-from ...modeling.chat import append_completion, completion_text, distinct_prompts, plain_text
+from ...modeling.chat import append_completion, completion_text, plain_text
+from ...modeling.prompt_keys import count_distinct_prompts
 from ...rewards import RewardModel
 from ...runs.data.overlap import normalized, overlap, whole_question
 
@@ -115,7 +116,7 @@ def pairs_seen(held_out: Dataset, learned: Dataset) -> dict[str, int | None]:
     asked = sorted(overlap(held_out, learned).asked)
     known = set(map(_pair, learned))
     return {
-        "prompts": distinct_prompts(held_out.select(asked)["prompt"]) if asks else None,
+        "prompts": count_distinct_prompts(held_out.select(asked)["prompt"]) if asks else None,
         "pairs": sum(_pair(row) in known for row in held_out),
     }
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ZooError
-from ...modeling.chat import counted_prompts, wrap_completion
+from ...modeling.chat import wrap_completion
 from ...modeling.loading import Loading, load_tokenizer
 from ...modeling.models import load_causal
+from ...modeling.prompt_keys import describe_prompt_count
 from ...modeling.reserved_columns import passed_on
 from ...modeling.special_tokens import pad_apart
 from ...plugins import REWARDS, load_object
@@ -139,7 +140,7 @@ def check_batch(settings: StageSettings, data: dict[str, Any]) -> str:
             f"The prompt data set has {count} rows and an update takes {needed}: give more prompts or a smaller batch."
         )
     completions, minibatches = args.episodes_per_update, args.num_mini_batches
-    counted = counted_prompts(data["train_dataset"])
+    counted = describe_prompt_count(data["train_dataset"])
     return f"{needed} of {counted} prompts an update, {completions} completions in {minibatches} minibatches"
 
 

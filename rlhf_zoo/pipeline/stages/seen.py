@@ -7,7 +7,7 @@ from typing import Any
 from datasets import Dataset
 
 from ...errors import ZooError
-from ...modeling.chat import distinct_prompts
+from ...modeling.prompt_keys import count_distinct_prompts
 from ...runs.context import RunContext
 from ...runs.data.overlap import overlap
 from ...runs.dataset import HELD_OUT, evaluated_part, parts, ptx_rows, stage_rows, stage_source
@@ -33,7 +33,7 @@ def prompts_seen(context: RunContext, prompts: Dataset, *, planned: Collection[s
     if sum(count or 0 for count in seen.values()):
         counts = ", ".join(f"the stage {stage} trains on {count}" for stage, count in seen.items() if count)
         log.warning(
-            "Of the evaluation's %d prompts %s: %s.", distinct_prompts(prompts["prompt"]), counts, _mend(context)
+            "Of the evaluation's %d prompts %s: %s.", count_distinct_prompts(prompts["prompt"]), counts, _mend(context)
         )
     return seen
 
@@ -70,7 +70,7 @@ def _seen_by(context: RunContext, stage: str, prompts: Dataset, *, planned: bool
     asked = sorted(set[int]().union(*(one.asked for one in found)))
     if not asked and not all(one.told for one in found):
         return None
-    return distinct_prompts(prompts.select(asked)["prompt"])
+    return count_distinct_prompts(prompts.select(asked)["prompt"])
 
 
 def _learned(context: RunContext, stage: str, left_out: Mapping[str, Any] | None) -> list[Dataset] | None:

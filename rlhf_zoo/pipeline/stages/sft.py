@@ -15,7 +15,8 @@ from ...hub.client.connect import Hub
 from ...hub.client.pull import fetch
 from ...hub.client.refs import NOT_LOADED, ask, came_from, resolve
 from ...hub.client.refusals import refusals_as
-from ...modeling.chat import check_answers_end, plain_text
+from ...modeling.chat import plain_text
+from ...modeling.chat_template import check_answers_end
 from ...modeling.loading import load_tokenizer
 from ...modeling.models import build_causal, leave_out_router_logits, load_causal
 from ...modeling.special_tokens import highest_id, settle_padding, train_tokenizer

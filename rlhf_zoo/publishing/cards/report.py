@@ -10,7 +10,7 @@ from ...fileio import finite
 from ...hub.client.connect import CLIENT, Hub
 from ...hub.client.pull import split_revision
 from ...hub.client.refusals import refusals_as
-from ...modeling.chat import prompt_count
+from ...modeling.prompt_keys import format_prompt_count
 from .markdown import Raw, code, escape, estimate
 
 WIN_RATES = "win_rates.png"
@@ -88,8 +88,8 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
     where = f"the {escape(document['split'])} split of {code(document['data']['location'])}"
     each = document["samples_per_prompt"]
     yield (
-        f"{prompt_count(document['prompts'], document.get('rows', document['prompts']))} prompts of {where}, {each} "
-        "completions a row, the same prompts and seeds for both, "
+        f"{format_prompt_count(document['prompts'], document.get('rows', document['prompts']))} prompts of {where}, "
+        f"{each} completions a row, the same prompts and seeds for both, "
         f"temperature {document['temperature']:g}, at most {document['max_new_tokens']} new tokens, seed "
         f"{document['seed']}. In brackets: 95% intervals, over prompts, for a difference the same ones of "
         "both; n counts completions. A tie counts one half."

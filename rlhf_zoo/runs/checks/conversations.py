@@ -6,7 +6,8 @@ from typing import Any
 from datasets import Dataset
 
 from ...errors import ZooError
-from ...modeling.chat import append_completion, check_renders, display_text, is_conversation
+from ...modeling.chat import append_completion, display_text
+from ...modeling.chat_template import check_renders, is_conversation
 from ..context import RunContext
 from ..data.layout import conversational
 from ..data.sources import DataSource

@@ -9,7 +9,7 @@ import datasets
 from ...errors import ZooError
 from ...hub.client.connect import CLIENT, Hub
 from ...hub.client.refusals import reason
-from ...modeling.chat import Chat
+from ...modeling.chat_template import Chat
 from ..data.columns import above, value_of
 from ..data.layout import Form, conversational, in_form
 from ..data.sources import NoSuchPart, find_data

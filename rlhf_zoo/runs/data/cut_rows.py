@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ZooError
-from ...modeling.chat import has_answer_prefix, is_conversation, tokenize_conversation, tokenize_prompt
+from ...modeling.chat import has_answer_prefix, tokenize_conversation, tokenize_prompt
+from ...modeling.chat_template import is_conversation
 
 if TYPE_CHECKING:
     from datasets import Dataset

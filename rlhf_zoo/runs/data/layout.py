@@ -17,14 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ...errors import ZooError
 from ...fields import option
-from ...modeling.chat import (
-    append_completion,
-    has_answer_prefix,
-    is_conversation,
-    move_answer_prefix,
-    prompt_key,
-    tokenize_prompt,
-)
+from ...modeling.chat import append_completion, has_answer_prefix, move_answer_prefix, tokenize_prompt
+from ...modeling.chat_template import is_conversation
+from ...modeling.prompt_keys import prompt_key
 from ...modeling.reserved_columns import ASKED, PROMPT_TOKENS
 from ...plugins import did_you_mean
 from .columns import filled, is_text, values_in

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING, Any
 
-from ...modeling.chat import completion_text, is_conversation
+from ...modeling.chat import completion_text
+from ...modeling.chat_template import is_conversation
 from ...modeling.reserved_columns import ASKED
 
 if TYPE_CHECKING:

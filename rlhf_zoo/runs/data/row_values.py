@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import ZooError
 from ...fileio import finite
-from ...modeling.chat import is_conversation
+from ...modeling.chat_template import is_conversation
 
 if TYPE_CHECKING:
     from datasets import Dataset

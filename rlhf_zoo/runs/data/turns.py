@@ -11,7 +11,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ZooError
-from ...modeling.chat import is_conversation
+from ...modeling.chat_template import is_conversation
 
 if TYPE_CHECKING:
     from datasets import Dataset

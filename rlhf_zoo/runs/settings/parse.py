@@ -8,7 +8,7 @@ from typing import Any
 
 from ...errors import ZooError
 from ...fields import option
-from ...modeling.chat import Chat
+from ...modeling.chat_template import Chat
 from ...modeling.distributed import check_shards
 from ...plugins import did_you_mean
 from ..checkpoint_choice import ReleaseArguments, check_rule

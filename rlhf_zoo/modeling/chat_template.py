@@ -1,0 +1,268 @@
+"""The chat template of a tokenizer: the settings that it carries, and safe rendering.
+
+A recipe's chat settings are written at the head of the tokenizer's chat template when a stage trains on conversations.
+They are saved and published with the model, so anyone who applies the template renders conversations the same way.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from ..errors import ZooError
+from .alignment import special_ids
+from .time_limit import Expired, deadline
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_HEAD = re.compile(r"\{#- rlhf-zoo (\{.*?\}) #\}.*?\{#- end #\}", re.DOTALL)
+_PROBE = "zxq"
+_PROBES = [{"role": "user", "content": _PROBE}, {"role": "assistant", "content": _PROBE}]
+#: Limits of one rendering, in seconds and bytes: a template is a program that comes with a downloaded model.
+RENDER_SECONDS, RENDER_MEMORY = 10.0, 2 * 2**30
+# A power such as 9 ** 9 ** 9: Python computes it in one step that no deadline can interrupt. An operand before `**`
+# tells it from keyword arguments.
+_POWER = re.compile(r"\{[{%](?:(?!%\}|\}\}).)*[\w)\]]\s*\*\*", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Chat:
+    """How conversations are rendered, and how completions are read.
+
+    Attributes:
+        system_prompt: Added to conversations that have no system turn; None adds none.
+        chat_template_kwargs: Variables of the template, for those that its caller does not pass.
+        strip_thoughts: Whether to leave <think>…</think> out of what rewards and judges read.
+    """
+
+    system_prompt: str | None = None
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    strip_thoughts: bool = False
+
+    @classmethod
+    def of(cls, tokenizer: PreTrainedTokenizerBase) -> Chat | None:
+        """Reads the settings at the head of the tokenizer's template.
+
+        Args:
+            tokenizer: The tokenizer of any model.
+
+        Returns:
+            The settings; None where rlhf-zoo did not train this model on conversations.
+        """
+        head = _HEAD.match(_template(tokenizer) or "")
+        return cls(**json.loads(head[1])) if head else None
+
+    def write(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+        """Writes these settings at the head of the tokenizer's template, and replaces earlier ones there.
+
+        Args:
+            tokenizer: Its chat template is changed.
+
+        Returns:
+            The same tokenizer.
+
+        Raises:
+            ZooError: It has no chat template, or the template refuses a conversation under these settings.
+        """
+        template = _template(tokenizer)
+        if template is None:
+            raise ZooError(
+                "The data are conversations and the tokenizer has no chat template: name one with chat_template_path "
+                "in sft.yaml, a .jinja file or a model that has one, or give texts."
+            )
+        # A "#}" in a system prompt would end the comment that holds the settings.
+        settings = json.dumps(asdict(self), sort_keys=True).replace("#", "\\u0023")
+        head = f"{{#- rlhf-zoo {settings} #}}"
+        for name, value in self.chat_template_kwargs.items():
+            head += f"{{%- if {name} is not defined %}}{{%- set {name} = {_literal(value)} %}}{{%- endif %}}"
+        if self.system_prompt is not None:
+            turn = f"[{{'role': 'system', 'content': {_literal(self.system_prompt)}}}]"
+            head += f"{{%- if messages and messages[0].role != 'system' %}}{{%- set messages = {turn} + messages %}}"
+            head += "{%- endif %}"
+        tokenizer.chat_template = head + "{#- end #}" + _HEAD.sub("", template, count=1)
+        render_ids([{"role": "user", "content": _PROBE}], tokenizer, add_generation_prompt=True)
+        return tokenizer
+
+    def for_prompts(self, tokenizer: PreTrainedTokenizerBase, prompts: Iterable[Any]) -> PreTrainedTokenizerBase:
+        """Writes these settings into the tokenizer's template where the prompts are conversations.
+
+        Args:
+            tokenizer: Its chat template is changed.
+            prompts: Texts or conversations, of which the first decides.
+
+        Returns:
+            The same tokenizer.
+
+        Raises:
+            ZooError: As for `write`.
+        """
+        return self.write(tokenizer) if is_conversation(next(iter(prompts), None)) else tokenizer
+
+
+def _template(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    template: Any = tokenizer.chat_template
+    return template.get("default") if isinstance(template, dict) else template
+
+
+def _literal(value: Any) -> str:
+    """Writes a value as a Jinja literal, whose strings have JSON's escapes."""
+    return "none" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def is_conversation(value: Any) -> bool:
+    """Whether a prompt or a completion is a list of messages.
+
+    Args:
+        value: Anything that a data set's column holds.
+    """
+    return isinstance(value, (list, tuple)) and all(isinstance(turn, Mapping) and "role" in turn for turn in value)
+
+
+def check_renders(messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, *, answered: bool) -> None:
+    """Checks that the template renders a conversation.
+
+    Args:
+        messages: The conversation.
+        tokenizer: With the chat template.
+        answered: Whether the last turn is an answer. Otherwise the template's generation prompt is added.
+
+    Raises:
+        ZooError: The template refuses it.
+    """
+    render_text(messages, tokenizer, add_generation_prompt=not answered)
+
+
+def render_ids(messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, **how: Any) -> list[int]:
+    """Renders a conversation to token ids.
+
+    Args:
+        messages: The conversation.
+        tokenizer: With a chat template.
+        **how: Options of `apply_chat_template`, such as `add_generation_prompt`.
+
+    Raises:
+        ZooError: The tokenizer has no chat template, or the template refuses the conversation or takes too long.
+    """
+    return list(_apply_template(messages, tokenizer, tokenize=True, return_dict=False, **how))
+
+
+def render_text(messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, **how: Any) -> str:
+    """Renders a conversation to text. Arguments and errors are those of `render_ids`."""
+    return str(_apply_template(messages, tokenizer, tokenize=False, **how))
+
+
+def _apply_template(messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, **how: Any) -> Any:
+    """Applies the tokenizer's template under the limits RENDER_SECONDS and RENDER_MEMORY."""
+    if tokenizer.chat_template is None:
+        raise ZooError("The prompts are conversations and the tokenizer has no chat template: give it one, or texts.")
+    if _POWER.search(_template(tokenizer) or ""):
+        raise ZooError("The chat template computes powers, which may take for ever: give the tokenizer another one.")
+    try:
+        with deadline(RENDER_SECONDS, memory=RENDER_MEMORY):
+            turns: Any = list(messages)
+            return tokenizer.apply_chat_template(turns, **how)
+    except Expired as error:
+        raise ZooError(
+            f"The chat template does not come to an end within {RENDER_SECONDS:g} s and "
+            f"{RENDER_MEMORY // 2**30} GiB on a conversation of {len(messages)} messages: give the tokenizer "
+            "another one."
+        ) from error
+    except Exception as error:  # a template may raise whatever Python raises
+        reason = (str(error).strip().splitlines() or ["it gives no reason"])[0].rstrip(".")
+        roles = ", ".join(str(turn.get("role")) for turn in messages) or "nobody"
+        raise ZooError(
+            f"The chat template refuses a conversation of {roles} ({reason}): mend the data, or leave out a "
+            "system_prompt that the model has no place for."
+        ) from error
+
+
+def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Finds the special token with which the template closes an answer.
+
+    Args:
+        tokenizer: With or without a chat template.
+
+    Returns:
+        Its id; that of the tokenizer's EOS where the template closes no answer.
+    """
+    try:
+        text = render_text(_PROBES, tokenizer)
+    except ZooError:  # the template takes other conversations than the probe
+        return tokenizer.eos_token_id
+    end = _first_special(text.rpartition(_PROBE)[2], tokenizer)
+    return tokenizer.eos_token_id if end is None else end
+
+
+def _first_special(text: str, tokenizer: PreTrainedTokenizerBase) -> int | None:
+    special = special_ids(tokenizer) - {tokenizer.unk_token_id}  # UNK may stand for ordinary text
+    return next((index for index in tokenizer(text, add_special_tokens=False)["input_ids"] if index in special), None)
+
+
+def check_answers_end(tokenizer: PreTrainedTokenizerBase, *, assistant_only: bool) -> None:
+    """Checks that SFT on conversations teaches the model where an answer ends.
+
+    Args:
+        tokenizer: With the chat template that SFT learns from.
+        assistant_only: Whether the loss counts only tokens in the template's {% generation %} blocks.
+
+    Raises:
+        ZooError: No special token follows an answer, or the loss leaves it out.
+    """
+    try:
+        text = render_text(_PROBES, tokenizer)
+    except ZooError:  # the template takes other conversations than the probe
+        return
+    _, probe, after = text.rpartition(_PROBE)
+    if not probe:
+        return
+    if _first_special(after, tokenizer) is None:
+        raise ZooError(
+            "The chat template closes no answer: no special token stands behind it, so that SFT would teach no end. "
+            "Give one that does by chat_template_path, such as this one with {{ eos_token }} behind each answer; "
+            "or, for answers that end at a text, say stop_token or truncate_text in ppo.yaml."
+        )
+    if not assistant_only:
+        return
+    encoded = _apply_template(_PROBES, tokenizer, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
+    ids, learned = encoded["input_ids"], encoded["assistant_masks"]
+    start = len(ids) - len(tokenizer(after, add_special_tokens=False)["input_ids"])
+    special = special_ids(tokenizer)
+    end = next((place for place in range(start, len(ids)) if ids[place] in special), None)
+    if 1 in learned and end is not None and not learned[end]:
+        raise ZooError(
+            f"assistant_only_loss learns what stands in the chat template's {{% generation %}} blocks, and "
+            f"{tokenizer.convert_ids_to_tokens(ids[end])}, which ends an answer, does not: put it into them."
+        )
+
+
+# Rendering probes costs more than a look-up, and each completion needs the result. A template may be changed meanwhile.
+_TEMPLATE_SPACES: WeakKeyDictionary[Any, tuple[Any, str]] = WeakKeyDictionary()
+
+
+def template_space(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Finds the white space that the template puts between its generation prompt and an answer.
+
+    Args:
+        tokenizer: With a chat template.
+
+    Returns:
+        The white space; "" where there is none.
+    """
+    template = tokenizer.chat_template
+    cached = _TEMPLATE_SPACES.get(tokenizer)
+    if cached is None or cached[0] != template:
+        turns = [{"role": "user", "content": _PROBE}]
+        space = ""
+        with suppress(ZooError):  # the template takes other conversations than the probe
+            prompt = render_text(turns, tokenizer, add_generation_prompt=True)
+            answered = render_text([*turns, {"role": "assistant", "content": _PROBE}], tokenizer)
+            between = answered[len(prompt) :].partition(_PROBE)[0] if answered.startswith(prompt) else ""
+            space = between if between.isspace() else ""
+        cached = _TEMPLATE_SPACES[tokenizer] = template, space
+    return cached[1]
