@@ -1,4 +1,4 @@
-"""Who may read and write which repository."""
+"""Decides who may read and write which repository."""
 
 from abc import ABC, abstractmethod
 
@@ -12,44 +12,54 @@ from .tokens import Signer
 
 
 class Access:
-    """Strangers read what is public; any token reads everything; a write token writes everything.
+    """The rules: strangers read what is public, any token reads everything, a write token writes everything.
 
-    The bytes of an upload come without a token: what lets them in was signed before, for one that may write.
+    The bytes of an upload arrive without a token. A signature, given to a sender with a write token before, admits
+    them.
     """
 
     def __init__(self, storage: Storage, signer: Signer) -> None:
         self.storage, self.signer = storage, signer
 
     def sees(self, request: Request, settings: Settings) -> bool:
-        """True where the caller may know that the repository exists."""
+        """Whether the caller may know that the repository exists."""
         return request.role is not None or not settings.private
 
     def read(self, request: Request, repo: RepoId) -> Settings:
-        """The repository's settings; a Fault where the caller may not read it."""
+        """Returns the repository's settings. Raises Fault if the caller may not read it."""
         anonymous = request.role is None
         try:
             settings = self.storage.settings(repo)
         except Fault as fault:
             if isinstance(fault, Damaged) and not anonymous:
                 raise
-            raise repo_not_found(repo, anonymous=anonymous) from None  # nobody can tell whether it was private
+            # A damaged repository may have been private, so strangers get the same answer as for a missing one.
+            raise repo_not_found(repo, anonymous=anonymous) from None
         if not self.sees(request, settings):
             raise repo_not_found(repo, anonymous=anonymous)
         return settings
 
     def write(self, request: Request, repo: RepoId) -> Settings:
-        """The repository's settings; a Fault where the caller may not change it."""
+        """Returns the repository's settings. Raises Fault if the caller may not change it."""
+        # Reading comes first: a stranger must get "not found" for a private repository, not "needs a write token".
         settings = self.read(request, repo)
         request.require_write()
         return settings
 
     def moved(self, request: Request, repo: RepoId) -> RepoId | None:
-        """What a repository of that old name is called now; None where there is none that the caller may know of."""
+        """Returns the present name of a renamed repository; None if there is none that the caller may know of."""
         target = self.storage.moved(repo)
         return target if target is not None and self.sees(request, self.storage.settings(target)) else None
 
     def is_signed(self, signature: str, what: str, repo: RepoId, *parts: str) -> bool:
-        """True for what was signed here, is not too old, and not for an earlier repository of that name."""
+        """Whether a signature is valid, not expired, and made for this repository.
+
+        Args:
+            signature: As `Signer.sign` made it.
+            what: The kind of permission, the first part that was signed.
+            repo: The repository. A later one of the same name does not match.
+            parts: The further parts that were signed.
+        """
         try:
             settings = self.storage.settings(repo)
         except Fault:  # a stranger is not to learn what exists
@@ -58,12 +68,12 @@ class Access:
 
 
 def identity(repo: RepoId, settings: Settings) -> tuple[str, str]:
-    """What a signature names: this repository, and no later one of the same name."""
+    """Returns the parts of a signature that name this repository, and no later one of the same name."""
     return f"{repo.plural}/{repo}", settings.created
 
 
 class Api(ABC):
-    """The functions behind some of the routes; `register` says which."""
+    """The handlers of some routes. `register` adds the routes."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
@@ -74,8 +84,8 @@ class Api(ABC):
 
 
 def commit_of(git: GitRepository, revision: str) -> str:
-    """The commit a revision stands for (Fault 404 RevisionNotFound)."""
-    if revision == MAIN:
+    """Returns the commit of a revision. Raises Fault 404 RevisionNotFound."""
+    if revision == MAIN:  # a repository without main is damaged, which is not the caller's mistake
         return git.head()
     commit = git.resolve(revision)
     if commit is None:

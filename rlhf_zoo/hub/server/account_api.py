@@ -1,4 +1,4 @@
-"""Who the caller is, what this server is, and what it does not offer."""
+"""Describes the account and the server, and answers for the features that an embedded Hub does not have."""
 
 import os
 from typing import Any
@@ -10,7 +10,7 @@ from .messages import Request, Response, json_response
 from .names import OWNER, RepoId
 from .routing import Router
 
-#: Answers anyone with {"service", "pid"}: how a command finds out whether a server still runs.
+#: Answers anyone with {"service", "pid"}. A command asks it whether the server of a record still runs.
 STATUS_PATH = "/api/rlhf-zoo"
 
 
@@ -26,9 +26,10 @@ class AccountApi(Api):
         router.add("GET", "/{page}/{view}/{revision}", self.page)
 
     def whoami(self, request: Request) -> Response:
-        """The one account; other namespaces in use are its organisations."""
+        """Describes the one account. Other namespaces in use are its organizations."""
         if request.role is None:
             raise Fault(401, "Invalid username or password.")
+        # `hf auth whoami` shows them as the organizations to publish under.
         namespaces = {repo.namespace for repo in self._storage.repositories()} - {OWNER}
         answer: dict[str, Any] = {
             "type": "user",
@@ -47,13 +48,15 @@ class AccountApi(Api):
         return json_response(answer)
 
     def status(self, request: Request) -> Response:
-        """Proof that this is an embedded Hub, and which process."""
+        """Proves that this is an embedded Hub, and names its process."""
         return json_response({"service": "rlhf-zoo hub", "pid": os.getpid()})
 
     def damaged(self, request: Request) -> Response:
-        """What is wrong with repositories of the given authors, or of all: those that lists leave out, and those whose
-        metadata they leave out."""
-        request.require_token()
+        """Lists damaged repositories of the given authors, or of all, with the reasons.
+
+        Lists of repositories leave these out, or leave out their metadata.
+        """
+        request.require_token()  # the reasons name files of private repositories
         storage, authors = self._storage, request.many("author")
         answer = []
         for repo in storage.repositories():
@@ -63,17 +66,17 @@ class AccountApi(Api):
         return json_response(answer)
 
     def discussions(self, request: Request, repo: RepoId) -> Response:
-        """There are none."""
+        """Answers with an empty list of discussions."""
         self._access.read(request, repo)
         return json_response({"discussions": [], "count": 0, "start": 0, "numClosedDiscussions": 0})
 
     def no_discussions(self, request: Request, repo: RepoId, path: str) -> Response:
-        """Nor can there be."""
+        """Refuses every discussion and pull request."""
         self._access.read(request, repo)
         raise forbidden("The embedded Hub has neither discussions nor pull requests: commit to a branch instead.")
 
     def front_page(self, request: Request) -> Response:
-        """What a browser sees first: a list of the repositories, as plain text."""
+        """Lists the repositories as plain text, for browsers."""
         storage = self._storage
         repos = []
         for repo in storage.repositories():
@@ -84,7 +87,7 @@ class AccountApi(Api):
         return _text("\n".join(lines))
 
     def page(self, request: Request, repo: RepoId, view: str = "tree", revision: str = "main") -> Response:
-        """A repository as plain text: what stands behind the addresses that clients print."""
+        """Shows a repository as plain text, at the addresses that clients print."""
         self._access.read(request, repo)
         if view not in ("tree", "commit"):
             raise Fault(404, "The embedded Hub has no such page.")

@@ -1,4 +1,4 @@
-"""The Hub without its sockets: a root folder, and an answer to every request."""
+"""The Hub without its sockets: answers requests from a root folder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,11 @@ from .xet_api import TELEMETRY_PATH, XET_PREFIX, XetApi
 
 
 class Application:
-    """Everything under `root`, an existing folder that can be written to."""
+    """Answers every request of one Hub.
+
+    Args:
+        root: The Hub's folder. It exists and can be written to.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -34,11 +38,23 @@ class Application:
         access = Access(storage, Signer(root))
         self._tokens = TokenFile(root)
         self._router = Router(storage.exists, access.moved)
+        # The order is that of matching: LFS addresses end in `.git/info/lfs/...` and must not match as pages.
         for api in (CollectionsApi, SpacesApi, LfsApi, XetApi, CommitsApi, FilesApi, RefsApi, ReposApi, AccountApi):
             api(access).register(self._router)
 
     def role(self, path: str, headers: Message[str, str]) -> str | None:
-        """read or write; None without a token; Fault 401 for a token that this Hub did not give out."""
+        """Finds out what the sender of a request may do.
+
+        Args:
+            path: Path of the request.
+            headers: Headers of the request.
+
+        Returns:
+            "read" or "write"; None without a token.
+
+        Raises:
+            Fault: 401 for a token that this Hub did not issue, or that has expired or was revoked.
+        """
         header = headers.get("Authorization")
         # Xet requests carry a token of another kind, which `xet_api` checks.
         if header is None or path.startswith((XET_PREFIX, TELEMETRY_PATH)):
@@ -47,10 +63,11 @@ class Application:
         try:
             role = self._tokens.role(token) if token is not None else None
         except ZooError as error:
-            raise Fault(410, str(error)) from error  # and no 500, after which clients ask again
+            raise Fault(410, str(error)) from error  # after a 500 clients would ask again, and nothing would change
         if role is None:
             raise Fault(401, "Invalid credentials in Authorization header")
         return role
 
     def answer(self, request: Request) -> Response:
+        """Answers a request. Raises Fault for a refusal."""
         return self._router.dispatch(request)

@@ -1,4 +1,4 @@
-"""The YAML front matter of a README, and the tags that follow from it."""
+"""Reads the YAML front matter of a README, and derives the Hub's tags from it."""
 
 import math
 import re
@@ -11,7 +11,7 @@ from .digested import Digested
 
 _OPENING = re.compile(r"\A\ufeff?\s*---[ \t]*\r?\n")
 _CLOSING = re.compile(r"^---[ \t]*\r?$", re.MULTILINE)
-# Metadata lie at the top of a README. What YAML they may be is bounded in characters, of at most four bytes.
+# The metadata are at the top of a README. MAX_CHARACTERS limits their YAML; a character has at most four bytes.
 _HEAD_BYTES = 4 * MAX_CHARACTERS + 2**16
 _KNOWN = Digested(64 * 2**20)
 _RELATIONS = ("finetune", "adapter", "merge", "quantized")
@@ -23,22 +23,32 @@ _DATASET_TAGS = (
 
 
 def read_card(content: bytes, oid: str) -> tuple[dict[str, Any] | None, str | None]:
-    """The metadata of the README that is the blob `oid`.
+    """Reads the metadata of a README.
+
+    Args:
+        content: The README.
+        oid: Its git blob id, by which the result is cached.
 
     Returns:
-        The metadata as JSON values, None where there are none; and the reason where they cannot be read.
+        The metadata as JSON values, or None; and the reason if they cannot be read, or None.
     """
     return card_of(oid, lambda: content)
 
 
 def card_of(oid: str, load: Callable[[], bytes]) -> tuple[dict[str, Any] | None, str | None]:
-    """`read_card` of a blob that is loaded only where its metadata are not known yet."""
+    """Does the same as `read_card`, for a blob that is loaded only if its metadata are not cached.
+
+    Args:
+        oid: The git blob id of the README.
+        load: Returns its content.
+    """
     card, error = _KNOWN.get(oid, lambda: parse_card(load()))
     return card, error
 
 
 def parse_card(content: bytes) -> tuple[dict[str, Any] | None, str | None]:
-    """What `read_card` returns, of a README that is no blob."""
+    """Does the same as `read_card`, for a README that is not a blob. Nothing is cached."""
+    # A cut can split a character at the end, which lies far behind any metadata.
     text = content[:_HEAD_BYTES].decode(errors="replace")
     opening = _OPENING.match(text)
     closing = _CLOSING.search(text, opening.end()) if opening else None
@@ -48,6 +58,7 @@ def parse_card(content: bytes) -> tuple[dict[str, Any] | None, str | None]:
     try:
         values = load_yaml(text[start : closing.start()])
     except BadYAML as error:
+        # The parser counts from the opening ---. Users count from the top of the file.
         before = text.count("\n", 0, start)
         where = f" (line {error.line + before}, column {error.column})" if error.line else ""
         return None, f"The YAML between the --- lines cannot be read{where}: {error.reason}"
@@ -59,7 +70,7 @@ def parse_card(content: bytes) -> tuple[dict[str, Any] | None, str | None]:
 
 
 def _json_values(value: Any) -> Any:
-    """YAML knows dates and keys that JSON does not."""
+    """The value as JSON can hold it. YAML has dates, sets, bytes and keys that are not text."""
     if isinstance(value, dict):
         return {str(key): _json_values(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set):
@@ -79,7 +90,16 @@ def _strings(value: Any) -> list[str]:
 
 
 def card_tags(card: dict[str, Any], kind: str) -> list[str]:
-    """The tags that the Hub derives from a card, for filters: `tags`, `dataset:ID`, `base_model:ID`, `license:ID` …"""
+    """Derives the tags that filters use, as the Hub does.
+
+    Args:
+        card: The metadata.
+        kind: model, dataset or space.
+
+    Returns:
+        The card's own tags and those of its other keys, such as `dataset:ID`, `base_model:ID` and `license:ID`,
+        without duplicates.
+    """
     tags = _strings(card.get("tags"))
     if kind == "model":
         bases, relation = _strings(card.get("base_model")), card.get("base_model_relation")

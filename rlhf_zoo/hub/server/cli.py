@@ -35,7 +35,7 @@ class _Group(_Command, click.Group):
 
 
 class _Duration(click.ParamType):
-    """30m, 12h or 90d, as seconds; None for never."""
+    """A duration such as 30m, 12h or 90d, converted to seconds; None for never."""
 
     name = "duration"
 
@@ -53,9 +53,12 @@ class _Duration(click.ParamType):
 
 
 def client_environment(url: str, token: str, home: str | os.PathLike[str]) -> dict[str, str]:
-    """What a process needs to use the Hub at `url` and nothing beyond it, as environment variables.
+    """Returns the environment variables with which a process uses this Hub and no other.
 
-    HF_HOME is the client's own: its cache is keyed by repository name, not by Hub.
+    Args:
+        url: Address of the Hub.
+        token: Access token for it.
+        home: The client's HF_HOME. No other Hub may share it, because the cache in it is keyed by repository only.
     """
     return {
         "HF_ENDPOINT": url,
@@ -106,6 +109,7 @@ def serve_command(
     logging.basicConfig(level=level, format="%(asctime)s %(message)s", stream=sys.stderr)
     folder = root or default_root()
 
+    # Two servers over one root are safe, but only one can be on record for `hub status` and `hub env`.
     other = _running(folder.expanduser().absolute()) if parent is None and folder.is_dir() else None
 
     def say(url: str) -> None:
@@ -140,10 +144,11 @@ def status(root: Path | None, as_json: bool) -> None:
     """
     folder = (root or default_root()).expanduser().absolute()
     running = _running(folder)
+    # Counted without `Storage`, which would create the folders of a Hub that does not exist yet.
     repos = {kind: len(list((folder / "repos" / kind).glob("*/*.git"))) for kind in ("models", "datasets", "spaces")}
     size = _size(folder / "repos")
     damaged = _damaged(folder) if sum(repos.values()) else []
-    found = {
+    report = {
         "running": running is not None,
         "url": running["url"] if running else None,
         "pid": running["pid"] if running else None,
@@ -153,15 +158,15 @@ def status(root: Path | None, as_json: bool) -> None:
         "damaged": damaged,
     }
     if as_json:
-        click.echo(json.dumps(found))
+        click.echo(json.dumps(report))
         return
-    where = f"{found['url']} (pid {found['pid']})" if running else "not running; start it with `rlhf-zoo hub serve`"
+    where = f"{report['url']} (pid {report['pid']})" if running else "not running; start it with `rlhf-zoo hub serve`"
     click.echo(f"url           {where}")
     click.echo(f"root          {folder}")
     click.echo(f"repositories  {', '.join(f'{count} {kind}' for kind, count in repos.items())}")
     click.echo(f"size          {size / 1e6:,.1f} MB")
-    for one in damaged:
-        click.echo(f"damaged       {one['type']} {one['id']}: {one['reason']}; see {one['folder']}")
+    for entry in damaged:
+        click.echo(f"damaged       {entry['type']} {entry['id']}: {entry['reason']}; see {entry['folder']}")
 
 
 @hub.group(cls=_Group, invoke_without_command=True)
@@ -177,12 +182,12 @@ def token(ctx: click.Context, root: Path | None, role: str, name: str | None, ex
     Example:
       HF_TOKEN=$(rlhf-zoo hub token --role read --expires 30d)
     """
-    given = [key for key in ctx.params if ctx.get_parameter_source(key) != click.core.ParameterSource.DEFAULT]
+    options = [key for key in ctx.params if ctx.get_parameter_source(key) != click.core.ParameterSource.DEFAULT]
     if ctx.invoked_subcommand is None:
         click.echo(create_token(root or default_root(), role, name=name, seconds=expires))
-    elif given:
+    elif options:  # they would be ignored without a word
         raise click.UsageError(
-            f"--{given[0]} is for making a token; what '{ctx.invoked_subcommand}' takes stands behind its name."
+            f"--{options[0]} is for making a token; what '{ctx.invoked_subcommand}' takes stands behind its name."
         )
 
 
@@ -247,7 +252,7 @@ def env(root: Path | None, role: str, expires: int | None) -> None:
 
 
 def _running(folder: Path) -> dict[str, Any] | None:
-    """The record of a live server over `folder`, checked by asking it; None where none answers."""
+    """The record of the server over `folder`, if it answers; None otherwise."""
     from http.client import HTTPConnection, HTTPException
     from urllib.parse import urlsplit
 
@@ -269,22 +274,24 @@ def _running(folder: Path) -> dict[str, Any] | None:
         return None
     finally:
         connection.close()
+    # Another process may have the port of a server that was killed.
     return dict(record) if isinstance(answer, dict) and answer.get("pid") == pid else None
 
 
 def _damaged(root: Path) -> list[dict[str, str]]:
-    """What is wrong with which repository: no lines of a terminal come from what was pushed."""
+    """The damaged repositories, with the reasons."""
     from .describe import examine
     from .storage import Storage
 
     storage = Storage(root)
-    found = []
+    damaged = []
     for repo in storage.repositories():
         reason = examine(storage, repo)
         if reason is not None:
+            # A reason quotes names that somebody pushed. Control characters must not reach the terminal.
             shown = "".join(char if char.isprintable() else "�" for char in reason)
-            found.append({"id": str(repo), "type": repo.kind, "reason": shown, "folder": str(storage.path(repo))})
-    return found
+            damaged.append({"id": str(repo), "type": repo.kind, "reason": shown, "folder": str(storage.path(repo))})
+    return damaged
 
 
 def _size(folder: Path) -> int:
@@ -293,7 +300,7 @@ def _size(folder: Path) -> int:
         for name in names:
             try:
                 total += os.lstat(os.path.join(path, name)).st_size
-            except FileNotFoundError:  # a temporary file of a running server
+            except FileNotFoundError:  # a running server removed a temporary file
                 continue
     return total
 

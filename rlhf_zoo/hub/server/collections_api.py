@@ -1,4 +1,4 @@
-"""Collections: named lists of repositories, one JSON file each under ROOT/collections/NAMESPACE/."""
+"""Serves collections: named lists of repositories, one JSON file each under ROOT/collections/NAMESPACE/."""
 
 import logging
 import re
@@ -19,6 +19,7 @@ from .storage import now
 
 log = logging.getLogger(__name__)
 _PAGE = 100
+# The keys of a collection's file, and of an item in it, with their types. Other files are damaged.
 _COLLECTION = {"slug": str, "title": str, "description": str | None, "owner": str, "private": bool, "theme": str,
                "position": int, "upvotes": int, "items": list, "lastUpdated": str}  # fmt: skip
 _ITEM = {"_id": str, "id": str, "type": str, "note": str}
@@ -30,42 +31,44 @@ class CollectionsApi(Api):
         self._root = access.storage.root / "collections"
 
     def register(self, router: Router) -> None:
-        one = "/api/collections/{namespace}/{slug}"
+        address = "/api/collections/{namespace}/{slug}"
         router.add("GET", "/api/collections", self.find)
         router.add("POST", "/api/collections", self.create, body=SMALL_BODY)
-        router.add("GET", one, self.get)
-        router.add("PATCH", one, self.change, body=SMALL_BODY)
-        router.add("DELETE", one, self.delete)
-        router.add("POST", f"{one}/items", self.add_item, body=SMALL_BODY)
-        router.add("PATCH", f"{one}/items/{{item}}", self.change_item, body=SMALL_BODY)
-        router.add("DELETE", f"{one}/items/{{item}}", self.delete_item)
+        router.add("GET", address, self.get)
+        router.add("PATCH", address, self.change, body=SMALL_BODY)
+        router.add("DELETE", address, self.delete)
+        router.add("POST", f"{address}/items", self.add_item, body=SMALL_BODY)
+        router.add("PATCH", f"{address}/items/{{item}}", self.change_item, body=SMALL_BODY)
+        router.add("DELETE", f"{address}/items/{{item}}", self.delete_item)
 
     def find(self, request: Request) -> Response:
-        """Collections by owner, item ("models/NAMESPACE/NAME") or words of the title; results have no position."""
+        """Finds collections by owner, item ("models/NAMESPACE/NAME") or words of the title."""
         owners, items = request.many("owner"), request.many("item")
         words = (request.one("q") or "").lower().split()
         matching = []
         for collection in _read_all(self._root.glob("*/*.json")):
             if not self._sees(request, collection):
                 continue
+            # Filter by the visible items: a stranger must not learn of a private repository by searching for it.
             collection["items"] = self._visible(request, collection)
             held = {f"{KINDS[item['type']]}/{item['id']}" for item in collection["items"]}
             if (owners and collection["owner"] not in owners) or (items and not held & set(items)):
                 continue
             if all(word in collection["title"].lower() for word in words):
-                collection.pop("position")
+                collection.pop("position")  # the Hub's lists have none
                 matching.append(_shown(collection))
         matching.sort(key=lambda collection: collection["lastUpdated"], reverse=True)
         page, headers = request.page(matching, _PAGE)
         return json_response(page, headers=headers)
 
     def create(self, request: Request) -> Response:
-        """409 with the slug where the owner has one of that title."""
+        """Creates a collection. Fault 409 with the slug if the owner has one of that title."""
         request.require_write()
         fields = request.json()
         title = _text(fields, "title", 60)
         if not title:
             raise bad_request("A collection needs a title.")
+        # The namespace becomes a folder, so it has to pass the rules for repository names.
         owner = parse_repo_id("model", fields.get("namespace") or OWNER, "x").namespace
         with self._locked():
             folder = self._root / owner
@@ -92,7 +95,7 @@ class CollectionsApi(Api):
         return self._answer(request, self._load(request, namespace, slug))
 
     def change(self, request: Request, namespace: str, slug: str) -> Response:
-        """Title, description, visibility, theme, position; a new title changes the slug but for its last part."""
+        """Changes title, description, visibility, theme or position. A new title leaves only the slug's last part."""
         request.require_write()
         fields = request.json()
         with self._locked():
@@ -107,20 +110,21 @@ class CollectionsApi(Api):
                 collection["position"] = int(fields["position"])
             ident = collection["slug"].rpartition("-")[2]
             collection["slug"] = f"{collection['owner']}/{_slug(collection['title'])}-{ident}"
+            # The new file first: a crash in between leaves two files of one collection, and loses none.
             self._save(collection)
             if self._path(collection["slug"]) != old:
                 old.unlink()
         return json_response({"success": True, "data": _shown(collection)})
 
     def delete(self, request: Request, namespace: str, slug: str) -> Response:
-        """The repositories in it stay."""
+        """Deletes a collection. The repositories in it stay."""
         request.require_write()
         with self._locked():
             self._path(self._load(request, namespace, slug)["slug"]).unlink()
         return json_response({})
 
     def add_item(self, request: Request, namespace: str, slug: str) -> Response:
-        """Append a repository; 409 where it is in the collection already."""
+        """Appends a repository. Fault 409 if the collection has it already."""
         request.require_write()
         fields = request.json()
         item = member(fields, "item", dict) or {}
@@ -170,9 +174,10 @@ class CollectionsApi(Api):
         return request.role is not None or not collection["private"]
 
     def _visible(self, request: Request, collection: dict[str, Any]) -> list[dict[str, Any]]:
-        """The items that the caller may know of, by the names that they have now; strangers see what is public now."""
+        """The items that the caller may know of, under their present names."""
         storage, visible = self._access.storage, []
         for item in collection["items"]:
+            # The file has the name of the day when the item was added. Name and visibility may have changed since.
             repo = RepoId(item["type"], *item["id"].split("/"))
             if not storage.exists(repo):
                 repo = storage.moved(repo) or repo
@@ -195,7 +200,7 @@ class CollectionsApi(Api):
     def _load(self, request: Request, namespace: str, slug: str) -> dict[str, Any]:
         ident = re.fullmatch(r"(?:[a-z0-9-]*-)?([0-9a-f]{24})", slug)
         owner = parse_repo_id("model", namespace, "x").namespace
-        # The Hub knows a collection by the last part of its slug; the title in front may be an old one.
+        # The last part of a slug identifies the collection. The title before it may be an old one, from a bookmark.
         paths = list((self._root / owner).glob(f"*-{ident[1]}.json")) if ident else []
         collection = next(_read_all(paths), None)
         if collection is None or not self._sees(request, collection):
@@ -208,8 +213,8 @@ class CollectionsApi(Api):
 
 
 def _read_all(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
-    """The collections in these files; what is none, or cannot be read, is left out and logged."""
-    removed = object()  # meanwhile
+    """The collections in these files. Damaged files are skipped, and logged."""
+    removed = object()  # stands for a file that another request removed meanwhile
     for path in sorted(paths):
         try:
             collection = read_json(path, removed)
@@ -217,7 +222,7 @@ def _read_all(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
                 continue
             _check(collection, path)
         except (ValueError, OSError) as error:
-            if isinstance(error, OSError) and not is_of_the_file(error):
+            if isinstance(error, OSError) and not is_of_the_file(error):  # the disk's fault, not this file's
                 raise
             log.warning("%s is damaged (%s): restore it from a copy, or remove it.", path, error)
         else:
@@ -225,7 +230,7 @@ def _read_all(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
 
 
 def _check(collection: Any, path: Path) -> None:
-    """ValueError where the file at `path` holds anything else than this Hub writes there."""
+    """Raises ValueError if the file at `path` holds anything else than this Hub writes there."""
     check_kinds(collection, _COLLECTION)
     if (collection["owner"], collection["slug"]) != (path.parent.name, f"{path.parent.name}/{path.stem}"):
         raise ValueError(f"it is of '{collection['slug']:.80}', which belongs into another file")
@@ -253,12 +258,13 @@ def _text(fields: dict[str, Any], key: str, limit: int) -> str:
 def _item(collection: dict[str, Any], ident: str) -> dict[str, Any]:
     for item in collection["items"]:
         if item["_id"] == ident:
-            found: dict[str, Any] = item
-            return found
+            entry: dict[str, Any] = item
+            return entry
     raise Fault(404, f"The collection has no item '{ident[:60]}'.")
 
 
 def _shown(collection: dict[str, Any]) -> dict[str, Any]:
+    """The collection as the Hub's API shows it."""
     items = []
     for position, item in enumerate(collection["items"]):
         shown = {**item, "position": position}

@@ -1,4 +1,4 @@
-"""Writing files: card validation, upload modes, and the commit itself."""
+"""Writes files: validates cards, tells clients how to upload, and makes commits."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from .patterns import Budget, IgnoredPaths, LfsPaths
 from .routing import Router
 from .storage import Storage
 
+# Above this size a file is a large file whatever .gitattributes says, as on the Hub.
 _REGULAR_LIMIT = 10 * 2**20
 _CARD_BODY = 16 * 2**20
 _PREUPLOAD_BODY = 4 * 2**20
@@ -34,7 +35,15 @@ _NO_PULL_REQUESTS = "The embedded Hub has no pull requests: commit to a branch (
 
 @dataclass(frozen=True)
 class _Change:
-    """What becomes of a path: the blob to store; or the sha256 of a large file, whose size may be told; or deletion."""
+    """A change of one path: a new blob, a large file, or, with neither, a deletion.
+
+    Args:
+        path: Path in the repository.
+        blob: Git blob id of the new content.
+        large: The sha256 of a large file that was uploaded before.
+        size: Its size in bytes, if the client named it.
+        is_folder: Whether a deletion is that of a folder.
+    """
 
     path: str
     blob: str | None = None
@@ -50,10 +59,8 @@ class CommitsApi(Api):
         router.add("POST", "/api/{repo}/commit/{revision}", self.commit, body=_COMMIT_BODY)
 
     def validate(self, request: Request) -> Response:
-        """Whether a card's metadata can be read, which huggingface_hub asks before it uploads anything.
-
-        A stranger's card is not parsed: the commit, which needs a token, checks the card once more.
-        """
+        """Says whether a card's metadata can be read. huggingface_hub asks this before it uploads anything."""
+        # YAML of strangers is not parsed. Nothing is lost: the commit needs a token, and checks the card once more.
         if request.role is None:
             for _ in request.body.chunks():
                 pass
@@ -72,7 +79,7 @@ class CommitsApi(Api):
         return json_response(answer, status=400 if error else 200)
 
     def preupload(self, request: Request, repo: RepoId, revision: str) -> Response:
-        """How each file is to be sent, and what the repository has under its name already."""
+        """Tells the client how to send each file, and what the repository already has under its name."""
         self._access.write(request, repo)
         if request.flag("create_pr"):
             raise forbidden(_NO_PULL_REQUESTS)
@@ -82,6 +89,7 @@ class CommitsApi(Api):
             tree = TreeEdit(git, git.root_tree(commit))
             budget = Budget()
             large = LfsPaths(_content_at(git, tree, _ATTRIBUTES), budget)
+            # The client sends its own .gitignore if this commit uploads one; it counts before the stored one.
             sent = member(fields, "gitIgnore", str)
             ignored = IgnoredPaths(_content_at(git, tree, ".gitignore") if sent is None else sent.encode(), budget)
             files = []
@@ -90,9 +98,10 @@ class CommitsApi(Api):
                 path = check_path(item.get("path"))
                 size = member(item, "size", int)
                 sample = _base64(member(item, "sample", str) or "", path)
+                # git treats text with a NUL byte as binary, and so does the Hub.
                 is_large = large(path) or b"\0" in sample or (size is not None and size > _REGULAR_LIMIT)
                 info = {
-                    # The path goes back as it came: the client looks its answer up by it.
+                    # The path exactly as it came: the client finds its answer by it.
                     "path": item["path"],
                     "uploadMode": "lfs" if is_large else "regular",
                     "shouldIgnore": ignored(path),
@@ -104,19 +113,21 @@ class CommitsApi(Api):
                 if is_large and size is not None and not (pointer and pointer.size == size):
                     needed += max(size, 0)
                 files.append(info)
-        if needed:  # the client shows this refusal's sentence; of one by the Xet store it shows the status alone
+        # Refuse a full disk here: the client shows this sentence, but of the Xet store's refusal only the status.
+        if needed:
             self._storage.require_room(needed)
         return json_response({"files": files, "commitOid": commit})
 
     def commit(self, request: Request, repo: RepoId, revision: str) -> Response:
-        """Apply a list of changes to a branch: all of it, or nothing."""
+        """Applies a list of changes to a branch, all or nothing."""
         self._access.write(request, repo)
         if request.flag("create_pr"):
             raise forbidden(_NO_PULL_REQUESTS)
         request.body.expect(_COMMIT_BODY)
         with self._storage.git(repo) as git, Quarantine(self._storage.path(repo)) as quarantine:
-            _branch_head(git, revision)  # better known before the upload than after it
+            _branch_head(git, revision)  # refuse a missing branch before the upload, not after it
             header, changes = _read(request, repo, quarantine, self._storage)
+            # Locked only now: a slow upload must not keep other writers waiting.
             with self._storage.lock(repo):
                 branch, head = _branch_head(git, revision)
                 parent = member(header, "parentCommit", str)
@@ -126,6 +137,7 @@ class CommitsApi(Api):
                     )
                 oid = self._apply(git, quarantine, repo, head, header, changes)
                 if oid != head:
+                    # Objects first, then the ref: whoever sees the new head can read all of it.
                     quarantine.migrate()
                     git.write_ref(f"refs/heads/{branch}", oid)
         answer = {"success": True, "commitOid": oid, "commitUrl": f"{request.base}/{repo.url}/commit/{oid}"}
@@ -140,7 +152,10 @@ class CommitsApi(Api):
         header: dict[str, Any],
         changes: list[_Change],
     ) -> str:
-        """The new commit's id; the head's own where nothing changes, so that a repeated request does no harm."""
+        """Builds the new commit in the quarantine. Returns its id, or the head's if nothing changes.
+
+        A client that did not hear the answer can therefore repeat its request without harm.
+        """
         store = self._storage.large_files(repo)
         before = git.root_tree(head)
         tree = TreeEdit(git, before)
@@ -168,12 +183,13 @@ class CommitsApi(Api):
         return quarantine.commit(after, [head], f"{summary}\n\n{description}")
 
     def _track(self, git: GitRepository, quarantine: Quarantine, tree: TreeEdit, paths: list[str]) -> None:
-        """Tell git-lfs about big files that no pattern of .gitattributes covers, as the Hub does."""
+        """Adds large files that no pattern of .gitattributes covers to .gitattributes, as the Hub does."""
+        # Without the entry, a clone by git would check out the pointer instead of the file.
         if not paths:
             return
         content = _content_at(git, tree, _ATTRIBUTES, quarantine)
-        known = LfsPaths(content, Budget())
-        added = [f"{_attribute_pattern(path)}{_TRACKED}\n".encode() for path in paths if not known(path)]
+        covered = LfsPaths(content, Budget())
+        added = [f"{_attribute_pattern(path)}{_TRACKED}\n".encode() for path in paths if not covered(path)]
         if added:
             if content and not content.endswith(b"\n"):
                 content += b"\n"
@@ -181,7 +197,7 @@ class CommitsApi(Api):
 
 
 def _branch_head(git: GitRepository, revision: str) -> tuple[str, str]:
-    """A branch's name and head; Fault 404 where there is none, 400 for a tag or a commit, 403 for a pull request."""
+    """A branch's name and head. Raises Fault: 404 if there is none, 400 for a tag or commit, 403 for a pull request."""
     if revision.startswith("refs/pr/"):
         raise forbidden(_NO_PULL_REQUESTS)
     name = revision.removeprefix("refs/heads/")
@@ -203,7 +219,7 @@ def _base64(content: str, path: str) -> bytes:
 def _read(
     request: Request, repo: RepoId, quarantine: Quarantine, storage: Storage
 ) -> tuple[dict[str, Any], list[_Change]]:
-    """Header and changes of a commit; file contents go to the quarantine line by line, not into memory."""
+    """Reads the header and the changes of a commit. Contents go to the quarantine line by line, not into memory."""
     header: dict[str, Any] = {}
     changes: list[_Change] = []
     for key, value in _items(request):
@@ -218,6 +234,7 @@ def _read(
             if path.rpartition("/")[2] == _ATTRIBUTES and max(map(len, content.split(b"\n"))) > _MAX_ATTRIBUTE_LINE:
                 message = f"A line of '{path}' is longer than {_MAX_ATTRIBUTE_LINE} bytes, which git does not read."
                 raise bad_request(message)
+            # Somebody who pushes an LFS checkout without git-lfs would publish pointers to nothing.
             pointer = parse_pointer(content)
             if pointer and storage.large_files(repo).size(pointer.oid) != pointer.size:
                 raise bad_request(f"'{path}' is an LFS pointer to a file that was not uploaded; push the file itself.")
@@ -262,7 +279,7 @@ def _content(value: dict[str, Any], path: str) -> bytes:
 
 
 def _content_at(git: GitRepository, tree: TreeEdit, path: str, quarantine: Quarantine | None = None) -> bytes:
-    """The content of a file, which may wait in the quarantine; empty where there is no such file."""
+    """The content of a file, which may still be in the quarantine; empty if there is no such file."""
     oid = tree.get(path)
     if oid is None:
         return b""
@@ -271,6 +288,7 @@ def _content_at(git: GitRepository, tree: TreeEdit, path: str, quarantine: Quara
 
 
 def _attribute_pattern(path: str) -> str:
-    """A .gitattributes pattern for exactly this path, or, where git would not read so long a line, close to it."""
+    """A .gitattributes pattern for exactly this path."""
     exact = "/" + re.sub(r"([*?\[\]])", r"\\\1", path).replace(" ", "[[:space:]]")
+    # If the escapes make the line too long for git, "?" takes their place. It matches similar paths too.
     return exact if len(exact.encode()) <= _MAX_ATTRIBUTE_LINE - 100 else "/" + re.sub(r"[*?\[\] ]", "?", path)

@@ -1,4 +1,4 @@
-"""What the Hub tells about a repository: one dictionary for its page, for lists and for filters."""
+"""Describes a repository in one dictionary, which serves its page, lists and filters."""
 
 import json
 from collections.abc import Iterable
@@ -17,6 +17,7 @@ from .storage import Settings, Storage
 _CONFIG_BYTES = 2**20
 _CONFIGS = Digested(16 * 2**20)
 
+# End of an architecture's name -> the pipeline tag that the Hub derives from it.
 _TASKS = {
     "ForCausalLM": "text-generation",
     "ForSequenceClassification": "text-classification",
@@ -27,12 +28,12 @@ _TASKS = {
 
 
 def commit_date(git: GitRepository, commit: str) -> str:
-    """When a commit was made, in the Hub's format."""
+    """Returns the date of a commit in the Hub's format."""
     return datetime.fromtimestamp(git.commit(commit).commit_time, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
 
 
 def not_running() -> dict[str, Any]:
-    """The runtime of every Space here."""
+    """Returns the runtime of a Space: stopped, because nothing here runs a Space."""
     message = "The embedded Hub stores Spaces and does not run them: start the app file with Python."
     return {
         "stage": "STOPPED",
@@ -53,10 +54,23 @@ def describe(
     blobs: bool = False,
     expand: Iterable[str] | None = None,
 ) -> dict[str, Any]:
-    """A repository at a commit.
+    """Describes a repository at a commit.
 
-    blobs adds sizes and ids of the files. expand names the only properties to give beside the id; what a property
-    costs is spent only where it is given.
+    Args:
+        storage: The Hub's storage.
+        repo: The repository.
+        settings: Its settings.
+        git: Its git repository, open.
+        commit: The commit.
+        blobs: Whether to add the sizes and ids of the files.
+        expand: The properties to return beside the id; None for all. Costly properties are computed only if they are
+            returned.
+
+    Returns:
+        The properties as JSON values. Properties without a value are left out.
+
+    Raises:
+        Damaged: Something in the repository cannot be read.
     """
     wanted = None if expand is None else set(expand)
 
@@ -66,6 +80,7 @@ def describe(
     files = git.files(commit)
     by_path = {entry.path: entry.oid for entry in files}
     card = _card(git, by_path.get("README.md"))
+    # lastModified is that of main, also on the page of an older commit.
     head = git.branch(MAIN)
     info: dict[str, Any] = {
         "author": repo.namespace,
@@ -96,6 +111,7 @@ def describe(
         info["usedStorage"] = sum(
             path.stat().st_size for path in (storage.path(repo) / "lfs" / "objects").glob("*/*/*")
         ) + sum(git.blob_info(entry.oid).stored for entry in files)
+    # The Hub's ids have 24 hexadecimal digits. With the date, a later repository of the same name gets another id.
     ident = {"_id": sha256(f"{repo.plural}/{repo} {settings.created}".encode()).hexdigest()[:24], "id": str(repo)}
     if repo.kind == "model":
         ident["modelId"] = str(repo)
@@ -103,6 +119,7 @@ def describe(
 
 
 def _add_model(info: dict[str, Any], git: GitRepository, by_path: dict[str, str], card: dict[str, Any]) -> None:
+    """Adds what only models have. What the card does not say is guessed from the files, as the Hub does."""
     architectures, config = _config(git, by_path.get("config.json"))
     library = card.get("library_name")
     if library is None and "adapter_config.json" in by_path:
@@ -126,16 +143,16 @@ def _add_model(info: dict[str, Any], git: GitRepository, by_path: dict[str, str]
 
 
 def _card(git: GitRepository, oid: str | None) -> dict[str, Any]:
-    """The metadata of README.md; {} where there are none, or none that can be read."""
+    """The metadata of README.md; empty if there are none, or if they cannot be read."""
     if oid is None:
         return {}
-    git.blob_info(oid)  # one that is lost is damage, whatever is known of its content
+    git.blob_info(oid)  # raises Damaged for a lost blob, even if its metadata are still in the cache
     card, _ = card_of(oid, lambda: git.blob(oid))
     return card or {}
 
 
 def _config(git: GitRepository, oid: str | None) -> tuple[list[str], dict[str, Any]]:
-    """architectures of config.json, and what of it is shown; nothing where it is no model's."""
+    """The architectures in config.json, and the part of it that is shown; both empty if it is not a model's."""
     if oid is None or git.blob_info(oid).size > _CONFIG_BYTES:
         return [], {}
     architectures, shown = _CONFIGS.get(oid, lambda: _read_config(git.blob(oid)))
@@ -150,6 +167,7 @@ def _read_config(content: bytes) -> tuple[list[str], dict[str, Any]]:
     shown = (
         {key: value[key] for key in ("architectures", "model_type") if key in value} if isinstance(value, dict) else {}
     )
+    # Anybody can push any JSON under this name, so every type is checked.
     architectures = shown.get("architectures") or []
     if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
         return [], {}
@@ -157,11 +175,20 @@ def _read_config(content: bytes) -> tuple[list[str], dict[str, Any]]:
 
 
 def examine(storage: Storage, repo: RepoId) -> str | None:
-    """What is wrong with a repository, in a few words; None where every branch and tag can be had whole."""
+    """Checks that every branch and tag of a repository can be read completely.
+
+    Args:
+        storage: The Hub's storage.
+        repo: The repository.
+
+    Returns:
+        What is wrong, in a few words; None if nothing is, or if the repository was deleted meanwhile.
+    """
     try:
         storage.settings(repo)
         with storage.git(repo) as git:
             heads = [git.head(), *(ref.commit for kind in ("heads", "tags") for ref in git.refs(f"refs/{kind}/"))]
+            # Each commit and each blob once: tags share most of their files.
             files = [git.files(commit) for commit in dict.fromkeys(heads)]
             for entry in {entry.oid: entry for entry in chain.from_iterable(files)}.values():
                 pointer = git.blob_info(entry.oid).pointer
@@ -169,8 +196,8 @@ def examine(storage: Storage, repo: RepoId) -> str | None:
                     storage.large_files(repo).whole(pointer, entry.path)
             return None
     except Fault as fault:
-        if not storage.exists(repo):
-            return None  # deleted meanwhile
+        if not storage.exists(repo):  # deleted meanwhile
+            return None
         if not isinstance(fault, Damaged):
             raise
         return fault.reason

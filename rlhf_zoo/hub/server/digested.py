@@ -1,4 +1,4 @@
-"""What was read out of files that cost time to read, kept by the files' digests."""
+"""Caches results that are expensive to read from a file, by the file's digest."""
 
 import json
 import threading
@@ -8,20 +8,29 @@ from typing import Any
 
 
 class Digested:
-    """Results by digest, as JSON text of at most `most` bytes together; threads may share it.
+    """A cache of JSON values by digest, which drops the least recently used. Threads may share it.
 
-    One result is read at a time, so that requests of strangers for what is not known yet wait for each other, and take
-    one processor and not all.
+    Args:
+        most: Largest size of all results together, in bytes of JSON text.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._size = 0
         self._known: OrderedDict[str, bytes] = OrderedDict()
+        # Only one result is computed at a time, so that requests of strangers can occupy one processor, and not all.
         self._lock, self._reading = threading.Lock(), threading.Lock()
 
     def get(self, digest: str, read: Callable[[], Any]) -> Any:
-        """The result for the file of that digest, a JSON value; `read` is called where it is not known."""
+        """Returns the result for a file.
+
+        Args:
+            digest: The file's digest.
+            read: Computes the result, a JSON value, if it is not in the cache.
+
+        Returns:
+            A copy that the caller may change.
+        """
         raw = self._find(digest)
         if raw is None:
             with self._reading:

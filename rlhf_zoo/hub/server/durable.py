@@ -1,4 +1,4 @@
-"""Private folders, JSON files, and locks that die with the process."""
+"""Private folders, JSON files, and locks that the kernel frees when a process dies."""
 
 import errno
 import fcntl
@@ -18,28 +18,36 @@ from typing import Any
 from ...fileio import replace_file, sync_folder
 from .messages import plain_json
 
-log = logging.getLogger("rlhf_zoo.private")  # on stderr whoever calls, for the user is to know
+# Not below rlhf_zoo.hub.server, whose log is silent by default: the user has to see this warning.
+log = logging.getLogger("rlhf_zoo.private")
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder that only its owner can enter, with those above it that are missing, or close it to others.
+    """Makes sure that a folder exists and that only its owner can enter it.
 
-    Says on stderr where others may look into it and it cannot be closed. OSError where there can be no such folder.
+    Creates missing folders above it too. Warns on stderr if others can enter it and that cannot be changed.
+
+    Args:
+        folder: The folder.
+
+    Raises:
+        OSError: The folder cannot be created, or its path is a file.
     """
+    # One by one, because mkdir(parents=True) ignores `mode` for the folders above.
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     for path in reversed(missing):
         path.mkdir(mode=0o700, exist_ok=True)
-    found = folder.stat()
-    if not stat.S_ISDIR(found.st_mode):
+    status = folder.stat()
+    if not stat.S_ISDIR(status.st_mode):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
-    if found.st_mode & 0o077 and found.st_uid == os.geteuid():
-        folder.chmod(found.st_mode & 0o700)
-        found = folder.stat()
-    if found.st_mode & 0o077:
-        _say_open(folder, found.st_mode & 0o777)
+    if status.st_mode & 0o077 and status.st_uid == os.geteuid():
+        folder.chmod(status.st_mode & 0o700)
+        status = folder.stat()  # some file systems accept chmod and ignore it
+    if status.st_mode & 0o077:
+        _say_open(folder, status.st_mode & 0o777)
 
 
-@cache
+@cache  # once for each folder and mode, not at every command of a process
 def _say_open(folder: Path, mode: int) -> None:
     log.warning(
         "Others on this machine may look into %s (mode %04o), private repositories and all, and it cannot be closed to "
@@ -50,12 +58,23 @@ def _say_open(folder: Path, mode: int) -> None:
 
 
 def write_json(path: Path, value: Any, *, mode: int = 0o600) -> None:
-    """`replace_file` of indented JSON."""
+    """Writes indented JSON atomically, by `replace_file`."""
     replace_file(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode(), mode=mode)
 
 
 def read_json(path: Path, default: Any = None) -> Any:
-    """The JSON value in `path`, or `default` where there is no such file; ValueError for what `plain_json` refuses."""
+    """Reads a JSON file.
+
+    Args:
+        path: The file.
+        default: Returned if there is no such file.
+
+    Returns:
+        The JSON value.
+
+    Raises:
+        ValueError: The file is not JSON that `plain_json` accepts.
+    """
     try:
         return plain_json(path.read_bytes())
     except FileNotFoundError:
@@ -63,7 +82,15 @@ def read_json(path: Path, default: Any = None) -> Any:
 
 
 def check_kinds(value: Any, kinds: Mapping[str, type | UnionType]) -> None:
-    """That `value` is a JSON object in which each of these keys has a value of its kind (ValueError otherwise)."""
+    """Checks the types in a JSON object.
+
+    Args:
+        value: The JSON value.
+        kinds: Key -> the type of its value. Each key must be there; others may be.
+
+    Raises:
+        ValueError: The value is not an object, or a key is missing or has a value of another type.
+    """
     if not isinstance(value, dict):
         raise ValueError(f"{value!r:.80} is no JSON object")
     for key, kind in kinds.items():
@@ -72,20 +99,22 @@ def check_kinds(value: Any, kinds: Mapping[str, type | UnionType]) -> None:
 
 
 class Clock:
-    """The time for what may be removed: nothing seems older because somebody sets the clock of the machine."""
+    """A clock for deciding what is old enough to remove. Setting the machine's clock forward makes nothing older."""
 
     def __init__(self) -> None:
         self._began, self._ticks = time.time(), time.monotonic()
 
     def now(self) -> float:
-        """Seconds since the epoch."""
+        """Returns the seconds since the epoch."""
         return min(time.time(), self._began + time.monotonic() - self._ticks)
 
 
 def link_tree(source: Path, target: Path) -> None:
-    """Make a file or folder appear at `target` too; files by links, for none is ever changed where it lies.
+    """Copies a file or folder by hard links, which is safe because stored files never change in place.
 
-    Nothing happens where there is no such file.
+    Args:
+        source: The file or folder. If it does not exist, nothing happens.
+        target: The copy. An existing folder is added to.
     """
     if source.is_dir():
         target.mkdir(exist_ok=True)
@@ -97,10 +126,19 @@ def link_tree(source: Path, target: Path) -> None:
 
 
 def link_file(source: Path, target: Path) -> None:
-    """`link_tree` of one file; a copy where the file system has no links, or no more of them."""
+    """Links one file to a new name. Copies it if the file system cannot link.
+
+    Args:
+        source: The file.
+        target: The new name.
+
+    Raises:
+        OSError: There is no such file, the new name is taken, or the copy failed.
+    """
     try:
         os.link(source, target)
     except OSError as error:
+        # No links on this file system, too many links to this file, or another file system.
         if error.errno not in (errno.EPERM, errno.EMLINK, errno.EXDEV, errno.ENOTSUP):
             raise
         with open(source, "rb") as file, open(target, "xb") as copy:
@@ -111,7 +149,7 @@ def link_file(source: Path, target: Path) -> None:
 
 @contextmanager
 def in_use(path: Path) -> Iterator[None]:
-    """Marks a file or folder as being written, for `is_in_use`; the kernel takes the mark away at death."""
+    """Marks a file or folder as being written, for `is_in_use`. The kernel removes the mark if the process dies."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_SH)
@@ -121,7 +159,8 @@ def in_use(path: Path) -> Iterator[None]:
 
 
 def is_in_use(path: Path) -> bool:
-    """True while a process, this one or another, is inside `in_use` for it."""
+    """Whether a process, this one or another, has the file or folder open with `in_use`."""
+    # Links, sockets and devices are never written by us, and opening one may have effects.
     if path.is_symlink() or not (path.is_file() or path.is_dir()):
         return False
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -136,10 +175,13 @@ def is_in_use(path: Path) -> bool:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on `path` against every thread and every process; the kernel frees it at death.
+    """Holds an exclusive lock against every other thread and process. The kernel frees it if the process dies.
 
-    Lock files stay: removing one would let two holders lock two different files of the same name.
+    Args:
+        path: The lock file, created if it does not exist.
     """
+    # Each call opens the file anew: flock is per open file, so threads exclude each other too. The file stays, because
+    # removing it would let two holders lock two different files of the same name.
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""What the server answers when it refuses: a status, a sentence, and the Hub's error code."""
+"""Refusals of the server: a status, a sentence, and the Hub's error code."""
 
 import errno
 import os
@@ -7,7 +7,15 @@ from pathlib import Path
 
 
 class Fault(Exception):
-    """A refusal. `code` becomes the X-Error-Code header, from which huggingface_hub picks its exception class."""
+    """A refusal.
+
+    Args:
+        status: The HTTP status.
+        message: One sentence for the user.
+        code: The X-Error-Code header, from which huggingface_hub picks its exception class.
+        headers: Further headers.
+        body: Further keys of the JSON body.
+    """
 
     def __init__(
         self,
@@ -27,12 +35,15 @@ class Fault(Exception):
 
 
 class Damaged(Fault):
-    """What cannot be read of the repository whose files lie in NAMESPACE/NAME.git; `reason`: in a few words why.
+    """A refusal because something in a repository cannot be read.
 
-    410 and no 500: clients ask again after a 500, and no repetition brings it back.
+    Args:
+        folder: The repository's folder, NAMESPACE/NAME.git.
+        reason: What is wrong, in a few words.
     """
 
     def __init__(self, folder: Path, reason: str) -> None:
+        # 410, not 500: clients repeat a request after a 500, and repeating does not bring the data back.
         what = f"Repository '{folder.parent.name}/{folder.name.removesuffix('.git')}'"
         message = f"{what} is damaged on this Hub's disk ({reason}): restore it from a copy, or delete it."
         super().__init__(410, message, code="RepoDamaged")
@@ -48,7 +59,10 @@ def forbidden(message: str) -> Fault:
 
 
 def repo_not_found(repo: object, *, anonymous: bool) -> Fault:
-    """401 to strangers and 404 to token holders, as the Hub does: strangers cannot tell private from missing."""
+    """Returns the refusal for a missing repository: 401 for strangers, 404 for others, as the Hub does.
+
+    Strangers get the same answer for a private repository, so they cannot tell private from missing.
+    """
     if anonymous:
         message = f"Repository '{repo}' was not found, or it is private and the request carried no token."
         return Fault(401, message, code="RepoNotFound")
@@ -60,17 +74,22 @@ def revision_not_found(revision: str) -> Fault:
 
 
 def entry_not_found(message: str, *, commit: str) -> Fault:
-    """404: no such file or folder in `commit`, which the client remembers as the commit without it."""
+    """Returns the refusal for a missing file or folder, 404.
+
+    Args:
+        message: One sentence for the user.
+        commit: The commit. The client caches that it does not have the file.
+    """
     return Fault(404, message, code="EntryNotFound", headers={"X-Repo-Commit": commit})
 
 
 def is_disk_full(error: OSError) -> bool:
-    """True when the disk, a quota or a file-size limit stopped a write."""
+    """Whether a full disk, a quota or a limit on file sizes stopped a write."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def is_of_the_file(error: OSError) -> bool:
-    """True when one file is to blame, and not the machine, whose other files may be as hard to read."""
+    """Whether an error comes from one file, as opposed to the whole machine."""
     return error.errno in (errno.EACCES, errno.EPERM, errno.EIO, errno.EISDIR, errno.ENOTDIR, errno.ELOOP)
 
 
@@ -87,19 +106,20 @@ def cannot_write(root: object, reason: str) -> Fault:
 
 
 def disk_fault(error: OSError, root: Path, *, changes: bool) -> Fault | None:
-    """What is said of a file or folder under `root` that is not as a Hub keeps it; None for any other error.
+    """Turns an error of the file system into a refusal.
 
     Args:
-        error: What the system answered.
+        error: The error.
         root: The Hub's folder.
-        changes: True for a request that was to change something.
+        changes: Whether the request was to change something.
 
     Returns:
-        507 where the disk is full or nothing can be written there, 410 for the one file that is to blame: clients ask
-        again after a 500, and no repetition mends it.
+        507 if the disk is full or the folder cannot be written; 410 if one file is to blame, because clients would
+        repeat the request after a 500; None for any other error.
     """
     if is_disk_full(error):
         return disk_full(root)
+    # A read that lacks permission is one file's problem. A write that lacks it means that the root is read-only.
     if error.errno == errno.EROFS or (changes and error.errno in (errno.EACCES, errno.EPERM)):
         return cannot_write(root, os.strerror(error.errno or errno.EROFS))
     if is_of_the_file(error) or error.errno in (errno.EEXIST, errno.ENOTEMPTY):

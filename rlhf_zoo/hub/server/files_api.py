@@ -1,4 +1,4 @@
-"""Reading files: download, tree, path information."""
+"""Serves files: downloads, trees and path information."""
 
 import mimetypes
 import re
@@ -25,12 +25,13 @@ class FilesApi(Api):
         router.add("POST", "/api/{repo}/paths-info/{revision}", self.paths_info, body=SMALL_BODY)
 
     def resolve(self, request: Request, repo: RepoId, revision: str, path: str) -> Response:
-        """A file's content, or the part that Range asks for; HEAD tells its size, ETag and commit."""
+        """Sends a file's content, or the part that Range asks for. HEAD answers with its size, ETag and commit."""
         self._access.read(request, repo)
         with self._storage.git(repo) as git:
             commit = commit_of(git, revision)
             entry = _file(git, commit, path)
             info = git.blob_info(entry.oid)
+            # As on the Hub: the sha256 of a large file, git's id of any other. Clients name cached files by it.
             etag = info.pointer.oid if info.pointer else entry.oid
             headers = _file_headers(path, etag, commit)
             if info.pointer:
@@ -41,6 +42,7 @@ class FilesApi(Api):
                 return Response(304, headers)
             start, end = 0, info.size
             status = 200
+            # A resumed download of a file that changed meanwhile gets the whole new file.
             same = request.headers.get("If-Range", f'"{etag}"') == f'"{etag}"'
             # A HEAD describes the whole file: huggingface_hub takes its Content-Length for the file's size.
             if same and request.method == "GET":
@@ -54,7 +56,7 @@ class FilesApi(Api):
             return Response(status, headers, git.blob(entry.oid)[start:end])
 
     def raw(self, request: Request, repo: RepoId, revision: str, path: str) -> Response:
-        """What git stores: for a big file, its pointer."""
+        """Sends what git stores: the pointer, for a large file."""
         self._access.read(request, repo)
         with self._storage.git(repo) as git:
             commit = commit_of(git, revision)
@@ -62,7 +64,7 @@ class FilesApi(Api):
             return Response(200, _file_headers(path, entry.oid, commit), git.blob(entry.oid))
 
     def tree(self, request: Request, repo: RepoId, revision: str, path: str) -> Response:
-        """What a folder holds, in pages; a missing folder is EntryNotFound."""
+        """Lists a folder, in pages. A missing folder is EntryNotFound."""
         self._access.read(request, repo)
         expand = request.flag("expand")
         path = path.strip("/")
@@ -73,13 +75,13 @@ class FilesApi(Api):
                 raise entry_not_found(f"There is no folder '{path}' at '{revision}' of '{repo}'.", commit=commit)
             prefix = f"{path}/" if path else ""
             entries = list(git.walk(folder.oid, prefix, recursive=request.flag("recursive")))
-            # Later pages name the commit: a push in between shall not shift them.
+            # Later pages name the commit, so that a push in between does not shift them.
             address = f"/api/{repo.plural}/{repo}/tree/{commit}" + (f"/{quote(path, safe='')}" if path else "")
             page, headers = request.page(entries, _PAGE_EXPANDED if expand else _PAGE, address)
             return json_response(_infos(git, commit, page, expand=expand), headers=headers)
 
     def paths_info(self, request: Request, repo: RepoId, revision: str) -> Response:
-        """Information about the given paths; missing ones are left out."""
+        """Describes the given paths. Missing ones are left out."""
         self._access.read(request, repo)
         fields = request.form()
         expand = (fields.get("expand") or ["false"])[-1].lower() in ("true", "1")
@@ -88,8 +90,8 @@ class FilesApi(Api):
             entries = [git.entry(commit, path.strip("/")) for path in dict.fromkeys(fields.get("paths", []))]
             infos = _infos(git, commit, [entry for entry in entries if entry and entry.path], expand=expand)
         if request.role == "write" and not expand:
-            # The client copies no big file to another repository without it. What it downloads it looks up in the tree,
-            # and there it must not stand: this Hub has no downloads by Xet.
+            # Without a Xet hash the client refuses to copy a large file to another repository. The tree must not have
+            # it: the client would then download by Xet, which this Hub does not offer.
             for info in infos:
                 if "lfs" in info:
                     info["xetHash"] = info["lfs"]["oid"]
@@ -111,19 +113,19 @@ def _file_headers(path: str, etag: str, commit: str) -> dict[str, str]:
         "Accept-Ranges": "bytes",
         "Content-Type": mimetypes.guess_type(name)[0] or "application/octet-stream",
         "Content-Disposition": f"inline; filename*=UTF-8''{quote(name, safe='')}",
-        # A pushed page shall not run scripts under the Hub's address.
+        # A pushed HTML page must not run scripts under the Hub's address.
         "Content-Security-Policy": "default-src 'none'; sandbox",
         "X-Content-Type-Options": "nosniff",
     }
 
 
 def _span(header: str, size: int) -> tuple[int, int] | None:
-    """[start, end) of a single byte range; None for anything else, which HTTP says to ignore."""
-    # Possessive: what spaces were taken is not tried again in another way, which takes seconds for a header of spaces.
+    """[start, end) of a single byte range; None for any other header, which HTTP says to ignore."""
+    # Possessive quantifiers (`*+`) do not backtrack. Otherwise a long header of spaces would take seconds.
     match = re.fullmatch(r"\s*+bytes\s*+=\s*+(\d{0,18}+)\s*+-\s*+(\d{0,18}+)\s*+", header)
     if not match or not (match[1] or match[2]):
         return None
-    if not match[1]:
+    if not match[1]:  # bytes=-N: the last N
         start, end = max(0, size - int(match[2])), size
     else:
         start, end = int(match[1]), min(int(match[2]) + 1, size) if match[2] else size

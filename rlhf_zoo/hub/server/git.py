@@ -1,4 +1,4 @@
-"""One bare git repository: objects, trees, refs, and commits that appear whole or not at all."""
+"""One bare git repository: objects, trees, refs, and commits that appear completely or not at all."""
 
 from __future__ import annotations
 
@@ -28,14 +28,20 @@ MAIN = "main"
 _IDENTITY = f"{OWNER} <{OWNER}@localhost>".encode()
 _FILE_MODE = 0o100644
 _FOLDER_MODE = 0o040000
-# Entries of trees that are kept while a repository is open.
+# Largest number of tree entries in memory while a repository is open.
 _MOST_ENTRIES = 200_000
 _CONFIG = b"[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = true\n"
 
 
 @dataclass(frozen=True)
 class BlobInfo:
-    """size: bytes that a user downloads (of the big file, where the blob is a pointer); stored: bytes of the blob."""
+    """Size of a file.
+
+    Args:
+        size: Bytes that a user downloads: of the large file, if the blob is a pointer.
+        stored: Bytes of the blob itself.
+        pointer: The pointer to the large file, if the blob is one.
+    """
 
     size: int
     stored: int
@@ -44,7 +50,7 @@ class BlobInfo:
 
 @dataclass(frozen=True)
 class Entry:
-    """A file or a folder of a commit; path is relative to the root, oid the git id of the blob or tree."""
+    """A file or folder of a commit. `path` is relative to the root, `oid` is the git id of the blob or tree."""
 
     path: str
     oid: str
@@ -53,7 +59,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Ref:
-    """A branch or tag; commit is the peeled target of an annotated tag."""
+    """A branch or tag. `commit` is the commit that an annotated tag leads to, not the tag object."""
 
     name: str
     ref: str
@@ -61,9 +67,9 @@ class Ref:
 
 
 class GitRepository:
-    """Reads need no lock; whoever writes holds the repository's lock (see `storage`).
+    """A bare repository. Reads need no lock; writers hold the repository's lock (see `storage`).
 
-    Every reading method raises Damaged for an object that a ref or another object names and that cannot be read.
+    Every method that reads raises Damaged if an object that a ref or another object names cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -85,7 +91,7 @@ class GitRepository:
 
     @staticmethod
     def initialize(path: Path) -> None:
-        """Lay out an empty bare repository in the existing folder `path`."""
+        """Lays out an empty bare repository in the existing folder `path`."""
         for folder in ("objects/info", "objects/pack", "refs/heads", "refs/tags", "lfs/objects", "lfs/incomplete"):
             (path / folder).mkdir(parents=True)
         replace_file(path / "config", _CONFIG)
@@ -94,14 +100,18 @@ class GitRepository:
     # -- refs ---------------------------------------------------------------------------------------------------
 
     def branch(self, name: str) -> str | None:
-        """The commit at the head of a branch, or None."""
+        """Returns the commit at the head of a branch, or None."""
         return self._read_ref(f"refs/heads/{name}")
 
     def resolve(self, revision: str) -> str | None:
-        """The commit that a tag, branch, full ref name, commit id or the beginning of one stands for, or None.
+        """Returns the commit that a revision stands for, or None.
 
-        A tag goes before a branch of the same name, as everywhere in git; `refs/heads/NAME` is the branch. Fault 400
-        for a beginning that several commits have.
+        Args:
+            revision: A tag, a branch, a full ref name, or at least 7 digits of a commit id. A tag goes before a branch
+                of the same name, as in git; `refs/heads/NAME` is the branch.
+
+        Raises:
+            Fault: 400 if several commits begin with these digits.
         """
         names = [revision] if revision.startswith("refs/") else [f"refs/tags/{revision}", f"refs/heads/{revision}"]
         for name in names:
@@ -113,32 +123,32 @@ class GitRepository:
     def _by_beginning(self, digits: str) -> str | None:
         with self._reading():
             oids = [oid.decode() for oid in self._objects.iter_prefix(digits.encode())]
-        found = {oid for oid in oids if (item := self._get(oid)) is not None and item.type_name == b"commit"}
-        if len(found) > 1:
-            raise Fault(400, f"The ids of {len(found)} commits begin with '{digits}': give more digits.")
-        return found.pop() if found else None
+        commits = {oid for oid in oids if (item := self._get(oid)) is not None and item.type_name == b"commit"}
+        if len(commits) > 1:
+            raise Fault(400, f"The ids of {len(commits)} commits begin with '{digits}': give more digits.")
+        return commits.pop() if commits else None
 
     def refs(self, prefix: str) -> list[Ref]:
-        """Every ref below `prefix` ("refs/heads/" or "refs/tags/"), by name."""
+        """Returns every ref below `prefix` ("refs/heads/" or "refs/tags/"), by name."""
         targets = {name: self._read_ref(prefix + name) for name in self.names(prefix)}
         return [Ref(name, prefix + name, self._peel(oid)) for name, oid in targets.items() if oid is not None]
 
     def names(self, prefix: str) -> list[str]:
-        """The names of `refs`, whatever has become of what they point at."""
+        """Returns the names of `refs`, even of those whose objects are damaged."""
         with self._reading():
-            found = sorted(key.decode() for key in self._refs.allkeys() if key.startswith(prefix.encode()))
-        return [name.removeprefix(prefix) for name in found if self._read_ref(name)]
+            names = sorted(key.decode() for key in self._refs.allkeys() if key.startswith(prefix.encode()))
+        return [name.removeprefix(prefix) for name in names if self._read_ref(name)]
 
     def write_ref(self, ref: str, target: str) -> None:
-        """Point `ref` at an object that is on the disk already; the one step by which a commit becomes visible."""
+        """Points a ref at an object that is on the disk already. This one step makes a commit visible."""
         path = self.path / ref
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_dir():  # of refs that are gone
+        if path.is_dir():  # empty, left by deleted refs such as `exp/a` when `exp` is created
             path.rmdir()
         replace_file(path, f"{target}\n".encode(), scratch=self.path)
 
     def delete_ref(self, ref: str) -> None:
-        """Remove a ref, also from packed-refs, where `git gc` may have put it."""
+        """Removes a ref, also from packed-refs, where `git gc` may have moved it."""
         self._refs.remove_if_equals(ref.encode(), None)  # type: ignore[arg-type]
 
     def _read_ref(self, ref: str) -> str | None:
@@ -150,25 +160,25 @@ class GitRepository:
             with self._reading():
                 packed = self._refs.get_packed_refs().get(ref.encode(errors="replace"))  # type: ignore[call-overload]
             return packed.decode() if packed else None
-        except (OSError, UnicodeError):  # a name too long for the file system, or a file that is no ref
+        except (OSError, UnicodeError):  # a name that is too long for the file system, or a file that is not a ref
             return None
         return target if re.fullmatch(r"[0-9a-f]{40}", target) else None
 
     def _peel(self, oid: str) -> str:
         while True:
-            found: Any = self._get(oid)
-            if found is None:
+            item: Any = self._get(oid)
+            if item is None:
                 raise Damaged(self.path, f"the object {oid[:12]} is lost")
-            if found.type_name != b"tag":
+            if item.type_name != b"tag":
                 return oid
             with self._reading(oid):
-                oid = found.object[1].decode()
+                oid = item.object[1].decode()
 
     # -- objects ------------------------------------------------------------------------------------------------
 
     @contextmanager
     def _reading(self, oid: str | None = None) -> Iterator[None]:
-        # oid: None for the refs
+        # Turns every error of a read into Damaged. oid: the object that is read; None for the refs.
         what = f"the object {oid[:12]}" if oid else "packed-refs, or a file of refs,"
         try:
             yield
@@ -180,7 +190,7 @@ class GitRepository:
             if not is_of_the_file(error):
                 raise
             raise Damaged(self.path, f"{what} cannot be read: {error.strerror}") from error
-        except Exception as error:  # dulwich and zlib have a dozen names for what is not what it should be
+        except Exception as error:  # dulwich and zlib raise a dozen different classes for damaged data
             raise Damaged(self.path, f"{what} cannot be read: {str(error) or type(error).__name__}") from error
 
     def _get(self, oid: str) -> ShaFile | None:
@@ -191,17 +201,17 @@ class GitRepository:
                 return None
 
     def _need(self, oid: str, kind: str) -> Any:
-        found = self._get(oid)
-        if found is None or found.type_name != kind.encode():
+        item = self._get(oid)
+        if item is None or item.type_name != kind.encode():
             raise Damaged(self.path, f"the {kind} {oid[:12]} is lost")
-        return found
+        return item
 
     def blob(self, oid: str) -> bytes:
         with self._reading(oid):
             return self._objects.get_raw(oid.encode())[1]  # type: ignore[arg-type]
 
     def blob_info(self, oid: str) -> BlobInfo:
-        """Size and pointer of a blob, without inflating a large one."""
+        """Returns size and pointer of a blob, without inflating a large one."""
         info = self._blobs.get(oid)
         if info is None:
             head, size = self._blob_head(oid)
@@ -214,41 +224,42 @@ class GitRepository:
         with self._reading(oid):
             try:
                 with open(self.path / "objects" / oid[:2] / oid[2:], "rb") as file:
+                    # A pointer has less than 1024 bytes, so this much decides whether the blob is one.
                     start = zlib.decompressobj().decompress(file.read(4096), 1100)
-            except FileNotFoundError:
+            except FileNotFoundError:  # in a pack
                 content = self.blob(oid)
                 return content[:1100], len(content)
             header, _, content = start.partition(b"\0")
             return content, int(header.split()[1])
 
     def commit(self, oid: str) -> Commit:
-        found: Commit = self._need(oid, "commit")
-        return found
+        commit: Commit = self._need(oid, "commit")
+        return commit
 
     def head(self) -> str:
-        """The commit at the head of main, which every repository has."""
+        """Returns the commit at the head of main, which every repository has."""
         commit = self.branch(MAIN)
         if commit is None:
             raise Damaged(self.path, f"its branch {MAIN} is lost")
         return commit
 
     def history(self, commit: str) -> Iterator[tuple[str, Commit]]:
-        """The commit and its first parents, newest first."""
+        """Yields the ids and objects of a commit and its first parents, newest first."""
         current: str | None = commit
         while current is not None:
-            found = self.commit(current)
-            yield current, found
-            current = found.parents[0].decode() if found.parents else None
+            item = self.commit(current)
+            yield current, item
+            current = item.parents[0].decode() if item.parents else None
 
     # -- trees --------------------------------------------------------------------------------------------------
 
     def children(self, tree: str) -> dict[bytes, tuple[int, str]]:
-        """Name -> (mode, oid) of a tree object."""
+        """Returns the entries of a tree object: name -> (mode, oid)."""
         entries = self._trees.get(tree)
         if entries is None:
-            found = self._need(tree, "tree")
+            tree_object = self._need(tree, "tree")
             with self._reading(tree):
-                entries = {item.path: (item.mode, item.sha.decode()) for item in found.items()}
+                entries = {item.path: (item.mode, item.sha.decode()) for item in tree_object.items()}
             self._known_entries += 1 + len(entries)
             if self._known_entries > _MOST_ENTRIES:  # a long history of large folders
                 self._trees.clear()
@@ -261,19 +272,19 @@ class GitRepository:
         return tree.decode()
 
     def entry(self, commit: str, path: str) -> Entry | None:
-        """The file or folder at `path`, or None; the empty path is the root."""
+        """Returns the file or folder at `path`, or None. The empty path is the root."""
         mode, oid = _FOLDER_MODE, self.root_tree(commit)
         for part in path.split("/") if path else []:
             if not stat.S_ISDIR(mode):
                 return None
-            found = self.children(oid).get(part.encode(errors="replace"))
-            if found is None:
+            child = self.children(oid).get(part.encode(errors="replace"))
+            if child is None:
                 return None
-            mode, oid = found
+            mode, oid = child
         return Entry(path, oid, stat.S_ISDIR(mode))
 
     def walk(self, tree: str, prefix: str = "", *, recursive: bool = True) -> Iterator[Entry]:
-        """What a tree holds, in git's order; a folder stands before what is in it."""
+        """Yields the content of a tree in git's order. A folder comes before its content."""
         for name, (mode, oid) in self.children(tree).items():
             path = f"{prefix}{name.decode(errors='surrogateescape')}"
             is_folder = stat.S_ISDIR(mode)
@@ -285,13 +296,13 @@ class GitRepository:
         return [entry for entry in self.walk(self.root_tree(commit)) if not entry.is_folder]
 
     def last_commits(self, commit: str, paths: list[str]) -> dict[str, str]:
-        """For each path, the newest commit (from `commit` backwards) that changed it."""
+        """Returns the newest commit, from `commit` backwards, that changed each path."""
         changed: dict[str, str] = {}
         open_paths = set(paths)
         wanted = _by_folder(open_paths)
         tree = self.root_tree(commit)
-        for current, found in self.history(commit):
-            parent = self.root_tree(found.parents[0].decode()) if found.parents else None
+        for current, item in self.history(commit):
+            parent = self.root_tree(item.parents[0].decode()) if item.parents else None
             differing = set(self._differing(tree, parent, wanted)) & open_paths
             if differing:
                 changed |= dict.fromkeys(differing, current)
@@ -303,12 +314,12 @@ class GitRepository:
         return changed
 
     def _differing(self, tree: str | None, other: str | None, wanted: _Wanted) -> Iterator[str]:
-        """Those of the wanted paths that are not the same in both trees; equal folders are not looked into."""
-        if tree == other:
+        """The wanted paths that differ between two trees."""
+        if tree == other:  # equal folders have equal ids, so most of a long history is skipped here
             return
-        mine, others = (self.children(oid) if oid is not None else {} for oid in (tree, other))
+        entries, others = (self.children(oid) if oid is not None else {} for oid in (tree, other))
         for name, (path, below) in wanted.items():
-            entry, other_entry = mine.get(name), others.get(name)
+            entry, other_entry = entries.get(name), others.get(name)
             if entry != other_entry:
                 if path is not None:
                     yield path
@@ -320,7 +331,7 @@ def _folder_of(entry: tuple[int, str] | None) -> str | None:
     return entry[1] if entry is not None and stat.S_ISDIR(entry[0]) else None
 
 
-#: Name -> the path that ends there, if one does, and what is wanted below it.
+#: Wanted paths as a tree: name -> (the path that ends there, if one does; what is wanted below it).
 _Wanted = dict[bytes, tuple[str | None, "_Wanted"]]
 
 
@@ -336,9 +347,9 @@ def _by_folder(paths: Iterable[str]) -> _Wanted:
 
 
 class Quarantine:
-    """New objects wait beside the store until the commit that needs them is certain, as git's receive-pack does.
+    """Holds new objects outside the store until their commit is certain, as git's receive-pack does.
 
-    Leaving the context without `migrate` removes them.
+    Leaving the context without `migrate` removes them, so a refused or interrupted push leaves nothing behind.
     """
 
     def __init__(self, repository: Path) -> None:
@@ -372,14 +383,14 @@ class Quarantine:
         return oid
 
     def read(self, oid: str) -> bytes | None:
-        """The content of an object that waits here, or None."""
+        """Returns the content of an object in the quarantine, or None."""
         if oid not in self._names:
             return None
         raw = zlib.decompress((self._folder / oid).read_bytes())
         return raw.partition(b"\0")[2]
 
     def migrate(self) -> None:
-        """Make the objects durable, then part of the store. Call it with the repository's lock held."""
+        """Makes the objects durable, then part of the store. The caller holds the repository's lock."""
         objects = self._repository / "objects"
         touched = set()
         for oid in self._names:
@@ -396,7 +407,7 @@ class Quarantine:
                     touched.add(objects)
                 os.rename(self._folder / oid, target)
                 touched.add(target.parent)
-        for folder in touched:
+        for folder in touched:  # the renames must be on the disk before a ref names the objects
             sync_folder(folder)
         self._names.clear()
 
@@ -432,7 +443,7 @@ def _clean(message: str) -> bytes:
 
 
 class TreeEdit:
-    """The files of a tree being changed: the blob and the mode by path."""
+    """A tree that is being changed: the blob of each path."""
 
     def __init__(self, repository: GitRepository, tree: str | None) -> None:
         self._files = {entry.path: entry.oid for entry in repository.walk(tree) if not entry.is_folder} if tree else {}
@@ -445,7 +456,7 @@ class TreeEdit:
             self._folders[folder] = self._folders.get(folder, 0) + change
 
     def put(self, path: str, oid: str) -> None:
-        """Write a file; Fault 400 where a file stands in for one of its folders, or a folder in its place."""
+        """Writes a file. Raises Fault 400 if one of its folders is a file, or if its path is a folder."""
         for folder in _folders(path):
             if folder in self._files:
                 raise Fault(400, f"Cannot write '{path}': '{folder}' is a file there; delete it first.")
@@ -459,7 +470,7 @@ class TreeEdit:
         return self._files.get(path)
 
     def remove(self, path: str, *, is_folder: bool) -> bool:
-        """Remove a file or a whole folder; False where there is none."""
+        """Removes a file or a whole folder. Returns False if there is none."""
         gone = (
             [name for name in self._files if name.startswith(f"{path}/")]
             if is_folder
@@ -483,5 +494,5 @@ class TreeEdit:
 
 
 def _folders(path: str) -> list[str]:
-    """Those that a file is in."""
-    return [str(folder) for folder in PurePosixPath(path).parents][:-1]
+    """The folders that a file is in."""
+    return [str(folder) for folder in PurePosixPath(path).parents][:-1]  # without the root
