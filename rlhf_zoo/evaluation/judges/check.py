@@ -1,16 +1,16 @@
-"""Whether a judge may judge: what it makes of ordered pairs, how it errs beside the reward, and whether it is steady.
+"""Whether a judge may judge: its accuracy on ordered pairs, the errors it shares with the reward, and its steadiness.
 
-A judge that was trained and tested on labels that are swapped looks as good as another, so its own held-out accuracy
-cannot tell; pairs that were put in order elsewhere can. Where nobody ordered any, a judge can still be compared with
-itself: a coin does not agree with itself from one half of the samples to the other.
+A judge trained and tested on swapped labels looks as good as any other, so its own held-out accuracy cannot tell. Pairs
+that were ordered elsewhere can. Where nobody ordered any, a judge can still be compared with itself: a coin does not
+agree with itself from one half of the samples to the other.
 
-**Independence** is measured. A judge that fails where the training reward fails praises what exploits the reward. Of
-the pairs that the reward orders wrongly and of the others, the judge errs in some; the excess is the difference. It is
-not independent where the excess is at least `MARKED` (0.2) and above 0 by its interval, independent where the interval
-lies below `MARKED`, and else nobody knows, as where either side has fewer than `FEWEST` (10) pairs. Pairs of the
-policies' own outputs decide where they can, as their order is not from the labels that the reward learned, and they are
-the texts that are judged; then the labeled ones. A wrong label counts against both and looks like a shared error, so
-labels that a recipe draws with noise are to be settled before: see `settled`.
+**Independence** is measured. A judge that fails where the training reward fails praises what exploits the reward. The
+excess is the judge's error rate on pairs that the reward orders wrongly, less its rate on the others. The judge is not
+independent where the excess is at least `MARKED` (0.2) and its interval lies above 0. It is independent where the
+interval lies below `MARKED`. Otherwise the answer is unknown, also where either side has fewer than `FEWEST` (10)
+pairs. Pairs of the policies' own outputs decide where they can: their order is not from the labels that the reward
+learned, and they are the texts being judged. Otherwise the labeled pairs decide. A wrong label counts against both and
+looks like a shared error, so labels that a recipe draws with noise must be settled first; see `settled`.
 """
 
 import math
@@ -34,10 +34,14 @@ _SMALLEST = 1e-6  # of a probability, so that its log-odds are finite
 
 @dataclass(frozen=True)
 class SharedErrors:
-    """Of judge and reward on the same ordered pairs, where each is right or wrong.
+    """The errors of judge and reward on the same ordered pairs.
 
-    correlation: of their errors (φ), None where one never errs; judge_errs: overall; where_reward_errs, _is_right:
-    among the pairs that the reward orders so, None where there are none; excess: the first of these less the second.
+    Attributes:
+        correlation: Correlation of their errors (φ); None where one never errs.
+        judge_errs: The judge's error rate overall.
+        where_reward_errs: Its error rate among the pairs that the reward orders wrongly; None where there are none.
+        where_reward_is_right: Its error rate among the others; None where there are none.
+        excess: The first of these less the second.
     """
 
     correlation: Estimate | None
@@ -48,7 +52,7 @@ class SharedErrors:
 
     @property
     def independent(self) -> bool | None:
-        """By the rule of the module; None where it is not known."""
+        """Independence by the rule of the module; None where it is unknown."""
         wrong, right, excess = self.where_reward_errs, self.where_reward_is_right, self.excess
         if wrong is None or right is None or excess is None or min(wrong.n, right.n) < FEWEST:
             return None
@@ -58,17 +62,19 @@ class SharedErrors:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            **{name: one.to_json() if one else None for name, one in vars(self).items()},
+            **{name: estimate.to_json() if estimate else None for name, estimate in vars(self).items()},
             "independent": self.independent,
         }
 
 
 @dataclass(frozen=True)
 class PairCheck:
-    """accuracy: the share of pairs whose chosen side the judge scores higher, a tie half, by prompts.
+    """A judge's results on ordered pairs.
 
-    calibration: of a judge whose scores are probabilities, by `calibration.calibration` over differences of log-odds;
-    else None. with_reward: errors that it shares with the training reward, None where there is no other reward.
+    Attributes:
+        accuracy: The share of pairs whose chosen side scores higher, a tie half, with an interval over prompts.
+        calibration: For a judge that gives probabilities, by `calibration.calibration` over differences of log-odds.
+        with_reward: The errors it shares with the training reward; None where there is no other reward.
     """
 
     accuracy: WinRate
@@ -77,13 +83,13 @@ class PairCheck:
 
     @property
     def finding(self) -> Finding:
-        """By the 95% interval of the accuracy: above ½, below it, or neither."""
+        """The accuracy's 95% interval in words: above ½, below it, or neither."""
         low, high = self.accuracy.ci95
         return "agrees" if low > 0.5 else "contradicts" if high < 0.5 else "says nothing"
 
     @property
     def unfit(self) -> str | None:
-        """Why the judge is none, a sentence; None where it may judge, which the verdict asks more for."""
+        """Why the judge may not judge, a sentence; None where it may. The verdict demands more."""
         if self.finding != "contradicts":
             return None
         low, high = self.accuracy.ci95
@@ -105,9 +111,12 @@ class PairCheck:
 
 @dataclass(frozen=True)
 class JudgeCheck:
-    """What is found of a judge on labeled pairs, and on pairs of the policies' own outputs; None where there are none.
+    """A judge's results on labeled pairs and on pairs of the policies' own outputs.
 
-    same_labels: it learned from the labels that the training reward learned from.
+    Attributes:
+        labeled: On labeled pairs; None where there are none.
+        own: On pairs of the policies' own outputs; None where there are none.
+        same_labels: Whether it learned from the labels that the training reward learned from.
     """
 
     labeled: PairCheck | None = None
@@ -116,12 +125,13 @@ class JudgeCheck:
 
     @property
     def independent(self) -> bool | None:
-        """Of the training reward; None where that is not known."""
+        """Whether it is independent of the training reward; None where unknown."""
+        # Whoever learned from the same labels learned the same mistakes; no measurement is needed.
         if self.same_labels:
             return False
-        for one in (self.own, self.labeled):
-            if one is not None and one.with_reward is not None and one.with_reward.independent is not None:
-                return one.with_reward.independent
+        for check in (self.own, self.labeled):
+            if check is not None and check.with_reward is not None and check.with_reward.independent is not None:
+                return check.with_reward.independent
         return None
 
     def to_json(self) -> dict[str, Any]:
@@ -142,10 +152,21 @@ def check_pairs(
     seed: int,
     reward_margins: ArrayLike | None = None,
 ) -> PairCheck:
-    """Of a judge's scores of N ordered pairs; probabilities: whether they are P(good), 0 to 1.
+    """Checks a judge's scores of N ordered pairs.
 
-    reward_margins: (N,) what the training reward gives the chosen side beyond the other. Raises ValueError where there
-    are no pairs, lengths differ, or a score is not finite.
+    Args:
+        chosen: (N,) scores of the chosen sides.
+        rejected: (N,) scores of the rejected sides.
+        prompts: (N,) the prompt of each pair.
+        probabilities: Whether the scores are P(good), 0 to 1.
+        seed: Seed of the resamples.
+        reward_margins: (N,) the training reward of the chosen side less that of the other; None without one.
+
+    Returns:
+        The results.
+
+    Raises:
+        ValueError: There are no pairs, lengths differ, or a score is not finite.
     """
     accuracy = win_rate(chosen, rejected, prompts)
     margins = np.subtract(np.asarray(chosen, dtype=float), np.asarray(rejected, dtype=float))
@@ -158,7 +179,17 @@ def check_pairs(
 
 
 def shared_errors(judge: ArrayLike, reward: ArrayLike, prompts: Sequence[Hashable], *, seed: int) -> SharedErrors:
-    """judge, reward: (N,) margins of the chosen side over the other; one of 0 or less is an error."""
+    """Compares the errors of judge and reward. A margin of 0 or less is an error.
+
+    Args:
+        judge: (N,) the judge's margins of the chosen side over the other.
+        reward: (N,) the reward's margins.
+        prompts: (N,) the prompt of each pair.
+        seed: Seed of the resamples.
+
+    Returns:
+        The shared errors.
+    """
     errs, reward_errs = (np.asarray(margins, dtype=float) <= 0 for margins in (judge, reward))
 
     def among(chosen: np.ndarray) -> Estimate | None:
@@ -178,7 +209,7 @@ def shared_errors(judge: ArrayLike, reward: ArrayLike, prompts: Sequence[Hashabl
 
 
 def _apart(a: Estimate, b: Estimate) -> Estimate:
-    """a − b of two separate shares, with the interval that squares and adds theirs (Newcombe 1998, method 10)."""
+    """a − b of two independent shares, with an interval from theirs (Newcombe 1998, method 10)."""
     value = a.value - b.value
     low = value - math.hypot(a.value - a.ci95[0], b.ci95[1] - b.value)
     high = value + math.hypot(a.ci95[1] - a.value, b.value - b.ci95[0])
@@ -188,10 +219,18 @@ def _apart(a: Estimate, b: Estimate) -> Estimate:
 def settled(
     pairs: Sequence[tuple[str, str]], prefer: Callable[[str, str, random.Random], int], *, seed: int
 ) -> list[int | None]:
-    """The side of each pair of whole texts that a noisy preference means: 0 or 1, None where it is near a toss-up.
+    """Decides which side of each pair a noisy preference means, by drawing it `DRAWS` times.
 
-    It is drawn `DRAWS` times. A label that was drawn once is wrong now and then, in the eyes of who made it as well:
-    that judge, and every reward that learned well, would seem to err together.
+    A label drawn once is sometimes wrong, even for its author. That judge, and every reward that learned well, would
+    then seem to err together.
+
+    Args:
+        pairs: (N,) two whole texts each.
+        prefer: Draws the preferred side of two texts, 0 or 1.
+        seed: Seed of the draws.
+
+    Returns:
+        (N,) 0 or 1; None where the pair is near a toss-up.
     """
     rng = random.Random(seed)
     means = [sum(prefer(a, b, rng) for _ in range(DRAWS)) / DRAWS for a, b in pairs]
@@ -199,11 +238,17 @@ def settled(
 
 
 def split_half(scores: ArrayLike, prompts: Sequence[Hashable], *, seed: int) -> Estimate | None:
-    """How far a judge agrees with itself: the rank correlation of its mean scores of two halves of the samples.
+    """Measures how far a judge agrees with itself: the rank correlation of its mean scores over halves of the samples.
 
-    scores: (R, S), a row for each policy and prompt, S samples each; prompts: (R,) the prompt of each row, the unit
-    that is resampled. A coin has 0; so has a judge to whom all prompts and policies are alike. None where there are
-    fewer than two samples, or a half does not vary.
+    A coin scores 0; so does a judge to which all prompts and policies look alike.
+
+    Args:
+        scores: (R, S) a row for each policy and prompt, with S samples.
+        prompts: (R,) the prompt of each row, by which the interval resamples.
+        seed: Seed of the resamples.
+
+    Returns:
+        The correlation; None where there are fewer than two samples, or a half does not vary.
     """
     sample = np.asarray(scores, dtype=float)
     if sample.ndim != 2 or sample.shape[1] < 2:

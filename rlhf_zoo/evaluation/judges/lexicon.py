@@ -1,4 +1,4 @@
-"""The judge `lexicon`: the balance of opinion words, of a list that the recipe's corpus reads."""
+"""The judge `lexicon`: the balance of opinion words, from a list that the recipe's corpus reads."""
 
 from __future__ import annotations
 

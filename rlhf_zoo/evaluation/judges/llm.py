@@ -1,7 +1,7 @@
 """A judge that is a language model behind an OpenAI-compatible endpoint: POST {endpoint}/chat/completions.
 
-Every pair is asked in both orders. Answers are kept in files as they come, so that a run that was stopped goes on where
-it was and a second one asks nothing. The key is read from the environment for each request and goes nowhere else.
+Every pair is asked in both orders. Answers are saved as they come, so that a stopped run continues and a second one
+asks nothing. The key is read from the environment for each request and goes nowhere else.
 """
 
 import hashlib
@@ -48,18 +48,31 @@ _Entry = dict[str, Any]  # an answer as its file holds it
 
 
 class LLMJudge:
-    """Compares pairs (`evaluation.judges.pairwise.PairJudge`), and rates single completions 1 to 10 (`judges.Judge`).
+    """Compares pairs (`judges.pairwise.PairJudge`), and rates single completions 1 to 10 (`judges.scalar.Judge`).
 
-    endpoint: the base address, such as https://api.openai.com/v1. api_key_env: the name of the environment variable
-    that holds the key; where it is not set, no key is sent. cache: a folder for the answers; without one they are kept
-    in memory. price: (of prompt tokens, of completion tokens) per million, for the cost. budget: no request is sent
-    that might make the cost exceed it. timeout: seconds without an answer. attempts: requests until a failing one is
-    given up; waits between them double from `backoff` seconds, and Retry-After is obeyed. parameters: further fields of
-    the request, such as {"seed": 1} or, where a model wants it, {"max_tokens": None, "max_completion_tokens": 2000};
-    None leaves a field out.
+    An unreadable answer is asked for once more, and then counts as a tie, or as the middle of the scale, marked
+    `unparsed`. Where most answers are unreadable, ZooError is raised.
 
-    Raises ZooError for settings that cannot work. An answer that cannot be read is asked for once more, and is then a
-    tie, or the middle of the scale, marked `unparsed`; where most cannot be read, ZooError is raised.
+    Args:
+        endpoint: The base address, such as https://api.openai.com/v1.
+        model: The model's name at the endpoint.
+        name: The judge's name.
+        criterion: What makes a completion better.
+        api_key_env: The environment variable with the key; no key is sent where it is not set.
+        cache: A folder for the answers; None keeps them in memory.
+        price: Of prompt tokens and of completion tokens, per million.
+        budget: No request is sent that might make the cost exceed it.
+        concurrency: Requests at a time.
+        attempts: Requests until a failing one is given up.
+        timeout: Seconds to wait for an answer.
+        backoff: Seconds before the second attempt; the wait doubles from there. Retry-After is obeyed.
+        max_tokens: Tokens of an answer.
+        parameters: Further fields of the request, such as {"seed": 1}; None leaves a field out. A model may want
+            {"max_tokens": None, "max_completion_tokens": 2000}.
+        progress: Whether to show a progress bar.
+
+    Raises:
+        ZooError: Settings that cannot work.
     """
 
     def __init__(
@@ -123,9 +136,12 @@ class LLMJudge:
         return self._meter.usage
 
     def check_endpoint(self) -> None:
-        """Raises ZooError where nothing answers at the endpoint, or the key is not accepted; it is not paid for.
+        """Checks, at no cost, that the endpoint answers and accepts the key.
 
-        A server of this machine may be started later: that it does not answer is said.
+        A server on this machine may be started later, so its silence is only logged.
+
+        Raises:
+            ZooError: Nothing answers at the endpoint, or the key is refused.
         """
         try:
             status, headers, content = self._exchange()
@@ -140,10 +156,20 @@ class LLMJudge:
             raise ZooError(f"The judge {self.name} cannot be asked: {self._refusal(status, headers, content)}")
 
     def compare(self, prompts: Sequence[str], first: Sequence[str], second: Sequence[str]) -> list[Verdict]:
-        """Both orders of each pair; equal texts are a tie that is not asked for.
+        """Compares each pair in both orders. Equal texts are a tie and are not asked about.
 
-        Raises ZooError where the endpoint refuses or does not answer, and BudgetSpent; KeyboardInterrupt passes. In
-        each case answers that came are kept, and the next call asks for the others only.
+        Answers that came are kept in every case, so the next call asks only for the others.
+
+        Args:
+            prompts: (N,) texts.
+            first: (N,) one completion of each.
+            second: (N,) the other completion.
+
+        Returns:
+            (N,) verdicts.
+
+        Raises:
+            ZooError: The endpoint refuses or does not answer, or the budget is spent (`BudgetSpent`).
         """
         check_lengths(prompts, first, second)
         pairs = [
@@ -161,14 +187,14 @@ class LLMJudge:
         return verdicts
 
     def __call__(self, prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
-        """A rating of each completion, 1 to 10; 5.5 where the answer could not be read. Raises as `compare` does."""
+        """Rates each completion from 1 to 10; 5.5 where the answer is unreadable. Raises as `compare` does."""
         if len(prompts) != len(completions):
             raise ValueError(f"{len(prompts)} prompts and {len(completions)} completions do not fit.")
         questions = [about_one(self._criterion, *texts) for texts in zip(prompts, completions, strict=True)]
         return [MIDDLE if score is None else score for score in self._ask(questions)]
 
     def _digest(self, question: Question) -> str:
-        """Of everything that the answer depends on."""
+        """The hash of everything that the answer depends on."""
         kind, system, user = question.kind, question.system, question.user
         content = [_SCHEMA, PROMPT_VERSION, kind, self._url, self._model, self._fields, system, user]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
@@ -181,7 +207,7 @@ class LLMJudge:
             entry = read_json(path)
             if entry["schema"] != _SCHEMA or len(entry["tokens"]) != 2:
                 return None
-            # Read anew from what the model said, so that a file cannot claim what no answer says.
+            # The score is parsed again from the answer, so that an edited file cannot claim what no answer says.
             return {**entry, "score": question.parse(entry["answers"][-1])}
         except (FileNotFoundError, ZooError, LookupError, TypeError, AttributeError):
             return None  # a damaged file is replaced by a new answer
@@ -197,9 +223,9 @@ class LLMJudge:
                 write_json(_file(self._cache, digest), entry)
 
     def _ask(self, questions: Sequence[Question]) -> list[float | None]:
-        """The score of each question, None where the answer could not be read.
+        """The score of each question; None where the answer is unreadable.
 
-        Raises ZooError where that is so of most answers, since ties and middles of the scale would look like data.
+        Raises ZooError where most are unreadable: ties and middles of the scale would look like data.
         """
         digests = [self._digest(question) for question in questions]
         unique = dict(zip(digests, questions, strict=True))
@@ -216,6 +242,7 @@ class LLMJudge:
                 count = len(unique.keys() & self._memory.keys())
                 raise type(error)(f"{error} ({count} of {len(unique)} answers are kept {where}.)") from error
         unread = [self._memory[digest]["answers"][-1] for digest in unique if self._memory[digest]["score"] is None]
+        # A few unreadable answers are noise; a majority means that the model is unfit as a judge.
         if len(unique) >= _ENOUGH and 2 * len(unread) > len(unique):
             raise ZooError(
                 f"{len(unread)} of {len(unique)} answers of {self._model} are no judgement, such as "
@@ -225,7 +252,7 @@ class LLMJudge:
         return [self._memory[digest]["score"] for digest in digests]
 
     def _ask_endpoint(self, questions: Mapping[str, Question], total: int) -> None:
-        """Asks by several threads, which keep each answer as it comes; the first failure stops all and is raised."""
+        """Asks with several threads, which save each answer as it comes. The first failure stops all and is raised."""
         from tqdm import tqdm
 
         waiting, stop = deque(questions.items()), threading.Event()
@@ -246,7 +273,7 @@ class LLMJudge:
                     stop.set()
                     outcomes.put(error)
 
-        # Daemons, since a thread that waits for the network must not keep an interrupted process alive.
+        # Daemon threads, because one that waits for the network must not keep an interrupted process alive.
         workers = [threading.Thread(target=work, daemon=True) for _ in range(min(self._concurrency, len(questions)))]
         shown = {"desc": f"judging with {self._model}", "unit": "answer", "leave": False, "disable": not self._progress}
         with tqdm(total=total, initial=total - len(questions), **shown) as bar:
@@ -293,7 +320,7 @@ class LLMJudge:
     def _post(
         self, messages: list[dict[str, str]], stop: threading.Event
     ) -> tuple[str, tuple[int, int] | None, str | None]:
-        """(what the model said, (prompt, completion) tokens, the model's own name), after up to `attempts` requests."""
+        """The model's text, its (prompt, completion) tokens and its own name, after up to `attempts` requests."""
         body = json.dumps({"model": self._model, "messages": messages, **self._fields}).encode()
         for attempt in range(self._attempts):
             while (left := self._not_before - time.monotonic()) > 0 and not stop.is_set():
@@ -306,6 +333,7 @@ class LLMJudge:
                 status, headers, content = self._exchange(body)
                 if status == 200:
                     return self._read(content)
+                # Other 4xx are our mistake or a refusal, which another attempt cannot change.
                 if status != 429 and status < 500:
                     raise ZooError(self._refusal(status, headers, content))
                 problem = f"status {status}{self._server_message(content)}"
@@ -332,7 +360,7 @@ class LLMJudge:
         )
 
     def _exchange(self, body: bytes | None = None) -> tuple[int, Message, bytes]:
-        """The endpoint's status, headers and answer to a request; without one, to the question which models it has."""
+        """Posts a request and returns status, headers and answer; without a body, asks which models there are."""
         headers = {"Content-Type": "application/json", "Accept": "application/json", "User-Agent": "rlhf-zoo"}
         url = f"{self._url.removesuffix(_CHAT)}/models" if body is None else self._url
         request = urllib.request.Request(url, data=body, headers=headers)
@@ -345,6 +373,7 @@ class LLMJudge:
                 "variable that is not set where the endpoint needs no key."
             )
         if key:
+            # Unredirected, so that the key never follows a redirect to another host.
             request.add_unredirected_header("Authorization", f"Bearer {key}")
         try:
             with self._opener.open(request, timeout=self._timeout) as response:
@@ -356,11 +385,11 @@ class LLMJudge:
             raise error.reason if isinstance(error.reason, OSError) else error from error
 
     def _key(self) -> str:
-        """The key, "" for none. Read each time, so that no object holds it."""
+        """The key, "" for none. It is read each time, so that no object holds it."""
         return os.environ.get(self._key_name, "").strip()
 
     def _read(self, content: bytes) -> tuple[str, tuple[int, int] | None, str | None]:
-        """As `_post` returns it. Raises one of several exceptions for what is no chat completion."""
+        """Parses an answer as `_post` returns it. Raises one of several exceptions where it is no chat completion."""
         document = json.loads(content)
         text = document["choices"][0]["message"].get("content")
         usage, served = document.get("usage") or {}, document.get("model")
@@ -370,13 +399,13 @@ class LLMJudge:
         return answer, tokens, self._clean(served)[:200] if isinstance(served, str) else None
 
     def _clean(self, text: str) -> str:
-        """Text from the endpoint without the key, should it send that back, and without halves of characters."""
+        """Removes the key from the endpoint's text, in case it is sent back, and lone surrogates."""
         key = self._key()
         text = text.encode("utf-8", "replace").decode()
         return text.replace(key, "***") if key else text
 
     def _server_message(self, content: bytes) -> str:
-        """The server's own words on an error, as " (…)" on one line, or nothing."""
+        """The server's own error message as " (…)" on one line, or nothing."""
         try:
             error = json.loads(content)["error"]
             line = _one_line(self._clean(error if isinstance(error, str) else error["message"]))
@@ -401,7 +430,10 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 def _address(endpoint: str) -> tuple[str, str, bool]:
-    """(address of the requests, host for messages, whether it is this machine). Raises ZooError for a wrong form."""
+    """Splits an endpoint into request address, host for messages, and whether it is this machine.
+
+    Raises ZooError for a wrong form.
+    """
     try:
         parts = urlsplit(endpoint.strip())
         host, port = parts.hostname or "", parts.port

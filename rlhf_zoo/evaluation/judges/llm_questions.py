@@ -1,4 +1,4 @@
-"""What a language model is asked as a judge, and how its answer is read.
+"""The questions to a language model as a judge, and how its answers are read.
 
 Texts are data: they reach the model as strings of one JSON object, which they cannot close.
 """
@@ -46,7 +46,15 @@ _CONTROL_TAG = re.compile(r"\[(?=/?[A-Z_]+\])")  # [INST] and its like
 
 @dataclass(frozen=True)
 class Question:
-    """One judgement to ask for. kind: pair or single; again: what is added when an answer could not be read."""
+    """One judgement to ask for.
+
+    Attributes:
+        kind: "pair" or "single".
+        system: The system message.
+        user: The user's message.
+        again: What is appended when the first answer was unreadable.
+        parse: Reads the score from an answer; None where it is unreadable.
+    """
 
     kind: str
     system: str
@@ -56,34 +64,74 @@ class Question:
 
 
 def about_pair(criterion: str, prompt: str, a: str, b: str) -> Question:
-    """Which is better; the order of the pair is in `user`, which names the text that is shown first A."""
+    """Asks which of two completions is better.
+
+    Args:
+        criterion: What makes one better.
+        prompt: The prompt.
+        a: The completion shown first, as A.
+        b: The completion shown second, as B.
+
+    Returns:
+        The question.
+    """
     user = as_data(prompt=prompt, A=a, B=b)
     return Question("pair", _PAIR.format(criterion=criterion), user, _PAIR_AGAIN, parse_verdict)
 
 
 def about_one(criterion: str, prompt: str, completion: str) -> Question:
+    """Asks for a rating of one completion.
+
+    Args:
+        criterion: What makes a completion good.
+        prompt: The prompt.
+        completion: The completion.
+
+    Returns:
+        The question.
+    """
     user = as_data(prompt=prompt, completion=completion)
     return Question("single", _SINGLE.format(criterion=criterion), user, _SINGLE_AGAIN, parse_rating)
 
 
 def as_data(**texts: str) -> str:
-    """The texts as one line of JSON that none of them can close, and that holds no chat template's marks.
+    """Encodes texts as one line of JSON that none of them can close, without any chat template's marks.
 
-    Within a JSON string a quotation mark is always escaped. Servers read marks such as <|im_end|> and [INST] even in a
-    user's text, so what they begin with is escaped too. `json.loads` gives the texts back as they were.
+    A quotation mark within a JSON string is always escaped. Servers interpret marks such as <|im_end|> and [INST] even
+    in a user's text, so their first characters are escaped too. `json.loads` restores the texts.
+
+    Args:
+        **texts: The texts by key.
+
+    Returns:
+        The line.
     """
     line = json.dumps(texts, ensure_ascii=False).replace("<", "\\u003c")
     return _CONTROL_TAG.sub(r"\\u005b", line)
 
 
 def parse_verdict(answer: str) -> float | None:
-    """1 for A, 0 for B, ½ for a tie, of {"verdict": …} or the bare word; None for anything else."""
+    """Reads a verdict from {"verdict": …} or the bare word.
+
+    Args:
+        answer: The model's text.
+
+    Returns:
+        1 for A, 0 for B, ½ for a tie; None for anything else.
+    """
     verdict = _value(answer, "verdict")
     return _VERDICTS.get(verdict) if isinstance(verdict, str) else None
 
 
 def parse_rating(answer: str) -> float | None:
-    """A number from 1 to 10, of {"rating": …} or alone; None for anything else."""
+    """Reads a rating from {"rating": …} or the bare number.
+
+    Args:
+        answer: The model's text.
+
+    Returns:
+        1 to 10; None for anything else.
+    """
     rating = _value(answer, "rating")
     if isinstance(rating, str) and re.fullmatch(r"\d{1,2}(\.\d{1,9})?", rating, re.ASCII):
         rating = float(rating)
@@ -91,7 +139,7 @@ def parse_rating(answer: str) -> float | None:
 
 
 def _value(answer: str, key: str) -> Any:
-    """What a JSON object says under `key`, else the answer itself; None for JSON that says it twice or not at all."""
+    """The value under `key` of a JSON object, else the answer itself; None where the key is missing or occurs twice."""
     text = answer.strip()
     if fenced := _FENCE.fullmatch(text):
         text = fenced[1]

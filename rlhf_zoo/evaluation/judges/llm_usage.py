@@ -1,4 +1,4 @@
-"""What a language model was asked for, what that cost, and the budget that no request may break."""
+"""The usage of a language model, its cost, and the budget that no request may exceed."""
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,17 +12,24 @@ _TEMPLATE_TOKENS = 64  # at most, of a chat template, in the bound on a request'
 
 
 class BudgetSpent(ZooError):
-    """The next request might cost more than what is left of the budget; what was judged is kept."""
+    """The next request might cost more than what is left of the budget. The judgements so far are kept."""
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What a judge has asked for since it was made.
+    """The requests of a judge since it was created.
 
-    requests: sent, retries included; retries: after a failure; answers: judgements that came of them; from_cache:
-    judgements that were read from its folder; unparsed: judgements that could not be read; unmetered: answers that came
-    without token counts. prompt_tokens, completion_tokens: as the endpoint counted. cost: of these at the given prices,
-    in their currency, None without prices; cached_cost: what the judgements from the cache had cost.
+    Attributes:
+        requests: Requests sent, retries included.
+        retries: Requests sent again after a failure.
+        answers: Judgements received.
+        from_cache: Judgements read from its folder.
+        unparsed: Judgements that could not be read.
+        unmetered: Answers without token counts.
+        prompt_tokens: As counted by the endpoint.
+        completion_tokens: As counted by the endpoint.
+        cost: Of these tokens, in the currency of the prices; None without prices.
+        cached_cost: What the judgements from the cache had cost.
     """
 
     requests: int = 0
@@ -45,9 +52,12 @@ class Stopped(Exception):
 
 
 class Meter:
-    """Counts, and lets no request begin that might break the budget. Safe for several threads.
+    """Counts usage, and lets no request begin that might exceed the budget. Thread-safe.
 
-    most: tokens that an answer may have.
+    Args:
+        price: Of prompt and of completion tokens, per million; None where unknown.
+        budget: The most that may be spent; None for no limit.
+        most: Tokens that an answer may have.
     """
 
     def __init__(self, price: tuple[float, float] | None, budget: float | None, most: int) -> None:
@@ -62,17 +72,31 @@ class Meter:
         return self._usage
 
     def add(self, **amounts: float) -> None:
-        """Adds to the figures of `usage`; to a cost only where there are prices."""
+        """Adds to the figures of `usage`; to a cost only where there are prices.
+
+        Args:
+            **amounts: What to add, by the names of `Usage`.
+        """
         with self._changed:
             figures: dict[str, Any] = {name: getattr(self._usage, name) for name in amounts}
             more = {name: figures[name] + amount for name, amount in amounts.items() if figures[name] is not None}
             self._usage = replace(self._usage, **more)
 
     def reuse(self, entry: Mapping[str, Any]) -> None:
+        """Counts an answer read from the cache.
+
+        Args:
+            entry: The saved answer.
+        """
         self.add(from_cache=1, unparsed=int(entry["score"] is None), cached_cost=self._cost(*entry["tokens"]))
 
     def charge(self, tokens: tuple[int, int] | None, bound: float) -> None:
-        """tokens: (prompt, completion) of an answer; None where the endpoint did not count, which costs the bound."""
+        """Counts an answer's tokens.
+
+        Args:
+            tokens: (prompt, completion); None where the endpoint did not count, which costs the bound.
+            bound: The most that the request could cost.
+        """
         if tokens is None:
             self.add(unmetered=1, cost=bound)
         else:
@@ -80,10 +104,21 @@ class Meter:
 
     @contextmanager
     def reserved(self, messages: Sequence[Mapping[str, str]], stop: threading.Event) -> Iterator[float]:
-        """What a request may cost at most, which no other request can spend meanwhile.
+        """Reserves the most that a request may cost, which no other request can spend meanwhile.
 
-        A token is at least one byte of text. Waits where only the bounds of requests on their way leave no room, since
-        these may cost less; raises BudgetSpent where there are none.
+        A token is at least one byte of text. Waits where only the reservations of other requests leave no room, since
+        these may cost less.
+
+        Args:
+            messages: The request's messages.
+            stop: Ends the wait.
+
+        Yields:
+            The bound.
+
+        Raises:
+            BudgetSpent: The budget cannot cover the request.
+            Stopped: `stop` was set.
         """
         size = sum(len(message["content"].encode("utf-8", "replace")) for message in messages) + _TEMPLATE_TOKENS
         bound = self._cost(size, self._most)

@@ -65,8 +65,11 @@ Labeled = Callable[[], Iterable[Mapping[str, Any]]]
 class Panel:
     """The judges of an evaluation.
 
-    scoring: judges of single completions; the first is the headline's. comparing: judges of pairs. votes: data sets of
-    people's votes. named: those that score, by the names that a recipe gave them.
+    Attributes:
+        scoring: Judges of single completions; the first is the headline's.
+        comparing: Judges of pairs.
+        votes: Data sets of people's votes.
+        named: The scoring judges by the names that a recipe gave them.
     """
 
     scoring: Sequence[Judge]
@@ -75,14 +78,14 @@ class Panel:
     named: Mapping[str, Judge] = field(default_factory=dict)
 
     def save(self, folder: Path) -> None:
-        """Keeps what was learned for this evaluation beside its figures."""
+        """Saves what was learned for this evaluation beside its figures."""
         for judge in self.scoring:
             if isinstance(judge, ClassifierJudge):
                 judge.save(folder / "judge.npz")
 
 
 class RewardJudge:
-    """A reward model that PPO was not rewarded by; it reads each text as a finished one, as it was trained to."""
+    """A reward model that did not reward PPO. It reads each text as a finished one, as it was trained to."""
 
     def __init__(self, name: str, model: RewardModel | RewardEnsemble, *, description: str | None = None) -> None:
         self.name, self.model = name, model
@@ -92,86 +95,91 @@ class RewardJudge:
         self._is_probability = label is not None
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[str]) -> list[float]:
-        """prompts: texts or conversations, which the model's own template renders."""
+        """Scores completions of texts or of conversations, which the model's own template renders."""
         texts = [append_completion(prompt, text) for prompt, text in zip(prompts, completions, strict=True)]
         scores = self.model.score_texts(texts, ended=[True] * len(texts))
         return (scores.exp() if self._is_probability else scores).tolist()
 
 
 def checks_answers(judge: Judge) -> bool:
-    """Whether it is a rule that says whether an answer is right: PPO may be paid by it and judged by it."""
+    """Whether the judge is a rule that checks answers, by which PPO may be both rewarded and judged."""
     return isinstance(judge, RuleJudge) and bool(judge.readings)
 
 
 def answers(
-    judge: Judge,
-    prompts: Sequence[Any],
-    completions: Sequence[str],
-    columns: Mapping[str, Sequence[Any]] | None,
-    *,
-    samples: int,
-) -> dict[str, Answers]:
-    """What a rule finds of `samples` answers to each prompt, read strictly and leniently; {} of any other judge."""
+    judge: Judge, prompts: Sequence[Any], completions: Sequence[str], columns: Mapping[str, Sequence[Any]] | None,
+    *, samples: int,
+) -> dict[str, Answers]:  # fmt: skip
+    """Checks `samples` answers to each prompt with a rule's strict and lenient readings; {} for any other judge."""
     rules = judge.readings if isinstance(judge, RuleJudge) else {}
     return {name: as_answers(rule, prompts, completions, columns, samples=samples) for name, rule in rules.items()}
 
 
 def as_answers(
-    rule: RuleJudge,
-    prompts: Sequence[Any],
-    completions: Sequence[str],
-    columns: Mapping[str, Sequence[Any]] | None,
-    *,
-    samples: int,
-) -> Answers:
-    """What a rule that says whether an answer is right finds of `samples` answers to each prompt, read as it reads."""
+    rule: RuleJudge, prompts: Sequence[Any], completions: Sequence[str], columns: Mapping[str, Sequence[Any]] | None,
+    *, samples: int,
+) -> Answers:  # fmt: skip
+    """Checks `samples` answers to each prompt with a rule, as the rule reads them."""
     right = np.reshape(scores(rule, prompts, completions, columns), (-1, samples))
-    said = rule.said(completions)
+    readings = rule.said(completions)
     starts = range(0, len(completions), samples)
-    asked = [prompt_key(prompt) for prompt in prompts[::samples]]
-    return Answers(right, None if said is None else [said[start : start + samples] for start in starts], asked)
+    prompt_keys = [prompt_key(prompt) for prompt in prompts[::samples]]
+    return Answers(
+        right, None if readings is None else [readings[start : start + samples] for start in starts], prompt_keys
+    )
 
 
 def scores(
     judge: Judge, prompts: Sequence[Any], completions: Sequence[str], columns: Mapping[str, Sequence[Any]] | None
 ) -> list[float]:
-    """A judge's score of each completion. prompts: texts or conversations.
+    """Scores each completion by a judge. Of several processes only the first asks, because a judge may cost money.
 
-    Rules are given conversations as reward functions are, and the prompts' other columns; a reward model renders them
-    itself; other judges read plain words. Of several processes the first one asks, as a judge may be paid.
+    A rule receives conversations, as reward functions do, and the prompts' other columns. A reward model renders
+    conversations itself. Other judges read plain text.
+
+    Args:
+        judge: The judge.
+        prompts: (N,) texts or conversations.
+        completions: (N,) texts.
+        columns: The prompts' other columns, one value per prompt.
+
+    Returns:
+        (N,) scores.
     """
 
     def asked() -> list[float]:
         if isinstance(judge, RuleJudge):
-            given = [wrap_completion(prompt, text) for prompt, text in zip(prompts, completions, strict=True)]
-            return judge.score(prompts, given, columns or {})
+            wrapped = [wrap_completion(prompt, text) for prompt, text in zip(prompts, completions, strict=True)]
+            return judge.score(prompts, wrapped, columns or {})
         if isinstance(judge, RewardJudge):
             return judge(prompts, completions)
         return judge([plain_text(prompt) for prompt in prompts], list(completions))
 
-    found: list[float] = distributed.from_first(asked)
-    return found
+    values: list[float] = distributed.from_first(asked)
+    return values
 
 
 def cheapest_first(judges: Sequence[Judge]) -> list[Judge]:
-    """Those that are paid for last: what another one cannot judge is known before anything is spent."""
+    """Puts the paid judges last, so that an error in a free one shows before anything is spent."""
     return sorted(judges, key=lambda judge: isinstance(judge, LLMJudge))
 
 
 def checked(
-    panel: Panel,
-    labeled: Dataset | None,
-    *,
-    own: Dataset | None = None,
-    seed: int,
-    reward: RewardModel | RewardEnsemble | None = None,
-    same_labels: Collection[str] = (),
-) -> dict[str, JudgeCheck]:
-    """What each scoring judge makes of pairs that were put in order elsewhere, by its name.
+    panel: Panel, labeled: Dataset | None, *, own: Dataset | None = None, seed: int,
+    reward: RewardModel | RewardEnsemble | None = None, same_labels: Collection[str] = (),
+) -> dict[str, JudgeCheck]:  # fmt: skip
+    """Checks each scoring judge on pairs whose order is known from elsewhere.
 
-    labeled, own (pairs of the policies' own outputs): prompt, chosen, rejected, texts or conversations, and other
-    columns for rules; None where there are none. reward: the training reward's model, or several as one, whose
-    errors are held beside the judges'. same_labels: the judges that learned from the labels of that model.
+    Args:
+        panel: The judges.
+        labeled, own: Labeled pairs, and pairs of the policies' own outputs, with the columns prompt, chosen and
+            rejected (texts or conversations) and others for rules; None where there are none.
+        seed: Seed of the resamples.
+        reward: The training reward's model or ensemble, whose errors are compared with the judges'.
+        same_labels: Names of the judges that learned from the labels of that model.
+
+    Returns:
+        The checks, by the judges' names.
     """
     paid = None if reward is None else RewardJudge("reward", reward)
 
@@ -191,7 +199,7 @@ def _on_pairs(judge: Judge, pairs: Dataset, paid: Judge | None, seed: int) -> Pa
     columns = pairs.select(range(min(most, len(pairs)))).to_dict()
     prompts = columns.pop("prompt")
     sides = [
-        [completion_text(one, prompt) for prompt, one in zip(prompts, columns.pop(side), strict=True)]
+        [completion_text(text, prompt) for prompt, text in zip(prompts, columns.pop(side), strict=True)]
         for side in ("chosen", "rejected")
     ]
     good, bad = (scores(judge, prompts, side, columns) for side in sides)
@@ -210,7 +218,16 @@ def _on_pairs(judge: Judge, pairs: Dataset, paid: Judge | None, seed: int) -> Pa
 
 
 def settled_pairs(pairs: Dataset, prefer: Callable[[str, str, random.Random], int], *, seed: int) -> Dataset | None:
-    """The pairs in the order that a noisy preference means, without those near a toss-up; None where none is left."""
+    """Orders pairs as a noisy preference means them, and drops those near a toss-up.
+
+    Args:
+        pairs: Rows with prompt, chosen and rejected.
+        prefer: Draws the preferred side of two whole texts, 0 or 1.
+        seed: Seed of the draws.
+
+    Returns:
+        The pairs; None where none is left.
+    """
     rows = pairs.to_list()
     sides = [
         [plain_text(row["prompt"]) + completion_text(row[side], row["prompt"]) for row in rows]
@@ -225,18 +242,21 @@ def settled_pairs(pairs: Dataset, prefer: Callable[[str, str, random.Random], in
 
 
 def check_names(
-    names: Sequence[str],
-    llm: LLMConfig,
-    *,
-    labeled: Labeled | None = None,
-    seed: int = 1,
-    hub: Hub | None = CLIENT,
-    headline: bool = True,
-) -> None:
-    """Raises ZooError for a judge that cannot be had, as far as that can be told before models are loaded.
+    names: Sequence[str], llm: LLMConfig, *, labeled: Labeled | None = None, seed: int = 1,
+    hub: Hub | None = CLIENT, headline: bool = True,
+) -> None:  # fmt: skip
+    """Checks, before models are loaded, that the judges can be had.
 
-    labeled: rows for the classifier; None does not look at them. hub: None is not asked what it has. headline: the
-    first is a headline's, and scores single completions.
+    Args:
+        names: The judges.
+        llm: Settings of the language models.
+        labeled: Rows for the classifier; None to skip them.
+        seed: Seed of the classifier's split.
+        hub: The Hub to ask; None to ask none.
+        headline: Whether the first is the headline's and must score single completions.
+
+    Raises:
+        ZooError: A judge cannot be had, or is named twice.
     """
     doubled = next((name for name in names if list(names).count(name) > 1), None)
     if doubled is not None:
@@ -275,32 +295,34 @@ def check_names(
 
 
 def check_endpoints(names: Sequence[str], llm: LLMConfig) -> None:
-    """Raises ZooError for a language model whose endpoint does not answer, or takes no request without another key."""
+    """Raises ZooError for a language model whose endpoint does not answer, or refuses the key."""
     for kind, model in map(kind_of, names):
         if kind == "llm":
             _llm(model, llm, None).check_endpoint()
 
 
 def open_panel(
-    names: Sequence[str],
-    *,
-    llm: LLMConfig,
-    labeled: Labeled,
-    folder: Path,
-    seed: int,
-    title: str | None = None,
-    description: str | None = None,
-    beside: Sequence[Judge] = (),
-    use_cpu: bool = False,
-    same_labels: Path | None = None,
-    hub: Hub = CLIENT,
-    headline: bool = True,
-) -> Panel:
-    """Opens the judges by name, the first as the headline's, under `title` and `description` where they are given.
+    names: Sequence[str], *, llm: LLMConfig, labeled: Labeled, folder: Path, seed: int, title: str | None = None,
+    description: str | None = None, beside: Sequence[Judge] = (), use_cpu: bool = False,
+    same_labels: Path | None = None, hub: Hub = CLIENT, headline: bool = True,
+) -> Panel:  # fmt: skip
+    """Opens the judges by name.
 
-    labeled: rows with text and label for the classifier, read where it is named. folder: where an LLM's answers are
-    kept. beside: judges that no name stands for. same_labels: where the reward model of that judge is.
-    headline: as in `check_names`. Raises ZooError for a judge that cannot be had.
+    Args:
+        names: The judges; the first is the headline's.
+        llm: Settings of the language models.
+        labeled: Rows with text and label for the classifier, read where it is named.
+        folder: Where an LLM's answers are kept.
+        seed: Seed of the classifier's split.
+        title, description: Name and description of a headline judge that is a function.
+        beside: Further judges, which have no such name.
+        use_cpu: Whether models stay on the CPU.
+        same_labels: The reward model of the judge `same-labels`.
+        hub: Where reward models come from.
+        headline: As in `check_names`.
+
+    Raises:
+        ZooError: A judge cannot be had.
     """
     check_names(names, llm, hub=hub, headline=headline)
     scoring: list[Judge] = []
@@ -346,7 +368,7 @@ def open_panel(
 
 @contextlib.contextmanager
 def needing_labels() -> Iterator[None]:
-    """Says of what goes wrong inside that the judge `classifier` has nothing to learn from, and the mends."""
+    """Turns an error inside into one that says the judge `classifier` has nothing to learn from, with the remedies."""
     try:
         yield
     except ZooError as error:
@@ -379,7 +401,7 @@ def _check_reward_model(name: str, hub: Hub | None) -> None:
         read = ask(
             repo,
             hub,
-            lambda one: one.snapshot(
+            lambda connection: connection.snapshot(
                 repo, revision=revision, allow_patterns=["config.json", "token*", "vocab*", "merges.txt", "special*"]
             ),
         )
@@ -415,7 +437,7 @@ def check_outputs(name: str, labels: Mapping[Any, str]) -> None:
 
 
 def _check_on_hub(judge: str, repo: str, revision: str | None, *, repo_type: str, hub: Hub) -> bool:
-    """Raises ZooError for what the Hub says it does not have; False where it does not answer, and that shows later."""
+    """Raises ZooError for what the Hub says it lacks; False where it does not answer, so that loading will tell."""
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
     from ...hub.client.refusals import refusals_as
@@ -462,13 +484,13 @@ def _unlabeled(target: str, rows: Iterable[Mapping[str, Any]]) -> Judge:
 
 def _llm(model: str, config: LLMConfig, cache: Path | None) -> LLMJudge:
     """The endpoint is the environment's, as the key is: what a recipe says must not choose where a key is sent."""
-    given = {key: value for key, value in asdict(config).items() if value is not None}
-    price = given.pop("price", None)
+    options = {key: value for key, value in asdict(config).items() if value is not None}
+    price = options.pop("price", None)
     return LLMJudge(
         os.environ.get(ENDPOINT) or OPENAI,
         model,
         name=f"llm:{model}",
         cache=cache,
         price=None if price is None else (price[0], price[1]),
-        **given,
+        **options,
     )

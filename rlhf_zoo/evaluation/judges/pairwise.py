@@ -1,7 +1,7 @@
-"""Judges that compare two texts, asked in both orders so that a liking for a place decides nothing.
+"""Judges that compare two texts, asked in both orders so that position bias decides nothing.
 
-Judges of this kind favour the text that they see first, or last (Wang et al. 2023, arXiv:2305.17926; Zheng et al. 2023,
-arXiv:2306.05685 §3.4). So each pair is asked twice, with the sides swapped: only a text that wins both times has won.
+Such judges favor the text that they see first, or last (Wang et al. 2023, arXiv:2305.17926; Zheng et al. 2023,
+arXiv:2306.05685 §3.4). So each pair is asked twice with the sides swapped, and only a text that wins both times wins.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -16,10 +16,12 @@ _PREFERENCES = (0.0, 0.5, 1.0)
 
 
 class Verdict(NamedTuple):
-    """1 where the first text won, 0 where the second did, ½ for a tie; and how it came about, as JSON.
+    """The result of one comparison.
 
-    `details["orders"]` holds what each order said of the *first* text: as shown first, as shown second; None where the
-    judge's answer could not be read. Other keys are the judge's own.
+    Attributes:
+        score: 1 where the first text won, 0 where the second did, ½ for a tie.
+        details: How it came about, as JSON. `details["orders"]` holds the preference for the *first* text when shown
+            first and when shown second; None where an answer was unreadable. Other keys are the judge's own.
     """
 
     score: float
@@ -28,7 +30,7 @@ class Verdict(NamedTuple):
 
 @runtime_checkable
 class PairJudge(Protocol):
-    """Compares two completions of one prompt; the three lists have equal length, and so has the answer."""
+    """Compares two completions of a prompt. The three lists have equal length, and so has the answer."""
 
     @property
     def name(self) -> str: ...
@@ -42,10 +44,17 @@ class PairJudge(Protocol):
 
 
 def merge_orders(shown_first: float | None, shown_second: float | None, **details: Any) -> Verdict:
-    """One verdict of two answers, each the preference for the text that it was *shown first*: 1, ½, 0, None unread.
+    """Merges the answers to both orders into one verdict: a win where both name the same text, else a tie.
 
-    shown_first: of (first, second); shown_second: of (second, first). Both must name the same text, else it is a tie.
+    Args:
+        shown_first: The preference for the text shown first when asked about (first, second): 1, ½ or 0; None unread.
+        shown_second: The same when asked about (second, first).
+        **details: Further details of the verdict.
+
+    Returns:
+        The verdict.
     """
+    # The second answer is about the other text, so it is turned round.
     orders = [shown_first, None if shown_second is None else 1 - shown_second]
     score = orders[0] if orders[0] is not None and orders[0] == orders[1] else 0.5
     return Verdict(score, {"orders": orders, **details})
@@ -54,7 +63,12 @@ def merge_orders(shown_first: float | None, shown_second: float | None, **detail
 class FunctionPairJudge:
     """A function (prompts, shown_first, shown_second) -> preferences for the one shown first: 1, ½ or 0 each.
 
-    Named as "module:attribute", by an entry point, or given itself. It may mind the order: it is asked in both.
+    It is asked in both orders.
+
+    Args:
+        target: "module:attribute", an entry point's name, or the function itself.
+        name: The judge's name; the function's where None.
+        description: A sentence for cards; the first of the function's docstring where None.
     """
 
     def __init__(
@@ -70,10 +84,22 @@ class FunctionPairJudge:
         self.description = description or first_sentence(self._function) or f"The function {self._target}."
 
     def compare(self, prompts: Sequence[str], first: Sequence[str], second: Sequence[str]) -> list[Verdict]:
-        """Both orders, merged. Raises ZooError unless the function gives 1, ½ or 0 for each pair."""
+        """Asks in both orders and merges the answers.
+
+        Args:
+            prompts: (N,) texts.
+            first: (N,) one completion of each.
+            second: (N,) the other completion.
+
+        Returns:
+            (N,) verdicts.
+
+        Raises:
+            ZooError: The function does not return 1, ½ or 0 for each pair.
+        """
         check_lengths(prompts, first, second)
         orders = (self._ask(prompts, first, second), self._ask(prompts, second, first))
-        return [merge_orders(one, other) for one, other in zip(*orders, strict=True)]
+        return [merge_orders(shown_first, shown_second) for shown_first, shown_second in zip(*orders, strict=True)]
 
     def _ask(self, prompts: Sequence[str], first: Sequence[str], second: Sequence[str]) -> list[float]:
         answer = call_judge(self._target, self._function, list(prompts), list(first), list(second))
@@ -92,11 +118,16 @@ class FunctionPairJudge:
 
 @dataclass(frozen=True)
 class PairReport:
-    """What a judge said of N pairs.
+    """A judge's results on N pairs.
 
-    win_rate: of the first side. agreement: how often both orders said the same; a coin that ignores the texts and never
-    ties has ½. shown_first: how often the text that was shown first won, a tie half, over all answers; ½ without a bias
-    for a place. None where no answer could be read. unparsed: pairs with an answer that could not be read.
+    Attributes:
+        win_rate: Of the first side.
+        agreement: How often both orders agree; ½ for a coin that ignores the texts and never ties. None where no answer
+            was readable.
+        shown_first: How often the text shown first won, a tie half, over all answers; ½ without position bias. None
+            where no answer was readable.
+        unparsed: Pairs with an unreadable answer.
+        verdicts: The N verdicts.
     """
 
     win_rate: WinRate
@@ -127,9 +158,21 @@ def compare_pairs(
     seed: int,
     groups: Sequence[Hashable] | None = None,
 ) -> PairReport:
-    """The judge's verdicts on N pairs and the win rate of `first`; intervals resample groups, by default prompts.
+    """Compares N pairs with a judge and computes the win rate of `first`.
 
-    Raises ValueError where lengths differ or there are no pairs, and what the judge raises.
+    Args:
+        judge: The judge.
+        prompts: (N,) texts.
+        first: (N,) one completion of each.
+        second: (N,) the other completion.
+        seed: Seed of the resamples.
+        groups: (N,) what the intervals resample; the prompts where None.
+
+    Returns:
+        The report.
+
+    Raises:
+        ValueError: Lengths differ or there are no pairs. What the judge raises passes.
     """
     verdicts = judge.compare(prompts, first, second)
     scores = [verdict.score for verdict in verdicts]
@@ -154,13 +197,23 @@ def compare_pairs(
 
 
 def check_lengths(prompts: Sequence[str], first: Sequence[str], second: Sequence[str]) -> None:
-    """Raises ValueError unless the three are equally long."""
+    """Raises ValueError unless the three lists are equally long."""
     if not len(prompts) == len(first) == len(second):
         raise ValueError(f"{len(prompts)} prompts, {len(first)} and {len(second)} completions do not fit.")
 
 
 def load_function(target: str) -> Callable[..., Any]:
-    """The function of a judge, "module:attribute" or an entry point's name. Raises ZooError where it is not one."""
+    """Loads a judge's function.
+
+    Args:
+        target: "module:attribute" or an entry point's name.
+
+    Returns:
+        The function.
+
+    Raises:
+        ZooError: There is none.
+    """
     function = load_object(target, group=JUDGES)
     if not callable(function):
         raise ZooError(f"The judge {target!r} is a {type(function).__name__} and cannot be called: name a function.")
@@ -168,5 +221,12 @@ def load_function(target: str) -> Callable[..., Any]:
 
 
 def first_sentence(function: Callable[..., Any]) -> str:
-    """The first paragraph of its docstring on one line; "" without one."""
+    """Reads the first paragraph of a function's docstring.
+
+    Args:
+        function: Any callable.
+
+    Returns:
+        The paragraph on one line; "" without a docstring.
+    """
     return " ".join((function.__doc__ or "").strip().split("\n\n")[0].split())

@@ -14,34 +14,45 @@ from ..votes.vote import Shown, Vote
 def votes_on(
     name: str, *, ppo: Sequence[Origin], sft: Sequence[Origin], seed: int, hub: Hub = CLIENT
 ) -> dict[str, Any]:
-    """What the votes in the data set NAMESPACE/NAME say of a policy against its SFT policy, as JSON.
+    """Summarizes the votes in a data set on a policy against its SFT policy.
 
-    ppo, sft: where each was published, at one commit or at several of equal weights; [] where it was not. Votes count
-    where both sides have these weights. win_rate is None without any, and `problem` then says why. Raises ZooError
-    where the data set cannot be read.
+    Only votes on these weights count.
+
+    Args:
+        name: The data set NAMESPACE/NAME.
+        ppo: Where the policy was published, at commits of equal weights; [] where it was not.
+        sft: The same of the SFT policy.
+        seed: Seed of the resamples.
+        hub: The Hub of the data set.
+
+    Returns:
+        The figures as JSON. Without a vote that counts, win_rate is None and `problem` says why.
+
+    Raises:
+        ZooError: The data set cannot be read.
     """
     with refusals_as(f"The votes of {name} cannot be read on {hub.name}", "check the name, --hub and the token."):
         votes = HubVotes(name, hub=hub).read()
-    known: dict[tuple[str, Origin], bool] = {}
+    same_weights: dict[tuple[str, Origin], bool] = {}
 
     def stood(shown: Shown) -> bool:
         if shown.repo is None or shown.commit is None:
             return False
         at = (shown.repo, shown.commit)
-        if (shown.role, at) not in known:
+        if (shown.role, at) not in same_weights:
             wanted = ppo if shown.role == "ppo" else sft
-            known[shown.role, at] = any(equal_weights(at, one, hub=hub) for one in wanted)
-        return known[shown.role, at]
+            same_weights[shown.role, at] = any(equal_weights(at, origin, hub=hub) for origin in wanted)
+        return same_weights[shown.role, at]
 
-    found: list[Vote] = [vote for vote in votes if stood(vote.left) and stood(vote.right)]
-    figures = summary(found, seed=seed)
+    counted: list[Vote] = [vote for vote in votes if stood(vote.left) and stood(vote.right)]
+    figures = summary(counted, seed=seed)
     return {
         "description": f"Votes of visitors of the comparison page, from the data set {name}.",
         "votes": figures["votes"],
         "of": len(votes),
         "counts": figures["counts"],
         "win_rate": figures["win_rate"],
-        "problem": _problem(name, len(found), len(votes), published=bool(ppo and sft)),
+        "problem": _problem(name, len(counted), len(votes), published=bool(ppo and sft)),
     }
 
 

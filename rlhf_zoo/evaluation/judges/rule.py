@@ -19,10 +19,15 @@ TRIED = 2  # prompts that a rule is tried on
 
 
 class RuleJudge:
-    """A reward function as a judge: it is told the prompts' other columns, such as a known answer."""
+    """A reward function as a judge. It receives the prompts' other columns, such as a known answer.
+
+    Args:
+        target: The reward function's name, as recipes write it.
+        function: The function; None to load what the target names.
+    """
 
     def __init__(self, target: str, function: RewardFunction | None = None) -> None:
-        """function: None is what the target names."""
+        """Loads the function. Raises ZooError where it counts tokens, or where its `read` fails."""
         self.target = target
         rule = function or load_object(target, group=REWARDS)
         if getattr(rule, "unit", None) == "tokens":
@@ -36,17 +41,17 @@ class RuleJudge:
         self.said([""])  # so that one that fails is known before anything trains
 
     def check_prompts(self, rows: Dataset, *, of: str) -> None:
-        """Checks, before anything trains, that the rule can score answers to these prompts.
+        """Checks, before training, that the rule can score answers to these prompts.
 
-        One that reads answers in a column is asked of every row. Any other is called on the first prompts, whose own
-        texts stand for answers.
+        A rule that reads answers in a column is asked about every row. Any other is called on the first prompts, whose
+        own texts serve as answers.
 
         Args:
             rows: The prompts, with their other columns.
-            of: What to call them.
+            of: What to call them in errors.
 
         Raises:
-            ZooError: The column is missing, or a row has no answer in it that the rule can read; or the call fails.
+            ZooError: The column is missing, a row has no readable answer in it, or the call fails.
         """
         rule = self._call.function
         if isinstance(rule, Answered):
@@ -65,7 +70,14 @@ class RuleJudge:
             raise ZooError(f"The judge {self.name} was tried on prompts as their own answers: {error}") from error
 
     def with_answers(self, rows: Dataset) -> Dataset | None:
-        """The rows whose answers the rule can read, None where there are none."""
+        """Keeps the rows whose answers the rule can read.
+
+        Args:
+            rows: The prompts, with their other columns.
+
+        Returns:
+            The rows; None where none is left.
+        """
         rule = self._call.function
         if not isinstance(rule, Answered):
             return rows
@@ -80,26 +92,36 @@ class RuleJudge:
 
     @property
     def readings(self) -> dict[str, RuleJudge]:
-        """Of a rule that says whether an answer is right: it with the answer read strictly, and leniently."""
+        """Of a rule that checks answers: the rule with its strict and with its lenient reading; {} of any other."""
         rule = self._call.function
         if not isinstance(rule, Verifiable):
             return {}
         return {"strict": RuleJudge(self.target, rule.strict), "lenient": RuleJudge(self.target, rule.lenient)}
 
     def said(self, completions: Sequence[str]) -> list[Hashable] | None:
-        """What each is read as, of a rule that says; None of another. Raises ZooError where its `read` fails."""
+        """Reads the answer in each completion.
+
+        Args:
+            completions: (N,) texts.
+
+        Returns:
+            (N,) answers; None for a rule that has no `read`.
+
+        Raises:
+            ZooError: The rule's `read` fails.
+        """
         read = getattr(self._call.function, "read", None)
         if read is None:
             return None
         try:
-            found: list[Hashable] = [read(text) for text in completions]
-            Counter(found)  # a list is no answer that could be counted
+            answers: list[Hashable] = [read(text) for text in completions]
+            Counter(answers)  # a list is no answer that could be counted
         except Exception as error:
             raise ZooError(
                 f"`read` of the rule {self._call.name} fails ({error}): let it return, of any text, what it answers as "
                 "a text or number, or None."
             ) from error
-        return found
+        return answers
 
     def __call__(self, prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
         return self.score(prompts, completions, {})
@@ -107,21 +129,31 @@ class RuleJudge:
     def score(
         self, prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Sequence[Any]]
     ) -> list[float]:
-        """prompts, completions: texts or conversations.
+        """Scores completions.
 
-        columns: the prompts' other columns, one value a prompt. Raises ZooError for a row without a number.
+        Args:
+            prompts: (N,) texts or conversations.
+            completions: (N,) texts or conversations.
+            columns: The prompts' other columns, one value per prompt.
+
+        Returns:
+            (N,) scores.
+
+        Raises:
+            ZooError: The rule fails, or gives a row no number.
         """
-        given = {name: list(values) for name, values in columns.items()}
-        batch = Batch(list(prompts), list(completions), [[] for _ in prompts], given)
+        column_lists = {name: list(values) for name, values in columns.items()}
+        # Judges have texts only, so the token ids are empty; a rule that counts tokens was refused above.
+        batch = Batch(list(prompts), list(completions), [[] for _ in prompts], column_lists)
         try:
             returned = self._call.now(batch)
         except Exception as error:
             self._call.refuse(batch, error)
-        found, _ = numbers(self._call.name, returned, batch)
-        if found.isnan().any():
-            row = int(found.isnan().nonzero()[0])
+        scored, _ = numbers(self._call.name, returned, batch)
+        if scored.isnan().any():
+            row = int(scored.isnan().nonzero()[0])
             raise ZooError(
                 f"The rule {self._call.name} applies to some prompts only, not to {batch.prompt(row)}: a judge must "
                 "score each."
             )
-        return found.tolist()
+        return scored.tolist()

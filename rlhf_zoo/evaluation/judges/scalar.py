@@ -1,7 +1,7 @@
-"""Judges: what a policy is evaluated by, and not trained on.
+"""Judges: a policy is evaluated by them, and not trained on them.
 
-A judge reads whole texts, prompt + completion, and returns a number for each; higher is better. Numbers of one judge
-compare with each other only.
+A judge reads whole texts, prompt + completion, and returns a number for each; higher is better. Only numbers of the
+same judge compare with each other.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _HELD_OUT = 0.2  # the share of the texts that a classifier's accuracy is measur
 
 @runtime_checkable
 class Judge(Protocol):
-    """Scores completions; prompts and completions have equal length, and so has the answer."""
+    """Scores completions. Prompts and completions have equal length, and so has the answer."""
 
     @property
     def name(self) -> str: ...
@@ -46,8 +46,15 @@ class Judge(Protocol):
 class ClassifierJudge:
     """P(positive) by logistic regression over TF-IDF of single words and word pairs (scikit-learn).
 
-    `accuracy` is over the held-out part of the rows it was trained on, with Wilson's interval. One file keeps it:
-    arrays in npz, read without pickle.
+    It is saved in one file, as arrays in npz, which is read without pickle.
+
+    Args:
+        terms: (K,) words and word pairs.
+        idf: (K,) their inverse document frequencies.
+        weights: (K,) the coefficients.
+        bias: The intercept.
+        accuracy: On the held-out rows, with Wilson's interval.
+        trained_on: Number of texts trained on.
     """
 
     name = "classifier"
@@ -73,10 +80,17 @@ class ClassifierJudge:
 
     @classmethod
     def train(cls, rows: Iterable[Mapping[str, Any]], *, seed: int) -> ClassifierJudge:
-        """Learn from rows with `text` and `label` (1 positive, 0 negative).
+        """Trains a judge. Texts that are equal up to case and outer space fall on the same side of the split.
 
-        Equal texts, but for case and outer space, fall on the same side of the split. Raises ZooError where a column
-        is missing, a label is another, or there are too few texts of either label.
+        Args:
+            rows: `text` and `label` (1 positive, 0 negative) each.
+            seed: Seed of the split.
+
+        Returns:
+            The judge.
+
+        Raises:
+            ZooError: A column is missing, a label is neither 1 nor 0, or there are too few texts of either label.
         """
         from sklearn.feature_extraction.text import TfidfVectorizer
         from sklearn.linear_model import LogisticRegression
@@ -100,7 +114,15 @@ class ClassifierJudge:
 
     @staticmethod
     def check(rows: Iterable[Mapping[str, Any]], *, seed: int) -> None:
-        """Raises ZooError for rows that `train` would refuse."""
+        """Checks rows as `train` would.
+
+        Args:
+            rows: As in `train`.
+            seed: Seed of the split.
+
+        Raises:
+            ZooError: `train` would refuse them.
+        """
         _divided(rows, seed=seed)
 
     @property
@@ -112,11 +134,15 @@ class ClassifierJudge:
         )
 
     def __call__(self, prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
-        """P(positive) of each text."""
+        """Returns P(positive) of each text."""
         return self._scores(_texts(prompts, completions)).tolist()
 
     def save(self, path: Path | str) -> None:
-        """Write the judge into one npz file; equal judges give equal bytes."""
+        """Writes the judge into one npz file. Equal judges give equal bytes.
+
+        Args:
+            path: The file.
+        """
         header = {
             "schema": self._SCHEMA,
             "bias": self._bias,
@@ -135,7 +161,17 @@ class ClassifierJudge:
 
     @classmethod
     def load(cls, path: Path | str) -> ClassifierJudge:
-        """Read a saved judge; it executes nothing. Raises ZooError where the file is missing or not one."""
+        """Reads a saved judge. Nothing in the file is executed.
+
+        Args:
+            path: The file.
+
+        Returns:
+            The judge.
+
+        Raises:
+            ZooError: The file is missing or not a judge.
+        """
         try:
             with np.load(Path(path), allow_pickle=False) as arrays:
                 header = json.loads(arrays["header"].tobytes())
@@ -175,8 +211,12 @@ class ClassifierJudge:
 class LexiconJudge:
     """(positive − negative) / (positive + negative) opinion words of a text, −1 to 1; 0 where it has none.
 
-    A negation among the three words before an opinion word, with no punctuation in between, turns it round. A word on
-    both lists counts on neither; a hyphenated word that is on no list counts by its parts.
+    A negation among the three words before an opinion word, with no punctuation in between, flips its sign. A word on
+    both lists counts on neither. A hyphenated word that is on no list counts by its parts.
+
+    Args:
+        positive: The positive words.
+        negative: The negative words.
     """
 
     name = "lexicon"
@@ -203,7 +243,7 @@ class LexiconJudge:
         )
 
     def __call__(self, prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
-        """The balance of each text, −1 to 1."""
+        """Returns the balance of each text, −1 to 1."""
         return [self._score(text) for text in _texts(prompts, completions)]
 
     def _score(self, text: str) -> float:
@@ -211,6 +251,7 @@ class LexiconJudge:
         since_negation = self._REACH + 1  # words since the last negation, this one included
         for token in self._tokens(text):
             since_negation += 1
+            # Punctuation ends the reach of a negation.
             if not token[0].isalnum():
                 since_negation = self._REACH + 1
             elif token in self._NEGATIONS or token.endswith(("n't", "n’t")):
@@ -228,7 +269,13 @@ class LexiconJudge:
 
 
 class FunctionJudge:
-    """A function (prompts, completions) -> numbers, named as "module:attribute" or by an entry point."""
+    """A function (prompts, completions) -> numbers.
+
+    Args:
+        target: "module:attribute" or an entry point's name.
+        name: The judge's name; the function's where None.
+        description: A sentence for cards; the first of the function's docstring where None.
+    """
 
     def __init__(self, target: str, *, name: str | None = None, description: str | None = None) -> None:
         self._function: Callable[[list[str], list[str]], Sequence[float]] = load_function(target)
@@ -237,7 +284,7 @@ class FunctionJudge:
         self.description = description or first_sentence(self._function) or f"The function {target}."
 
     def __call__(self, prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
-        """What the function answers. Raises ZooError unless that is one finite number per completion."""
+        """Returns the function's scores. Raises ZooError unless there is one finite number per completion."""
         _texts(prompts, completions)
         answer = call_judge(self.target, self._function, list(prompts), list(completions))
         if len(answer) != len(completions):
@@ -282,6 +329,7 @@ def _labeled(rows: Iterable[Mapping[str, Any]]) -> tuple[list[str], NDArray[np.b
 def _divided(rows: Iterable[Mapping[str, Any]], *, seed: int) -> tuple[list[str], NDArray[np.bool_], NDArray[np.bool_]]:
     """Texts, their labels, and which are held out; each part has both labels."""
     texts, labels = _labeled(rows)
+    # Splitting distinct texts rather than rows keeps copies of a training text out of the test.
     keys = [text.strip().lower() for text in texts]
     unique = sorted(set(keys))
     shuffled = np.random.default_rng(seed).permutation(len(unique))
