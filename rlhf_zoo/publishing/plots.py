@@ -1,7 +1,7 @@
 """Figures of a card, from rows of metrics and from a reward model's report.
 
-matplotlib is imported when one is drawn, and never opens a window. Each plot writes one PNG as wide as a card, or
-nothing, and returns whether it drew.
+matplotlib is imported when a figure is drawn, and never opens a window. Each `plot_` function writes one PNG as wide as
+a card, or nothing where the data do not suffice, and returns whether it drew.
 """
 
 import math
@@ -18,21 +18,29 @@ Rows = Sequence[Mapping[str, Any]]
 Panel = tuple[str, str, str]
 _BLUE, _ORANGE, _GREEN, _GRAY, _PURPLE, _BROWN = "#1f5fa8", "#c8501e", "#2d7d46", "#777777", "#7b4fa3", "#8a6d3b"
 _WIDTH = 7.2  # inches, at 120 dots each
-_LABEL = 36  # characters of a row's label; of a longer one the end says more
+_LABEL = 36  # characters of a row's label; longer labels lose their beginning
 _ROOTS = "nats$^{1/2}$ per completion"
 _POINTS = 60  # with more, a curve shows no markers
 
 
 def series(rows: Iterable[Mapping[str, Any]], key: str) -> tuple[list[int], list[float]]:
-    """Steps and values of one metric, where it was logged as a finite number."""
-    known = [(row["step"], float(row[key])) for row in rows if finite(row.get(key))]
-    return [step for step, _ in known], [value for _, value in known]
+    """Returns the steps and values of one metric, where it was logged as a finite number.
+
+    Args:
+        rows: Rows of metrics.jsonl.
+        key: The metric.
+    """
+    points = [(row["step"], float(row[key])) for row in rows if finite(row.get(key))]
+    return [step for step, _ in points], [value for _, value in points]
 
 
 def plot_reward_and_kl(rows: Rows, path: Path, *, mark: int | None = None) -> bool:
-    """Reward (left scale) and KL (right scale) of the training rollouts against the step.
+    """Draws reward (left scale) and KL (right scale) of the training rollouts by step. Needs two points of each.
 
-    mark: the step of the card, where the run went on after it. Needs two points of each.
+    Args:
+        rows: Rows of metrics.jsonl.
+        path: The PNG.
+        mark: The step of the card, where the run went on after it.
     """
     reward, kl = series(rows, "objective/score"), series(rows, "objective/kl")
     if min(len(reward[0]), len(kl[0])) < 2:
@@ -51,10 +59,14 @@ def plot_reward_and_kl(rows: Rows, path: Path, *, mark: int | None = None) -> bo
 
 
 def plot_reward_against_kl(rows: Rows, path: Path, *, mark: int | None = None) -> bool:
-    """Reward against √KL of the training rollouts, in the order of the steps, which arrows show.
+    """Draws reward against √KL of the training rollouts; arrows show the order of the steps. Needs two points.
 
-    Along √KL because the gold reward of a hacked proxy bends in it: Gao et al. 2022 (arXiv:2210.10760), §3. An estimate
-    of KL below 0 counts as 0. Needs two points.
+    The gold reward of a hacked proxy bends in √KL: Gao et al. 2022 (arXiv:2210.10760), §3. A negative estimate of KL
+    counts
+    as 0.
+
+    Args:
+        rows, path, mark: As in `plot_reward_and_kl`.
     """
     points = [
         (row["step"], _root(row["objective/kl"]), row["objective/score"])
@@ -84,9 +96,11 @@ def plot_reward_against_kl(rows: Rows, path: Path, *, mark: int | None = None) -
 
 
 def plot_ablation(runs: Mapping[str, Rows], path: Path) -> bool:
-    """Reward and KL of the training rollouts of several runs against the step, and reward against √KL.
+    """Draws reward and KL of several runs against the step, and reward against √KL, all of the training rollouts.
 
-    runs: legend -> rows, in the order of the legend. Needs two points of each in one of them.
+    Args:
+        runs: Legend -> rows, in the order of the legend. One run needs two points of each metric.
+        path: The PNG.
     """
     from matplotlib import colormaps
 
@@ -100,8 +114,8 @@ def plot_ablation(runs: Mapping[str, Rows], path: Path) -> bool:
         style = {"color": colormaps["viridis"](0.05 + 0.85 * place / max(len(runs) - 1, 1)), **_style(reward[0])}
         reward_axes.plot(*reward, label=name, **style)
         kl_axes.plot(*kl, **style)
-        known = dict(zip(*kl, strict=True))
-        points = [(_root(known[step]), value) for step, value in zip(*reward, strict=True) if step in known]
+        kl_at = dict(zip(*kl, strict=True))
+        points = [(_root(kl_at[step]), value) for step, value in zip(*reward, strict=True) if step in kl_at]
         both.plot(*zip(*points, strict=True), **style)
     reward_axes.set(xlabel="PPO update", ylabel="reward")
     kl_axes.set(xlabel="PPO update", ylabel="KL to SFT, nats")
@@ -111,10 +125,14 @@ def plot_ablation(runs: Mapping[str, Rows], path: Path) -> bool:
 
 
 def plot_over_training(found: Mapping[str, Any] | None, path: Path) -> bool:
-    """Training reward and judge of each checkpoint against √KL on validation prompts, with their 95% intervals.
+    """Draws training reward and judge of each checkpoint against √KL on validation prompts, with 95% intervals.
 
-    found: `over_training` of evaluation.json. A fitted curve is drawn through the points that it was fitted to, over
-    the range that was seen, and a ring marks the recommended checkpoint. Needs one checkpoint beside SFT.
+    Fitted curves span the measured range, and a ring marks the recommended checkpoint. Needs one checkpoint besides
+    SFT.
+
+    Args:
+        found: `over_training` of evaluation.json.
+        path: The PNG.
     """
     if not found or not found.get("checkpoints"):
         return False
@@ -143,10 +161,13 @@ def plot_over_training(found: Mapping[str, Any] | None, path: Path) -> bool:
 
 
 def plot_frontier(frontier: Mapping[str, Any], path: Path) -> bool:
-    """Judge and reward against √KL: PPO (a star, its other β in line), and each method. frontier: of baselines.
+    """Draws judge and reward against √KL: PPO as a star, its other β in line, and each baseline method.
 
-    Bars are the 95% intervals of the scores. Where a method's KL is an upper bound its line is dashed. Draws nothing
-    without a method.
+    Bars are 95% intervals. A line is dashed where its method's KL is an upper bound.
+
+    Args:
+        frontier: frontier.json of baselines. It needs a method.
+        path: The PNG.
     """
     if not frontier.get("methods"):
         return False
@@ -157,8 +178,8 @@ def plot_frontier(frontier: Mapping[str, Any], path: Path) -> bool:
         ):
             ordered = sorted(points, key=lambda point: point["kl"]["value"])
             bound = any(point["kl"]["is_bound"] for point in ordered)
-            said = method if len(ordered) > 1 else f"{method}, {ordered[0]['label']}"
-            label = f"{said}, at the upper bound of its KL" if bound else said
+            title = method if len(ordered) > 1 else f"{method}, {ordered[0]['label']}"
+            label = f"{title}, at the upper bound of its KL" if bound else title
             _with_bars(axes, ordered, name, color=color, marker=marker, linestyle="--" if bound else "-", label=label)
         _with_bars(axes, [frontier["sft"]], name, color="black", marker="x", label="SFT")
         line = sorted([*frontier["ppo_ablation"], frontier["ppo"]], key=lambda point: point["kl"]["value"])
@@ -173,8 +194,12 @@ def plot_frontier(frontier: Mapping[str, Any], path: Path) -> bool:
 
 
 def plot_win_rates(found: Mapping[str, Any], path: Path) -> bool:
-    """The win rate of a policy by each judge with its 95% interval, and what they are compared with. found: figures of
-    `stages.head_to_head`."""
+    """Draws a policy's win rate by each judge with its 95% interval, and the control.
+
+    Args:
+        found: Figures of `stages.head_to_head`.
+        path: The PNG.
+    """
     rows = [(f"by {name}", judge["win_rate"], _BLUE) for name, judge in found["judges"].items()]
     votes = found.get("votes") or {}
     rows += [(f"by votes, {name}", vote["win_rate"], _GREEN) for name, vote in votes.items() if vote["win_rate"]]
@@ -193,10 +218,14 @@ def plot_win_rates(found: Mapping[str, Any], path: Path) -> bool:
 
 
 def plot_ensemble(found: Mapping[str, Any], path: Path) -> bool:
-    """Accuracy of each reward model and of all together, and disagreement on PPO's completions by their log-ratio.
+    """Draws the accuracy of each reward model and of all together, and their disagreement by log-ratio.
 
-    found: overview.json of an ensemble. The second stands only where it was evaluated; its dashed line and band are the
-    disagreement on SFT's completions, the dotted one that of unrelated models. Bars are 95% intervals.
+    The second panel needs an evaluation of PPO's completions. Its dashed line and band are the disagreement on SFT's
+    completions, the dotted one that of unrelated models. Bars are 95% intervals.
+
+    Args:
+        found: overview.json of an ensemble.
+        path: The PNG.
     """
     apart, parts = found["disagreement"], found["disagreement"]["by_kl"]
     heights: dict[str, Any] = {"lines": 2, "height_ratios": (2, 3)} if parts else {}
@@ -222,7 +251,12 @@ def plot_ensemble(found: Mapping[str, Any], path: Path) -> bool:
 
 
 def plot_panels(rows: Rows, panels: Sequence[Panel], path: Path, *, mark: int | None = None) -> bool:
-    """Small multiples, two a row: one metric each against the step. One with fewer than two points is left out."""
+    """Draws metrics against the step, one a panel, two panels a row. A metric with fewer than two points is left out.
+
+    Args:
+        panels: (metric, title, unit) of each.
+        rows, path, mark: As in `plot_reward_and_kl`.
+    """
     drawn = [(title, unit, curve) for key, title, unit in panels if len((curve := series(rows, key))[0]) >= 2]
     if not drawn:
         return False
@@ -244,7 +278,14 @@ def plot_panels(rows: Rows, panels: Sequence[Panel], path: Path, *, mark: int | 
 def plot_curves(
     rows: Rows, labels: Mapping[str, str], path: Path, *, title: str, unit: str, mark: int | None = None
 ) -> bool:
-    """The metrics named by `labels` {key: legend} against the step, on one scale. Needs two points of one of them."""
+    """Draws metrics against the step on one scale. Needs two points of one of them.
+
+    Args:
+        labels: Metric -> legend.
+        title: Title of the figure.
+        unit: Label of the y axis.
+        rows, path, mark: As in `plot_reward_and_kl`.
+    """
     curves = {label: series(rows, key) for key, label in labels.items()}
     drawn = {label: curve for label, curve in curves.items() if len(curve[0]) >= 2}
     if not drawn:
@@ -256,13 +297,18 @@ def plot_curves(
     axes.legend(frameon=False)
     values = [value for _, shown in drawn.values() for value in shown]
     if min(values) > 0 and max(values) > 3 * min(values):
-        _logarithmic(axes)  # else the first steps would press all others flat
+        _logarithmic(axes)  # on a linear scale the high first steps would flatten the rest
     _mark(axes, mark)
     return _save(figure, path)
 
 
 def plot_margins(report: Mapping[str, Any] | None, path: Path) -> bool:
-    """Histogram of a reward model's margins on held-out pairs. report: of `evaluation.calibration`."""
+    """Draws a histogram of a reward model's margins on held-out pairs.
+
+    Args:
+        report: A report of `evaluation.calibration`.
+        path: The PNG.
+    """
     histogram = at(report, "margin", "histogram")
     if not histogram or not sum(histogram["counts"]):
         return False
@@ -288,7 +334,11 @@ def plot_margins(report: Mapping[str, Any] | None, path: Path) -> bool:
 
 
 def plot_reliability(report: Mapping[str, Any] | None, path: Path) -> bool:
-    """Confidence against the share of right answers, with 95% intervals, and how many pairs stand behind each point."""
+    """Draws confidence against the share of correct answers, with 95% intervals, and how many pairs each point has.
+
+    Args:
+        report, path: As in `plot_margins`.
+    """
     calibration = at(report, "calibration")
     if not calibration or not calibration["bins"]:
         return False
@@ -308,7 +358,11 @@ def plot_reliability(report: Mapping[str, Any] | None, path: Path) -> bool:
 
 
 def plot_score_by_length(report: Mapping[str, Any] | None, path: Path) -> bool:
-    """Score against length over the texts of held-out pairs: means and quartiles in parts of equally many texts."""
+    """Draws score against length over the texts of held-out pairs: means and quartiles in bins of equally many texts.
+
+    Args:
+        report, path: As in `plot_margins`.
+    """
     length = at(report, "length")
     if not length or len(length["bins"]) < 2:
         return False
@@ -329,12 +383,12 @@ def plot_score_by_length(report: Mapping[str, Any] | None, path: Path) -> bool:
 
 
 def _root(kl: float) -> float:
-    """√KL; an estimate below 0 counts as 0."""
+    """Returns √KL; a negative estimate counts as 0."""
     return math.sqrt(max(kl, 0.0))
 
 
 def _reach(points: Sequence[Mapping[str, Any]]) -> list[list[float]]:
-    """How far the interval of each point goes below it, and above."""
+    """Returns how far each point's interval extends below its value, and above."""
     below = [max(point["value"] - point["ci95"][0], 0.0) for point in points]
     return [below, [max(point["ci95"][1] - point["value"], 0.0) for point in points]]
 
@@ -345,14 +399,14 @@ def _estimates(axes: Any, points: Sequence[Mapping[str, Any]], along: str, color
 
 
 def _with_bars(axes: Any, points: Sequence[Mapping[str, Any]], name: str, **style: Any) -> None:
-    """The estimate `name` of each point against its √KL, with its interval."""
+    """Draws the estimate `name` of each point against its √KL, with its interval."""
     roots, values = [_root(point["kl"]["value"]) for point in points], [point[name]["value"] for point in points]
     reach = _reach([point[name] for point in points])
     axes.errorbar(roots, values, yerr=reach, capsize=2.5, **{"linewidth": 1.4, "markersize": 5} | style)
 
 
 def _arrows(points: Sequence[tuple[float, float]], count: int = 5) -> Iterable[tuple[Any, Any]]:
-    """(from, to) of `count` stretches of a path, evenly along its order, each long enough for a head to be seen."""
+    """Yields (from, to) of `count` stretches of a path, evenly along it, each long enough for an arrow to show."""
     spans = [max(column) - min(column) or 1.0 for column in zip(*points, strict=True)]
 
     def apart(a: tuple[float, float], b: tuple[float, float]) -> float:
@@ -378,7 +432,7 @@ def _style(steps: Sequence[int], marker: str = "o", size: float = 3.5) -> dict[s
 
 
 def _note(axes: Any, text: str, place: tuple[Any, Any], shift: tuple[int, int], **style: Any) -> None:
-    """Text beside a point. shift: in points of 1/72 inch."""
+    """Writes text beside a point, shifted by points of 1/72 inch."""
     axes.annotate(text, place, xytext=shift, textcoords="offset points", **style)
 
 
@@ -403,12 +457,14 @@ def _figure(
     gap: float = 0.0,
     **options: Any,
 ) -> tuple[Any, list[Any]]:
-    """A figure and its axes, line by line. Margins and the gap between lines in inches: they are fixed, as
-    matplotlib's own layouts take as long again as the drawing."""
+    """Makes a figure and its axes, row by row; margins and the gap between rows are in inches.
+
+    They are fixed because matplotlib's own layouts take as long again as the drawing.
+    """
     import matplotlib
     from matplotlib.figure import Figure
 
-    # A matplotlibrc of the working directory, which may be a download, could have each text set by LaTeX, a program.
+    # A matplotlibrc in the working directory, which may be a download, could make matplotlib run LaTeX for each text.
     matplotlib.rc("text", usetex=False)
     bottom = 0.6
     inner = (height - top - bottom - gap * (lines - 1)) / lines
@@ -427,10 +483,10 @@ def _figure(
 def _save(figure: Any, path: Path) -> bool:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    for axes in figure.axes:  # with a height given, no pass over all ticks is made to find one
+    for axes in figure.axes:  # a fixed height saves matplotlib a pass over all ticks
         axes.set_title(axes.get_title(), fontsize=axes.title.get_fontsize(), y=1.0)
     buffer = BytesIO()
-    # Without the version in it, the same numbers give the same bytes.
+    # Without matplotlib's version in the file, the same numbers give the same bytes.
     FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": None})
     write_bytes(path, buffer.getvalue())
     return True

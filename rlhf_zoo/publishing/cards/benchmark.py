@@ -1,7 +1,8 @@
-"""`.eval_results/NAME.yaml`: held-out figures in the form in which the Hub collects results of a registered benchmark.
+"""`.eval_results/NAME.yaml`: held-out figures in the Hub's format for results of a registered benchmark.
 
-A data set is one where its repository holds eval.yaml, whose tasks a result must name. The format is that of the Hub's
-documentation (docs/hub/eval-results): a list of {dataset: {id, task_id, revision}, value, date, source, notes}.
+A data set is a registered benchmark where its repository holds eval.yaml; a result must name one of its tasks. The
+format is that of the Hub's documentation (docs/hub/eval-results): a list of {dataset: {id, task_id, revision}, value,
+date, source, notes}.
 """
 
 import re
@@ -15,17 +16,31 @@ FOLDER = ".eval_results"
 
 
 def results_file(facts: Facts) -> str | None:
-    """The path of the file in the repository, or None where the data set is no registered benchmark."""
+    """Returns the path of the results file in the repository.
+
+    Args:
+        facts: The facts of the stage.
+
+    Returns:
+        The path; None where the data set is not a registered benchmark.
+    """
     if facts.benchmark is None or not facts.datasets:
         return None
     return f"{FOLDER}/{re.sub(r'[^A-Za-z0-9._-]', '-', facts.datasets[0].rpartition('/')[2])}.yaml"
 
 
 def benchmark_results(facts: Facts) -> list[dict[str, Any]]:
-    """The results of the tasks of eval.yaml that ask for the split and configuration that was evaluated.
+    """Returns the results for the tasks of eval.yaml that match the split and configuration that was evaluated.
 
     A task whose id is the name of a figure gets that figure. A single other task gets the stage's main figure: the
-    judge's mean, or a reward model's accuracy. Of several others none gets any, since nothing says which it means.
+    judge's
+    mean, or a reward model's accuracy. Several others get none, since nothing says which figure they mean.
+
+    Args:
+        facts: The facts of the stage.
+
+    Returns:
+        The entries of the results file.
     """
     if results_file(facts) is None:
         return []
@@ -40,23 +55,26 @@ def benchmark_results(facts: Facts) -> list[dict[str, Any]]:
     ]
     unnamed = [task for task in tasks if task not in figures]
     alone = {unnamed[0]: main} if len(unnamed) == 1 else {}
-    asked = [(task, alone.get(task, task)) for task in tasks]
-    return [_entry(facts, task, key, figure) for task, key in asked if (figure := figures.get(key)) is not None]
+    task_figures = [(task, alone.get(task, task)) for task in tasks]
+    return [_entry(facts, task, key, figure) for task, key in task_figures if (figure := figures.get(key)) is not None]
 
 
 def _measured(facts: Facts) -> tuple[dict[str, Mapping[str, Any] | None], str, str | None, str | None]:
-    """(figures by name, the main one's name, split, configuration); no split where a share of one was held out."""
+    """Returns (figures by name, the main one's name, split, configuration).
+
+    The split is None where a share of it was held out.
+    """
     if facts.stage == "reward":
         report = facts.reward_report
-        found = {"accuracy": facts.accuracy, "loss": estimate_at(report, "loss")}
+        figures = {"accuracy": facts.accuracy, "loss": estimate_at(report, "loss")}
         data = measured_on(facts)
-        return found, "accuracy", data.split if data.share is None else None, data.config
+        return figures, "accuracy", data.split if data.share is None else None, data.config
     own = facts.evaluation.get(facts.stage)
-    found = {key: facts.figure(facts.stage, key) for key in own or {}}
+    figures = {key: facts.figure(facts.stage, key) for key in own or {}}
     if facts.stage == "ppo":
-        found["win_rate"] = facts.figure("win_rate")
+        figures["win_rate"] = facts.figure("win_rate")
     data = evaluated_on(facts)
-    return found, "judge", data.split if data.share is None else None, data.config
+    return figures, "judge", data.split if data.share is None else None, data.config
 
 
 def _entry(facts: Facts, task: str, key: str, figure: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""The model card of a stage, made from its run directory alone: README.md, rlhf_card.json, plots, .eval_results.
+"""The model card of a stage, made only from its run directory: README.md, rlhf_card.json, plots, .eval_results.
 
-Reads run.json, metrics.jsonl and the checkpoints of the stage, run.json of the stages beside it, and ../eval and
-../baseline where there are such. A figure that is not in these files reads "not measured". Needs neither torch nor
-anything of Hugging Face.
+It reads run.json, metrics.jsonl and the checkpoints of the stage, run.json of the stages beside it, and ../eval and
+../baseline where they exist. A figure that is not in these files reads "not measured". It imports neither torch nor any
+library of Hugging Face.
 """
 
 import re
@@ -51,14 +51,23 @@ _PROMPTS_KEPT = 8
 def make_card(
     stage_dir: Path | str, *, out: Path | str | None = None, step: int | None = None, merged: bool = False
 ) -> Path:
-    """Write README.md, rlhf_card.json and plots/*.png into `out` (default: the stage's directory); returns the README.
+    """Writes README.md, rlhf_card.json and plots/*.png. Equal run directories give equal cards.
 
-    step: describe the state at that step. Later metrics and checkpoints are left out, and held-out figures read "not
-    yet evaluated", since the evaluation is of the end of the run. Where the data set is a registered benchmark and was
-    evaluated, `.eval_results/NAME.yaml` is written too. merged: describe the end with its adapter merged, as the branch
-    `merged` holds it. Equal run directories give equal cards.
+    Where the data set is a registered benchmark and was evaluated, `.eval_results/NAME.yaml` is written too.
 
-    Raises ZooError where the directory holds no run of a stage that has a card, or no such step.
+    Args:
+        stage_dir: The stage's directory.
+        out: Where the files are written; None is the stage's directory.
+        step: Describes the state at that step: later metrics and checkpoints are left out, and held-out figures read
+            "not
+            yet evaluated", since the evaluation is of the end of the run. None describes the end.
+        merged: Describes the end with its adapter merged, as the branch `merged` holds it.
+
+    Returns:
+        The README.
+
+    Raises:
+        ZooError: The directory holds no run of a stage that has a card, or no such step.
     """
     facts = Facts.read(Path(stage_dir), step, merged=merged)
     folder = Path(out) if out is not None else Path(stage_dir)
@@ -71,7 +80,15 @@ def make_card(
 
 
 def front_matter(facts: Facts, card: StageCard) -> dict[str, Any]:
-    """The metadata at the head of the README, in the Hub's words."""
+    """Returns the metadata at the head of the README, in the Hub's terms.
+
+    Args:
+        facts: The facts of the stage.
+        card: The card of the stage.
+
+    Returns:
+        The metadata.
+    """
     task = STAGES[facts.stage].task
     tags = ["rlhf-zoo", f"stage:{facts.stage}"]
     rewards = (facts.parents.get(role, {}).get("repo") for role in REWARD_ROLES)
@@ -92,7 +109,7 @@ def front_matter(facts: Facts, card: StageCard) -> dict[str, Any]:
     results = [
         _index_result(facts, task, data, measured)
         for data, metrics in card.measured(facts)
-        if (measured := [one for one in metrics if finite(one[1])])
+        if (measured := [metric for metric in metrics if finite(metric[1])])
     ]
     if results:
         data["model-index"] = [{"name": facts.title, "results": results}]
@@ -100,7 +117,14 @@ def front_matter(facts: Facts, card: StageCard) -> dict[str, Any]:
 
 
 def card_json(facts: Facts) -> dict[str, Any]:
-    """rlhf_card.json: what a program needs of the card. Figures that were not measured are null."""
+    """Returns rlhf_card.json, the card for programs. Figures that were not measured are null.
+
+    Args:
+        facts: The facts of the stage.
+
+    Returns:
+        The document.
+    """
     card: StageCard = STAGES[facts.stage].load("card")
     evaluation = {name: facts.evaluation[name] for name in _EVALUATION if name in facts.evaluation}
     baselines = {name: facts.frontier[name] for name in _BASELINES if name in facts.frontier}
@@ -110,7 +134,7 @@ def card_json(facts: Facts) -> dict[str, Any]:
         "recipe": facts.recipe,
         "repo": facts.repo_id,
         "step": facts.at,
-        "tag": next((one.tag for one in facts.checkpoints if one.step == facts.at), None),
+        "tag": next((saved.tag for saved in facts.checkpoints if saved.step == facts.at), None),
         "chosen": facts.chosen,
         "status": facts.run.get("status") if facts.step is None else "checkpoint",
         "seed": facts.run.get("seed"),
@@ -130,10 +154,10 @@ def card_json(facts: Facts) -> dict[str, Any]:
         **({"baselines": baselines} if facts.stage == "ppo" and baselines else {}),
         "prompts": list(dict.fromkeys(row["prompt"] for row in facts.samples))[:_PROMPTS_KEPT],
         "checkpoints": [
-            {"step": one.step, "tag": one.tag, "commit": one.commit}
-            | {name: one.metrics.get(key) for name, key in card.json_columns.items()}
-            | {key: one.metrics.get(key) for key in watched(facts)}
-            for one in facts.checkpoints
+            {"step": saved.step, "tag": saved.tag, "commit": saved.commit}
+            | {name: saved.metrics.get(key) for name, key in card.json_columns.items()}
+            | {key: saved.metrics.get(key) for key in watched(facts)}
+            for saved in facts.checkpoints
         ],
         "created": facts.run.get("created"),
         "finished": facts.run.get("finished") if facts.step is None else None,
@@ -145,11 +169,11 @@ def card_json(facts: Facts) -> dict[str, Any]:
 
 
 def _named_alone(value: Any) -> Any:
-    """Settings with the names alone of the files and folders of this machine."""
+    """Returns settings with local files and folders reduced to their names."""
     if isinstance(value, Mapping):
-        return {key: _named_alone(one) for key, one in value.items()}
+        return {key: _named_alone(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_named_alone(one) for one in value]
+        return [_named_alone(item) for item in value]
     return PurePath(value).name if isinstance(value, str) and PurePath(value).is_absolute() else value
 
 
@@ -182,12 +206,12 @@ def _write_benchmark(facts: Facts, folder: Path) -> None:
 
 @cache
 def _environment(folder: Path) -> Any:
-    """Of the templates in a folder and in our own."""
+    """Returns the environment of the templates in a folder and in our own."""
     import jinja2
 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader([folder, TEMPLATES]),
-        autoescape=False,  # escaping is `finalize`'s, for Markdown and not only for HTML
+        autoescape=False,  # `finalize` escapes, for Markdown as well as HTML
         finalize=markdown.escape,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -238,22 +262,22 @@ def _render(facts: Facts, card: StageCard, drawn: Mapping[str, Raw]) -> str:
 
 
 def _held_out(facts: Facts) -> Callable[[Mapping[str, Any] | None], Raw]:
-    """How a held-out figure reads: at a step before the end, what is missing is still to come."""
+    """Returns how a held-out figure is written: before the end of the run, a missing one is still to come."""
     if facts.step is None:
         return markdown.estimate
     return lambda figure: markdown.estimate(figure) if figure else Raw("not yet evaluated")
 
 
 def _columns(facts: Facts, card: StageCard) -> dict[str, str]:
-    """Of the checkpoint table: heading -> metric."""
-    there = {key for one in facts.checkpoints for key, value in one.metrics.items() if value is not None}
+    """Returns the columns of the checkpoint table: heading -> metric."""
+    logged = {key for row in facts.checkpoints for key, value in row.metrics.items() if value is not None}
     if not penalty_varies(facts):
-        there.discard("kl_coef")
-    return {heading: key for heading, key in card.columns.items() if heading == card.always or key in there}
+        logged.discard("kl_coef")
+    return {heading: key for heading, key in card.columns.items() if heading == card.always or key in logged}
 
 
 def _plots(facts: Facts, card: StageCard, folder: Path) -> dict[str, Raw]:
-    """Draw what there is; returns {alternative text: path relative to the card}."""
+    """Draws the figures that have data; returns {alternative text: path relative to the card}."""
     drawn: dict[str, Raw] = {}
 
     def draw(name: str, what: str, plot: Callable[..., bool], *args: Any, **options: Any) -> None:
@@ -261,26 +285,26 @@ def _plots(facts: Facts, card: StageCard, folder: Path) -> dict[str, Raw]:
         if plot(*args, path=path, **options):
             drawn[what] = Raw(path.relative_to(folder).as_posix())
         else:
-            path.unlink(missing_ok=True)  # no figure of an older card stays
+            path.unlink(missing_ok=True)  # a figure of an older card must not stay
 
     card.draw(facts, draw)
     return drawn
 
 
 def _lineage(facts: Facts) -> list[tuple[str, Any, Any]]:
-    """(what, repository or words, commit or words), ancestors first."""
+    """Returns (what, repository or words, commit or words) for each ancestor and the model itself, ancestors first."""
     order = {role: place for place, role in enumerate(_ROLES)}
-    known = {"base": facts.origin, **facts.parents}
-    if facts.on_base:  # it is both
-        known.pop("sft", None)
+    ancestors = {"base": facts.origin, **facts.parents}
+    if facts.on_base:  # the base model is also the parent with the role "sft"
+        ancestors.pop("sft", None)
     lines = []
-    for role in sorted(known, key=lambda role: order.get(role, len(order))):
+    for role in sorted(ancestors, key=lambda role: order.get(role, len(order))):
         direct = facts.on_base and role == "base"
-        name, commit = _named(role, known[role])
+        name, commit = _named(role, ancestors[role])
         if merged := _merged_under(facts, role):
             commit = Raw(f"{commit}, merged into its model: {markdown.code(merged)}")
         lines.append((_ON_BASE if direct else _ROLES.get(role, role), name, commit))
-    saved = [one for one in facts.checkpoints if one.step == facts.at]
+    saved = [row for row in facts.checkpoints if row.step == facts.at]
     commit = saved[0].commit if saved else None
     what = f"this model, step {facts.at}" if facts.at is not None else "this model"
     if facts.step is not None and not saved:
@@ -293,7 +317,7 @@ def _lineage(facts: Facts) -> list[tuple[str, Any, Any]]:
 
 
 def _merged_under(facts: Facts, role: str) -> str | None:
-    """The commit of a parent's branch `merged`, where that is what this stage's weights started from."""
+    """Returns the commit of a parent's branch `merged`, where this stage's weights started from that branch."""
     parent = facts.parents.get(role)
     if facts.base is None or parent is None or facts.base["repo"] != parent["repo"]:
         return None
@@ -301,7 +325,7 @@ def _merged_under(facts: Facts, role: str) -> str | None:
 
 
 def _named(role: str, one: Mapping[str, Any] | None) -> tuple[Any, Any]:
-    """How a repository and a commit read. A path of this machine is no name."""
+    """Returns how a repository and a commit are written. A local path is not a name."""
     if one is None:
         return "not recorded", ""
     if role == "base" and one["repo"] is None and not one.get("folder"):

@@ -1,4 +1,4 @@
-"""The commands that a card prints. Each can be pasted and runs."""
+"""The commands that a card prints. Each can be pasted and run."""
 
 import json
 import re
@@ -15,24 +15,55 @@ OUTPUT = ("--output_dir", "--output-dir")
 
 
 def sent(facts: Facts) -> CheckpointRow | None:
-    """The published checkpoint that the card is of; at a step also the one that is being sent with this card."""
+    """Returns the published checkpoint that the card describes; at a step also the one being sent with this card.
+
+    Args:
+        facts: The facts of the stage.
+
+    Returns:
+        The checkpoint; None where none is published.
+    """
     if facts.repo_id is None:
         return None
-    return next((one for one in facts.checkpoints if one.step == facts.at and (one.commit or facts.being_sent)), None)
+    return next((row for row in facts.checkpoints if row.step == facts.at and (row.commit or facts.being_sent)), None)
 
 
 def pull(facts: Facts, revision: str) -> str:
+    """Returns the command that downloads a revision of the model.
+
+    Args:
+        facts: The facts of the stage.
+        revision: A branch, tag or commit.
+
+    Returns:
+        The command.
+    """
     return f"rlhf-zoo pull {facts.repo_id}@{revision} {_hub(facts)}"
 
 
 def about(facts: Facts, command: str) -> str | None:
-    """A command that takes the published checkpoint (lineage, reproduce); None where there is none."""
+    """Returns a command about the published checkpoint.
+
+    Args:
+        facts: The facts of the stage.
+        command: Its name, such as lineage or reproduce.
+
+    Returns:
+        The command; None where no checkpoint is published.
+    """
     row = sent(facts)
     return f"rlhf-zoo {command} {facts.repo_id}@{row.tag} {_hub(facts)}" if row else None
 
 
 def of_the_run(facts: Facts) -> str:
-    """The command that made it, without what is of this machine alone: its folders, and access tokens."""
+    """Returns the command that made the run, without local folders and access tokens.
+
+    Args:
+        facts: The facts of the stage.
+
+    Returns:
+        The command.
+    """
     command = public(facts.run.get("command"))
     if not command:
         seed = facts.run.get("seed")
@@ -43,7 +74,14 @@ def of_the_run(facts: Facts) -> str:
 
 
 def public(command: Any) -> str:
-    """A command without what is of this machine alone: its folders, and access tokens."""
+    """Returns a command without local folders and access tokens.
+
+    Args:
+        command: A text, or a list of words; may be empty.
+
+    Returns:
+        The command.
+    """
     if not command:
         return ""
     words = shlex.split(command) if isinstance(command, str) else map(str, command)
@@ -51,7 +89,7 @@ def public(command: Any) -> str:
 
 
 def _public(words: Iterable[str]) -> list[str]:
-    """Without --output_dir; of an absolute path only its name."""
+    """Returns words without --output_dir, and with absolute paths reduced to their names."""
     public: list[str] = []
     rest = iter(words)
     for word in rest:
@@ -64,11 +102,18 @@ def _public(words: Iterable[str]) -> list[str]:
 
 
 def fetch(facts: Facts) -> str | None:
-    """What must be fetched before `snippet` runs: on the embedded Hub, into folders; elsewhere nothing."""
-    found = sent(facts)
-    if found is None or facts.hub != "local" or snippet(facts) is None:
+    """Returns the commands to run before `snippet`: downloads from the embedded Hub into folders.
+
+    Args:
+        facts: The facts of the stage.
+
+    Returns:
+        The commands; None where none is needed.
+    """
+    row = sent(facts)
+    if row is None or facts.hub != "local" or snippet(facts) is None:
         return None
-    lines = [f"{pull(facts, _revision(facts, found))} --output_dir {facts.title}"]
+    lines = [f"{pull(facts, _revision(facts, row))} --output_dir {facts.title}"]
     if facts.adapter and facts.base:
         name = "@".join(filter(None, (facts.base["repo"], facts.base["commit"])))
         folder = facts.base["repo"].rpartition("/")[2]
@@ -77,13 +122,20 @@ def fetch(facts: Facts) -> str | None:
 
 
 def snippet(facts: Facts) -> str | None:
-    """Python that loads it without this package; None where it, or the model under its adapter, is not published."""
-    found = sent(facts)
-    if found is None or (facts.adapter and facts.base is None):
+    """Returns Python code that loads the model without this package.
+
+    Args:
+        facts: The facts of the stage.
+
+    Returns:
+        The code; None where the model, or the model under its adapter, is not published.
+    """
+    row = sent(facts)
+    if row is None or (facts.adapter and facts.base is None):
         return None
     model = _CLASSES[STAGES[facts.stage].task]
-    own = _source(facts, str(facts.repo_id), _revision(facts, found))
-    trust = ", trust_remote_code=True" if facts.remote_code else ""  # which its reader says, having read the code
+    own = _source(facts, str(facts.repo_id), _revision(facts, row))
+    trust = ", trust_remote_code=True" if facts.remote_code else ""  # the reader decides to run it
     tokenizer = f"tokenizer = AutoTokenizer.from_pretrained({own}{trust})"
     if not facts.adapter:
         lines = [f"model = {model}.from_pretrained({own}{trust})", tokenizer]
@@ -102,9 +154,13 @@ def snippet(facts: Facts) -> str | None:
 
 
 def merged(facts: Facts) -> tuple[str | None, str] | None:
-    """How plain transformers loads an adapter's branch `merged`: what is fetched first, if anything, and Python.
+    """Returns how plain transformers loads an adapter's branch `merged`.
 
-    None where there is no such branch.
+    Args:
+        facts: The facts of the stage.
+
+    Returns:
+        (the download command or None, Python code); None where there is no such branch.
     """
     if not (facts.adapter and facts.finished and facts.repo_id and facts.setting("push_merged")):
         return None
@@ -124,7 +180,7 @@ def _revision(facts: Facts, checkpoint: CheckpointRow) -> str:
 
 
 def _source(facts: Facts, repo: str, revision: str | None) -> str:
-    """Arguments of from_pretrained: a folder that `fetch` fills, else the repository at its revision."""
+    """Returns arguments of from_pretrained: a folder that `fetch` fills, else the repository at its revision."""
     if facts.hub == "local":
         return json.dumps(f"./{repo.rpartition('/')[2]}")
     return json.dumps(repo) + (f", revision={json.dumps(revision)}" if revision else "")

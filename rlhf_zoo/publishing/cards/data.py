@@ -1,4 +1,4 @@
-"""Which rows of which data set a stage learned from and was measured on, as its card says it."""
+"""Which rows of which data set a stage learned from and was measured on, as its card describes them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
@@ -12,10 +12,17 @@ from .markdown import Raw, code
 
 @dataclass(frozen=True)
 class DataPart:
-    """Rows of a data set. repo: None of one that is not published; folder: its name on the machine that trained.
+    """Rows of a data set.
 
-    share: of the split's prompts, held out or, with `trained`, left out. columns: the stage's -> the data set's.
-    another: whether as large a share of the same split is held out for something else.
+    Attributes:
+        repo: The data set's repository, None where it is not published.
+        folder: Its name on the machine that trained.
+        config: Its configuration.
+        split: Its split.
+        share: Share of the split's prompts that is held out or, with `trained`, left out.
+        columns: The stage's column -> the data set's.
+        trained: Whether the stage trained on the rows.
+        another: Whether an equally large share of the same split is held out for something else.
     """
 
     repo: str | None
@@ -29,6 +36,7 @@ class DataPart:
 
     @property
     def name(self) -> str | None:
+        """The repository, else the folder."""
         return self.repo or self.folder
 
     @property
@@ -43,51 +51,79 @@ class DataPart:
 
     @property
     def words(self) -> Raw:
-        """All of it."""
+        """Split, share, configuration, data set and columns in words."""
         of = f"{',' if self.config else ''} of {code(self.name)}" if self.name else ""
         columns = ", ".join(f"{ours} in {code(theirs)}" for ours, theirs in self.columns.items())
         return Raw(f"{self.rows}{of}{f' ({columns})' if columns else ''}")
 
 
 def stage_key(facts: Facts, key: str) -> Any:
-    """A data key of the stage as the run had it; its default where the run did not set it."""
+    """Returns a data key of the stage as the run had it.
+
+    Args:
+        facts: The facts of the stage.
+        key: The key.
+
+    Returns:
+        Its value, the default where the run did not set it.
+    """
     if key in facts.settings:
         return facts.settings[key]
-    known = {entry.name: entry for entry in fields(STAGES[facts.stage].load("arguments"))}
-    default = known[key].default if key in known else None
+    declared = {entry.name: entry for entry in fields(STAGES[facts.stage].load("arguments"))}
+    default = declared[key].default if key in declared else None
     return None if default is MISSING else default
 
 
 def of_stage(facts: Facts) -> DataPart:
-    """What the stage trained on."""
+    """Returns the rows that the stage trained on.
+
+    Args:
+        facts: The facts of the stage.
+    """
     share = stage_key(facts, "held_out_share")
-    if facts.stage == "ppo" and finite(share):  # one such share for the evaluation, and another to watch by
+    if facts.stage == "ppo" and finite(share):  # one such share is for the evaluation, another for validation
         share = 2 * share
     return _part(facts, stage_key(facts, "dataset_train_split"), share, trained=True)
 
 
 def validated_on(facts: Facts) -> DataPart:
-    """What was evaluated while the stage trained."""
+    """Returns the rows that were evaluated while the stage trained.
+
+    Args:
+        facts: The facts of the stage.
+    """
     share = stage_key(facts, "held_out_share")
     key = "dataset_validation_split" if facts.stage == "reward" else "dataset_test_split"
     return _part(facts, stage_key(facts, key if share is None else "dataset_train_split"), share)
 
 
 def measured_on(facts: Facts) -> DataPart:
-    """The pairs that a reward model was measured on."""
+    """Returns the pairs that a reward model was measured on.
+
+    Args:
+        facts: The facts of the stage.
+    """
     share = stage_key(facts, "held_out_share")
     return _part(facts, stage_key(facts, "dataset_test_split" if share is None else "dataset_train_split"), share)
 
 
 def evaluated_on(facts: Facts, found: Mapping[str, Any] | None = None) -> DataPart:
-    """The prompts of ../eval, or of its part `found`, which is measured on prompts of its own."""
+    """Returns the prompts of ../eval, or of a part of it that is measured on prompts of its own.
+
+    Args:
+        facts: The facts of the stage.
+        found: The part of evaluation.json; None is the whole evaluation.
+
+    Returns:
+        The prompts.
+    """
     data = facts.evaluation.get("data")
     split = (found or facts.evaluation).get("split", "test")
     if not isinstance(data, Mapping) or "config" not in data:
         return DataPart(*_place(facts), "prompts", str(split))
     share, own = (found or data).get("held_out_share"), data.get("held_out_share")
     another = found is not None and finite(share) and finite(own)
-    if found is not None and finite(share) and not finite(own):  # the evaluation's share was to spare: see runs.data
+    if found is not None and finite(share) and not finite(own):  # validation got the evaluation's share: see runs.data
         share = 2 * share
     repo = hub_id(data.get("location"))
     place = repo, None if repo else _place(facts)[1]
@@ -95,18 +131,22 @@ def evaluated_on(facts: Facts, found: Mapping[str, Any] | None = None) -> DataPa
 
 
 def training_saw(facts: Facts) -> str:
-    """A clause on the evaluation's prompts, for each stage of the run: whether it trained on them, as was counted.
+    """Returns a clause on whether each stage trained on the evaluation's prompts, as counted.
 
-    "" where nobody counted, as in evaluations of earlier versions.
+    Args:
+        facts: The facts of the stage.
+
+    Returns:
+        The clause; "" where nothing was counted.
     """
     data = facts.evaluation.get("data")
-    seen = data.get("seen") if isinstance(data, Mapping) else None
-    if not isinstance(seen, Mapping):
+    counts = data.get("seen") if isinstance(data, Mapping) else None
+    if not isinstance(counts, Mapping):
         return ""
-    known = {stage: title for stage, title in TITLES.items() if stage in seen}
-    never = [title for stage, title in known.items() if seen[stage] == 0]
-    unknown = [title for stage, title in known.items() if not finite(seen[stage])]
-    counted = [(title, seen[stage]) for stage, title in known.items() if finite(seen[stage]) and seen[stage]]
+    titles = {stage: title for stage, title in TITLES.items() if stage in counts}
+    never = [title for stage, title in titles.items() if counts[stage] == 0]
+    unknown = [title for stage, title in titles.items() if not finite(counts[stage])]
+    counted = [(title, counts[stage]) for stage, title in titles.items() if finite(counts[stage]) and counts[stage]]
     clauses = [f"**{count:,} of which {title} trained on as well**" for title, count in counted]
     if never:
         clauses.append(f"which {_listed(never, 'and')} never trained on")
@@ -115,7 +155,7 @@ def training_saw(facts: Facts) -> str:
     return ", ".join(clauses)
 
 
-#: The stages in a sentence on what they trained on.
+#: Stage -> what a sentence calls it.
 TITLES = {"sft": "SFT", "reward": "the reward model", "ppo": "PPO"}
 
 

@@ -1,8 +1,4 @@
-"""What a run directory says about a stage, for its card.
-
-Reads run.json, metrics.jsonl and the checkpoints of the stage, and beside it ../eval and ../baseline where there are
-such.
-"""
+"""Facts about a stage for its card: from run.json, metrics.jsonl, checkpoints, and ../eval and ../baseline if any."""
 
 from __future__ import annotations
 
@@ -21,17 +17,24 @@ from ...modeling.integrity import weights_digest
 from ...runs.record import StageRecord, checkpoint_step
 from ...runs.registry import STAGES, starts_on_base
 
-#: In a run's directory, what baselines came to.
+#: File in a run's directory with the results of baselines.
 FRONTIER = "baseline/frontier.json"
 _SIBLINGS = ("sft", "reward", "data")  # roles that are also folders of a run directory
-# Of this machine or secret: nothing that a card should carry.
+# Keys that are secret or only concern this machine: a card must not hold them.
 _PRIVATE = re.compile(r"(^|_)(token|api_key|password)$|^(output|logging|cache|home)_dir$|^resume_from_checkpoint$")
 _PUBLIC_TOKENS = ("stop_token", "eos_token", "pad_token", "bos_token", "unk_token")
 
 
 @dataclass(frozen=True)
 class CheckpointRow:
-    """One row of the checkpoint table. `commit` is None where it was not sent."""
+    """A row of the checkpoint table.
+
+    Attributes:
+        step: The step.
+        tag: Its tag.
+        commit: Its commit, None where it was not sent.
+        metrics: The metrics that were logged at the step.
+    """
 
     step: int
     tag: str
@@ -41,10 +44,18 @@ class CheckpointRow:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a run directory says about a stage, up to `step`; None is its end.
+    """The facts about a stage, up to a step.
 
-    foreign: what ../eval is of, where that is not this run: then its figures are left out. merged: it is of the
-    checkpoint with its adapter merged, which the branch `merged` holds. frontier: of baselines beside that evaluation.
+    Attributes:
+        path: The stage's directory.
+        run: Its run.json.
+        metrics: Rows of its metrics.jsonl, up to the step.
+        step: The step; None is the end of the run.
+        evaluation: evaluation.json of ../eval.
+        samples: Rows of its samples.jsonl.
+        foreign: What ../eval belongs to, where that is not this run; its figures are then left out.
+        merged: Whether the facts describe the branch `merged`, the checkpoint with its adapter merged.
+        frontier: Results of baselines for that evaluation.
     """
 
     path: Path
@@ -59,6 +70,16 @@ class Facts:
 
     @classmethod
     def read(cls, path: Path, step: int | None, *, merged: bool = False) -> Facts:
+        """Reads a stage's directory.
+
+        Args:
+            path: The directory.
+            step: The last step to read; None is the end of the run.
+            merged: Whether to describe the branch `merged`.
+
+        Raises:
+            ZooError: It holds no run of a stage that has a card, or no such step.
+        """
         record = StageRecord(path)
         run = record.read()
         if run.get("stage") not in STAGES:
@@ -69,13 +90,13 @@ class Facts:
         if step is None:
             evaluated = StageRecord(path.parent / "eval").read()
             foreign = _foreign_evaluation(record, run, evaluated)
-            found = ({}, []) if foreign else _evaluation(path.parent / "eval")
+            results = ({}, []) if foreign else _evaluation(path.parent / "eval")
             frontier = {} if foreign else _frontier(path.parent / FRONTIER, evaluated)
-            return cls(path, run, rows, None, *found, foreign, merged, frontier)
+            return cls(path, run, rows, None, *results, foreign, merged, frontier)
         folders = {checkpoint_step(folder) for folder in path.glob("checkpoint-*") if folder.name[11:].isdigit()}
-        known = {row["step"] for row in rows} | folders | {at for at, _ in _step_tags(run)}
-        if step not in known:
-            raise ZooError(f"{path} has no step {step}: it has {', '.join(map(str, sorted(known))) or 'none yet'}.")
+        steps = {row["step"] for row in rows} | folders | {at for at, _ in _step_tags(run)}
+        if step not in steps:
+            raise ZooError(f"{path} has no step {step}: it has {', '.join(map(str, sorted(steps))) or 'none yet'}.")
         return cls(path, run, [row for row in rows if row["step"] <= step], step)
 
     @property
@@ -88,32 +109,38 @@ class Facts:
 
     @property
     def mark(self) -> int | None:
-        """The step that curves mark, where they go on behind it."""
+        """The step that curves mark, where the run went on after it."""
         return self.at if self.at is not None and self.last_step is not None and self.at < self.last_step else None
 
     @property
     def finished(self) -> bool:
-        """Whether this describes the end of a run that came to its end."""
+        """Whether this describes the end of a run that finished."""
         return self.step is None and self.run.get("status") == "finished"
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """The resolved settings of the stage, without what is private to the machine."""
+        """The resolved settings of the stage, without secrets and local paths."""
         return _without_private(self.run.get("resolved", {}))
 
     def setting(self, key: str, default: Any = None) -> Any:
-        """A setting of the stage, or else of what its recipe's stages share (`recipe` in the resolved settings)."""
+        """Returns a setting of the stage, else of recipe.yaml.
+
+        Args:
+            key: The key.
+            default: The value where neither sets it.
+        """
         shared = self.settings.get("recipe")
         value = self.settings.get(key, shared.get(key) if isinstance(shared, Mapping) else None)
         return default if value is None else value
 
     @property
     def simulated(self) -> bool:
+        """Whether a program stands in for the people who judge."""
         return bool(self.setting("simulated"))
 
     @property
     def repo_id(self) -> str | None:
-        """The repository it is published in, if it is."""
+        """The repository that it is published in, None without one."""
         return hub_id((self.run.get("repo") or {}).get("id"))
 
     @property
@@ -129,21 +156,18 @@ class Facts:
 
     @property
     def chosen(self) -> Mapping[str, Any] | None:
-        """{step, rule, metric, value} of the checkpoint that is `main` and `best`; a finished run has it.
-
-        None where the evaluation is still to choose.
-        """
-        found = self.run.get("chosen") if self.finished else None
-        return None if found and found.get("open") else found
+        """{step, rule, metric, value} of the checkpoint that is `main` and `best`; None until one is chosen."""
+        choice = self.run.get("chosen") if self.finished else None
+        return None if choice and choice.get("open") else choice
 
     @cached_property
     def at(self) -> int | None:
-        """The step of the weights that this describes: given, chosen, else the last that was saved or logged."""
+        """The step of the weights that this describes: `step`, else the chosen one, else the last saved or logged."""
         if self.step is not None:
             return self.step
         if self.chosen:
             return self.chosen["step"]
-        saved = [one.step for one in self.checkpoints]
+        saved = [checkpoint.step for checkpoint in self.checkpoints]
         return max(saved or [row["step"] for row in self.metrics], default=None)
 
     @cached_property
@@ -153,11 +177,15 @@ class Facts:
 
     @cached_property
     def now(self) -> dict[str, Any]:
-        """The newest value of every metric up to `at`."""
+        """The newest value of each metric up to `at`."""
         return {key: value for key, (_, value) in self._newest.items()}
 
     def when(self, key: str) -> int | None:
-        """The step that `now[key]` is of; another than `at` where the metric is not logged at every step."""
+        """Returns the step of `now[key]`; before `at` where the metric is not logged at every step.
+
+        Args:
+            key: The metric.
+        """
         return self._newest[key][0] if key in self._newest else None
 
     @cached_property
@@ -169,37 +197,41 @@ class Facts:
         return newest
 
     def first(self, key: str) -> Any:
-        """The oldest value of a metric."""
+        """Returns the oldest value of a metric.
+
+        Args:
+            key: The metric.
+        """
         return next((row[key] for row in self.metrics if row.get(key) is not None), None)
 
     # Lineage
 
     @cached_property
     def parents(self) -> dict[str, dict[str, Any]]:
-        """Role -> {repo, commit}; of a folder of the machine that trained also its name, and of data its digest."""
+        """Role -> {repo, commit}; a local folder also has its name, and local data their digest."""
         parents = {**(self.run.get("parents") or {}), "data": self._dataset}
         if self.stage == "sft" and "base" not in parents and hub_id(self.setting("model_name_or_path")):
             parents["base"] = {"repo": self.setting("model_name_or_path"), "commit": self.setting("model_revision")}
-        known = {role: parent for role, parent in parents.items() if parent}
+        named = {role: parent for role, parent in parents.items() if parent}
         names = ("repo", "commit", "folder", "files")
         return {
             role: {name: parent.get(name) for name in names if name in names[:2] or parent.get(name)}
-            for role, parent in known.items()
+            for role, parent in named.items()
         }
 
     def _beside(self, role: str, parent: Mapping[str, Any]) -> dict[str, Any]:
-        """run.json of the stage beside this one that has the role of a parent, if it is of the run it started from.
+        """Returns run.json of the sibling stage with a parent's role, where it is the run that this stage started from.
 
-        A round, or a run of an ablation or a sweep, lies one or two folders below the run that has its SFT policy.
+        A round, and a run of an ablation or a sweep, lies one or two folders below the run with its SFT policy.
         """
         if role not in _SIBLINGS:
             return {}
         run = StageRecord(self.path.parent / role).read()
-        known = run.get("fingerprint"), parent.get("fingerprint")
-        if run and (None in known or known[0] == known[1]):
+        fingerprints = run.get("fingerprint"), parent.get("fingerprint")
+        if run and (None in fingerprints or fingerprints[0] == fingerprints[1]):
             return run
         above = (StageRecord(folder / role).read() for folder in self.path.parents[1:3])
-        return next((one for one in above if one and one.get("fingerprint") == known[1]), {})
+        return next((document for document in above if document and document.get("fingerprint") == fingerprints[1]), {})
 
     @property
     def _dataset(self) -> Mapping[str, Any] | None:
@@ -213,7 +245,7 @@ class Facts:
 
     @cached_property
     def origin(self) -> Mapping[str, Any] | None:
-        """{repo, commit} of what the SFT policy of this lineage started from; repo None for random weights.
+        """{repo, commit} of the model that this lineage's SFT policy started from; repo is None for random weights.
 
         None where that is not recorded here.
         """
@@ -234,12 +266,12 @@ class Facts:
 
     @property
     def on_base(self) -> bool:
-        """Whether PPO started from a model that the recipe names, and not from the SFT stage of its run."""
+        """Whether PPO started from a model that the recipe names, rather than from the SFT stage of its run."""
         return starts_on_base(self.stage, self.settings)
 
     @property
     def base(self) -> dict[str, Any] | None:
-        """The parent whose weights it started from; of one that is an adapter, its branch `merged`."""
+        """The parent whose weights it started from; for an adapter, its branch `merged`."""
         for role in STAGES[self.stage].starts_from:
             parent = self.parents.get(role)
             if parent is not None and hub_id(parent["repo"]):
@@ -249,23 +281,24 @@ class Facts:
 
     @property
     def remote_code(self) -> list[dict[str, Any]]:
-        """The models' own program code that ran: {model, commit, files}; model is None of a folder here."""
+        """The models' own code that ran: {model, commit, files}; model is None for a local folder."""
         return [{**code, "model": hub_id(code["model"])} for code in self.run.get("remote_code") or ()]
 
     @property
     def datasets(self) -> list[str]:
+        """The repository of its data set in a list, [] where that is not published."""
         name = hub_id(self.parents.get("data", {}).get("repo"))
         return [name] if name else []
 
     @property
     def benchmark(self) -> Mapping[str, Any] | None:
-        """What eval.yaml of the data set says, where the data set is registered as a benchmark."""
-        found = (self.run.get("dataset") or {}).get("benchmark")
-        return found if isinstance(found, Mapping) else None
+        """The content of the data set's eval.yaml, where the data set is registered as a benchmark."""
+        benchmark = (self.run.get("dataset") or {}).get("benchmark")
+        return benchmark if isinstance(benchmark, Mapping) else None
 
     @cached_property
     def adapter(self) -> bool:
-        """Whether the weights are a LoRA adapter on top of `base`: as the checkpoint says, else the settings."""
+        """Whether the weights are a LoRA adapter on top of `base`, by the checkpoint, else by the settings."""
         if self.merged:
             return False
         folders = [path for path in StageRecord(self.path).checkpoints() if checkpoint_step(path) == self.at]
@@ -277,7 +310,7 @@ class Facts:
 
     @property
     def critic(self) -> bool:
-        """Whether the checkpoint holds a critic that is a model of its own and that transformers alone can load."""
+        """Whether the checkpoint holds a critic that is a separate model and that transformers alone can load."""
         at = self.at
         if self.settings.get("push_critic") is False:
             return False
@@ -287,7 +320,7 @@ class Facts:
 
     @property
     def rewards(self) -> dict[str, float | None]:
-        """PPO's reward functions as the recipe names them, each with its weight (None if that is not recorded)."""
+        """PPO's reward functions as the recipe names them -> their weights (None where not recorded)."""
         names = [str(name) for name in self.setting("reward_funcs", [])]
         weights = self.setting("reward_weights") or [1.0] * (len(names) + self.learned_reward)
         fits = len(weights) == len(names) + self.learned_reward
@@ -295,28 +328,28 @@ class Facts:
 
     @property
     def learned_reward(self) -> bool:
-        """Whether PPO was rewarded by a reward model."""
+        """Whether a reward model rewarded PPO."""
         return "reward" in self.parents
 
     @property
     def cell(self) -> str | None:
-        """The tag that this is published under as a cell of a sweep; None of any other run."""
+        """The tag under which a cell of a sweep is published; None for any other run."""
         return self.run.get("cell")
 
     @property
     def being_sent(self) -> int | None:
-        """The step of the checkpoint that is sent with this card, or was, under a commit that the card cannot name."""
+        """The step of the checkpoint in the same commit as this card, which the card therefore cannot name."""
         return self.at if self.cell is not None else self.step
 
     @cached_property
     def checkpoints(self) -> list[CheckpointRow]:
-        """By step: those that were sent, and those complete on disk; at `step` also the one that is being saved."""
+        """The sent checkpoints and the complete ones on disk, by step; at `step` also the one that is being saved."""
         sent = dict(_step_tags(self.run))
         folders = {checkpoint_step(folder): folder for folder in StageRecord(self.path).checkpoints()}
         for step, folder in folders.items():
             published = folder / "published.json"
             note = read_json(published) if published.is_file() else {}
-            if (note.get("hub"), note.get("repo")) == (self.hub, self.repo_id):  # of no other namespace
+            if (note.get("hub"), note.get("repo")) == (self.hub, self.repo_id):  # not sent under another namespace
                 sent[step] = note["commit"]
         every = {*sent, *folders}
         if self.step is not None and StageRecord(self.path).checkpoint_path(self.step).is_dir():
@@ -344,12 +377,16 @@ class Facts:
         return StageRecord(self.path.parent / "eval").read().get("finished") if self.evaluation else None
 
     def figure(self, *path: str) -> Mapping[str, Any] | None:
-        """The estimate at a path in evaluation.json, or None."""
+        """Returns the estimate at a path in evaluation.json, None without one.
+
+        Args:
+            *path: The keys of the path.
+        """
         return estimate_at(self.evaluation, *path)
 
     @property
     def reward_report(self) -> Mapping[str, Any]:
-        """What was measured of the reward model on held-out pairs: this stage's own, or the one behind PPO's reward."""
+        """Measurements of the reward model on held-out pairs: this stage's own, or the model behind PPO's reward."""
         recorded = self.run.get("reward_model") if self.stage == "reward" and self.step is None else None
         behind = self.evaluation.get("reward_model") if self.stage == "reward" or self.learned_reward else None
         return recorded or behind or {}
@@ -366,23 +403,33 @@ class Facts:
     def score(self) -> dict[str, Any]:
         """{score_mean, score_std} of a reward model over SFT samples, from run.json or a checkpoint's config.json."""
         record = StageRecord(self.path)
-        known: list[Mapping[str, Any]] = [self.run.get("reward_model") or {}] if self.step is None else []
+        candidates: list[Mapping[str, Any]] = [self.run.get("reward_model") or {}] if self.step is None else []
         for folder in reversed(record.checkpoints()) if self.step is None else [record.checkpoint_path(self.step)]:
             if (folder / "config.json").is_file():
-                known.append(read_json(folder / "config.json").get("rlhf_zoo") or {})
+                candidates.append(read_json(folder / "config.json").get("rlhf_zoo") or {})
         return next(
-            ({key: one[key] for key in ("score_mean", "score_std")} for one in known if "score_mean" in one), {}
+            (
+                {key: candidate[key] for key in ("score_mean", "score_std")}
+                for candidate in candidates
+                if "score_mean" in candidate
+            ),
+            {},
         )
 
 
 def estimate_at(document: Mapping[str, Any], *path: str) -> Mapping[str, Any] | None:
-    """The estimate {value, ci95, n} at a path of keys, or None where there is none or its value is not finite."""
+    """Returns the estimate {value, ci95, n} at a path of keys; None where there is none or its value is not finite.
+
+    Args:
+        document: The document.
+        *path: The keys.
+    """
     estimate = at(document, *path)
     return estimate if isinstance(estimate, Mapping) and finite(estimate.get("value")) else None
 
 
 def _evaluation(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """evaluation.json and the rows of samples.jsonl, where the evaluation has been run."""
+    """Returns evaluation.json and the rows of samples.jsonl, empty where no evaluation was run."""
     if not (folder / "evaluation.json").is_file():
         return {}, []
     samples = folder / "samples.jsonl"
@@ -399,28 +446,28 @@ def _evaluation(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def _frontier(path: Path, evaluated: Mapping[str, Any]) -> dict[str, Any]:
-    """What baselines came to, where they were laid beside this very evaluation."""
-    found: dict[str, Any] = read_json(path) if path.is_file() else {}
-    known = found.get("evaluation")
-    return found if known is not None and known == evaluated.get("fingerprint") else {}
+    """Returns the results of baselines, where they belong to this evaluation."""
+    frontier: dict[str, Any] = read_json(path) if path.is_file() else {}
+    owner = frontier.get("evaluation")
+    return frontier if owner is not None and owner == evaluated.get("fingerprint") else {}
 
 
 def _foreign_evaluation(record: StageRecord, run: Mapping[str, Any], evaluated: Mapping[str, Any]) -> str | None:
-    """What ../eval is of, where it is not of the weights that a run ended with: the folder may hold an older one.
+    """Returns what ../eval belongs to, where it is not the weights that the run ended with; the folder may be outdated.
 
-    Its weights are what it was made of. Where they are published does not matter, nor under how many names.
+    The weights decide, not where or under how many names they are published.
     """
     if run.get("status") in ("running", "interrupted"):
         return "an earlier run" if evaluated else None
     of = (evaluated.get("parents") or {}).get(run["stage"]) or {}
     chosen = record.chosen_checkpoint()
-    # A checkpoint that was restored from where it is published may be rounded: then it has both digests.
+    # A checkpoint restored from its repository may be rounded, so either digest counts as this run's.
     own = {run.get("weights"), None if chosen is None else weights_digest(chosen)} - {None}
     if of.get("weights") in own:
         return None
-    known = of.get("fingerprint"), run.get("fingerprint")
-    if None not in known and known[0] != known[1]:
-        return f"other settings (fingerprint {str(known[0])[:10]})"
+    fingerprints = of.get("fingerprint"), run.get("fingerprint")
+    if None not in fingerprints and fingerprints[0] != fingerprints[1]:
+        return f"other settings (fingerprint {str(fingerprints[0])[:10]})"
     step = (run.get("chosen") or {}).get("step")
     if step is not None and str(of.get("path")).startswith("checkpoint-") and of["path"] != f"checkpoint-{step}":
         return f"step {of['path'][11:]}"
@@ -428,7 +475,7 @@ def _foreign_evaluation(record: StageRecord, run: Mapping[str, Any], evaluated: 
 
 
 def _step_tags(run: Mapping[str, Any]) -> list[tuple[int, str]]:
-    """(step, commit) of every tag named step-N."""
+    """Returns (step, commit) of every tag named step-N."""
     tags = (run.get("repo") or {}).get("tags") or {}
     return [(int(tag[5:]), commit) for tag, commit in tags.items() if tag.startswith("step-") and tag[5:].isdigit()]
 
@@ -442,7 +489,7 @@ def _without_private(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_of_transformers(architecture: str) -> bool:
-    """Whether one of its auto classes loads the architecture; read off their table, which takes seconds to import."""
-    found = importlib.util.find_spec("transformers")
-    table = Path(str(found and found.origin)).parent / "models" / "auto" / "modeling_auto.py"
+    """Whether an auto class of transformers loads the architecture; read off its source, as importing it is slow."""
+    spec = importlib.util.find_spec("transformers")
+    table = Path(str(spec and spec.origin)).parent / "models" / "auto" / "modeling_auto.py"
     return f'"{architecture}"' in table.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What a run directory knows that may tell a hacked reward: plain statements, and no verdict."""
+"""Signs of a hacked reward that a run directory shows: plain statements without a verdict."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,11 @@ _MEMBER = re.compile(rf"{_DISAGREEMENT}|rewards/reward_model_\d+")
 
 
 def signs(facts: Facts) -> list[str]:
-    """Sentences on a PPO stage: on held-out prompts where they were evaluated, else on the rollouts of training."""
+    """Returns sentences on a PPO stage: on held-out prompts where they were evaluated, else on the training rollouts.
+
+    Args:
+        facts: The facts of the stage.
+    """
     return list(_held_out(facts) if facts.figure("ppo", "reward") else _rollouts(facts))
 
 
@@ -36,14 +40,14 @@ def _held_out(facts: Facts) -> Iterator[str]:
             f"In {apart[0]} of {apart[1]} comparisons on the same prompt and sample, the reward of PPO's completion is "
             "the higher one and its judge the lower one."
         )
-    if found := sides("distinct_2"):
-        yield f"Distinct-2 {_change(*found)}: {_times(*found)} the SFT policy's. Below 1, completions are more alike."
-    if found := sides("repetition"):
-        yield f"Repetition within a completion {_change(*found)}."
-    if found := sides("length"):
-        yield f"Length {_change(*found)} tokens: {_times(*found)} the SFT policy's."
-    if found := sides("eos_rate"):
-        yield f"Share that ended by itself {_change(*found)}."
+    if change := sides("distinct_2"):
+        yield f"Distinct-2 {_change(*change)}: {_times(*change)} the SFT policy's. Below 1, completions are more alike."
+    if change := sides("repetition"):
+        yield f"Repetition within a completion {_change(*change)}."
+    if change := sides("length"):
+        yield f"Length {_change(*change)} tokens: {_times(*change)} the SFT policy's."
+    if change := sides("eos_rate"):
+        yield f"Share that ended by itself {_change(*change)}."
 
 
 def _rollouts(facts: Facts) -> Iterator[str]:
@@ -60,9 +64,15 @@ def _rollouts(facts: Facts) -> Iterator[str]:
 
 
 def reward_parts(facts: Facts) -> list[dict[str, Any]]:
-    """The single rewards on the rollouts, {name, weight, first, now}, where there are several.
+    """Returns the single rewards on the rollouts, where there are several.
 
-    Behind them stand the models of an ensemble and their disagreement, with words in place of a weight.
+    The models of an ensemble and their disagreement come last, with words in place of a weight.
+
+    Args:
+        facts: The facts of the stage.
+
+    Returns:
+        {name, weight, first, now} of each.
     """
     names = list(dict.fromkeys(key for row in facts.metrics for key in row if key.startswith("rewards/")))
     if len(names) < 2:
@@ -81,20 +91,27 @@ def reward_parts(facts: Facts) -> list[dict[str, Any]]:
 
 
 def watched(facts: Facts) -> list[str]:
-    """The metrics of training of single rewards that pay nothing."""
+    """Returns the training metrics of rewards whose weight is 0.
+
+    Args:
+        facts: The facts of the stage.
+
+    Returns:
+        Their names, such as rewards/length.
+    """
     return [f"rewards/{part['name']}" for part in reward_parts(facts) if part["weight"] == 0]
 
 
 def _apart(samples: list[dict[str, Any]]) -> tuple[int, int] | None:
-    """(comparisons in which reward and judge part, all comparisons)."""
-    found = []
+    """Returns (comparisons in which reward and judge disagree, all comparisons)."""
+    disagreements = []
     for row in samples:
         sft, ppo = row.get("sft"), row.get("ppo")
         if isinstance(sft, Mapping) and isinstance(ppo, Mapping):
             values: list[Any] = [side.get(key) for key in ("reward", "judge") for side in (sft, ppo)]
             if all(map(finite, values)):
-                found.append(values[1] > values[0] and values[3] < values[2])
-    return (sum(found), len(found)) if found else None
+                disagreements.append(values[1] > values[0] and values[3] < values[2])
+    return (sum(disagreements), len(disagreements)) if disagreements else None
 
 
 def _change(before: float, after: float) -> str:

@@ -1,10 +1,10 @@
-"""What KL means on the card of a PPO stage: the estimator, where it stands, the temperature, β."""
+"""What KL means on the card of a PPO stage: the estimator, where the penalty is applied, the temperature, β."""
 
 from typing import Any
 
 from .facts import Facts
 
-#: What PPOConfig takes where a recipe says nothing; the card is made without importing it.
+#: Defaults of PPOConfig. They stand here too because the card is made without importing it.
 DEFAULTS: dict[str, Any] = {
     "temperature": 0.7,
     "kl_coef": 0.05,
@@ -30,15 +30,29 @@ _IN_LOSS = {
 
 
 def kl_settings(facts: Facts) -> dict[str, Any]:
-    """The settings of PPO that say what its KL is, defaults filled in, and the estimator in words (`formula`)."""
-    found = {key: facts.setting(key, default) for key, default in DEFAULTS.items()}
-    if found["reference"] is None:  # then it was held where its KL was logged, or is to be
-        found["reference"] = not facts.metrics or any("objective/kl" in row for row in facts.metrics)
-    formulas = _IN_REWARD if found["kl_in"] == "reward" else _IN_LOSS
-    return {**found, "kl_target": facts.setting("kl_target"), "formula": formulas.get(found["kl_estimator"])}
+    """Returns the settings of PPO that define its KL, with defaults filled in.
+
+    Args:
+        facts: The facts of the stage.
+
+    Returns:
+        Key -> value, and the estimator in words as `formula`.
+    """
+    settings = {key: facts.setting(key, default) for key, default in DEFAULTS.items()}
+    if settings["reference"] is None:  # decided by the run: a reference was held where its KL is logged
+        settings["reference"] = not facts.metrics or any("objective/kl" in row for row in facts.metrics)
+    formulas = _IN_REWARD if settings["kl_in"] == "reward" else _IN_LOSS
+    return {**settings, "kl_target": facts.setting("kl_target"), "formula": formulas.get(settings["kl_estimator"])}
 
 
 def penalty_varies(facts: Facts) -> bool:
-    """Whether β is adapted, by the settings or by what was logged."""
+    """Whether β is adapted, by the settings or by the logged values.
+
+    Args:
+        facts: The facts of the stage.
+
+    Returns:
+        True where it is.
+    """
     logged = {row["kl_coef"] for row in facts.metrics if row.get("kl_coef") is not None}
     return facts.setting("kl_target") is not None or len(logged) > 1

@@ -1,4 +1,4 @@
-"""Values as Markdown: anything that is not marked `Raw` is shown as the text that it is."""
+"""Values as Markdown: anything that is not `Raw` is escaped, so that it renders as plain text."""
 
 import re
 from collections.abc import Mapping
@@ -7,24 +7,32 @@ from typing import Any
 from ...fileio import finite
 
 NOT_MEASURED = "not measured"
-TINY = 5e-6  # sums of float32 log-probabilities differ by so much between two orders of summation
-# Also "://" and "www.", of which GitHub's dialect makes links.
+TINY = 5e-6  # sums of float32 log-probabilities differ by up to this between two orders of summation
+# Also "://" and "www.", which GitHub's dialect turns into links.
 _STRUCTURE = re.compile(r"[&<>`*_{}\[\]#|~$\\]|:(?=//)|(?<=www)\.", re.IGNORECASE)
 _TOKEN = re.compile(r"hf_\w{8,}")
 
 
 class Raw(str):
-    """Markdown that was made here, not by a model or a user."""
+    """Markdown that this package wrote, not a model or a user."""
 
     __slots__ = ()
 
 
 def escape(value: Any) -> str:
-    """Text that renders as itself, on one line, also in a table cell.
+    """Escapes a text so that it renders as itself, on one line, also in a table cell.
 
-    Characters that Markdown or HTML could read as structure become numeric references: they mean the character itself
-    in every dialect, whereas a backslash does not protect < and & everywhere. Line breaks are shown as ↵, characters
-    that cannot be printed as �.
+    Characters that Markdown or HTML could read as structure become numeric references: these mean the character itself
+    in
+    every dialect, whereas a backslash does not protect < and & everywhere. Line breaks are shown as ↵, and characters
+    that
+    cannot be printed as �.
+
+    Args:
+        value: The value. `Raw` is returned as it is.
+
+    Returns:
+        The escaped text.
     """
     if isinstance(value, Raw):
         return value
@@ -34,7 +42,14 @@ def escape(value: Any) -> str:
 
 
 def code(value: Any) -> Raw:
-    """One line of code in a span; backticks in it are kept by a longer delimiter, a pipe by an escape for tables."""
+    """Formats a value as a code span of one line, also in a table cell.
+
+    Args:
+        value: The value. Backticks get a longer delimiter, and pipes are escaped.
+
+    Returns:
+        The span.
+    """
     text = " ".join(str(value).split()).replace("|", "\\|")
     ticks = "`" * (_longest_run(text) + 1)
     space = " " if text.startswith("`") or text.endswith("`") else ""
@@ -42,13 +57,28 @@ def code(value: Any) -> Raw:
 
 
 def fence(text: str, language: str = "") -> Raw:
-    """A block of code that nothing in `text` can end; access tokens in it are blotted out."""
+    """Formats a text as a code block that nothing in the text can end. Access tokens in it are masked.
+
+    Args:
+        text: The text.
+        language: Its language.
+
+    Returns:
+        The block.
+    """
     ticks = "`" * max(3, _longest_run(text) + 1)
     return Raw(f"{ticks}{language}\n{_TOKEN.sub('hf_***', text).rstrip()}\n{ticks}")
 
 
 def number(value: Any) -> Raw:
-    """A finite number to about three digits, or "not measured"; what rounding leaves of a zero is 0.000."""
+    """Formats a finite number to about three digits. What rounding leaves of a zero is 0.000.
+
+    Args:
+        value: The number.
+
+    Returns:
+        The number, or "not measured".
+    """
     if not finite(value):
         return Raw(NOT_MEASURED)
     if isinstance(value, int):
@@ -63,7 +93,14 @@ def number(value: Any) -> Raw:
 
 
 def estimate(figure: Mapping[str, Any] | None) -> Raw:
-    """`{value, ci95}` as "0.95 [0.93, 0.96]"; the value alone where it has no interval."""
+    """Formats an estimate as "0.95 [0.93, 0.96]".
+
+    Args:
+        figure: {value, ci95}.
+
+    Returns:
+        The estimate; the value alone where it has no interval.
+    """
     if not figure or number(figure.get("value")) == NOT_MEASURED:
         return Raw(NOT_MEASURED)
     interval = figure.get("ci95")

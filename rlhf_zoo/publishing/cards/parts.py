@@ -1,4 +1,4 @@
-"""What the cards of all stages are made of: the form of a stage's card, and the words that several share."""
+"""What the cards of all stages share: the form of a stage's card, and common texts."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +13,7 @@ from .markdown import Raw
 from .report import judge_notes
 
 TEMPLATES = Path(__file__).parent / "templates"
-# Rows of the tables of held-out figures: key in evaluation.json, how it reads. The first three are the headline's.
+# Rows of the tables of held-out figures: key in evaluation.json -> label. The first three are in the headline's table.
 HEADLINE = {
     "reward": "reward (the proxy that PPO maximises)",
     "kl": "KL to SFT, nats per completion",
@@ -26,7 +26,7 @@ FIGURES = {
     "distinct_2": "distinct-2",
     "repetition": "repetition",
 }
-# Figures that evaluations have since they were added: in the table where they were measured.
+# Figures that not every evaluation has: in the table where they were measured.
 _NEWER = {
     "exact_kl": "exact KL to SFT, nats per completion",
     "distinct_1": "distinct-1",
@@ -43,13 +43,17 @@ Draw = Callable[..., None]
 
 @dataclass(frozen=True)
 class StageCard:
-    """What the card of a stage has that those of others have not.
+    """What distinguishes the card of a stage from those of others.
 
-    template: of the README, which extends base.md.jinja. columns: of the checkpoint table after the step: heading ->
-    metric of the row at that step; one that no checkpoint has is left out, but for `always`. json_columns: the same in
-    rlhf_card.json. measured: (data, metrics) for the model index, of what was measured on data held out here. draw: the
-    plots. words: what the template needs besides. unmeasured: what a reader might look for on the card and will not
-    find.
+    Attributes:
+        template: The README's template, which extends base.md.jinja.
+        columns: Columns of the checkpoint table after the step: heading -> metric. A column without values is left out.
+        always: The heading of the column that is never left out.
+        json_columns: The same for rlhf_card.json: name -> metric.
+        measured: Yields (data, metrics) for the model index: what was measured on held-out data.
+        draw: Draws the figures.
+        words: Returns further values for the template.
+        unmeasured: Returns what a reader might look for on the card and will not find.
     """
 
     template: Path
@@ -63,34 +67,73 @@ class StageCard:
 
 
 def policy_figures(facts: Facts) -> dict[str, str]:
-    """The figures of a policy's table: key in evaluation.json -> how it reads."""
+    """Returns the rows of a policy's table of held-out figures.
+
+    Args:
+        facts: The facts of the stage.
+
+    Returns:
+        Key in evaluation.json -> label.
+    """
     return FIGURES | {key: name for key, name in _NEWER.items() if facts.figure("ppo", key)}
 
 
 def unmeasured_figures(facts: Facts, *but: str) -> list[str]:
+    """Returns the labels of the held-out figures that were not measured.
+
+    Args:
+        facts: The facts of the stage.
+        *but: Keys to leave out.
+
+    Returns:
+        The labels.
+    """
     return [name for key, name in FIGURES.items() if facts.figure(facts.stage, key) is None and key not in but]
 
 
 def picks(facts: Facts, side: str) -> dict[str, list[dict[str, Any]]]:
-    """Samples of a side by heading: the first prompts, the worst by the judge, and of PPO those farthest from SFT."""
+    """Selects samples to show: of the first prompts, the worst by the judge, and of PPO those farthest from SFT.
+
+    Args:
+        facts: The facts of the stage.
+        side: "sft" or "ppo".
+
+    Returns:
+        Heading -> samples.
+    """
     rows = [row for row in facts.samples if isinstance(row.get(side), Mapping)]
     first: dict[str, dict[str, Any]] = {}
     for row in rows:
         first.setdefault(row["prompt"], row)
-    found = {"The first held-out prompts": list(first.values())[:_SAMPLES_SHOWN]}
+    selected = {"The first held-out prompts": list(first.values())[:_SAMPLES_SHOWN]}
     key = "judge" if any(finite(row[side].get("judge")) for row in rows) else "reward"
     worst = sorted((row for row in rows if finite(row[side].get(key))), key=lambda row: row[side][key])
-    found[f"The worst of all {len(rows)}, by the {key}"] = worst[:_WORST_SHOWN]
+    selected[f"The worst of all {len(rows)}, by the {key}"] = worst[:_WORST_SHOWN]
     if side == "ppo":
         far = sorted((row for row in rows if finite(row[side].get("kl"))), key=lambda row: -row[side]["kl"])
-        found["The farthest from the SFT policy, by log-ratio"] = far[:_WORST_SHOWN]
-    return {heading: chosen for heading, chosen in found.items() if chosen}
+        selected["The farthest from the SFT policy, by log-ratio"] = far[:_WORST_SHOWN]
+    return {heading: chosen for heading, chosen in selected.items() if chosen}
 
 
 def notes_on_judge(judge: Mapping[str, Any]) -> Raw:
-    """What is to be known of a judge. That it is the reward itself, the template says of the main one."""
+    """Returns what a reader should know about a judge. (The template says where the main judge is the reward itself.)
+
+    Args:
+        judge: The judge's entry in evaluation.json.
+
+    Returns:
+        The sentences.
+    """
     return judge_notes({key: value for key, value in judge.items() if key != "is_training_reward"})
 
 
 def perplexity(loss: Any) -> float | None:
+    """Returns the perplexity of a loss.
+
+    Args:
+        loss: Nats per token.
+
+    Returns:
+        exp(loss), None where that is not measured or too large.
+    """
     return math.exp(loss) if finite(loss) and loss < 100 else None

@@ -1,4 +1,4 @@
-"""The card of a policy that was trained with PPO."""
+"""The card of a policy trained with PPO."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -34,7 +34,7 @@ _PANELS: tuple[plots.Panel, ...] = (
 )
 
 
-#: What `rlhf-zoo baseline` does, by method.
+#: Method of `rlhf-zoo baseline` -> what it does, continuing a sentence.
 _METHODS = {
     "best-of-n": "keeps of n completions of the SFT policy the one that the reward likes best",
     "sft": "is the SFT stage anew, for twice as long",
@@ -47,7 +47,7 @@ _METHODS = {
 def _measured(facts: Facts) -> Iterator[tuple[DataPart, list[Metric]]]:
     figures = {key: (facts.figure("ppo", key), name) for key, name in FIGURES.items()}
     figures["win_rate"] = (facts.figure("win_rate"), "win rate over SFT")
-    yield evaluated_on(facts), [(key, (found or {}).get("value"), name) for key, (found, name) in figures.items()]
+    yield evaluated_on(facts), [(key, (estimate or {}).get("value"), name) for key, (estimate, name) in figures.items()]
 
 
 def _draw(facts: Facts, draw: Draw) -> None:
@@ -91,7 +91,7 @@ def _words(facts: Facts) -> dict[str, Any]:
 
 
 def _baselines(frontier: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """What a policy is called, and its point: SFT, PPO, and those of each method."""
+    """Yields the name and point of each policy: SFT, PPO, and those of each method."""
     if not frontier:
         return
     yield "SFT", frontier["sft"]
@@ -102,7 +102,7 @@ def _baselines(frontier: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, 
 
 
 def _times(facts: Facts) -> dict[str, float]:
-    """Mean seconds of the phases of an update, and response tokens a second; none of runs that did not time them."""
+    """Returns the mean seconds of an update's phases, and response tokens per second; {} where they were not timed."""
     rows = [row for row in facts.metrics if finite(row.get("tokens_per_second"))]
     names = [
         "tokens_per_second",
@@ -116,14 +116,14 @@ def _times(facts: Facts) -> dict[str, float]:
 
 
 def _rewarded(facts: Facts) -> Raw:
-    """What PPO was rewarded by, in words."""
+    """Returns what rewarded PPO, in words."""
     paid = [markdown.code(name) for name, weight in facts.rewards.items() if weight != 0]
     watched = [markdown.code(name) for name, weight in facts.rewards.items() if weight == 0]
     what = [_learned(facts)] if facts.learned_reward else []
     if paid:
         what.append(f"the reward function{'s' if len(paid) > 1 else ''} {', '.join(paid)}")
-    seen = f" (with {', '.join(watched)} watched and never rewarded)" if watched else ""
-    return Raw((" and ".join(what) or "a reward that is not recorded") + seen)
+    unpaid = f" (with {', '.join(watched)} watched and never rewarded)" if watched else ""
+    return Raw((" and ".join(what) or "a reward that is not recorded") + unpaid)
 
 
 def _learned(facts: Facts) -> str:
@@ -137,13 +137,13 @@ def _learned(facts: Facts) -> str:
 
 
 def _main_judge(facts: Facts) -> dict[str, Any]:
-    """The headline's, with what is measured of every judge."""
+    """Returns the headline's judge, with the measurements that every judge has."""
     judge = facts.evaluation.get("judge") or {}
     return {**((facts.evaluation.get("judges") or {}).get(judge.get("name")) or {}), **judge}
 
 
 def _other_judges(facts: Facts) -> dict[str, dict[str, Any]]:
-    """The judges beside the main one: {name: {description, notes, sft, ppo, win_rate}}, votes among them."""
+    """Returns the judges beside the main one, votes included: {name: {description, notes, sft, ppo, win_rate}}."""
     main = (facts.evaluation.get("judge") or {}).get("name")
     others: dict[str, dict[str, Any]] = {}
     for name, figures in (facts.evaluation.get("judges") or {}).items():
@@ -159,13 +159,13 @@ def _other_judges(facts: Facts) -> dict[str, dict[str, Any]]:
 
 def _unmeasured(facts: Facts) -> list[str]:
     followed = facts.evaluation.get("over_training")
-    known = {
+    measured = {
         "win rate over SFT": facts.figure("win_rate"),
         "the control (SFT against SFT under another seed)": facts.figure("control"),
         "the judge before the end of training": isinstance(followed, Mapping) and followed.get("checkpoints"),
     }
     never = ["preferences of people", "other seeds", "safety, bias and truthfulness"]
-    return [*unmeasured_figures(facts), *(what for what, there in known.items() if not there), *never]
+    return [*unmeasured_figures(facts), *(what for what, there in measured.items() if not there), *never]
 
 
 CARD = StageCard(

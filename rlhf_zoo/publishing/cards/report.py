@@ -1,4 +1,4 @@
-"""An evaluation of any policy as Markdown, and its place in the card of a published one."""
+"""The report on an evaluation of any policy, in Markdown, and its place in the card of a published policy."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,7 @@ from ...modeling.prompt_keys import format_prompt_count
 from .markdown import Raw, code, escape, estimate
 
 WIN_RATES = "win_rates.png"
-#: What is said of both policies, and how it is called.
+#: Figures of both policies: key -> label.
 FIGURES = {
     "reward": "reward",
     "judge": "judge",
@@ -38,7 +38,7 @@ INDEPENDENT = {
     False: "**It is not independent of the reward model: it errs where that errs, so it acquits nobody.**",
     None: "Whether it is independent of the reward model, these pairs do not tell.",
 }
-#: What is to be known of a judge that checks answers, whether or not PPO was paid by it.
+#: What a reader should know about a judge that checks answers, whether or not it also rewarded PPO.
 CHECKS_ANSWERS = (
     "It says whether an answer is right, so it may judge what it rewards: read it strictly and leniently, as a policy "
     "may learn to write answers in the form that is read."
@@ -47,12 +47,26 @@ READINGS = {"strict": "strictly (where it is to stand)", "lenient": "leniently (
 
 
 def slug(name: str) -> str:
-    """A name of models as one of files: NAMESPACE/NAME@TAG gives NAMESPACE--NAME--TAG."""
+    """Turns the name of a model into one for files: NAMESPACE/NAME@TAG gives NAMESPACE--NAME--TAG.
+
+    Args:
+        name: The name.
+
+    Returns:
+        The name for files.
+    """
     return re.sub(r"[^\w.-]+", "--", name.strip("./")).strip("-") or "policy"
 
 
 def report(document: Mapping[str, Any]) -> str:
-    """Tables of an evaluation.json of `rlhf-zoo eval POLICY --against OTHER`, with its judges in words."""
+    """Writes the report of `rlhf-zoo eval POLICY --against OTHER`: tables, and the judges in words.
+
+    Args:
+        document: The evaluation.json.
+
+    Returns:
+        Markdown.
+    """
     return "\n".join(_lines(document)) + "\n"
 
 
@@ -75,11 +89,11 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
     for what, before, after, apart in answer_rows(document["judges"]):
         shown = estimate(apart) if apart else ""
         yield f"| {escape(what)} | {estimate(before)} | {estimate(after)} | {after['n']} | {shown} |"
-    for name, found in document["judges"].items():
-        yield f"| **win rate**, by {escape(name)} | | {estimate(found['win_rate'])} | {found['win_rate']['n']} | |"
-    for name, found in (document.get("votes") or {}).items():
-        votes = found.get("win_rate")
-        rate = estimate(votes) if votes else escape(found["problem"])
+    for name, figures in document["judges"].items():
+        yield f"| **win rate**, by {escape(name)} | | {estimate(figures['win_rate'])} | {figures['win_rate']['n']} | |"
+    for name, figures in (document.get("votes") or {}).items():
+        votes = figures.get("win_rate")
+        rate = estimate(votes) if votes else escape(figures["problem"])
         yield f"| **win rate**, by votes of {escape(name)} | | {rate} | {(votes or {}).get('n', '')} | |"
     yield f"| win rate at equal length | | {estimate(document['win_rate_at_equal_length'])} | {document['n']} | |"
     control = f"| {estimate(document['control'])} | | {document['n']} | |"
@@ -94,17 +108,24 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
         f"{document['seed']}. In brackets: 95% intervals, over prompts, for a difference the same ones of "
         "both; n counts completions. A tie counts one half."
     )
-    for name, found in document["judges"].items():
+    for name, figures in document["judges"].items():
         yield ""
-        yield f"**Judge:** {escape(name)}. {escape(found['description'])}{judge_notes(found)}"
+        yield f"**Judge:** {escape(name)}. {escape(figures['description'])}{judge_notes(figures)}"
     yield ""
     yield f"Made by {code(document['command'])}."
 
 
 def answer_rows(judges: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any, Any]]:
-    """Of the rules among the judges that check answers: what was counted, the other's, the policy's, the difference."""
-    for name, found in judges.items():
-        for reading, sides in ((found.get("answers") if isinstance(found, Mapping) else None) or {}).items():
+    """Yields the rows on correct answers, for the judges that check answers.
+
+    Args:
+        judges: Name -> the judge's entry in evaluation.json.
+
+    Yields:
+        (what was counted, the other policy's, the policy's, the difference).
+    """
+    for name, judge in judges.items():
+        for reading, sides in ((judge.get("answers") if isinstance(judge, Mapping) else None) or {}).items():
             ours, theirs = sides["ppo"], sides["sft"]
             what = f"right answers by {name}, read {READINGS.get(reading, reading)}"
             yield what, theirs["accuracy"], ours["accuracy"], sides["difference"]
@@ -121,7 +142,14 @@ def answer_rows(judges: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any, Any]
 
 
 def judge_notes(found: Mapping[str, Any]) -> Raw:
-    """What is to be known of one judge of an evaluation beside its description: sentences, each after a space."""
+    """Returns what a reader should know about a judge besides its description.
+
+    Args:
+        found: The judge's entry in evaluation.json.
+
+    Returns:
+        Sentences, each after a space.
+    """
     notes = []
     if found.get("checks_answers"):
         notes.append(CHECKS_ANSWERS)
@@ -141,21 +169,21 @@ def judge_notes(found: Mapping[str, Any]) -> Raw:
     cost = (found.get("usage") or {}).get("cost")
     if finite(cost) and cost is not None:
         notes.append(f"Cost: {cost:.4g}.")
-    return Raw("".join(f" {one}" for one in notes))
+    return Raw("".join(f" {note}" for note in notes))
 
 
 def _readings(answers: Mapping[str, Any] | None) -> list[str]:
-    """What a gain is worth by each reading of an answer: a sentence, or none; and whether it is one of form."""
+    """Returns sentences on what the policy gains by each reading of an answer, and whether only its form improved."""
     if not answers or not {"strict", "lenient"} <= answers.keys():
         return []
     strict, lenient = (answers[reading]["difference"] for reading in ("strict", "lenient"))
-    said = f"Read strictly the policy gains {estimate(strict)}, and leniently {estimate(lenient)}."
+    gains = f"Read strictly the policy gains {estimate(strict)}, and leniently {estimate(lenient)}."
     form = strict["ci95"][0] > 0 and lenient["ci95"][0] <= 0
-    return [said, "**Only the strict reading sees a gain: it is one of form.**"] if form else [said]
+    return [gains, "**Only the strict reading sees a gain: it is one of form.**"] if form else [gains]
 
 
 def _checked(check: Mapping[str, Any]) -> list[str]:
-    """What is found of a judge on ordered pairs: sentences."""
+    """Returns sentences on how a judge did on labeled pairs."""
     notes = []
     if check.get("unfit"):
         notes.append(f"**{escape(check['unfit'])}**")
@@ -171,13 +199,13 @@ def _checked(check: Mapping[str, Any]) -> list[str]:
         notes += _errors_beside_the_reward(own.get("with_reward"))
     if check.get("same_labels"):
         notes.append(SAME_LABELS)
-    elif "independent" in check and any((one or {}).get("with_reward") for one in (check, own)):
+    elif "independent" in check and any((part or {}).get("with_reward") for part in (check, own)):
         notes.append(INDEPENDENT[check["independent"]])
     return notes
 
 
 def _errors_beside_the_reward(shared: Mapping[str, Any] | None) -> list[str]:
-    """Whether a judge errs where the training reward errs: a sentence, or none."""
+    """Returns a sentence on whether a judge is wrong where the training reward is wrong, if that was measured."""
     if not shared or not shared["where_reward_errs"]:
         return []
     together = f", a correlation of errors of {estimate(shared['correlation'])}" if shared["correlation"] else ""
@@ -188,7 +216,14 @@ def _errors_beside_the_reward(shared: Mapping[str, Any] | None) -> list[str]:
 
 
 def unread(found: Mapping[str, Any]) -> str | None:
-    """How many answers of a judge could not be read, a sentence; None where all could."""
+    """Returns a sentence on how many of a judge's answers could not be read.
+
+    Args:
+        found: The judge's entry in evaluation.json.
+
+    Returns:
+        The sentence; None where all could be read.
+    """
     pairs, every = ((found.get(part) or {}).get("unparsed") or 0 for part in ("orders", "usage"))
     if not pairs and not every:
         return None
@@ -205,10 +240,21 @@ def _named(one: Mapping[str, Any]) -> Raw:
 
 
 def add_to_card(repo: str, folder: Path, document: Mapping[str, Any], *, hub: Hub = CLIENT) -> str:
-    """Adds the report to the card of a published policy, and the files of `folder` beside it. Returns the commit.
+    """Adds the report to the card of a published policy, together with the files of a folder, in one commit on `main`.
 
-    One commit on `main`: what an earlier evaluation against the same policy left is replaced, and nothing else. Raises
-    ZooError where the Hub refuses, also because somebody else committed meanwhile.
+    It replaces what an earlier evaluation against the same policy left, and nothing else.
+
+    Args:
+        repo: The policy's repository.
+        folder: The folder of the evaluation.
+        document: Its evaluation.json.
+        hub: The Hub.
+
+    Returns:
+        The commit.
+
+    Raises:
+        ZooError: A file is missing, or the Hub refuses, for instance because somebody else committed meanwhile.
     """
     from huggingface_hub import CommitOperationAdd
     from huggingface_hub.errors import EntryNotFoundError
@@ -235,8 +281,8 @@ def add_to_card(repo: str, folder: Path, document: Mapping[str, Any], *, hub: Hu
 
 
 def _sent(folder: Path) -> list[Path]:
-    found = [folder / name for name in ("evaluation.json", "samples.jsonl", WIN_RATES)]
-    missing = next((path for path in found if not path.is_file()), None)
+    files = [folder / name for name in ("evaluation.json", "samples.jsonl", WIN_RATES)]
+    missing = next((path for path in files if not path.is_file()), None)
     if missing is not None:
         raise ZooError(f"{missing} is not there, so the evaluation cannot be published: run it again.")
-    return found
+    return files

@@ -1,6 +1,6 @@
-"""Whether `rlhf-zoo reproduce` can make a published checkpoint again, as far as the records of its run say.
+"""Whether `rlhf-zoo reproduce` can reproduce a published checkpoint, by the records of its run.
 
-A card does not print a command that is known to be refused. `pipeline.inspect.published` refuses; this foretells it.
+A card must not print a command that is known to be refused. `pipeline.inspect.published` refuses; this predicts it.
 """
 
 import re
@@ -12,7 +12,7 @@ from ...plugins import REWARDS, registered
 from ...runs.registry import REWARD_ROLES, STAGES, parent_title
 from .facts import Facts
 
-#: Keys that may read files or load code, which a download may not decide.
+#: Keys that may read files or load code, so a download may not set them.
 READS_FILES = (
     "accelerator_config", "chat_template_path", "deepspeed", "fsdp", "fsdp_config", "model_init_kwargs",
     "parallelism_config", "reward_model_loader",
@@ -23,13 +23,13 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def obstacle(facts: Facts) -> str | None:
-    """Says why a checkpoint cannot be made again from what is published.
+    """Returns why a checkpoint cannot be reproduced from what is published.
 
     Args:
-        facts: What the run directory says of the stage.
+        facts: The facts of the stage.
 
     Returns:
-        The first reason, in words that continue "as"; None where none is known.
+        The first reason, as words that follow "as"; None where none is known.
     """
     return next(_obstacles(facts), None)
 
@@ -65,7 +65,7 @@ def _obstacles(facts: Facts) -> Iterator[str]:
 
 
 def _objects(facts: Facts, settings: Mapping[str, Any], shared: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """(key, name, group of entry points) of the Python objects that the stage's settings name."""
+    """Yields (key, name, group of entry points) of the Python objects that the stage's settings name."""
     if shared.get("corpus") is not None:
         yield "corpus", str(shared["corpus"]), "rlhf_zoo.runs.corpora"
     if facts.stage == "reward" and settings.get("preference") is not None:
@@ -81,5 +81,5 @@ def _is_known(name: str, group: str) -> bool:
 
 
 def _is_pinned(parent: Mapping[str, Any] | None) -> bool:
-    known = parent or {}
-    return hub_id(known.get("repo")) is not None and _COMMIT.fullmatch(str(known.get("commit"))) is not None
+    lineage = parent or {}
+    return hub_id(lineage.get("repo")) is not None and _COMMIT.fullmatch(str(lineage.get("commit"))) is not None

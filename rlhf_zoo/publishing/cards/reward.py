@@ -35,13 +35,13 @@ def _draw(facts: Facts, draw: Draw) -> None:
 
 def _words(facts: Facts) -> dict[str, Any]:
     hard = list(_hard(facts.reward_report.get("hard") or {}))
-    known = any(part.get("gold") is not None for _, part in hard)
-    seen = Raw(_seen(facts.reward_report.get("seen")))
-    return {"report": facts.reward_report, "pairs": measured_on(facts), "hard": hard, "known": known, "seen": seen}
+    has_gold = any(part.get("gold") is not None for _, part in hard)
+    clause = Raw(_seen(facts.reward_report.get("seen")))
+    return {"report": facts.reward_report, "pairs": measured_on(facts), "hard": hard, "known": has_gold, "seen": clause}
 
 
 def _seen(counted: Any) -> str:
-    """A clause on the held-out pairs: whether the model trained on them, as was counted; "" where nobody did."""
+    """Returns a clause on whether the model trained on the held-out pairs, as counted; "" where nothing was counted."""
     prompts, pairs = (counted.get(name) if isinstance(counted, Mapping) else None for name in ("prompts", "pairs"))
     if not finite(pairs):
         return ""
@@ -52,7 +52,7 @@ def _seen(counted: Any) -> str:
 
 
 def _hard(found: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """(which pairs, accuracy on them), the hardest first."""
+    """Yields (which pairs, accuracy on them), the hardest first."""
     for key, what in (("by_overlap", "words in common"), ("by_strength", "difference of their worth")):
         for part in found.get(key) or ():
             yield f"{what}: {number(part['low'])} to {number(part['high'])}", part
@@ -67,7 +67,7 @@ def _hard(found: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 def _unmeasured(facts: Facts) -> list[str]:
     report = facts.reward_report
-    known = {
+    measured = {
         "accuracy on held-out pairs": facts.accuracy is not None,
         "best of 4": report.get("best_of_n"),
         "ties": report.get("ties"),
@@ -76,7 +76,7 @@ def _unmeasured(facts: Facts) -> list[str]:
         "mean and deviation of its score over SFT samples": facts.score,
     }
     never = ["agreement with people beyond its pairs", "its accuracy on what PPO will write", "other seeds"]
-    return [*(what for what, there in known.items() if not there), *never]
+    return [*(what for what, there in measured.items() if not there), *never]
 
 
 CARD = StageCard(

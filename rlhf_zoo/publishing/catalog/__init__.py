@@ -1,1 +1,1 @@
-"""What a namespace has published: index, lineage, families, ablations. Read from cards alone."""
+"""What a namespace has published: index, lineage, families, ablations. All of it is read from cards."""

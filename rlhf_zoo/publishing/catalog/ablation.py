@@ -1,6 +1,6 @@
 """The runs of an ablation on the Hub: PPO repositories that started from one SFT policy and differ in β.
 
-What a card says is its publisher's word: it decides which runs stand beside which, and nothing more. Needs no torch.
+Cards are written by their publishers, so they only decide which runs are shown side by side. Needs no torch.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,8 +28,10 @@ _TOLD = 3
 class Run:
     """A PPO repository.
 
-    listing: its checkpoints, as `catalog.index.checkpoints` gives them; without step tags it has none to show.
-    card: rlhf_card.json of `main`, {} without one. private: whether only a token may read it.
+    Attributes:
+        listing: Its checkpoints, as `catalog.index.checkpoints` returns them; one without step tags has none to show.
+        card: rlhf_card.json of `main`, {} without one.
+        private: Whether reading it needs a token.
     """
 
     listing: Mapping[str, Any]
@@ -42,7 +44,7 @@ class Run:
 
     @property
     def beta(self) -> float | None:
-        """The coefficient of its KL penalty, at first where it adapts; None where the card has no settings."""
+        """The coefficient of its KL penalty, at the start where it adapts; None where the card has no settings."""
         return Card(self.card).beta
 
     @property
@@ -53,7 +55,12 @@ class Run:
 
 @dataclass(frozen=True)
 class Ablation:
-    """The given run, then the others. problem: why there may be fewer than there are, a sentence."""
+    """The runs of an ablation.
+
+    Attributes:
+        runs: The given run, then the others.
+        problem: A sentence on why runs may be missing.
+    """
 
     runs: tuple[Run, ...]
     problem: str | None = None
@@ -62,17 +69,28 @@ class Ablation:
 def find_runs(
     repo: str, card: Mapping[str, Any], *, others: Sequence[str] | None = None, hub: Hub = CLIENT
 ) -> Ablation:
-    """The runs that can be shown beside those of a PPO repository NAMESPACE/NAME; a revision behind it is left out.
+    """Finds the runs that can be shown beside a PPO repository.
 
-    card: rlhf_card.json of the checkpoint that is shown. others None looks for them in the namespace, among its
-    `MOST_LOOKED_AT` most recently changed models: same SFT policy, same recipe, another β. Of several with one β,
-    the one of the given run's seed is taken, else the newest; they come by β, the largest first. Whatever the Hub
-    refuses is then a `problem`, and at least the given run is there.
+    By default it searches the `MOST_LOOKED_AT` most recently changed models of the namespace for runs with the same SFT
+    policy and recipe and another β. Of several with one β it takes the one with the given run's seed, else the newest.
+    The
+    runs are ordered by β, the largest first. Where the Hub refuses, at least the given run is returned, with a
+    `problem`.
 
-    others given: exactly those, in their order, whatever their β and recipe; the given repository itself does not count
-    again. Raises ZooError where one cannot be had, is not of PPO, or started from another SFT policy.
+    SFT policies are the same where their weights are equal, as those of `best` and of its step's tag are.
 
-    Two commits are of one SFT policy where their weights are equal, as those of `best` and of its step's tag are.
+    Args:
+        repo: NAMESPACE/NAME; a revision after it is ignored.
+        card: rlhf_card.json of the checkpoint that is shown.
+        others: Exactly these runs, in their order, whatever their β and recipe; the given repository does not count
+            again.
+        hub: The Hub.
+
+    Returns:
+        The runs.
+
+    Raises:
+        ZooError: One of `others` cannot be had, is not a PPO repository, or started from another SFT policy.
     """
     from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
@@ -85,14 +103,14 @@ def find_runs(
         if problem is not None:
             return Ablation((own,), problem)
         try:
-            found, notes = _discovered(own, described, hub)
+            discovered, notes = _discovered(own, described, hub)
         except ZooError as error:
             return Ablation((own,), str(error))
-    return Ablation((own, *found), f"Of the runs beside {name}, {'; '.join(notes)}." if notes else None)
+    return Ablation((own, *discovered), f"Of the runs beside {name}, {'; '.join(notes)}." if notes else None)
 
 
 def _own(repo: str, card: Mapping[str, Any], hub: Hub) -> tuple[Run, str | None]:
-    """The given run, and why its checkpoints cannot be listed if they cannot."""
+    """Returns the given run, and why its checkpoints cannot be listed, if they cannot."""
     try:
         run, _ = _read(repo, hub)
     except ZooError as error:
@@ -102,7 +120,7 @@ def _own(repo: str, card: Mapping[str, Any], hub: Hub) -> tuple[Run, str | None]
 
 
 def _read(repo: str, hub: Hub) -> tuple[Run, str | None]:
-    """(a repository's run, why it has no card if it has none). Raises ZooError where the Hub does not show it."""
+    """Returns (a repository's run, why it has no card). Raises ZooError where the Hub does not show the repository."""
     from huggingface_hub.errors import RepositoryNotFoundError
 
     with refusals_as(f"{repo} cannot be looked at on {hub.name}", "check the name, --hub and the token."):
@@ -116,7 +134,7 @@ def _read(repo: str, hub: Hub) -> tuple[Run, str | None]:
     return Run(checkpoints(repo, hub), card, bool(info.private)), note
 
 
-# Those that are named
+# Runs that the caller names
 
 
 def _named(own: Run, card: Mapping[str, Any], names: Iterable[str], hub: Hub) -> list[Run]:
@@ -131,10 +149,10 @@ def _named(own: Run, card: Mapping[str, Any], names: Iterable[str], hub: Hub) ->
             "its card again."
         )
     with ThreadPoolExecutor(WORKERS) as pool:
-        found = list(pool.map(partial(_read, hub=hub), repos))
-    for run, note in found:
+        read = list(pool.map(partial(_read, hub=hub), repos))
+    for run, note in read:
         _check(run, note, own.repo, origin, hub)
-    return [run for run, _ in found]
+    return [run for run, _ in read]
 
 
 def _check(run: Run, note: str | None, beside: str, origin: Origin, hub: Hub) -> None:
@@ -159,11 +177,11 @@ def _short(origin: Origin) -> str:
     return f"{origin[0]}@{clean(origin[1])[:10]}"
 
 
-# Those that are found
+# Runs that are searched for
 
 
 def _discovered(own: Run, card: Mapping[str, Any], hub: Hub) -> tuple[list[Run], list[str]]:
-    """(the runs, notes on what was left out). Raises ZooError where the Hub does not list the namespace."""
+    """Returns (the runs, notes on what was left out). Raises ZooError where the Hub does not list the namespace."""
     namespace = own.repo.rpartition("/")[0]
     origin, recipe, beta = Card(card).origin, card.get("recipe"), own.beta
     if origin is None or not isinstance(recipe, str) or beta is None or not namespace:
@@ -181,10 +199,10 @@ def _discovered(own: Run, card: Mapping[str, Any], hub: Hub) -> tuple[list[Run],
     if left_out:
         more = f" and {len(left_out) - _TOLD} more" if len(left_out) > _TOLD else ""
         notes.append(f"these are left out: {', '.join(left_out[:_TOLD])}{more}")
-    found = _one_of_each_beta([run for run, _ in looked if run is not None], own.card.get("seed"))
-    if len(found) >= MOST_RUNS:
-        notes.append(f"only {MOST_RUNS - 1} of {len(found)} are taken: name those that you want")
-    return sorted(found[: MOST_RUNS - 1], key=lambda run: (-(run.beta or 0.0), run.repo)), notes
+    runs = _one_of_each_beta([run for run, _ in looked if run is not None], own.card.get("seed"))
+    if len(runs) >= MOST_RUNS:
+        notes.append(f"only {MOST_RUNS - 1} of {len(runs)} are taken: name those that you want")
+    return sorted(runs[: MOST_RUNS - 1], key=lambda run: (-(run.beta or 0.0), run.repo)), notes
 
 
 def _may_be_ppo(model: Any) -> bool:
@@ -193,7 +211,7 @@ def _may_be_ppo(model: Any) -> bool:
 
 
 def _look(model: Any, origin: Origin, recipe: str, beta: float, hub: Hub) -> tuple[Run | None, str | None]:
-    """(a listed model as a run of the ablation, None), or (None, a note if it is not known whether it is one)."""
+    """Returns (a listed model as a run of the ablation, None), or (None, a note where it cannot be told to be one)."""
     card, note = fetch_card(model.id, model.sha, hub)
     if note is not None:
         return None, f"{model.id} ({note})"
@@ -207,7 +225,10 @@ def _look(model: Any, origin: Origin, recipe: str, beta: float, hub: Hub) -> tup
 
 
 def _one_of_each_beta(runs: Iterable[Run], seed: Any) -> list[Run]:
-    """runs: the newest first, which stands unless another has checkpoints, or the seed, and it has not."""
+    """Keeps one run of each β: the newest, unless another has checkpoints or the seed where the newest has not.
+
+    `runs` holds the newest first.
+    """
 
     def rank(run: Run) -> tuple[bool, bool]:
         return bool(run.steps), run.card.get("seed") == seed

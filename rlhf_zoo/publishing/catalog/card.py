@@ -1,7 +1,7 @@
 """rlhf_card.json of a published model, as index, lineage, ablation and Spaces read it.
 
-A card is its publisher's word. The properties of `Card` give what has the type and the range that it should have, and
-None for the rest; texts are cleaned of what a terminal obeys.
+A card is written by its publisher, so it is not trusted. The properties of `Card` return values of the expected type
+and range, and None otherwise; texts are stripped of what could control a terminal.
 """
 
 from __future__ import annotations
@@ -30,9 +30,13 @@ MAX_TEXT = 96
 
 @dataclass(frozen=True)
 class Figure:
-    """A measured number. ci95, n: its 95% interval and sample size where the card has them.
+    """A measured number.
 
-    held_out: from the evaluation of the finished run; otherwise it is the last one that training logged.
+    Attributes:
+        value: The number.
+        ci95: Its 95% interval, if the card has one.
+        n: Its sample size, if the card has one.
+        held_out: Whether it comes from the evaluation of the finished run; otherwise training logged it last.
     """
 
     value: float
@@ -42,7 +46,14 @@ class Figure:
 
     @classmethod
     def read(cls, estimate: Any) -> Figure | None:
-        """Of {value, ci95, n}; None where the value is not a finite number."""
+        """Reads an estimate.
+
+        Args:
+            estimate: {value, ci95, n}.
+
+        Returns:
+            The figure; None where the value is not a finite number.
+        """
         value = number(at(estimate, "value"))
         if value is None:
             return None
@@ -54,9 +65,15 @@ class Figure:
 
 @dataclass(frozen=True)
 class Reference:
-    """What is named: a model or data set by repository and commit (None: not said), or by a folder of this machine.
+    """A model or data set that a card names, by repository and commit or by a local folder.
 
-    title: what it is to the model that names it.
+    Attributes:
+        role: Its role among the parents.
+        kind: "model" or "dataset".
+        repo: Its repository; None where the card names none.
+        commit: Its commit; None where the card names none.
+        folder: Its local folder.
+        title: What it is to the model that names it.
     """
 
     role: str
@@ -68,15 +85,23 @@ class Reference:
 
     @property
     def name(self) -> str:
+        """The folder, else the repository."""
         return str(self.folder) if self.folder is not None else self.repo or ""
 
 
 class Card(dict[str, Any]):
-    """The document itself, {} without one, with readers that do not trust it."""
+    """The document itself, {} without one, with properties that do not trust it."""
 
     @classmethod
     def parse(cls, content: bytes) -> tuple[Card, str | None]:
-        """(the card, None), or ({}, what is wrong with it)."""
+        """Parses a card.
+
+        Args:
+            content: Its bytes.
+
+        Returns:
+            (the card, None), or ({}, what is wrong with it).
+        """
         try:
             card = json.loads(content)
         except (ValueError, RecursionError):
@@ -91,7 +116,7 @@ class Card(dict[str, Any]):
 
     @property
     def is_ppo(self) -> bool:
-        """Whether it may be PPO's: also where it does not say."""
+        """Whether it may be PPO's, which is also so where the card names no stage."""
         return self.get("stage", "ppo") == "ppo"
 
     @property
@@ -128,7 +153,7 @@ class Card(dict[str, Any]):
 
     @property
     def beta(self) -> float | None:
-        """The coefficient of its KL penalty, at first where it adapts; None where the card has no settings."""
+        """The coefficient of its KL penalty, at the start where it adapts; None where the card has no settings."""
         settings = self.get("settings")
         return number(settings.get("kl_coef", DEFAULTS["kl_coef"])) if isinstance(settings, Mapping) else None
 
@@ -140,7 +165,7 @@ class Card(dict[str, Any]):
 
     @property
     def parents(self) -> tuple[Reference, ...]:
-        """The parents that it names, in the order of ROLES; other roles and what no Hub could have are left out.
+        """The parents that it names, in the order of ROLES; unknown roles and impossible names are left out.
 
         A parent that was never published stays, without a repository.
         """
@@ -157,19 +182,19 @@ class Card(dict[str, Any]):
 
     @property
     def on_base(self) -> bool:
-        """Whether it is of PPO, straight on a model that its settings name."""
+        """Whether it is PPO's and started from a model that its settings name."""
         settings = self.get("settings")
         return isinstance(settings, Mapping) and starts_on_base(self.stage, settings)
 
     @property
     def origin(self) -> Origin | None:
-        """Which SFT checkpoint the run started from; None where the card does not name a published one."""
+        """The SFT checkpoint that the run started from; None where the card does not name a published one."""
         sft = next((parent for parent in self.parents if parent.role == "sft"), None)
         return (sft.repo, sft.commit) if sft and sft.repo is not None and sft.commit is not None else None
 
     @property
     def figures(self) -> dict[str, float]:
-        """What it says that the model reached, as a family tree shows it; nothing that was not measured."""
+        """The figures that a family tree shows of the model; only what was measured."""
         stage = STAGES.get(self.stage or "")
         step = self.get("step")
         own = next((row for row in self.checkpoints if step is not None and row.get("step") == step), {})
@@ -178,24 +203,53 @@ class Card(dict[str, Any]):
         return {name: value for name, value in figures.items() if finite(value)}
 
     def estimate(self, *path: str) -> Figure | None:
-        """An estimate of its evaluation."""
+        """Returns an estimate of its evaluation.
+
+        Args:
+            *path: The keys of its path.
+
+        Returns:
+            The figure; None without one.
+        """
         return Figure.read(at(self, "evaluation", *path))
 
 
 def clean(text: str, longest: int = 120) -> str:
-    """`text` in one line without anything that a terminal obeys or that turns the direction of writing."""
+    """Returns a text in one line, without characters that control a terminal or change the direction of writing.
+
+    Args:
+        text: The text.
+        longest: Its most characters.
+
+    Returns:
+        The cleaned text.
+    """
     shown = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
     return shown if len(shown) <= longest else shown[: longest - 1] + "…"
 
 
 def one_line(value: Any) -> str | None:
-    """A text of at most `MAX_TEXT` characters that a terminal shows as it is; None where there is nothing to show."""
+    """Returns a text in one line that is safe to print.
+
+    Args:
+        value: The value.
+
+    Returns:
+        At most `MAX_TEXT` characters; None where the value is no text or empty.
+    """
     text = value[: MAX_TEXT + 1].strip() if isinstance(value, str) else ""
     return clean(text, MAX_TEXT) or None
 
 
 def iso_date(value: Any) -> str | None:
-    """A time in ISO 8601, in UTC and to the second."""
+    """Returns a time in ISO 8601, in UTC and to the second.
+
+    Args:
+        value: A time in ISO 8601.
+
+    Returns:
+        The time; None where the value is none.
+    """
     try:
         return datetime.fromisoformat(value).astimezone(UTC).isoformat(timespec="seconds")
     except (TypeError, ValueError, OverflowError):
@@ -203,7 +257,16 @@ def iso_date(value: Any) -> str | None:
 
 
 def fetch_card(repo: str, commit: str, hub: Hub = CLIENT) -> tuple[Card, str | None]:
-    """`download_card`, or ({}, why the Hub does not give it). A full disk stays an OSError."""
+    """Downloads a card as `download_card` does, but returns the Hub's refusals as text. A full disk stays an OSError.
+
+    Args:
+        repo: The repository.
+        commit: The commit.
+        hub: The Hub.
+
+    Returns:
+        (the card, None), or ({}, why there is none).
+    """
     try:
         return download_card(repo, commit, hub)
     except client_errors() as error:
@@ -213,15 +276,27 @@ def fetch_card(repo: str, commit: str, hub: Hub = CLIENT) -> tuple[Card, str | N
 
 
 def download_card(repo: str, commit: str, hub: Hub = CLIENT) -> tuple[Card, str | None]:
-    """(rlhf_card.json at a commit, None), or ({}, why there is none). Raises what the client raises."""
+    """Downloads rlhf_card.json at a commit.
+
+    Args:
+        repo: The repository.
+        commit: The commit.
+        hub: The Hub.
+
+    Returns:
+        (the card, None), or ({}, why there is none).
+
+    Raises:
+        Exception: Errors of the Hub's client pass through.
+    """
     from huggingface_hub import try_to_load_from_cache
 
     path: Any = try_to_load_from_cache(repo, CARD_FILE, cache_dir=hub.cache, revision=commit)
     if not isinstance(path, str):
-        known = hub.api().get_paths_info(repo, [CARD_FILE], revision=commit)
-        if not known:
+        entries = hub.api().get_paths_info(repo, [CARD_FILE], revision=commit)
+        if not entries:
             return Card(), f"has no {CARD_FILE}"
-        if getattr(known[0], "size", MAX_CARD + 1) > MAX_CARD:
+        if getattr(entries[0], "size", MAX_CARD + 1) > MAX_CARD:
             return Card(), f"has an {CARD_FILE} that is not a file of at most {MAX_CARD} bytes"
         path = hub.file(repo, CARD_FILE, revision=commit)
     with open(path, "rb") as source:

@@ -1,7 +1,7 @@
-"""The family tree of a published model, from the cards alone: what each came of, and what it reached.
+"""The family tree of a published model, from the cards alone: its ancestors and their figures.
 
-Pure: what a repository says of itself comes through the function `look` (that of `publishing.catalog.lineage` asks a
-Hub). Whatever stands in a card was written by its publisher, so its texts are cleaned before they go anywhere.
+It does no I/O: repositories are read by the function `look` (`publishing.catalog.lineage` has one that asks a Hub).
+Cards are written by their publishers, so their texts are cleaned before they are shown.
 """
 
 from __future__ import annotations
@@ -21,7 +21,15 @@ MOST = 64
 
 @dataclass(frozen=True)
 class Member:
-    """What was found of a reference. card: None without one; problem: why there is nothing more to say of it."""
+    """What a repository or folder says of itself.
+
+    Attributes:
+        commit: Its commit.
+        tags: The tags at that commit.
+        card: Its card, None without one.
+        problem: Why nothing more is known.
+        parents: The parents that its card names.
+    """
 
     commit: str | None = None
     tags: tuple[str, ...] = ()
@@ -32,7 +40,14 @@ class Member:
 
 @dataclass(frozen=True)
 class Node:
-    """A member where the tree draws it. again: why its own parents are not drawn here, or None where they are."""
+    """A member at its place in the tree.
+
+    Attributes:
+        reference: How its child names it.
+        member: What it says of itself.
+        parents: Its parents.
+        again: Why its parents are not drawn here; None where they are.
+    """
 
     reference: Reference
     member: Member
@@ -49,11 +64,12 @@ class Node:
 
     @property
     def title(self) -> str:
-        """What it is to the model that names it. One that PPO was put on may be a stage's, by its own card."""
+        """What it is to the model that names it; a base model may itself be a stage's, by its own card."""
         named = self.reference.title
         return STAGES[self.stage].title if self.stage and named == ROLES["base"] else named
 
     def to_json(self) -> dict[str, Any]:
+        """Returns the node and its ancestors as a document."""
         at = self.reference
         return {
             "role": at.role,
@@ -75,9 +91,18 @@ class Node:
 
 
 def family_tree(root: Reference, look: Callable[[Reference], Member], *, depth: int = DEPTH, most: int = MOST) -> Node:
-    """The tree below `root`. Who has two children is drawn in full where it comes first, and referred to after that.
+    """Builds the family tree of a model. A member with two children is drawn in full the first time only.
 
-    look: called once for each thing named. depth and most bound what cards can make of it.
+    `depth` and `most` limit what hostile cards can make of it.
+
+    Args:
+        root: The model.
+        look: Reads a repository or folder; called once for each.
+        depth: Most generations.
+        most: Most repositories and folders that are read.
+
+    Returns:
+        The root's node.
     """
     looked: dict[tuple[Any, ...], Member] = {}
     drawn: set[tuple[Any, ...]] = set()
@@ -85,12 +110,12 @@ def family_tree(root: Reference, look: Callable[[Reference], Member], *, depth: 
     def grow(at: Reference, above: tuple[tuple[Any, ...], ...]) -> Node:
         if at.repo is None and at.folder is None:
             return Node(at, Member(problem="never published"))
-        asked = (at.kind, at.name, at.commit)
-        if asked not in looked:
+        key = (at.kind, at.name, at.commit)
+        if key not in looked:
             if len(looked) >= most:
                 return Node(at, Member(), again=f"not looked at: more than {most} repositories")
-            looked[asked] = look(at)
-        member = looked[asked]
+            looked[key] = look(at)
+        member = looked[key]
         here = (at.kind, at.name, member.commit or at.commit)
         if here in above:
             return Node(at, member, again="a cycle: it names itself among what it came of")
@@ -105,7 +130,14 @@ def family_tree(root: Reference, look: Callable[[Reference], Member], *, depth: 
 
 
 def draw(node: Node) -> list[str]:
-    """The lines of a node: what it is and where, then what its card says. Plain text, whatever brackets it holds."""
+    """Writes a node as lines of plain text: what it is and where, then the figures of its card.
+
+    Args:
+        node: The node.
+
+    Returns:
+        The lines.
+    """
     at, member = node.reference, node.member
     if not at.name:
         return [f"{node.title}: {member.problem}"]

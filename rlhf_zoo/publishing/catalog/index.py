@@ -1,6 +1,6 @@
-"""What a namespace has published, and which checkpoints a repository has: from the Hub's listings and rlhf_card.json.
+"""What a namespace has published, and the checkpoints of a repository, from the Hub's listings and rlhf_card.json.
 
-A card is its publisher's word, see `card.Card`; one that cannot be read becomes a note in the listing. Needs no torch.
+Cards are not trusted, see `card.Card`; one that cannot be read becomes a note in the listing. Needs no torch.
 """
 
 import textwrap
@@ -39,11 +39,23 @@ _MAX_METRICS = 8
 
 @dataclass(frozen=True)
 class Entry:
-    """A repository of a zoo at the head of its main branch, as far as its card goes; None is what that does not say.
+    """A repository of a zoo at the head of its main branch, as its card describes it; None where the card does not say.
 
-    kl: to SFT, in nats per completion. win_rate: over SFT, by the judge. accuracy: of a reward model on held-out pairs.
-    date: when the run finished, or else began, or else when the repository last changed; ISO 8601.
-    note: why there is no more.
+    Attributes:
+        repo: The repository.
+        commit: Its head commit.
+        stage: The stage that trained it.
+        recipe: Its recipe.
+        base: The base model.
+        step: The step.
+        seed: The seed.
+        simulated: Whether a program stands in for the people who judge.
+        reward: Its mean reward.
+        kl: KL to SFT, in nats per completion.
+        win_rate: Win rate over SFT, by the judge.
+        accuracy: Accuracy of a reward model on held-out pairs.
+        date: When the run finished, or else began, or else when the repository last changed; ISO 8601.
+        note: Why nothing more is known.
     """
 
     repo: str
@@ -62,7 +74,7 @@ class Entry:
     note: str | None = None
 
 
-#: How a listing can be sorted: name -> (key, None where there is nothing to sort by; whether the greatest comes first).
+#: How a listing can be sorted: name -> (key, None for a missing figure; whether the greatest comes first).
 SORTS: dict[str, tuple[Callable[[Entry], Any], bool]] = {
     "reward": (lambda entry: entry.reward and entry.reward.value, True),
     "kl": (lambda entry: entry.kl and entry.kl.value, False),
@@ -85,7 +97,19 @@ def entry(
     tags: Iterable[str] = (),
     note: str | None = None,
 ) -> Entry:
-    """What a card says, whatever it is made of. changed, tags: the Hub's word, for what the card does not say."""
+    """Makes an entry of a card.
+
+    Args:
+        repo: The repository.
+        commit: Its head commit.
+        document: The card, which is not trusted.
+        changed: When the repository last changed, by the Hub.
+        tags: The repository's tags of the Hub, used where the card names no stage.
+        note: Why there is no card.
+
+    Returns:
+        The entry.
+    """
     card = Card(document)
     stage = card.stage or next((one_line(tag[6:]) for tag in tags if tag.startswith("stage:")), None)
     return Entry(
@@ -104,11 +128,11 @@ def entry(
 
 
 def _figures(stage: str | None, card: Card) -> dict[str, Figure | None]:
-    """The evaluation stands in the card of every stage of its run: of its figures, those of this stage."""
+    """Returns the figures of this stage. (The card of every stage of a run holds the whole evaluation.)"""
     if stage == "reward":
         measured = at(card, "evaluation", "reward_model")
-        known = isinstance(measured, Mapping)
-        return {"accuracy": Figure.read({**measured, "value": measured.get("accuracy")})} if known else {}
+        is_measured = isinstance(measured, Mapping)
+        return {"accuracy": Figure.read({**measured, "value": measured.get("accuracy")})} if is_measured else {}
     if stage not in ("sft", "ppo"):
         return {}
     figures = {"reward": card.estimate(stage, "reward") or _trained(card.get("reward"))}
@@ -123,13 +147,23 @@ def _trained(value: Any) -> Figure | None:
     return None if last is None else Figure(last, held_out=False)
 
 
-# Choosing and showing
+# Selecting and showing entries
 
 
 def select(
     entries: Iterable[Entry], *, stage: str | None = None, recipe: str | None = None, base: str | None = None
 ) -> list[Entry]:
-    """Those of a stage, of a recipe, over a base model; the base's full id or its last part."""
+    """Returns the entries of a stage, of a recipe, or on a base model. None selects all.
+
+    Args:
+        entries: The entries.
+        stage: Name of the stage.
+        recipe: Name of the recipe.
+        base: The base model's id, or the last part of it.
+
+    Returns:
+        The selected entries.
+    """
     return [
         entry
         for entry in entries
@@ -140,18 +174,36 @@ def select(
 
 
 def ordered(entries: Iterable[Entry], by: str | None = None, *, reverse: bool = False) -> list[Entry]:
-    """Sorted by one of SORTS, by default by recipe, stage and name; what lacks the figure comes last either way."""
+    """Sorts entries. Those without the figure come last, in either direction.
+
+    Args:
+        entries: The entries.
+        by: A key of `SORTS`; None sorts by recipe, stage and name.
+        reverse: Whether to reverse the order.
+
+    Returns:
+        The sorted entries.
+    """
     plain = sorted(entries, key=lambda entry: (entry.recipe or "~", _STAGE_ORDER.get(entry.stage or "", 9), entry.repo))
     if by is None:
         return plain[::-1] if reverse else plain
     key, greatest_first = SORTS[by]
-    known = [entry for entry in plain if key(entry) is not None]
-    known.sort(key=key, reverse=greatest_first != reverse)
-    return [*known, *(entry for entry in plain if key(entry) is None)]
+    with_figure = [entry for entry in plain if key(entry) is not None]
+    with_figure.sort(key=key, reverse=greatest_first != reverse)
+    return [*with_figure, *(entry for entry in plain if key(entry) is None)]
 
 
 def benchmark(entries: Sequence[Entry], *, command: str, namespace: str) -> str:
-    """The table in Markdown, between its two markers, under the command that makes it."""
+    """Writes the table of entries in Markdown, between its markers and under the command that makes it.
+
+    Args:
+        entries: The entries.
+        command: The command.
+        namespace: The namespace that was listed.
+
+    Returns:
+        The table.
+    """
     head = ("repository @ commit", "recipe", "stage", "base", "reward", "KL, nats", "win rate", "accuracy", "seed",
             "step", "data", "date")  # fmt: skip
     rows = [head, ("---",) * len(head)]
@@ -192,23 +244,39 @@ def _markdown_figure(figure: Figure | None) -> str:
 
 
 def with_table(text: str | None, table: str) -> str:
-    """`text` with the table between its markers, or at the end where it has none; an introduction for no text at all.
+    """Puts the table between the markers of a text, or at its end where it has none.
 
-    Raises ZooError for a text whose markers are not one pair.
+    Args:
+        text: The text; None is a new file, which gets an introduction.
+        table: The table with its markers.
+
+    Returns:
+        The new text.
+
+    Raises:
+        ZooError: The markers are not exactly one pair in order.
     """
     if text is None:
         return f"{INTRODUCTION}\n{table}"
     if BEGIN not in text and END not in text:
         return f"{text.rstrip()}\n\n{table}" if text.strip() else f"{INTRODUCTION}\n{table}"
     before, _, rest = text.partition(BEGIN)
-    inside, found, after = rest.partition(END)
-    if not found or END in before or BEGIN in inside or BEGIN in after or END in after:
+    inside, end_marker, after = rest.partition(END)
+    if not end_marker or END in before or BEGIN in inside or BEGIN in after or END in after:
         raise ZooError(f"The markers {BEGIN} and {END} are not one pair in order: leave one of each around the table.")
     return f"{before}{table.rstrip()}{after}"
 
 
 def write_benchmark(path: Path, table: str) -> None:
-    """Puts the table into a file, leaving what stands outside its markers. Raises ZooError if it cannot be."""
+    """Puts the table into a file. What stands outside its markers stays.
+
+    Args:
+        path: The file.
+        table: The table with its markers.
+
+    Raises:
+        ZooError: The file cannot be read or written, or its markers are not one pair.
+    """
     try:
         text = path.read_bytes().decode() if path.exists() else None
         if not path.parent.is_dir():
@@ -230,31 +298,49 @@ def write_benchmark(path: Path, table: str) -> None:
 
 
 def owner(hub: Hub = CLIENT) -> str:
-    """Whom the token belongs to. Raises ZooError where the Hub does not say."""
+    """Returns the user that the token belongs to.
+
+    Args:
+        hub: The Hub.
+
+    Returns:
+        The user's name.
+
+    Raises:
+        ZooError: The Hub does not say.
+    """
     with refusals_as(f"{hub.address} does not say whose zoo is meant", "give --namespace, or a token."):
         return hub.api().whoami()["name"]
 
 
 def published(namespace: str, hub: Hub = CLIENT) -> list[Entry]:
-    """Every model of a namespace that has the tag `rlhf-zoo`, and those that the Hub itself calls damaged.
+    """Lists every model of a namespace with the tag `rlhf-zoo`, and those that the Hub reports as damaged.
 
-    Raises ZooError where the Hub does not list them.
+    Args:
+        namespace: The namespace.
+        hub: The Hub.
+
+    Returns:
+        The entries.
+
+    Raises:
+        ZooError: The Hub does not list them.
     """
     from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
     with refusals_as(f"What {namespace} published cannot be listed on {hub.name}", "check --hub."):
-        found = list(hub.api().list_models(author=namespace, filter=TAG, expand=["sha", "lastModified", "tags"]))
+        models = list(hub.api().list_models(author=namespace, filter=TAG, expand=["sha", "lastModified", "tags"]))
         damaged = _damaged(namespace, hub)
     with disable_progress_bars(), ThreadPoolExecutor(WORKERS) as pool:
-        entries = {entry.repo: entry for entry in pool.map(partial(_read, hub=hub), found)}
+        entries = {entry.repo: entry for entry in pool.map(partial(_read, hub=hub), models)}
     for repo, note in damaged.items():
-        known = entries.get(repo) or Entry(repo, "")
-        entries[repo] = replace(known, note=f"the Hub calls it damaged: {note}")
+        listed_entry = entries.get(repo) or Entry(repo, "")
+        entries[repo] = replace(listed_entry, note=f"the Hub calls it damaged: {note}")
     return list(entries.values())
 
 
 def _damaged(namespace: str, hub: Hub) -> dict[str, str]:
-    """Model -> what is wrong with it, from a Hub that says so: the embedded one, to who has a token."""
+    """Returns model -> what is wrong with it. Only the embedded Hub reports this, to users with a token."""
     from huggingface_hub.errors import HfHubHTTPError
     from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
@@ -268,12 +354,12 @@ def _damaged(namespace: str, hub: Hub) -> dict[str, str]:
         paths = answer.json()
     except (HfHubHTTPError, ValueError):  # another kind of Hub, which has no such address, or a reader without a token
         return {}
-    found = {}
-    for one in paths if isinstance(paths, list) else []:
-        repo, note = (one_line(at(one, key)) for key in ("id", "reason"))
-        if at(one, "type") == "model" and repo is not None and note is not None:
-            found[repo] = note
-    return found
+    notes = {}
+    for item in paths if isinstance(paths, list) else []:
+        repo, note = (one_line(at(item, key)) for key in ("id", "reason"))
+        if at(item, "type") == "model" and repo is not None and note is not None:
+            notes[repo] = note
+    return notes
 
 
 def _read(model: Any, *, hub: Hub) -> Entry:
@@ -285,12 +371,23 @@ def _read(model: Any, *, hub: Hub) -> Entry:
 
 
 def checkpoints(repo: str, hub: Hub = CLIENT) -> dict[str, Any]:
-    """{repo, stage, recipe, note, checkpoints: [{revision, step, commit, date, also, metrics}]}, by step.
+    """Lists the checkpoints of a repository.
 
-    A row is a tag of the Hub; `also` says that best or main is that step, by the card of their commit. metrics: what
-    the card has for the tag, by name: reward and kl of PPO, losses and accuracy of the others. A tag that is no step,
-    and best and main where no card says their step, have rows of their own at the end. Raises ZooError where the Hub
-    does not list them.
+    A row is a tag of the Hub. `also` names best and main where they are that step, by the card of their commit. A tag
+    that
+    is no step, and best and main where no card gives their step, have rows of their own at the end.
+
+    Args:
+        repo: The repository.
+        hub: The Hub.
+
+    Returns:
+        {repo, stage, recipe, note, checkpoints: [{revision, step, commit, date, also, metrics}]}, by step. `metrics`
+        holds
+        what the card says of the tag: reward and kl of PPO, losses and accuracy of the others.
+
+    Raises:
+        ZooError: The Hub does not list them.
     """
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
     from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
@@ -319,15 +416,25 @@ def checkpoint_rows(
     cards: Mapping[str, Mapping[str, Any]],
     dates: Mapping[str, datetime],
 ) -> dict[str, Any]:
-    """See `checkpoints`. tags, named (best and main): name -> commit; cards: of best and main; dates: by commit."""
-    known = {name: Card(cards.get(name) or {}) for name in ("main", "best")}
-    card = known["main"] or known["best"]
+    """Makes the rows of `checkpoints`.
+
+    Args:
+        tags: Tag -> commit.
+        named: Commits of best and main, by name.
+        cards: Cards of best and main, by name.
+        dates: Commit -> its date.
+
+    Returns:
+        {stage, recipe, checkpoints}.
+    """
+    named_cards = {name: Card(cards.get(name) or {}) for name in ("main", "best")}
+    card = named_cards["main"] or named_cards["best"]
     rows_of_card = {row["tag"]: row for row in card.checkpoints if isinstance(row.get("tag"), str)}
     steps = {name: int(name[5:]) for name in tags if name.startswith("step-") and name[5:].isdecimal()}
     also: dict[int, list[str]] = {}
     for name in named:
-        step = whole(at(known[name], "chosen", "step")) if name == "best" else None
-        step = known[name].step if step is None else step
+        step = whole(at(named_cards[name], "chosen", "step")) if name == "best" else None
+        step = named_cards[name].step if step is None else step
         if step is not None and step in steps.values():
             also.setdefault(step, []).append(name)
     # A repository that was exported has none of the commits that its cards name.
@@ -350,7 +457,7 @@ def checkpoint_rows(
     for name in sorted(tags, key=lambda name: (name not in steps, steps.get(name, 0), name)):
         row = rows_of_card.get(name, {})
         if not copied and row.get("commit") not in (None, tags[name]):
-            row = {}  # the tag has moved since: these figures are of another checkpoint
+            row = {}  # the tag has moved since, so these figures are another checkpoint's
         rows.append(row_of(name, steps.get(name), tags[name], row))
     shown = {name for names in also.values() for name in names}
     rows += [row_of(name, None, named[name], {}) for name in named if name not in shown]

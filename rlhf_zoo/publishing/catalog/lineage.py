@@ -1,4 +1,4 @@
-"""From a checkpoint to the models and data it came from, as its rlhf_card.json names them."""
+"""Finds the models and data that a checkpoint came from, as its rlhf_card.json names them."""
 
 import re
 from collections.abc import Mapping
@@ -28,10 +28,14 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True)
 class Lineage:
-    """A PPO checkpoint with its SFT and reward model; reward is None where it was trained without one.
+    """A PPO checkpoint with its SFT and reward models.
 
-    card: the checkpoint's rlhf_card.json, {} without one, as its publisher wrote it: its texts are data. others: the
-    reward models beside it of an ensemble.
+    Attributes:
+        ppo: The PPO checkpoint.
+        sft: The SFT model.
+        reward: The reward model; None where PPO was trained without one.
+        card: The checkpoint's rlhf_card.json, {} without one. Its publisher wrote it, so its texts are only data.
+        others: The other reward models of an ensemble.
     """
 
     ppo: Checkpoint
@@ -52,6 +56,7 @@ class Lineage:
 
     @property
     def simulated(self) -> bool:
+        """Whether a program stands in for the people who judge."""
         return Card(self.card).simulated is True
 
     @property
@@ -61,7 +66,7 @@ class Lineage:
 
     @property
     def reward_loader(self) -> str | None:
-        """The code that loaded its reward model, as its card names it: imported of this machine's runs alone."""
+        """The code that loaded its reward model, as its card names it. It is imported only for runs of this machine."""
         loader = at(self.card, "settings", "reward_model_loader")
         return loader if isinstance(loader, str) else None
 
@@ -71,18 +76,26 @@ class Lineage:
         return prompts_at(self.card.get("settings"))
 
     def setting(self, key: str, default: float) -> float:
-        """A number among the settings that it was trained with."""
+        """Returns a number among the settings that it was trained with.
+
+        Args:
+            key: The key.
+            default: The value where the card has none.
+
+        Returns:
+            The number.
+        """
         value = at(self.card, "settings", key)
         return value if finite(value) else default
 
     @property
     def reward_reading(self) -> dict[str, Any]:
-        """How its reward models are read, by the keywords of `load_reward`."""
+        """How its reward models are read, as keywords of `load_reward`."""
         return reading_of(at(self.card, "settings"))
 
     @property
     def cuts(self) -> dict[str, Any]:
-        """How its training cut completions, by the fields of `Truncation`; {} where it did not."""
+        """How its training cut completions, as fields of `Truncation`; {} where it did not."""
         keys = ("response_length_min", "truncate_text", "truncate_after")
         shortest, text, after = (at(self.card, "settings", key) for key in keys)
         cuts = {
@@ -94,7 +107,14 @@ class Lineage:
 
 
 def prompts_at(settings: Any) -> tuple[str | None, str, str | None]:
-    """`Lineage.prompts_at` of a run's settings, or of a card's, which are a stranger's words."""
+    """Returns where PPO's prompts are: see `Lineage.prompts_at`.
+
+    Args:
+        settings: The settings of a run or of a card, which are not trusted.
+
+    Returns:
+        (configuration, column, split to evaluate on).
+    """
     settings = settings if isinstance(settings, Mapping) else {}
     configuration, split = settings.get("dataset_config", "prompts"), settings.get("dataset_test_split")
     column = at(settings, "columns", "prompt")
@@ -106,10 +126,19 @@ def prompts_at(settings: Any) -> tuple[str | None, str, str | None]:
 
 
 def find_lineage(ppo: str, *, sft: str | None = None, reward: str | None = None, hub: Hub = CLIENT) -> Lineage:
-    """Fetches a PPO checkpoint, NAMESPACE/NAME[@TAG] or a folder, and the models of its lineage at their commits.
+    """Downloads a PPO checkpoint and the models of its lineage at their commits.
 
-    sft and reward take the place of what the lineage names. Raises ZooError where a model cannot be had, where the
-    checkpoint is not one of PPO, and where nothing names its SFT model.
+    Args:
+        ppo: NAMESPACE/NAME[@TAG] or a folder.
+        sft: Replaces the SFT model that the card names.
+        reward: Replaces the reward model that the card names.
+        hub: The Hub.
+
+    Returns:
+        The lineage.
+
+    Raises:
+        ZooError: A model cannot be had, the checkpoint is not PPO's, or nothing names its SFT model.
     """
     return find_policy(ppo, against=sft, reward=reward, only_ppo=True, hub=hub)
 
@@ -123,7 +152,22 @@ def find_policy(
     only_ppo: bool = False,
     hub: Hub = CLIENT,
 ) -> Lineage:
-    """As `find_lineage`, of any policy, whatever trained it; `sft` of the answer is what it is compared with."""
+    """Downloads any policy, whatever trained it, and the models of its lineage.
+
+    Args:
+        policy: NAMESPACE/NAME[@TAG] or a folder.
+        against: The model that it is compared with; None takes the SFT model that the card names.
+        reward: Replaces the reward model that the card names.
+        without_reward: Whether to leave the reward models out.
+        only_ppo: Whether to refuse checkpoints of other stages.
+        hub: The Hub.
+
+    Returns:
+        The lineage; its `sft` is the model that the policy is compared with.
+
+    Raises:
+        ZooError: A model cannot be had, or nothing names the model to compare with.
+    """
     source = resolve(policy, hub)
     card = _read_card(source)
     if only_ppo and not card.is_ppo:
@@ -136,8 +180,8 @@ def find_policy(
         raise ZooError(f"{source.name} does not say which SFT model it started from: name it with {mend}.")
     if without_reward or reward is not None:
         return Lineage(source, base, None if reward is None else resolve(reward, hub), card)
-    found = (_parent(source, card, role, "--reward", hub) for role in REWARD_ROLES)
-    scorers = [one for one in found if one is not None]
+    parents = (_parent(source, card, role, "--reward", hub) for role in REWARD_ROLES)
+    scorers = [parent for parent in parents if parent is not None]
     return Lineage(source, base, scorers[0] if scorers else None, card, tuple(scorers[1:]))
 
 
@@ -171,9 +215,17 @@ def _parent(child: Checkpoint, card: Card, role: str, mend: str, hub: Hub) -> Ch
 
 
 def find_family(name: str, hub: Hub = CLIENT) -> Node:
-    """The family tree of NAMESPACE/NAME[@REVISION], or of a folder: a run directory, a stage of one, or a pulled one.
+    """Builds the family tree of a model.
 
-    Raises ZooError where that itself cannot be had; of a parent that cannot, the tree says so.
+    Args:
+        name: NAMESPACE/NAME[@REVISION], or a folder: a run directory, a stage of one, or a downloaded one.
+        hub: The Hub.
+
+    Returns:
+        The root's node. Parents that cannot be had are marked in the tree.
+
+    Raises:
+        ZooError: The model itself cannot be had.
     """
 
     def look(at: Reference) -> Member:
@@ -186,17 +238,17 @@ def find_family(name: str, hub: Hub = CLIENT) -> Node:
     if hub_id(repo) is None:
         raise ZooError(f"{name!r} is no repository and no folder: write NAMESPACE/NAME or NAMESPACE/NAME@TAG.")
     root = Reference("", "model", repo, revision)
-    found = look(root)
-    if found.problem is not None:
-        raise ZooError(f"{name} on {hub.name} {found.problem}: check the name, --hub and the token.")
-    return family_tree(root, lambda one: found if one is root else look(one))
+    root_member = look(root)
+    if root_member.problem is not None:
+        raise ZooError(f"{name} on {hub.name} {root_member.problem}: check the name, --hub and the token.")
+    return family_tree(root, lambda reference: root_member if reference is root else look(reference))
 
 
 def _card_folder(folder: Path) -> Path:
-    """`folder` if it says anything of a model, else its last stage that does."""
-    for one in (folder, *(folder / stage for stage in ("ppo", "reward", "sft"))):
-        if (one / "run.json").is_file() or (one / CARD_FILE).is_file():
-            return one
+    """Returns the folder if it holds a run or a card, else its last stage that does."""
+    for candidate in (folder, *(folder / stage for stage in ("ppo", "reward", "sft"))):
+        if (candidate / "run.json").is_file() or (candidate / CARD_FILE).is_file():
+            return candidate
     raise ZooError(f"{folder} holds neither a run nor {CARD_FILE}: give runs/RECIPE, or a folder that was pulled.")
 
 
@@ -216,7 +268,7 @@ def _look_here(folder: Path) -> Member:
 
 
 def _beside(folder: Path, document: Mapping[str, Any], parent: Reference) -> Reference:
-    """A parent that was never published, as the stage of the same run that it is, where that still lies there."""
+    """Returns a parent that was never published as the stage of the same run, where that is still on the disk."""
     lineage = document.get("dataset") if parent.role == "data" else (document.get("parents") or {}).get(parent.role)
     sibling = StageRecord(folder.parent / parent.role)
     if parent.repo is not None or not lineage or sibling.read().get("fingerprint") != lineage.get("fingerprint"):
@@ -228,15 +280,15 @@ def _look_there(at: Reference, hub: Hub) -> Member:
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     api = hub.api()
-    repo, known = at.repo or "", []
+    repo, revisions = at.repo or "", []
     try:
         refs = api.list_repo_refs(repo, repo_type=at.kind)
-        known = [ref.name for ref in (*refs.branches, *refs.tags)]
-        wanted = None if at.commit is None else find_revision(at.commit, known) or at.commit
+        revisions = [ref.name for ref in (*refs.branches, *refs.tags)]
+        wanted = None if at.commit is None else find_revision(at.commit, revisions) or at.commit
         info = api.repo_info(repo, revision=wanted, repo_type=at.kind)
         tags = tuple(sorted(ref.name for ref in refs.tags if ref.target_commit == info.sha))
         card = problem = None
-        if at.kind == "model" and CARD_FILE in {one.rfilename for one in info.siblings or []}:
+        if at.kind == "model" and CARD_FILE in {file.rfilename for file in info.siblings or []}:
             card, problem = download_card(repo, info.sha, hub)
             best = {ref.name: ref.target_commit for ref in refs.tags}.get("best")
             if card.stage == "reward" and not card.get("reward_model") and best is not None:
@@ -249,7 +301,9 @@ def _look_there(at: Reference, hub: Hub) -> Member:
             return elsewhere
         return Member(problem="is not there, or this token may not read it")
     except RevisionNotFoundError:
-        named = ", ".join(known[:_LISTED]) + (f" and {len(known) - _LISTED} more" if len(known) > _LISTED else "")
+        named = ", ".join(revisions[:_LISTED]) + (
+            f" and {len(revisions) - _LISTED} more" if len(revisions) > _LISTED else ""
+        )
         return Member(problem=f"has no revision {at.commit!r}, but {named}")
     except client_errors() as error:
         return Member(problem=f"cannot be had from {hub.name} ({reason(error)})")
@@ -257,7 +311,7 @@ def _look_there(at: Reference, hub: Hub) -> Member:
 
 
 def _with_report(card: Card, repo: str, best: str, hub: Hub) -> Card:
-    """A reward model's card at its step's tag, with what was measured of the same checkpoint when it was finished."""
+    """Returns a reward model's card at its step's tag, with what was measured when the same checkpoint was finished."""
     final, _ = download_card(repo, best, hub)
     same = final and all(final.get(key) == card.get(key) for key in ("fingerprint", "step"))
     return Card({**card, "reward_model": final.get("reward_model")}) if same else card
