@@ -24,19 +24,27 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 _WILDCARDS = ("", "0.0.0.0", "::")
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
-# Each connection is a thread and a few descriptors, of which a process has 1,024 by default.
+# Each connection needs a thread and a few file descriptors, of which a process has 1,024 by default.
 _MAX_CONNECTIONS = 256
+# How long a new connection waits for one that is ended to give up its place.
 _ROOM_SECONDS = 2.0
 _BUSY = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-# A client may keep its thread waiting for so long: between two requests, for the whole head of one, and in its body.
+# How long a client may keep its thread waiting: between two requests, for all of a head, and within a body.
 _IDLE_SECONDS = 15.0
 _HEAD_SECONDS = 15.0
 _PATIENCE_SECONDS = 120.0
 
 
 class HubServer(ThreadingHTTPServer):
-    """Listens on (host, port); port 0 takes a free one."""
+    """The listening server.
 
+    Args:
+        host: Address to listen on.
+        port: Port to listen on; 0 for any free one.
+        application: Answers the requests.
+    """
+
+    # A connection that hangs must not keep the process alive. `wait_idle` waits for requests that are under way.
     daemon_threads = True
     block_on_close = False
     request_queue_size = 128
@@ -55,28 +63,31 @@ class HubServer(ThreadingHTTPServer):
         super().__init__(address[:2], Handler)  # type: ignore[arg-type]
 
     def server_bind(self) -> None:
-        """Bind without the reverse name lookup of http.server, which can take seconds off the network."""
+        """Binds without the reverse name lookup of http.server, which can take seconds without a network."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Give a connection its thread. Where there are too many, the one that has waited longest without a whole head
-        makes room; where each has a request under way, 503."""
+        """Starts a thread for a connection.
+
+        If there are too many connections, ends the one that has waited longest without a complete head. If all have a
+        request under way, answers 503.
+        """
         if not self._slots.acquire(blocking=False):
             self.waiting.end_one()
             if self._slots.acquire(timeout=_ROOM_SECONDS):
                 super().process_request(request, client_address)
                 return
-            with suppress(OSError):
+            with suppress(OSError):  # the client may be gone
                 request.sendall(_BUSY)
             self.shutdown_request(request)
             return
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Serve a connection until it ends."""
+        """Serves a connection until it ends, and frees its slot."""
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -84,12 +95,22 @@ class HubServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Its address for clients on this machine."""
+        """The address for clients on this machine."""
         host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.bound_host, self.bound_host)
         return f"http://[{host}]:{self.server_port}" if ":" in host else f"http://{host}:{self.server_port}"
 
     def accepts_host(self, header: str) -> bool:
-        """Loopback names, and what the server was bound to: a web page that points its own name here is refused."""
+        """Whether a Host header names this server.
+
+        This stops DNS rebinding: a web page whose own name resolves to this machine is refused.
+
+        Args:
+            header: Value of the header, with or without a port.
+
+        Returns:
+            True for loopback names, for the address that the server is bound to, and, if it is bound to all addresses,
+            for any IP address and this machine's names.
+        """
         name = header.rpartition(":")[0] if header.rpartition(":")[2].isdigit() else header
         name = name.strip("[]").lower()
         if name in _LOOPBACK or name == self.bound_host.lower():
@@ -103,7 +124,7 @@ class HubServer(ThreadingHTTPServer):
             return name in (socket.gethostname().lower(), socket.getfqdn().lower())
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that goes away is no event; anything else is a defect, and logged."""
+        """Logs a defect. Clients that go away do not come here: `Handler.handle` ends those connections."""
         log.exception("A connection failed.")
 
     def enter(self) -> None:
@@ -116,13 +137,13 @@ class HubServer(ThreadingHTTPServer):
             self._idle.notify_all()
 
     def wait_idle(self, seconds: float) -> None:
-        """Give requests under way up to `seconds` to end."""
+        """Waits up to `seconds` for the requests under way to finish."""
         with self._idle:
             self._idle.wait_for(lambda: self._busy == 0, seconds)
 
 
 def _is_same_origin(origin: str, host: str) -> bool:
-    """True where a page at `origin` came from this server, which the client knows as `host` (name and port)."""
+    """Whether a page at `origin` came from this server, which the client knows as `host` (name and port)."""
     return origin.lower().removesuffix(":80") == f"http://{host.lower().removesuffix(':80')}"
 
 
@@ -135,6 +156,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def setup(self) -> None:
         super().setup()
+        # Replaces the plain reader by one with deadlines for the head and the body.
         self.rfile.close()
         self._reader = PacedReader(self.connection)
         self.rfile = io.BufferedReader(self._reader)
@@ -178,6 +200,7 @@ class Handler(BaseHTTPRequestHandler):
                 return
             except Exception as error:
                 response = self._failure(error)
+            # The next request on this connection starts behind the body. If its end cannot be reached, close.
             if body is None or not body.drain():
                 self.close_connection = True
             self._send(response)
@@ -187,7 +210,7 @@ class Handler(BaseHTTPRequestHandler):
             self.server.leave()
 
     def _failure(self, error: Exception) -> Response:
-        """The answer to a request that the application could not finish."""
+        """The answer to a request that failed with an exception."""
         if isinstance(error, OSError):
             changes = self.command not in ("GET", "HEAD")
             fault = disk_fault(error, self.server.application.root, changes=changes)
@@ -200,7 +223,8 @@ class Handler(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = _answer
 
     def _host(self) -> str:
-        """The name and port by which the client knows this server; Fault 403 for what a page of another site sends."""
+        """The name and port by which the client knows this server. Raises Fault 403 for requests of foreign pages."""
+        # Browsers send Origin with requests of other sites' pages. Client libraries do not send it.
         names = self.headers.get_all("Host", [])
         host = names[0].strip() if len(names) == 1 else ""
         if not self.server.accepts_host(host):
@@ -211,7 +235,7 @@ class Handler(BaseHTTPRequestHandler):
         return host
 
     def _send(self, response: Response) -> None:
-        self.connection.settimeout(_PATIENCE_SECONDS)
+        self.connection.settimeout(_PATIENCE_SECONDS)  # the reader has set its own, which may be nearly over
         self.send_response_only(response.status)
         self.send_header("Server", self.server_version)
         self.send_header("Date", self.date_time_string())
@@ -228,6 +252,7 @@ class Handler(BaseHTTPRequestHandler):
             with open(content.path, "rb") as file:
                 self.end_headers()
                 if content.count:
+                    # The length is announced already. If the file is shorter, closing tells the client so.
                     sent = self.connection.sendfile(file, content.offset, content.count)
                     self.close_connection |= sent != content.count
         else:
@@ -235,8 +260,9 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """http.server's own refusals (malformed requests), in the Hub's form."""
+        """Sends http.server's own refusals (malformed requests) in the Hub's form."""
         self.close_connection = True
+        # http.server calls this before it has parsed a command or a version, which `_send` needs.
         if not hasattr(self, "command") or self.command is None:
             self.command = "GET"
         if self.request_version == "HTTP/0.9":
@@ -248,18 +274,19 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def _shown(path: str) -> str:
-    """A path for the log, which gets no signature that would let its reader write."""
+    """A path for the log, without the signature, with which a reader of the log could upload."""
     return re.sub(r"signature=[^&]*", "signature=...", path)
 
 
 def _header_text(value: str) -> str:
-    """A header is one line of printable Latin-1; what a client sent and an answer quotes need not be."""
+    """The value as a header can hold it: one line of printable Latin-1."""
+    # Answers quote what clients sent. A line break in it would let a client write headers of its own.
     line = "".join(char if char.isprintable() else " " for char in value)
     return line.encode("latin-1", "replace").decode("latin-1")
 
 
 def _refusal(fault: Fault) -> Response:
-    # The client puts its own full stop behind the sentence of a 403.
+    # The client adds a full stop to the sentence of a 403.
     message = fault.message.rstrip(".") if fault.status == 403 else fault.message
     headers = {**fault.headers, "X-Error-Message": message}
     if fault.code:

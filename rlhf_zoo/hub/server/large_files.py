@@ -1,4 +1,4 @@
-"""Big files of one repository, kept by sha256 in git-lfs's own layout and never held in memory."""
+"""Stores the large files of a repository by sha256, in git-lfs's own layout, without holding them in memory."""
 
 import hashlib
 import os
@@ -15,47 +15,65 @@ from .faults import Damaged, bad_request
 _POINTER = re.compile(
     rb"version https://git-lfs\.github\.com/spec/v1\n(?:ext-[^\n]*\n)*oid sha256:([0-9a-f]{64})\nsize (\d{1,18})\n"
 )
-# Written data are pushed to the disk as they arrive, so that the last fsync stays far below the client's time limit.
+# Data are flushed to the disk while they arrive. A single fsync at the end could exceed the client's time limit.
 _SYNC_EVERY = 64 * 2**20
 
 
 @dataclass(frozen=True)
 class Pointer:
-    """What git stores in place of a big file. size: bytes of the file itself."""
+    """What git stores in place of a large file.
+
+    Args:
+        oid: The sha256 of the file.
+        size: Bytes of the file itself.
+    """
 
     oid: str
     size: int
 
     def content(self) -> bytes:
-        """The pointer file (git-lfs specification, version 1)."""
+        """Returns the pointer file (git-lfs specification, version 1)."""
         return f"version https://git-lfs.github.com/spec/v1\noid sha256:{self.oid}\nsize {self.size}\n".encode()
 
 
 def parse_pointer(content: bytes) -> Pointer | None:
-    """The pointer in a blob, or None for ordinary content."""
+    """Returns the pointer in a blob, or None for ordinary content."""
+    # The specification limits pointers to less than 1024 bytes.
     match = _POINTER.fullmatch(content) if len(content) < 1024 else None
     return Pointer(match[1].decode(), int(match[2])) if match else None
 
 
 class LargeFiles:
-    """The store `REPO.git/lfs`: `objects/ab/cd/OID` is whole, `incomplete/` is not."""
+    """The store `REPO.git/lfs`. Files in `objects/ab/cd/OID` are complete, those in `incomplete/` are not."""
 
     def __init__(self, repository: Path) -> None:
         self.folder = repository / "lfs"
 
     def path(self, oid: str) -> Path:
-        """Where the file of that sha256 lies, or would lie."""
+        """Returns the path of the file with that sha256, whether or not it exists."""
         return self.folder / "objects" / oid[:2] / oid[2:4] / oid
 
     def size(self, oid: str) -> int | None:
-        """Its bytes; None when it was never uploaded."""
+        """Returns the size of a file in bytes; None if it was never uploaded."""
         try:
             return self.path(oid).stat().st_size
         except FileNotFoundError:
             return None
 
     def whole(self, pointer: Pointer, path: str) -> Path:
-        """The file that stands at `path` of a commit; Damaged where it is lost, or has another size."""
+        """Checks that a large file is stored completely.
+
+        Args:
+            pointer: Its pointer.
+            path: Its path in the repository, for messages.
+
+        Returns:
+            The stored file.
+
+        Raises:
+            Damaged: The file is lost or has another size.
+        """
+        # The size is enough for every read: `receive` verified the sha256, and a hash of gigabytes takes too long.
         size = self.size(pointer.oid)
         if size != pointer.size:
             what = "lost" if size is None else f"cut: {size} of {pointer.size} bytes"
@@ -64,9 +82,19 @@ class LargeFiles:
         return self.path(pointer.oid)
 
     def receive(self, oid: str, size: int, chunks: Iterable[bytes | bytearray | memoryview]) -> None:
-        """Store a file as it streams in; Fault 400 when it is not the file that was announced."""
+        """Stores a file while it arrives.
+
+        Args:
+            oid: The announced sha256.
+            size: The announced size in bytes.
+            chunks: The content.
+
+        Raises:
+            Fault: 400 if the content has another size or another sha256.
+            FileNotFoundError: The repository was deleted meanwhile.
+        """
         folder = self.folder / "incomplete"
-        folder.mkdir(exist_ok=True)  # its own parents stay away: the repository may have been deleted meanwhile
+        folder.mkdir(exist_ok=True)  # without parents: they must not reappear if the repository was deleted
         incomplete = folder / f"{oid}.{secrets.token_hex(8)}"
         digest = hashlib.sha256()
         written = unsynced = 0
@@ -93,7 +121,15 @@ class LargeFiles:
             incomplete.unlink(missing_ok=True)
 
     def adopt(self, other: "LargeFiles", oid: str) -> None:
-        """Store a file that another repository has; FileNotFoundError where it has none."""
+        """Stores a file that another repository has, by a link where possible.
+
+        Args:
+            other: The other repository's store.
+            oid: The file's sha256.
+
+        Raises:
+            FileNotFoundError: The other repository does not have the file.
+        """
         incomplete = self.folder / "incomplete" / f"{oid}.{secrets.token_hex(8)}"
         try:
             link_file(other.path(oid), incomplete)
@@ -103,6 +139,7 @@ class LargeFiles:
 
     @staticmethod
     def _place(incomplete: Path, target: Path) -> None:
+        # The file has its content on the disk. Now make its name durable, and that of each new folder.
         created = [folder for folder in (target.parent.parent, target.parent) if not folder.exists()]
         for folder in created:
             folder.mkdir(exist_ok=True)
@@ -112,6 +149,7 @@ class LargeFiles:
 
 
 def write_all(fd: int, data: bytes | bytearray | memoryview) -> None:
+    """Writes all of the data to a file descriptor; os.write alone may write a part."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]

@@ -1,4 +1,4 @@
-"""Uploading big files: the LFS batch call and the signed links that it gives out."""
+"""Receives large files: the LFS batch call, and the signed links that it hands out."""
 
 import re
 from collections.abc import Iterator
@@ -20,13 +20,13 @@ _MIME = "application/vnd.git-lfs+json"
 
 class LfsApi(Api):
     def register(self, router: Router) -> None:
-        """Add the routes; they come before those of pages, whose addresses look alike."""
+        """Adds the routes. They come before those of pages, whose addresses look similar."""
         router.add("POST", "/{page}.git/info/lfs/objects/batch", self.batch, body=SMALL_BODY)
         router.add("POST", "/api/{repo}/lfs-files/duplicate", self.duplicate, body=SMALL_BODY)
         router.add("PUT", "/_lfs/{repo}/{oid}", self.upload, body=_MAX_SIZE)
 
     def batch(self, request: Request, repo: RepoId) -> Response:
-        """Links for uploading the objects that are not stored yet."""
+        """Returns upload links for the objects that are not stored yet."""
         fields = request.json()
         if fields.get("operation") != "upload":
             raise bad_request("The LFS operation must be upload; files are downloaded from their own addresses.")
@@ -37,6 +37,7 @@ class LfsApi(Api):
         items = objects(fields, "objects", most=_MAX_OBJECTS)
         wanted = [(check_oid(item.get("oid")), _size(item.get("size"))) for item in items]
         self._storage.require_writable()
+        # Count the free space down, so that a push is refused before it has filled the disk halfway.
         free = self._storage.free()
         answers: list[dict[str, Any]] = []
         for oid, size in dict(wanted).items():
@@ -52,7 +53,7 @@ class LfsApi(Api):
         return json_response(answer, headers={"Content-Type": _MIME})
 
     def duplicate(self, request: Request, repo: RepoId) -> Response:
-        """Let another repository have big files of this one, before a commit there names them (`copy_files`)."""
+        """Copies large files to another repository, before a commit there names them (the client's `copy_files`)."""
         self._access.read(request, repo)
         fields = request.json()
         target = member(fields, "target", dict) or {}
@@ -74,8 +75,9 @@ class LfsApi(Api):
         return json_response({"succeeded": len(wanted) - len(failed), "failed": failed})
 
     def upload(self, request: Request, repo: RepoId, oid: str) -> Response:
+        """Receives a large file under a signed link. The request carries no token."""
         size = self._verified(request, repo, check_oid(oid))
-        request.body.expect(size)
+        request.body.expect(size)  # the link is valid, so exactly this much may be read
         with receiving(repo, self._storage):
             if request.body.length not in (None, size):
                 raise bad_request(f"LFS object {oid} was announced with {size} bytes, not {request.body.length}.")
@@ -83,12 +85,13 @@ class LfsApi(Api):
         return Response(200)
 
     def _link(self, request: Request, repo: RepoId, settings: Settings, oid: str, size: int) -> str:
+        # The size is part of the signature: a link for 1 KB cannot be used to fill the disk.
         signature = self._access.signer.sign("PUT", *identity(repo, settings), oid, str(size))
         query = urlencode({"size": size, "signature": signature})
         return f"{request.base}/_lfs/{repo.plural}/{repo}/{oid}?{query}"
 
     def _verified(self, request: Request, repo: RepoId, oid: str) -> int:
-        """The size that the link was signed for; Fault 403 for any other link."""
+        """The size that the link was signed for. Raises Fault 403 for any other link."""
         size, signature = (request.one(key) or "" for key in ("size", "signature"))
         if not self._access.is_signed(signature, "PUT", repo, oid, size):
             raise Fault(403, "The upload link is not valid or has expired; start the upload again.")
@@ -97,10 +100,18 @@ class LfsApi(Api):
 
 @contextmanager
 def receiving(repo: RepoId, storage: Storage) -> Iterator[None]:
-    """Says what became of an upload that cannot be stored."""
+    """Turns errors of storing an upload into refusals.
+
+    Args:
+        repo: The repository.
+        storage: The Hub's storage.
+
+    Raises:
+        Fault: 404 if the repository was moved or deleted meanwhile, 507 if the disk is full.
+    """
     try:
         yield
-    except FileNotFoundError as error:
+    except FileNotFoundError as error:  # uploads take no lock, so the folder can go away under them
         raise Fault(404, f"Repository '{repo}' was moved or deleted meanwhile.", code="RepoNotFound") from error
     except OSError as error:
         if is_disk_full(error):

@@ -1,4 +1,4 @@
-"""What the API functions take and give: a request whose body streams, and a response."""
+"""The requests and responses of the API's handlers. The body of a request streams."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from urllib.parse import parse_qs, unquote, urlencode
 
 from .faults import Fault, bad_request, forbidden
 
-#: Bytes of a body that describes one thing.
+#: Largest body that describes one thing, in bytes.
 SMALL_BODY = 2**20
 _CHUNK = 2**20
 _LINE_LIMIT = 16 * 2**20
 _DRAIN = 8 * 2**20
 _TRAILERS = 32
+# Digits of a whole number. 18 fit into 64 bits, and Python converts very long numbers in quadratic time.
 _NUMBER_LENGTH = 18
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _Kind = TypeVar("_Kind")
@@ -28,16 +29,22 @@ _Item = TypeVar("_Item")
 
 
 class Body:
-    """A request's body, read once, in pieces of at most 1 MiB; plain or chunked.
+    """A request's body, plain or chunked. It is read once, in pieces of at most 1 MiB.
 
-    limit: bytes that may be read, none until the route sets it. spare: bytes that are read and dropped after a refusal,
-    so that a client that sends first and reads later gets to see the answer.
+    Args:
+        stream: The connection, at the start of the body.
+        headers: Headers of the request.
+
+    Raises:
+        Fault: 400 if the headers do not say clearly where the body ends.
     """
 
     def __init__(self, stream: BufferedIOBase, headers: Message[str, str]) -> None:
         self._stream = stream
-        self.limit = 0
+        self.limit = 0  # bytes that may be read: none until the route sets it
+        # Bytes that are read and dropped after a refusal: a client that sends first and reads later sees the answer.
         self.spare = _DRAIN
+        # Two different lengths would let a request hide behind another one (request smuggling).
         codings, lengths = headers.get_all("Transfer-Encoding", []), headers.get_all("Content-Length", [])
         self.chunked = bool(codings)
         if self.chunked and (lengths or [coding.strip().lower() for coding in codings] != ["chunked"]):
@@ -51,11 +58,13 @@ class Body:
         self._given_up = False
 
     def chunks(self) -> Iterator[memoryview]:
-        """The pieces; each is valid until the next one is asked for.
+        """Yields the pieces of the body. A piece is valid until the next one is asked for.
 
-        Fault 413 beyond the limit, 408 for a sender that is too slow; ConnectionError for one that stops early.
+        Raises:
+            Fault: 413 beyond the limit, 408 if the sender is too slow.
+            ConnectionError: The sender stopped in the middle.
         """
-        if (self.length or 0) <= self.limit:
+        if (self.length or 0) <= self.limit:  # else refuse at once, without reading
             for piece in self._pieces():
                 if self._seen > self.limit:
                     break
@@ -72,6 +81,7 @@ class Body:
             raise Fault(408, "The request's body comes too slowly; send it again.") from error
 
     def _read_pieces(self) -> Iterator[memoryview]:
+        # One buffer for all pieces: a body of gigabytes allocates nothing more.
         view = memoryview(bytearray(_CHUNK if self.chunked else min(self._left, _CHUNK)))
         while not self._ended:
             if self._left == 0 and not self._next_chunk():
@@ -103,20 +113,25 @@ class Body:
         return self._left > 0
 
     def expect(self, size: int) -> None:
-        """At most `size` bytes may be read, now that the sender has a right to send them; a refusal drops as many."""
+        """Raises the limit to `size` bytes, once the sender has shown a right to send them.
+
+        As many bytes are read and dropped after a refusal.
+        """
         self.limit, self.spare = size, _DRAIN + size
 
     def read(self) -> bytes:
+        """Returns the whole body. Raises as `chunks` does."""
         data = bytearray()
         for chunk in self.chunks():
             data += chunk
         return bytes(data)
 
     def lines(self) -> Iterator[bytes]:
-        """Line by line without the newline; Fault 413 for a line above 16 MiB."""
+        """Yields the lines without their newlines. Raises Fault 413 for a line above 16 MiB."""
         pending = bytearray()
         for chunk in self.chunks():
             pending += chunk
+            # Search the new part only: a long line would otherwise be searched again with each chunk.
             if pending.find(b"\n", len(pending) - len(chunk)) >= 0:
                 *lines, rest = bytes(pending).split(b"\n")
                 yield from lines
@@ -127,21 +142,32 @@ class Body:
             yield bytes(pending)
 
     def drain(self) -> bool:
-        """Read what is left, up to `spare` bytes, so that the connection can go on; False where it cannot."""
+        """Reads what is left, up to `spare` bytes, so that the connection can be used again.
+
+        Returns:
+            False if the end was not reached, and the connection has to be closed.
+        """
         if self._given_up or (not self.chunked and self._left > self.spare):
             return False
         start = self._seen
         try:
             return all(self._seen - start <= self.spare for _ in self._pieces())
-        except Fault:  # too slow: the answer is known, and goes out before the connection is closed
+        except Fault:  # too slow: the answer is ready, and is sent before the connection closes
             return False
 
 
 @dataclass(frozen=True)
 class Request:
-    """method, path (raw, percent-encoded), query, headers; role: read, write, or None for a stranger.
+    """A request.
 
-    base is the address under which the client knows this server, for links in answers.
+    Args:
+        method: GET, POST and so on.
+        path: The raw path, percent-encoded.
+        query: The query's parameters.
+        headers: The headers.
+        body: The body, unread.
+        role: "read" or "write"; None for a stranger.
+        base: The address by which the client knows this server, for links in answers.
     """
 
     method: str
@@ -153,20 +179,29 @@ class Request:
     base: str
 
     def one(self, name: str) -> str | None:
-        """The last value of a query parameter, or None."""
+        """Returns the last value of a query parameter, or None."""
         values = self.query.get(name) or self.query.get(f"{name}[]")
         return values[-1] if values else None
 
     def many(self, name: str) -> list[str]:
-        """All values of a query parameter, `name` and `name[]` alike."""
+        """Returns all values of a query parameter, under `name` and `name[]`."""
         return [*self.query.get(name, []), *self.query.get(f"{name}[]", [])]
 
     def flag(self, name: str) -> bool:
-        """True for `?name=true`, `True` or 1."""
+        """Whether a query parameter is true, True or 1."""
         return (self.one(name) or "").lower() in ("true", "1")
 
     def number(self, name: str, default: int, *, maximum: int) -> int:
-        """A whole query parameter of at least 1, at most `maximum`."""
+        """Reads a query parameter that is a whole number of at least 1.
+
+        Args:
+            name: Name of the parameter.
+            default: Returned if the parameter is missing.
+            maximum: Larger values become this one.
+
+        Raises:
+            Fault: 400 for any other value.
+        """
         value = self.one(name)
         if value is None:
             return default
@@ -175,18 +210,33 @@ class Request:
         return min(int(value), maximum)
 
     def next_page(self, path: str, **query: Any) -> dict[str, str]:
-        """The Link header to the next page: this query with some values replaced."""
+        """Returns the Link header to the next page.
+
+        Args:
+            path: Path of the next page.
+            query: Parameters that differ from those of this request.
+        """
         fields = {key: values for key, values in self.query.items() if key not in query} | query
         return {"Link": f'<{self.base}{path}?{urlencode(fields, doseq=True)}>; rel="next"'}
 
     def page(self, items: list[_Item], most: int, path: str | None = None) -> tuple[list[_Item], dict[str, str]]:
-        """The items that limit and cursor ask for, and the header that leads to the next ones, at `path` or here."""
+        """Cuts a list to the page that the parameters limit and cursor ask for.
+
+        Args:
+            items: All items.
+            most: Largest number of items on a page.
+            path: Path of the next page; None for that of this request.
+
+        Returns:
+            The items of the page, and the headers with the link to the next one.
+        """
         size = self.number("limit", most, maximum=most)
         start = self.number("cursor", 1, maximum=10**9) - 1
         more = len(items) > start + size
         return items[start : start + size], self.next_page(path or self.path, cursor=start + size + 1) if more else {}
 
     def json(self) -> dict[str, Any]:
+        """Returns the body as a JSON object; empty for an empty body. Raises Fault 400 for anything else."""
         try:
             value = plain_json(self.body.read() or b"{}")
         except ValueError as error:
@@ -196,7 +246,8 @@ class Request:
         return value
 
     def form(self) -> dict[str, list[str]]:
-        """The body as a form, or a JSON object whose values become lists."""
+        """Returns the body as a form: each name with its values. Raises Fault 400 for anything else."""
+        # Older clients send a form, newer ones a JSON object.
         if "json" in self.headers.get("Content-Type", ""):
             return {k: [str(x) for x in v] if isinstance(v, list) else [str(v)] for k, v in self.json().items()}
         try:
@@ -206,19 +257,21 @@ class Request:
             raise bad_request("The request's body is not a form.") from error
 
     def require_write(self) -> None:
+        """Raises Fault 401 without a token, and 403 for a token that may only read."""
         if self.role is None:
             raise Fault(401, "This needs a write token: set HF_TOKEN to one made by `rlhf-zoo hub token --role write`.")
         if self.role != "write":
             raise forbidden("Your token may only read: make another by `rlhf-zoo hub token --role write`")
 
     def require_token(self) -> None:
+        """Raises Fault 401 without a token."""
         if self.role is None:
             raise Fault(401, "This needs a token: set HF_TOKEN to one made by `rlhf-zoo hub token --role read`.")
 
 
 @dataclass(frozen=True)
 class FilePart:
-    """`count` bytes of a file, from `offset`, sent without passing through Python."""
+    """`count` bytes of a file from `offset`. The kernel sends them, without a copy in Python."""
 
     path: Path
     offset: int
@@ -227,7 +280,7 @@ class FilePart:
 
 @dataclass(frozen=True)
 class Response:
-    """What the server answers."""
+    """An answer: status, headers and content."""
 
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
@@ -239,15 +292,27 @@ class Response:
 
 
 def json_response(value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Returns an answer with a JSON value, and with further headers if given."""
     content = json.dumps(value, ensure_ascii=True, separators=(",", ":")).encode()
     return Response(status, {"Content-Type": "application/json; charset=utf-8", **(headers or {})}, content)
 
 
 def plain_json(raw: bytes) -> Any:
-    """A JSON value whose every text can be stored, and every number calculated with (ValueError otherwise)."""
+    """Parses JSON whose texts can be stored as UTF-8 and whose numbers are finite.
+
+    Args:
+        raw: UTF-8 text.
+
+    Returns:
+        The JSON value.
+
+    Raises:
+        ValueError: It is not JSON, or holds a lone surrogate, NaN, an infinity or a number of too many digits.
+    """
     try:
         text = raw.decode()
         value = json.loads(text, parse_int=_whole, parse_float=_finite, parse_constant=_finite)
+        # Only an escape can produce a lone surrogate, so most texts skip this costly check.
         if _SURROGATE.search(text):
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -271,7 +336,19 @@ def _finite(text: str) -> float:
 
 
 def member(fields: Mapping[str, Any], key: str, kind: type[_Kind]) -> _Kind | None:
-    """fields[key], a `kind`; None where it is absent or null (Fault 400 for a value of another kind)."""
+    """Returns a member of a JSON object.
+
+    Args:
+        fields: The object.
+        key: Its key.
+        kind: The type of its value.
+
+    Returns:
+        The value; None if it is absent or null.
+
+    Raises:
+        Fault: 400 for a value of another type.
+    """
     value = fields.get(key)
     if value is not None and not isinstance(value, kind):
         raise bad_request(f"'{key}' must be a {_KINDS[kind]}; it is {value!r:.80}.")
@@ -282,7 +359,19 @@ _KINDS: dict[type, str] = {str: "text", int: "whole number", list: "list", dict:
 
 
 def objects(fields: Mapping[str, Any], key: str, *, most: int) -> list[dict[str, Any]]:
-    """fields[key], a list of at most so many JSON objects; empty where it is absent or null (Fault 400 otherwise)."""
+    """Returns a member that is a list of JSON objects.
+
+    Args:
+        fields: The object.
+        key: Its key.
+        most: Largest number of entries.
+
+    Returns:
+        The list; empty if it is absent or null.
+
+    Raises:
+        Fault: 400 for any other value.
+    """
     values = member(fields, key, list) or []
     if len(values) > most:
         raise bad_request(f"'{key}' holds {len(values)} entries; send at most {most} at once.")
@@ -293,13 +382,13 @@ def objects(fields: Mapping[str, Any], key: str, *, most: int) -> list[dict[str,
 
 
 def bearer_token(header: str) -> str | None:
-    """The token of an Authorization header; None for another scheme."""
+    """Returns the token of an Authorization header; None for a scheme other than Bearer."""
     scheme, _, token = header.partition(" ")
     return token.strip() if scheme.lower() == "bearer" else None
 
 
 def decode_segment(raw: str) -> str:
-    """Percent-decode one segment of a raw path (Fault 400 where it is not UTF-8)."""
+    """Decodes the percent-encoding of one segment of a path. Raises Fault 400 if it is not UTF-8."""
     try:
         return unquote(raw, errors="strict")
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""Names that reach the disk: repositories, paths inside them, branches and tags."""
+"""Checks the names that reach the disk: repositories, paths inside them, branches and tags."""
 
 import re
 from dataclasses import dataclass
@@ -8,10 +8,10 @@ from .faults import bad_request
 #: Kind of repository -> its plural in URLs and folders.
 KINDS = {"model": "models", "dataset": "datasets", "space": "spaces"}
 
-#: The one account of an embedded Hub; namespaces beside it count as its organisations.
+#: The one account of an embedded Hub. Other namespaces count as its organizations.
 OWNER = "local"
 
-# huggingface_hub allows 96 characters for the whole id; a folder name must also stay below 255 bytes with its suffix.
+# huggingface_hub allows 96 characters for the whole id. A folder name must also stay below 255 bytes with its suffix.
 _PART = re.compile(r"(?![-.])[A-Za-z0-9_.-]{1,96}(?<![-.])")
 _DRIVE = re.compile(r"[A-Za-z]:")
 _OID = re.compile(r"[0-9a-f]{64}")
@@ -22,7 +22,13 @@ _MAX_REF = 200
 
 @dataclass(frozen=True, order=True)
 class RepoId:
-    """A repository: kind is model, dataset or space."""
+    """A repository, by names that `parse_repo_id` has checked.
+
+    Args:
+        kind: model, dataset or space.
+        namespace: The account or organization.
+        name: The name within it.
+    """
 
     kind: str
     namespace: str
@@ -37,17 +43,30 @@ class RepoId:
 
     @property
     def url(self) -> str:
-        """Path of its page: models stand at the root, the others below their plural."""
+        """Path of its page: models are at the root, the others below their plural."""
         return str(self) if self.kind == "model" else f"{self.plural}/{self}"
 
 
 def parse_repo_id(kind: object, namespace: object, name: object) -> RepoId:
-    """Check a repository's parts (Fault 400 where they break the Hub's own rules)."""
+    """Checks the parts of a repository's id against the Hub's own rules.
+
+    Args:
+        kind: model, dataset or space.
+        namespace: None for the account of this Hub.
+        name: The name.
+
+    Returns:
+        The id. Its parts are safe as names of folders.
+
+    Raises:
+        Fault: 400 for anything else.
+    """
     space = OWNER if namespace is None else namespace
     if not isinstance(kind, str) or kind not in KINDS:
         raise bad_request(f"Repository type '{kind}' is unknown; use model, dataset or space.")
     if not isinstance(name, str) or not isinstance(space, str):
         raise bad_request("A repository needs a name: give it as NAMESPACE/NAME.")
+    # The client's cache and our lock files join parts by "--", so no part may contain it.
     for part in (space, name):
         if not _PART.fullmatch(part) or "--" in part or ".." in part or part.endswith(".git"):
             raise bad_request(
@@ -60,7 +79,17 @@ def parse_repo_id(kind: object, namespace: object, name: object) -> RepoId:
 
 
 def check_path(path: object) -> str:
-    """A path inside a repository, relative and plain wherever it is checked out (Fault 400 otherwise)."""
+    """Checks a path inside a repository.
+
+    Args:
+        path: Whatever the client sent.
+
+    Returns:
+        The path: relative, and safe on Linux, macOS and Windows.
+
+    Raises:
+        Fault: 400 for any other path.
+    """
     from dulwich.index import validate_path_element_hfs, validate_path_element_ntfs
 
     if not isinstance(path, str) or not path:
@@ -72,6 +101,7 @@ def check_path(path: object) -> str:
         raise bad_request(f"The path '{shown}…' is longer than {_MAX_PATH} bytes; shorten it.")
     if "\\" in path or _DRIVE.match(path):
         raise bad_request(f"The path '{shown}' leads elsewhere on Windows; write it with '/', without drive letters.")
+    # NTFS and HFS+ read some other names as ".git", such as "git~1". A checkout there could overwrite git's own files.
     for segment in path.split("/"):
         name = segment.encode()
         if not validate_path_element_ntfs(name) or not validate_path_element_hfs(name):
@@ -84,7 +114,18 @@ def check_path(path: object) -> str:
 
 
 def check_ref(name: object, *, what: str) -> str:
-    """A branch's or tag's short name under git's rules (Fault 400 otherwise); `what` is "branch" or "tag"."""
+    """Checks the short name of a branch or tag against git's rules.
+
+    Args:
+        name: Whatever the client sent.
+        what: What it names, such as "branch" or "tag", for messages.
+
+    Returns:
+        The name.
+
+    Raises:
+        Fault: 400 for a name that git does not allow, or that looks like an option or a commit.
+    """
     from dulwich.refs import Ref, check_ref_format
 
     if not isinstance(name, str) or not name:
@@ -100,7 +141,7 @@ def check_ref(name: object, *, what: str) -> str:
 
 
 def check_oid(oid: object) -> str:
-    """A sha256 in lower-case hexadecimal digits (Fault 400 otherwise)."""
+    """Returns a sha256 in lower-case hexadecimal digits. Raises Fault 400 for anything else."""
     if not isinstance(oid, str) or not _OID.fullmatch(oid):
         raise bad_request("An LFS object is named by its sha256: 64 lower-case hexadecimal digits.")
     return oid

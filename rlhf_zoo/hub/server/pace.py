@@ -1,4 +1,4 @@
-"""How long a client may take: for the head of a request as a whole, and for its body by the bytes that have come."""
+"""Limits how long a client may take: for the whole head of a request, and for its body by the bytes received."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ import time
 from contextlib import suppress
 from typing import Any
 
-#: Bytes a second that a body comes with at least, once it has had the seconds that any sender is given.
+#: Least speed of a body in bytes per second, on average, after the seconds that every sender is given.
 SLOWEST = 4096
 
 
 class PacedReader(io.RawIOBase):
-    """The bytes of a connection. A read that the sender lets wait for too long raises TimeoutError.
+    """Reads a connection, and raises TimeoutError if the sender is too slow.
 
-    A time limit on each read alone lets a sender keep its thread for days, by a byte now and then.
+    A time limit for each single read would not be enough: by sending a byte now and then, a client could keep its
+    thread for days.
+
+    Args:
+        connection: The socket.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -26,12 +30,22 @@ class PacedReader(io.RawIOBase):
         self._patience = self._left = 0.0
 
     def await_head(self, idle: float, seconds: float) -> None:
-        """From here on: `idle` seconds until a byte comes, and from then on `seconds` for all of a request's head."""
+        """Starts waiting for a request.
+
+        Args:
+            idle: Seconds until its first byte.
+            seconds: From then on, seconds for the rest of its head.
+        """
         self._in_body = False
         self._deadline, self._head_seconds = time.monotonic() + idle, seconds
 
     def await_body(self, patience: float) -> None:
-        """From here on: `patience` seconds without a byte, and as many in all beyond what SLOWEST allows for them."""
+        """Starts waiting for a body.
+
+        Args:
+            patience: Longest pause in seconds, and the total delay allowed beyond the time that SLOWEST grants for the
+                bytes received.
+        """
         self._in_body = True
         self._patience = self._left = patience
 
@@ -39,24 +53,27 @@ class PacedReader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Read what has come (TimeoutError for a sender that is too slow)."""
+        """Reads the bytes that have arrived. Raises TimeoutError if the sender is too slow."""
         began = time.monotonic()
         left = min(self._patience, self._left) if self._in_body else self._deadline - began
         if left <= 0:
             raise TimeoutError("the sender is too slow")
         self._connection.settimeout(left)
         count = self._connection.recv_into(buffer)
-        if self._in_body:  # only the time that the sender lets pass counts, not that of the disk
+        if self._in_body:
+            # A budget: it shrinks by the time spent waiting, and grows with each byte. The time that we take to write
+            # the bytes to the disk does not count against the sender.
             self._left += count / SLOWEST - (time.monotonic() - began)
-        elif self._head_seconds:
+        elif self._head_seconds:  # the first byte of a head: now the limit for the whole head starts
             self._deadline, self._head_seconds = time.monotonic() + self._head_seconds, 0.0
         return count
 
 
 class Waiting:
-    """The connections that have sent no whole head yet, the one that has waited longest first. Threads may share it."""
+    """The connections that have not sent a complete head yet, oldest first. Threads may share it."""
 
     def __init__(self) -> None:
+        # The values are unused: a dict keeps the order of insertion, and a set does not.
         self._lock = threading.Lock()
         self._connections: dict[socket.socket, None] = {}
 
@@ -69,7 +86,7 @@ class Waiting:
             self._connections.pop(connection, None)
 
     def end_one(self) -> None:
-        """Close the one that has waited longest, where there is one: its thread ends and makes room."""
+        """Closes the connection that has waited longest, if there is one. Its thread then ends and makes room."""
         with self._lock:
             connection = next(iter(self._connections), None)
             if connection is not None:
