@@ -1,15 +1,15 @@
-"""The exceptions that a user may see: a sentence, and an exit code."""
+"""Exceptions that users see: one sentence and an exit code."""
 
 
 class ZooError(Exception):
-    """A mistake that the user can mend.
+    """A mistake that the user can fix.
 
-    The message is one sentence that names what was wrong, where, and the mend. The command line prints it without a
+    The message is one sentence that names what was wrong, where, and the fix. The command line prints it without a
     traceback and exits with code 2.
     """
 
     def __str__(self) -> str:
-        """The sentence. Names from elsewhere may stand in it: what would drive a terminal is shown as an escape."""
+        """The sentence. Names from elsewhere may be in it, so terminal control characters are escaped."""
         return printable(super().__str__())
 
 
@@ -18,7 +18,11 @@ class NotFinite(ZooError):
 
 
 def printable(text: str) -> str:
-    """A text whose control characters, but newlines and tabs, are escapes such as \\x1b."""
+    """Escapes the control characters of a text, such as \\x1b; newlines and tabs stay.
+
+    Args:
+        text: Any text.
+    """
     return "".join(
         character if character.isprintable() or character in "\n\t" else ascii(character)[1:-1] for character in text
     )

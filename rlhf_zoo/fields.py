@@ -1,4 +1,4 @@
-"""The keys of recipes, flags and configurations: how one is declared, and the bounds of every number, in one table."""
+"""The keys of recipes, flags and configurations: how a key is declared, and the bounds of every number in one table."""
 
 import math
 from collections.abc import Mapping
@@ -11,15 +11,25 @@ SINGLE = 3e38  # the models compute in single precision
 
 
 def option(default: Any, help: str) -> Any:
-    """A key's field in its dataclass; `runs.settings.declared` reads both from the source."""
+    """Declares a key as a field of its dataclass.
+
+    Args:
+        default: Its default.
+        help: Its help text. `runs.settings.declared` reads both from the source.
+    """
     return field(default=default, metadata={"help": help})
 
 
 @dataclass(frozen=True)
 class Limit:
-    """What a number may be: finite, and low ≤ x ≤ high; above, below: the bound itself is not among them.
+    """The bounds of a number: finite, and low ≤ x ≤ high.
 
-    why stands in front of the mend, where the bound alone explains too little.
+    Attributes:
+        low: The lower bound.
+        high: The upper bound.
+        above: Whether the lower bound itself is excluded.
+        below: Whether the upper bound itself is excluded.
+        why: Put before the fix in an error, where the bound alone explains too little.
     """
 
     low: float = -SINGLE
@@ -29,7 +39,14 @@ class Limit:
     why: str = ""
 
     def mend(self, value: float) -> str | None:
-        """What to give instead of `value`; None where it is within the bounds."""
+        """Says what to give instead of a value.
+
+        Args:
+            value: A number.
+
+        Returns:
+            The end of a sentence; None where the value is within the bounds.
+        """
         if isinstance(value, float) and not math.isfinite(value):
             wanted = "a finite number"
         elif value < self.low or (self.above and value == self.low):
@@ -151,9 +168,15 @@ LIMITS: Mapping[str, Limit] = {
 
 
 def check_limits(name: str, value: Any, *, shown: str = "") -> None:
-    """Raises ZooError where `value`, or a number in a list, is beyond the bounds of the key `name`.
+    """Checks a value against the bounds of its key.
 
-    Anything but a number is left alone. shown: how the message calls the key; by default by its name.
+    Args:
+        name: The key.
+        value: A number, or a list of numbers. Anything else passes.
+        shown: How the message calls the key; by default by its name.
+
+    Raises:
+        ZooError: A number is out of bounds.
     """
     for number in value if isinstance(value, list | tuple) else [value]:
         if isinstance(number, bool) or not isinstance(number, int | float):

@@ -1,4 +1,4 @@
-"""Files, JSON and YAML: written whole or not at all, read within bounds."""
+"""Files, JSON and YAML: written completely or not at all, and read within bounds."""
 
 import datetime
 import json
@@ -17,10 +17,16 @@ from .errors import ZooError
 
 
 def replace_file(path: Path, content: bytes, *, mode: int = 0o600, scratch: Path | None = None) -> None:
-    """Replaces `path` in one step: a reader, or a crash, sees the old content or the new, never a part.
+    """Replaces a file atomically: a reader, or a crash, sees the old content or the new, never a part.
 
-    scratch: the folder of the file that is written first, by default the file's own. Raises OSError; the old file then
-    stands.
+    Args:
+        path: The file. It need not exist.
+        content: Its new content.
+        mode: Its permissions.
+        scratch: The folder of the temporary file, on the same file system; by default the file's own folder.
+
+    Raises:
+        OSError: The file system refuses. The old file is unchanged.
     """
     descriptor, temporary = tempfile.mkstemp(dir=scratch or path.parent, prefix=f".{path.name[:40]}.", suffix=".tmp")
     try:
@@ -37,7 +43,11 @@ def replace_file(path: Path, content: bytes, *, mode: int = 0o600, scratch: Path
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes renames inside `folder` survive a power cut; systems that cannot open a folder (Windows) do without."""
+    """Makes renames inside a folder survive a power cut. Does nothing where a folder cannot be opened (Windows).
+
+    Args:
+        folder: An existing folder.
+    """
     if os.name != "posix":
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -51,19 +61,24 @@ _READING_UMASK = threading.Lock()
 
 
 def home() -> Path:
-    """Where rlhf-zoo keeps what outlives a run: $RLHF_ZOO_HOME, else ~/.cache/rlhf-zoo."""
+    """Returns the folder of what outlives a run: $RLHF_ZOO_HOME, else ~/.cache/rlhf-zoo."""
     return Path(os.environ.get("RLHF_ZOO_HOME") or Path.home() / ".cache" / "rlhf-zoo").expanduser()
 
 
 def now() -> str:
-    """The present time in UTC, ISO 8601, to the second."""
+    """Returns the present time in UTC, ISO 8601, to the second."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def write_bytes(path: Path | str, content: bytes) -> None:
-    """Replace `path` by `content` as a whole: a reader, or a crash, sees the old file or the new one.
+    """Replaces a file atomically and makes its folder.
 
-    Raises ZooError when the file system refuses (disk full, no permission); the old file then stands.
+    Args:
+        path: The file. It keeps its permissions if it exists.
+        content: Its new content.
+
+    Raises:
+        ZooError: The file system refuses (disk full, no permission). The old file is unchanged.
     """
     path = Path(path)
     try:
@@ -74,17 +89,42 @@ def write_bytes(path: Path | str, content: bytes) -> None:
 
 
 def write_text(path: Path | str, text: str) -> None:
-    """`write_bytes` of text in UTF-8."""
+    """Writes text in UTF-8, as `write_bytes` does.
+
+    Args:
+        path: The file.
+        text: Its new content.
+
+    Raises:
+        ZooError: As for `write_bytes`.
+    """
     write_bytes(path, text.encode())
 
 
 def write_json(path: Path | str, value: Any) -> None:
-    """Replace `path` by `value` as strict JSON, as a whole; NaN and infinities become their names as strings."""
+    """Writes a value as strict JSON, as `write_bytes` does.
+
+    Args:
+        path: The file.
+        value: What `jsonable` accepts. NaN and infinities become their names, as strings.
+
+    Raises:
+        ZooError: As for `write_bytes`.
+        TypeError: The value has no form in JSON.
+    """
     write_text(path, json.dumps(jsonable(value, named=True), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def read_json(path: Path | str) -> Any:
-    """The JSON document at `path`. Raises FileNotFoundError, and ZooError where it is not JSON."""
+    """Reads a JSON document.
+
+    Args:
+        path: The file.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ZooError: It is not JSON.
+    """
     path = Path(path)
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -94,7 +134,18 @@ def read_json(path: Path | str) -> Any:
 
 
 def jsonable(value: Any, *, named: bool) -> Any:
-    """`value` in the types of JSON. A number that is not finite becomes its name (named=True) or None."""
+    """Converts a value to the types of JSON.
+
+    Args:
+        value: Any nesting of mappings, sequences, sets, enums, paths and scalars, also those of NumPy and torch.
+        named: Whether NaN and infinities become their names, as strings. Otherwise they become None.
+
+    Returns:
+        Dicts with string keys, lists (sets are sorted), strings, numbers, booleans and None.
+
+    Raises:
+        TypeError: A part has no form in JSON.
+    """
     if isinstance(value, Enum):
         return jsonable(value.value, named=named)
     if value is None or isinstance(value, bool | int | str):
@@ -117,6 +168,11 @@ def jsonable(value: Any, *, named: bool) -> Any:
 
 
 def canonical_json(value: Any) -> str:
+    """Writes a value as JSON so that equal values give equal text: sorted keys, ASCII, no spaces, 1.0 as 1.
+
+    Args:
+        value: What `jsonable` accepts.
+    """
     plain = _integral_floats_as_int(jsonable(value, named=True))
     return json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
@@ -132,16 +188,22 @@ def _integral_floats_as_int(value: Any) -> Any:
 
 
 def _mode(path: Path) -> int:
-    """The permissions of the file to be replaced, or those a new file would get (mkstemp's are the owner's alone)."""
+    """The permissions that the file has, or that a new file would get (mkstemp gives them to the owner alone)."""
     if path.exists():
         return path.stat().st_mode & 0o777
-    with _READING_UMASK:  # it can be read only by setting it: of two threads, one would take the other's 0 for it
+    with _READING_UMASK:  # the umask can be read only by setting it, and another thread would read our 0
         mask = os.umask(0)
         os.umask(mask)
     return 0o666 & ~mask
 
 
 def write_refused(path: Path, error: OSError) -> str:
+    """Words the error for a file that could not be written.
+
+    Args:
+        path: The file.
+        error: What the file system said.
+    """
     reason = error.strerror or str(error)
     return f"{path} could not be written ({reason}): make room or mend the permissions, or choose another directory."
 
@@ -150,26 +212,48 @@ _REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 def finite(value: Any) -> TypeGuard[float]:
-    """Whether it is a number that a float can be: not true, NaN, an infinity, nor an integer beyond all floats."""
+    """Whether a value is a finite number: no boolean, NaN or infinity, and no integer beyond all floats.
+
+    Args:
+        value: Anything that JSON or YAML holds.
+    """
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def number(value: Any) -> float | None:
+    """Returns a value as a float if it is `finite`; otherwise None.
+
+    Args:
+        value: Anything that JSON or YAML holds.
+    """
     return float(value) if finite(value) else None
 
 
 def whole(value: Any) -> int | None:
-    """It, if it is a whole number of 64 bits."""
+    """Returns a value if it is an integer of 64 bits; otherwise None.
+
+    Args:
+        value: Anything that JSON or YAML holds.
+    """
     return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63 else None
 
 
 def hub_id(name: Any) -> str | None:
-    """It, if a Hub could have it as the id of a repository; not a path on this machine."""
+    """Returns a name if it could be a repository's id on a Hub, and not a path on this machine; otherwise None.
+
+    Args:
+        name: Anything that JSON or YAML holds.
+    """
     return name if isinstance(name, str) and _REPO_ID.fullmatch(name) else None
 
 
 def at(value: Any, *path: str) -> Any:
-    """What stands at a path of keys, None where nothing does."""
+    """Returns the value at a path of keys; None where a key is missing.
+
+    Args:
+        value: Nested mappings.
+        *path: The keys, outermost first.
+    """
     for key in path:
         value = value.get(key) if isinstance(value, Mapping) else None
     return value
@@ -180,7 +264,7 @@ MAX_DEPTH = 64
 MAX_NODES = 100_000
 MAX_DIRECTIVES = 100
 MAX_NUMBER = 400
-# Whole numbers beyond 2**61 can be chosen so that a mapping finds all of them in one place; shorter ones cannot.
+# Integers beyond 2**61 can be chosen so that all collide in a dict, which then takes quadratic time.
 SHORT_NUMBER = 18
 MAX_LONG_NUMBERS = 1000
 _DIRECTIVE = re.compile(r"(?:^|[\n\r\x85\u2028\u2029])%")
@@ -188,7 +272,13 @@ _INT, _FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
 
 
 class BadYAML(ValueError):
-    """`reason` in a few words; `line` and `column` count from 1, None where the text as a whole is meant."""
+    """YAML that is not valid, or exceeds the bounds.
+
+    Attributes:
+        reason: What is wrong, in a few words.
+        line: From 1; None where the text as a whole is meant.
+        column: From 1; None likewise.
+    """
 
     def __init__(self, reason: str, line: int | None = None, column: int | None = None) -> None:
         super().__init__(reason if line is None else f"line {line}: {reason}")
@@ -196,12 +286,22 @@ class BadYAML(ValueError):
 
 
 def load_yaml(text: str, loader: Any = None) -> Any:
-    """The one document of `text`; None for an empty one. loader: a subclass of yaml.SafeLoader.
+    """Loads one YAML document within bounds.
 
-    Raises BadYAML for what is not YAML, has a value that its own tag forbids, holds more than one document, or exceeds
-    the bounds: characters, nesting, characters and nodes after every alias is written out, and what takes quadratic
-    time (directives, the digits of a number, numbers that collide as keys). The composers of PyYAML recurse, the one in
-    C without a limit, so the bounds are counted over the parser's events, which needs no stack.
+    The bounds: characters, nesting, characters and nodes after every alias is expanded, and what takes quadratic time
+    (directives, the digits of a number, numbers that collide as keys). PyYAML's composers recurse, the one in C without
+    a limit, so the bounds are counted over the parser's events, which needs no stack.
+
+    Args:
+        text: The document.
+        loader: A subclass of yaml.SafeLoader; None for the fastest safe one.
+
+    Returns:
+        Plain Python values; None for an empty document.
+
+    Raises:
+        BadYAML: The text is not YAML, has a value that its own tag forbids, holds more than one document, or exceeds a
+            bound.
     """
     import yaml
 
@@ -229,7 +329,7 @@ def load_yaml(text: str, loader: Any = None) -> Any:
 
 
 def _check_bounds(events: Any) -> None:
-    """Raises BadYAML. A node is as large as all it holds, with an alias as large as what it repeats."""
+    """Raises BadYAML where a bound is exceeded. An alias counts as much as what it repeats."""
     import yaml
 
     sizes: dict[str | None, tuple[int, int]] = {}
@@ -269,7 +369,7 @@ def _check_bounds(events: Any) -> None:
 
 
 def _kind(event: Any) -> str | None:
-    """The tag by which PyYAML will construct a scalar, where it is one of a number."""
+    """The tag with which PyYAML will construct a scalar, if that is a number's."""
     import yaml
 
     if event.tag not in (None, "!"):

@@ -1,107 +1,108 @@
 """Every formula of PPO for language models: pure tensors in, tensors out.
 
-Shapes: B rollouts, T response positions (1 where a whole completion is one action), V tokens of the vocabulary. A mask
-(B, T) is True on sampled tokens up to and including the end-of-sequence token; it starts at position 0 and has no
-holes. Log-probabilities are of the sampled token under the sampling distribution (same temperature), in nats. What lies
-outside the mask never matters.
+Shapes: B rollouts, T response positions, V tokens of the vocabulary. A actions are T tokens, or 1 where a whole
+completion is one action. A mask (B, T) is True on sampled tokens up to and including the end-of-sequence token; it
+starts at position 0 and has no holes. Log-probabilities are those of the sampled token under the sampling distribution
+(same temperature), in nats. Values outside the mask never matter.
+
+N+ is the N implementation details of RLHF with PPO (arXiv:2403.17031), by number.
 """
 
 import torch
 from torch import Tensor
 
 __all__ = [
-    "AGGREGATIONS",
-    "ENSEMBLES",
-    "KL_IN_LOSS",
-    "KL_IN_REWARD",
-    "actions",
-    "aggregate",
-    "approx_kl",
-    "clipped_policy_loss",
-    "clipped_value_loss",
-    "ensemble_scores",
-    "entropy",
-    "exact_kl",
-    "explained_variance",
-    "gae",
-    "importance_weights",
-    "kl_loss",
-    "kl_penalty",
-    "last_token",
-    "log_softmax",
-    "masked_mean",
-    "masked_moments",
-    "mean_and_std",
-    "missing_eos_penalty",
-    "missing_eos_score",
-    "selected_logprobs",
-    "shape_scores",
-    "terminal_remainder",
-    "token_rewards",
-    "value_r2",
-    "whiten",
-    "zero_variance_groups",
-]
+    "AGGREGATIONS", "ENSEMBLES", "KL_IN_LOSS", "KL_IN_REWARD", "actions", "aggregate", "approx_kl",
+    "clipped_policy_loss", "clipped_value_loss", "ensemble_scores", "entropy", "exact_kl", "explained_variance",
+    "gae", "importance_weights", "kl_loss", "kl_penalty", "last_token", "log_softmax", "masked_mean",
+    "masked_moments", "mean_and_std", "missing_eos_penalty", "missing_eos_score", "selected_logprobs",
+    "shape_scores", "terminal_remainder", "token_rewards", "value_r2", "whiten", "zero_variance_groups",
+]  # fmt: skip
 
 KL_IN_REWARD = ("k1", "k3")
 KL_IN_LOSS = ("k2", "k3", "k3_reverse", "full")
-# exp of more overflows in float32, and its gradient is 0·∞ where a clip holds the loss.
+# exp of more overflows in float32. Where a clip then bounds the loss, its gradient would be 0·∞ = NaN.
 MAX_LOG_RATIO = 60.0
 AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-sum-norm")
 ENSEMBLES = ("worst", "mean", "mean_minus_variance")
 
 
 def selected_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
-    """log softmax(logits) at `tokens`, without keeping the whole log-softmax.
+    """log softmax(logits) at `tokens` in nats, (...), without keeping the whole log-softmax.
 
-    logits: (..., V), already divided by the temperature; tokens: (...) int64. Returns (...) in nats.
+    Args:
+        logits: (..., V), already divided by the temperature.
+        tokens: (...) int64.
     """
     chosen = logits.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
     return chosen - logits.logsumexp(-1)
 
 
 def log_softmax(logits: Tensor) -> Tensor:
-    """z − log Σ_v exp z_v. logits: (..., V), −inf allowed. Returns (..., V) in nats.
+    """z − log Σ_v exp z_v in nats, (..., V).
 
     On a CPU torch's own log_softmax adds up its sum in a few float32 accumulators, so its error grows with V: 1e-5 at
     262,144 tokens, where that of logsumexp stays at 1e-6.
+
+    Args:
+        logits: (..., V), −inf allowed.
     """
     return logits - logits.logsumexp(-1, keepdim=True)
 
 
 def entropy(logits: Tensor) -> Tensor:
-    """H = −Σ_v p_v log p_v of softmax(logits), 0 log 0 = 0. logits: (..., V), −inf allowed. Returns (...) in nats."""
+    """H = −Σ_v p_v log p_v of softmax(logits) in nats, (...), with 0 log 0 = 0.
+
+    Args:
+        logits: (..., V), −inf allowed.
+    """
     logps = log_softmax(logits)
     return -(logps.exp() * logps.clamp(min=torch.finfo(logps.dtype).min)).sum(-1)
 
 
 def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
-    """Mean of x where mask is True. x, mask: same shape. Returns a scalar; NaN for an empty mask."""
+    """Mean of x where the mask is True, a scalar; NaN for an empty mask.
+
+    Args:
+        x, mask: The same shape.
+    """
     return x.masked_fill(~mask, 0).sum() / mask.sum()
 
 
 def masked_moments(x: Tensor, mask: Tensor) -> Tensor:
-    """(n, Σx, Σx²) over the mask in float64: moments of several processes add up before `whiten` uses them.
+    """(n, Σx, Σx²) over the mask, (3,) float64. Moments of several processes can be added before `whiten` uses them.
 
-    x, mask: same shape. Returns (3,).
+    Args:
+        x, mask: The same shape.
     """
     kept = x.masked_fill(~mask, 0).double()
     return torch.stack([mask.sum().double(), kept.sum(), kept.square().sum()])
 
 
 def mean_and_std(moments: Tensor) -> tuple[Tensor, Tensor]:
-    """(μ, σ) of `masked_moments`, σ² unbiased; σ is 0 for one element, both are NaN for none. moments: (3,)."""
+    """(μ, σ) from the moments of a batch, σ² unbiased; σ is 0 for one element, and both are NaN for none.
+
+    Args:
+        moments: (3,) of `masked_moments`.
+    """
     n, total, squares = moments
     mean = total / n
     return mean, ((squares - n * mean.square()) / (n - 1).clamp(min=1)).clamp(min=0).sqrt()
 
 
 def whiten(x: Tensor, mask: Tensor, moments: Tensor, *, shift_mean: bool = True, eps: float = 1e-8) -> Tensor:
-    """(x − μ)/σ, with μ added back when `shift_mean` is False; 0 outside the mask. N+ (arXiv:2403.17031) 24 and 25.
+    """(x − μ)/σ, with μ added back when `shift_mean` is False. Source: N+ 24 and 25.
 
-    x, mask: (B, T) or (B,); moments: (3,) of `masked_moments` over the whole batch. σ² is the unbiased variance.
-    Returns the shape of x. A single element has no variance: it is divided by √eps after its mean is taken off, so it
-    is 0 (or its mean).
+    A single element has no variance. It is divided by √eps after its mean is subtracted, so it becomes 0 (or its mean).
+
+    Args:
+        x, mask: (B, T) or (B,).
+        moments: (3,) of `masked_moments` over the whole batch. σ² is the unbiased variance.
+        shift_mean: Whether the result has mean 0.
+        eps: Added to σ².
+
+    Returns:
+        The shape of x, 0 outside the mask.
     """
     mean, std = mean_and_std(moments)
     out = (x - mean.to(x.dtype)) * (std.square() + eps).rsqrt().to(x.dtype)
@@ -111,11 +112,17 @@ def whiten(x: Tensor, mask: Tensor, moments: Tensor, *, shift_mean: bool = True,
 
 
 def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, *, estimator: str) -> Tensor:
-    """Per-token estimate of KL(π ‖ π_ref) from sampled tokens. Schulman, "Approximating KL divergence" (2020).
+    """Per-token estimate of KL(π ‖ π_ref) from sampled tokens, (B, T) in nats.
 
-    k1 = log π − log π_ref: unbiased, may be negative. k2 = ½k1²: biased. k3 = e^(−k1) − 1 + k1: unbiased,
-    non-negative, of smaller variance. logprobs, ref_logprobs: (B, T). Returns (B, T) in nats. Raises ValueError for
-    another estimator.
+    k1 = log π − log π_ref is unbiased and may be negative. k2 = ½k1² is biased. k3 = e^(−k1) − 1 + k1 is unbiased,
+    non-negative, and has a smaller variance. Source: Schulman, "Approximating KL divergence" (2020).
+
+    Args:
+        logprobs, ref_logprobs: (B, T) log π and log π_ref.
+        estimator: "k1", "k2" or "k3".
+
+    Raises:
+        ValueError: The estimator is another one.
     """
     k1 = logprobs - ref_logprobs
     if estimator == "k1":
@@ -128,7 +135,11 @@ def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, *, estimator: str) -> Ten
 
 
 def exact_kl(logits: Tensor, ref_logits: Tensor) -> Tensor:
-    """KL(π ‖ π_ref) of each next-token distribution, Σ_v p_v (log p_v − log q_v). (..., V) twice -> (...) in nats."""
+    """KL(π ‖ π_ref) = Σ_v p_v (log p_v − log q_v) of each next-token distribution in nats, (...).
+
+    Args:
+        logits, ref_logits: (..., V) of π and of π_ref.
+    """
     logps, ref_logps = log_softmax(logits), log_softmax(ref_logits)
     # A token that π never takes adds nothing, and must not add 0·∞ to the gradient either.
     log_ratio = torch.where(logps.isneginf(), 0.0, logps - ref_logps)
@@ -136,12 +147,19 @@ def exact_kl(logits: Tensor, ref_logits: Tensor) -> Tensor:
 
 
 def kl_loss(logprobs: Tensor, old_logprobs: Tensor, ref_logprobs: Tensor, *, estimator: str) -> Tensor:
-    """What to *minimise* per token of π_old so that its gradient is that of a KL. Schulman (2020); ρ = π/π_old.
+    """The loss per action of π_old, (B, A), whose gradient is that of a KL. ρ = π/π_old; sg stops the gradient.
 
-    k2: sg(ρ)·½k1², with the gradient of KL(π ‖ π_ref). k3: ρ·k3 with the gradient through ρ, that of KL(π ‖ π_ref) too.
-    k3_reverse: sg(ρ)·k3, the form of GRPO (arXiv:2402.03300 eq. 4) on policy, with the gradient of KL(π_ref ‖ π). k1 is
-    refused: E[∇ log π] = 0, so it pulls nowhere. By token these are gradients at each state, which leave out where a
-    token leads; by completion they are whole. logprobs, old_logprobs, ref_logprobs: (B, A). Returns (B, A).
+    k2: sg(ρ)·½k1², with the gradient of KL(π ‖ π_ref). k3: ρ·k3 with the gradient through ρ, also that of
+    KL(π ‖ π_ref). k3_reverse: sg(ρ)·k3, the form of GRPO on policy, with the gradient of KL(π_ref ‖ π). k1 is refused:
+    E[∇ log π] = 0, so its expected gradient is 0. Per token these are gradients at each state, which ignore which
+    states a token leads to; per completion they are complete. Source: Schulman (2020); arXiv:2402.03300, eq. 4.
+
+    Args:
+        logprobs, old_logprobs, ref_logprobs: (B, A) log π, log π_old and log π_ref.
+        estimator: "k2", "k3" or "k3_reverse".
+
+    Raises:
+        ValueError: The estimator is another one.
     """
     ratio = torch.exp((logprobs - old_logprobs).clamp(max=MAX_LOG_RATIO))
     if estimator == "k2":
@@ -154,10 +172,19 @@ def kl_loss(logprobs: Tensor, old_logprobs: Tensor, ref_logprobs: Tensor, *, est
 
 
 def actions(x: Tensor, mask: Tensor, *, level: str) -> Tensor:
-    """What is per token, as it is per action: itself at level "token"; Σ_t over the mask, (B, 1), at "sequence".
+    """Sums what is given per token over each action. A whole completion as one action makes PPO a bandit.
 
-    A whole completion as one action makes PPO a bandit: Ahmadian et al. (arXiv:2402.14740) §3. x, mask: (B, T). Raises
-    ValueError for another level.
+    Args:
+        x, mask: (B, T) per token.
+        level: "token" leaves x unchanged; "sequence" takes a completion as one action.
+
+    Returns:
+        (B, T) at level "token"; Σ_t over the mask, (B, 1), at level "sequence".
+
+    Raises:
+        ValueError: The level is another one.
+
+    Source: Ahmadian et al., arXiv:2402.14740, §3.
     """
     if level == "token":
         return x
@@ -167,16 +194,27 @@ def actions(x: Tensor, mask: Tensor, *, level: str) -> Tensor:
 
 
 def last_token(mask: Tensor) -> Tensor:
-    """Index of the last real token of each row. mask: (B, T), at least one True a row. Returns (B,) int64."""
+    """Index of the last real token of each row, (B,) int64.
+
+    Args:
+        mask: (B, T), with at least one True in each row.
+    """
     return mask.sum(-1) - 1
 
 
 def ensemble_scores(scores: Tensor, *, how: str, penalty: float = 0.0) -> Tensor:
-    """One score of each completion from those of M reward models.   Coste et al. 2023, arXiv:2310.02743
+    """One score of each completion from those of M reward models, (B,). s̄ = (1/M) Σ_m s_m.
 
-    s̄ = (1/M) Σ_m s_m is the `mean`; `worst`: min_m s_m, worst-case optimization; `mean_minus_variance`:
-    s̄ − λ·(1/M) Σ_m (s_m − s̄)², uncertainty-weighted optimization, with λ = penalty. scores: (M, B), all in one unit.
-    Returns (B,). Raises ValueError for another way.
+    `mean`: s̄. `worst`: min_m s_m, worst-case optimization. `mean_minus_variance`: s̄ − λ·(1/M) Σ_m (s_m − s̄)²,
+    uncertainty-weighted optimization. Source: Coste et al. 2023, arXiv:2310.02743.
+
+    Args:
+        scores: (M, B), all in one unit.
+        how: "worst", "mean" or "mean_minus_variance".
+        penalty: λ of "mean_minus_variance".
+
+    Raises:
+        ValueError: `how` is another way.
     """
     if how == "worst":
         return scores.amin(0)
@@ -190,64 +228,90 @@ def ensemble_scores(scores: Tensor, *, how: str, penalty: float = 0.0) -> Tensor
 def shape_scores(
     scores: Tensor, *, mean: Tensor | float = 0.0, std: Tensor | float = 1.0, clip: float | None = None
 ) -> Tensor:
-    """Centres, scales, then clips: clamp((s − μ)/σ, ±clip). Ziegler et al. (arXiv:1909.08593) §2; N+ 23.
+    """Centers, scales, then clips: clamp((s − μ)/σ, ±clip), (B,). Source: arXiv:1909.08593, §2; N+ 23.
 
-    scores: (B,); mean and std in the units of the scores, clip in those of the result, None for no bound. Returns (B,).
+    Args:
+        scores: (B,).
+        mean, std: μ and σ, in the units of the scores.
+        clip: In the units of the result; None for no bound.
     """
     shaped = (scores - mean) / std
     return shaped if clip is None else shaped.clamp(-clip, clip)
 
 
 def missing_eos_penalty(scores: Tensor, ended: Tensor, *, penalty: float | None) -> Tensor:
-    """Subtracts `penalty` from the score of each response that did not end. N+ (arXiv:2403.17031) detail 15.
+    """Subtracts `penalty` from the score of each response that did not end. Source: N+ 15.
 
-    scores: (B,); ended: (B,) bool. Returns (B,); None subtracts nothing.
+    Args:
+        scores, ended: (B,), the latter bool.
+        penalty: In the units of the scores; None subtracts nothing.
     """
     return scores if penalty is None else torch.where(ended, scores, scores - penalty)
 
 
 def missing_eos_score(scores: Tensor, ended: Tensor, *, score: float | None) -> Tensor:
-    """Replaces the score of each response that did not end by `score`. N+ (arXiv:2403.17031) detail 15, there −1.
+    """Replaces the score of each response that did not end. Source: N+ 15.
 
-    scores: (B,); ended: (B,) bool. Returns (B,); None replaces nothing.
+    Args:
+        scores, ended: (B,), the latter bool.
+        score: The score that it gets, −1 in the source; None replaces nothing.
     """
     return scores if score is None else torch.where(ended, scores, torch.full_like(scores, score))
 
 
 def token_rewards(scores: Tensor, kl: Tensor, mask: Tensor, *, kl_coef: float) -> Tensor:
-    """r_t = score·1[t is the last token] − β·KL_t. Ziegler et al. (arXiv:1909.08593) eq. 2; Stiennon et al. 2020.
+    """r_t = score·1[t is the last token] − β·KL_t, (B, T), 0 outside the mask.
 
-    scores: (B,), placed once, on the last real token; kl: (B, T) per token in nats; mask: (B, T). Returns (B, T), 0
-    outside the mask.
+    Args:
+        scores: (B,), paid once, on the last real token.
+        kl: (B, T) per token, in nats.
+        mask: (B, T).
+        kl_coef: β.
+
+    Source: Ziegler et al., arXiv:1909.08593, eq. 2; Stiennon et al. 2020.
     """
     rewards = -kl_coef * kl.masked_fill(~mask, 0)
     return rewards.scatter_add(1, last_token(mask).unsqueeze(1), scores.to(rewards.dtype).unsqueeze(1))
 
 
 def terminal_remainder(scores: Tensor, by_token: Tensor, mask: Tensor) -> Tensor:
-    """s − Σ_t d_t: what of a score is still to be paid on the last token, where d_t is paid on each.
+    """s − Σ_t d_t, (B,): the part of a score that is paid on the last token, where d_t is paid on each token.
 
     So r_t = d_t + (s − Σ_u d_u)·1[t is the last token] − β·KL_t, and Σ_t r_t = s − β·Σ_t KL_t however the score is
-    spread. scores: (B,); by_token: (B, T) d; mask: (B, T). Returns (B,).
+    spread.
+
+    Args:
+        scores: (B,) s.
+        by_token: (B, T) d.
+        mask: (B, T).
     """
     return scores - by_token.masked_fill(~mask, 0).sum(1)
 
 
 def zero_variance_groups(scores: Tensor, *, size: int) -> Tensor:
-    """Whether the `size` completions of a prompt have one score: then they teach nothing about each other.
+    """Whether all completions of a prompt have the same score, so that none is better than another: (B / size,) bool.
 
-    DAPO's dynamic sampling leaves such prompts out (arXiv:2503.14476 §3.2). scores: (B,), those of a prompt beside each
-    other. Returns (B / size,) bool.
+    DAPO's dynamic sampling leaves such prompts out (arXiv:2503.14476, §3.2).
+
+    Args:
+        scores: (B,), with those of a prompt next to each other.
+        size: Completions of each prompt.
     """
     groups = scores.view(-1, size)
     return (groups == groups[:, :1]).all(1)
 
 
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
-    """Â_t = δ_t + γλ Â_{t+1},  δ_t = r_t + γ V_{t+1} − V_t.   Schulman et al. (arXiv:1506.02438) §3.
+    """Generalized advantage estimation: Â_t = δ_t + γλ Â_{t+1}, with δ_t = r_t + γ V_{t+1} − V_t.
 
-    rewards, values, mask: (B, T); the value past the last real token is 0. Returns advantages and returns
-    (Â + V), each (B, T) and 0 outside the mask.
+    Args:
+        rewards, values, mask: (B, T). The value past the last real token is 0.
+        gamma, lam: γ and λ.
+
+    Returns:
+        Advantages Â and returns Â + V, each (B, T) and 0 outside the mask.
+
+    Source: Schulman et al., arXiv:1506.02438, §3.
     """
     rewards, values = rewards.masked_fill(~mask, 0), values.masked_fill(~mask, 0)
     advantages = torch.zeros_like(values)
@@ -270,11 +334,18 @@ def clipped_policy_loss(
     cliprange_high: float | None = None,
     dual_clip: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """−min(ρÂ, clip(ρ, 1−ε, 1+ε_high)Â),  ρ = exp(log π − log π_old).   Schulman et al. (arXiv:1707.06347) eq. 7.
+    """−min(ρÂ, clip(ρ, 1−ε, 1+ε_high)Â), with ρ = exp(log π − log π_old).
 
-    cliprange_high None is ε; apart from it, it is clip-higher (arXiv:2503.14476 §3.1). dual_clip c > 1 bounds the loss
-    by −cÂ where Â < 0 (arXiv:1912.09729 §3). logprobs, old_logprobs, advantages: (B, T). Returns the loss per action
-    (B, T) and where a clip stops the gradient (B, T) bool.
+    Args:
+        logprobs, old_logprobs, advantages: (B, A) log π, log π_old and Â.
+        cliprange: ε.
+        cliprange_high: ε_high; None is ε. A larger one is clip-higher (arXiv:2503.14476, §3.1).
+        dual_clip: c > 1, which bounds the loss by −cÂ where Â < 0 (arXiv:1912.09729, §3); None for no bound.
+
+    Returns:
+        The loss per action, (B, A), and where a clip stops the gradient, (B, A) bool.
+
+    Source: Schulman et al., arXiv:1707.06347, eq. 7.
     """
     ratio = torch.exp((logprobs - old_logprobs).clamp(max=MAX_LOG_RATIO))
     high = cliprange if cliprange_high is None else cliprange_high
@@ -289,10 +360,14 @@ def clipped_policy_loss(
 
 
 def importance_weights(logprobs: Tensor, engine_logprobs: Tensor, mask: Tensor, *, cap: float, level: str) -> Tensor:
-    """min(π/π_engine, c) of each action: what was sampled from another distribution, weighted back to π.
+    """min(π/π_engine, c) of each action, (B, A): weights what another distribution sampled back to π.
 
-    Truncated importance sampling (Ionides 2008), as TRL's vllm_importance_sampling_correction. logprobs,
-    engine_logprobs, mask: (B, T), of the policy before the update and of the engine that sampled. Returns (B, A).
+    Truncated importance sampling (Ionides 2008), as TRL's vllm_importance_sampling_correction.
+
+    Args:
+        logprobs, engine_logprobs, mask: (B, T), of the policy before the update and of the engine that sampled.
+        cap: c.
+        level: As for `actions`.
     """
     return actions(logprobs - engine_logprobs, mask, level=level).clamp(max=MAX_LOG_RATIO).exp().clamp(max=cap)
 
@@ -300,9 +375,14 @@ def importance_weights(logprobs: Tensor, engine_logprobs: Tensor, mask: Tensor, 
 def clipped_value_loss(
     values: Tensor, old_values: Tensor, returns: Tensor, *, cliprange: float | None
 ) -> tuple[Tensor, Tensor]:
-    """½·max((V−R)², (clip(V, V_old±ε_v)−R)²). OpenAI baselines, ppo2; None clips nothing.
+    """½·max((V−R)², (clip(V, V_old±ε_v)−R)²). Source: OpenAI baselines, ppo2.
 
-    values, old_values, returns: (B, T). Returns the loss per token (B, T) and where the clip was active (B, T) bool.
+    Args:
+        values, old_values, returns: (B, T) V, V_old and R.
+        cliprange: ε_v; None clips nothing.
+
+    Returns:
+        The loss per token, (B, T), and where the clip was active, (B, T) bool.
     """
     plain = (values - returns).square()
     if cliprange is None:
@@ -321,12 +401,19 @@ def aggregate(
     length: int = 1,
     mode: str = "token-mean",
 ) -> Tensor:
-    """A share of the minibatch's loss, such that the shares of its micro-batches add up to the whole, however split.
+    """A micro-batch's share of the minibatch's loss, a scalar. However it is split, the shares add up to the same loss.
 
     token-mean: Σ/tokens. seq-mean-token-mean: the mean over sequences of each one's token mean. seq-mean-token-sum:
-    Σ/sequences. seq-sum-norm: Σ/(sequences·length), a constant divisor (arXiv:2503.20783 §3.2). tokens and sequences
-    count the whole *minibatch* over all processes; length: the most tokens a response may have. loss, mask: (B, T).
-    Returns a scalar. Raises ValueError for another mode.
+    Σ/sequences. seq-sum-norm: Σ/(sequences·length), a constant divisor (arXiv:2503.20783, §3.2).
+
+    Args:
+        loss, mask: (B, T) of the micro-batch.
+        tokens, sequences: Their numbers in the whole minibatch, over all processes.
+        length: The most tokens that a response may have.
+        mode: One of AGGREGATIONS.
+
+    Raises:
+        ValueError: The mode is another one.
     """
     kept = loss.masked_fill(~mask, 0)
     if mode == "token-mean":
@@ -341,19 +428,25 @@ def aggregate(
 
 
 def approx_kl(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
-    """Mean of ρ − 1 − log ρ over the mask: a low-variance, non-negative estimate of KL(π_old ‖ π).
+    """Mean of ρ − 1 − log ρ over the mask in nats per token: a low-variance, non-negative estimate of KL(π_old ‖ π).
 
-    Schulman, "Approximating KL divergence" (2020). logprobs, old_logprobs, mask: (B, T). Returns a scalar in nats per
-    token.
+    Args:
+        logprobs, old_logprobs, mask: (B, T).
+
+    Source: Schulman, "Approximating KL divergence" (2020).
     """
     log_ratio = logprobs - old_logprobs
     return masked_mean(torch.expm1(log_ratio) - log_ratio, mask)
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
-    """1 − Var(R − V)/Var(R) over the mask: 1 is a perfect critic, 0 one as good as a constant. OpenAI baselines.
+    """1 − Var(R − V)/Var(R) over the mask: 1 for a perfect critic, 0 for one as good as a constant. OpenAI baselines.
 
-    values, returns, mask: (B, T). Returns a scalar, NaN where the returns do not vary.
+    Args:
+        values, returns, mask: (B, T).
+
+    Returns:
+        A scalar; NaN where the returns do not vary.
     """
     target, error = returns[mask].double(), (returns - values)[mask].double()
     variance = target.var(correction=0)
@@ -361,9 +454,15 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
 
 
 def value_r2(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
-    """1 − mean((R − V)²)/Var(R) over the mask: what V gains on the best constant, which has 0; an offset counts too.
+    """1 − mean((R − V)²)/Var(R) over the mask: how much V improves on the best constant.
 
-    values, returns, mask: (B, T). Returns a scalar, NaN where the returns do not vary or the mask is empty.
+    Unlike `explained_variance` it counts a constant offset of V as an error.
+
+    Args:
+        values, returns, mask: (B, T).
+
+    Returns:
+        A scalar; NaN where the returns do not vary or the mask is empty.
     """
     target, error = returns[mask].double(), (returns - values)[mask].double()
     variance = target.var(correction=0)

@@ -1,4 +1,4 @@
-"""Objects that a recipe names: an entry point's name or "module:attribute", each also with settings in parentheses."""
+"""Objects that a recipe names: an entry point or "module:attribute", each optionally with settings in parentheses."""
 
 import ast
 import dataclasses
@@ -29,7 +29,15 @@ rewards, recipes."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A sentence's tail that offers the nearest known word, ", did you mean 'x'?", or nothing where none is near."""
+    """Suggests the nearest known word, as the tail of a sentence.
+
+    Args:
+        word: The word that is not known.
+        known: The words that are.
+
+    Returns:
+        ", did you mean 'x'?", or "" where none is near.
+    """
     near = difflib.get_close_matches(word, sorted(known), n=1)
     return f", did you mean {near[0]!r}?" if near else ""
 
@@ -42,35 +50,50 @@ def _distribution_name(distribution: importlib.metadata.Distribution) -> str:
 
 
 def entry_points(group: str, name: str | None = None) -> list[importlib.metadata.EntryPoint]:
-    """The entry points of a group that installed packages register.
+    """Lists the entry points of a group that installed packages register.
 
-    Python also searches the working directory in some cases, and that may be a folder that was downloaded: a
-    `*.dist-info` there registers nothing, unless PYTHONPATH names the directory.
+    Python also searches the working directory in some cases, and that may be a downloaded folder: a `*.dist-info` there
+    registers nothing, unless PYTHONPATH names the directory.
 
     Args:
-        group: the group, such as `rlhf_zoo.rewards`.
-        name: of a single entry point; None is all of them.
+        group: The group, such as `rlhf_zoo.rewards`.
+        name: The name of a single entry point; None for all of them.
 
     Returns:
-        Those of each installed distribution; of two of one name, the first on the path counts.
+        Those of each installed distribution. Of two distributions with one name, the first on the path counts.
     """
     here = os.path.realpath(os.getcwd())
-    said = {os.path.realpath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path}
-    path = [entry for entry in sys.path if os.path.realpath(entry) != here or (entry and here in said)]
-    found: dict[str, importlib.metadata.Distribution] = {}
+    python_path = {os.path.realpath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path}
+    path = [entry for entry in sys.path if os.path.realpath(entry) != here or (entry and here in python_path)]
+    distributions: dict[str, importlib.metadata.Distribution] = {}
     for distribution in importlib.metadata.distributions(path=path):
-        found.setdefault(re.sub(r"[-_.]+", "-", _distribution_name(distribution)).lower(), distribution)
-    entries = (entry for distribution in found.values() for entry in distribution.entry_points)
+        distributions.setdefault(re.sub(r"[-_.]+", "-", _distribution_name(distribution)).lower(), distribution)
+    entries = (entry for distribution in distributions.values() for entry in distribution.entry_points)
     return [entry for entry in entries if entry.group == group and name in (None, entry.name)]
 
 
 def registered(group: str) -> list[str]:
-    """The names that installed packages registered as entry points of a group, sorted."""
+    """Lists the names that installed packages registered as entry points of a group.
+
+    Args:
+        group: The group.
+
+    Returns:
+        The names, sorted.
+    """
     return sorted({entry.name for entry in entry_points(group)})
 
 
 def check_word(name: str, *, group: str) -> None:
-    """Raises ZooError for a name without a module that no installed package registers; imports nothing."""
+    """Checks that a name has a module or is a registered entry point. Imports nothing.
+
+    Args:
+        name: The name, with or without settings.
+        group: The group of entry points.
+
+    Raises:
+        ZooError: No installed package registers it.
+    """
     word = name.partition("(")[0].strip()
     names = registered(group)
     if ":" not in word and word not in names:
@@ -79,31 +102,46 @@ def check_word(name: str, *, group: str) -> None:
 
 
 def load_object(name: str, *, group: str) -> Any:
-    """The object called `name`: "module:attribute" (dots allowed on both sides), or an entry point of `group`.
+    """Loads the object that a name stands for.
 
-    "NAME(key=value, …)" makes one, from a class or a function that NAME is; where NAME is an object of a dataclass, it
-    is a copy with these fields. Values are literals of Python and are read, never evaluated.
+    A module that is not installed is also looked for in the working directory. Importing a module runs its code, so
+    `name` must come from the user; a name from a download must pass `outside.check_object` first.
 
-    A module that is not installed is also looked for in the working directory. Importing a module runs it, so `name`
-    must come from the user; a name that a download holds goes through `outside.check_object` first. Raises ZooError
-    where nothing of that name is found, two packages register it, or the settings do not fit.
+    Args:
+        name: "module:attribute" (dots allowed on both sides), or an entry point of `group`. "NAME(key=value, …)" calls
+            NAME if it is a class or a function; if NAME is an instance of a dataclass, the result is a copy with these
+            fields. Values are Python literals, which are parsed and never evaluated.
+        group: The group of entry points.
+
+    Returns:
+        The object.
+
+    Raises:
+        ZooError: Nothing has that name, two packages register it, or the settings do not fit.
     """
     bare, settings = split_settings(name)
-    found = _find(bare, group)
-    return found if settings is None else _made(found, settings, name)
+    named = _find(bare, group)
+    return named if settings is None else _made(named, settings, name)
 
 
 def split_settings(name: str) -> tuple[str, dict[str, Any] | None]:
-    """("NAME", its settings) of "NAME(key=value, …)"; None for the settings of a name without parentheses.
+    """Splits "NAME(key=value, …)" into the name and its settings. Imports nothing.
 
-    Reads and imports nothing. Raises ZooError where the parentheses hold anything but keywords with literals.
+    Args:
+        name: The name, with or without settings.
+
+    Returns:
+        The bare name, and its settings; None for the settings of a name without parentheses.
+
+    Raises:
+        ZooError: The parentheses hold anything but keywords with literals.
     """
     bare, parenthesis, rest = name.partition("(")
     return (bare.strip(), _settings(rest, name)) if parenthesis else (name, None)
 
 
 def _settings(rest: str, name: str) -> dict[str, Any]:
-    """What stands behind the opening parenthesis of `name`, as keyword arguments."""
+    """Parses what follows the opening parenthesis of `name` as keyword arguments."""
     form = (
         f"{name!r} is no name with settings: write NAME(key=value, …), quoted as a whole where it stands in a YAML or "
         "JSON list."
@@ -131,7 +169,7 @@ def _settings(rest: str, name: str) -> dict[str, Any]:
 
 
 def _made(found: Any, settings: Mapping[str, Any], name: str) -> Any:
-    """`found` with `settings`: a copy of a dataclass's object, else what calling it returns."""
+    """Applies settings to an object: copies a dataclass's instance, and calls anything else."""
     copied = dataclasses.is_dataclass(found) and not isinstance(found, type)
     if not copied and not callable(found):
         kind = type(found).__name__
@@ -159,12 +197,24 @@ def _made(found: Any, settings: Mapping[str, Any], name: str) -> Any:
 
 
 def module_of(name: str, *, group: str) -> ModuleType:
-    """The module of the object that a name without settings stands for, imported as `load_object` does."""
+    """Imports the module of the object that a name stands for, as `load_object` does.
+
+    Args:
+        name: A name without settings.
+        group: The group of entry points.
+
+    Raises:
+        ZooError: Nothing has that name, or two packages register it.
+    """
     return _place(name, group)[0]
 
 
 def top_module(module: ModuleType) -> ModuleType:
-    """The package that a module is part of, itself where it is of none."""
+    """Returns the top-level package that a module belongs to, which may be the module itself.
+
+    Args:
+        module: An imported module.
+    """
     return sys.modules[module.__name__.partition(".")[0]]
 
 
@@ -192,11 +242,11 @@ def _place(name: str, group: str) -> tuple[ModuleType, str]:
 
 
 def _search_here(module_name: str) -> None:
-    """Has Python search the working directory too, where the module that a user named lies there and nowhere else.
+    """Lets Python search the working directory too, if the module that a user named is there and nowhere else.
 
-    A console script does not search it, and it may be a folder that was downloaded: libraries would import a
-    `wandb.py` there for the package that is not installed. So it is searched only for a name that is found there, and
-    last, so that it can hide no installed package.
+    A console script does not search it, and it may be a downloaded folder: libraries would import a `wandb.py` there
+    for the package that is not installed. So it is searched only for a name that it has, and last, where it can hide no
+    installed package.
     """
     top, here = module_name.partition(".")[0], Path.cwd()
     if not top.isidentifier() or str(here) in sys.path or "" in sys.path:
@@ -220,7 +270,7 @@ def _import(module_name: str, name: str) -> ModuleType:
 
 
 def _beside(module_name: str) -> list[str]:
-    """The full names of the modules that lie where a missing one was looked for."""
+    """The full names of the modules in the places where a missing one was looked for."""
     parent = module_name.rpartition(".")[0]
     paths = getattr(sys.modules[parent], "__path__", []) if parent else None
     prefix = f"{parent}." if parent else ""
@@ -239,20 +289,44 @@ def _attribute(module: ModuleType, path: str, name: str) -> Any:
 
 
 def run_judge(target: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """What a judge's function returns. Raises ZooError where it raises."""
+    """Calls a judge's function.
+
+    Args:
+        target: The judge's name, for the error.
+        function: The function.
+        *arguments: Its arguments.
+
+    Returns:
+        What the function returns.
+
+    Raises:
+        ZooError: The function raises.
+    """
     try:
         return function(*arguments)
     except ZooError:
         raise
     except Exception as error:
-        said = " ".join(str(error).split())
+        reason = " ".join(str(error).split())
         raise ZooError(
-            f"The judge {target!r} raised {type(error).__name__}{f' ({said[:200]})' if said else ''}: mend it."
+            f"The judge {target!r} raised {type(error).__name__}{f' ({reason[:200]})' if reason else ''}: mend it."
         ) from error
 
 
 def call_judge(target: str, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """What a judge's function answers, as a list. Raises ZooError where it raises, or answers with no list."""
+    """Calls a judge's function that answers with a list.
+
+    Args:
+        target: The judge's name, for the error.
+        function: The function.
+        *arguments: Its arguments.
+
+    Returns:
+        The answer, as a list.
+
+    Raises:
+        ZooError: The function raises, or its answer is no list.
+    """
     answer = run_judge(target, function, *arguments)
     if isinstance(answer, str | bytes | Mapping) or not isinstance(answer, Iterable):
         raise ZooError(f"The judge {target!r} answered with {type(answer).__name__}: it must give a list of numbers.")
