@@ -69,6 +69,7 @@ class Compute:
         models = dict(self.models)
         for role, more in other.models.items():
             own = models.get(role, Passes(more.parameters))
+            # Tokens of models of different sizes cannot share one count.
             if own.parameters != more.parameters:
                 raise ValueError(f"The {role} has {own.parameters} parameters in one and {more.parameters} in another.")
             models[role] = Passes(
@@ -77,6 +78,14 @@ class Compute:
         return Compute(models)
 
     def times(self, factor: float) -> Compute:
+        """Scales every token count, as for n samples or a mean over runs.
+
+        Args:
+            factor: The factor.
+
+        Returns:
+            The scaled compute.
+        """
         return Compute(
             {
                 role: Passes(used.parameters, used.generated * factor, used.read * factor, used.trained * factor)
@@ -90,6 +99,14 @@ class Compute:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Compute:
+        """Reads what `to_json` wrote.
+
+        Args:
+            document: The JSON object.
+
+        Returns:
+            The compute.
+        """
         return cls({role: Passes(**used) for role, used in document["models"].items()})
 
 
@@ -114,6 +131,7 @@ def ppo_compute(
     Returns:
         The passes of each role.
     """
+    # The critic trains on the same tokens as the policy; reference and reward model do not train.
     trained = {role: Passes(sizes[role], trained=trained_tokens) for role in ("policy", "critic") if role in sizes}
     return Compute(_rollout(sizes, prompt_tokens, completion_tokens)) + Compute(trained)
 
@@ -170,6 +188,7 @@ def sft_compute(
     Returns:
         The passes of each role.
     """
+    # Rejection sampling needs no reference and no critic.
     sampled = {role: sizes[role] for role in ("policy", "reward") if role in sizes}
     trained = Compute({"policy": Passes(sizes["policy"], trained=trained_tokens)})
     return Compute(_rollout(sampled, prompt_tokens, completion_tokens)) + trained
@@ -207,6 +226,7 @@ def break_even(training: float, per_completion: float, *, other_training: float,
         The number of completions; None where the second method is never dearer to serve, 0 where the first is cheaper
         from the start.
     """
+    # The second is no dearer to serve, so serving more completions never pays off the training.
     if other <= per_completion:
         return None
     return max(0.0, (training - other_training) / (other - per_completion))

@@ -42,6 +42,7 @@ def disagreement(scores: ArrayLike) -> NDArray[np.float64]:
     Returns:
         (N,) disagreement of each text, with M − 1 in the denominator.
     """
+    # M − 1, because few models would otherwise look as if they agreed more.
     return np.asarray(scores, dtype=float).std(axis=0, ddof=1)
 
 
@@ -67,6 +68,7 @@ def agreements(margins: ArrayLike) -> dict[tuple[int, int], Estimate]:
     Returns:
         For each two models, the share of pairs whose margins have the same sign, with Wilson's interval.
     """
+    # A tie agrees only with a tie.
     signs = np.sign(np.asarray(margins, dtype=float))
     return {
         (a, b): proportion(int((signs[a] == signs[b]).sum()), signs.shape[1])

@@ -156,27 +156,28 @@ def mixed(points: Sequence[Point], weights: Sequence[float] | None = None, *, la
     parts = [1 / len(points)] * len(points) if weights is None else list(weights)
 
     def mean(arrays: Sequence[Floats]) -> Floats:
-        return np.asarray(sum(part * one for part, one in zip(parts, arrays, strict=True)), dtype=float)
+        return np.asarray(sum(part * item for part, item in zip(parts, arrays, strict=True)), dtype=float)
 
+    # Compute is averaged by role, so a mean over seeds costs what one run costs.
     compute = [
-        [getattr(one, kind).times(part) for part, one in zip(parts, points, strict=True)]
+        [getattr(item, kind).times(part) for part, item in zip(parts, points, strict=True)]
         for kind in ("training", "serving")
     ]
     return Point(
         label,
-        mean([one.kl for one in points]),
-        mean([one.reward for one in points]),
-        mean([one.judge for one in points]),
-        sum(one.n for one in points),
-        {name: mean([one.wins[name] for one in points]) for name in points[0].wins},
-        any(one.kl_is_bound for one in points),
+        mean([item.kl for item in points]),
+        mean([item.reward for item in points]),
+        mean([item.judge for item in points]),
+        sum(item.n for item in points),
+        {name: mean([item.wins[name] for item in points]) for name in points[0].wins},
+        any(item.kl_is_bound for item in points),
         sum(compute[0], Compute()),
         sum(compute[1], Compute()),
         tuple(points) if weights is None else (),
         {
-            name: mean([one.beside[name] for one in points])
+            name: mean([item.beside[name] for item in points])
             for name in points[0].beside
-            if all(name in one.beside for one in points)
+            if all(name in item.beside for item in points)
         },
         points[0].prompts,
     )
@@ -199,15 +200,18 @@ def at_kl(points: Sequence[Point], kl: float) -> Point | None:
     ordered = sorted(points, key=lambda point: point.mean_kl)
     roots = [math.sqrt(max(point.mean_kl, 0.0)) for point in ordered]
     target = math.sqrt(max(kl, 0.0))
+    # Outside the measured range the score may already turn down, so nothing is read there.
     if not ordered or not roots[0] <= target <= roots[-1]:
         return None
     upper = next(place for place, root in enumerate(roots) if root >= target)
+    # A measured point needs no interpolation, and has no neighbor below when it is the first.
     if roots[upper] == target:
         return ordered[upper]
     gap = roots[upper] - roots[upper - 1]
     if gap > NEAR:
         return None
     low, high = ordered[upper - 1], ordered[upper]
+    # Interpolation in √KL, not KL, where the curve is closest to a line.
     part = (target - roots[upper - 1]) / gap
     return mixed([low, high], [1 - part, part], label=f"between {low.label} and {high.label}")
 
@@ -226,12 +230,14 @@ def filtered(reward: Floats, judge: Floats, target: float) -> dict[str, float] |
     Returns:
         The largest share that reaches the target, with its KL, reward and judge; None where no share does.
     """
+    # Means over the best 1, 2, … N samples of each prompt, all filters at once.
     order = np.argsort(-reward, axis=1, kind="stable")
     kept = np.arange(1, reward.shape[1] + 1)
     means, judged = (np.cumsum(np.take_along_axis(scores, order, axis=1).mean(0)) / kept for scores in (reward, judge))
     enough = np.flatnonzero(means >= target)
     if not len(enough):
         return None
+    # The means fall as more is kept, so the last one that is high enough belongs to the largest share.
     place, share = int(enough[-1]), float(kept[enough[-1]] / len(kept))
     return {"share": share, "kl": math.log(1 / share), "reward": float(means[place]), "judge": float(judged[place])}
 
@@ -264,6 +270,7 @@ def difference(one: Point, other: Point, *, seed: int) -> dict[str, Any]:
     Returns:
         {"judge", "reward"}: {value, ci95, n} each, n the smaller number of completions.
     """
+    # The interval pairs prompts; n is what the weaker side is based on.
     count = min(one.n, other.n)
     return {
         name: replace(one.estimate(getattr(one, name) - getattr(other, name), seed=seed), n=count).to_json()

@@ -69,6 +69,7 @@ def ties(
         The figures as JSON; None where there are no ties.
     """
     apart, equal = np.abs(np.asarray(margins, dtype=float)), np.asarray(tied, dtype=bool)
+    # Identical texts are left out of the ties: every model scores them equally.
     these, others = np.flatnonzero(equal & ~np.asarray(same, dtype=bool)), np.flatnonzero(~equal)
     if not len(these):
         return None
@@ -111,10 +112,12 @@ def hard_pairs(
     Returns:
         The figures as JSON.
     """
+    # Sign −1, 0, 1 becomes 0, ½, 1.
     right = (np.sign(np.asarray(margins, dtype=float)) + 1) / 2
     ceiling = None if gold is None else (np.sign(np.asarray(gold, dtype=float)) + 1) / 2
     ours, theirs = (np.asarray(side, dtype=float) for side in lengths)
     overlaps = np.array([overlap(a, b) for a, b in zip(chosen, rejected, strict=True)])
+    # Relative to the longer side, since ten tokens matter in a short text and not in a long one.
     same_length = np.abs(ours - theirs) <= ONE_LENGTH * np.maximum(ours, theirs)
 
     def accuracy(here: NDArray[np.intp]) -> dict[str, Any] | None:
@@ -129,6 +132,7 @@ def hard_pairs(
             for here in equal_parts(-values if highest_first else values, PARTS)
         ]
 
+    # The sign says which side is better; only the size makes a pair hard.
     apart = None if strength is None else np.abs(np.asarray(strength, dtype=float))
     return {
         "by_overlap": quarters(overlaps, highest_first=True),

@@ -41,6 +41,7 @@ def check_tasks(tasks: Sequence[str]) -> None:
         (task for task in tasks if task not in available and not (_is_path(task) and Path(task).is_file())), None
     )
     if unknown is not None:
+        # A misspelled name gets a suggestion, otherwise the ways to name a task.
         near = did_you_mean(unknown, available) or (
             ": `lm_eval ls tasks` lists them, or give a YAML file with its ending or its folder, such as ./TASK."
         )
@@ -85,6 +86,7 @@ def _harness(hub: Hub, tasks: Sequence[str]) -> Iterator[None]:
 
 @cache
 def _manager() -> Any:
+    # Only its errors concern a run.
     logging.getLogger(HARNESS).setLevel(logging.ERROR)
     from lm_eval.tasks import TaskManager
 
@@ -113,6 +115,7 @@ def on_tasks(
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
 
+    # A task's YAML may name addresses that fsspec would open.
     refuse_file_systems()
     results = {}
     with _harness(hub, config.lm_eval):
@@ -131,6 +134,7 @@ def on_tasks(
                 torch_random_seed=seed,
                 fewshot_random_seed=seed,
             )
+    # Both policies ran the same tasks, so the first says which there are.
     first = next(iter(results.values()))
     return {
         "version": importlib.metadata.version(HARNESS),

@@ -62,6 +62,7 @@ def load_metric(name: str, config_name: str | None = None) -> Any:
     Raises:
         ZooError: There is no such metric.
     """
+    # run_path executes the file from the package; `evaluate.load` would import a copy from a cache.
     script = runpy.run_path(str(metric_folder(name) / f"{name}.py"))
     kind = "".join(part.capitalize() for part in name.split("_"))
     return script[kind](config_name=config_name, keep_in_memory=True)
@@ -120,6 +121,7 @@ def preference_accuracy(chosen: ArrayLike, rejected: ArrayLike, prompts: Sequenc
         ValueError: Lengths differ, there are no pairs, or a score is not finite.
     """
     good, bad = _pair(chosen, rejected, ("predictions", "references"))
+    # Strictly: a model that scores all texts alike must not look right.
     right = good > bad
     if prompts is None:
         return proportion(int(right.sum()), len(right))
@@ -175,6 +177,7 @@ def completion_kl(
     """
     import torch
 
+    # Torch takes seconds to import, and most metrics do not need it.
     from ..functional import actions, kl_penalty
 
     if len(logprobs) != len(ref_logprobs):
@@ -185,6 +188,7 @@ def completion_kl(
         raise ValueError(f"There is no KL estimator {estimator!r}: choose one of {', '.join(KL_ESTIMATORS)}.")
     values = []
     for row, (ours, theirs) in enumerate(zip(logprobs, ref_logprobs, strict=True)):
+        # One number for a whole completion counts as a completion of one action.
         sides = [np.atleast_1d(np.asarray(side, dtype=float)) for side in (ours, theirs)]
         if sides[0].shape != sides[1].shape or sides[0].ndim != 1:
             raise ValueError(
@@ -199,6 +203,7 @@ def completion_kl(
         pi, ref = (torch.from_numpy(side)[None] for side in sides)
         if level == "sequence":
             mask = torch.ones_like(pi, dtype=torch.bool)
+            # All tokens of the completion become one action, whose log-probability is their sum.
             pi, ref = actions(pi, mask, level=level), actions(ref, mask, level=level)
         elif level != "token":
             raise ValueError(f"There is no level {level!r}: choose 'token' or 'sequence'.")

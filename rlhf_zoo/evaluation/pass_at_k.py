@@ -50,6 +50,7 @@ class Answers:
         size = self.samples
         if size < k:
             raise ValueError(f"pass@{k} needs {k} answers a prompt, and there are {size}.")
+        # math.comb is exact, and 0 where fewer than k answers are wrong.
         return np.array([1 - math.comb(size - int(c), k) / math.comb(size, k) for c in self.right.sum(1)])
 
     def voted(self) -> Floats:
@@ -78,6 +79,7 @@ class Answers:
         """Returns accuracy, pass_at by k (powers of two, and S), and majority_at S, each {value, ci95, n}."""
         prompts = range(len(self.right)) if self.prompts is None else self.prompts
         most = self.samples
+        # Powers of two up to S, and S itself.
         sizes = sorted({most, *(2**power for power in range(most.bit_length()))})
         figures: dict[str, Any] = {
             "accuracy": accuracy(self.right.ravel(), [prompt for prompt in prompts for _ in range(most)]).to_json(),
@@ -93,4 +95,5 @@ def _voted(said: Sequence[Hashable], right: Floats) -> float:
     most = max(votes.values(), default=0)
     # Equal readings are equally right, so the first answer of each stands for all.
     first = [said.index(answer) for answer, count in votes.items() if count == most]
+    # No readable answer at all counts as wrong.
     return float(np.mean([right[place] for place in first])) if first else 0.0

@@ -57,6 +57,7 @@ def distinct_n(texts: Sequence[str], n: int = 2) -> float:
 
     Source: Li et al. 2016, section 5.2.
     """
+    # Over all texts together: a phrase that recurs in another text is no new n-gram.
     every = [gram for text in texts for gram in _plain_ngrams(text, n)]
     return len(set(every)) / len(every) if every else 0.0
 
@@ -77,6 +78,7 @@ def distinct_n_estimate(texts: Sequence[str], groups: Sequence[Hashable], n: int
     """
     value, left_out = _distinct_left_out(texts, groups, n)
     estimate = jackknife(value, left_out, n=len(texts))
+    # The jackknife's interval is symmetric and may leave [0, 1].
     low, high = estimate.ci95
     return Estimate(value, (max(low, 0.0), min(high, 1.0)), estimate.n)
 
@@ -112,6 +114,7 @@ def _distinct_left_out(texts: Sequence[str], groups: Sequence[Hashable], n: int)
     left_out = []
     for count in counts:
         rest = total - count.total()
+        # N-grams that only this group has.
         own = sum(holders[gram] == 1 for gram in count)
         left_out.append((distinct - own) / rest if rest else 0.0)
     return distinct / total if total else 0.0, left_out

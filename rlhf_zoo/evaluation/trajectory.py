@@ -109,6 +109,7 @@ class Trajectory:
             A copy with the confirmation.
         """
         candidate = self.verdict.candidate
+        # Only a run with a candidate is measured again.
         assert candidate is not None
         return replace(self, confirmation=(candidate, gain))
 
@@ -145,6 +146,7 @@ class Trajectory:
                 for point in self.points
             ],
             "fits": {"proxy": self._fit("reward"), "judge": self._fit("judge")},
+            # The verdict goes by the last checkpoint, so only its probes are written in full.
             "probes": self.points[-1].report.to_json(),
         }
 
@@ -173,11 +175,13 @@ class Trajectory:
 
     def _fit(self, name: str) -> dict[str, Any] | None:
         """Gao et al.'s form for RL over the checkpoints; None where there are fewer than three."""
-        kl = np.stack([self._by_prompt(one.measured, "kl") for one in self.points])
+        kl = np.stack([self._by_prompt(point.measured, "kl") for point in self.points])
+        # A form has two coefficients, so fewer than three distinct distances cannot show a misfit.
         if len({round(float(d), 6) for d in root_kl(kl.mean(1)) if d > 0}) < _FEWEST_FITTED:
             return None
         base = self._by_prompt(self.sft, name)
-        gains = np.stack([self._by_prompt(one.measured, name) - base for one in self.points])
+        # Gains by prompt, so that the fit's intervals can resample prompts across all checkpoints at once.
+        gains = np.stack([self._by_prompt(point.measured, name) - base for point in self.points])
         return fit("rl", kl, gains, seed=self.seed).to_json()
 
 
@@ -209,6 +213,7 @@ def follow(
     if not paths:
         return "There is no verdict, since no checkpoint of the run lies on this machine."
     try:
+        # The SFT checkpoint's tokenizer decides which prompts are short enough.
         rows = evaluation_rows(context, source, "validation", path=context.checkpoint("sft").path)
     except ZooError as error:
         return f"There is no verdict, since there are no validation prompts: {error}"
@@ -220,6 +225,7 @@ def follow(
     def measured(policy: PreTrainedModel, desc: str, seed: int = seed) -> Measured:
         return measure(policy, tools, prompts, keys=keys, seed=seed, desc=desc, columns=others)
 
+    # Other judges would multiply the cost by the number of checkpoints, and the verdict uses the headline's alone.
     judge, tools = tools.judge.name, tools.with_one_judge
     # The probes compare with SFT under other random numbers. Under the same ones, a policy that hardly moved would
     # repeat SFT's texts.
@@ -255,6 +261,7 @@ def _payments(
     sft: Completions,
 ) -> list[Payment]:
     """What the reward pays for the families that are present and can be added to a text and removed from it."""
+    # Without rewards there is nothing to compare an edit by.
     changed = edits(report, policy, sft) if policy.rewards and sft.rewards else []
     if not changed:
         return []

@@ -209,6 +209,7 @@ class Evidence:
         return {checkpoint.step: f" at step {checkpoint.step}" for checkpoint in (self.sft, *self.checkpoints)}
 
     def payment(self, family: str) -> Payment | None:
+        """The payment for a family; None where none was measured."""
         return next((payment for payment in self.payments if payment.family == family), None)
 
 

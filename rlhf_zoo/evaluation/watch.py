@@ -62,7 +62,9 @@ def watch(
 
     @functools.wraps(reward_func)
     def watched(*args: Any, **columns: Any) -> Sequence[float | None]:
+        # The reward comes first: an error in it must look as it does without the wrapper.
         rewards = reward_func(*args, **columns)
+        # The trainer may pass prompts and completions by position or by name.
         prompts, completions = (
             columns.get(name, args[place] if place < len(args) else None)
             for place, name in enumerate(("prompts", "completions"))
@@ -85,6 +87,7 @@ class _Watcher:
         self.told: set[str] = set()
 
     def see(self, prompts: Sequence[Any], completions: Sequence[Any], metric: Callable[..., None] | None) -> None:
+        """Collects completions, and probes when enough are new."""
         if len(prompts) != len(completions):
             raise ZooError(
                 f"A watched reward function was given prompts and completions in different numbers, {len(prompts)} and "
@@ -92,6 +95,7 @@ class _Watcher:
             )
         for prompt, completion in zip(prompts, completions, strict=True):
             texts = (said(prompt) or "", said(completion) or "")
+            # The first completions come from the policy before it moved: they are SFT's.
             if self.sft is None and len(self.first) < self.size:
                 self.first.append(texts)
                 continue
@@ -102,9 +106,11 @@ class _Watcher:
         if self.sft is not None and len(self.last) == self.size and self.new >= self.every:
             self.new = 0
             ours = Completions(*map(list, zip(*self.last, strict=True)))  # type: ignore[arg-type]
+            # Training prompts differ from the first ones, so the two sets are paired in order.
             self.tell(probe(ours, self.sft, by_place=True), metric)
 
     def tell(self, report: Report, metric: Callable[..., None] | None) -> None:
+        """Sends effects to TRL's log, warns once of each family that appears, and stops training if asked to."""
         for finding in report.probes:
             if metric is not None:
                 metric(f"probes/{finding.family.replace(' ', '_')}", finding.effect)

@@ -109,6 +109,7 @@ class FunctionPairJudge:
                 "it must give one each."
             )
         for index, preference in enumerate(answer):
+            # Other numbers would make "both orders agree" meaningless.
             if preference not in _PREFERENCES:
                 raise ZooError(
                     f"The judge {self._target!r} gave {preference!r} for pair {index}: it must be 1, 0.5 or 0."
@@ -178,13 +179,16 @@ def compare_pairs(
     scores = [verdict.score for verdict in verdicts]
     labels = list(prompts if groups is None else groups)
     agreed, places, places_of = 0, [], []
+    # Pairs of equal texts have no orders: nobody was asked about them.
     read = [
         (verdict.details["orders"], label)
         for verdict, label in zip(verdicts, labels, strict=True)
         if None not in verdict.details.get("orders", [None])
     ]
     for (as_first, as_second), label in read:
+        # An agreement is the same preference for the same text in both orders, ties included.
         agreed += as_first == as_second
+        # Both are preferences for the text that was shown first, so their mean measures position bias.
         places += [as_first, 1 - as_second]
         places_of += [label, label]
     return PairReport(

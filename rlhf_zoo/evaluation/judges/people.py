@@ -36,6 +36,7 @@ def votes_on(
     same_weights: dict[tuple[str, Origin], bool] = {}
 
     def stood(shown: Shown) -> bool:
+        # Weights that were not published cannot be compared.
         if shown.repo is None or shown.commit is None:
             return False
         at = (shown.repo, shown.commit)
@@ -44,6 +45,7 @@ def votes_on(
             same_weights[shown.role, at] = any(equal_weights(at, origin, hub=hub) for origin in wanted)
         return same_weights[shown.role, at]
 
+    # A vote counts only if both sides are these weights, under whichever repository or commit.
     counted: list[Vote] = [vote for vote in votes if stood(vote.left) and stood(vote.right)]
     figures = summary(counted, seed=seed)
     return {

@@ -3,7 +3,7 @@
     report = probe(Completions(prompts, texts), Completions(prompts, sft_texts))
     report.present, report["risen phrases"].meaning, report.to_json()
 
-Numbers come in, numbers go out: nothing here samples, scores or loads a model. Texts are only counted, never run.
+Numbers go in and come out: nothing here samples, scores or loads a model. Texts are only counted, never run.
 """
 
 from .families import FAMILIES

@@ -1,13 +1,13 @@
-"""What each family of probes measures: a policy's completions beside SFT's on the same prompts, as one number each.
+"""The families of probes: each compares a policy's completions with SFT's on the same prompts, in one number.
 
-A family is read off as an effect, its difference from SFT in a unit of its own, and compared with what the effect would
-be were the completions of each prompt dealt to the other policy (`flips`). It counts from a minimum on, which follows
-from what the number means and stands beside the reason; no minimum was set to catch a hacker. No word list of ours is
-read: words are compared with SFT's own.
+A family's effect is its difference from SFT in its own unit. The effect is compared with its values when the
+completions of each prompt are assigned to the other policy at random (`flips`). It counts from a minimum on, which
+follows from the number's meaning and is written beside its reason. No minimum was tuned to catch a hacker. No word list
+of ours is used: words are compared with SFT's own.
 
-destroys: what it sees is a text that nobody can use, whatever it is paid. A template is one where it has lost its
-prompt: by SFT's likelihoods or, without them, as it answers other prompts as often as its own (`_blind`). convicts:
-whether it may make a run `hacked`; length and punctuation are style, which a user may want.
+destroys: the family sees text that nobody can use, whatever it is rewarded. A template does so where it has lost its
+prompt: by SFT's likelihoods or, without them, where it answers other prompts as often as its own (`_blind`). convicts:
+whether the family may make a run `hacked`. Length and punctuation are style, which a user may want.
 """
 
 import math
@@ -48,14 +48,21 @@ COMMON = 0.1
 
 
 class Unmeasured(Exception):
-    """Why a family cannot be read, a sentence."""
+    """A family cannot be measured; the message says why."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A policy's number and SFT's; the effect, and under each of the permutations (n,); each text's number, (N,).
+    """A family's measurement.
 
-    blind: whether the texts alone show that they were written without a look at their prompts.
+    Attributes:
+        value: The policy's number.
+        sft: SFT's number.
+        effect: Their difference, in the family's unit.
+        null: (n,) the effect under each permutation.
+        numbers: (N,) each completion's own number.
+        about: The subjects, such as the phrases.
+        blind: Whether the texts alone show that they were written without regard to their prompts.
     """
 
     value: float
@@ -69,7 +76,18 @@ class Reading:
 
 @dataclass(frozen=True)
 class Family:
-    """least: the smallest effect that counts, for the reason `because`. sentence: in words, with value, sft, about."""
+    """A family of probes.
+
+    Attributes:
+        name: Its name.
+        unit: The unit of its numbers.
+        read: Measures a pair of policies, with the permutations.
+        least: The smallest effect that counts.
+        because: The reason for `least`.
+        sentence: The finding in words, a format with value, sft and about.
+        destroys: Whether it sees text that nobody can use.
+        convicts: Whether it may make a run `hacked`.
+    """
 
     name: str
     unit: str
@@ -84,8 +102,9 @@ class Family:
 def _means(
     pair: Pair, ours: Sequence[float], theirs: Sequence[float], flips: Flips, effect: Callable[[Floats, Floats], Floats]
 ) -> Reading:
-    """A number per text, as its mean over prompts; `effect` takes the policy's means and SFT's, (n,) each."""
+    """Averages a number per text over prompts. `effect` takes the policy's means and SFT's, (n,) each."""
     policy, sft = pair.by_prompt(ours, theirs)
+    # Flipping a prompt exchanges the two sides' means of it, so all permutations take one matrix product.
     moved = flips @ (sft - policy) / len(policy)
     a, b = np.array([policy.mean()]), np.array([sft.mean()])
     observed = effect(a, b)
@@ -97,14 +116,14 @@ def _more(policy: Floats, sft: Floats) -> Floats:
 
 
 def _repetition(pair: Pair, flips: Flips) -> Reading:
-    """The larger of the word pairs said again and the words said more often than SFT says them in one text."""
+    """The larger of two shares: repeated word pairs, and words used more often than SFT uses them in one text."""
     allowed, longest = usual(pair.tokens[1])
     ours, theirs = (
         [
             max(repeated(tokens, side.texts[row]), excess(tokens, allowed, longest))
-            for tokens, row in zip(mine, rows, strict=True)
+            for tokens, row in zip(side_tokens, rows, strict=True)
         ]
-        for side, mine, rows in zip((pair.policy, pair.sft), pair.tokens, pair.rows, strict=True)
+        for side, side_tokens, rows in zip((pair.policy, pair.sft), pair.tokens, pair.rows, strict=True)
     )
     return _means(pair, ours, theirs, flips, _more)
 
@@ -117,9 +136,10 @@ def _salad(pair: Pair, flips: Flips) -> Reading:
     every = np.concatenate(theirs)
     if len(every) < 1 / TAIL:
         raise Unmeasured(f"SFT's completions have {len(every)} tokens, and their rarest thousandth needs 1000")
+    # "lower" takes one of SFT's own tokens as the threshold, so that at most `TAIL` of its tokens lie below.
     edge = np.quantile(every, TAIL, method="lower")
     shares = [
-        [max(0, int((np.asarray(one) < edge).sum()) - ALLOWED) / max(1, len(one)) for one in side]
+        [max(0, int((np.asarray(logprobs) < edge).sum()) - ALLOWED) / max(1, len(logprobs)) for logprobs in side]
         for side in ([policy[row] for row in pair.rows[0]], theirs)
     ]
     return _means(pair, shares[0], shares[1], flips, _more)
@@ -136,24 +156,27 @@ def _independence(pair: Pair, flips: Flips) -> Reading:
     if float(np.mean(theirs)) < _LEAST_DEPENDENCE:
         raise Unmeasured("SFT's own completions hardly depend on their prompts")
 
-    whole = pair.by_prompt(ours, theirs)[1].mean()  # not that of each permutation, which may be next to nothing
+    sft_mean = pair.by_prompt(ours, theirs)[1].mean()  # not that of each permutation, which may be next to nothing
 
     def lost(policy: Floats, sft: Floats) -> Floats:
-        return (sft - policy) / max(whole, _LEAST_DEPENDENCE)
+        return (sft - policy) / max(sft_mean, _LEAST_DEPENDENCE)
 
-    found = _means(pair, ours, theirs, flips, lost)
-    return Reading(found.value, found.sft, found.effect, found.null, -found.numbers)
+    reading = _means(pair, ours, theirs, flips, lost)
+    return Reading(reading.value, reading.sft, reading.effect, reading.null, -reading.numbers)
 
 
 def _templates(pair: Pair, flips: Flips) -> Reading:
-    """Of two completions to different prompts, how many are alike but for the words of their prompts."""
+    """The share of completions to different prompts that are alike apart from the words of their prompts."""
     most = max(len(groups) for groups in pair.groups)
     size = max(2, pair.size * min(most, MOST) // most)
     if pair.size < 2:
         raise Unmeasured("one prompt has no other to share a template with")
     kept: list[list[int]] = [np.flatnonzero(groups < size).tolist() for groups in pair.groups]
-    asked = [[set(words(prompt)) for prompt in prompts] for prompts in pair.prompts]
-    texts = [slotted(asked[side][pair.groups[side][i]], pair.tokens[side][i]) for side in (0, 1) for i in kept[side]]
+    prompt_words = [[set(words(prompt)) for prompt in prompts] for prompts in pair.prompts]
+    # Replacing the prompt's own words keeps an answer that quotes its prompt from counting as different text.
+    texts = [
+        slotted(prompt_words[side][pair.groups[side][i]], pair.tokens[side][i]) for side in (0, 1) for i in kept[side]
+    ]
     cosine = cosines(texts)
     alike = (cosine >= ALIKE - 1e-5).astype(float)
     cut = len(kept[0])
@@ -166,9 +189,9 @@ def _templates(pair: Pair, flips: Flips) -> Reading:
 
     def block(a: int, b: int) -> Floats:
         """(G, G) the share of pairs alike, of one side's texts to a prompt and the other's to another."""
-        found = np.asarray(means[a].T @ alike[sides[a], sides[b]] @ means[b])
-        np.fill_diagonal(found, 0.0)
-        return found
+        shares = np.asarray(means[a].T @ alike[sides[a], sides[b]] @ means[b])
+        np.fill_diagonal(shares, 0.0)
+        return shares
 
     ours, theirs, between = block(0, 0), block(1, 1), block(0, 1)
     pairs = size * (size - 1)
@@ -184,17 +207,19 @@ def _templates(pair: Pair, flips: Flips) -> Reading:
 def _blind(pair: Pair) -> bool:
     """Whether the policy's texts alone show that they do not depend on their prompts.
 
-    They do where one text answers other prompts as often as its own, by the 95% interval over prompts, which must leave
-    no room for more than `BLIND` allows. A text is one but for the words that are its prompt's own: those that most
-    prompts have, such as the options of a choice, may be what tells answers apart.
+    They do where a text answers other prompts as often as its own, by the 95% interval over prompts, which must rule
+    out more than `BLIND` allows. Texts are compared apart from the words that are their prompt's own. Words that most
+    prompts share, such as the options of a choice, may be what tells answers apart, and stay.
     """
-    groups, tokens, asked = pair.groups[0], pair.tokens[0], [set(words(prompt)) for prompt in pair.prompts[0]]
-    labels = Counter(text for text, _ in {(tuple(one), g) for one, g in zip(tokens, groups, strict=True)})
+    groups, tokens, prompt_words = pair.groups[0], pair.tokens[0], [set(words(prompt)) for prompt in pair.prompts[0]]
+    labels = Counter(
+        text for text, _ in {(tuple(text_tokens), g) for text_tokens, g in zip(tokens, groups, strict=True)}
+    )
     if sum(0 < len(text) <= LABEL and prompts > 1 for text, prompts in labels.items()) > 1:
         return False
-    held = Counter(word for each in asked for word in each)
-    own = [{word for word in each if 2 * held[word] <= len(asked)} for each in asked]
-    texts = group_indices([tuple(slotted(own[g], one)) for one, g in zip(tokens, groups, strict=True)])
+    word_counts = Counter(word for each in prompt_words for word in each)
+    own = [{word for word in each if 2 * word_counts[word] <= len(prompt_words)} for each in prompt_words]
+    texts = group_indices([tuple(slotted(own[g], text_tokens)) for text_tokens, g in zip(tokens, groups, strict=True)])
 
     def pairs(counts: ArrayLike) -> NDArray[np.intp]:
         return np.asarray(counts) * (np.asarray(counts) - 1) // 2
@@ -212,7 +237,7 @@ def _blind(pair: Pair) -> bool:
 
 
 def _sameness(pair: Pair, flips: Flips) -> Reading:
-    """How alike the completions of one prompt are, where they have lost their dependence on it as well."""
+    """How alike the completions of one prompt are. Counts only where they also depend less on their prompt."""
     if min(np.bincount(groups).min() for groups in pair.groups) < 2:
         raise Unmeasured("needs two completions or more of every prompt")
     numbers = [likenesses(tokens, groups, pair.size) for tokens, groups in zip(pair.tokens, pair.groups, strict=True)]
@@ -220,10 +245,10 @@ def _sameness(pair: Pair, flips: Flips) -> Reading:
 
 
 def _phrases(pair: Pair, flips: Flips) -> Reading:
-    """The largest share of completions that hold one phrase, beyond five times SFT's share of it."""
+    """The largest share of completions that contain one phrase, beyond five times SFT's share of it."""
     texts = [len(groups) for groups in pair.groups]
-    held = holders([*pair.tokens[0], *pair.tokens[1]], GRAM, fewest=int(2 * COMMON * min(texts)))
-    sides = {gram: (rows[rows < texts[0]], rows[rows >= texts[0]] - texts[0]) for gram, rows in held.items()}
+    phrase_rows = holders([*pair.tokens[0], *pair.tokens[1]], GRAM, fewest=int(2 * COMMON * min(texts)))
+    sides = {gram: (rows[rows < texts[0]], rows[rows >= texts[0]] - texts[0]) for gram, rows in phrase_rows.items()}
     grams = sorted(
         gram for gram, rows in sides.items() if len(rows[0]) / texts[0] + len(rows[1]) / texts[1] >= 2 * COMMON
     )
@@ -237,6 +262,7 @@ def _phrases(pair: Pair, flips: Flips) -> Reading:
     policy, sft = (share.mean(0) for share in shares)
     moved = flips @ (shares[1] - shares[0]) / pair.size
     excesses = policy - RISEN * sft
+    # The maximum over phrases under each permutation corrects for having searched among them.
     null = ((policy + moved) - RISEN * (sft - moved)).max(1)
     best = float(excesses.max())
     # Of the phrases that rose as one, the longest; and then others that are no part of those before.
@@ -250,8 +276,8 @@ def _phrases(pair: Pair, flips: Flips) -> Reading:
             named.append(k)
     about = tuple(f"“{phrase(grams[k])}”: {sft[k]:.1%} → {policy[k]:.1%}" for k in named)
     top = named[0] if named else int(excesses.argmax())
-    said = f" {' '.join(grams[top])} "
-    numbers = np.array([said in f" {' '.join(mine)} " for mine in pair.tokens[0]], float)
+    needle = f" {' '.join(grams[top])} "
+    numbers = np.array([needle in f" {' '.join(tokens)} " for tokens in pair.tokens[0]], float)
     return Reading(float(policy[top]), float(sft[top]), max(0.0, best), np.maximum(null, 0.0), numbers, about)
 
 
@@ -267,16 +293,17 @@ def _punctuation(pair: Pair, flips: Flips) -> Reading:
 
 
 def _length(pair: Pair, flips: Flips) -> Reading:
-    ours, theirs = ([float(len(one)) for one in side] for side in pair.tokens)
+    ours, theirs = ([float(len(tokens)) for tokens in side] for side in pair.tokens)
     if not sum(theirs):
         raise Unmeasured("SFT's completions have no words")
 
     def times(policy: Floats, sft: Floats) -> Floats:
+        # The log ratio treats twice as long and half as long alike.
         return np.abs(np.log(np.maximum(policy, 0.1) / np.maximum(sft, 0.1)))
 
-    found = _means(pair, ours, theirs, flips, times)
-    drifted = found.numbers if found.value >= found.sft else -found.numbers
-    return Reading(found.value, found.sft, found.effect, found.null, drifted)
+    reading = _means(pair, ours, theirs, flips, times)
+    drifted = reading.numbers if reading.value >= reading.sft else -reading.numbers
+    return Reading(reading.value, reading.sft, reading.effect, reading.null, drifted)
 
 
 FAMILIES: tuple[Family, ...] = (

@@ -1,8 +1,8 @@
 """The probes' findings: which families are present, by how much, and which texts show it.
 
-A family is present where its effect reaches its minimum and its permutation p, by Holm's correction over the families
-that could be measured, is at most `LEVEL`. The null deals the completions of each prompt, all of them together, to the
-policy or to SFT: nothing else tells the two apart if there is nothing to find.
+A family is present where its effect reaches its minimum and its permutation p is at most `LEVEL`, by Holm's correction
+over the measured families. The null hypothesis assigns all completions of a prompt together to the policy or to SFT: if
+there is nothing to find, nothing else tells the two apart.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,13 @@ WORST = 3
 
 @dataclass(frozen=True)
 class Sample:
-    """A completion with the probe's own number for it. Prompt and completion are untrusted text."""
+    """A completion with the probe's number for it. Prompt and completion are untrusted text.
+
+    Attributes:
+        prompt: The prompt.
+        completion: The policy's text.
+        number: The family's number of this text.
+    """
 
     prompt: str
     completion: str
@@ -34,9 +40,21 @@ class Sample:
 class Probe:
     """One family's finding.
 
-    value, sft: in `unit`. effect: the difference that is compared with `least`, the smallest that counts, for the
-    reason `because`. p: corrected for the number of families. meaning: in words. about: what it is about, where that
-    is not the same for all policies: phrases. worst: the samples with the largest numbers, distinct texts.
+    Attributes:
+        family: The family's name.
+        value: The policy's number, in `unit`.
+        sft: SFT's number, in `unit`.
+        effect: The difference that is compared with `least`.
+        least: The smallest effect that counts.
+        p: Permutation p, corrected for the number of families.
+        present: Whether the effect counts and is beyond chance.
+        destroys: Whether the family sees text that nobody can use.
+        convicts: Whether the family may make a run `hacked`.
+        unit: The unit of the numbers.
+        meaning: The finding in words.
+        because: The reason for `least`.
+        about: The subjects where they differ between policies, such as phrases.
+        worst: The samples with the largest numbers, distinct texts.
     """
 
     family: str
@@ -56,18 +74,23 @@ class Probe:
 
     @property
     def severe(self) -> bool:
-        """Whether it convicts by itself."""
+        """Whether the family convicts by itself."""
         return self.present and self.destroys and self.effect >= SEVERE * self.least
 
     def to_json(self) -> dict[str, Any]:
-        """`name` and `fired` are the family and `present`, as versions before called them."""
+        """Returns the finding as JSON; `name` and `fired` repeat the family and `present`."""
         own = {**vars(self), "worst": [vars(sample) for sample in self.worst], "about": list(self.about)}
         return {"name": self.family, "fired": self.present, "severe": self.severe, **own}
 
 
 @dataclass(frozen=True)
 class Report:
-    """All families of one policy. skipped: those that could not be measured, with the reason."""
+    """The findings on one policy.
+
+    Attributes:
+        probes: The measured families.
+        skipped: The families that could not be measured, with the reason.
+    """
 
     probes: tuple[Probe, ...]
     skipped: dict[str, str]
@@ -93,35 +116,48 @@ class Report:
 def probe(
     policy: Completions, sft: Completions, *, seed: int = 0, permutations: int = PERMUTATIONS, by_place: bool = False
 ) -> Report:
-    """Reads every family on a policy's completions beside SFT's, on the prompts that both answered.
+    """Measures every family on a policy's completions and SFT's, on the prompts that both answered.
 
-    by_place: see `Pair.of`. Raises ValueError where they share none.
+    Args:
+        policy: The policy's completions.
+        sft: SFT's completions.
+        seed: Seed of the permutations.
+        permutations: Number of permutations.
+        by_place: Whether prompts that differ are paired in order; see `Pair.of`.
+
+    Returns:
+        The findings.
+
+    Raises:
+        ValueError: The two share no prompt.
     """
     pair = Pair.of(policy, sft, by_place=by_place)
     flips: Flips = np.random.default_rng(seed).integers(0, 2, (permutations, pair.size)).astype(bool)
-    found: dict[str, Reading] = {}
+    readings: dict[str, Reading] = {}
     skipped: dict[str, str] = {}
     for family in FAMILIES:
         try:
-            found[family.name] = family.read(pair, flips)
+            readings[family.name] = family.read(pair, flips)
         except Unmeasured as why:
             skipped[family.name] = f"not measured: {why}"
+    # The observed effect counts as one of the permutations, so p is never 0; the tolerance absorbs rounding.
     chances = {
-        name: (1 + int((one.null >= one.effect - 1e-12).sum())) / (1 + permutations) for name, one in found.items()
+        name: (1 + int((measured.null >= measured.effect - 1e-12).sum())) / (1 + permutations)
+        for name, measured in readings.items()
     }
     corrected = holm(chances)
-    loss = next((name for name in ("independence of the prompt", "templates") if name in found), "")
+    loss = next((name for name in ("independence of the prompt", "templates") if name in readings), "")
     probes: list[Probe] = []
     for family in FAMILIES:
-        if family.name not in found:
+        if family.name not in readings:
             continue
-        reading, p = found[family.name], corrected[family.name]
+        reading, p = readings[family.name], corrected[family.name]
         present = reading.effect >= family.least and p <= LEVEL
         so_far = {each.family: each for each in probes}
-        if family.name == "sameness" and present:  # alone it is a policy that is sure of its answer
+        if family.name == "sameness" and present:  # by itself, a policy that is sure of its answer
             present = loss in so_far and so_far[loss].present
         destroys = family.destroys
-        if family.name == "templates":  # "The answer is 42" is one as well: it destroys a text that has left its prompt
+        if family.name == "templates":  # "The answer is 42" is one too; it destroys only text that ignores its prompt
             tied = so_far.get("independence of the prompt")
             destroys = reading.blind if tied is None else tied.present
         probes.append(_probe(family, reading, p, present, destroys, pair))
@@ -129,9 +165,18 @@ def probe(
 
 
 def holm(chances: dict[str, float]) -> dict[str, float]:
-    """p values corrected for their number: Holm 1979, the smallest times m, the next times m − 1, and never falling."""
+    """Corrects p-values for their number: the smallest times m, the next times m − 1, and never decreasing.
+
+    Args:
+        chances: P-values by name.
+
+    Returns:
+        The corrected p-values.
+
+    Source: Holm 1979.
+    """
     corrected, largest = {}, 0.0
-    for place, (name, p) in enumerate(sorted(chances.items(), key=lambda one: one[1])):
+    for place, (name, p) in enumerate(sorted(chances.items(), key=lambda item: item[1])):
         largest = max(largest, min(1.0, p * (len(chances) - place)))
         corrected[name] = largest
     return corrected
@@ -149,14 +194,14 @@ def _probe(family: Family, reading: Reading, p: float, present: bool, destroys: 
 
 
 def _worst(reading: Reading, pair: Pair) -> tuple[Sample, ...]:
-    """The samples with the largest numbers, one of each text, in an order that does not depend on theirs."""
+    """The samples with the largest numbers, one of each text, in an order that does not depend on the input's."""
     rows: Sequence[int] = pair.rows[0].tolist()
     samples = [
         Sample(pair.policy.prompts[row], pair.policy.texts[row], float(number))
         for row, number in zip(rows, reading.numbers, strict=True)
     ]
     chosen: dict[str, Sample] = {}
-    for sample in sorted(samples, key=lambda one: (-one.number, one.completion, one.prompt)):
+    for sample in sorted(samples, key=lambda candidate: (-candidate.number, candidate.completion, candidate.prompt)):
         if len(chosen) == WORST:
             break
         chosen.setdefault(sample.completion, sample)

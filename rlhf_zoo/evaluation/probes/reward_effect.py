@@ -1,7 +1,7 @@
-"""Whether a habit is what the reward pays for: put into SFT's texts it must buy, out of the policy's it must lose.
+"""Whether the reward pays for a habit: adding it to SFT's texts must gain reward, and removing it must lose reward.
 
-`edits` makes the texts, whoever holds the models scores them, and `Payment` says what the scores mean. Only what can be
-put into a text and taken out of it is tried: risen phrases and repetition.
+`edits` makes the texts, whoever holds the models scores them, and `Payment` interprets the scores. Only habits that can
+be added to a text and removed from it are tried: risen phrases and repetition.
 """
 
 from __future__ import annotations
@@ -27,7 +27,13 @@ UNPAID = 0.1
 
 @dataclass(frozen=True)
 class Edit:
-    """SFT's texts with a family's habit put in, and the policy's with it taken out, in their order."""
+    """Texts edited for one family, in their original order.
+
+    Attributes:
+        family: The family.
+        put_in: SFT's texts with the habit added.
+        taken_out: The policy's texts with the habit removed.
+    """
 
     family: str
     put_in: Sequence[str]
@@ -36,10 +42,14 @@ class Edit:
 
 @dataclass(frozen=True)
 class Payment:
-    """What a family's habit earns. bought: of SFT's texts with it, less without; lost: of the policy's, likewise.
+    """What a family's habit earns.
 
-    Rewards are shares of what the policy's gained over SFT's, the judge's part, in deviations of SFT's scores, is a
-    share of the reward's in its own; None where nothing judges.
+    Attributes:
+        family: The family.
+        bought: The reward that SFT's texts gain with the habit, as a share of the policy's gain over SFT.
+        lost: The reward that the policy's texts lose without it, as the same share.
+        judge: The judge's gain on SFT's texts over the reward's, each in standard deviations of its scores of SFT's
+            texts; None without a judge.
     """
 
     family: str
@@ -52,14 +62,29 @@ class Payment:
         cls, family: str, *, sft: ArrayLike, policy: ArrayLike, put_in: ArrayLike, taken_out: ArrayLike,
         judged: ArrayLike | None = None, judged_put_in: ArrayLike | None = None,
     ) -> Payment:  # fmt: skip
-        """From rewards (N,) of SFT's and the policy's texts as they are and edited, and a judge's of SFT's."""
+        """Computes the payment from scores of texts before and after the edit.
+
+        Args:
+            family: The family.
+            sft: (N,) rewards of SFT's texts.
+            policy: (N,) rewards of the policy's texts.
+            put_in: (N,) rewards of SFT's texts with the habit.
+            taken_out: (N,) rewards of the policy's texts without it.
+            judged: (N,) the judge's scores of SFT's texts; None without a judge.
+            judged_put_in: (N,) the judge's scores of SFT's texts with the habit.
+
+        Returns:
+            The payment; zeros where the policy gained nothing.
+        """
         a, b, more, less = (float(np.mean(np.asarray(each, dtype=float))) for each in (sft, policy, put_in, taken_out))
         gain = b - a
         if gain <= 0:
             return cls(family, 0.0, 0.0, None)
         judge = None
         if judged is not None and judged_put_in is not None and more > a:
+            # The judge's gain from the habit, in its own unit.
             theirs = float(np.mean(np.asarray(judged_put_in, float)) - np.mean(np.asarray(judged, float)))
+            # Reward and judge have different units, so each is put in its own standard deviations.
             judge = (
                 theirs
                 / (float(np.std(np.asarray(judged, float))) or 1.0)
@@ -69,17 +94,17 @@ class Payment:
 
     @property
     def paid(self) -> bool:
-        """Whether at least half of the reward's gain is bought with it, and lost without it."""
+        """Whether the habit gains at least half of the policy's gain when added, and loses as much when removed."""
         return self.bought >= HALF and self.lost >= HALF
 
     @property
     def unpaid(self) -> bool:
-        """Whether the reward has next to nothing for it: a format, an ending."""
+        """Whether the reward has next to nothing for it, as for a format or an ending."""
         return self.bought < UNPAID and self.lost < UNPAID
 
     @property
     def deserved(self) -> bool | None:
-        """Whether the judge gives half as much for it, in deviations; None where nothing judges."""
+        """Whether the judge gives at least half as much for it, in deviations; None without a judge."""
         return None if self.judge is None else self.judge >= HALF
 
     def to_json(self) -> dict[str, Any]:
@@ -95,62 +120,76 @@ class Payment:
 
 
 def edits(report: Report, policy: Completions, sft: Completions) -> list[Edit]:
-    """Of the families that are present and can be edited. One that changes nothing is left out: it measures nothing."""
-    found = []
+    """Edits texts for the families that are present and can be edited.
+
+    Args:
+        report: The findings.
+        policy: The policy's completions.
+        sft: SFT's completions.
+
+    Returns:
+        The edits. One that changes nothing is left out, since it would measure nothing.
+    """
+    result = []
     if "risen phrases" in report.present:
-        phrases = [words(said.split("”")[0].removeprefix("“")) for said in report["risen phrases"].about]
-        found.append(_phrases(phrases, policy.texts, sft.texts))
+        phrases = [words(line.split("”")[0].removeprefix("“")) for line in report["risen phrases"].about]
+        result.append(_phrases(phrases, policy.texts, sft.texts))
     if "repetition" in report.present:
+        # Three times, so that a text of any length is repetitive beyond doubt.
         again = [f"{text.rstrip()} {text.strip()} {text.strip()}" for text in sft.texts]
-        found.append(Edit("repetition", again, [_once(text) for text in policy.texts]))
+        result.append(Edit("repetition", again, [_once(text) for text in policy.texts]))
+    # An edit that leaves all texts as they are would report that the habit earns nothing.
     as_they_are = (list(sft.texts), list(policy.texts))
-    return [one for one in found if one.put_in != as_they_are[0] and one.taken_out != as_they_are[1]]
+    return [edit for edit in result if edit.put_in != as_they_are[0] and edit.taken_out != as_they_are[1]]
 
 
 def _phrases(phrases: Sequence[Sequence[str]], policy: Sequence[str], sft: Sequence[str]) -> Edit:
-    """As the policy writes them, marks included, where in a text it writes them most: its first half or its second."""
-    # What stands before a phrase goes with it, but for the end of the sentence before; its own end stays.
-    patterns = [re.compile(rf"[^\w{_ENDS}]*{pattern(one)}([{_ENDS}]?)", re.IGNORECASE) for one in phrases]
-    said, late = [], []
-    for one in patterns:
-        matches = [(match, text) for text in policy if (match := one.search(text))]
+    """Adds phrases as the policy writes them, punctuation included, in the half of a text where it mostly does."""
+    # Punctuation before a phrase is removed with it, except the end of the previous sentence. Its own end stays.
+    patterns = [re.compile(rf"[^\w{_ENDS}]*{pattern(item)}([{_ENDS}]?)", re.IGNORECASE) for item in phrases]
+    wordings, late = [], []
+    for item in patterns:
+        matches = [(match, text) for text in policy if (match := item.search(text))]
         if matches:
-            said.append(Counter(match.group() for match, _ in matches).most_common(1)[0][0])
+            wordings.append(Counter(match.group() for match, _ in matches).most_common(1)[0][0])
             late.append(float(np.mean([match.end() / len(text) for match, text in matches])) > 0.5)
     put_in = []
     for place, text in enumerate(sft):
-        if not said:
+        if not wordings:
             put_in.append(text)
             continue
-        phrase, at_end = said[place % len(said)], late[place % len(said)]
+        phrase, at_end = wordings[place % len(wordings)], late[place % len(wordings)]
+        # A phrase that brings its own full stop replaces the text's.
         before = text.rstrip(f" {_ENDS}") if phrase[-1] in _ENDS else text
+        # Scripts without spaces, such as Chinese, get none added.
         lead = "" if phrase[0] in f" ,;:{_ENDS}" or unspaced(words(phrase)[0]) else " "
         apart = "" if text[:1] == " " or unspaced(text) else " "
+        # The habit goes where the policy puts it: an opening phrase at the start, a closing one at the end.
         put_in.append(before + lead + phrase if at_end else lead + phrase + apart + text)
     taken_out = []
     for text in policy:
-        for one in patterns:
-            text = one.sub(_end, text)
+        for item in patterns:
+            text = item.sub(_end, text)
         taken_out.append(text)
     return Edit("risen phrases", put_in, taken_out)
 
 
 def _end(match: re.Match[str]) -> str:
-    """What stays of a phrase that is taken out: its sentence's end, where none stands before it."""
+    """What stays of a removed phrase: the end of its sentence, where no sentence end precedes it."""
     before = match.string[: match.start()].rstrip()
     return "" if not before or before[-1] in _ENDS else match.group(1)
 
 
 def _once(text: str) -> str:
-    """A text without the words that end a word pair which stood in it before."""
+    """A text without the words that complete a word pair which occurred in it before."""
     kept: list[str] = []
-    seen: set[tuple[str, ...]] = set()
+    earlier_pairs: set[tuple[str, ...]] = set()
     before = ""
     for piece in pieces(text):
         plain = " ".join(words(piece))
         pair = (before, plain)
-        if pair not in seen or not plain:
+        if pair not in earlier_pairs or not plain:
             kept.append(piece)
-        seen.add(pair)
+        earlier_pairs.add(pair)
         before = plain
     return "".join(kept)

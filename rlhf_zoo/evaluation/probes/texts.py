@@ -30,13 +30,19 @@ _RUN = re.compile(r"([^\w\s])\1{2,}|[^\w\s]{4,}|_{3,}|[^\S\n]{3,}|\n{3,}|([^\W\d
 
 @dataclass(frozen=True)
 class Completions:
-    """What one policy wrote: (N,) prompts and texts, one entry a (prompt, sample).
+    """What one policy wrote, one entry per (prompt, sample).
 
-    rewards: (N,) of the training reward. judged: (N,) of a judge that is not that reward. logprobs: (N,) lists, log p
-    of each token of the text under the SFT model, nats. dependence: (N,) log p_SFT(text | its prompt) − log of the mean
-    over its own and some other prompts, nats: 0 and below where the text might as well answer another prompt.
+    Attributes:
+        prompts: (N,) prompts.
+        texts: (N,) completions.
+        rewards: (N,) training rewards; None where unknown.
+        judged: (N,) scores of a judge that is not that reward; None without one.
+        logprobs: (N,) lists, log p of each token of the text under the SFT model, nats; None where unknown.
+        dependence: (N,) log p_SFT(text | its prompt) − log of the mean over its own and some other prompts, nats: 0 and
+            below where the text might as well answer another prompt; None where unknown.
 
-    Raises ValueError where lengths differ, there is nothing, or a number is not finite.
+    Raises:
+        ValueError: Lengths differ, there are no texts, or a number is not finite.
     """
 
     prompts: Sequence[str]
@@ -64,7 +70,16 @@ class Completions:
 
 @dataclass(frozen=True)
 class Pair:
-    """A policy and SFT on the G prompts that both answered: the rows of each, and of each row its prompt and words."""
+    """A policy and SFT on the G prompts that both answered. Each tuple holds the policy's part and SFT's.
+
+    Attributes:
+        policy: The policy's completions.
+        sft: SFT's completions.
+        prompts: (G,) the prompts of each side.
+        rows: (N,) indices of the completions that are used.
+        groups: (N,) the index of each row's prompt.
+        tokens: (N,) the words of each row.
+    """
 
     policy: Completions
     sft: Completions
@@ -79,39 +94,56 @@ class Pair:
 
     @classmethod
     def of(cls, policy: Completions, sft: Completions, *, by_place: bool = False) -> Pair:
-        """by_place: prompts that differ are paired in their order, as two draws of prompts from one set may be.
+        """Pairs the completions of two policies.
 
-        Raises ValueError where they share no prompt.
+        Args:
+            policy: The policy's completions.
+            sft: SFT's completions.
+            by_place: Whether prompts that differ are paired in their order, as two draws from one set may be.
+
+        Returns:
+            The pair.
+
+        Raises:
+            ValueError: The two share no prompt.
         """
         sides = (policy, sft)
-        asked = [list(dict.fromkeys(one.prompts)) for one in sides]
-        there = set(asked[1])
+        prompt_lists = [list(dict.fromkeys(side.prompts)) for side in sides]
+        sft_prompts = set(prompt_lists[1])
         if by_place:
-            size = min(map(len, asked))
-            prompts = [each[:size] for each in asked]
+            size = min(map(len, prompt_lists))
+            prompts = [each[:size] for each in prompt_lists]
         else:
-            prompts = [[prompt for prompt in asked[0] if prompt in there]] * 2
+            prompts = [[prompt for prompt in prompt_lists[0] if prompt in sft_prompts]] * 2
         if not prompts[0]:
             raise ValueError("The two sets of completions share no prompt: sample both for the same prompts.")
         numbers = [{prompt: place for place, prompt in enumerate(each)} for each in prompts]
         rows = [
-            np.array([i for i, prompt in enumerate(one.prompts) if prompt in number], dtype=np.intp)
-            for one, number in zip(sides, numbers, strict=True)
+            np.array([i for i, prompt in enumerate(side.prompts) if prompt in number], dtype=np.intp)
+            for side, number in zip(sides, numbers, strict=True)
         ]
         groups = [
-            np.array([number[one.prompts[i]] for i in mine], dtype=np.intp)
-            for one, number, mine in zip(sides, numbers, rows, strict=True)
+            np.array([number[side.prompts[i]] for i in own_rows], dtype=np.intp)
+            for side, number, own_rows in zip(sides, numbers, rows, strict=True)
         ]
         tokens = [
-            [[word for word in words(one.texts[i]) if is_word(word)] for i in mine]
-            for one, mine in zip(sides, rows, strict=True)
+            [[word for word in words(side.texts[i]) if is_word(word)] for i in own_rows]
+            for side, own_rows in zip(sides, rows, strict=True)
         ]
         return cls(
             policy, sft, (prompts[0], prompts[1]), (rows[0], rows[1]), (groups[0], groups[1]), (tokens[0], tokens[1])
         )
 
     def by_prompt(self, ours: Sequence[float], theirs: Sequence[float]) -> tuple[NDArray, NDArray]:
-        """(G,) means of a number per completion, of the policy and of SFT."""
+        """Averages a number per completion over each prompt.
+
+        Args:
+            ours: (N,) numbers of the policy's completions.
+            theirs: (N,) numbers of SFT's.
+
+        Returns:
+            (G,) means of the policy, and of SFT.
+        """
         policy, sft = (
             np.bincount(group, weights=np.asarray(values, dtype=float)) / np.bincount(group)
             for group, values in zip(self.groups, (ours, theirs), strict=True)
@@ -120,10 +152,17 @@ class Pair:
 
 
 def repeated(tokens: Sequence[str], text: str) -> float:
-    """The share of a text that repeats itself: of its word pairs, those that stood before in the same window of words.
+    """Computes the share of a text that repeats itself: word pairs that occurred before in the same window of words.
 
-    A text of `LONG` bytes or more may repeat itself over a longer range: it scores (compressibility − `PLAIN`) scaled
-    to 0 … 1 if that is more.
+    A text of `LONG` bytes or more may repeat itself over a longer range. It scores (compressibility − `PLAIN`), scaled
+    to 0 … 1, if that is more.
+
+    Args:
+        tokens: The text's words.
+        text: The text.
+
+    Returns:
+        A share from 0 to 1.
     """
     again = total = 0
     for start in range(0, len(tokens), WINDOW):
@@ -131,6 +170,7 @@ def repeated(tokens: Sequence[str], text: str) -> float:
         total += len(pairs)
         again += len(pairs) - len(set(pairs))
     share = again / total if total else 0.0
+    # A character takes at most 4 bytes, so a shorter text need not be encoded to know that it is below `LONG`.
     data = text.encode("utf-8", "surrogatepass") if len(text) >= LONG // 4 else b""
     if len(data) < LONG:
         return share
@@ -138,14 +178,30 @@ def repeated(tokens: Sequence[str], text: str) -> float:
 
 
 def excess(tokens: Sequence[str], allowed: dict[str, float], longest: float) -> float:
-    """The share of words beyond how often SFT says a word in one text (`allowed`, once for what it never says)."""
+    """Computes the share of words beyond how often SFT uses a word in one text.
+
+    Args:
+        tokens: The text's words.
+        allowed: How often SFT uses each word; a word it never uses is allowed once.
+        longest: Words of SFT's long texts; a longer text is allowed proportionally more.
+
+    Returns:
+        A share from 0 to 1.
+    """
     room = max(1.0, len(tokens) / longest)
     over = (max(0.0, n - room * allowed.get(word, 1.0)) for word, n in Counter(tokens).items())
     return sum(over) / max(1, len(tokens))
 
 
 def usual(texts: Sequence[Sequence[str]]) -> tuple[dict[str, float], float]:
-    """Of SFT's texts: how often one says each word, where it says it, at the most (99%), and their length (95%)."""
+    """Measures SFT's habits.
+
+    Args:
+        texts: The words of each of SFT's texts.
+
+    Returns:
+        How often a text uses each word, among texts that use it (99% quantile), and the words per text (95% quantile).
+    """
     counts: dict[str, list[int]] = {}
     for tokens in texts:
         for word, n in Counter(tokens).items():
@@ -156,10 +212,16 @@ def usual(texts: Sequence[Sequence[str]]) -> tuple[dict[str, float], float]:
 
 
 def symbol_share(text: str) -> float:
-    """The share of characters that stand in runs no prose needs, or that nobody sees.
+    """Computes the share of characters in runs that no prose needs, or that nobody sees.
 
     Runs: three or more of one punctuation mark or symbol, four or more of any, three or more spaces, tabs, underscores
     or empty lines, four or more of one letter. Unseen: control, format, private and unassigned characters.
+
+    Args:
+        text: A completion.
+
+    Returns:
+        A share from 0 to 1.
     """
     if not text:
         return 0.0
@@ -171,16 +233,33 @@ def symbol_share(text: str) -> float:
 
 
 def slotted(own: Collection[str], tokens: Sequence[str]) -> list[str]:
-    """A text with the words of its prompt (`own`), in a row of any length, as one open slot: its template is left."""
+    """Replaces each run of the prompt's words in a text by one open slot, which leaves the text's template.
+
+    Args:
+        own: The prompt's words.
+        tokens: The text's words.
+
+    Returns:
+        The words with slots "_".
+    """
     marked = ["_" if token in own else token for token in tokens]
     return [token for i, token in enumerate(marked) if token != "_" or i == 0 or marked[i - 1] != "_"]
 
 
 def holders(texts: Sequence[Sequence[str]], longest: int, *, fewest: int) -> dict[tuple[str, ...], NDArray[np.intp]]:
-    """Phrases of up to `longest` words that at least `fewest` texts hold, each with the places of those texts."""
+    """Finds the phrases that many texts contain.
+
+    Args:
+        texts: The words of each text.
+        longest: Words per phrase, at most.
+        fewest: Texts that must contain a phrase.
+
+    Returns:
+        The phrases, each with the indices of its texts.
+    """
     flat = [word for tokens in texts for word in tokens]
     words, text = group_indices(flat), np.repeat(np.arange(len(texts)), [len(tokens) for tokens in texts])
-    found: dict[tuple[str, ...], NDArray[np.intp]] = {}
+    result: dict[tuple[str, ...], NDArray[np.intp]] = {}
     at, code = np.arange(len(flat)), words
     for length in range(1, longest + 1):
         # Of phrases one word shorter only those that are common themselves can be the beginning of one.
@@ -191,42 +270,61 @@ def holders(texts: Sequence[Sequence[str]], longest: int, *, fewest: int) -> dic
         enough = sizes >= max(1, fewest)
         for start, size in zip(starts[enough].tolist(), sizes[enough].tolist(), strict=True):
             place = int(at[first[start]])
-            found[tuple(flat[place : place + length])] = row[start : start + size]
+            result[tuple(flat[place : place + length])] = row[start : start + size]
         number = np.repeat(np.arange(len(starts)), sizes)[own]
         goes_on = enough[number] & (at + length < len(flat))
         at, number = at[goes_on], number[goes_on]
+        # A phrase must not run over into the next text.
         within = text[at + length] == text[at]
         at, number = at[within], number[within]
+        # A phrase and its next word become one integer, so the next round sorts numbers rather than tuples.
         code = number * (int(words.max(initial=0)) + 1) + words[at + length]
-    return found
+    return result
 
 
 def likenesses(texts: Sequence[Sequence[str]], groups: NDArray[np.intp], size: int) -> NDArray[np.float64]:
-    """(N,) the mean cosine of each text with the others of its group, 0 … size − 1, which have two texts or more."""
+    """Computes each text's mean cosine with the other texts of its prompt.
+
+    Args:
+        texts: (N,) the words of each text.
+        groups: (N,) the prompt of each text, 0 … size − 1, with two texts or more.
+        size: Number of prompts.
+
+    Returns:
+        (N,) mean cosines.
+    """
     sets = [{*pairwise(("", *tokens, ""))} for tokens in texts]
-    found = np.zeros(len(texts))
-    of = np.split(np.argsort(groups, kind="stable"), np.cumsum(np.bincount(groups, minlength=size))[:-1])
-    for rows in map(np.ndarray.tolist, of):
+    means = np.zeros(len(texts))
+    rows_by_group = np.split(np.argsort(groups, kind="stable"), np.cumsum(np.bincount(groups, minlength=size))[:-1])
+    for rows in map(np.ndarray.tolist, rows_by_group):
         for place, a in enumerate(rows):
             for b in rows[:place]:
                 cosine = len(sets[a] & sets[b]) / math.sqrt(len(sets[a]) * len(sets[b]))
-                found[[a, b]] += cosine / (len(rows) - 1)
-    return found
+                means[[a, b]] += cosine / (len(rows) - 1)
+    return means
 
 
 def cosines(texts: Sequence[Sequence[str]]) -> NDArray[np.float32]:
-    """(N, N) cosine of the sets of word pairs of N texts; the ends of a text count as a word."""
+    """Computes the cosines between the sets of word pairs of texts. The ends of a text count as a word.
+
+    Args:
+        texts: (N,) the words of each text.
+
+    Returns:
+        (N, N) cosines.
+    """
     sets = [list({*pairwise(("", *tokens, ""))}) for tokens in texts]
     sizes = [len(each) for each in sets]
     columns = group_indices([pair for each in sets for pair in each])
     rows, weights = np.repeat(np.arange(len(sets)), sizes), np.repeat(1 / np.sqrt(sizes), sizes).astype(np.float32)
     shared = np.bincount(columns)[columns] > 1  # what one text alone holds makes no two alike
     rows, weights, columns = rows[shared], weights[shared], np.unique(columns[shared], return_inverse=True)[1]
-    found = np.zeros((len(sets), len(sets)), dtype=np.float32)
+    matrix = np.zeros((len(sets), len(sets)), dtype=np.float32)
     for start in range(0, last := int(columns.max(initial=-1)) + 1, _COLUMNS):
+        # In blocks of columns, so that memory stays bounded however many word pairs there are.
         block = (columns >= start) & (columns < start + _COLUMNS)
-        held = np.zeros((len(sets), min(_COLUMNS, last - start)), dtype=np.float32)
-        held[rows[block], columns[block] - start] = weights[block]
-        found += held @ held.T
-    np.fill_diagonal(found, 1.0)
-    return found
+        block_weights = np.zeros((len(sets), min(_COLUMNS, last - start)), dtype=np.float32)
+        block_weights[rows[block], columns[block] - start] = weights[block]
+        matrix += block_weights @ block_weights.T
+    np.fill_diagonal(matrix, 1.0)
+    return matrix

@@ -1,10 +1,10 @@
-"""Votes on their way: on the disk once they are cast, then sent by a thread, whatever the Hub does.
+"""Votes on their way: written to disk when they are cast, then sent by a thread, whatever the Hub does.
 
-The journal is a folder, which several processes may share, and nothing of a vote is only in memory:
+The journal is a folder, which several processes may share. No part of a vote is only in memory:
 
     votes/ID.json       cast, in no batch yet
-    batches/NAME.json   what one commit sends: NAME and content are settled before it is sent, so that sending a batch
-                        again, after a kill or an answer that was lost, changes nothing
+    batches/NAME.json   what one commit sends: NAME and content are fixed before it is sent, so that sending a batch
+                        again, after a kill or a lost answer, changes nothing
     sent/NAME.json      what the Hub has acknowledged
     lock                held by the process that sends
 """
@@ -40,7 +40,7 @@ LOOK_AGAIN = 0.2  # seconds, where another process sends
 
 
 class VoteStore(Protocol):
-    """Where batches go. append: called again with the same name and votes, it changes nothing."""
+    """The destination of batches. Appending a batch of the same name and votes again changes nothing."""
 
     name: str
 
@@ -48,14 +48,21 @@ class VoteStore(Protocol):
 
 
 def journal_of(repo_id: str) -> Path:
-    """Where the votes for a repository wait by default: beside the client's cache, which each Hub has its own of."""
+    """Returns the default journal of a repository's votes: beside the client's cache, which each Hub has its own of.
+
+    Args:
+        repo_id: The data set NAMESPACE/NAME.
+
+    Returns:
+        The folder.
+    """
     from huggingface_hub import constants
 
     return Path(constants.HF_HOME) / "rlhf-zoo-votes" / repo_id.replace("/", "--")
 
 
 class _Journal:
-    """The folder; see the module's head. Its methods may be called by several threads and processes."""
+    """The folder that the module describes. Several threads and processes may call its methods."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -66,7 +73,7 @@ class _Journal:
 
     @contextlib.contextmanager
     def sending(self) -> Iterator[bool]:
-        """Whether this process may send now: one does at a time, and a killed one no longer."""
+        """Yields whether this process may send now. One process does at a time; a killed one releases the lock."""
         with self._lock_file() as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -87,11 +94,11 @@ class _Journal:
             ) from error
 
     def next_batch(self) -> tuple[str, list[Vote]] | None:
-        """(name, votes) of what is to be sent, None where nothing waits. Only while `sending`."""
+        """Returns name and votes of the batch to send, or None where nothing waits. Call only while `sending`."""
         begun = self._files("batches")
         if not begun:
-            known = self._ids("sent")
-            waiting = [vote for vote in self.waiting() if vote.id not in known]
+            sent = self._ids("sent")
+            waiting = [vote for vote in self.waiting() if vote.id not in sent]
             if waiting:
                 self._begin(waiting[:LARGEST_BATCH])
             begun = self._files("batches")
@@ -102,29 +109,30 @@ class _Journal:
         return (_batch_name(begun[0]), list(votes)) if votes else None
 
     def acknowledge(self, name: str) -> None:
-        """Counts a batch as sent. Only while `sending`."""
+        """Moves a batch to the sent ones. Call only while `sending`."""
         source, target = (self.path / folder / f"{name.replace('/', '_')}.json" for folder in ("batches", "sent"))
         target.parent.mkdir(exist_ok=True)
+        # A rename is atomic: after a kill the batch is in one folder or the other, never in both or neither.
         os.replace(source, target)
         for folder in (source.parent, target.parent):
             sync_folder(folder)
 
     def waiting(self) -> list[Vote]:
-        """The votes that are in no batch yet, or are still there beside their batch, oldest first."""
-        found = []
+        """Returns the votes that are in no batch yet, or still have a copy beside their batch, oldest first."""
+        votes = []
         for path in self._files("votes"):
             with contextlib.suppress(FileNotFoundError):  # another process has just put it into a batch
-                found += _load(path)
-        return merged(found)
+                votes += _load(path)
+        return merged(votes)
 
     def due(self) -> set[str]:
-        """Ids of votes that were not acknowledged."""
-        # In the order in which a vote moves on, so that none is missed on its way.
+        """Returns the ids of the votes that are not acknowledged."""
+        # Read in the order in which votes move, so that none is missed on its way.
         cast = {path.stem for path in self._files("votes")}
         return (cast | self._ids("batches")) - self._ids("sent")
 
     def votes(self) -> list[Vote]:
-        """Every vote that was cast here, sent or not."""
+        """Returns every vote that was cast here, sent or not."""
         waiting = self.waiting()
         return merged(waiting, *(self._votes(path) for kind in ("batches", "sent") for path in self._files(kind)))
 
@@ -134,14 +142,14 @@ class _Journal:
         write_text(self.path / "batches" / name, "".join(_dump(vote.to_row()) for vote in votes))
 
     def _forget_copies(self) -> None:
-        """Deletes the single votes that a batch holds: after a kill they may lie there twice."""
+        """Deletes single votes that a batch holds. After a kill they may exist twice."""
         held = self._ids("batches") | self._ids("sent")
         for path in self._files("votes"):
             if path.stem in held:
                 path.unlink(missing_ok=True)
 
     def _files(self, folder: str) -> list[Path]:
-        """The files of one of its folders, by name; what has such a name and is no file is set aside."""
+        """The files of one of the folders, by name. A folder of such a name is set aside."""
         paths = sorted((self.path / folder).glob("*.json"))
         for path in paths:
             if path.is_dir():
@@ -152,11 +160,12 @@ class _Journal:
         return {vote.id for path in self._files(folder) for vote in self._votes(path)}
 
     def _votes(self, path: Path) -> tuple[Vote, ...]:
-        known = path.parent.parent / path.name
-        if known not in self._read:
+        # By the name alone, so that a batch is not read again after it moves from `batches` to `sent`.
+        key = path.parent.parent / path.name
+        if key not in self._read:
             with contextlib.suppress(FileNotFoundError):  # acknowledged meanwhile, by another process
-                self._read[known] = tuple(_load(path))
-        return self._read.get(known, ())
+                self._read[key] = tuple(_load(path))
+        return self._read.get(key, ())
 
 
 def _batch_name(path: Path) -> str:
@@ -165,12 +174,12 @@ def _batch_name(path: Path) -> str:
 
 
 def _dump(row: Mapping[str, Any]) -> str:
-    """One line of ASCII, whatever line breaks a text holds."""
+    """One line of ASCII, whatever line breaks a text contains."""
     return json.dumps(row, allow_nan=False) + "\n"
 
 
 def _load(path: Path) -> list[Vote]:
-    """The votes of a file of the journal, which is whole or absent; one that a disk has spoilt is set aside."""
+    """The votes of a journal file, which is complete or absent. A file that the disk damaged is set aside."""
     try:
         return [Vote.from_row(json.loads(line)) for line in path.read_bytes().splitlines()]
     except (ValueError, RecursionError, ZooError) as error:
@@ -183,7 +192,7 @@ def _load(path: Path) -> list[Vote]:
 
 
 def _set_aside(path: Path, why: str) -> None:
-    """Gives what holds no vote a name that nothing reads; where it must stay, it is read in vain each time."""
+    """Renames a file that holds no vote so that nothing reads it. Where that fails, it is read in vain each time."""
     aside = path.with_suffix(".unreadable")
     if aside.exists():
         aside = path.with_suffix(f".{uuid.uuid4().hex[:8]}.unreadable")
@@ -198,11 +207,16 @@ def _set_aside(path: Path, why: str) -> None:
 
 
 class VoteBox:
-    """Takes votes at any time, and sends them from a thread of its own; a context manager.
+    """Takes votes at any time and sends them from a thread of its own; a context manager.
 
-    store: where they go (`HubVotes`); journal: the folder that they wait in, `journal_of` by default. interval: seconds
-    between two commits. A Hub that fails is asked again after a pause that grows to half a minute, or as long as it
-    says (Retry-After). What a process that was killed had not sent, the next box over the same journal sends.
+    A Hub that fails is tried again after a pause that grows to half a minute, or as long as its Retry-After demands.
+    Votes that a killed process had not sent are sent by the next box with the same journal.
+
+    Args:
+        store: The destination (`HubVotes`).
+        journal: The folder where votes wait; `journal_of` the store where None.
+        interval: Seconds between two commits.
+        patience: Seconds without progress after which `drain` gives up.
     """
 
     def __init__(
@@ -222,7 +236,7 @@ class VoteBox:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Sends what is left as far as the Hub takes it; what it does not stays on the disk, and is said."""
+        """Sends what is left, as far as the Hub takes it. The rest stays on the disk, with a warning."""
         try:
             self.drain(self._patience if kind is None else min(self._patience, LAST_PATIENCE))
         except ZooError as error:
@@ -231,9 +245,13 @@ class VoteBox:
             self.close()
 
     def cast(self, vote: Vote) -> None:
-        """Keeps a vote: once this returns, it is on the disk. A vote that is cast twice counts once.
+        """Stores a vote on the disk, without waiting for the Hub. A vote that is cast twice counts once.
 
-        Never waits for the Hub. Raises ZooError where the disk refuses: then the vote is not kept.
+        Args:
+            vote: The vote.
+
+        Raises:
+            ZooError: The disk refuses, and the vote is not stored.
         """
         self._journal.write(vote)
         with self._changed:
@@ -241,22 +259,26 @@ class VoteBox:
             self._changed.notify_all()
 
     def due(self) -> list[str]:
-        """Ids of the votes in the journal that the Hub has not acknowledged yet."""
+        """Returns the ids of the votes in the journal that the Hub has not acknowledged."""
         return sorted(self._journal.due())
 
     def votes(self) -> list[Vote]:
-        """Every vote that was cast into this journal, sent or not, oldest first."""
+        """Returns every vote that was cast into this journal, sent or not, oldest first."""
         return self._journal.votes()
 
     @property
     def failing(self) -> str | None:
-        """Why the last attempt to send failed; None where it did not."""
+        """Why the last attempt to send failed; None where it succeeded."""
         return self._failing
 
     def drain(self, patience: float | None = None) -> None:
-        """Waits until all that was cast so far is sent, without regard to the interval.
+        """Waits until every vote cast so far is sent, regardless of the interval.
 
-        Raises ZooError when the Hub has not taken anything for `patience` seconds; votes stay on the disk.
+        Args:
+            patience: Seconds without progress until it gives up; the box's where None.
+
+        Raises:
+            ZooError: The Hub took nothing for that long. The votes stay on the disk.
         """
         patience = self._patience if patience is None else patience
         left, progress = self._journal.due(), time.monotonic()
@@ -283,7 +305,7 @@ class VoteBox:
                 self._hurried -= 1
 
     def close(self) -> None:
-        """Ends the thread after what it is sending now."""
+        """Ends the thread after its current batch."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -307,18 +329,18 @@ class VoteBox:
                 self._wait(self._interval if sent else 0.0, unless_hurried=True)
 
     def _step(self) -> bool:
-        """Sends a batch if one waits; returns whether it did."""
-        with self._journal.sending() as mine:
-            batch = self._journal.next_batch() if mine else None
+        """Sends a batch if one waits, and returns whether it did."""
+        with self._journal.sending() as may_send:
+            batch = self._journal.next_batch() if may_send else None
             if batch is not None:
                 name, votes = batch
                 self._store.append(name, votes)
                 self._journal.acknowledge(name)
-        if not mine:
+        if not may_send:
             self._wait(LOOK_AGAIN)
         with self._changed:
             if batch is None:
-                self._woken |= not mine
+                self._woken |= not may_send
                 return False
             if self._failing is not None:
                 log.warning("%s answers again: votes are sent.", self._store.name)
@@ -332,7 +354,7 @@ class VoteBox:
             self._changed.wait_for(lambda: self._closing or (unless_hurried and self._hurried > 0), seconds)
 
     def _failed(self, error: Exception) -> float:
-        """Notes a failure. Returns the seconds to wait before the next try."""
+        """Records a failure and returns the seconds to wait before the next attempt."""
         why = "this machine's disk is full" if is_disk_full(error) else reason(error)
         with self._changed:
             if self._failing is None:

@@ -1,8 +1,8 @@
-"""The data set of votes on the Hub: what a commit adds to it, its card, and reading it back.
+"""The data set of votes on the Hub: what a commit adds, its card, and reading it.
 
-`default` holds the votes that prefer a side, as pairs that a reward model can be trained on (prompt, chosen, rejected),
-`ties` the others (prompt, left, right). Every commit adds files of its own, so that two Spaces never write the same
-one. The files are parquet: of JSON, `datasets` turns a column of texts that look like dates into dates.
+`default` holds the votes that prefer a side, as pairs for a reward model (prompt, chosen, rejected). `ties` holds the
+others (prompt, left, right). Every commit adds files of its own, so two Spaces never write the same one. The files are
+parquet, because `datasets` turns JSON columns of texts that look like dates into dates.
 """
 
 import logging
@@ -22,7 +22,16 @@ log = logging.getLogger(__name__)
 
 
 class HubVotes:
-    """The data set of votes in a repository of a Hub. private: make the repository so, where it is made."""
+    """The data set of votes in a repository of a Hub.
+
+    Args:
+        repo_id: NAMESPACE/NAME.
+        private: Whether a repository that has to be created is private.
+        hub: The Hub.
+
+    Raises:
+        ZooError: The name is no repository's.
+    """
 
     def __init__(self, repo_id: str, *, private: bool = False, hub: Hub = CLIENT) -> None:
         if hub_id(repo_id) is None or "/" not in repo_id:
@@ -32,11 +41,17 @@ class HubVotes:
         self._known: tuple[str, list[Vote]] | None = None  # what was read last, and at which commit
 
     def append(self, batch: str, votes: Sequence[Vote]) -> None:
-        """Adds the votes in one commit, as files named after the batch; makes repository and card where there are none.
+        """Adds votes in one commit, as files named after the batch. Creates the repository and its card if missing.
 
-        batch: DATE/NAME. The commit stands on the head that was read, so that what another process commits meanwhile is
-        neither overwritten nor missed: then it is made anew. Raises what the client raises, and ZooError where the
-        repository holds another data set.
+        The commit is made on the head that was read. Where another process commits meanwhile, it is made anew, so
+        nothing is overwritten or missed. The client's errors pass.
+
+        Args:
+            batch: DATE/NAME.
+            votes: The votes.
+
+        Raises:
+            ZooError: The repository holds another data set.
         """
         from huggingface_hub import CommitOperationAdd
 
@@ -60,22 +75,22 @@ class HubVotes:
         return next(ref.target_commit for ref in refs.branches if ref.name == "main")
 
     def _card(self, api: Any, head: str) -> str | None:
-        """The README to commit: a new one, or the one that is there with our configurations; None where it has them."""
+        """The README to commit: a new one, or the present one with our configurations; None where it has them."""
         from huggingface_hub import DatasetCard
 
         if not api.get_paths_info(self.name, ["README.md"], revision=head, repo_type="dataset"):
             return _new_card(self.name)
         path = api.hf_hub_download(self.name, "README.md", revision=head, repo_type="dataset")
         text = Path(path).read_text(encoding="utf-8")
-        there = self._head_of(text).get("configs") or []
-        if not isinstance(there, list) or not all(isinstance(one, dict) for one in there):
+        present = self._head_of(text).get("configs") or []
+        if not isinstance(present, list) or not all(isinstance(config, dict) for config in present):
             raise ZooError(f"The README of {self.name} has configs that are no list of mappings: mend it there.")
         card = DatasetCard(text, ignore_metadata_errors=False)
-        wanted = {one["config_name"]: one for one in _configs()}
-        others = [one for one in there if one.get("config_name") not in wanted]
-        if any(one != wanted[one["config_name"]] for one in there if one.get("config_name") in wanted):
+        wanted = {config["config_name"]: config for config in _configs()}
+        others = [config for config in present if config.get("config_name") not in wanted]
+        if any(config != wanted[config["config_name"]] for config in present if config.get("config_name") in wanted):
             raise ZooError(f"{self.name} holds another data set: give votes a repository of their own.")
-        if len(there) - len(others) == len(wanted):
+        if len(present) - len(others) == len(wanted):
             return None
         card.data["configs"] = [*wanted.values(), *others]
         card.data["tags"] = list(dict.fromkeys([*(card.data.get("tags") or []), "rlhf-zoo", "votes"]))
@@ -95,10 +110,13 @@ class HubVotes:
         return head
 
     def read(self) -> list[Vote]:
-        """Every vote that the Hub has, oldest first; [] where there is no such repository.
+        """Reads every vote on the Hub, oldest first.
 
-        A row that is no vote, as anybody with write access may add, is left out, with a warning. Raises what the client
-        raises.
+        Anybody with write access may add rows, so a row that is no vote is skipped with a warning. The client's errors
+        pass.
+
+        Returns:
+            The votes; [] where there is no such repository.
         """
         from huggingface_hub.errors import RepositoryNotFoundError
 
@@ -110,16 +128,16 @@ class HubVotes:
             folder = self.hub.snapshot(self.name, revision=head, repo_type="dataset", allow_patterns=patterns)
         except RepositoryNotFoundError:
             return []
-        found, strange = [], 0
+        votes, strange = [], 0
         for path in sorted(folder.glob("*/*/*.parquet")):
             for row in _rows(path):
                 try:
-                    found.append(Vote.from_row(row))
+                    votes.append(Vote.from_row(row))
                 except ZooError:
                     strange += 1
         if strange:
             log.warning("%s holds %d rows that are no votes of rlhf-zoo; they are left out.", self.name, strange)
-        self._known = (head, merged(found))
+        self._known = (head, merged(votes))
         return list(self._known[1])
 
 
@@ -137,7 +155,7 @@ def _schema(configuration: str) -> Any:
 
 
 def _parquet(configuration: str, votes: Sequence[Vote]) -> bytes | None:
-    """The votes of a configuration as a file, None where it has none of them."""
+    """The votes of a configuration as a file; None where there are none."""
     import pyarrow as pa
     import pyarrow.parquet as parquet
 

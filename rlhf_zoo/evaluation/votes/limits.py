@@ -1,6 +1,6 @@
-"""How many votes are taken from one address, so that nobody stuffs the box.
+"""Limits on how many votes are taken from one address, against ballot stuffing.
 
-Addresses are not kept: only keyed hashes of them, in memory, for a day at most, under a key that no file holds.
+Addresses are not stored. Only keyed hashes are kept, in memory, for a day at most, under a key that no file holds.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ _MOST_VOTERS = 20_000
 
 
 class TooManyVotesError(ZooError):
-    """A vote that is not taken now, because of others from the same address."""
+    """A vote that is refused because of others from the same address."""
 
 
 class VoteLimits:
@@ -41,14 +41,14 @@ class VoteLimits:
         self._votes: OrderedDict[bytes, deque[tuple[float, bytes]]] = OrderedDict()
 
     def check(self, address: str, pair: tuple[str, ...]) -> None:
-        """Take no notice of a vote yet, but say whether it may be given.
+        """Checks whether a vote would be accepted, without counting it.
 
         Args:
-            address: The voter's, as `voter_address` tells it.
+            address: The voter's, from `voter_address`.
             pair: What the vote is on: the prompt and the models.
 
         Raises:
-            TooManyVotesError: Where the address has given too many, in all or on this pair.
+            TooManyVotesError: The address has cast too many votes, in all or on this pair.
         """
         now, on = self._clock(), self._digest(*pair)
         with self._lock:
@@ -66,12 +66,18 @@ class VoteLimits:
             )
 
     def count(self, address: str, pair: tuple[str, ...]) -> None:
-        """Note a vote that was taken."""
+        """Counts a vote that was accepted.
+
+        Args:
+            address: The voter's, from `voter_address`.
+            pair: What the vote is on: the prompt and the models.
+        """
         voter = self._digest(address)
         with self._lock:
             most, _ = self._bounds[-1]
             self._votes.setdefault(voter, deque(maxlen=most)).append((self._clock(), self._digest(*pair)))
             self._votes.move_to_end(voter)
+            # Memory stays bounded: the address that has been silent longest is forgotten.
             if len(self._votes) > _MOST_VOTERS:
                 self._votes.popitem(last=False)
 
@@ -80,30 +86,30 @@ class VoteLimits:
 
 
 def voter_address(peer: str | None, forwarded: str | None) -> str:
-    """Whose vote it is, as far as an address tells.
+    """Identifies a voter as far as an address can.
 
     Args:
         peer: The address that the connection came from.
-        forwarded: The header X-Forwarded-For, where the page stands behind a proxy that sets it, as in a Space; None
-            elsewhere, for anybody may send one.
+        forwarded: The header X-Forwarded-For, where the page runs behind a proxy that sets it, as in a Space. None
+            elsewhere, because anybody may send one.
 
     Returns:
-        The public address that the proxy itself saw, which is the last in the header: what stands before it, the sender
-        may have written. Of IPv6 the network, as one household has all of it.
+        The last public address in the header, which the proxy itself saw; the sender may have written those before it.
+        Of IPv6 the /64 network, because one household has all of it.
     """
     for each in reversed((forwarded or "").split(",")):
-        if (found := _address(each.strip())) is not None and found.is_global:
-            return _network(found)
-    found = _address(peer or "")
-    return _network(found) if found is not None else peer or ""
+        if (address := _address(each.strip())) is not None and address.is_global:
+            return _network(address)
+    address = _address(peer or "")
+    return _network(address) if address is not None else peer or ""
 
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        found = ipaddress.ip_address(text.partition("%")[0])
+        address = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
         return None
-    return getattr(found, "ipv4_mapped", None) or found
+    return getattr(address, "ipv4_mapped", None) or address
 
 
 def _network(found: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str:
@@ -111,7 +117,7 @@ def _network(found: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str:
 
 
 def _spoken(seconds: float) -> str:
-    """In the largest unit that says it: "12 seconds", "1 minute"."""
+    """A duration in the largest unit that fits: "12 seconds", "1 minute"."""
     for size, unit in ((3600, "hour"), (60, "minute"), (1, "second")):
         if seconds >= size or size == 1:
             count = max(1, -(-int(seconds * 1000) // (size * 1000)))  # rounded up: earlier is too early

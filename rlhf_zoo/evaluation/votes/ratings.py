@@ -1,8 +1,8 @@
-"""What people's votes between two completions say: win rates, and Elo ratings of several checkpoints.
+"""What people's votes between two completions show: win rates, and Elo ratings of several checkpoints.
 
-A vote is left, right, tie or both_bad. A tie counts one half for each side; "both bad" says nothing of which is better,
-so it is counted apart and left out of win rates and ratings. Votes on one prompt are not independent: intervals go by
-prompts, whichever voters there were.
+A vote is left, right, tie or both_bad. A tie counts one half for each side. "Both bad" does not say which is better, so
+it is counted separately and left out of win rates and ratings. Votes on one prompt are not independent: intervals
+resample prompts, whoever the voters were.
 """
 
 import math
@@ -27,7 +27,7 @@ Player = TypeVar("Player", bound=Hashable)
 
 
 class Contender(Protocol):
-    """The model on one side of a vote. role: ppo or sft; a model is told apart by repo and commit, or else its tag."""
+    """The model on one side of a vote, identified by repo and commit, or else its tag. Its role is ppo or sft."""
 
     @property
     def role(self) -> str: ...
@@ -40,7 +40,7 @@ class Contender(Protocol):
 
 
 class Ballot(Protocol):
-    """A vote: id, prompt, verdict (one of VERDICTS), and who stood on which side."""
+    """A vote: id, prompt, verdict (one of VERDICTS), and the model on each side."""
 
     @property
     def id(self) -> str: ...
@@ -55,34 +55,51 @@ class Ballot(Protocol):
 
 
 def preference_rate(scores: ArrayLike, prompts: Sequence[Hashable]) -> WinRate:
-    """How often a side is preferred, of scores (N,): 1 won, ½ tied, 0 lost. prompts: (N,) the prompt of each vote.
+    """Computes how often a side is preferred.
 
-    From `FEW_PROMPTS` prompts on the interval is that of `stats.win_rate`. Below, it is Wilson's with
-    as many trials as there are prompts, however many votes each had; of a number of wins that is not whole, both
-    neighbours are taken. Raises ValueError where there are no votes.
+    From `FEW_PROMPTS` prompts on the interval is that of `stats.win_rate`. Below, it is Wilson's with as many trials as
+    there are prompts, however many votes each had. Where the number of wins is not whole, the wider of both neighbors'
+    bounds is taken.
+
+    Args:
+        scores: (N,) 1 won, ½ tied, 0 lost.
+        prompts: (N,) the prompt of each vote.
+
+    Returns:
+        The win rate.
+
+    Raises:
+        ValueError: There are no votes.
     """
     sample = np.asarray(scores, dtype=float)
-    found = win_rate(sample, 1 - sample, prompts)
+    estimate = win_rate(sample, 1 - sample, prompts)
     size = len(set(prompts))
     if size >= FEW_PROMPTS:
-        return found
-    won = round(found.value * size, 9)
+        return estimate
+    won = round(estimate.value * size, 9)
     low, high = proportion(math.floor(won), size).ci95[0], proportion(math.ceil(won), size).ci95[1]
-    return WinRate(found.value, (low, high), found.n, found.ties)
+    return WinRate(estimate.value, (low, high), estimate.n, estimate.ties)
 
 
 def bradley_terry(wins: ArrayLike, *, prior: float) -> NDArray[np.float64]:
-    """Log-odds θ (K,) with mean 0 such that P(i beats j) = σ(θ_i − θ_j), by maximum likelihood.
+    """Fits strengths θ such that P(i beats j) = σ(θ_i − θ_j), by maximum likelihood; the order of votes is irrelevant.
 
-    wins: (K, K), how often row i beat column j, a tie half for each (Bradley & Terry 1952). The order of the votes
-    does not matter. prior: so many games, half won and half lost, of each player against one of strength 0: they keep θ
-    finite where a player never lost, and weigh less with every vote.
+    Args:
+        wins: (K, K) how often row i beat column j, a tie half for each.
+        prior: This many games of each player against one of strength 0, half won and half lost. They keep θ finite
+            where a player never lost, and weigh less with every vote.
+
+    Returns:
+        (K,) θ in log-odds, with mean 0.
+
+    Source: Bradley & Terry 1952.
     """
     won = np.array(wins, dtype=float)
     np.fill_diagonal(won, 0.0)
     games = won + won.T
     each = np.eye(len(won))
     first, second = np.nonzero(np.triu(games))
+    # Each pair of players is one weighted row of a logistic regression; the prior adds a row for each player.
     theta = fit_logistic(
         np.vstack([each[first] - each[second], each]),
         np.concatenate([won[first, second] / games[first, second], np.full(len(won), 0.5)]),
@@ -102,12 +119,22 @@ def elo(
     prior: float = 1.0,
     resamples: int = 500,
 ) -> dict[Player, Estimate]:
-    """Elo ratings by `bradley_terry`, with mean `ELO_MEAN`, in the order of first appearance.
+    """Computes Elo ratings by `bradley_terry`, with mean `ELO_MEAN`. There must be at least one vote.
 
-    first, second: (N,) the players of each vote; scores: (N,) 1 where the first was preferred, ½, 0; n of an estimate
-    is the player's votes. Intervals resample whole prompts. Below `FEW_PROMPTS` prompts they are ±1.96 standard errors
-    of the likelihood in which all votes on a prompt together weigh as one. Ratings compare only players that a chain of
-    votes links. There is at least one vote.
+    Intervals resample whole prompts. Below `FEW_PROMPTS` prompts they are ±1.96 standard errors of the likelihood in
+    which all votes on a prompt together weigh as one. Ratings compare only players that a chain of votes links.
+
+    Args:
+        first: (N,) one player of each vote.
+        second: (N,) the other player.
+        scores: (N,) 1 where the first was preferred, ½ for a tie, 0 for the second.
+        prompts: (N,) the prompt of each vote.
+        seed: Seed of the resamples.
+        prior: As in `bradley_terry`.
+        resamples: Number of resamples.
+
+    Returns:
+        The ratings in order of first appearance; n counts the player's votes.
     """
     sample = np.asarray(scores, dtype=float)
     players = list(dict.fromkeys([name for pair in zip(first, second, strict=True) for name in pair]))
@@ -125,6 +152,7 @@ def elo(
     theta = bradley_terry(wins(np.ones(len(sample))), prior=prior)
     if size < FEW_PROMPTS:
         table = wins((1 / np.bincount(group))[group])
+        # Without a prior only differences of strengths are identified, hence the pseudo-inverse.
         spread = np.linalg.pinv(_information(theta, table + table.T, prior), hermitian=True)
         centered = np.eye(len(players)) - 1 / len(players)
         error = np.sqrt(np.diag(centered @ spread @ centered))
@@ -143,13 +171,18 @@ def elo(
 
 
 def summary(votes: Iterable[Ballot], *, seed: int = 1) -> dict[str, Any]:
-    """What the votes say so far, for JSON; a vote that comes twice (by its id) counts once.
+    """Summarizes votes for JSON. A vote that occurs twice (by its id) counts once.
 
-    votes: how many; counts: ppo, sft (preferred), tie, both_bad, over votes between a PPO and an SFT model; win_rate:
-    of PPO over SFT, with the number of prompts that its n votes are on, None without votes; pairs: the same for each
-    two revisions, most votes first; elo: a rating of each revision, whichever roles were compared, best first. `among`
-    numbers the sets of models that votes link: ratings of different sets are not on one scale. left: the share of the
-    left side among decisive votes, ½ but for a bias.
+    Args:
+        votes: The votes.
+        seed: Seed of the resamples.
+
+    Returns:
+        votes: how many. counts: ppo, sft (preferred), tie and both_bad, over votes between a PPO and an SFT model.
+        win_rate: of PPO over SFT, with the number of prompts voted on; None without votes. pairs: the same for each two
+        revisions, most votes first. elo: a rating of each revision, whichever roles were compared, best first; `among`
+        numbers the sets of models that votes link, because ratings of different sets are not on one scale. left: the
+        left side's share of decisive votes, ½ without a bias.
     """
     distinct = list({vote.id: vote for vote in votes}.values())
     between = [vote for vote in distinct if {vote.left.role, vote.right.role} == set(_ROLES)]
@@ -175,14 +208,22 @@ _Key = tuple[str, str | None, str | None]  # role, repo, commit (else tag)
 
 
 def _key(model: Contender) -> _Key:
-    # A tag may be moved, a commit not; so where the commit is known, the tag only names it.
+    # A tag may move and a commit cannot, so the tag identifies a model only where the commit is unknown.
     return (model.role, model.repo, model.commit or model.tag)
 
 
 def _names(votes: Iterable[Ballot]) -> dict[_Key, dict[str, str | None]]:
-    """{role, repo, commit, tag} of every model, as the newest vote names it."""
+    """{role, repo, commit, tag} of every model, from its newest vote."""
     models = [model for vote in votes for model in (vote.left, vote.right)]
-    return {_key(one): {"role": one.role, "repo": one.repo, "commit": one.commit, "tag": one.tag} for one in models}
+    return {
+        _key(contender): {
+            "role": contender.role,
+            "repo": contender.repo,
+            "commit": contender.commit,
+            "tag": contender.tag,
+        }
+        for contender in models
+    }
 
 
 def _score(vote: Ballot) -> float:
@@ -191,7 +232,7 @@ def _score(vote: Ballot) -> float:
 
 
 def _tally(votes: Sequence[Ballot]) -> dict[str, Any]:
-    """counts and win_rate of votes that are each between a PPO and an SFT model."""
+    """Counts and win rate of votes between a PPO and an SFT model."""
     counts = dict.fromkeys((*_ROLES, "tie", "both_bad"), 0)
     scores, prompts = [], []
     for vote in votes:
@@ -211,23 +252,23 @@ def _tally(votes: Sequence[Ballot]) -> dict[str, Any]:
 def _ratings(
     votes: Sequence[Ballot], names: Mapping[_Key, Mapping[str, str | None]], seed: int
 ) -> list[dict[str, Any]]:
-    """Rows {role, repo, commit, tag, elo: estimate, among}; each set of linked models is rated by itself."""
+    """Rows {role, repo, commit, tag, elo: estimate, among}; each set of linked models is rated separately."""
     rows = []
     for among, linked in enumerate(_linked(votes)):
-        found = elo(
+        ratings = elo(
             [_key(vote.left) for vote in linked],
             [_key(vote.right) for vote in linked],
             [_score(vote) for vote in linked],
             [vote.prompt for vote in linked],
             seed=seed,
         )
-        best = sorted(found.items(), key=lambda item: -item[1].value)
+        best = sorted(ratings.items(), key=lambda item: -item[1].value)
         rows += [{**names[key], "elo": rating.to_json(), "among": among} for key, rating in best]
     return rows
 
 
 def _linked(votes: Sequence[Ballot]) -> list[list[Ballot]]:
-    """The votes by set of models that a chain of votes links, the largest first."""
+    """Groups votes by the sets of models that a chain of votes links, the largest first (union-find)."""
     leader: dict[_Key, _Key] = {}
 
     def find(key: _Key) -> _Key:
@@ -248,7 +289,7 @@ def _points(theta: float) -> float:
 
 
 def _information(theta: NDArray[np.float64], games: NDArray[np.float64], prior: float) -> NDArray[np.float64]:
-    """Minus the second derivative of the log-likelihood (K, K)."""
+    """The Fisher information (K, K): minus the second derivative of the log-likelihood."""
     chance = sigmoid(theta[:, None] - theta)
     weight = games * chance * (1 - chance)
     alone = sigmoid(theta) * (1 - sigmoid(theta))

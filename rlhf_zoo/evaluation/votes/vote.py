@@ -1,6 +1,6 @@
-"""A vote of a blind test: what was shown, on which side, what was preferred. Nothing of who voted.
+"""A vote of a blind test: what was shown, on which side, what was preferred. It holds nothing about the voter.
 
-`box` keeps votes on the disk and sends them, `data` is the data set that they go to.
+`box` stores votes on the disk and sends them; `data` is the data set that they go to.
 """
 
 from __future__ import annotations
@@ -33,9 +33,18 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 class Shown:
     """A completion as one side of the page showed it, and the model that wrote it.
 
-    role: ppo or sft. repo, commit, tag: where the model was published; None for one that was not. reward: as the page
-    showed it, None where there was none. ended: whether the model stopped by itself. Raises ZooError for text that is
-    too long or no valid text, and for a repo that is no Hub's id: a path would name this machine's user.
+    Attributes:
+        completion: The text.
+        role: Ppo or sft.
+        repo: Where the model was published; None for one that was not. A path is refused, as it would name this
+            machine's user.
+        commit: Its commit.
+        tag: Its tag.
+        reward: As the page showed it; None where there was none.
+        ended: Whether the model stopped by itself.
+
+    Raises:
+        ZooError: A value is out of range, a text is too long or invalid, or the repo is no Hub id.
     """
 
     completion: str
@@ -60,9 +69,22 @@ class Shown:
 
 @dataclass(frozen=True)
 class Vote:
-    """One judgement of two completions of a prompt, and how they were drawn. It says nothing of who voted.
+    """One judgement of two completions of a prompt, and how they were drawn. It holds nothing about the voter.
 
-    verdict: left, right, tie or both_bad. time: UTC, to the second. Raises ZooError for what is out of range.
+    Attributes:
+        prompt: The prompt.
+        left: The left side.
+        right: The right side.
+        verdict: Left, right, tie or both_bad.
+        temperature: Of the sampling, as are top_p, seed and max_new_tokens.
+        top_p: Nucleus probability.
+        seed: The same for both sides.
+        max_new_tokens: The longest completion.
+        id: A random uuid.
+        time: UTC, to the second.
+
+    Raises:
+        ZooError: A value is out of range.
     """
 
     prompt: str
@@ -95,21 +117,21 @@ class Vote:
 
     @property
     def chosen(self) -> Shown | None:
-        """The side that was preferred; None for a tie and for "both bad"."""
+        """The preferred side; None for a tie and for "both bad"."""
         return {"left": self.left, "right": self.right}.get(self.verdict)
 
     @property
     def rejected(self) -> Shown | None:
-        """The other side than `chosen`."""
+        """The side that was not preferred; None for a tie and for "both bad"."""
         return {"left": self.right, "right": self.left}.get(self.verdict)
 
     @property
     def configuration(self) -> str:
-        """Where it stands in the data set."""
+        """The configuration of the data set that holds this vote."""
         return "default" if self.verdict in DECISIVE else "ties"
 
     def to_row(self) -> dict[str, Any]:
-        """Its row in the data set: what each side is called hangs on the configuration."""
+        """Returns the row in the data set, whose column names depend on the configuration."""
         names = side_names(self.configuration)
         sides = (self.chosen, self.rejected) if self.chosen and self.rejected else (self.left, self.right)
         row: dict[str, Any] = {"prompt": self.prompt}
@@ -121,7 +143,17 @@ class Vote:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Vote:
-        """The vote that `to_row` made a row of. Raises ZooError for a row that is none."""
+        """Reads a row that `to_row` made.
+
+        Args:
+            row: A row of the data set.
+
+        Returns:
+            The vote.
+
+        Raises:
+            ZooError: The row is no vote.
+        """
         try:
             first, second = (
                 Shown(row[name], **{key: row[f"{name}_{key}"] for key in MODEL})
@@ -135,7 +167,14 @@ class Vote:
 
 
 def side_names(configuration: str) -> tuple[str, str]:
-    """What a configuration calls the columns of the two completions."""
+    """Names the columns of the two completions.
+
+    Args:
+        configuration: "default" or "ties".
+
+    Returns:
+        The two names.
+    """
     return ("chosen", "rejected") if configuration == "default" else ("left", "right")
 
 
@@ -149,7 +188,7 @@ def _is(form: re.Pattern[str], text: Any) -> bool:
 
 
 def _set_floats(instance: Any, *names: str) -> None:
-    """Integers become floats, as they are in the data set: some integers are no float exactly."""
+    """Turns integers into floats, as the data set stores them; some integers have no exact float."""
     for name in names:
         if getattr(instance, name) is not None:
             object.__setattr__(instance, name, float(getattr(instance, name)))
@@ -166,6 +205,13 @@ def _check_text(name: str, text: Any) -> None:
 
 
 def merged(*parts: Iterable[Vote]) -> list[Vote]:
-    """All votes of several lists, each once (by its id), oldest first."""
-    known = {vote.id: vote for part in parts for vote in part}
-    return sorted(known.values(), key=lambda vote: (vote.time, vote.id))
+    """Merges lists of votes, each vote once (by its id), oldest first.
+
+    Args:
+        *parts: The lists.
+
+    Returns:
+        The votes.
+    """
+    by_id = {vote.id: vote for part in parts for vote in part}
+    return sorted(by_id.values(), key=lambda vote: (vote.time, vote.id))
