@@ -247,7 +247,7 @@ class Request:
 
     def form(self) -> dict[str, list[str]]:
         """Returns the body as a form: each name with its values. Raises Fault 400 for anything else."""
-        # Older clients send a form, newer ones a JSON object.
+        # huggingface_hub sends a form for some calls and JSON for others.
         if "json" in self.headers.get("Content-Type", ""):
             return {k: [str(x) for x in v] if isinstance(v, list) else [str(v)] for k, v in self.json().items()}
         try:

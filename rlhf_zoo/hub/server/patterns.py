@@ -1,8 +1,9 @@
-"""The patterns of .gitattributes and .gitignore, matched in time that is linear in the path, whatever the pattern is.
+"""Matches the patterns of .gitattributes and .gitignore in time that is linear in the path, whatever the pattern.
 
-A regular expression backtracks: over `*a*a*a*ab` it runs for minutes and holds every thread meanwhile. Here the places
-of the pattern that a match may have reached are the bits of one number, and each byte of the path moves all of them.
-The language is git's own (`wildmatch`): `*`, `?` and `[...]` match no slash, `**` as a whole part matches any folders.
+A regular expression backtracks: over `*a*a*a*ab` it runs for minutes and blocks every other thread. Here a bit of one
+number stands for each place in the pattern that the match may have reached, and each byte of the path moves all bits
+at once (a nondeterministic automaton). The language is git's own (`wildmatch`): `*`, `?` and `[...]` match no slash,
+and `**` as a whole part matches any number of folders.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from collections.abc import Iterator
 
 from .faults import bad_request
 
-#: Steps of matching that one request may take; a step is a byte of a path that moves through a pattern.
+#: Steps of matching that one request may take. A step moves one byte of a path through one pattern.
 MAX_STEPS = 20_000_000
-# git reads no longer line of .gitattributes.
+# git ignores longer lines of .gitattributes.
 _MAX_ATTRIBUTE_LINE = 2048
 _ATTRIBUTE = re.compile(rb"[-!]?[A-Za-z0-9_.][-A-Za-z0-9_.]*(?:=.*)?")
 _SLASH = ord("/")
@@ -37,7 +38,7 @@ _NO_SLASH = [byte for byte in range(256) if byte != _SLASH]
 
 
 class MalformedPatternError(ValueError):
-    """A pattern that git gives up on: it matches nothing at all."""
+    """A pattern that git gives up on. It matches nothing."""
 
 
 class Budget:
@@ -47,7 +48,7 @@ class Budget:
         self._left = steps
 
     def spend(self, steps: int) -> None:
-        """Count some steps (Fault 400 where there are no more)."""
+        """Spends steps. Raises Fault 400 if there are not enough left."""
         self._left -= steps
         if self._left < 0:
             raise bad_request(
@@ -57,33 +58,39 @@ class Budget:
 
 
 class Glob:
-    """One pattern, without the slash at its start or end, compiled.
+    """A compiled pattern.
 
     Args:
-        pattern: The pattern as it stands in the file.
+        pattern: The pattern as in the file, without a slash at its start or end.
 
     Raises:
-        MalformedPatternError: Where a bracket stays open or names an unknown class, or a backslash ends the pattern.
+        MalformedPatternError: A bracket is not closed or names an unknown class, or the pattern ends with a backslash.
     """
 
     def __init__(self, pattern: bytes) -> None:
         self.is_plain = not any(char in pattern for char in b"*?[\\")
-        # `*` between plain text inside one part of a path: no automaton is needed, the pieces come one after the other.
+        # Only `*` and plain text within one part of a path, such as `*.safetensors`: a search for each piece is enough.
         is_one_part = not any(char in pattern for char in b"?[\\/") and (pattern == b"*" or pattern.strip(b"*") != b"")
         self._pieces = pattern.split(b"*") if is_one_part else None
+        # A step on longer numbers takes longer.
         self.steps_per_byte = 1 + len(pattern) // 512
         if self._pieces is None:
             self._compile(pattern)
 
     @property
     def is_simple(self) -> bool:
-        """True where matching takes one step, not one for each byte."""
+        """Whether matching takes one step in all, instead of one for each byte."""
         return self._pieces is not None
 
     def matches(self, path: bytes) -> bool:
-        """True where the whole path matches. Of a pattern without a slash, give the last part of the path."""
+        """Whether the pattern matches all of a path.
+
+        Args:
+            path: The path; for a pattern without a slash, its last part.
+        """
         if self._pieces is not None:
             return _SLASH not in path and _in_order(self._pieces, path)
+        # Bit n: the first n places of the pattern match what was read so far.
         states = self._closed(1)
         for byte in path:
             states = self._closed(((states & self._advance[byte]) << 1) | (states & self._stay[byte]))
@@ -92,13 +99,16 @@ class Glob:
         return bool(states >> self._size & 1)
 
     def _closed(self, states: int) -> int:
-        """With the places that can be reached without a byte of the path. No such steps follow on more than two."""
+        """Adds the places that can be reached without reading a byte."""
+        # No more than two such steps follow each other, so two shifts are enough.
         entries = states & self._entries
         states |= entries << 1 | entries << 3
         return states | (states & self._loops) << 1
 
     def _compile(self, pattern: bytes) -> None:
-        """Number the places as they come. A loop may stay; `**/` is an entry, a loop and a slash, or none of them."""
+        """Builds the bit masks. A place is a bit; `_advance` and `_stay` have one mask for each byte."""
+        # A loop (`*`) may stay in its place or be skipped. `**/` is three places: an entry, a loop and a slash. The
+        # entry leads into the loop or past the slash, so that `**/a` matches `a` too.
         self._advance, self._stay = [0] * 256, [0] * 256
         self._loops = self._entries = 0
         size = at = 0
@@ -125,7 +135,7 @@ class Glob:
                 is_part = end - at > 1 and (at == 0 or pattern[at - 1] == _SLASH)
                 if is_part and pattern[end : end + 1] == b"/":
                     end += 1
-                    while pattern[end : end + 3] == b"**/":  # the same once more
+                    while pattern[end : end + 3] == b"**/":  # a repetition matches nothing more
                         end += 3
                     self._entries |= 1 << size
                     size += 1
@@ -150,14 +160,14 @@ class Glob:
 
 
 def _in_order(pieces: list[bytes], name: bytes) -> bool:
-    """True where the name begins with the first piece and ends with the last, with the others between, in order."""
+    """Whether a name starts with the first piece, ends with the last, and has the others in between, in order."""
     if len(pieces) == 1:
         return name == pieces[0]
     first, *middle, last = pieces
     at, end = len(first), len(name) - len(last)
     if not (name.startswith(first) and name.endswith(last)):
         return False
-    for piece in middle:
+    for piece in middle:  # taking the first occurrence leaves the most room for the other pieces
         at = name.find(piece, at, end)
         if at < 0:
             return False
@@ -166,12 +176,12 @@ def _in_order(pieces: list[bytes], name: bytes) -> bool:
 
 
 def _bracket(pattern: bytes, at: int) -> tuple[list[int], int]:
-    """The bytes that `[...]` matches, and the place behind it; `at` is the place behind its `[`."""
+    """The bytes that `[...]` matches, and the index after it. `at` is the index after its `[`."""
     negated = pattern[at : at + 1] in (b"!", b"^")
     at += negated
     members: set[int] = set()
-    before: int | None = None  # what may begin a range
-    first = True
+    before: int | None = None  # the member that a "-" may make the start of a range
+    first = True  # a "]" in the first place is an ordinary member
     while first or pattern[at : at + 1] != b"]":
         first = False
         char = pattern[at : at + 1]
@@ -184,7 +194,7 @@ def _bracket(pattern: bytes, at: int) -> tuple[list[int], int]:
             if end < 0:
                 raise MalformedPatternError(pattern)
             if end == at + 2 or pattern[end - 1 : end] != b":":
-                before = ord("[")  # no class, and so an ordinary member
+                before = ord("[")  # not a class such as [:digit:], so an ordinary member
                 members.add(before)
             else:
                 name = pattern[at + 2 : end - 1]
@@ -207,17 +217,19 @@ def _byte(pattern: bytes, at: int) -> int:
 
 
 class _Rules:
-    """Patterns in their order, each with what it says of a path: the last one that matches decides."""
+    """Patterns in order, each with a verdict on the paths that it matches. The last one that matches decides."""
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
+        # Patterns without wildcards, which most are, need no matching: their places are looked up by name.
         self._said: list[bool] = []
         self._paths: dict[bytes, int] = {}
         self._names: dict[bytes, int] = {}
         self._globs: list[tuple[int, bool, Glob]] = []
 
     def add(self, pattern: bytes, says: bool) -> None:
-        """A pattern with a slash in it is for whole paths, another one for the last part of a path."""
+        """Adds a pattern, whose verdict goes before those of all patterns added earlier."""
+        # In git, a pattern with a slash is matched against the whole path, any other against the last part.
         is_name = b"/" not in pattern
         self._budget.spend(1 + len(pattern))
         try:
@@ -229,15 +241,15 @@ class _Rules:
         if glob.is_plain:
             (self._names if is_name else self._paths)[pattern.removeprefix(b"/")] = place
         else:
-            self._budget.spend(0 if glob.is_simple else 256)
+            self._budget.spend(0 if glob.is_simple else 256)  # for its masks, one for each byte
             self._globs.append((place, is_name, glob))
 
     def last(self, path: bytes) -> bool | None:
-        """What the last pattern that matches says; None where none does."""
+        """Returns the verdict of the last pattern that matches a path; None if none does."""
         name = path.rpartition(b"/")[2]
         best = max(self._paths.get(path, -1), self._names.get(name, -1))
         for place, is_name, glob in reversed(self._globs):
-            if place < best:
+            if place < best:  # a plain pattern that was added later matches already
                 break
             text = name if is_name else path
             self._budget.spend(1 if glob.is_simple else len(text) * glob.steps_per_byte)
@@ -248,27 +260,38 @@ class _Rules:
 
 
 class LfsPaths:
-    """Tells which paths a .gitattributes hands to git-lfs."""
+    """Tells which paths git-lfs handles.
+
+    Args:
+        content: The .gitattributes.
+        budget: Pays for the matching.
+    """
 
     def __init__(self, content: bytes, budget: Budget) -> None:
         self._rules = _Rules(budget)
         for line in content.split(b"\n"):
             pattern, *attributes = line.split() or [b"#"]
-            # Comments, macros, and what git refuses or has for folders, which have no content.
+            # Skip comments, macros, patterns that git refuses, and patterns for folders, which have no content.
             if pattern.startswith((b"#", b"!", b"[attr]")) or pattern.endswith(b"/") or len(line) > _MAX_ATTRIBUTE_LINE:
                 continue
-            said = [each for each in attributes if each.lstrip(b"-!").partition(b"=")[0] == b"filter"]
-            if said and all(map(_ATTRIBUTE.fullmatch, attributes)):  # git reads no line with another name in it
-                self._rules.add(pattern, said[-1] == b"filter=lfs")
+            filters = [each for each in attributes if each.lstrip(b"-!").partition(b"=")[0] == b"filter"]
+            if filters and all(map(_ATTRIBUTE.fullmatch, attributes)):  # git reads no line with another name in it
+                self._rules.add(pattern, filters[-1] == b"filter=lfs")
 
     def __call__(self, path: str) -> bool:
         return self._rules.last(path.encode()) is True
 
 
 class IgnoredPaths:
-    """Tells which files a .gitignore leaves out."""
+    """Tells which files a .gitignore excludes.
+
+    Args:
+        content: The .gitignore.
+        budget: Pays for the matching.
+    """
 
     def __init__(self, content: bytes, budget: Budget) -> None:
+        # A pattern that ends with a slash is for folders only, so files and folders have rules of their own.
         self._files, self._all = _Rules(budget), _Rules(budget)
         self._folders: dict[bytes, bool] = {b"": False}
         for pattern, says in _ignore_lines(content):
@@ -277,21 +300,24 @@ class IgnoredPaths:
                 self._files.add(pattern, says)
 
     def __call__(self, path: str) -> bool:
-        """A file below a folder that is left out cannot be taken in again."""
+        """Whether the file at this path is excluded."""
+        # In git, no later pattern can include a file below an excluded folder again. So each folder above the file is
+        # asked first, from the top, and remembered for the files to come.
         name = path.encode()
         folders = [name[:place] for place, byte in enumerate(name) if byte == _SLASH]
-        known = b""
+        parent = b""
         for folder in folders:
             if folder not in self._folders:
-                self._folders[folder] = self._folders[known] or self._all.last(folder) is True
-            known = folder
-        return self._folders[known] or self._files.last(name) is True
+                self._folders[folder] = self._folders[parent] or self._all.last(folder) is True
+            parent = folder
+        return self._folders[parent] or self._files.last(name) is True
 
 
 def _ignore_lines(content: bytes) -> Iterator[tuple[bytes, bool]]:
-    """Each pattern, and False where it takes in again what others leave out."""
+    """Yields each pattern; with False for one that begins with "!" and includes again what others exclude."""
     for raw in content.removeprefix(b"\xef\xbb\xbf").split(b"\n"):
         line = raw.removesuffix(b"\r")
+        # git drops spaces at the end, except one that a backslash escapes.
         pattern = line.rstrip(b" ")
         escapes = len(pattern) - len(pattern.rstrip(b"\\"))
         if escapes % 2 and len(pattern) < len(line):

@@ -1,4 +1,4 @@
-"""The server as a process: it says where it listens, ends with its parent, and leaves no trace of itself."""
+"""Runs the server as a process: announces its address, ends with its parent, and cleans up after itself."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: In the root, while `hub serve` runs there: {"url", "pid"}.
+#: A file in the root while `hub serve` runs there, with {"url", "pid"}.
 RECORD = "server.json"
 _PARENT_SECONDS = 0.5
 _GRACE_SECONDS = 20.0
@@ -27,6 +27,7 @@ _SWEEP_SECONDS = 6 * 3600.0
 
 
 def default_root() -> Path:
+    """Returns the folder of the Hub if --root is not given."""
     return Path(os.environ.get("RLHF_ZOO_HOME") or "~/.cache/rlhf-zoo").expanduser() / "hub"
 
 
@@ -40,12 +41,23 @@ def serve(
     beside: bool = False,
     on_ready: Callable[[str], None] | None = None,
 ) -> str:
-    """Serve until SIGTERM or SIGINT; returns the address it had.
+    """Serves until SIGTERM or SIGINT. Call it from the main thread, which receives the signals.
 
-    ready_file receives {"url", "pid"} once the server listens. With `parent`, a process id, the server ends when that
-    process does, ignores SIGINT (Ctrl-C reaches the whole terminal group, and the parent still has to save), and does
-    not record itself in the root, as it does not `beside` another server over the same root. on_ready: called with
-    the address. ZooError where the root cannot be written or the address is not free. Call it from the main thread.
+    Args:
+        root: The Hub's folder, created if it does not exist.
+        host: Address to listen on.
+        port: Port to listen on; 0 for any free one.
+        ready_file: Receives {"url", "pid"} as JSON once the server listens.
+        parent: Id of a process that the server belongs to. The server ends with it, ignores SIGINT, and does not
+            record itself in the root.
+        beside: Whether another server over the same root is on record, so that this one must not be.
+        on_ready: Called with the address once the server listens.
+
+    Returns:
+        The address that it had.
+
+    Raises:
+        ZooError: The root cannot be written, or the address is not free.
     """
     from .application import Application
     from .handler import HubServer
@@ -68,6 +80,7 @@ def serve(
 
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    # Ctrl-C reaches the whole group of the terminal, but the parent still has to save a checkpoint here.
     signal.signal(signal.SIGINT, signal.SIG_IGN if parent else lambda *_: stop.set())
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True).start()
     threading.Thread(target=_sweep_regularly, args=(application, stop), daemon=True).start()
@@ -81,10 +94,11 @@ def serve(
     finally:
         server.shutdown()
         server.server_close()
-        # Requests under way may finish: a commit is worth a moment.
+        # Let requests under way finish: a commit is worth a moment.
         server.wait_idle(_GRACE_SECONDS)
         for path in ([folder / RECORD] if parent is None else []) + ([Path(ready_file)] if ready_file else []):
-            with suppress(ValueError, OSError):  # somebody else's: no JSON, no file, or not ours
+            # Remove only what names this process: another server may have written its own record meanwhile.
+            with suppress(ValueError, OSError):
                 if read_json(path) == note:
                     path.unlink(missing_ok=True)
     return server.url
@@ -109,12 +123,13 @@ def _announce(record: Path | None, ready_file: str | os.PathLike[str] | None, no
 
 
 def _watch(pid: int | None) -> Callable[[], bool]:
-    """Tells whether the process still lives; always true without one."""
+    """Returns a function that tells whether the process is still alive; always true without one."""
+    # A parent that ends is replaced as our parent, which is safer to test than an id that the system may use again.
     if pid is None or pid == os.getppid():
         return lambda: pid in (None, os.getppid())
 
     def exists() -> bool:
-        with suppress(PermissionError):
+        with suppress(PermissionError):  # the process of another user, so it exists
             try:
                 os.kill(pid, 0)
             except ProcessLookupError:
@@ -124,4 +139,5 @@ def _watch(pid: int | None) -> Callable[[], bool]:
     return exists
 
 
+# A library is silent unless the program that uses it sets up logging.
 logging.getLogger("rlhf_zoo.hub.server").addHandler(logging.NullHandler())

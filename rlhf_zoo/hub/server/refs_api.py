@@ -1,4 +1,4 @@
-"""Branches, tags and history."""
+"""Serves and changes branches, tags and history."""
 
 from functools import partial
 from html import escape
@@ -26,7 +26,7 @@ class RefsApi(Api):
         router.add("POST", "/api/{repo}/super-squash/{name}", self.squash, body=SMALL_BODY)
 
     def refs(self, request: Request, repo: RepoId) -> Response:
-        """All branches and tags; tags are peeled."""
+        """Lists all branches and tags. An annotated tag is listed with its commit, not with its tag object."""
         self._access.read(request, repo)
 
         def form(ref: Ref) -> dict[str, str]:
@@ -43,7 +43,7 @@ class RefsApi(Api):
         return json_response(answer)
 
     def commits(self, request: Request, repo: RepoId, revision: str) -> Response:
-        """The history of a revision, newest first, in pages."""
+        """Lists the history of a revision, newest first, in pages."""
         self._access.read(request, repo)
         size = request.number("limit", _PAGE, maximum=1000)
         formatted = "formatted" in request.many("expand")
@@ -51,7 +51,7 @@ class RefsApi(Api):
             page: list[dict[str, Any]] = []
             for oid, commit in git.history(commit_of(git, revision)):
                 if len(page) == size:
-                    # The next page starts at a commit, so that new commits do not shift it.
+                    # The next page starts at this commit, so that new commits do not shift it.
                     path = request.path.rpartition("/")[0] + f"/{oid}"
                     return json_response(page, headers=request.next_page(path))
                 title, _, message = commit.message.decode(errors="replace").strip().partition("\n")
@@ -68,7 +68,7 @@ class RefsApi(Api):
         return json_response(page)
 
     def create_branch(self, request: Request, repo: RepoId, name: str) -> Response:
-        """Start a branch at `startingPoint` (main by default); 409 where it exists."""
+        """Creates a branch at `startingPoint` (main by default). Fault 409 if it exists."""
         self._access.write(request, repo)
         check_ref(name, what="branch")
         fields = request.json()
@@ -81,17 +81,18 @@ class RefsApi(Api):
         return json_response({})
 
     def delete(self, request: Request, repo: RepoId, name: str, prefix: str) -> Response:
+        """Deletes a branch or a tag, as `prefix` says."""
         self._access.write(request, repo)
         if prefix + name == f"refs/heads/{MAIN}":
             raise forbidden("The branch 'main' cannot be deleted; delete the repository instead.")
         with self._storage.lock(repo), self._storage.git(repo) as git:
-            if name not in git.names(prefix):
+            if name not in git.names(prefix):  # `names` also lists damaged refs, which can thus be deleted
                 raise revision_not_found(name)
             git.delete_ref(prefix + name)
         return json_response({})
 
     def create_tag(self, request: Request, repo: RepoId, revision: str) -> Response:
-        """Tag a revision; with a message it becomes an annotated tag. 409 where the tag exists."""
+        """Tags a revision. With a message the tag is annotated. Fault 409 if the tag exists."""
         self._access.write(request, repo)
         fields = request.json()
         name = check_ref(fields.get("tag"), what="tag")
@@ -100,6 +101,7 @@ class RefsApi(Api):
             target = commit = commit_of(git, revision)
             _check_free(git, name, "tag")
             if message:
+                # An annotated tag is a git object of its own; the ref leads to it, and it to the commit.
                 with Quarantine(self._storage.path(repo)) as quarantine:
                     target = quarantine.tag(name, commit, message)
                     quarantine.migrate()
@@ -107,6 +109,7 @@ class RefsApi(Api):
         return json_response({})
 
     def squash(self, request: Request, repo: RepoId, name: str) -> Response:
+        """Replaces the history of a branch by one commit with the same files."""
         self._access.write(request, repo)
         message = member(request.json(), "message", str) or f"Squash the branch '{name}'"
         with self._storage.lock(repo), self._storage.git(repo) as git:
@@ -121,7 +124,8 @@ class RefsApi(Api):
 
 
 def _check_free(git: GitRepository, name: str, what: str) -> None:
-    """Branches and tags may share their names: they are refs of two kinds."""
+    """Raises Fault if a branch (or tag) of this name exists, or one that git cannot keep beside it."""
+    # A ref is a file, so `exp` and `exp/a` exclude each other. A branch and a tag may share a name.
     for taken in git.names("refs/heads/" if what == "branch" else "refs/tags/"):
         if taken == name:
             raise Fault(409, f"The {what} '{name}' exists already.")

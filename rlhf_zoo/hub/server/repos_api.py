@@ -1,4 +1,4 @@
-"""Repositories: create, delete, move, settings, description, lists."""
+"""Creates, deletes, moves, configures, describes and lists repositories."""
 
 from functools import partial
 from typing import Any
@@ -14,12 +14,13 @@ from .storage import now
 
 _PAGE = 1000
 _MAX_VARIABLES = 500
+# Namespaces that would hide addresses of the Hub.
 _RESERVED = ("api", "_lfs", "_xet", "models", "datasets", "spaces", "collections")
-# What a list tells of each repository, and what `full` adds to it.
+# The properties of each repository in a list, and those that `full` adds.
 _LISTED = ["createdAt", "downloads", "library_name", "likes", "pipeline_tag", "private", "sdk", "tags", "trendingScore"]
 _LISTED_FULL = ["author", "disabled", "gated", "lastModified", "sha", "siblings"]
 _SORTS = ("lastModified", "createdAt", "downloads", "likes", "trendingScore")
-# What filters and the order of a list look at.
+# The properties that filters and the order of a list need.
 _FILTERED = (*_SORTS, "tags", "pipeline_tag", "models", "datasets", "sha")
 
 
@@ -40,7 +41,7 @@ class ReposApi(Api):
         router.add("GET", "/api/{repo}", self.info)
 
     def create(self, request: Request) -> Response:
-        """409 where it exists; the answer holds the address all the same."""
+        """Creates a repository. Fault 409 if it exists; the body still holds its address."""
         request.require_write()
         fields = request.json()
         repo = _named(fields)
@@ -56,12 +57,13 @@ class ReposApi(Api):
         return json_response(answer)
 
     def delete(self, request: Request) -> Response:
-        request.require_write()  # no more than that: a damaged repository can be deleted
+        """Deletes a repository."""
+        request.require_write()  # not `Access.write`, which refuses a damaged repository
         self._storage.delete(_named(request.json()))
         return json_response({})
 
     def move(self, request: Request) -> Response:
-        """Give a repository another name; the old name leads to it until another repository takes it."""
+        """Renames a repository. The old name redirects to it until another repository takes that name."""
         fields = request.json()
         kind = fields.get("type") or "model"
         source, target = (_split(kind, fields.get(key), key) for key in ("fromRepo", "toRepo"))
@@ -71,7 +73,7 @@ class ReposApi(Api):
         return json_response({"url": f"{request.base}/{target.url}"})
 
     def duplicate(self, request: Request, repo: RepoId) -> Response:
-        """Copy a repository to another name, with its history; 409 with the address where that exists."""
+        """Copies a repository with its history. Fault 409 with the address if the new name is taken."""
         self._access.read(request, repo)
         request.require_write()
         fields = request.json()
@@ -99,7 +101,7 @@ class ReposApi(Api):
         return json_response({"private": self._storage.settings(repo).private, "gated": False})
 
     def storage(self, request: Request, namespace: str = OWNER) -> Response:
-        """What each repository of a namespace takes on the disk, largest first."""
+        """Lists what each repository of a namespace takes on the disk, largest first."""
         request.require_token()
         answer: list[dict[str, Any]] = []
         for repo in self._storage.repositories():
@@ -111,11 +113,17 @@ class ReposApi(Api):
                     expand = ("usedStorage", "lastModified")
                     info = describe(self._storage, repo, settings, git, git.head(), expand=expand)
                 visibility = "private" if settings.private else "public"
-                one = {"id": str(repo), "type": repo.kind, "updatedAt": info["lastModified"], "visibility": visibility}
-                answer.append({**one, "storage": info["usedStorage"]})
-        total = sum(one["storage"] for one in answer) or 1
-        answer.sort(key=lambda one: one["storage"], reverse=True)
-        return json_response([{**one, "storagePercent": one["storage"] / total} for one in answer])
+                item = {
+                    "id": str(repo),
+                    "type": repo.kind,
+                    "updatedAt": info["lastModified"],
+                    "visibility": visibility,
+                }
+                answer.append({**item, "storage": info["usedStorage"]})
+        # Not 0, because it is a divisor.
+        total = sum(item["storage"] for item in answer) or 1
+        answer.sort(key=lambda item: item["storage"], reverse=True)
+        return json_response([{**item, "storagePercent": item["storage"] / total} for item in answer])
 
     def auth_check(self, request: Request, repo: RepoId, write: bool = False) -> Response:
         (self._access.write if write else self._access.read)(request, repo)
@@ -130,7 +138,7 @@ class ReposApi(Api):
             return json_response(describe(self._storage, repo, settings, git, commit, blobs=blobs, expand=expand))
 
     def find(self, request: Request, kind: str) -> Response:
-        """Repositories of one kind that satisfy every filter, in pages."""
+        """Lists the repositories of a kind that pass every filter, in pages."""
         sort = request.one("sort") or "lastModified"
         if sort not in _SORTS:
             raise bad_request(f"Cannot sort by '{sort[:40]}': use one of {', '.join(_SORTS)}.")
@@ -144,6 +152,7 @@ class ReposApi(Api):
                 if item is not None:
                     matching.append((repo, item))
         matching.sort(key=lambda pair: pair[1][sort], reverse=request.one("direction") != "1")
+        # First the few properties that filters need, for all; then all properties, for one page.
         page, headers = request.page(matching, _PAGE)
         answer = []
         for repo, item in page:
@@ -158,7 +167,7 @@ class ReposApi(Api):
         words = " ".join(request.many("search")).lower().split()
         if not all(word in str(repo).lower() for word in words):
             return None
-        # Nothing here is served for inference, gated, or linked to applications.
+        # No repository here is served for inference, gated, or linked to applications.
         if any(request.one(key) for key in ("inference", "inference_provider", "apps")) or request.flag("gated"):
             return None
         settings = self._storage.settings(repo)

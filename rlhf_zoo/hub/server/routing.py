@@ -1,7 +1,7 @@
-"""From a raw path to the function that answers it.
+"""Finds the handler for a path.
 
-Paths are matched still percent-encoded and each part is decoded afterwards: a branch `exp/a` arrives as `exp%2Fa` and
-stays one part.
+Paths are matched percent-encoded, and each part is decoded afterwards: a branch `exp/a` arrives as `exp%2Fa` and stays
+one part.
 """
 
 import re
@@ -16,12 +16,13 @@ from .names import KINDS, RepoId, parse_repo_id
 
 Handler = Callable[..., Response]
 _SINGULAR = {plural: kind for kind, plural in KINDS.items()}
+# What may follow an id in an address of the API or of a page.
 _VERBS = "revision|tree|refs|resolve|commits?|preupload|paths-info|branch|tag|settings|discussions|auth-check"
 
 
 @dataclass(frozen=True)
 class _Route:
-    """body: the most bytes of a request's body that the handler reads."""
+    """A route. `body` is the largest body that the handler reads, in bytes."""
 
     method: str
     pattern: re.Pattern[str]
@@ -30,13 +31,15 @@ class _Route:
 
 
 class Router:
-    """Routes are tried in the order in which they were added.
+    """Calls the handler whose pattern matches. Routes are tried in the order in which they were added.
 
-    `exists` tells whether a repository is (still) there, `moved` what one is called now that had this name before.
+    In a pattern, `{name}` is one segment and `{path*}` is the rest, which may be empty. `{repo}` is
+    `KIND/NAMESPACE/NAME`, `{space}` is the same for Spaces only, and `{page}` is the same in the addresses of pages,
+    where models have no KIND. The handler gets these last three as `repo`, a RepoId.
 
-    `{name}` is one segment; `{path*}` the rest, possibly empty, decoded; `{repo}` stands for `KIND/NAMESPACE/NAME`,
-    `{space}` for that of a Space, and `{page}` for the same as in addresses of pages, where models have no KIND. The
-    last three arrive as `repo`, a RepoId.
+    Args:
+        exists: Whether a repository exists.
+        moved: The present name of a renamed repository; None if there is none.
     """
 
     def __init__(
@@ -46,9 +49,13 @@ class Router:
         self._routes: list[_Route] = []
 
     def add(self, methods: str, pattern: str, handler: Handler, *, body: int = 0) -> None:
-        """Answer `methods` (separated by spaces) on `pattern` by `handler(request, **parts)`.
+        """Adds a route.
 
-        body: the most bytes of the request's body that the handler may read; the rest of them is 413.
+        Args:
+            methods: HTTP methods, separated by spaces.
+            pattern: The address.
+            handler: Called with the request, and with the parts of the address by name.
+            body: Largest body in bytes. A larger one gets 413.
         """
         kind = rf"(?P<repo_kind>{'|'.join(_SINGULAR)})/"
         repo = r"(?P<repo_namespace>[^/]+)/(?P<repo_name>[^/]+?)"
@@ -61,11 +68,21 @@ class Router:
             self._routes.append(_Route(method, re.compile(source), handler, body))
 
     def dispatch(self, request: Request) -> Response:
-        """Find the handler and call it; Fault 404 or 405 where there is none."""
+        """Finds the handler and calls it.
+
+        Args:
+            request: The request.
+
+        Returns:
+            The handler's answer, or a redirect to the new name of a repository.
+
+        Raises:
+            Fault: 404 if no route has this address, 405 if none of them has this method; or a refusal of the handler.
+        """
         allowed = set()
         for route in self._routes:
             match = route.pattern.fullmatch(request.path)
-            # Pages share the root with the API: /api/x is no page of a namespace "api".
+            # Pages share the root with the API: /api/x is not a page of a namespace "api".
             if not match or (request.path.startswith("/api/") and not route.pattern.pattern.startswith("/api/")):
                 continue
             if route.method == request.method or (route.method == "GET" and request.method == "HEAD"):
@@ -75,7 +92,7 @@ class Router:
         if allowed:
             methods = ", ".join(sorted(allowed))
             raise Fault(405, f"{request.method} is not possible here, only {methods}.", headers={"Allow": methods})
-        # Ids without a namespace ("gpt2") are well-formed on the Hub; here they name nothing.
+        # Ids without a namespace ("gpt2") are valid on the real Hub, but no repository here has one.
         short = re.fullmatch(rf"/(?:api/(?:{'|'.join(_SINGULAR)})/)?([^/]+)(?:/(?:{_VERBS})(?:/.*)?)?", request.path)
         if short and short[1] != "api":
             raise repo_not_found(decode_segment(short[1]), anonymous=request.role is None)
@@ -84,16 +101,16 @@ class Router:
     def _redirect(
         self, route: _Route, request: Request, match: re.Match[str], parts: dict[str, Any]
     ) -> Response | None:
-        """307 to the same address of a repository that has another name now, as the Hub does."""
+        """A 307 to the same address under the repository's new name, as on the Hub; None if it was not renamed."""
         repo = parts.get("repo")
-        # Signed addresses are of one repository of one name.
+        # Addresses that begin with "_" are signed for one repository and one name.
         if repo is None or request.path.startswith("/_") or self._exists(repo):
             return None
         target = self._moved(request, repo)
         if target is None:
             return None
         if request.role == "write":
-            request.body.expect(route.body)  # the sender is still sending, and shall see the answer
+            request.body.expect(route.body)  # read the rest of the body, so that the sender sees the answer
         start, end = match.start("repo_namespace"), match.end("repo_name")
         query = f"?{urlencode(request.query, doseq=True)}" if request.query else ""
         location = f"{request.path[:start]}{target}{request.path[end:]}{query}"

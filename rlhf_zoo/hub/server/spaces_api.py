@@ -1,4 +1,4 @@
-"""Spaces: stored, described, configured, never run."""
+"""Stores, describes and configures Spaces. Nothing here runs them."""
 
 import re
 from functools import partial
@@ -26,23 +26,24 @@ class SpacesApi(Api):
             router.add("DELETE", f"/api/{{space}}/{kind}", partial(self.remove, kind=kind), body=SMALL_BODY)
 
     def runtime(self, request: Request, repo: RepoId, write: bool = False) -> Response:
-        """STOPPED with the reason; restart and pause leave it so, for nothing here runs a Space."""
+        """Answers STOPPED, with the reason."""
+        # Restart and pause succeed and change nothing, so that a script that publishes a Space runs through.
         (self._access.write if write else self._access.read)(request, repo)
         return json_response(not_running())
 
     def refuse(self, request: Request, repo: RepoId, action: str) -> Response:
-        """What makes sense only for a Space that runs."""
+        """Refuses a request that makes sense only for a running Space."""
         self._access.write(request, repo)
         raise bad_request(f"The embedded Hub stores Spaces and does not run them: it has no {action} for a Space.")
 
     def get(self, request: Request, repo: RepoId, kind: str) -> Response:
-        """Variables with values, secrets without; both are the owner's to see."""
+        """Lists the variables with their values, or the secrets without."""
         settings = self._access.read(request, repo)
-        request.require_token()
+        request.require_token()  # of a public Space too: they are the owner's to see
         return json_response(getattr(settings, kind))
 
     def put(self, request: Request, repo: RepoId, kind: str) -> Response:
-        """Set a variable or a secret. No secret value is stored: nothing would ever read it."""
+        """Sets a variable or a secret. The value of a secret is not stored, because nothing would ever read it."""
         self._access.write(request, repo)
         fields = request.json()
         key = _key(fields)
@@ -53,13 +54,14 @@ class SpacesApi(Api):
                 raise bad_request(f"The variable '{key}' needs a value that is a text.")
         if member(fields, "description", str):
             entry["description"] = fields["description"]
+        # The lock spans reading and writing, so that two requests at once lose neither change.
         with self._storage.lock(repo):
             values = {**getattr(self._storage.settings(repo), kind), key: entry}
             self._storage.change(repo, **{kind: values})
         return json_response(values)
 
     def remove(self, request: Request, repo: RepoId, kind: str) -> Response:
-        """Remove a variable or a secret (Fault 404 where there is none)."""
+        """Removes a variable or a secret. Fault 404 if there is none."""
         self._access.write(request, repo)
         key = _key(request.json())
         with self._storage.lock(repo):

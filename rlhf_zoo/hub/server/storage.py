@@ -1,4 +1,4 @@
-"""The repositories of one Hub on disk, safe for several threads and several servers over the same root.
+"""Stores the repositories of one Hub on disk, safely for several threads and several servers over the same root.
 
 ROOT/repos/models/NAMESPACE/NAME.git/   a bare git repository
     hub.json                            visibility, creation date, a Space's variables
@@ -39,6 +39,7 @@ _LARGE_SUFFIXES = (
 GIT_ATTRIBUTES = "".join(f"*.{suffix} filter=lfs diff=lfs merge=lfs -text\n" for suffix in _LARGE_SUFFIXES.split()) + (
     "*tfevents* filter=lfs diff=lfs merge=lfs -text\n"
 )
+# The keys of hub.json, with the types of their values.
 _SETTINGS = {
     "created": str,
     "private": bool,
@@ -48,18 +49,32 @@ _SETTINGS = {
     "secrets": dict,
 }
 _STALE_SECONDS = 24 * 3600
+# Bytes of disk that uploads leave free, so that commits and deletions still work on a full disk.
 _SPARE = 16 * 2**20
+# Renames in a row that are followed. The records could form a circle.
 _MOST_MOVES = 20
 
 
 def now() -> str:
-    """The time in the Hub's format: ISO 8601, milliseconds, Z."""
+    """Returns the time in the Hub's format: ISO 8601 with milliseconds and Z."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a repository has beside its git history. secrets hold a description and a date, never a value."""
+    """What a repository has in addition to its git history.
+
+    Args:
+        created: Date of creation.
+        private: Whether strangers may not see it.
+        gated: Always False here; the Hub's API has the key.
+        sdk: Of a Space, such as gradio or static.
+        variables: Of a Space, by name, with value and date.
+        secrets: Of a Space, by name, with description and date, but never a value.
+
+    Raises:
+        ValueError: A value has another type than a Hub writes.
+    """
 
     created: str
     private: bool = False
@@ -69,7 +84,7 @@ class Settings:
     secrets: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """ValueError for a value of another kind than a Hub writes."""
+        """Raises ValueError for a value of another type than a Hub writes."""
         check_kinds(vars(self), _SETTINGS)
         for kind in (self.variables, self.secrets):
             for entry in kind.values():
@@ -77,7 +92,11 @@ class Settings:
 
 
 class Storage:
-    """Creates, finds, moves and removes repositories under `root`, which must exist."""
+    """Creates, finds, moves and removes repositories.
+
+    Args:
+        root: The Hub's folder, which must exist.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -90,11 +109,13 @@ class Storage:
             folder.mkdir(exist_ok=True)
 
     def path(self, repo: RepoId) -> Path:
-        """The folder of its bare repository; RepoId has checked the name."""
+        """Returns the folder of a bare repository, whether or not it exists."""
+        # `parse_repo_id` has checked the names, so the path stays below the root.
         return self._repos / repo.plural / repo.namespace / f"{repo.name}.git"
 
     def exists(self, repo: RepoId) -> bool:
-        """True for a repository, whole or damaged: it gets its place, and leaves it, in one rename."""
+        """Whether a repository exists, intact or damaged."""
+        # One rename puts it in its place, and one takes it away, so there is never half a repository.
         return self.path(repo).is_dir()
 
     def git(self, repo: RepoId) -> GitRepository:
@@ -105,14 +126,15 @@ class Storage:
 
     @contextmanager
     def lock(self, *repos: RepoId) -> Iterator[None]:
-        """Keep every other writer, in this process or another, away from these repositories."""
+        """Keeps all other writers, in this process or another, away from these repositories."""
         with ExitStack() as stack:
+            # Always in the same order, so that two writers cannot wait for each other.
             for repo in sorted(set(repos)):
                 stack.enter_context(locked(self._locks / _file_name(repo)))
             yield
 
     def settings(self, repo: RepoId) -> Settings:
-        """Fault 404 where the repository has gone, Damaged where its settings cannot be read."""
+        """Returns the settings of a repository. Raises Fault 404 if it is gone, Damaged if they cannot be read."""
         folder = self.path(repo)
         try:
             stored = read_json(folder / "hub.json")
@@ -130,7 +152,7 @@ class Storage:
 
     @contextmanager
     def going_on(self, repo: RepoId) -> Iterator[None]:
-        """Leaves a list without this repository where it is damaged, which is logged, or has gone."""
+        """Skips a repository of a list if it is damaged, which is logged, or was deleted meanwhile."""
         try:
             yield
         except Damaged as fault:
@@ -141,16 +163,27 @@ class Storage:
                 raise
 
     def change(self, repo: RepoId, **changes: Any) -> Settings:
-        """Replace settings; hold the lock."""
+        """Replaces settings. The caller holds the lock. Returns the new ones."""
         settings = replace(self.settings(repo), **changes)
         write_json(self.path(repo) / "hub.json", asdict(settings))
         return settings
 
     def create(self, repo: RepoId, *, private: bool, sdk: str | None, variables: dict[str, dict[str, Any]]) -> bool:
-        """Make a repository with its first commit; False where it exists already."""
+        """Creates a repository with its first commit.
+
+        Args:
+            repo: The repository.
+            private: Whether strangers may not see it.
+            sdk: Of a Space.
+            variables: Of a Space.
+
+        Returns:
+            False if it exists already.
+        """
         with self.lock(repo):
             if self.exists(repo):
                 return False
+            # Built in the trash and renamed when complete: what a crash leaves there is swept later.
             new = self._trash / f"new-{secrets.token_hex(8)}"
             new.mkdir()
             try:
@@ -171,17 +204,26 @@ class Storage:
     def duplicate(
         self, repo: RepoId, target: RepoId, *, private: bool | None, variables: dict[str, dict[str, Any]]
     ) -> bool:
-        """Make another repository with the same history and files; False where the name is taken.
+        """Copies a repository with its history and files. Large files are linked where the file system can.
 
-        private: None leaves it as it is. variables: in addition to those that it has. Big files are shared by links
-        where the file system has them.
+        Args:
+            repo: The repository.
+            target: The copy.
+            private: Visibility of the copy; None for that of the original.
+            variables: Variables of the copy, in addition to those of the original.
+
+        Returns:
+            False if the new name is taken.
+
+        Raises:
+            Damaged: The original is damaged.
         """
         with self.lock(repo, target):
             if self.exists(target):
                 return False
             settings = self.settings(repo)
             with self.git(repo) as git:
-                git.head()  # one that is damaged is not copied
+                git.head()  # raises Damaged
             new = self._trash / f"new-{secrets.token_hex(8)}"
             new.mkdir()
             try:
@@ -203,17 +245,26 @@ class Storage:
             return True
 
     def delete(self, repo: RepoId) -> None:
-        """Remove a repository: first its name, in one step, then its files."""
+        """Deletes a repository. Raises Fault 404 if there is none."""
         with self.lock(repo):
             if not self.exists(repo):
                 raise repo_not_found(repo, anonymous=False)
+            # First the name, in one step. Removing gigabytes of files takes a while, and needs no lock.
             rubbish = self._trash / f"old-{secrets.token_hex(8)}"
             os.rename(self.path(repo), rubbish)
             sync_folder(self.path(repo).parent)
         shutil.rmtree(rubbish, ignore_errors=True)
 
     def move(self, repo: RepoId, target: RepoId) -> None:
-        """Rename a repository; Fault 409 where the new name is taken. `moved` knows it by the old name."""
+        """Renames a repository. Afterwards `moved` finds it by the old name.
+
+        Args:
+            repo: The repository.
+            target: The new name.
+
+        Raises:
+            Fault: 404 if there is no such repository, 409 if the new name is taken.
+        """
         with self.lock(repo, target):
             created = self.settings(repo).created
             if self.exists(target):
@@ -223,10 +274,8 @@ class Storage:
             write_json(self._moved / _file_name(repo), {"to": str(target), "created": created})
 
     def moved(self, repo: RepoId) -> RepoId | None:
-        """What the repository is called now that once had this name; None where there is none.
-
-        A repository that took the old name is that one, and one that took the new name later is not meant.
-        """
+        """Returns the present name of a repository that once had this name; None if there is none."""
+        # The date of creation tells whether a later repository took the new name: that one is not meant.
         for _ in range(_MOST_MOVES):
             try:
                 record = read_json(self._moved / _file_name(repo), {})
@@ -250,35 +299,36 @@ class Storage:
             message = f"There can be no repository '{name}': a file is in its place at {target}; move that away."
             raise Fault(409, message) from error
         sync_folder(target.parent)
+        # The name belongs to this repository from now on. An old record must not redirect from it.
         kind = target.parent.parent.name
         (self._moved / f"{kind}--{target.parent.name}--{target.name.removesuffix('.git')}").unlink(missing_ok=True)
 
     def require_writable(self) -> None:
-        """Fault 507 where nothing can be written: a sender had better know before it sends."""
+        """Raises Fault 507 if nothing can be written, so that a client learns it before it sends gigabytes."""
         if not os.access(self.root, os.W_OK):
             raise cannot_write(self.root, os.strerror(errno.EROFS))
 
     def require_room(self, size: int) -> None:
-        """Fault 507 where nothing can be written, or `size` bytes more would fill the disk: commits need room too."""
+        """Raises Fault 507 if nothing can be written, or if the disk lacks room for `size` bytes and later commits."""
         self.require_writable()
         if size > self.free():
             raise disk_full(self.root)
 
     def free(self) -> int:
-        """Bytes that uploads may still take; below zero when too little is left for commits."""
+        """Returns the bytes that uploads may still take; negative if too little is left for commits."""
         return shutil.disk_usage(self.root).free - _SPARE
 
     def repositories(self, kind: str | None = None) -> Iterator[RepoId]:
-        """Every repository, by name, the damaged ones too."""
+        """Yields every repository of a kind, or of all kinds, by name, including damaged ones."""
         for each in [kind] if kind else list(KINDS):
             for folder in sorted((self._repos / KINDS[each]).glob("*/*.git")):
                 if folder.is_dir():
                     yield RepoId(each, folder.parent.name, folder.name.removesuffix(".git"))
 
     def sweep(self) -> None:
-        """Remove what killed servers left behind a day ago or earlier: rubbish, half uploads, unused objects.
+        """Removes what killed servers left behind: rubbish, incomplete uploads, unused objects.
 
-        What a process still writes is locked by it, whatever the clock says. What cannot be removed is logged.
+        Only what is older than a day and what no process is writing is removed. Failures are logged.
         """
         limit = self.clock.now() - _STALE_SECONDS
         leftovers = [*self._trash.iterdir(), *self.root.glob(".*.tmp"), *self.root.glob("collections/*/.*.tmp")]
@@ -291,6 +341,7 @@ class Storage:
             leftovers += self._repos.glob(pattern)
         for path in leftovers:
             with _sweeping(path):
+                # The age alone would not do: a large upload can take longer than a day.
                 if path.lstat().st_mtime < limit and not is_in_use(path):
                     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         for folder in self._repos.glob("*/*/*.git/xet"):

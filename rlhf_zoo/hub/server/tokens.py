@@ -1,4 +1,4 @@
-"""Access tokens, kept as hashes, and signatures for links that carry no token."""
+"""Keeps access tokens as hashes, and signs links for requests that carry no token."""
 
 import hashlib
 import hmac
@@ -24,15 +24,23 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def _digest(token: str) -> str:
-    # A token is 160 random bits: a plain hash cannot be searched, and needs neither salt nor stretching.
+    # A token has 160 random bits. Nobody can search that many, so a plain hash needs neither salt nor stretching.
     return hashlib.sha256(token.encode(errors="replace")).hexdigest()
 
 
 @dataclass(frozen=True)
 class Token:
-    """What is known of a token that was given out, but for the token itself: id is the start of its sha256.
+    """The record of an issued token, without the token itself.
 
-    created and expires: ISO 8601; expires is None for a token that is good until it is revoked.
+    Args:
+        sha256: Hash of the token. Its start is the `id`.
+        role: "read" or "write".
+        created: ISO 8601.
+        name: What the token is for.
+        expires: ISO 8601; None for a token that is valid until it is revoked.
+
+    Raises:
+        ValueError: A field was edited by hand and cannot be read.
     """
 
     sha256: str
@@ -42,7 +50,7 @@ class Token:
     expires: str | None = None
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a field that somebody wrote by hand and nothing could read."""
+        """Raises ValueError for a field that was edited by hand and cannot be read."""
         if not _SHA256.fullmatch(str(self.sha256)):
             raise ValueError(f"{self.sha256!r:.80} is no sha256")
         if self.role not in ROLES:
@@ -58,17 +66,21 @@ class Token:
 
     @property
     def id(self) -> str:
-        """By which it is listed and revoked."""
+        """The name by which the token is listed and revoked."""
         return self.sha256[:_ID_LENGTH]
 
     @property
     def expired(self) -> bool:
-        """True once nobody is let in by it."""
+        """Whether the token is no longer valid, by its date."""
         return self.expires is not None and datetime.fromisoformat(self.expires) <= datetime.now(UTC)
 
 
 class TokenFile:
-    """The tokens that were given out, read again whenever another process adds or revokes one."""
+    """The file of issued tokens. It is read again whenever another process adds or revokes one.
+
+    Args:
+        root: The Hub's folder.
+    """
 
     def __init__(self, root: Path) -> None:
         self._path = root / "tokens.json"
@@ -76,20 +88,31 @@ class TokenFile:
         self._tokens: dict[str, Token] = {}
 
     def role(self, token: str) -> str | None:
-        """read, write, or None for a token that this Hub never gave out, or that was revoked or has expired."""
+        """Looks up what a token may do.
+
+        Args:
+            token: The token.
+
+        Returns:
+            "read" or "write"; None for a token that was never issued, was revoked or has expired.
+
+        Raises:
+            ZooError: The file is damaged.
+        """
         try:
             stat = os.stat(self._path)
         except FileNotFoundError:
             return None
+        # The file is replaced, never edited, so a change shows in the inode even if the clock stands still.
         stamp = (stat.st_ino, stat.st_mtime_ns)
         if stamp != self._stamp:
             self._tokens = {token.sha256: token for token in self.all()}
             self._stamp = stamp
-        found = self._tokens.get(_digest(token))
-        return None if found is None or found.expired else found.role
+        record = self._tokens.get(_digest(token))
+        return None if record is None or record.expired else record.role
 
     def all(self) -> list[Token]:
-        """Every token, oldest first, also the expired ones; ZooError where the file is damaged."""
+        """Returns every token, oldest first, including expired ones. Raises ZooError if the file is damaged."""
         try:
             return [Token(**entry) for entry in read_json(self._path, [])]
         except (ValueError, TypeError) as error:
@@ -99,7 +122,16 @@ class TokenFile:
             ) from error
 
     def add(self, role: str, *, name: str | None = None, seconds: int | None = None) -> str:
-        """Make a token; only its hash is stored, so this is the one time that it is seen."""
+        """Issues a token. Only its hash is stored, so it can be shown this one time only.
+
+        Args:
+            role: "read" or "write".
+            name: What it is for, for lists.
+            seconds: How long it is valid; None until it is revoked.
+
+        Returns:
+            The token.
+        """
         token = f"hub_{secrets.token_hex(20)}"
         now = int(time.time())
         expires = None if seconds is None else _date(now + seconds)
@@ -108,7 +140,14 @@ class TokenFile:
         return token
 
     def revoke(self, name: str) -> Token | None:
-        """Let nobody in any more by the token of that id, or by that token; None where there is none."""
+        """Revokes a token.
+
+        Args:
+            name: Its id, its sha256, or the token itself.
+
+        Returns:
+            The record of the revoked token; None if there is none.
+        """
         with locked(self._path.with_name(".tokens.lock")):
             tokens = self.all()
             for token in tokens:
@@ -118,13 +157,13 @@ class TokenFile:
         return None
 
     def _write(self, tokens: list[Token]) -> None:
-        """Expired ones are dropped."""
+        # Here expired tokens are dropped for good; `role` refuses them already.
         valid = [token for token in tokens if not token.expired]
         write_json(self._path, [{key: value for key, value in vars(t).items() if value is not None} for t in valid])
 
 
 def _is_date(value: object) -> bool:
-    """Whether it is ISO 8601 with a time zone, so that it can be compared with the present time."""
+    """Whether a value is ISO 8601 with a time zone. Without one it could not be compared with the present time."""
     try:
         return isinstance(value, str) and datetime.fromisoformat(value).tzinfo is not None
     except ValueError:
@@ -147,9 +186,19 @@ def _tokens_under(root: str | os.PathLike[str], what: str) -> Iterator[tuple[Pat
 def create_token(
     root: str | os.PathLike[str], role: str, *, name: str | None = None, seconds: int | None = None
 ) -> str:
-    """Give out a token for the Hub under `root`; ZooError where that cannot be done.
+    """Issues a token for a Hub.
 
-    role is read or write; name says in lists what the token is for; after `seconds` it expires.
+    Args:
+        root: The Hub's folder, created if it does not exist.
+        role: "read" or "write".
+        name: What it is for, for lists.
+        seconds: How long it is valid; None until it is revoked.
+
+    Returns:
+        The token.
+
+    Raises:
+        ZooError: The role is unknown, or the folder cannot be written.
     """
     if role not in ROLES:
         raise ZooError(f"Token role '{role}' is unknown: use --role read or --role write.")
@@ -159,16 +208,37 @@ def create_token(
 
 
 def list_tokens(root: str | os.PathLike[str]) -> list[Token]:
-    """The tokens of the Hub under `root`, oldest first; empty where there is no Hub."""
+    """Lists the tokens of a Hub.
+
+    Args:
+        root: The Hub's folder.
+
+    Returns:
+        The records, oldest first; empty if there is no Hub.
+
+    Raises:
+        ZooError: The file of tokens is damaged or cannot be read.
+    """
     with _tokens_under(root, "read the tokens") as (_, tokens):
         return tokens.all()
 
 
 def revoke_tokens(root: str | os.PathLike[str], names: tuple[str, ...]) -> list[Token]:
-    """Revoke tokens, each given by its id or by itself; ZooError for what names none, after the others are revoked."""
+    """Revokes tokens.
+
+    Args:
+        root: The Hub's folder.
+        names: Tokens, each by its id or by the token itself.
+
+    Returns:
+        The records of the revoked tokens.
+
+    Raises:
+        ZooError: A name belongs to no token. The others are revoked all the same.
+    """
     with _tokens_under(root, "revoke tokens") as (folder, tokens):
         revoked = {name: tokens.revoke(name) if folder.is_dir() else None for name in names}
-    # What was given may be a token: no more of it is shown than tells it from an id.
+    # A name that is too long for an id may be a token, so only its start is shown.
     missing = ", ".join(
         f"'{name[:8]}…'" if len(name) > _ID_LENGTH else f"'{name}'" for name in revoked if not revoked[name]
     )
@@ -178,30 +248,44 @@ def revoke_tokens(root: str | os.PathLike[str], names: tuple[str, ...]) -> list[
 
 
 class Signer:
-    """Signs upload links and Xet tokens: a file's bytes come without the user's token, so something else must prove
-    consent.
+    """Signs upload links and Xet tokens, which admit a file's bytes without the user's token.
 
-    The key lies in `ROOT/secret` and is shared by every server over that root.
+    Args:
+        root: The Hub's folder. The key is in `ROOT/secret`, and every server over that root uses it.
     """
 
     def __init__(self, root: Path) -> None:
         path = root / "secret"
         with locked(root / ".tokens.lock"):
-            if not path.exists() or path.stat().st_size != _KEY_BYTES:  # a key cut short would be a guess away
+            # A truncated key could be guessed.
+            if not path.exists() or path.stat().st_size != _KEY_BYTES:
                 replace_file(path, secrets.token_bytes(_KEY_BYTES))
         self._key = path.read_bytes()
 
     def sign(self, *parts: str, seconds: int = _LINK_SECONDS) -> str:
-        """`EXPIRY.SIGNATURE` over `parts`, good for so many seconds (six hours); EXPIRY counts from the epoch."""
+        """Signs a permission.
+
+        Args:
+            parts: What the permission covers.
+            seconds: How long it is valid.
+
+        Returns:
+            `EXPIRY.SIGNATURE`, with EXPIRY in seconds since the epoch.
+        """
         expiry = str(int(time.time()) + seconds)
         return f"{expiry}.{self._signature(expiry, parts)}"
 
     def verify(self, signature: str, *parts: str) -> bool:
-        """True while `signature` was made by `sign` over the same parts and has not expired."""
-        expiry, _, given = signature.partition(".")
+        """Whether `sign` made a signature over the same parts, and it has not expired.
+
+        Args:
+            signature: What the client sent.
+            parts: What the permission must cover.
+        """
+        expiry, _, received = signature.partition(".")
         expected = self._signature(expiry, parts)
         fresh = expiry.isascii() and expiry.isdigit() and int(expiry) >= time.time()
-        return fresh and hmac.compare_digest(given.encode(errors="replace"), expected.encode())
+        return fresh and hmac.compare_digest(received.encode(errors="replace"), expected.encode())
 
     def _signature(self, expiry: str, parts: tuple[str, ...]) -> str:
         return hmac.new(self._key, "\n".join((expiry, *parts)).encode(), hashlib.sha256).hexdigest()

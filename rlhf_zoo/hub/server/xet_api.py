@@ -1,7 +1,8 @@
-"""Uploading by Xet, which is what huggingface_hub does by default: the token, and the store that it opens.
+"""Receives uploads by Xet, which huggingface_hub uses by default: the token, and the store that it admits to.
 
-Files end up in `LargeFiles`, as those uploaded by LFS do, and are downloaded from there: no answer of this Hub names a
-Xet hash. The store knows no grants, no chunks of others and no version 2 of shards: clients take 404 for that answer.
+Files end up in `LargeFiles`, like those uploaded by LFS, and are downloaded from there. Apart from `paths-info`, no
+answer of this Hub names a Xet hash. The store has no grants, no deduplication across repositories and no version 2 of
+shards. Clients accept a 404 for those.
 """
 
 import logging
@@ -19,9 +20,9 @@ from .xet_store import XetStore, current_epoch
 
 log = logging.getLogger(__name__)
 
-#: Every address of a store begins with it.
+#: The start of every address of a store.
 XET_PREFIX = "/_xet/"
-#: What hf-xet reports goes to the root of the server, with a store's token.
+#: Where hf-xet sends its reports: to the root of the server, with a store's token.
 TELEMETRY_PATH = "/v1/telemetry"
 _TOKEN_SECONDS = 3600
 
@@ -35,11 +36,11 @@ class XetApi(Api):
         router.add("POST", TELEMETRY_PATH, self.telemetry)
 
     def write_token(self, request: Request, repo: RepoId, revision: str) -> Response:
-        """A token for this repository's store alone, and the store's address."""
+        """Issues a token for this repository's store only, and names the store's address."""
         settings = self._access.write(request, repo)
         with self._storage.git(repo) as git:
             if git.branch(revision.removeprefix("refs/heads/")) is None:
-                # A client that is about to open a pull request asks for "None".
+                # A client that is about to open a pull request sends "None".
                 if revision == "None" or revision.startswith("refs/pr/"):
                     raise forbidden("The embedded Hub has no pull requests: commit to a branch instead.")
                 raise revision_not_found(revision)
@@ -51,22 +52,22 @@ class XetApi(Api):
         return json_response({"casUrl": address, "accessToken": token, "exp": int(expiry)}, headers=headers)
 
     def upload_xorb(self, request: Request, repo: RepoId, epoch: str, xorb: str) -> Response:
-        """Chunks that a shard will refer to."""
+        """Receives a xorb: chunks that a later shard refers to."""
         with self._receiving(request, repo):
-            check_hash(xorb)
+            check_hash(xorb)  # it becomes a file's name
             self._storage.require_room(min(request.body.length or 0, XORB_LIMIT))
             inserted = XetStore(self._storage.path(repo), epoch).receive(xorb, request.body.chunks())
         return json_response({"was_inserted": inserted})
 
     def upload_shard(self, request: Request, repo: RepoId, epoch: str) -> Response:
-        """The files that the xorbs make up; when the answer comes, each stands among the big files."""
+        """Receives a shard, and rebuilds its files from the xorbs. After the answer they are ordinary large files."""
         with self._receiving(request, repo):
             store = XetStore(self._storage.path(repo), epoch)
             store.register(request.body.read(), require_room=self._storage.require_room)
         return json_response({"result": 1})
 
     def telemetry(self, request: Request) -> Response:
-        """Nothing is read, nothing is kept."""
+        """Accepts hf-xet's reports, and neither reads nor keeps them."""
         return json_response({})
 
     @contextmanager
@@ -74,10 +75,11 @@ class XetApi(Api):
         token = bearer_token(request.headers.get("Authorization", ""))
         if token is None or not self._access.is_signed(token, "xet", repo):
             raise Fault(401, "The Xet token is not valid here or has expired; start the upload again.")
-        request.body.expect(request.body.limit)
+        request.body.expect(request.body.limit)  # the token is valid, so a refusal reads the rest of the body
         try:
             with receiving(repo, self._storage):
                 yield
         except Fault as fault:
-            log.warning("Xet upload to %s refused: %s", repo, fault.message)  # hf-xet shows its user the status alone
+            # hf-xet shows its user only the status, so the reason has to be in the log.
+            log.warning("Xet upload to %s refused: %s", repo, fault.message)
             raise

@@ -1,8 +1,10 @@
-"""What rebuilding files takes of the Xet protocol, version 1.1 (huggingface.co/docs/xet): xorbs and shards.
+"""Reads the xorbs and shards of the Xet protocol, as far as rebuilding files needs them.
 
-A file is cut into chunks of 8 to 128 KiB. A xorb holds chunks, each compressed by itself; a shard says of which ranges
-of which xorbs a file consists. Integers are little-endian. No hash inside them is checked: what is rebuilt has to have
-the file's own sha256. Every function raises Fault 400 on what breaks the format.
+A file is cut into chunks of 8 to 128 KiB. A xorb holds chunks, each compressed separately. A shard lists, for each
+file, the ranges of xorbs that it consists of. Integers are little-endian. The hashes inside are not checked, because
+the rebuilt file must have the announced sha256. Every function raises Fault 400 for data that break the format.
+
+Source: Xet protocol 1.1, huggingface.co/docs/xet.
 """
 
 from __future__ import annotations
@@ -17,12 +19,12 @@ from typing import BinaryIO
 
 from .faults import bad_request
 
-#: Bytes of a xorb's body: 64 MiB of content, and what headers and footer of its chunks take.
+#: Largest xorb in bytes: 64 MiB of content, and the headers and the footer of its chunks.
 XORB_LIMIT = 65 * 2**20
-#: Bytes of a shard.
+#: Largest shard in bytes.
 SHARD_LIMIT = 64 * 2**20
 
-#: Chunks of a xorb, as hf-xet bounds them.
+#: Largest number of chunks in a xorb, as in hf-xet.
 MAX_CHUNKS = 8192
 
 _MAX_CHUNK = 128 * 2**10
@@ -30,26 +32,38 @@ _PLAIN, _LZ4, _GROUPED_LZ4 = range(3)
 _CHUNK_HEADER = 8
 _XORB_FOOTER = b"XETBLOB"
 _SHARD_MAGIC = b"HFRepoMetaData\0" + bytes.fromhex("556967456a7b815783a5bdd95ccdd14aa9") + struct.pack("<Q", 2)
-#: A hash and four numbers.
+#: One record of a shard: a hash and four numbers.
 _ENTRY = struct.Struct("<32s4I")
+# A record with this hash ends a section of the shard.
 _BOOKEND = b"\xff" * 32
 _HAS_SHA256_AND_RANGE_HASHES = 0b11 << 30
 
 
 def check_hash(text: str) -> str:
-    """A hash as the protocol writes it."""
+    """Returns a hash in the protocol's text form. Raises Fault 400 for anything else."""
     if not re.fullmatch(r"[0-9a-f]{64}", text):
         raise bad_request("A Xet hash has 64 lower-case hexadecimal digits.")
     return text
 
 
 def _hash_hex(raw: bytes) -> str:
-    """Four 64-bit numbers, so each group of eight bytes is reversed."""
+    """The text form of a hash."""
+    # The protocol prints a hash as four 64-bit little-endian numbers, so each group of eight bytes is reversed.
     return "".join(f"{number:016x}" for number in struct.unpack("<4Q", raw))
 
 
 def chunks_of(xorb: BinaryIO) -> array[int]:
-    """Where each chunk of a xorb begins: the offset of its header."""
+    """Finds the chunks of a xorb.
+
+    Args:
+        xorb: The open file.
+
+    Returns:
+        The offset of each chunk's header.
+
+    Raises:
+        Fault: 400 for a chunk that is cut short, or for too many chunks.
+    """
     size = xorb.seek(0, os.SEEK_END)
     chunks = array("I")
     at = 0
@@ -67,7 +81,18 @@ def chunks_of(xorb: BinaryIO) -> array[int]:
 
 
 def read_chunk(xorb: BinaryIO, at: int) -> bytes | bytearray:
-    """The content of the chunk whose header is at this offset."""
+    """Reads a chunk.
+
+    Args:
+        xorb: The open file.
+        at: Offset of the chunk's header.
+
+    Returns:
+        The content.
+
+    Raises:
+        Fault: 400 if there is no valid chunk.
+    """
     header = _read_header(xorb, at)
     if header is None:
         raise bad_request("The xorb ends where the shard names a chunk.")
@@ -76,7 +101,7 @@ def read_chunk(xorb: BinaryIO, at: int) -> bytes | bytearray:
 
 
 def _read_header(xorb: BinaryIO, at: int) -> tuple[int, int, int] | None:
-    """Scheme, stored bytes and bytes of content of the chunk at `at`; None where the xorb's footer is there."""
+    """Scheme, stored bytes and bytes of content of the chunk at `at`; None at the xorb's footer."""
     xorb.seek(at)
     header = xorb.read(_CHUNK_HEADER)
     if header.startswith(_XORB_FOOTER):
@@ -88,14 +113,26 @@ def _read_header(xorb: BinaryIO, at: int) -> tuple[int, int, int] | None:
 
 
 def unpack(scheme: int, stored: bytes, length: int) -> bytes | bytearray:
-    """A chunk's content (`length` bytes) from its stored form."""
+    """Unpacks a chunk.
+
+    Args:
+        scheme: The compression scheme in its header.
+        stored: The stored bytes.
+        length: Bytes of the content, from its header.
+
+    Returns:
+        The content.
+
+    Raises:
+        Fault: 400 for an unknown scheme, or for content of another length.
+    """
     if scheme == _PLAIN:
         content: bytes | bytearray = stored
     elif scheme in (_LZ4, _GROUPED_LZ4):
         from lz4.frame import LZ4FrameDecompressor
 
         try:
-            # One byte more than announced is enough to notice a frame that holds more.
+            # One byte more than announced is enough to notice a frame that unpacks to more (a zip bomb).
             content = LZ4FrameDecompressor().decompress(stored, max_length=length + 1)
         except RuntimeError as error:
             raise bad_request("A chunk of the xorb is not an LZ4 frame.") from error
@@ -109,7 +146,8 @@ def unpack(scheme: int, stored: bytes, length: int) -> bytes | bytearray:
 
 
 def _ungroup(grouped: bytes | bytearray) -> bytearray:
-    """Undo byte grouping: first all bytes 0 of the chunk's groups of four, then all bytes 1, 2 and 3."""
+    """Undoes byte grouping, in which all bytes 0 of the groups of four come first, then all bytes 1, 2 and 3."""
+    # Grouping puts the exponents of floating-point numbers side by side, where they compress better.
     content = bytearray(len(grouped))
     start = 0
     for place in range(4):
@@ -121,7 +159,7 @@ def _ungroup(grouped: bytes | bytearray) -> bytearray:
 
 @dataclass(frozen=True)
 class Segment:
-    """Chunks [start, end) of a xorb, `length` bytes of content."""
+    """Chunks [start, end) of a xorb, with `length` bytes of content."""
 
     xorb: str
     start: int
@@ -131,20 +169,34 @@ class Segment:
 
 @dataclass(frozen=True)
 class ShardFile:
-    """A file of a shard: its sha256 in hexadecimal digits, its bytes, and the entries of what makes it up."""
+    """A file of a shard.
+
+    Args:
+        sha256: Hexadecimal digits.
+        size: Bytes.
+        entries: The records of its segments.
+    """
 
     sha256: str
     size: int
     entries: memoryview
 
     def segments(self) -> Iterator[Segment]:
-        """One after the other: a shard may hold more than a million."""
+        """Yields the segments in order."""
+        # Not as a list: a shard may hold more than a million.
         for xorb, _, length, start, end in _ENTRY.iter_unpack(self.entries):
             yield Segment(_hash_hex(xorb), start, end, length)
 
 
 def parse_shard(data: bytes) -> Iterator[ShardFile]:
-    """The files of a shard, one after the other; a shard that is cut short is noticed at its end."""
+    """Yields the files of a shard.
+
+    Args:
+        data: The shard.
+
+    Raises:
+        Fault: 400 for data that are not a shard, or, at the end, for a shard that is cut short.
+    """
     if not data.startswith(_SHARD_MAGIC):
         raise bad_request("The body is not a Xet shard of version 2.")
     view, size = memoryview(data), _ENTRY.size
@@ -169,6 +221,6 @@ def parse_shard(data: bytes) -> Iterator[ShardFile]:
         take(count)  # the hashes of the ranges
         length = sum(length for _, _, length, _, _ in _ENTRY.iter_unpack(entries))
         yield ShardFile(_hash_hex(entry()[0]), length, entries)
-    # What follows tells of the new xorbs, which say so themselves.
+    # The next section describes the new xorbs, whose own headers say the same. It is read only to notice a cut.
     while (head := entry())[0] != _BOOKEND:
         take(head[2])

@@ -1,11 +1,11 @@
-"""What Xet uploads need on the disk until their files stand in `LargeFiles`.
+"""Stores Xet uploads on the disk until their files are in `LargeFiles`.
 
 REPO.git/xet/EPOCH/xorbs/XORB     a xorb as it arrived
                   /incomplete/    uploads under way
 
-An epoch is part of the store's address, by which hf-xet remembers for three weeks what it need not send again. So an
-epoch takes new uploads for an hour and keeps all its xorbs meanwhile. Once nothing has arrived in it for two hours it
-is removed: its files stand among the big files by then.
+For each store's address, hf-xet remembers for three weeks what it need not send again. The epoch is part of that
+address, so that xorbs can be removed: an epoch accepts new uploads for an hour and keeps all its xorbs meanwhile. Once
+nothing has arrived in it for two hours, it is removed. By then its files are ordinary large files.
 """
 
 import os
@@ -28,9 +28,17 @@ _IDLE_SECONDS = 2 * 3600
 
 
 def current_epoch(repository: Path, now: float) -> str:
-    """The epoch for new uploads; sweeps as it goes. FileNotFoundError where the repository has gone.
+    """Returns the epoch for new uploads, and removes idle ones.
 
-    now: of the storage's clock.
+    Args:
+        repository: The repository's folder.
+        now: Time of the storage's clock.
+
+    Returns:
+        The name of the epoch.
+
+    Raises:
+        FileNotFoundError: The repository was deleted.
     """
     base = repository / "xet"
     base.mkdir(exist_ok=True)
@@ -46,7 +54,12 @@ def current_epoch(repository: Path, now: float) -> str:
 
 
 def sweep(repository: Path, now: float) -> None:
-    """Remove the epochs in which nothing is under way any more. now: of the storage's clock."""
+    """Removes idle epochs.
+
+    Args:
+        repository: The repository's folder.
+        now: Time of the storage's clock.
+    """
     base = repository / "xet"
     with locked(base / "lock"):
         _sweep(base, now)
@@ -55,6 +68,7 @@ def sweep(repository: Path, now: float) -> None:
 def _sweep(base: Path, now: float) -> None:
     limit = now - _IDLE_SECONDS
     for folder in _epochs(base):
+        # A folder's time of change is that of the last file that appeared in it.
         xorbs = folder / "xorbs"
         is_idle = folder.stat().st_mtime < limit and (not xorbs.is_dir() or xorbs.stat().st_mtime < limit)
         if is_idle and not is_in_use(folder):
@@ -66,7 +80,15 @@ def _epochs(base: Path) -> list[Path]:
 
 
 class XetStore:
-    """One epoch of one repository; Fault 404 where there is no such epoch."""
+    """One epoch of one repository.
+
+    Args:
+        repository: The repository's folder.
+        epoch: Name of the epoch, from the address of the request.
+
+    Raises:
+        Fault: 404 if there is no such epoch.
+    """
 
     def __init__(self, repository: Path, epoch: str) -> None:
         self._base = repository / "xet"
@@ -76,7 +98,18 @@ class XetStore:
         self._large = LargeFiles(repository)
 
     def receive(self, xorb: str, pieces: Iterable[memoryview]) -> bool:
-        """Store a xorb as it streams in; False where it was stored already."""
+        """Stores a xorb while it arrives.
+
+        Args:
+            xorb: Its hash.
+            pieces: Its content.
+
+        Returns:
+            False if it was stored already.
+
+        Raises:
+            Fault: 400 if it is empty.
+        """
         target = self._folder / "xorbs" / xorb
         if target.exists():
             return False
@@ -95,10 +128,16 @@ class XetStore:
         return True
 
     def register(self, shard: bytes, *, require_room: Callable[[int], None]) -> None:
-        """Rebuild the files of a shard, check each against its sha256, and store it among the big files.
+        """Rebuilds the files of a shard, checks each against its sha256, and stores them as large files.
 
-        Nothing happens before the whole shard was read once. require_room is asked with the bytes of each new file.
+        Args:
+            shard: The shard.
+            require_room: Called with the bytes of each new file. Raises if there is no room for them.
+
+        Raises:
+            Fault: 400 if the shard is damaged, or a file does not have its sha256.
         """
+        # First read it once completely, so that a damaged shard stores nothing.
         for _ in parse_shard(shard):
             pass
         with in_use(self._folder):
@@ -111,20 +150,22 @@ class XetStore:
                     require_room(file.size)
                 self._large.receive(file.sha256, file.size, self._contents(file))
         except Fault as fault:
-            if fault.status == 400:  # what is stored is not what the client relies on: its next attempt starts afresh
+            # The xorbs here are not those that the client relies on. An epoch that looks old is not given out again,
+            # so the next attempt sends everything to a new one.
+            if fault.status == 400:
                 os.utime(self._folder, (0, 0))
             raise
 
     def _contents(self, file: ShardFile) -> Iterator[bytes | bytearray]:
-        known: dict[str, array[int]] = {}
+        chunks_by_xorb: dict[str, array[int]] = {}
         for segment in file.segments():
             path = self._folder / "xorbs" / segment.xorb
             if not path.exists():
                 raise bad_request(f"The xorb {segment.xorb} of the shard is not stored; start the upload again.")
             with open(path, "rb") as xorb:
-                if segment.xorb not in known:
-                    known[segment.xorb] = chunks_of(xorb)
-                chunks = known[segment.xorb]
+                if segment.xorb not in chunks_by_xorb:
+                    chunks_by_xorb[segment.xorb] = chunks_of(xorb)
+                chunks = chunks_by_xorb[segment.xorb]
                 if not segment.start < segment.end <= len(chunks):
                     raise bad_request(f"The xorb {segment.xorb} does not have the chunks that the shard names.")
                 for at in chunks[segment.start : segment.end]:
