@@ -74,6 +74,7 @@ def choices(
         chosen_by_prompt[prompt].add(right[pair])
         if pair not in without:
             of_prompt[prompt].append(pair)
+    # Without ties, and without pairs whose two texts are the same.
     usable = [pair for pairs in of_prompt.values() for pair in pairs if wrong[pair] != right[pair]]
     selected = sorted(usable if len(usable) <= MOST else rng.sample(usable, MOST))
     every = list(of_prompt)
@@ -123,6 +124,7 @@ def credits_of(scores: ArrayLike) -> NDArray[np.float64]:
         (C,) credits from 0 to 1.
     """
     table = np.asarray(scores, dtype=float)
+    # Ties share the credit, so that a constant model gets the score of chance.
     highest = table == table.max(axis=1, keepdims=True)
     return highest[:, 0] / highest.sum(axis=1)
 

@@ -183,6 +183,7 @@ def length_profile(scores: ArrayLike, lengths: ArrayLike, *, bins: int = 10) -> 
     score, length = np.asarray(scores, dtype=float), np.asarray(lengths, dtype=int)
     profile = []
     for here in equal_parts(length, bins):
+        # Quartiles of the scores, not an interval of their mean: the plot shows the spread.
         low, high = np.quantile(score[here], [0.25, 0.75])
         profile.append(
             {
@@ -232,12 +233,14 @@ def preference_report(
     margins = good - bad
     margin = bootstrap_mean(margins, prompts, seed=seed)
     loss = bootstrap_mean(pair_losses(margins), prompts, seed=seed)
+    # Here a tie is wrong: a model that scores everything alike must not reach one half.
     right = accuracy(margins > 0, prompts)
     scores, lengths = np.concatenate([good, bad]), np.concatenate([long_good, long_bad])
     # Both sides of a pair belong to one prompt, so the resamples keep them together.
     texts = [*prompts, *prompts]
     by_rank = correlation(scores, lengths, texts, seed=seed, ranks=True)
     by_value = correlation(scores, lengths, texts, seed=seed)
+    # Sign −1, 0, 1 becomes 0, ½, 1 below.
     longer = np.sign(long_good - long_bad)
     return {
         "accuracy": right.value,

@@ -90,6 +90,7 @@ def fallen(scores: Floats, steps: Sequence[int], seed: int, resamples: int) -> F
     """
     means = scores.mean(1)
     best, last = int(means.argmax()), len(means) - 1
+    # A row for each earlier policy: how far the last one fell short of it, by prompt.
     contrasts = _contrasts(len(means)) @ scores
     scale = float(np.abs(scores).max())
     observed, largest = _largest_t(contrasts, scale, seed, resamples)
@@ -98,6 +99,7 @@ def fallen(scores: Floats, steps: Sequence[int], seed: int, resamples: int) -> F
     error = float(contrasts[earlier].std()) / math.sqrt(scores.shape[1])
     gain_before = float(means[earlier] - means[0])
     with np.errstate(invalid="ignore"):  # between two resamples without any spread, whose t is infinite
+        # The contrast that 80% of evaluations would find: the critical value plus the power's, in standard errors.
         to_see = (float(np.quantile(largest, 1 - LEVEL)) + _POWER) * error
     gained = means[best] - means[0]
     return Fall(
@@ -128,6 +130,7 @@ def _largest_t(values: Floats, scale: float, seed: int, resamples: int) -> tuple
     share = np.concatenate(list(resampled(prompts, seed, resamples))) / prompts
     # Centering imposes the null hypothesis that all contrasts are 0.
     centered = values - means[:, None]
+    # Resampled means and standard deviations of all contrasts, with the same prompts for each.
     moved = share @ centered.T
     spread = np.sqrt(np.maximum(share @ np.square(centered).T - moved**2, 0.0))
     return float(observed.max()), _t(moved, spread, tiny, prompts).max(1)

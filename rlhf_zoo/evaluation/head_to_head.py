@@ -87,8 +87,10 @@ class HeadToHead:
             "difference": self._difference(),
             "win_rate": headline["win_rate"],
             "win_rate_at_equal_length": self._at_equal_length(),
+            # SFT against itself: a win rate near ½ that shows how noisy the others are.
             "control": headline["control"],
         }
+        # Without a training reward there is nothing for the judge to agree with.
         if self.measured["sft"].reward:
             figures["agreement"] = self._agreement()
         return figures
@@ -162,6 +164,7 @@ class HeadToHead:
 
     def _steadiness(self) -> Estimate | None:
         """How far the headline's judge agrees with itself on SFT and the policy; see `split_half`."""
+        # Rows of both policies belong to the same prompts, so they share their groups.
         rows = [np.reshape(self.measured[side].judges[self.judge], (-1, self.samples)) for side in _SIDES]
         return split_half(np.concatenate(rows), self.groups[:: self.samples] * len(_SIDES), seed=self.seed)
 
@@ -280,6 +283,7 @@ class HeadToHead:
             reward, judged = self.measured[side].reward, self.measured[side].judges[self.judge]
             estimate = correlation(reward, judged, self.groups, seed=self.seed, ranks=True)
             agreement[side] = None if estimate is None else estimate.to_json()
+        # 1 where reward and judge prefer the same side, 0 where opposite ones, ½ where one of them ties.
         paid, wins = won(self.measured["ppo"].reward, self.measured["sft"].reward), self._wins()
         # Where one of them only ever ties, it prefers no side, so no agreement can be measured.
         tied = (paid == 0.5).all() or (wins == 0.5).all()
@@ -353,6 +357,7 @@ def head_to_head(
         )
         for name, model in policies.items()
     }
+    # Rules that check answers read each completion again, to report accuracy and pass@k.
     read = {
         judge.name: {
             side: answers(judge, prompts, measured[side].completions, others, samples=samples) for side in _SIDES

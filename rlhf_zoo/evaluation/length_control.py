@@ -95,6 +95,7 @@ def length_controlled_win_rate(
         ValueError: Values or groups that `stats.win_rate` refuses.
     """
     score = np.asarray(scores, dtype=float)
+    # The plain win rate is reported beside, and it validates the input.
     plain = win_rate(score, 1 - score, groups)
     difference = np.asarray(lengths, dtype=float) - np.asarray(other_lengths, dtype=float)
     uniform = np.ones(len(score))
@@ -102,12 +103,14 @@ def length_controlled_win_rate(
     value = float(sigmoid(coefficients[0]))
     index = group_indices(groups)
     size = int(index.max()) + 1
+    # Every resample would have only wins, or only losses, and no spread.
     if plain.value in (0.0, 1.0):
         interval = proportion(round(plain.value * size), size).ci95
     else:
         rng = np.random.default_rng(seed)
         chance = np.full(size, 1 / size)
         drawn = [
+            # Starting at the full fit makes each refit a few Newton steps.
             _fit(score, difference, rng.multinomial(size, chance)[index].astype(float), coefficients)[0][0]
             for _ in range(resamples)
         ]

@@ -221,6 +221,7 @@ def repeated(rows: Dataset, samples: int) -> tuple[list[int], list[Any], dict[st
     Returns:
         The index of each repeat's row, its prompt, and its other columns.
     """
+    # All samples of a row are adjacent: other modules reshape to (rows, samples).
     groups = [place for place in range(len(rows)) for _ in range(samples)]
     columns = rows.select(groups).to_dict()
     return groups, columns["prompt"], passed_on(columns)
@@ -264,9 +265,11 @@ def measure(
     Returns:
         The completions with their figures.
     """
+    # KL needs the logits of both models on one device.
     move(policy, evaluator.reference.device)
     done = evaluator.sampled(policy, prompts, keys=keys, seed=seed, desc=desc)
     measured: dict[int, _Batch] = {}
+    # Logits over the whole vocabulary are the largest tensors here, so a batch is split by their size.
     parts, start = MicroBatches(rows_at_once(policy, evaluator.max_new_tokens)), 0
     for number, batch in enumerate(done.batches):
         chosen = slice(start, start + len(batch))
@@ -292,6 +295,7 @@ def measure(
         judge.name: scores(judge, prompts, done.texts, columns)
         for judge in cheapest_first(evaluator.panel.scoring)
     }
+    # The token ids are kept, because decoding and encoding a text again may give others.
     tokens = [list(row) for batch in done.batches for row in batch.token_lists()]
     return Measured(done.texts, reward, done.lengths, done.ended, judged, exact, ours, theirs, tokens)
 
@@ -312,6 +316,7 @@ def _against(
         # SFT against itself: 0 exactly, without a second forward pass.
         exact = torch.zeros_like(reference)
     else:
+        # Both at the sampling temperature: this is the KL of the distributions that the tokens were drawn from.
         exact = exact_kl(response_logits(policy, batch, temperature=evaluator.temperature), logits)
     return exact.masked_fill(~batch.mask, 0).sum(1).tolist(), _rows(reference, batch)
 
@@ -333,6 +338,7 @@ def make_evaluator(context: RunContext, reference_path: Path) -> Evaluator:
     """
     ppo = context.settings("ppo")
     tokenizer = load_tokenizer(reference_path)
+    # The recipe's chat settings override the template that the checkpoint came with.
     if tokenizer.chat_template is not None and context.shared.chat != Chat():
         context.shared.chat.write(tokenizer)
     rewards: list[Any] = [load_object(name, group=REWARDS) for name in ppo.data.reward_funcs or []]
@@ -341,6 +347,7 @@ def make_evaluator(context: RunContext, reference_path: Path) -> Evaluator:
         place = partial(on_device, use_cpu=ppo.trainer.use_cpu)
         how = Loading(dtype="auto", attention=ppo.model.attn_implementation)  # as PPO holds it
         loader, reading = ppo.data.reward_model_loader, reading_of(vars(ppo.trainer))
+        # The reward model comes first, because `reward_weights` begins with it.
         rewards.insert(0, load_reward(paths, tokenizer, place=place, how=how, loader=loader, **reading))
     reference = on_device(load_causal(reference_path), use_cpu=ppo.trainer.use_cpu).eval()
     return Evaluator(
@@ -389,6 +396,7 @@ def paid_functions(names: Sequence[str] | None, weights: Sequence[float] | None,
         The names of the paying functions.
     """
     names = names or []
+    # The first weight is the reward model's.
     of_each = list(weights or [])[int(learned) :]
     if len(of_each) != len(names):
         # Weights that do not fit say nothing; to be safe, every function counts as paying.
@@ -407,6 +415,7 @@ def function_judges(tools: Evaluator, functions: Collection[str]) -> frozenset[s
         The judges' names.
     """
     judges = (judge for judge in tools.panel.scoring if isinstance(judge, FunctionJudge | RuleJudge))
+    # A length in words and one in tokens are the same incentive.
     paid = set(map(_without_unit, functions))
     return frozenset(judge.name for judge in judges if _without_unit(judge.target) in paid)
 
@@ -454,5 +463,6 @@ def _panel(context: RunContext) -> Panel:
         beside=() if lexicon is None else (lexicon,),
         use_cpu=context.settings("ppo").trainer.use_cpu,
         hub=context.hub,
+        # Only this judge needs the other run's reward model, so its path is looked up only for it.
         same_labels=judge_run(context).record("reward").path if SAME_LABELS in config.names else None,
     )

@@ -150,6 +150,7 @@ def fit(
     """
     nats, scores = _checked(kl, gains)
     mean_kl = nats.mean(1) if nats.ndim == 2 else nats
+    # The pattern test needs the residuals in order of distance.
     order = np.argsort(mean_kl, kind="stable")
     order = order[mean_kl[order] > 0]
     distances = root_kl(mean_kl[order])
@@ -160,6 +161,7 @@ def fit(
     if errors is not None and scores.ndim == 2:
         raise ValueError("Errors are computed from gains by prompt: give one or the other.")
     error = _errors(scores) if errors is None else _given(errors, len(mean_kl))[order]
+    # Errors of 0 would give infinite weights: treat them as unknown.
     if error is not None and not np.median(error) > 0:
         error = None
     # The floor keeps one nearly noiseless point from deciding the whole fit.
@@ -184,6 +186,7 @@ def fit(
         projected = noise - (np.linalg.lstsq(design * root[:, None], (noise * root).T, rcond=None)[0].T @ design.T)
         left = (projected**2) @ weights
         if left.mean() > 0:
+            # Observed misfit over the misfit that noise leaves on average after fitting.
             scatter = float(misfit / left.mean())
             # The observed misfit counts as one of the draws, so the p-value is never 0.
             scatter_p = float((1 + (left >= misfit).sum()) / (1 + resamples))
@@ -280,6 +283,7 @@ def best_of_n(proxy: ArrayLike, sizes: Sequence[int], *, judge: ArrayLike | None
 def _bend(form: Form, d: Floats) -> Floats:
     """The term that −β multiplies: d log d, or d²."""
     if form == "rl":
+        # d log d tends to 0 as d does, and log 0 is not finite.
         return d * np.log(np.where(d > 0, d, 1.0))
     return d * d
 
@@ -323,6 +327,7 @@ def _redraw(
     if scores.ndim == 1:
         return means + error * rng.standard_normal((resamples, len(means))), distances
     prompts = scores.shape[1]
+    # The same resampled prompts for KL and gains of every checkpoint, which keeps them paired.
     share = rng.multinomial(prompts, np.full(prompts, 1 / prompts), size=resamples) / prompts
     return share @ scores.T, root_kl(share @ nats.T) if nats.ndim == 2 else distances
 
@@ -340,12 +345,14 @@ def _t_draws(design: Floats, center: Floats, misfit: float, rng: np.random.Gener
     """(B, 2) coefficients from their t distribution, with the residuals' variance as that of the errors."""
     freedom = len(design) - 2
     factor = np.linalg.cholesky(np.linalg.inv(design.T @ design))
+    # A draw of the error variance; dividing a normal draw by its root makes a t draw.
     scale = np.sqrt(misfit / rng.chisquare(freedom, size))
     return center + scale[:, None] * (rng.standard_normal((size, 2)) @ factor.T)
 
 
 def _pattern(residuals: Floats, scale: float, rng: np.random.Generator, resamples: int) -> float | None:
     """How often residuals (K,) in random order have squared steps as small (von Neumann 1941, one-sided)."""
+    # Residuals that are all rounding error have no pattern.
     if len(residuals) < PATTERN_FROM or np.ptp(residuals) <= 1e-12 * scale:
         return None
     shuffled = rng.permuted(np.tile(residuals, (resamples, 1)), axis=1)
@@ -354,6 +361,7 @@ def _pattern(residuals: Floats, scale: float, rng: np.random.Generator, resample
 
 
 def _interval(value: float, draws: Floats, n: int) -> Estimate:
+    # "inverted_cdf" returns one of the draws, so an infinite one is never interpolated with a finite one.
     low, high = np.quantile(draws, [0.025, 0.975], method="inverted_cdf")
     return Estimate(value, (float(low), float(high)), n)
 
@@ -380,6 +388,7 @@ def _peak(
 
     if fits is False:
         return unseen("the form does not fit these scores")
+    # With β ≤ 0 the curve keeps rising.
     if beta.ci95[0] <= 0:
         return unseen(f"β is {beta.value:.3g} ({_span(beta.ci95)}), so the curve may not bend down at all")
     places, heights = _top(form, draws[:, 0], draws[:, 1])

@@ -76,6 +76,7 @@ def read_rollouts(path: Path) -> Completions:
     try:
         with path.open(encoding="utf-8-sig") as lines:  # Windows' editors begin a file with a byte-order mark
             for number, line in enumerate(lines, 1):
+                # Line numbers count blank lines too, as editors show them.
                 if line.strip():
                     rows[number] = _row(line, f"{path}, line {number}")
     except UnicodeDecodeError as error:
@@ -86,6 +87,7 @@ def read_rollouts(path: Path) -> Completions:
         raise ZooError(f"{path} holds no completions: write one JSON object a line, with prompt and completion.")
     columns: dict[str, list[Any] | None] = {}
     for name in COLUMNS:
+        # A column that only some lines have is an error: half of it would be compared with all of the other side.
         without = [number for number, row in rows.items() if name not in row]
         if without and len(without) < len(rows):
             raise ZooError(
@@ -108,6 +110,7 @@ def _row(line: str, where: str) -> dict[str, Any]:
         raise ZooError(f"{where} holds no object: write one with prompt and completion.")
     row: dict[str, Any] = {}
     for name, names in COLUMNS.items():
+        # A null counts as missing.
         value = next((document[key] for key in names if document.get(key) is not None), None)
         if value is not None:
             row[name] = _checked(name, value, where)
@@ -123,6 +126,7 @@ def _checked(name: str, value: Any, where: str) -> Any:
             raise ZooError(f"{where}: {name} must be a text or a list of messages with role and content.")
         return text
     if name == "logprobs":
+        # A log-probability above 0 would be a probability above 1.
         if isinstance(value, list) and all(_number(logprob) and logprob <= 0 for logprob in value):
             return value
         raise ZooError(f"{where}: logprobs must be a list of log-probabilities under the SFT model, none above 0.")
@@ -134,6 +138,7 @@ def _checked(name: str, value: Any, where: str) -> Any:
 
 
 def _number(value: Any) -> bool:
+    # A bool is an int in Python, and no score.
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -200,8 +205,10 @@ def probe_rollouts(policy: Completions, sft: Completions, *, verifiable: bool = 
         ZooError: A verifiable reward is missing, or has another judge beside it.
     """
     report = probe(policy, sft, seed=seed)
+    # Only prompts that both sides answered can be compared in pairs.
     shared = set(policy.prompts) & set(sft.prompts)
     sides = [[row for row, prompt in enumerate(item.prompts) if prompt in shared] for item in (policy, sft)]
+    # Prompts are numbered in SFT's order, so the result does not depend on how a set is ordered.
     order = {prompt: place for place, prompt in enumerate(dict.fromkeys(p for p in sft.prompts if p in shared))}
     groups = [
         np.array([order[item.prompts[row]] for row in rows]) for item, rows in zip((policy, sft), sides, strict=True)
@@ -233,6 +240,7 @@ def probe_rollouts(policy: Completions, sft: Completions, *, verifiable: bool = 
     wins = agreement = None
     if judged is not None:
         samples = [[item[g == place] for place in range(len(order))] for item, g in zip(judged, groups, strict=True)]
+        # Every sample of the policy against every sample of SFT, per prompt; a tie counts one half.
         wins = [float(np.mean((np.sign(np.subtract.outer(a, b)) + 1) / 2)) for a, b in zip(*samples, strict=True)]
         # Halves need rows of equal length, so surplus samples are dropped.
         fewest = min(len(item) for side in samples for item in side)
@@ -241,6 +249,7 @@ def probe_rollouts(policy: Completions, sft: Completions, *, verifiable: bool = 
         reliability = replace(reliability, split_half=agreement)
     proxies, judges = means(rewards), means(judged)
     evidence = Evidence(
+        # No KL: rollouts from another trainer do not come with it.
         Checkpoint(0, None, proxies[1], judges[1]),
         [Checkpoint(1, None, proxies[0], judges[0], wins, report)],
         reliability,

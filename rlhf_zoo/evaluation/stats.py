@@ -277,6 +277,7 @@ def win_rate(
     Raises:
         ValueError: As in `bootstrap_mean`.
     """
+    # Differences first: resampling them keeps the two sides paired.
     difference = _checked(a, groups)[0] - _checked(b, groups)[0]
     tied = np.abs(difference) <= tolerance
     estimate = share(np.where(tied, 0.5, difference > 0), groups)

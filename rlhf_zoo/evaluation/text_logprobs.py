@@ -38,6 +38,7 @@ def written_samples(
     fill = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     prompt_ids, prompt_mask = left_pad([tokenize_prompt(prompt, tokenizer) for prompt in prompts], fill, "cpu")
     width = max(1, *map(len, tokens))
+    # Completions are padded on the right, prompts on the left, so that they meet.
     padded = torch.tensor([[*ids, *([fill] * (width - len(ids)))] for ids in tokens])
     mask = torch.arange(width) < torch.tensor([len(ids) for ids in tokens]).unsqueeze(1)
     ended = torch.tensor([bool(ids) and ids[-1] in stops for ids in tokens])
@@ -118,6 +119,7 @@ def dependence(
     repeated = [ids for ids in tokens for _ in shift]
     logprobs = logprobs_under(model, tokenizer, other_prompts, repeated, temperature=temperature)
     others = np.array([sum(row) for row in logprobs]).reshape(len(tokens), OTHERS)
+    # Its own prompt in column 0, then the others.
     every = np.column_stack([np.asarray(own, dtype=float), others])
     return (every[:, 0] - np.logaddexp.reduce(every, axis=1) + np.log(OTHERS + 1)).tolist()
 
@@ -159,14 +161,17 @@ def rewarded(
     if tools.rewards is None:
         return []
     stops = tools.stops or stop_ids(tools.reference, tools.tokenizer)
+    # Edits lengthen a text, here at most to twice a completion.
     most, context = 2 * tools.max_new_tokens, context_of(tools.reference)
     if context is not None:
         longest_prompt = max((len(tokenize_prompt(prompt, tools.tokenizer)) for prompt in prompts), default=0)
         most = max(tools.max_new_tokens, min(most, context - longest_prompt - 1))
     written = zip(prompts, texts, strict=True)
     tokens = [tokenize_completion(prompt, text, tools.tokenizer)[:most] for prompt, text in written]
+    # The text is decoded again after the cut, so that it matches the tokens.
     before = [tokenize_prompt(prompt, tools.tokenizer) for prompt in prompts]
     texts = decode_completions(tools.tokenizer, prompts, before, tokens)  # as rewards read a policy's
+    # The reward reads a text that ends by itself, so it gets the end token that the policy would write.
     ended = [[*ids, stops[0]] for ids in tokens]
     rewards: list[float] = []
     size = rows_at_once(tools.reference, max(map(len, ended), default=1))

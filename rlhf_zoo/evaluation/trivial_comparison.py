@@ -39,6 +39,7 @@ def choose_trivial(
     """
     each = slice(None, None, samples)
     distinct_prompts, others = prompts[each], {name: values[each] for name, values in columns.items()}
+    # Without a reward there is no favorite, and the other policies remain.
     favorite = None
     if sft.reward and ppo.reward:
         favorites = candidates([*sft.completions, *ppo.completions], [*sft.reward, *ppo.reward])
@@ -75,6 +76,7 @@ def _score(
     sft, ppo = (found.measured[side].completions for side in ("sft", "ppo"))
     every = 1
     if policy.kind == "constant":  # every sample of a prompt is the same text: it is scored once
+        # Skip the repeats: one score per prompt, repeated below.
         every, texts = found.samples, [policy.text] * len(prompts)
     elif policy.kind == "ending":
         texts = [with_ending(text, policy.text) for text in sft]

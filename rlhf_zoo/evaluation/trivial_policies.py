@@ -100,6 +100,7 @@ def candidates(texts: Sequence[str], rewards: Sequence[float]) -> list[str]:
     Returns:
         At most `CANDIDATES` distinct texts, highest first.
     """
+    # Ties go by the text, so the choice does not depend on the order of the samples.
     ordered = sorted(zip(rewards, texts, strict=True), key=lambda pair: (-pair[0], pair[1]))
     return list(dict.fromkeys(text for _, text in ordered))[:CANDIDATES]
 
@@ -131,6 +132,7 @@ def choose(sft: Sequence[str], ppo: Sequence[str], *, favorite: str | None = Non
 
 
 def _most_frequent(texts: Sequence[str]) -> str | None:
+    # An empty completion is no policy worth comparing.
     counted = Counter(text for text in texts if text.strip())
     return min(counted, key=lambda text: (-counted[text], text), default=None)
 
@@ -151,6 +153,7 @@ def risen_ending(sft: Sequence[str], ppo: Sequence[str]) -> str | None:
     for size in range(1, ENDING + 1):
         before, after = (Counter(filter(None, (_ending(text, size) for text in texts))) for texts in (sft, ppo))
         if after:
+            # Shares rather than counts, since the two sides may differ in number.
             rise = {text: after[text] / len(ppo) - before[text] / max(1, len(sft)) for text in after}
             text = min(rise, key=lambda ending: (-rise[ending], ending))
             rises[size] = rise[text], text

@@ -56,6 +56,7 @@ class SharedErrors:
         wrong, right, excess = self.where_reward_errs, self.where_reward_is_right, self.excess
         if wrong is None or right is None or excess is None or min(wrong.n, right.n) < FEWEST:
             return None
+        # Both: large enough to matter, and beyond chance.
         if excess.value >= MARKED and excess.ci95[0] > 0:
             return False
         return True if excess.ci95[1] < MARKED else None
@@ -173,7 +174,9 @@ def check_pairs(
     shared = None if reward_margins is None else shared_errors(margins, reward_margins, prompts, seed=seed)
     if not probabilities:
         return PairCheck(accuracy, None, shared)
+    # A probability of 0 or 1 would have infinite log-odds.
     good, bad = (np.clip(np.asarray(side, dtype=float), _SMALLEST, 1 - _SMALLEST) for side in (chosen, rejected))
+    # The difference of log-odds is a Bradley-Terry margin, which `calibration` expects.
     log_odds = np.log(good / (1 - good)) - np.log(bad / (1 - bad))
     return PairCheck(accuracy, calibration(log_odds, seed=seed), shared)
 
@@ -234,6 +237,7 @@ def settled(
     """
     rng = random.Random(seed)
     means = [sum(prefer(a, b, rng) for _ in range(DRAWS)) / DRAWS for a, b in pairs]
+    # A pair near a toss-up has no right answer to err on.
     return [1 if mean >= CLEAR else 0 if mean <= 1 - CLEAR else None for mean in means]
 
 
@@ -253,5 +257,6 @@ def split_half(scores: ArrayLike, prompts: Sequence[Hashable], *, seed: int) -> 
     sample = np.asarray(scores, dtype=float)
     if sample.ndim != 2 or sample.shape[1] < 2:
         return None
+    # Every other sample, so that a drift over the samples affects both halves.
     halves = sample[:, 0::2].mean(1), sample[:, 1::2].mean(1)
     return correlation(*halves, prompts, seed=seed, ranks=True)

@@ -172,6 +172,7 @@ class LLMJudge:
             ZooError: The endpoint refuses or does not answer, or the budget is spent (`BudgetSpent`).
         """
         check_lengths(prompts, first, second)
+        # Each pair becomes two questions, one per order.
         pairs = [
             None if a == b else (about_pair(self._criterion, prompt, a, b), about_pair(self._criterion, prompt, b, a))
             for prompt, a, b in zip(prompts, first, second, strict=True)
@@ -228,6 +229,7 @@ class LLMJudge:
         Raises ZooError where most are unreadable: ties and middles of the scale would look like data.
         """
         digests = [self._digest(question) for question in questions]
+        # Equal questions are asked once.
         unique = dict(zip(digests, questions, strict=True))
         for digest, question in unique.items():
             if digest not in self._memory and (loaded := self._load(digest, question)) is not None:
@@ -294,8 +296,10 @@ class LLMJudge:
     def _judge(self, question: Question, stop: threading.Event) -> _Entry:
         answers: list[str] = []
         tokens = [0, 0]
+        # A second, firmer request for the format, and no third.
         for content in (question.user, f"{question.user}\n\n{question.again}"):
             messages = [{"role": "system", "content": question.system}, {"role": "user", "content": content}]
+            # The reservation ends when the request does, so parallel requests cannot overspend together.
             with self._meter.reserved(messages, stop) as bound:
                 answer, counts, served = self._post(messages, stop)
                 self._meter.charge(counts, bound)
@@ -352,6 +356,7 @@ class LLMJudge:
                         f"{self._host} answered {problem} and asks to wait for {wait:.0f} s: run this again then."
                     )
                 self._not_before = max(self._not_before, time.monotonic() + wait)  # for all threads
+            # Random jitter keeps threads that failed together from retrying together.
             elif attempt + 1 < self._attempts:
                 stop.wait(min(_LONGEST_WAIT, self._backoff * 2**attempt * random.uniform(0.5, 1.0)))
         raise ZooError(

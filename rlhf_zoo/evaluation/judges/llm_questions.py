@@ -133,6 +133,7 @@ def parse_rating(answer: str) -> float | None:
         1 to 10; None for anything else.
     """
     rating = _value(answer, "rating")
+    # Digits only: float() also reads "inf" and "1_0".
     if isinstance(rating, str) and re.fullmatch(r"\d{1,2}(\.\d{1,9})?", rating, re.ASCII):
         rating = float(rating)
     return float(rating) if finite(rating) and _LOWEST <= rating <= _HIGHEST else None
@@ -141,11 +142,13 @@ def parse_rating(answer: str) -> float | None:
 def _value(answer: str, key: str) -> Any:
     """The value under `key` of a JSON object, else the answer itself; None where the key is missing or occurs twice."""
     text = answer.strip()
+    # Many models wrap JSON in a Markdown fence.
     if fenced := _FENCE.fullmatch(text):
         text = fenced[1]
     if not text.startswith("{"):
         return text
     try:
+        # As a list of pairs, which keeps duplicate keys that a dictionary would hide.
         values = [value for name, value in json.loads(text, object_pairs_hook=list) if name == key]
     except (ValueError, RecursionError):
         return None

@@ -108,6 +108,7 @@ class ClassifierJudge:
             accuracy=Estimate(0.0, (0.0, 1.0), 0),
             trained_on=len(learned),
         )
+        # Accuracy is measured through the same path that scores later.
         scores = judge._scores([text for text, out in zip(texts, tested, strict=True) if out])
         judge.accuracy = proportion(int(((scores > 0.5) == labels[tested]).sum()), int(tested.sum()))
         return judge
@@ -155,6 +156,7 @@ class ClassifierJudge:
             "idf": np.asarray(self._idf, dtype=np.float64),
             "weights": np.asarray(self._weights, dtype=np.float64),
         }
+        # Written in memory first, so that the file appears complete or not at all.
         buffer = BytesIO()
         np.savez_compressed(buffer, allow_pickle=False, **arrays)
         write_bytes(path, buffer.getvalue())
@@ -198,6 +200,7 @@ class ClassifierJudge:
         from sklearn.feature_extraction.text import TfidfVectorizer
 
         features = TfidfVectorizer(**self._FEATURES, vocabulary=self._terms)
+        # The weights are set as if the vectorizer had been fitted, so nothing is pickled.
         features.idf_ = self._idf
         return features
 
@@ -293,6 +296,7 @@ class FunctionJudge:
                 "it must give one each."
             )
         for index, score in enumerate(answer):
+            # float("0.5") would work, and hide a function that returns text.
             if isinstance(score, str) or not _is_finite(score):
                 raise ZooError(f"The judge {self.target!r} gave {score!r} for completion {index}: it must be a number.")
         return [float(score) for score in answer]
