@@ -28,8 +28,7 @@ class Outbox:
     """Sends a run's uploads from a thread of its own; leaving the context manager waits until all are sent.
 
     `notify` wakes the thread, and `drain` waits until nothing is left. After a failure the Hub is asked again after a
-    pause
-    that grows to half a minute, or that the Hub sets (Retry-After).
+    pause that grows to half a minute, or that the Hub sets (Retry-After).
 
     Args:
         sender: Knows what is to be sent.

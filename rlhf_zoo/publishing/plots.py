@@ -62,8 +62,7 @@ def plot_reward_against_kl(rows: Rows, path: Path, *, mark: int | None = None) -
     """Draws reward against √KL of the training rollouts; arrows show the order of the steps. Needs two points.
 
     The gold reward of a hacked proxy bends in √KL: Gao et al. 2022 (arXiv:2210.10760), §3. A negative estimate of KL
-    counts
-    as 0.
+    counts as 0.
 
     Args:
         rows, path, mark: As in `plot_reward_and_kl`.

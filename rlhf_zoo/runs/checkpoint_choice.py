@@ -58,8 +58,7 @@ def check_rule(stage: str, release: ReleaseArguments, trainer: Any, *, held_out:
 
     Raises:
         ZooError: The rule could choose nothing, would choose by what it must not (the test split, or what PPO
-            maximizes),
-            or would send nothing.
+            maximizes), or would send nothing.
     """
     _check_sent(stage, release, trainer)
     if release.release == "last":
@@ -82,12 +81,12 @@ def check_rule(stage: str, release: ReleaseArguments, trainer: Any, *, held_out:
             f"{wanted} would choose by {metric}, which is what PPO maximises: name what PPO is not rewarded for, such "
             "as rewards/NAME of a reward function with weight 0."
         )
-    known = STAGES[stage].metrics
-    if metric not in known and not (stage == "ppo" and metric.startswith(REWARD_METRICS)):
+    stage_metrics = STAGES[stage].metrics
+    if metric not in stage_metrics and not (stage == "ppo" and metric.startswith(REWARD_METRICS)):
         more = " or rewards/NAME of a reward function" if stage == "ppo" else ""
         raise ZooError(
             f"{wanted} would choose by {metric}, which no evaluation of that stage gives: name "
-            f"{', '.join(name.removeprefix('eval_') for name in known)}{more}."
+            f"{', '.join(name.removeprefix('eval_') for name in stage_metrics)}{more}."
         )
     if held_out is None or trainer.eval_strategy == "no":
         raise ZooError(
@@ -149,8 +148,7 @@ def best_step(
 
     Returns:
         (step, value). Among equal values the earliest step wins, as it has moved least from the start. None where none
-        of
-        the steps has a finite value.
+        of the steps has a finite value.
     """
     values = {row["step"]: float(row[metric]) for row in rows if row["step"] in steps and finite(row.get(metric))}
     sign = 1 if greater_is_better else -1
@@ -161,8 +159,7 @@ def choose(record: StageRecord, release: ReleaseArguments, trainer: Any) -> dict
     """Chooses the checkpoint of a finished stage by its release rule.
 
     With `release: recommended` the evaluation chooses later: the last checkpoint stands in, marked `open`, and nothing
-    is
-    published as `main` until then.
+    is published as `main` until then.
 
     Args:
         record: The stage's directory.
@@ -231,8 +228,7 @@ def thin(record: StageRecord, *, keep: int | None) -> None:
     """Deletes the optimizer state of all checkpoints but the newest.
 
     Such a checkpoint can still be published and loaded. Training resumes from the newest one, or from the one before
-    where
-    that is damaged.
+    where that is damaged.
 
     Args:
         record: The stage's directory.

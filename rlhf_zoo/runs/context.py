@@ -42,8 +42,7 @@ def versions() -> dict[str, str]:
 
     Returns:
         Name -> value: versions of packages, the processor's kind, torch's threads, the sampler, and environment
-        variables
-        that change rounding.
+        variables that change rounding.
     """
     import torch
 
@@ -381,8 +380,7 @@ class RunContext:
         """Checks that recipe.yaml has not changed since the SFT policy of this directory was trained.
 
         A later stage would otherwise record settings that its policy does not have. Keys given as flags of this command
-        are
-        deliberate, so they are not compared.
+        are deliberate, so they are not compared.
 
         Raises:
             ZooError: A key that decides the policy has changed.

@@ -78,8 +78,7 @@ def judge_run(context: RunContext) -> RunContext:
     """Returns the run that trains the judge `same-labels`.
 
     It trains a reward model like the run's own on the pairs that were kept for the judge. Once the run's own reward
-    model
-    is trained, its recorded keys are used, including PPO's sampling keys.
+    model is trained, its recorded keys are used, including PPO's sampling keys.
 
     Args:
         context: The run.

@@ -150,8 +150,7 @@ def named_pairs(context: RunContext) -> NamedPairs | None:
     """Returns the data set that --dataset_name names, where it holds only pairs.
 
     A data set that a corpus reads, or that holds the prompts too, replaces the recipe's data as in any other stage. A
-    run
-    that has begun stays at its commit, however many votes were added since.
+    run that has begun stays at its commit, however many votes were added since.
 
     Args:
         context: The run.

@@ -209,8 +209,7 @@ def _base(folder: Path, name: str, *, downloaded: bool) -> Path:
     """Returns the folder of the recipe that a recipe extends.
 
     Raises ZooError where a download extends anything but a recipe beside it or an installed one: a recipe elsewhere on
-    this
-    machine may be private.
+    this machine may be private.
     """
     beside = folder.resolve().parent / name
     if downloaded:
@@ -309,17 +308,17 @@ def _strict(path: Path) -> Any:
         }
 
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
-            seen = set()
+            keys = set()
             for key_node, _ in node.value:
                 if key_node.tag == "tag:yaml.org,2002:merge":
                     continue
                 key = self.construct_object(key_node, deep=True)
                 if not isinstance(key, Hashable):
                     continue  # super() says so
-                if key in seen:
+                if key in keys:
                     line = key_node.start_mark.line + 1
                     raise ZooError(f"{path}, line {line}, says {key!r} a second time: keep one of them.")
-                seen.add(key)
+                keys.add(key)
             return super().construct_mapping(node, deep)
 
     return Strict

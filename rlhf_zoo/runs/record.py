@@ -165,8 +165,7 @@ class StageRecord:
         """Sets fields of run.json and keeps the others.
 
         The first write adds `schema` and `created`, and signs the document as this user's own. A document that was not
-        signed
-        stays unsigned, whoever changes it.
+        signed stays unsigned, whoever changes it.
 
         Args:
             **fields: The fields to set.

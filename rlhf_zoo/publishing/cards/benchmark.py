@@ -33,8 +33,7 @@ def benchmark_results(facts: Facts) -> list[dict[str, Any]]:
     """Returns the results for the tasks of eval.yaml that match the split and configuration that was evaluated.
 
     A task whose id is the name of a figure gets that figure. A single other task gets the stage's main figure: the
-    judge's
-    mean, or a reward model's accuracy. Several others get none, since nothing says which figure they mean.
+    judge's mean, or a reward model's accuracy. Several others get none, since nothing says which figure they mean.
 
     Args:
         facts: The facts of the stage.

@@ -59,8 +59,7 @@ def make_card(
         stage_dir: The stage's directory.
         out: Where the files are written; None is the stage's directory.
         step: Describes the state at that step: later metrics and checkpoints are left out, and held-out figures read
-            "not
-            yet evaluated", since the evaluation is of the end of the run. None describes the end.
+            "not yet evaluated", since the evaluation is of the end of the run. None describes the end.
         merged: Describes the end with its adapter merged, as the branch `merged` holds it.
 
     Returns:

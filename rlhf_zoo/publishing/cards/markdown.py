@@ -23,10 +23,8 @@ def escape(value: Any) -> str:
     """Escapes a text so that it renders as itself, on one line, also in a table cell.
 
     Characters that Markdown or HTML could read as structure become numeric references: these mean the character itself
-    in
-    every dialect, whereas a backslash does not protect < and & everywhere. Line breaks are shown as ↵, and characters
-    that
-    cannot be printed as �.
+    in every dialect, whereas a backslash does not protect < and & everywhere. Line breaks are shown as ↵, and
+    characters that cannot be printed as �.
 
     Args:
         value: The value. `Raw` is returned as it is.

@@ -73,8 +73,7 @@ def find_runs(
 
     By default it searches the `MOST_LOOKED_AT` most recently changed models of the namespace for runs with the same SFT
     policy and recipe and another β. Of several with one β it takes the one with the given run's seed, else the newest.
-    The
-    runs are ordered by β, the largest first. Where the Hub refuses, at least the given run is returned, with a
+    The runs are ordered by β, the largest first. Where the Hub refuses, at least the given run is returned, with a
     `problem`.
 
     SFT policies are the same where their weights are equal, as those of `best` and of its step's tag are.

@@ -374,8 +374,7 @@ def checkpoints(repo: str, hub: Hub = CLIENT) -> dict[str, Any]:
     """Lists the checkpoints of a repository.
 
     A row is a tag of the Hub. `also` names best and main where they are that step, by the card of their commit. A tag
-    that
-    is no step, and best and main where no card gives their step, have rows of their own at the end.
+    that is no step, and best and main where no card gives their step, have rows of their own at the end.
 
     Args:
         repo: The repository.

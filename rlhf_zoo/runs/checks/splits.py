@@ -36,24 +36,24 @@ def check_forms(
     Raises:
         ZooError: A split, a column or a row is not what a stage reads.
     """
-    look = _Look(shared, hub, every_row=every_row)
+    loader = _Look(shared, hub, every_row=every_row)
     for stage, settings in stages.items():
         if stage == "reward" and settings.data.simulated_pairs is not None:
             continue
         of, data, text = f"the stage {stage}", settings.data, text_field(settings)
-        rows = look.rows(data, data.dataset_train_split, FORMS[stage], of=of, text=text)
+        rows = loader.rows(data, data.dataset_train_split, FORMS[stage], of=of, text=text)
         for split in ("dataset_test_split", "dataset_validation_split"):
             if getattr(data, split, None) is not None:
-                look.rows(data, getattr(data, split), FORMS[stage], of=of, text=text)
+                loader.rows(data, getattr(data, split), FORMS[stage], of=of, text=text)
         if stage == "ppo":
-            look.rows(data, evaluated_split(shared, data)[0], "prompts", of="the evaluation")
+            loader.rows(data, evaluated_split(shared, data)[0], "prompts", of="the evaluation")
         if rows is not None and shared.chat != Chat() and not conversational(rows):
             raise ZooError(
                 f"The data set {settings.data.dataset_name or shared.dataset_name} of {of} has plain texts, and "
                 "recipe.yaml says how conversations are rendered: set conversational to true, or leave system_prompt, "
                 "chat_template_kwargs and strip_thoughts out."
             )
-    return look.unseen
+    return loader.unseen
 
 
 def rows_here(shared: RecipeConfig, settings: StageSettings, hub: Hub = CLIENT) -> datasets.Dataset | None:
@@ -74,9 +74,9 @@ def rows_here(shared: RecipeConfig, settings: StageSettings, hub: Hub = CLIENT) 
     name = data.dataset_name or (shared.dataset_name if shared.corpus is None else None)
     if name is None or not Path(name).exists():
         return None
-    look = _Look(shared, hub, every_row=True)
+    loader = _Look(shared, hub, every_row=True)
     of, form, text = f"the stage {settings.stage}", FORMS[settings.stage], text_field(settings)
-    return look.rows(data, data.dataset_train_split, form, of=of, text=text)
+    return loader.rows(data, data.dataset_train_split, form, of=of, text=text)
 
 
 def check_labeled(shared: RecipeConfig, hub: Hub = CLIENT) -> dict[str, str]:
@@ -92,9 +92,9 @@ def check_labeled(shared: RecipeConfig, hub: Hub = CLIENT) -> dict[str, str]:
     Raises:
         ZooError: They are not what the judge reads.
     """
-    look, data = _Look(shared, hub), shared.evaluation.labeled_data
-    look.rows(data, data.dataset_train_split, "labeled", of="the judge classifier")
-    return look.unseen
+    loader, data = _Look(shared, hub), shared.evaluation.labeled_data
+    loader.rows(data, data.dataset_train_split, "labeled", of="the judge classifier")
+    return loader.unseen
 
 
 def check_own_pairs(recipe: Recipe, shared: RecipeConfig, hub: Hub = CLIENT) -> dict[str, str]:
@@ -111,10 +111,10 @@ def check_own_pairs(recipe: Recipe, shared: RecipeConfig, hub: Hub = CLIENT) -> 
     Raises:
         ZooError: They are not pairs.
     """
-    look, data = _Look(shared, hub), own_pairs_at(recipe, shared)
+    loader, data = _Look(shared, hub), own_pairs_at(recipe, shared)
     if data is not None:
-        look.rows(data, data.dataset_train_split, "pairs", of="evaluation.own_pairs")
-    return look.unseen
+        loader.rows(data, data.dataset_train_split, "pairs", of="evaluation.own_pairs")
+    return loader.unseen
 
 
 class _Look:

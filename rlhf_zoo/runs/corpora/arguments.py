@@ -1,7 +1,7 @@
-"""Arguments for one side of a debate, and which of two of them people found more convincing.
+"""Arguments for one side of a debate, with people's choice of the more convincing of two.
 
-The corpus is UKPConvArg1Strict (Habernal & Gurevych, ACL 2016, CC BY 4.0): pairs of arguments for the same side, as
-crowd workers ordered them. None of it ships with this package: `prepare` reads its CSV files, one for each side of a
+The corpus is UKPConvArg1Strict (Habernal & Gurevych, ACL 2016, CC BY 4.0): pairs of arguments for the same side,
+ordered by crowd workers. None of it ships with this package: `prepare` reads its CSV files, one for each side of a
 debate, a folder of ``SPLIT.jsonl`` files, or the Hub.
 """
 
@@ -15,7 +15,7 @@ from ...errors import ZooError
 from .source import Rows, read_splits, unit
 
 SPLITS = ("train", "judge", "validation", "test")
-#: Of the corpus's CSV files: the debates of each split, whole, by how their names begin; the rest is train.
+#: Split -> beginnings of the names of its CSV files, one for each debate; all other debates are in train.
 DEBATES: Mapping[str, tuple[str, ...]] = {
     "test": ("evolution-vs-creation", "is-the-school-uniform"),
     "validation": ("ban-plastic-water-bottles",),
@@ -29,27 +29,35 @@ HELP = (
 
 
 def prepare(source: str | None = None, *, seed: int) -> dict[str, dict[str, Rows]]:
-    """The four configurations of the recipe's data set, as ``{configuration: {split: rows}}``.
+    """Makes the four configurations of the recipe's data set. No debate is in two splits.
 
-    lines (text): the arguments of train, validation and test, each once, behind their side. prompts (prompt): a side
-    and the first three words of an argument for it. preferences (prompt, chosen, rejected): a side and two arguments
-    for it, the more convincing one chosen; train and test. judge (text, label): the arguments of the judge split, 1 for
-    those that were chosen more often than not and 0 for those that were rejected more often; no other configuration has
-    seen its debates. No debate is in two splits.
+    - lines (text): the arguments of train, validation and test, each once, after the side that they argue for.
+    - prompts (prompt): a side and the first three words of an argument for it.
+    - preferences (prompt, chosen, rejected): a side and two arguments for it, the more convincing one chosen; train and
+      test.
+    - judge (text, label): the arguments of the judge split, 1 for those chosen more often than rejected and 0 for those
+      rejected more often. No other configuration has these debates.
 
-    ``source`` is the folder of the corpus's CSV files, a folder of ``SPLIT.jsonl[.gz]`` (topic, chosen, rejected;
-    splits train, judge, validation, test), or the id of a data set on the Hub. ``seed`` orders the training prompts and
-    nothing else. Raises ZooError when the source cannot be read or lacks a split or a column.
+    Args:
+        source: The folder of the corpus's CSV files, a folder of ``SPLIT.jsonl[.gz]`` (topic, chosen, rejected; splits
+            train, judge, validation, test), or the id of a data set on the Hub.
+        seed: Orders the training prompts, and nothing else.
+
+    Returns:
+        ``{configuration: {split: rows}}``.
+
+    Raises:
+        ZooError: The source cannot be read, or lacks a split or a column.
     """
     if source is None:
         raise ZooError(f"The arguments do not come with this package: {HELP}.")
     pairs = {split: _pairs(rows) for split, rows in _read(source).items()}
     written = {split: _arguments(pairs[split]) for split in ("train", "validation", "test")}
-    openings = {split: dict.fromkeys(_prompt(*each) for each in found) for split, found in written.items()}
-    prompts = {split: [{"prompt": opening} for opening in found] for split, found in openings.items()}
+    openings = {split: dict.fromkeys(_prompt(*each) for each in items) for split, items in written.items()}
+    prompts = {split: [{"prompt": opening} for opening in items] for split, items in openings.items()}
     random.Random(f"arguments train prompts {seed}").shuffle(prompts["train"])
     return {
-        "lines": {split: [{"text": side + text} for side, text in found] for split, found in written.items()},
+        "lines": {split: [{"text": side + text} for side, text in items] for split, items in written.items()},
         "prompts": prompts,
         "preferences": {split: pairs[split] for split in ("train", "test")},
         "judge": {"train": _labeled(pairs["judge"])},
@@ -65,14 +73,14 @@ def _read(source: str) -> dict[str, Rows]:
     for path in files:
         split = next((split for split, names in DEBATES.items() if path.name.startswith(names)), "train")
         rows[split] += _csv(path)
-    for split, found in rows.items():
-        if not found:
+    for split, split_rows in rows.items():
+        if not split_rows:
             raise ZooError(f"{source} has no debate of the split {split}: {HELP}.")
     return rows
 
 
 def _csv(path: Path) -> Iterable[dict[str, str]]:
-    """Its rows: id, label (a1 or a2), and both arguments, in which a line ends with <br/>."""
+    """Yields the rows of a CSV file: id, label (a1 or a2), and both arguments, in which <br/> ends a line."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -89,21 +97,21 @@ def _csv(path: Path) -> Iterable[dict[str, str]]:
 
 
 def _pairs(rows: Rows) -> Rows:
-    """In an order that mixes the debates, so that the first of them are of all."""
+    """Returns the pairs in an order that mixes the debates, so that the first pairs come from all of them."""
     return sorted(map(_pair, rows), key=lambda pair: unit(pair["chosen"] + pair["rejected"]))
 
 
 def _pair(row: Mapping[str, Any]) -> dict[str, str]:
-    """Texts single-spaced; the side is the prompt, and the arguments begin with a space."""
+    """Returns a row as a pair: the side is the prompt, and the arguments are single-spaced and begin with a space."""
     debate, _, side = str(row["topic"]).partition("_")
     prompt = f"{debate.replace('-', ' ').strip()}: {side.replace('-', ' ').strip()}."
     return {"prompt": prompt, **{name: " " + " ".join(str(row[name]).split()) for name in ("chosen", "rejected")}}
 
 
 def _arguments(pairs: Rows) -> list[tuple[str, str]]:
-    """(side, argument), each once, in an order that has nothing to do with the labels."""
-    found = {(pair["prompt"], pair[name]) for pair in pairs for name in ("chosen", "rejected")}
-    return sorted(found, key=lambda each: (unit(each[1]), each))
+    """Returns (side, argument), each once, in an order that does not depend on the labels."""
+    arguments = {(pair["prompt"], pair[name]) for pair in pairs for name in ("chosen", "rejected")}
+    return sorted(arguments, key=lambda each: (unit(each[1]), each))
 
 
 def _prompt(side: str, text: str) -> str:

@@ -1,4 +1,4 @@
-"""Product remarks: what buyers wrote as pros and cons of products, ready to complete, prefer and judge.
+"""Product remarks: what buyers wrote as pros and cons of products, to complete, to prefer and to judge.
 
 The corpus is "Pros and Cons" by Bing Liu (CC BY 4.0; Ganapathibhotla & Liu, COLING 2008). None of it ships with this
 package: `prepare` reads it from NLTK's download, from a folder of ``SPLIT.jsonl`` files, or from the Hub.
@@ -35,7 +35,12 @@ _TAG = re.compile(r"</?\w+>")
 
 @dataclass(frozen=True)
 class Remark:
-    """What one buyer wrote: ``label`` 1 for a pro, 0 for a con. ``text`` has single spaces between words."""
+    """What one buyer wrote.
+
+    Attributes:
+        text: The remark, with single spaces between words.
+        label: 1 for a pro, 0 for a con.
+    """
 
     text: str
     label: int
@@ -46,17 +51,26 @@ class Remark:
 
 
 def prepare(source: str | None = None, *, seed: int, train_pairs: int = 5_000) -> dict[str, dict[str, Rows]]:
-    """The four configurations of the recipe's data set, as ``{configuration: {split: rows}}``.
+    """Makes the four configurations of the recipe's data set.
 
-    lines (text): lower-cased remarks of train, validation and test. prompts (prompt): openings of 1 to 3 words; see
-    `_prompts`. preferences (prompt, chosen, rejected): pairs built from labels, a pro chosen over a con; see `_pairs`;
-    train holds ``train_pairs`` of them, or as many as there are. judge (text, label): the judge split, which no other
-    configuration has seen.
+    - lines (text): lower-cased remarks of train, validation and test.
+    - prompts (prompt): openings of 1 to 3 words; see `_prompts`.
+    - preferences (prompt, chosen, rejected): pairs built from labels, a pro chosen over a con; see `_pairs`.
+    - judge (text, label): the judge split, which no other configuration uses.
 
-    ``source`` is a folder of ``SPLIT.jsonl[.gz]`` (text, label; splits train, judge, validation, test), NLTK's corpus
-    (``nltk_data``, ``corpora/pros_cons``, or its zip), or the id of a data set on the Hub. ``seed`` draws the training
-    prompts and pairs; what evaluates (test prompts, test pairs) does not depend on it. Raises ZooError when the source
-    cannot be read or lacks a split or a column.
+    What the evaluation uses (test prompts, test pairs) does not depend on the seed.
+
+    Args:
+        source: A folder of ``SPLIT.jsonl[.gz]`` (text, label; splits train, judge, validation, test), NLTK's corpus
+            (``nltk_data``, ``corpora/pros_cons``, or its zip), or the id of a data set on the Hub.
+        seed: Draws the training prompts and pairs.
+        train_pairs: Number of training pairs; fewer where the corpus has fewer.
+
+    Returns:
+        ``{configuration: {split: rows}}``.
+
+    Raises:
+        ZooError: The source cannot be read, or lacks a split or a column.
     """
     remarks = read_normalized(source)
     written = {split: remarks[split] for split in ("train", "validation", "test")}
@@ -72,7 +86,17 @@ def prepare(source: str | None = None, *, seed: int, train_pairs: int = 5_000) -
 
 
 def read_normalized(source: str | None) -> dict[str, list[Remark]]:
-    """`read_remarks`, lower-cased, single-spaced, without remarks of one word, which leave nothing to complete."""
+    """Reads remarks lower-cased and single-spaced, without those of one word, which leave nothing to complete.
+
+    Args:
+        source: As in `prepare`.
+
+    Returns:
+        Split -> remarks.
+
+    Raises:
+        ZooError: The source cannot be read, or lacks a split or a column.
+    """
     if source is None:
         raise ZooError(f"Product remarks do not come with this package: {HELP}, or give a folder or a Hub id.")
     lowered = {
@@ -83,21 +107,20 @@ def read_normalized(source: str | None) -> dict[str, list[Remark]]:
 
 
 def _openings(remark: Remark) -> Iterator[str]:
-    """The remark's first 1 to 3 words, as long as they leave something to complete."""
+    """Yields the remark's first 1 to 3 words, as long as they leave something to complete."""
     words = remark.words
     for n in range(1, min(LONGEST_OPENING, len(words) - 1) + 1):
         yield " ".join(words[:n])
 
 
 def _prompts(remarks: dict[str, list[Remark]], *, seed: int) -> dict[str, Rows]:
-    """Openings: neutral ones for evaluation, all others for PPO.
+    """Returns openings: neutral ones for the evaluation, all others for PPO.
 
     An opening is held out when 20 to 80% of its continuations (at least `MIN_CONTINUATIONS`, counted over train,
-    validation and test, never over judge) are pros. Held-out openings are split into test and validation by their
-    sha1, so they are the same for every seed. Only openings are chosen by these counts, never an answer to one: a
-    model gets no label from them, and no training prompt is one of them, so PPO sees none. (SFT has read remarks that
-    begin with them, as it must to continue them.) Training prompts are one opening per remark of train, so frequent
-    openings stay frequent.
+    validation and test, never over judge) are pros. Held-out openings are split into test and validation by their sha1,
+    so they are the same for every seed. These counts choose only openings, never an answer: a model gets no label from
+    them, and PPO sees no held-out opening. (SFT has read remarks that begin with them, as it must to continue them.)
+    Training prompts are one opening per remark of train, so frequent openings stay frequent.
     """
     counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for rows in remarks.values():
@@ -119,11 +142,10 @@ def _prompts(remarks: dict[str, list[Remark]], *, seed: int) -> dict[str, Rows]:
 
 
 def _pairs(remarks: Sequence[Remark], stream: str, *, most: int | None, matched_only: bool) -> Rows:
-    """Pairs built from labels: a pro (chosen) and a con (rejected), each remark in one pair at most.
+    """Returns pairs built from labels: a pro (chosen) and a con (rejected), each remark in at most one pair.
 
-    Matched pairs start alike: the words that both share at the start, at most 3, are the prompt, and the two
-    completions begin with a space. Unless ``matched_only``, unmatched pairs, whose prompt is empty, fill up to
-    ``most``.
+    Matched pairs begin with the same words: these, at most 3, are the prompt, and the two completions begin with a
+    space. Unless ``matched_only``, unmatched pairs with an empty prompt are added until there are ``most``.
     """
     rng = random.Random(f"product-remarks {stream}")
     sides: dict[str, tuple[list[Remark], list[Remark]]] = defaultdict(lambda: ([], []))
@@ -158,7 +180,17 @@ def _row(pro: Remark, con: Remark) -> dict[str, Any]:
 
 
 def read_remarks(source: str) -> dict[str, list[Remark]]:
-    """The remarks of each of `SPLITS`, as written. ``source`` and errors are those of `prepare`."""
+    """Reads the remarks of each of `SPLITS`, as written.
+
+    Args:
+        source: As in `prepare`.
+
+    Returns:
+        Split -> remarks.
+
+    Raises:
+        ZooError: The source cannot be read, or lacks a split or a column.
+    """
     path = Path(source).expanduser()
     if path.exists():
         raw = _nltk_texts(path, "pros_cons", ("IntegratedPros.txt", "IntegratedCons.txt"))
@@ -178,7 +210,7 @@ def _remarks(rows: Rows, of: str) -> list[Remark]:
 
 
 def _nltk_texts(path: Path, corpus: str, names: Sequence[str]) -> dict[str, str] | None:
-    """The named files of a corpus in NLTK's form, from a folder of any level or a zip; None if they are not there."""
+    """Reads the named files of a corpus of NLTK, from a folder of any level or a zip; None if they are not there."""
     folders = [path, path / corpus, path / "corpora" / corpus]
     zips = [path, *(folder.with_name(f"{corpus}.zip") for folder in folders[1:])]
     candidates = [
@@ -202,22 +234,22 @@ def _nltk_texts(path: Path, corpus: str, names: Sequence[str]) -> dict[str, str]
     missing = [name for name in names if name not in data]
     if missing:
         raise ZooError(f"{place} lacks {', '.join(missing)}: download NLTK's {corpus} again.")
-    return {name: content.decode("iso-8859-2") for name, content in data.items()}  # as NLTK's own readers take them
+    return {name: content.decode("iso-8859-2") for name, content in data.items()}  # the encoding of NLTK's own readers
 
 
 def _clean(pros: str, cons: str) -> list[Remark]:
-    """Tags stripped; one-word lines, case-insensitive duplicates and lines seen under both labels dropped."""
-    seen: dict[str, Remark] = {}
+    """Strips tags, and drops one-word lines, case-insensitive duplicates and lines that have both labels."""
+    by_text: dict[str, Remark] = {}
     both: set[str] = set()
     for label, raw in ((1, pros), (0, cons)):
         for line in raw.splitlines():
             text = " ".join(_TAG.sub(" ", line).split())
             if len(text.split(" ")) < 2:
                 continue
-            first = seen.setdefault(text.lower(), Remark(text, label))
+            first = by_text.setdefault(text.lower(), Remark(text, label))
             if first.label != label:
                 both.add(text.lower())
-    return [remark for key, remark in seen.items() if key not in both]
+    return [remark for key, remark in by_text.items() if key not in both]
 
 
 def _split_raw(remarks: Iterable[Remark]) -> dict[str, list[Remark]]:
@@ -233,11 +265,17 @@ def _split_raw(remarks: Iterable[Remark]) -> dict[str, list[Remark]]:
 
 
 def lexicon(source: str) -> dict[str, int]:
-    """The opinion lexicon by Bing Liu, word → +1 or -1, for a judge that is built from no training data.
+    """Reads the opinion lexicon by Bing Liu, for a judge without training data. Words with both signs are left out.
 
-    ``source`` is a folder with ``train.jsonl[.gz]`` (word, label 1 or 0) or NLTK's corpus (``nltk_data``,
-    ``corpora/opinion_lexicon``, or its zip). Raises ZooError when it cannot be read. Words listed under both signs are
-    left out.
+    Args:
+        source: A folder with ``train.jsonl[.gz]`` (word, label 1 or 0), or NLTK's corpus (``nltk_data``,
+            ``corpora/opinion_lexicon``, or its zip).
+
+    Returns:
+        Word → +1 or -1.
+
+    Raises:
+        ZooError: It cannot be read.
     """
     path = Path(source).expanduser()
     mend = "run `python -c 'import nltk; nltk.download(\"opinion_lexicon\")'` and give ~/nltk_data"
@@ -262,7 +300,9 @@ def lexicon(source: str) -> dict[str, int]:
     if not signs:
         raise ZooError(f"The opinion lexicon at {source} is empty: {mend}.")
     return {
-        word: sign for word, (sign, *others) in ((word, sorted(found)) for word, found in signs.items()) if not others
+        word: sign
+        for word, (sign, *others) in ((word, sorted(word_signs)) for word, word_signs in signs.items())
+        if not others
     }
 
 

@@ -1,16 +1,16 @@
-"""A judge of product remarks that is shown no label: is a remark praise, and would a person have written it?
+"""A judge of product remarks that sees no labels: is a remark praise, and would a person have written it?
 
-It learns from what buyers wrote, pros and cons alike, and is not told which is which. A remark gets two ranks among
-theirs, 0 to 1, and the mean of both:
+It learns from what buyers wrote, pros and cons together, without being told which is which. A remark gets two ranks
+among theirs, 0 to 1, and scores their mean:
 
-- *orientation*: how much oftener its words keep company with `PRAISE` than with `BLAME`, log-odds over the remarks that
-  hold one of these, averaged over its words (Turney and Littman 2003, arXiv:cs/0309034, §3.1);
+- *orientation*: how much more often its words occur with `PRAISE` than with `BLAME`, as log-odds over the remarks that
+  hold a word of either, averaged over its words (Turney and Littman 2003, arXiv:cs/0309034, §3.1);
 - *weakest link*: log p of its least likely step, opening and end included, by trigrams with absolute discounting
-  (Ney, Essen and Kneser 1994). People are ranked by the half of the remarks that they are not in.
+  (Ney, Essen and Kneser 1994). A buyer's remark is ranked by the half of the remarks that it is not in.
 
-It sees a complaint, broken words, and words that nobody puts in a row. It cannot see whether a remark is true, or
-specific, or about its opening beyond two words; a short stock phrase (", easy to use.") suits it better than most of
-what people wrote. docs/evaluation.md has how it fares, beside what else was tried.
+It detects complaints, broken words, and words that nobody puts in a row. It cannot tell whether a remark is true,
+specific, or about its opening beyond two words; a short stock phrase (", easy to use.") scores higher than most of what
+people wrote. docs/evaluation.md has its results, beside those of other judges that were tried.
 """
 
 from __future__ import annotations
@@ -34,12 +34,29 @@ Tokens = Sequence[str]
 
 
 def learn(texts: Sequence[str]) -> RemarkJudge:
-    """The judge that these remarks teach; the same for the same remarks. Raises ValueError for fewer than two."""
+    """Trains the judge on remarks. The same remarks give the same judge.
+
+    Args:
+        texts: The remarks.
+
+    Returns:
+        The judge.
+
+    Raises:
+        ValueError: There are fewer than two remarks.
+    """
     return RemarkJudge(texts)
 
 
 class RemarkJudge:
-    """The mean of two ranks among what people wrote; see the module."""
+    """The mean of two ranks among what people wrote; see the module.
+
+    Args:
+        texts: The remarks to learn from.
+
+    Raises:
+        ValueError: There are fewer than two.
+    """
 
     name = "remarks"
 
@@ -55,6 +72,7 @@ class RemarkJudge:
 
     @property
     def description(self) -> str:
+        """What the judge is, for cards."""
         return (
             f"Two ranks among {len(self._people[0])} remarks that no other stage sees, whose labels it was not shown, "
             "averaged: how near the words are to praise, by the company that they keep with eight words of praise and "
@@ -64,7 +82,15 @@ class RemarkJudge:
         )
 
     def __call__(self, prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
-        """The mean rank of each whole text, 0 to 1."""
+        """Scores completions.
+
+        Args:
+            prompts: The prompts.
+            completions: Their completions.
+
+        Returns:
+            The mean rank of each whole text, 0 to 1.
+        """
         texts = [tokens_of(prompt + completion) for prompt, completion in zip(prompts, completions, strict=True)]
         ranks = [
             _ranks([measure(text) for text in texts], people)
@@ -74,7 +100,7 @@ class RemarkJudge:
 
 
 class Orientation:
-    """Log-odds of a word beside `PRAISE` rather than beside `BLAME`, averaged over the words of a remark."""
+    """Log-odds of a word occurring with `PRAISE` rather than with `BLAME`, averaged over the words of a remark."""
 
     def __init__(self, remarks: Sequence[Tokens]) -> None:
         beside: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
@@ -84,7 +110,7 @@ class Orientation:
             good, bad = not words.isdisjoint(PRAISE), not words.isdisjoint(BLAME)
             sizes[0] += good
             sizes[1] += bad
-            if good != bad:  # a remark with both tells nothing of its other words
+            if good != bad:  # a remark with both says nothing about its other words
                 beside[bad].update(words)
         praised, blamed = (max(1, size) for size in sizes)
         prior = 2 * praised / (praised + blamed), 2 * blamed / (praised + blamed)  # one remark of each word, shared
@@ -99,7 +125,10 @@ class Orientation:
 
 
 class Steps:
-    """Trigrams, interpolated with shorter ones: p(w|h) = max(c(hw) − D, 0)/c(h) + D·T(h)/c(h)·p(w|h′), T(h) kinds."""
+    """Trigrams, interpolated with shorter ones: p(w|h) = max(c(hw) − D, 0)/c(h) + D·T(h)/c(h)·p(w|h′).
+
+    T(h) is the number of different words that follow h, and h′ is h without its first word.
+    """
 
     def __init__(self, remarks: Iterable[Tokens]) -> None:
         counts: list[dict[tuple[str, ...], Counter[str]]] = [defaultdict(Counter) for _ in range(ORDER)]
@@ -108,15 +137,31 @@ class Steps:
             for place in range(ORDER - 1, len(words)):
                 for length in range(ORDER):
                     counts[length][tuple(words[place - length : place])][words[place]] += 1
-        self._after = [{history: (sum(after.values()), after) for history, after in one.items()} for one in counts]
+        self._after = [
+            {history: (sum(after.values()), after) for history, after in histories.items()} for histories in counts
+        ]
         self._unknown = 1 / (len(counts[0][()]) + 1)
 
     def weakest(self, remark: Tokens) -> float:
-        """log p of its least likely step, nats."""
+        """Returns log p of the least likely step.
+
+        Args:
+            remark: The words of a remark.
+
+        Returns:
+            Nats.
+        """
         return min(self.logprobs(remark))
 
     def logprobs(self, remark: Tokens) -> list[float]:
-        """log p of each step, the end's too, nats."""
+        """Returns log p of each step, including the end.
+
+        Args:
+            remark: The words of a remark.
+
+        Returns:
+            Nats, one more than there are words.
+        """
         words = [*[_START] * (ORDER - 1), *remark, _END]
         return [
             math.log(self._chance(words[place], words[place - ORDER + 1 : place]))
@@ -133,11 +178,18 @@ class Steps:
 
 
 def tokens_of(text: str) -> list[str]:
-    """Lower-cased words and marks."""
+    """Splits a text into lower-cased words and marks.
+
+    Args:
+        text: The text.
+
+    Returns:
+        The tokens.
+    """
     return _TOKEN.findall(text.lower())
 
 
 def _ranks(values: ArrayLike, people: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The share of people's values below each, equal ones counting half."""
+    """Returns the share of people's values below each value; equal ones count half."""
     below, above = (np.searchsorted(people, values, side) for side in ("left", "right"))
     return (below + above) / 2 / len(people)

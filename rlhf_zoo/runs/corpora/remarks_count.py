@@ -1,8 +1,8 @@
-"""Remarks that say how many they are: "3 cons: straps, slow zoom, no case"; and the reward that counts them.
+"""Remarks that state how many items they list, "3 cons: straps, slow zoom, no case", and the reward that counts these.
 
-The text is that of `product_remarks`. A list is what follows the first colon, its items stand between commas. A prompt
-asks for a number of pros or cons and begins the first item, so that a program can check the answer; what the items say
-it does not check, nor whether they are pros.
+The text is that of `product_remarks`. The items follow the first colon and are separated by commas. A prompt asks for a
+number of pros or cons and begins the first item, so that a program can check the answer. It does not check what the
+items say, nor whether they are pros.
 """
 
 import random
@@ -26,14 +26,27 @@ _HEAD = re.compile(r"\s*(\d+) (?:pro|con)s?:")
 
 
 def items(text: str) -> list[str]:
-    """What stands between the commas of a text, as it is told apart: its words, lower-cased; "" of an empty place."""
+    """Splits a text at its commas into items.
+
+    Args:
+        text: The text.
+
+    Returns:
+        The words of each item, lower-cased and without marks; "" for an empty item.
+    """
     return _told_apart(_COMMA.split(text))
 
 
 def readings(text: str) -> tuple[int, int]:
-    """The fewest and the most items that a reader may count: between commas, or between any marks and "and".
+    """Returns how many items a reader may count at least and at most: at commas, or at any marks and "and".
 
-    Empty places and what was there before count in neither.
+    Empty items and repeated items do not count.
+
+    Args:
+        text: The text.
+
+    Returns:
+        (fewest, most).
     """
     fewest, most = (len({*_told_apart(parting.split(text))} - {""}) for parting in (_COMMA, _ANY))
     return fewest, max(fewest, most)
@@ -45,10 +58,13 @@ def _told_apart(pieces: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class ItemCount:
-    """1 where prompt and completion are a list of as many items as the prompt asks for, else 0.
+    """1 where prompt and completion list as many items as the prompt asks for, else 0.
 
-    Each item holds a letter or digit and stands once: neither three commas nor one item three times is a list of three.
-    None where the prompt begins with no number of pros or cons. Prompts and completions are texts.
+    Each item holds a letter or digit and occurs once: neither three commas nor one item three times is a list of three.
+    The reward is None where the prompt does not begin with a number of pros or cons. Prompts and completions are texts.
+
+    Attributes:
+        name: The reward's name.
     """
 
     name: str = "item_count"
@@ -59,12 +75,12 @@ class ItemCount:
 
     @property
     def strict(self) -> "ItemCount":
-        """Items between commas and nothing else, none of them empty or said twice."""
+        """Counts only items between commas, none of them empty or repeated."""
         return ItemCount(name=self.name)
 
     @property
     def lenient(self) -> "ItemCount":
-        """Any way of reading it that gives the number: see `readings`."""
+        """Accepts any way of counting that gives the number: see `readings`."""
         return _Lenient(name=self.name)
 
     def __call__(self, prompts: Sequence[str], completions: Sequence[str], **columns: Any) -> list[float | None]:
@@ -75,8 +91,8 @@ class ItemCount:
         return None if head is None else float(self._is_right(prompt[head.end() :] + completion, int(head[1])))
 
     def _is_right(self, text: str, asked: int) -> bool:
-        found = items(text)
-        return len(found) == len({*found} - {""}) == asked
+        listed = items(text)
+        return len(listed) == len({*listed} - {""}) == asked
 
 
 class _Lenient(ItemCount):
@@ -89,12 +105,21 @@ item_count = ItemCount()
 
 
 def prepare(source: str | None = None, *, seed: int) -> dict[str, dict[str, Rows]]:
-    """Two configurations, each with train, validation and test.
+    """Makes two configurations, each with train, validation and test.
 
-    lines (text): remarks of 1 to 5 items that only commas part, with their number and kind before them. prompts
-    (prompt): a number from 1 to 5, the kind of a remark, and the first one or two words of its first item; which number
-    says nothing of that remark. Openings of validation and test are no openings of training prompts. ``source`` and
-    errors are those of `product_remarks.prepare`; ``seed`` draws the training prompts and nothing else.
+    - lines (text): remarks of 1 to 5 items separated only by commas, with their number and kind in front.
+    - prompts (prompt): a number from 1 to 5, the kind of a remark, and the first one or two words of its first item;
+      the number is unrelated to that remark. Openings of validation and test are not openings of training prompts.
+
+    Args:
+        source: As in `product_remarks.prepare`.
+        seed: Draws the training prompts, and nothing else.
+
+    Returns:
+        ``{configuration: {split: rows}}``.
+
+    Raises:
+        ZooError: The source cannot be read, or lacks a split or a column.
     """
     remarks = read_normalized(source)
     lists = {split: [each for each in remarks[split] if is_list(each)] for split in ("train", "validation", "test")}
@@ -103,21 +128,32 @@ def prepare(source: str | None = None, *, seed: int) -> dict[str, dict[str, Rows
     prompts: dict[str, Rows] = {"train": [{"prompt": prompt} for prompt in drawn if _split_of(prompt) == "train"]}
     for split in HELD_OUT:
         places = ((each, unit(each.text)) for each in lists[split])
-        asked = (_prompt(each, COUNTS[int(place * 1e6) % len(COUNTS)], 1 + int(place * 2)) for each, place in places)
-        prompts[split] = [{"prompt": one} for one in sorted({*asked}, key=unit) if _split_of(one) == split]
-    lines = {split: [{"text": _line(each)} for each in found] for split, found in lists.items()}
+        candidates = (
+            _prompt(each, COUNTS[int(place * 1e6) % len(COUNTS)], 1 + int(place * 2)) for each, place in places
+        )
+        prompts[split] = [
+            {"prompt": candidate} for candidate in sorted({*candidates}, key=unit) if _split_of(candidate) == split
+        ]
+    lines = {split: [{"text": _line(each)} for each in remarks_of_split] for split, remarks_of_split in lists.items()}
     return {"lines": lines, "prompts": prompts}
 
 
 def is_list(remark: Remark) -> bool:
-    """Whether it has 1 to 5 items, all of them different, and nothing but commas to part them."""
+    """Whether a remark has 1 to 5 items, all of them different, separated only by commas.
+
+    Args:
+        remark: The remark.
+
+    Returns:
+        True where it has.
+    """
     text = _bare(remark)
-    found = items(text)
-    return len(found) in COUNTS and len(found) == len({*found} - {""}) and not _OTHER.search(text)
+    listed = items(text)
+    return len(listed) in COUNTS and len(listed) == len({*listed} - {""}) and not _OTHER.search(text)
 
 
 def _bare(remark: Remark) -> str:
-    """The remark without what stands at its end, such as a full stop."""
+    """Returns the remark without marks at its end, such as a full stop."""
     return remark.text.rstrip(" ,.;:!")
 
 
@@ -136,7 +172,7 @@ def _prompt(remark: Remark, count: int, words: int) -> str:
 
 
 def _split_of(prompt: str) -> str:
-    """By the opening alone, so that none is in two splits, whatever number and kind stand before it."""
+    """Returns the split of a prompt by its opening alone, whatever number and kind precede the opening."""
     place = unit(prompt.partition(": ")[2])
     test, validation = HELD_OUT["test"], HELD_OUT["validation"]
     return "test" if place < test else "validation" if place < test + validation else "train"

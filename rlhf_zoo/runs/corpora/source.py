@@ -1,4 +1,4 @@
-"""Corpora that do not come with this package: a folder of ``SPLIT.jsonl[.gz]`` files, or a data set on the Hub."""
+"""Reads corpora that do not ship with this package, from a folder of ``SPLIT.jsonl[.gz]`` files or from the Hub."""
 
 import gzip
 import hashlib
@@ -17,23 +17,43 @@ _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 def read_splits(source: str, splits: Sequence[str], columns: Sequence[str], *, mend: str) -> dict[str, Rows]:
-    """The rows of each split, of a folder or of a data set on the Hub.
+    """Reads the rows of each split.
 
-    mend: how the corpus is had, the end of a sentence. Raises ZooError where the source cannot be read, for a split
-    that is missing or has no rows, and for a row without one of the columns.
+    Args:
+        source: A folder, or the id of a data set on the Hub.
+        splits: Names of the splits.
+        columns: Columns that each row must have.
+        mend: How to get the corpus, as the end of a sentence.
+
+    Returns:
+        Split -> rows.
+
+    Raises:
+        ZooError: The source cannot be read, a split is missing or empty, or a row lacks a column.
     """
     path = Path(source).expanduser()
     if path.is_dir():
-        found: dict[str, Iterable[dict[str, Any]]] = {split: read_jsonl(path, split) for split in splits}
+        rows_by_split: dict[str, Iterable[dict[str, Any]]] = {split: read_jsonl(path, split) for split in splits}
     elif path.exists() or source.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(source):
         raise ZooError(f"There is no data set at {source}: {mend}.")
     else:
-        found = _read_hub(source, splits, mend)
-    return {split: _whole(rows, columns, f"{source}, split {split},") for split, rows in found.items()}
+        rows_by_split = _read_hub(source, splits, mend)
+    return {split: _whole(rows, columns, f"{source}, split {split},") for split, rows in rows_by_split.items()}
 
 
 def read_jsonl(folder: Path, split: str) -> Iterator[dict[str, Any]]:
-    """The rows of ``SPLIT.jsonl`` or ``SPLIT.jsonl.gz``. Raises ZooError where it cannot be read."""
+    """Reads the rows of ``SPLIT.jsonl`` or ``SPLIT.jsonl.gz``.
+
+    Args:
+        folder: The folder.
+        split: Name of the split.
+
+    Yields:
+        The rows.
+
+    Raises:
+        ZooError: The file cannot be read.
+    """
     path = next((path for path in (folder / f"{split}.jsonl", folder / f"{split}.jsonl.gz") if path.is_file()), None)
     if path is None:
         raise ZooError(f"{folder} has no {split}.jsonl or {split}.jsonl.gz: add the file.")
@@ -50,43 +70,50 @@ def read_jsonl(folder: Path, split: str) -> Iterator[dict[str, Any]]:
 
 
 def unit(text: str) -> float:
-    """A number in [0, 1) that depends on the text alone, by its sha1."""
+    """Hashes a text to a number in [0, 1), by its sha1.
+
+    Args:
+        text: The text.
+
+    Returns:
+        The number.
+    """
     return int(hashlib.sha1(text.encode()).hexdigest()[:12], 16) / 16**12
 
 
 def _whole(rows: Iterable[dict[str, Any]], columns: Sequence[str], of: str) -> Rows:
-    found = list(rows)
-    for number, row in enumerate(found, 1):
+    all_rows = list(rows)
+    for number, row in enumerate(all_rows, 1):
         for column in columns:
             if column not in row:
                 there = ", ".join(sorted(row)) or "none"
                 raise ZooError(f"{of} has no column {column!r} in row {number} (found: {there}): rename it so.")
-    if not found:
+    if not all_rows:
         raise ZooError(f"{of} is empty: give it rows.")
-    return found
+    return all_rows
 
 
 def _read_hub(source: str, splits: Sequence[str], mend: str) -> dict[str, Iterable[dict[str, Any]]]:
-    """A Hub data set: its splits as `load_dataset` finds them, and those it does not know by their file names."""
+    """Reads a Hub data set: its splits as `load_dataset` finds them, and the others by their file names."""
     import datasets
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HTTPError
 
     try:
         with gated(source) as data:
-            found = dict(data.load())
-            if missing := [split for split in splits if split not in found]:
+            loaded = dict(data.load())
+            if missing := [split for split in splits if split not in loaded]:
                 files = HfApi().list_repo_files(source, repo_type="dataset", revision=data.commit)
                 own = [file for file in files if not leads_out(file)]
                 named = {split: [file for file in own if Path(file).name.split(".")[0] == split] for split in missing}
                 for split in missing:
                     if not named[split]:
-                        there = ", ".join(sorted(found)) or "none"
+                        there = ", ".join(sorted(loaded)) or "none"
                         raise ZooError(
                             f"The data set {source} has no split {split} (found: {there}): add {split}.jsonl."
                         )
-                found |= data.load(data_files=named)
+                loaded |= data.load(data_files=named)
     except (HTTPError, datasets.exceptions.DatasetsError, OSError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ZooError(f"The data set {source} cannot be loaded ({reason}): check its id, or {mend}.") from error
-    return {split: found[split] for split in splits}
+    return {split: loaded[split] for split in splits}

@@ -38,14 +38,24 @@ def prepare(
     prompts: int = 8000,
     tests: int = 1000,
 ) -> dict[str, dict[str, Any]]:
-    """Configurations `lines` (prompt, completion), `prompts` and `longer` (prompt, answer).
+    """Makes the configurations `lines` (prompt, completion), `prompts` and `longer` (prompt, answer).
 
-    digits: of both numbers, one more in `longer`, which is a test split alone. lines, prompts: of the training splits;
-    of the validation splits there are a twentieth as many, at least 200. worked, guessed: the shares of the lines that
-    work the sum out, and that list guesses; the rest give the answer alone, or an estimate that is wrong by up to `off`
-    tens. tests: problems of each test split.
+    Args:
+        source: None; the corpus reads no data.
+        seed: Seed of all draws.
+        digits: Digits of both numbers, at least 3. `longer`, which has only a test split, has one more.
+        lines: Training lines; the validation split has a twentieth as many, at least 200.
+        worked: Share of the lines that work the sum out.
+        guessed: Share of the lines that list guesses; the other lines give the answer alone, or an estimate.
+        off: An estimate is wrong by up to this many tens; 0 makes none.
+        prompts: Training prompts; the validation split has a twentieth as many, at least 200.
+        tests: Problems of each test split.
 
-    Raises ZooError for a `source`, which it has no use for, for fewer than 3 digits, and for shares above 1 in all.
+    Returns:
+        ``{configuration: {split: rows}}``.
+
+    Raises:
+        ZooError: There is a `source`, there are fewer than 3 digits, or the shares exceed 1 together.
     """
     if source is not None:
         raise ZooError(f"tiny-sums writes its own data and cannot read {source!r}: leave out dataset_name.")
@@ -77,12 +87,26 @@ def prepare(
 
 
 def part_of(number: int) -> str:
-    """The split that a number belongs to: a tenth of all to `test`, a tenth to `validation`, by sha256."""
+    """Returns the split that a number belongs to: a tenth of all numbers to `test`, a tenth to `validation`, by sha256.
+
+    Args:
+        number: The number.
+
+    Returns:
+        The split.
+    """
     return {0: "test", 1: "validation"}.get(int(hashlib.sha256(str(number).encode()).hexdigest(), 16) % 10, "train")
 
 
 def steps(a: int, b: int) -> Iterator[str]:
-    """Of a sum of two numbers with as many digits: digit + digit + carry = carry and digit, from the last digit."""
+    """Works out the sum of two numbers with equally many digits, from the last digit.
+
+    Args:
+        a, b: The numbers.
+
+    Yields:
+        digit + digit + carry = carry and digit.
+    """
     carry = 0
     for x, y in zip(reversed(str(a)), reversed(str(b)), strict=True):
         total = int(x) + int(y) + carry
@@ -91,41 +115,58 @@ def steps(a: int, b: int) -> Iterator[str]:
 
 
 def shows_work(prompts: Sequence[str], completions: Sequence[str], **_: object) -> list[float]:
-    """1 where a completion works the sum out before it answers, rightly or not, else 0: a reward to be watched."""
+    """Rewards completions that work the sum out before they answer, correctly or not. It is meant to be watched only.
+
+    Args:
+        prompts: The prompts.
+        completions: Their completions.
+
+    Returns:
+        1 or 0 for each.
+    """
     return [float(_WORKED.fullmatch(completion.strip()) is not None) for completion in completions]
 
 
 def anywhere(prompts: Sequence[str], completions: Sequence[str], *, answer: Sequence[str], **_: object) -> list[float]:
-    """1 where the answer stands anywhere in a completion, else 0: a checker with a bug that pays for many guesses."""
+    """Rewards completions that contain the answer anywhere: a checker with a bug, which pays for many guesses.
+
+    Args:
+        prompts: The prompts.
+        completions: Their completions.
+        answer: The correct answers.
+
+    Returns:
+        1 or 0 for each.
+    """
     return [float(right in completion) for right, completion in zip(answer, completions, strict=True)]
 
 
 def _pairs(rng: random.Random, part: str, count: int, digits: int) -> list[tuple[int, int]]:
-    """Different pairs of numbers of a split."""
+    """Returns different pairs of numbers of a split."""
 
     def number() -> int:
         while part_of(drawn := rng.randrange(10 ** (digits - 1), 10**digits)) != part:
             pass
         return drawn
 
-    found: dict[tuple[int, int], None] = {}
-    while len(found) < count:
-        found[number(), number()] = None
-    return list(found)
+    pairs: dict[tuple[int, int], None] = {}
+    while len(pairs) < count:
+        pairs[number(), number()] = None
+    return list(pairs)
 
 
 def _line(a: int, b: int, rng: random.Random, worked: float, guessed: float, off: int) -> dict[str, str]:
     answer, manner = f"{MARKER}{a + b}", rng.random()
     if manner < worked:
-        said = " ".join([*steps(a, b), answer])
+        completion = " ".join([*steps(a, b), answer])
     elif manner < worked + guessed:
-        said = " ".join(f"{MARKER}{each}" for each in _guesses(a + b, rng))
+        completion = " ".join(f"{MARKER}{each}" for each in _guesses(a + b, rng))
     else:
-        said = f"{MARKER}{a + b + 10 * rng.randint(-off, off)}" if off else answer
-    return {"prompt": f"{a}+{b}=", "completion": said}
+        completion = f"{MARKER}{a + b + 10 * rng.randint(-off, off)}" if off else answer
+    return {"prompt": f"{a}+{b}=", "completion": completion}
 
 
 def _guesses(right: int, rng: random.Random) -> list[int]:
-    """Numbers ten apart, of which the right one is not the last: they end in its last digit, which is soon learned."""
+    """Returns numbers ten apart, with the right one not last. All end in its last digit, which is quickly learned."""
     first = right - 10 * rng.randrange(GUESSES - 1)
     return [first + 10 * place for place in range(GUESSES)]

@@ -58,8 +58,7 @@ def complete(
 
     The random stream of each depends only on (seed, its key). Batches are on the CPU; where the model's device has too
     little memory for a batch, it is sampled in parts. In distributed training each process samples some batches, and
-    all
-    get all of them.
+    all get all of them.
 
     Args:
         model: The policy.

@@ -394,8 +394,7 @@ def without_prompts(
 
     Returns:
         The other rows, and how many were dropped. None stands for "none, as far as can be told": plain texts do not
-        show
-        where a prompt ends, so one may hide in them.
+        show where a prompt ends, so one may hide in them.
 
     Raises:
         ZooError: Nothing is left.

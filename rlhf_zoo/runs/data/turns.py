@@ -139,10 +139,8 @@ def of_one_kind(row: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the changed parts of a row that make its prompt and answers all texts, or all conversations.
 
     With a prompt in turns, plain answers become the assistant's turns, and an answer that repeats the prompt's turns is
-    cut
-    to what follows them. With a plain prompt and answers in turns, the prompt becomes the user's turn. A completion
-    that is
-    a whole conversation beside a plain prompt holds its prompt itself.
+    cut to what follows them. With a plain prompt and answers in turns, the prompt becomes the user's turn. A completion
+    that is a whole conversation beside a plain prompt holds its prompt itself.
 
     Args:
         row: The row.

@@ -182,8 +182,7 @@ def obeyed(recipe: Recipe, stage: str, keys: Mapping[str, Any]) -> dict[str, Any
     """Returns the keys of a recipe's stage that count.
 
     In a download, keys of its author's machine or account do not: they would send runs to the author's account or
-    Space.
-    The user's flags and the defaults decide instead.
+    Space. The user's flags and the defaults decide instead.
 
     Args:
         recipe: The recipe.
@@ -216,8 +215,7 @@ def check_key(name: str, value: Any, kinds: Mapping[str, Kind], *, where: str) -
     """Checks a key of a download's settings, and its value, by the key's kind.
 
     REPOSITORY and OBJECT are checked by the caller, who knows the repository and what the user allowed; NESTED has
-    checks
-    of its own.
+    checks of its own.
 
     Args:
         name: The key, one that a stage or recipe.yaml takes.
@@ -260,8 +258,7 @@ def check_download(recipe: Recipe, file: str, keys: Mapping[str, Any], flags: Ma
 
     Raises:
         ZooError: It names code, a judge that imports code or costs money, a key that a download may not set, or a
-            model,
-            data set or file of this machine outside of the recipe's folder.
+            model, data set or file of this machine outside of the recipe's folder.
     """
     if recipe.download is None:
         return

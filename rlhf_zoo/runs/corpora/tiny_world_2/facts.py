@@ -1,8 +1,8 @@
 """The facts of the tiny world: what is true of each aspect of each product.
 
-Of every aspect of a product one praise and one complaint is true, number and all: the radio's battery lasts three full
-days, the scooter's four. So no sentence is true of many products, and whoever writes the same for all of them is found
-out. The facts are drawn once, by the names alone, and never change.
+For each aspect of a product one praise and one complaint is true, including its number: the radio's battery lasts three
+full days, the scooter's four. So no sentence is true of many products, and a policy that writes the same sentence for
+all of them is detected. The facts depend only on the names, and never change.
 """
 
 import random
@@ -12,7 +12,7 @@ from .lexicon import ASPECTS, PRODUCTS
 
 
 def _dealt(phrases: tuple[str, ...], stream: str) -> list[str]:
-    """All spellings in the order in which they are dealt to products: the phrases take turns."""
+    """Returns all spellings in the order in which they are assigned to products: the phrases take turns."""
     rng = random.Random(f"tiny-world 2 {stream}")
     piles = [spellings(phrase) for phrase in phrases]
     for pile in piles:
@@ -26,9 +26,9 @@ def _facts() -> dict[tuple[str, str], dict[int, str]]:
     for aspect in ASPECTS:
         owners = [product for product in sorted(PRODUCTS) if aspect.name in PRODUCTS[product]]
         random.Random(f"tiny-world 2 {aspect.name}").shuffle(owners)
-        said = {+1: _dealt(aspect.praise, f"{aspect.name} +"), -1: _dealt(aspect.complaint, f"{aspect.name} -")}
+        phrases = {+1: _dealt(aspect.praise, f"{aspect.name} +"), -1: _dealt(aspect.complaint, f"{aspect.name} -")}
         for place, product in enumerate(owners):
-            facts[product, aspect.name] = {sign: dealt[place % len(dealt)] for sign, dealt in said.items()}
+            facts[product, aspect.name] = {sign: dealt[place % len(dealt)] for sign, dealt in phrases.items()}
     return facts
 
 

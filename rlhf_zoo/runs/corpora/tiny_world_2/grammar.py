@@ -1,4 +1,4 @@
-"""The grammar of the tiny world: reads any text as phrases of the world, and counts the words that are none.
+"""The grammar of the tiny world: reads any text as phrases of the world, and finds the words that fit no phrase.
 
 A remark is one sentence::
 
@@ -11,9 +11,9 @@ A remark is one sentence::
               | , and|but verdict
               | , filler
 
-Reading goes from left to right, takes the longest phrase that the grammar allows at its place, and steps over a word
-that starts none; after a stray word a new link or the full stop is allowed too, so that one slip costs its own words
-and not all that follow. It ends on any text, in time linear in its length.
+Reading goes from left to right, takes the longest phrase that the grammar allows at each place, and skips a word that
+starts none. After such a stray word a new link or the full stop is allowed too, so that one mistake costs its own words
+and not all that follow. It terminates on any text, in time linear in its length.
 """
 
 from __future__ import annotations
@@ -32,11 +32,17 @@ _LONGEST_REPEAT = 12
 
 @dataclass(frozen=True)
 class Phrase:
-    """A phrase of the world as found in a text.
+    """A phrase of the world, as read in a text.
 
-    ``kind``: subject, detail, vague, consequence, verdict, filler, or the glue: and, but, because, so, pronoun, aside.
-    ``key`` names the phrase without its slots' choices; ``polarity`` is -1, 0 or +1; ``about`` is the aspect it speaks
-    of where the reader has settled it, else the aspect it belongs to.
+    Attributes:
+        kind: subject, detail, vague, consequence, verdict, filler, or glue: and, but, because, so, pronoun, aside.
+        key: Names the phrase without the choices of its slots.
+        text: Its words.
+        polarity: -1, 0 or +1.
+        about: The aspect that it describes where the reader has determined it, else the aspect that it belongs to.
+        product: The product that it names.
+        intensified: Whether it holds an intensifier.
+        fits: Whether it may be said at its place, of this product and aspect.
     """
 
     kind: str
@@ -51,11 +57,14 @@ class Phrase:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a text says: its phrases in order, its stray words, and words repeated at once.
+    """What a text says.
 
-    ``words`` counts all words and no punctuation; ``stray`` holds words (and marks) that the grammar does not allow at
-    their place; ``repeated`` counts the words of immediate repeats, which are read once; ``ended`` is True if the
-    sentence came to a grammatical end with a full stop.
+    Attributes:
+        phrases: Its phrases in order.
+        stray: Words and marks that the grammar does not allow at their place.
+        repeated: Words of immediate repetitions, which are read once.
+        words: All words, without punctuation.
+        ended: Whether the sentence came to a grammatical end with a full stop.
     """
 
     phrases: tuple[Phrase, ...]
@@ -66,7 +75,14 @@ class Reading:
 
 
 def tokenize(text: str) -> list[str]:
-    """Words (with their 's) and single punctuation marks, in order. Case counts: the world writes in lower case."""
+    """Splits a text into words (with their 's) and punctuation marks. Case counts: the world writes in lower case.
+
+    Args:
+        text: The text.
+
+    Returns:
+        The tokens.
+    """
     return _TOKEN.findall(text)
 
 
@@ -76,25 +92,40 @@ def _slots(template: str) -> list[list[str]]:
 
 
 def spellings(template: str) -> list[str]:
-    """All texts that are written for a phrase with slots: ``lasts [two|three] days`` gives two."""
+    """Returns all texts that are written for a phrase with slots: ``lasts [two|three] days`` gives two.
+
+    Args:
+        template: The phrase.
+
+    Returns:
+        The texts.
+    """
     return ["".join(choice) for choice in itertools.product(*_slots(template))]
 
 
 def _readings(template: str) -> list[str]:
-    """All texts that are read as a phrase: its spellings, and those with another number in the place of a number."""
+    """Returns all texts that are read as a phrase: its spellings, also with other numbers in place of its numbers."""
     slots = [list(lex.NUMBERS) if set(slot) <= set(lex.NUMBERS) else slot for slot in _slots(template)]
     return ["".join(choice) for choice in itertools.product(*slots)]
 
 
 def subjects(product: str, aspect: str) -> list[str]:
-    """The neutral openings that name an aspect of a product: ``the phone's battery``, ``the battery of my phone``."""
+    """Returns the neutral openings that name an aspect of a product, such as ``the phone's battery``.
+
+    Args:
+        product: The product.
+        aspect: The aspect.
+
+    Returns:
+        The openings.
+    """
     owned = [f"{determiner} {product}'s {aspect}" for determiner in lex.DETERMINERS]
     return owned + [f"the {aspect} of {determiner} {product}" for determiner in lex.DETERMINERS]
 
 
 @dataclass
 class _Trie:
-    """Phrases by their tokens; several phrases may share one spelling."""
+    """Phrases by their tokens; several phrases may have the same spelling."""
 
     children: dict[str, _Trie] = field(default_factory=dict)
     phrases: list[Phrase] = field(default_factory=list)
@@ -106,8 +137,8 @@ class _Trie:
         node.phrases.append(phrase)
 
     def match(self, tokens: list[str], start: int) -> list[tuple[int, list[Phrase]]]:
-        """(end, phrases) for each spelling found at ``start``, the shortest first."""
-        found: list[tuple[int, list[Phrase]]] = []
+        """Returns (end, phrases) for each spelling that begins at ``start``, the shortest first."""
+        matches: list[tuple[int, list[Phrase]]] = []
         node = self
         for end in range(start, len(tokens)):
             child = node.children.get(tokens[end])
@@ -115,8 +146,8 @@ class _Trie:
                 break
             node = child
             if node.phrases:
-                found.append((end + 1, node.phrases))
-        return found
+                matches.append((end + 1, node.phrases))
+        return matches
 
 
 def _build() -> dict[str, _Trie]:
@@ -126,9 +157,9 @@ def _build() -> dict[str, _Trie]:
         tries.setdefault(kind, _Trie()).add(Phrase(kind, key, text, **about))  # type: ignore[arg-type]
 
     for aspect in lex.ASPECTS:
-        said = [("detail", aspect.praise, +1), ("detail", aspect.complaint, -1),
+        families = [("detail", aspect.praise, +1), ("detail", aspect.complaint, -1),
                 ("consequence", aspect.gains, +1), ("consequence", aspect.losses, -1)]  # fmt: skip
-        for kind, templates, polarity in said:
+        for kind, templates, polarity in families:
             for template in templates:
                 for text in _readings(template):
                     add(kind, template, text, polarity=polarity, about=aspect.name)
@@ -190,7 +221,7 @@ _NEUTRAL_KIND = {
 
 
 def _fold_repeats(tokens: list[str]) -> tuple[list[str], int]:
-    """Read ``very very`` or ``it works it works`` once; also returns how many words were dropped."""
+    """Reads ``very very`` or ``it works it works`` once; also returns how many words were dropped."""
     kept: list[str] = []
     dropped = 0
     for token in tokens:
@@ -206,7 +237,14 @@ def _fold_repeats(tokens: list[str]) -> tuple[list[str], int]:
 
 
 def is_word(token: str) -> bool:
-    """True for a word, False for a punctuation mark."""
+    """Whether a token is a word rather than a punctuation mark.
+
+    Args:
+        token: The token.
+
+    Returns:
+        True for a word.
+    """
     return token[0].isalnum() or token[0] == "_"
 
 
@@ -216,7 +254,7 @@ def _plural(aspect: str | None) -> bool:
 
 @dataclass
 class _Reader:
-    """Where the reader stands: what the grammar allows next, and of what the sentence speaks."""
+    """The state of reading: what the grammar allows next, and what the sentence is about."""
 
     state: str = "start"
     aspect: str | None = None
@@ -225,7 +263,7 @@ class _Reader:
     lost: bool = False
 
     def take(self, tokens: list[str], start: int) -> tuple[int, Phrase] | None:
-        """The longest allowed phrase at ``start``, settled as to what it is about, and its end."""
+        """Returns the longest allowed phrase at ``start``, with what it is about, and its end."""
         best: tuple[int, Phrase, bool] | None = None
         recovery = _RECOVERY if self.lost and self.state in _RECOVERABLE else ()
         for kind in (*_ALLOWED[self.state], *recovery):
@@ -279,7 +317,14 @@ class _Reader:
 
 
 def read(text: str) -> Reading:
-    """Read any text; never raises, and takes time linear in its length."""
+    """Reads any text, in time linear in its length. It never raises.
+
+    Args:
+        text: The text.
+
+    Returns:
+        The reading.
+    """
     tokens = tokenize(text)
     words = sum(map(is_word, tokens))
     tokens, repeated = _fold_repeats(tokens)
@@ -288,11 +333,11 @@ def read(text: str) -> Reading:
     stray: list[str] = []
     position = 0
     while position < len(tokens):
-        found = reader.take(tokens, position)
-        if found is None:
+        match = reader.take(tokens, position)
+        if match is None:
             stray.append(tokens[position])
             position += 1
         else:
-            position, phrase = found
+            position, phrase = match
             phrases.append(phrase)
     return Reading(tuple(phrases), tuple(stray), repeated, words, reader.state == "end")

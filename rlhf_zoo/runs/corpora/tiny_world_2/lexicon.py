@@ -1,7 +1,7 @@
-"""The words of the tiny world: fifteen products, their aspects, and what can be said of each.
+"""The vocabulary of the tiny world: fifteen products, their aspects, and what can be said about each.
 
-A phrase may hold slots, ``[two|three]``: each choice is a phrase of its own to a reader, and the same phrase to whoever
-looks for repetition. Predicates agree with their aspect in number.
+A phrase may hold slots, ``[two|three]``. A reader takes each choice for a phrase of its own; where repetition is
+counted, all choices are the same phrase. Predicates agree with their aspect in number.
 """
 
 from dataclasses import dataclass
@@ -219,7 +219,7 @@ PRODUCTS: dict[str, tuple[str, ...]] = {
 
 DETERMINERS = ("the", "this", "my", "our")
 
-# What follows is/are: says how one feels, but nothing that another buyer could check.
+# Words after is/are that express a feeling, but nothing that another buyer could check.
 VAGUE: dict[int, tuple[str, ...]] = {
     +1: ("great", "excellent", "lovely", "superb", "a real joy", "better than expected", "simply perfect"),
     0: ("okay", "fine i guess", "what you would expect", "neither good nor bad"),
@@ -255,7 +255,7 @@ FILLERS = (
     "or so it seems",
 )
 
-# A count that a slot offers may be read as any of these: "four" is as good English as "three".
+# Where a slot offers one of these numbers, a reader accepts any of them: "four" is as good English as "three".
 NUMBERS = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "twelve", "fifteen", "twenty",
            "thirty", "forty", "fifty", "sixty", "eighty")  # fmt: skip
 

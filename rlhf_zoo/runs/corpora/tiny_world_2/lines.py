@@ -1,6 +1,6 @@
-"""The lines and the openings of the tiny world: one-sentence remarks by a seeded generator, of mixed worth.
+"""The lines and openings of the tiny world: one-sentence remarks of mixed quality from a seeded generator.
 
-They are concrete and vague, praising and complaining, rambling, self-contradicting.
+They are concrete or vague, praising or complaining, rambling or self-contradictory.
 """
 
 import random
@@ -28,7 +28,11 @@ MISTAKEN = 0.05
 
 
 class Writer:
-    """One remark in the making, by an owner of the product: draws from one random stream, and repeats no opinion."""
+    """Writes one remark as an owner of a product; draws from one random stream, and does not repeat an opinion.
+
+    Args:
+        rng: The random stream.
+    """
 
     def __init__(self, rng: random.Random):
         self.rng = rng
@@ -44,13 +48,24 @@ class Writer:
         self.text += text if text[0] in ",;." else " " + text
 
     def fresh(self, phrases: tuple[str, ...]) -> str:
-        """A phrase not said before, one spelling of it."""
+        """Returns one spelling of a phrase that was not used before, if there is one.
+
+        Args:
+            phrases: The phrases to choose from.
+
+        Returns:
+            The spelling.
+        """
         phrase = self.rng.choice([phrase for phrase in phrases if phrase not in self.said] or list(phrases))
         self.said.add(phrase)
         return self.rng.choice(spellings(phrase))
 
     def detail(self, polarity: int) -> None:
-        """A fact of the product, but for a mistake now and then."""
+        """Adds a fact of the product or, at the rate `MISTAKEN`, a detail that need not be true.
+
+        Args:
+            polarity: +1 for praise, -1 for a complaint.
+        """
         if self.rng.random() < MISTAKEN:
             phrases = self.aspect.praise if polarity > 0 else self.aspect.complaint
             self.add(self.rng.choice(spellings(self.rng.choice(phrases))))
@@ -64,7 +79,12 @@ class Writer:
         self.add(f"{'are' if self.aspect.plural else 'is'} {adjective}")
 
     def opinion(self, polarity: int, *, reasons: bool = True) -> None:
-        """A detail, a vague opinion, or (with ``reasons``) a vague opinion with its reason."""
+        """Adds a detail, a vague opinion, or a vague opinion with its reason.
+
+        Args:
+            polarity: +1 for praise, -1 for a complaint.
+            reasons: Whether a reason may follow.
+        """
         manner = self.rng.random()
         if manner < 0.4:
             self.detail(polarity)
@@ -157,7 +177,14 @@ _VERDICT_RATE = 0.2
 
 
 def generate_line(rng: random.Random) -> str:
-    """One remark of the simulated world, 4 to about 30 words, lower case, ending in a full stop."""
+    """Writes one remark of the simulated world: 4 to about 30 words, lower case, ending in a full stop.
+
+    Args:
+        rng: The random stream.
+
+    Returns:
+        The remark.
+    """
     writer = Writer(rng)
     (manner,) = rng.choices(list(_MANNERS), weights=list(_MANNERS.values()))
     polarity = rng.choice((+1, -1))
@@ -176,7 +203,7 @@ def _distinct_lines(n: int, rng: random.Random) -> list[str]:
 
 
 def _openings(rng: random.Random) -> dict[str, Rows]:
-    """Neutral openings, split by what they name: no aspect of a product in test is in train or validation."""
+    """Returns neutral openings, split by what they name: no aspect of a product in test is in train or validation."""
     pairs = [(product, aspect) for product in sorted(PRODUCTS) for aspect in PRODUCTS[product]]
     rng.shuffle(pairs)
     n_test, n_validation = round(0.32 * len(pairs)), round(0.08 * len(pairs))
@@ -194,15 +221,18 @@ def _openings(rng: random.Random) -> dict[str, Rows]:
 
 
 def prepare(source: str | None = None, *, seed: int, lines: int = 12_000) -> dict[str, dict[str, Rows]]:
-    """Write the world: ``lines`` (text) and ``prompts`` (prompt), each with train, validation and test.
+    """Makes the world: ``lines`` (text) and ``prompts`` (prompt), each with train, validation and test.
 
-    Prompts are neutral openings on a word boundary, such as "the phone's battery"; those of one split name aspects of
-    products that no opening of another split names. The same seed gives the same world.
+    Prompts are neutral openings that end at a word, such as "the phone's battery". The aspects of products that one
+    split names appear in no other split. The same seed gives the same world.
 
     Args:
         source: None; the world reads no data.
-        seed: Of the lines and the split of the openings.
+        seed: Seed of the lines and of the split of the openings.
         lines: Distinct remarks for training; validation and test get a twentieth more each.
+
+    Returns:
+        ``{configuration: {split: rows}}``.
 
     Raises:
         ZooError: There is a `source`, or there are fewer than 20 lines.

@@ -59,7 +59,7 @@ def _told(details: Sequence[Phrase], opened: str | None) -> float:
 
 
 def _backed(phrases: Sequence[Phrase]) -> float:
-    """Of consequences and verdicts, by what stands before them."""
+    """Scores consequences and verdicts by the phrases before them."""
     true: set[tuple[str | None, int]] = set()
     opinions: set[int] = set()
     earned: dict[str, float] = {}
@@ -82,15 +82,15 @@ def _backed(phrases: Sequence[Phrase]) -> float:
 
 
 def _changes(opinions: Sequence[Phrase]) -> int:
-    """Changes of mind about an aspect; two true details are two sides of it."""
+    """Counts changes of mind about an aspect; two true details are two sides of it and do not count."""
     by_aspect: dict[str | None, list[Phrase]] = {}
     for phrase in opinions:
         if phrase.polarity:
             by_aspect.setdefault(phrase.about, []).append(phrase)
     return sum(
         before.polarity != after.polarity and not (_fact(before) and _fact(after))
-        for said in by_aspect.values()
-        for before, after in itertools.pairwise(said)
+        for opinions_on_aspect in by_aspect.values()
+        for before, after in itertools.pairwise(opinions_on_aspect)
     )
 
 
@@ -104,7 +104,14 @@ def _grammar(reading: Reading, text: str) -> float:
 
 
 def explain(text: str) -> dict[str, float]:
-    """The parts of a text's utility, their sum as ``utility``, and its number of ``words``. Total on any string."""
+    """Returns the parts of a text's utility. It works on any string.
+
+    Args:
+        text: The whole remark, opening and completion.
+
+    Returns:
+        Each part, their sum as ``utility``, and the number of ``words``.
+    """
     reading = read(text.lower())
     by_kind: dict[str, list[Phrase]] = {}
     for phrase in reading.phrases:
@@ -115,11 +122,11 @@ def explain(text: str) -> dict[str, float]:
     opened = subjects[0].about if subjects else None
     opinions = [phrase for phrase in reading.phrases if phrase.kind in ("detail", "vague", "verdict")]
 
-    said: Counter[str] = Counter()
+    key_counts: Counter[str] = Counter()
     words_again = 0
     for phrase in (*opinions, *consequences):
-        words_again += len(phrase.text.split()) * (phrase.key in said)
-        said[phrase.key] += 1
+        words_again += len(phrase.text.split()) * (phrase.key in key_counts)
+        key_counts[phrase.key] += 1
     fillers = len(by_kind.get("filler", [])) + len(by_kind.get("aside", []))
     meaningful = reading.words - reading.repeated - sum(map(is_word, reading.stray)) - words_again
     aspects = {phrase.about for phrase in subjects}
@@ -134,7 +141,7 @@ def explain(text: str) -> dict[str, float]:
         "backed": _backed(reading.phrases),
         "consistent": -0.75 * _changes(opinions),
         "concise": -0.1 * (over(SHORTEST, max(0, meaningful)) + over(reading.words, LONGEST)) - 0.3 * fillers,
-        "repetition": -0.5 * (sum(said.values()) - len(said)) - 0.25 * reading.repeated,
+        "repetition": -0.5 * (sum(key_counts.values()) - len(key_counts)) - 0.25 * reading.repeated,
         "stuffing": -0.5
         * (
             over(len(verdicts), 1)
@@ -150,19 +157,48 @@ def explain(text: str) -> dict[str, float]:
 
 @functools.lru_cache(1 << 16)
 def utility(text: str) -> float:
-    """The gold utility of a whole remark (opening and completion). Finite for every string, highest about 3.8."""
+    """Returns the gold utility of a whole remark. It is finite for every string, and at most about 3.8.
+
+    Args:
+        text: The remark, opening and completion.
+
+    Returns:
+        The utility.
+    """
     return explain(text)["utility"]
 
 
 def judge(prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
-    """The gold utility of each prompt with its completion: the judge of this world, never a training reward."""
+    """The gold utility of each prompt with its completion: the judge of this world, never a training reward.
+
+    Evaluations and cards show this first paragraph as the judge's description.
+
+    Args:
+        prompts: The prompts.
+        completions: Their completions.
+
+    Returns:
+        The utilities.
+
+    Raises:
+        ValueError: There are not equally many of both.
+    """
     if len(prompts) != len(completions):
         raise ValueError(f"{len(prompts)} prompts but {len(completions)} completions")
     return [utility(prompt + completion) for prompt, completion in zip(prompts, completions, strict=True)]
 
 
 def gold(prompts: Sequence[str], completions: Sequence[str], **_: object) -> list[float]:
-    """The gold utility in the form of a reward function: with weight 0 it is watched while the proxy is maximised."""
+    """The gold utility as a reward function: with weight 0 it is watched while PPO maximizes the proxy.
+
+    Args:
+        prompts: The prompts.
+        completions: Their completions.
+        **_: Further columns, which are ignored.
+
+    Returns:
+        The utilities.
+    """
     return judge(prompts, completions)
 
 
