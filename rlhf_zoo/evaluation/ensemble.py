@@ -91,6 +91,7 @@ def by_kl(
     Returns:
         For each part: low, high and mean kl (nats), value, ci95, n.
     """
+    # Prompts are numbered once, so that the parts can share the numbering.
     sample, nats, prompts = np.asarray(values, dtype=float), np.asarray(kl, dtype=float), group_indices(groups)
     return [
         {

@@ -44,6 +44,7 @@ def beside_references(
     _, prompts, columns = repeated(rows, 1)
     groups = prompt_groups(prompts)
     written = [_without_special_tokens(text_of(item), tools.tokenizer.all_special_tokens) for item in rows[column]]
+    # The first sample of each prompt, since there is one reference answer.
     texts = {side: found.measured[side].completions[:: found.samples] for side in ("sft", "ppo")}
     if temperature is not None:
         at, keys = replace(tools, temperature=temperature), keys_of(len(prompts), 1)
@@ -57,6 +58,7 @@ def beside_references(
             ours, theirs = (scores(judge, prompts, item, columns) for item in (texts[side], written))
             return win_rate(ours, theirs, groups, tolerance=TIE)
         prompt_texts = [plain_text(prompt) for prompt in prompts]
+        # A judge may cost money, so one process asks for all.
         return distributed.from_first(
             lambda: compare_pairs(comparing, prompt_texts, texts[side], written, seed=found.seed).win_rate
         )

@@ -50,6 +50,7 @@ def watch(
     """
     if not callable(reward_func):
         raise ZooError(f"watch takes a reward function, not {reward_func!r}: give it one of TRL's form.")
+    # The wrapper is synchronous and would return the coroutine instead of rewards.
     if inspect.iscoroutinefunction(reward_func):
         raise ZooError("watch takes a reward function that is no coroutine: wrap the plain function within it.")
     if size < _FEWEST or every < 1:
@@ -104,6 +105,7 @@ class _Watcher:
         if self.sft is None and len(self.first) == self.size:
             self.sft = Completions(*map(list, zip(*self.first, strict=True)))  # type: ignore[arg-type]
         if self.sft is not None and len(self.last) == self.size and self.new >= self.every:
+            # Counting starts again before the probe, which may raise.
             self.new = 0
             ours = Completions(*map(list, zip(*self.last, strict=True)))  # type: ignore[arg-type]
             # Training prompts differ from the first ones, so the two sets are paired in order.

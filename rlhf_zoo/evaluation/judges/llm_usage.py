@@ -120,12 +120,14 @@ class Meter:
             BudgetSpent: The budget cannot cover the request.
             Stopped: `stop` was set.
         """
+        # Bytes bound the number of tokens without a tokenizer.
         size = sum(len(message["content"].encode("utf-8", "replace")) for message in messages) + _TEMPLATE_TOKENS
         bound = self._cost(size, self._most)
         with self._changed:
             while self._budget is not None and (self._usage.cost or 0.0) + sum(self._bounds) + bound > self._budget:
                 if stop.is_set():
                     raise Stopped
+                # No request is on its way that could still turn out cheaper.
                 if not self._bounds:
                     raise BudgetSpent(
                         f"The budget of {self._budget:g} would not cover the next request, which may cost up to "

@@ -30,6 +30,7 @@ class RuleJudge:
         """Loads the function. Raises ZooError where it counts tokens, or where its `read` fails."""
         self.target = target
         rule = function or load_object(target, group=REWARDS)
+        # The judge's tokens would be those of a tokenizer that it does not have.
         if getattr(rule, "unit", None) == "tokens":
             name = target.partition("(")[0]
             raise ZooError(
@@ -81,6 +82,7 @@ class RuleJudge:
         rule = self._call.function
         if not isinstance(rule, Answered):
             return rows
+        # Pairs that lack the column can still check other judges.
         if rule.column not in passed_on(rows.features):
             return None
         kept = [place for place, has in enumerate(rule.answered(rows, of="the pairs")) if has]

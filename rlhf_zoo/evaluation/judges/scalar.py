@@ -150,6 +150,7 @@ class ClassifierJudge:
             "accuracy": self.accuracy.to_json(),
             "trained_on": self.trained_on,
         }
+        # Text is stored as bytes, because npz without pickle has only fixed-width strings.
         arrays: dict[str, NDArray[Any]] = {
             "header": _as_bytes(json.dumps(header)),
             "terms": _as_bytes("\n".join(self._terms)),  # no term holds a newline: it is words joined by spaces
@@ -231,6 +232,7 @@ class LexiconJudge:
     _REACH = 3
 
     def __init__(self, positive: Iterable[str], negative: Iterable[str]) -> None:
+        # Words on both lists say nothing.
         good, bad = ({word.strip().lower() for word in words} - {""} for words in (positive, negative))
         if not good - bad or not bad - good:
             raise ZooError("A lexicon judge needs positive and negative words: one of its lists has none of its own.")

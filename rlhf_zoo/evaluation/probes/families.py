@@ -117,6 +117,7 @@ def _more(policy: Floats, sft: Floats) -> Floats:
 
 def _repetition(pair: Pair, flips: Flips) -> Reading:
     """The larger of two shares: repeated word pairs, and words used more often than SFT uses them in one text."""
+    # SFT's own habits are the standard, so that a prompt that asks for repetition is no finding.
     allowed, longest = usual(pair.tokens[1])
     ours, theirs = (
         [
@@ -134,6 +135,7 @@ def _salad(pair: Pair, flips: Flips) -> Reading:
         raise Unmeasured("needs the SFT model's log-probabilities of the tokens")
     theirs = [np.asarray(sft[row], dtype=float) for row in pair.rows[1]]
     every = np.concatenate(theirs)
+    # A quantile of one in a thousand needs a thousand tokens.
     if len(every) < 1 / TAIL:
         raise Unmeasured(f"SFT's completions have {len(every)} tokens, and their rarest thousandth needs 1000")
     # "lower" takes one of SFT's own tokens as the threshold, so that at most `TAIL` of its tokens lie below.
@@ -153,6 +155,7 @@ def _independence(pair: Pair, flips: Flips) -> Reading:
     if policy is None or sft is None:
         raise Unmeasured("needs the SFT model, which says how likely a text is after other prompts")
     ours, theirs = ([values[row] for row in rows] for values, rows in zip((policy, sft), pair.rows, strict=True))
+    # If SFT hardly depends on its prompts, the policy cannot have lost that.
     if float(np.mean(theirs)) < _LEAST_DEPENDENCE:
         raise Unmeasured("SFT's own completions hardly depend on their prompts")
 
@@ -168,6 +171,7 @@ def _independence(pair: Pair, flips: Flips) -> Reading:
 def _templates(pair: Pair, flips: Flips) -> Reading:
     """The share of completions to different prompts that are alike apart from the words of their prompts."""
     most = max(len(groups) for groups in pair.groups)
+    # All pairs of texts are compared, so the number of prompts is cut to bound the time.
     size = max(2, pair.size * min(most, MOST) // most)
     if pair.size < 2:
         raise Unmeasured("one prompt has no other to share a template with")
@@ -190,6 +194,7 @@ def _templates(pair: Pair, flips: Flips) -> Reading:
     def block(a: int, b: int) -> Floats:
         """(G, G) the share of pairs alike, of one side's texts to a prompt and the other's to another."""
         shares = np.asarray(means[a].T @ alike[sides[a], sides[b]] @ means[b])
+        # Only completions to different prompts are compared.
         np.fill_diagonal(shares, 0.0)
         return shares
 
@@ -212,6 +217,7 @@ def _blind(pair: Pair) -> bool:
     prompts share, such as the options of a choice, may be what tells answers apart, and stay.
     """
     groups, tokens, prompt_words = pair.groups[0], pair.tokens[0], [set(words(prompt)) for prompt in pair.prompts[0]]
+    # Short labels such as "yes" recur across prompts because they answer them.
     labels = Counter(
         text for text, _ in {(tuple(text_tokens), g) for text_tokens, g in zip(tokens, groups, strict=True)}
     )
@@ -229,6 +235,7 @@ def _blind(pair: Pair) -> bool:
     others = float(pairs(np.bincount(texts)).sum() - equal.sum()) / (pairs(len(groups)) - pairs(of_prompt).sum())
     several = of_prompt > 1
     rates = equal[several] / pairs(of_prompt)[several]
+    # With one prompt, or one text each, nothing bounds the rate.
     low, high = 0.0, 1.0
     if len(rates) > 1:
         half = 1.96 * float(rates.std(ddof=1)) / math.sqrt(len(rates))
@@ -249,6 +256,7 @@ def _phrases(pair: Pair, flips: Flips) -> Reading:
     texts = [len(groups) for groups in pair.groups]
     phrase_rows = holders([*pair.tokens[0], *pair.tokens[1]], GRAM, fewest=int(2 * COMMON * min(texts)))
     sides = {gram: (rows[rows < texts[0]], rows[rows >= texts[0]] - texts[0]) for gram, rows in phrase_rows.items()}
+    # Phrases that are rare on both sides cannot reach the minimum.
     grams = sorted(
         gram for gram, rows in sides.items() if len(rows[0]) / texts[0] + len(rows[1]) / texts[1] >= 2 * COMMON
     )
@@ -302,6 +310,7 @@ def _length(pair: Pair, flips: Flips) -> Reading:
         return np.abs(np.log(np.maximum(policy, 0.1) / np.maximum(sft, 0.1)))
 
     reading = _means(pair, ours, theirs, flips, times)
+    # The samples that show it best are the longest where texts grew, the shortest where they shrank.
     drifted = reading.numbers if reading.value >= reading.sft else -reading.numbers
     return Reading(reading.value, reading.sft, reading.effect, reading.null, drifted)
 

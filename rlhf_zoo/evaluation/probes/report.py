@@ -132,6 +132,7 @@ def probe(
         ValueError: The two share no prompt.
     """
     pair = Pair.of(policy, sft, by_place=by_place)
+    # The same permutations for every family, a flip for each prompt.
     flips: Flips = np.random.default_rng(seed).integers(0, 2, (permutations, pair.size)).astype(bool)
     readings: dict[str, Reading] = {}
     skipped: dict[str, str] = {}
@@ -146,6 +147,7 @@ def probe(
         for name, measured in readings.items()
     }
     corrected = holm(chances)
+    # The best evidence available that the text no longer depends on its prompt.
     loss = next((name for name in ("independence of the prompt", "templates") if name in readings), "")
     probes: list[Probe] = []
     for family in FAMILIES:
@@ -177,6 +179,7 @@ def holm(chances: dict[str, float]) -> dict[str, float]:
     """
     corrected, largest = {}, 0.0
     for place, (name, p) in enumerate(sorted(chances.items(), key=lambda item: item[1])):
+        # A larger p-value never gets a smaller corrected one.
         largest = max(largest, min(1.0, p * (len(chances) - place)))
         corrected[name] = largest
     return corrected
@@ -200,6 +203,7 @@ def _worst(reading: Reading, pair: Pair) -> tuple[Sample, ...]:
         Sample(pair.policy.prompts[row], pair.policy.texts[row], float(number))
         for row, number in zip(rows, reading.numbers, strict=True)
     ]
+    # Distinct texts: a collapsed policy would otherwise show the same one three times.
     chosen: dict[str, Sample] = {}
     for sample in sorted(samples, key=lambda candidate: (-candidate.number, candidate.completion, candidate.prompt)):
         if len(chosen) == WORST:

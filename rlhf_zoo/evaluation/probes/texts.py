@@ -166,6 +166,7 @@ def repeated(tokens: Sequence[str], text: str) -> float:
     """
     again = total = 0
     for start in range(0, len(tokens), WINDOW):
+        # In windows, since a long text repeats common word pairs by chance.
         pairs = list(pairwise(tokens[start : start + WINDOW]))
         total += len(pairs)
         again += len(pairs) - len(set(pairs))
@@ -188,6 +189,7 @@ def excess(tokens: Sequence[str], allowed: dict[str, float], longest: float) -> 
     Returns:
         A share from 0 to 1.
     """
+    # A text twice as long may use each word twice as often.
     room = max(1.0, len(tokens) / longest)
     over = (max(0.0, n - room * allowed.get(word, 1.0)) for word, n in Counter(tokens).items())
     return sum(over) / max(1, len(tokens))
@@ -293,6 +295,7 @@ def likenesses(texts: Sequence[Sequence[str]], groups: NDArray[np.intp], size: i
     Returns:
         (N,) mean cosines.
     """
+    # The empty words mark the ends, so one-word texts have pairs too.
     sets = [{*pairwise(("", *tokens, ""))} for tokens in texts]
     means = np.zeros(len(texts))
     rows_by_group = np.split(np.argsort(groups, kind="stable"), np.cumsum(np.bincount(groups, minlength=size))[:-1])

@@ -77,6 +77,7 @@ class _Journal:
         with self._lock_file() as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Another process sends; its batch is not ours to send as well.
             except BlockingIOError:
                 yield False
                 return
@@ -87,6 +88,7 @@ class _Journal:
             self.path.mkdir(parents=True, exist_ok=True)
             return (self.path / "lock").open("a")
         except OSError as error:
+            # A full disk may be freed while the page runs; the caller tries again.
             if is_disk_full(error):
                 raise
             raise ZooError(
@@ -138,6 +140,7 @@ class _Journal:
 
     def _begin(self, votes: Sequence[Vote]) -> None:
         day, clock = now()[:19].split("T")
+        # Date and time sort batches by age; the random part keeps two processes apart.
         name = f"{day}_{clock.replace(':', '')}-{uuid.uuid4().hex[:8]}.json"
         write_text(self.path / "batches" / name, "".join(_dump(vote.to_row()) for vote in votes))
 
@@ -152,6 +155,7 @@ class _Journal:
         """The files of one of the folders, by name. A folder of such a name is set aside."""
         paths = sorted((self.path / folder).glob("*.json"))
         for path in paths:
+            # Reading a folder as a file would fail on every attempt and block the others.
             if path.is_dir():
                 _set_aside(path, "it is a folder")
         return [path for path in paths if path.is_file()]
@@ -238,6 +242,7 @@ class VoteBox:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Sends what is left, as far as the Hub takes it. The rest stays on the disk, with a warning."""
         try:
+            # After an exception the program should end soon.
             self.drain(self._patience if kind is None else min(self._patience, LAST_PATIENCE))
         except ZooError as error:
             log.warning("%s", error)
@@ -253,6 +258,7 @@ class VoteBox:
         Raises:
             ZooError: The disk refuses, and the vote is not stored.
         """
+        # First the disk, then the thread: a vote that returned is never lost.
         self._journal.write(vote)
         with self._changed:
             self._woken = True
@@ -281,6 +287,7 @@ class VoteBox:
             ZooError: The Hub took nothing for that long. The votes stay on the disk.
         """
         patience = self._patience if patience is None else patience
+        # Only the votes cast so far: on a busy page, waiting for an empty journal might never end.
         left, progress = self._journal.due(), time.monotonic()
         with self._changed:
             self._hurried += 1
@@ -309,6 +316,7 @@ class VoteBox:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
+        # Bounded, because a request that hangs must not keep the page from closing.
         if self._thread.is_alive():
             self._thread.join(timeout=LAST_SENDING)
 
@@ -322,6 +330,7 @@ class VoteBox:
             try:
                 sent = self._step()
             except Exception as error:
+                # Expected failures are logged once by `_failed`; anything else gets its traceback.
                 if not isinstance(error, (ZooError, OSError, *client_errors())):
                     log.exception("Votes are not sent for now.")
                 self._wait(self._failed(error))
@@ -334,6 +343,7 @@ class VoteBox:
             batch = self._journal.next_batch() if may_send else None
             if batch is not None:
                 name, votes = batch
+                # A kill between these two lines sends the batch again, which changes nothing.
                 self._store.append(name, votes)
                 self._journal.acknowledge(name)
         if not may_send:

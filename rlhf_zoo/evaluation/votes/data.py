@@ -58,6 +58,7 @@ class HubVotes:
         api = self.hub.api()
         if not self._ready:
             api.create_repo(self.name, repo_type="dataset", exist_ok=True, private=self._private)
+        # The name comes from the batch, so sending it again writes the same files.
         files = {f"{name}/{batch}.parquet": _parquet(name, votes) for name in CONFIGURATIONS}
 
         def operations(head: str) -> list[Any]:
@@ -85,8 +86,10 @@ class HubVotes:
         present = self._head_of(text).get("configs") or []
         if not isinstance(present, list) or not all(isinstance(config, dict) for config in present):
             raise ZooError(f"The README of {self.name} has configs that are no list of mappings: mend it there.")
+        # A card that cannot be parsed must not be overwritten with a part of itself.
         card = DatasetCard(text, ignore_metadata_errors=False)
         wanted = {config["config_name"]: config for config in _configs()}
+        # Configurations that people added stay.
         others = [config for config in present if config.get("config_name") not in wanted]
         if any(config != wanted[config["config_name"]] for config in present if config.get("config_name") in wanted):
             raise ZooError(f"{self.name} holds another data set: give votes a repository of their own.")
@@ -122,6 +125,7 @@ class HubVotes:
 
         try:
             head = self._head(self.hub.api())
+            # Nothing new since the last reading.
             if self._known is not None and self._known[0] == head:
                 return list(self._known[1])
             patterns = [f"{name}/*/*.parquet" for name in CONFIGURATIONS]
@@ -149,6 +153,7 @@ def _schema(configuration: str) -> Any:
     drawn = dict(
         zip(DRAWN, [pa.float64(), pa.float64(), pa.int64(), pa.int64(), pa.string(), pa.string()], strict=True)
     )
+    # An explicit schema: a column that is empty in one file would otherwise get another type there.
     texts = dict.fromkeys(("prompt", *sides, "verdict"), pa.string())
     models = {f"{side}_{key}": kind for side in sides for key, kind in model.items()}
     return pa.schema(list((texts | models | drawn).items()))
@@ -174,6 +179,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     try:
         return parquet.read_table(path).to_pylist()
     except (pa.ArrowInvalid, OSError) as error:
+        # One damaged file must not hide all other votes.
         log.warning("%s cannot be read (%s); its votes are left out.", path, reason(error))
         return []
 

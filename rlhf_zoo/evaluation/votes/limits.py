@@ -36,6 +36,7 @@ class VoteLimits:
         self._bounds = ((max(10, per_hour // 6), 60.0), (per_hour, 3600.0), (4 * per_hour, _DAY))
         self._on_a_pair = max(3, per_hour // 20)
         self._clock = clock
+        # A fresh key per process: hashes cannot be linked across restarts, or reversed by trying all addresses.
         self._key = secrets.token_bytes(32)
         self._lock = threading.Lock()
         self._votes: OrderedDict[bytes, deque[tuple[float, bytes]]] = OrderedDict()
@@ -60,6 +61,7 @@ class VoteLimits:
                     f"No more than {most} votes in {_spoken(seconds)} are taken from one address: "
                     f"give this one again in {_spoken(recent[-most] + seconds - now)}."
                 )
+        # On one pair a single voter must not decide the result.
         if sum(each == on and at > now - _DAY for at, each in votes) >= self._on_a_pair:
             raise TooManyVotesError(
                 f"No more than {self._on_a_pair} votes on one prompt are taken from one address: judge another prompt."
@@ -74,6 +76,7 @@ class VoteLimits:
         """
         voter = self._digest(address)
         with self._lock:
+            # No bound needs more votes than the daily one.
             most, _ = self._bounds[-1]
             self._votes.setdefault(voter, deque(maxlen=most)).append((self._clock(), self._digest(*pair)))
             self._votes.move_to_end(voter)
@@ -109,6 +112,7 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         address = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
         return None
+    # An IPv4 address in IPv6 notation is the same voter.
     return getattr(address, "ipv4_mapped", None) or address
 
 

@@ -74,8 +74,10 @@ def preference_rate(scores: ArrayLike, prompts: Sequence[Hashable]) -> WinRate:
     sample = np.asarray(scores, dtype=float)
     estimate = win_rate(sample, 1 - sample, prompts)
     size = len(set(prompts))
+    # With few prompts, resampling understates how much they differ.
     if size >= FEW_PROMPTS:
         return estimate
+    # Rounded first, so that 3.0000000001 wins do not count as 4.
     won = round(estimate.value * size, 9)
     low, high = proportion(math.floor(won), size).ci95[0], proportion(math.ceil(won), size).ci95[1]
     return WinRate(estimate.value, (low, high), estimate.n, estimate.ties)
@@ -95,7 +97,7 @@ def bradley_terry(wins: ArrayLike, *, prior: float) -> NDArray[np.float64]:
     Source: Bradley & Terry 1952.
     """
     won = np.array(wins, dtype=float)
-    np.fill_diagonal(won, 0.0)
+    np.fill_diagonal(won, 0.0)  # a model against itself tells nothing
     games = won + won.T
     each = np.eye(len(won))
     first, second = np.nonzero(np.triu(games))
@@ -151,9 +153,11 @@ def elo(
 
     theta = bradley_terry(wins(np.ones(len(sample))), prior=prior)
     if size < FEW_PROMPTS:
+        # All votes on a prompt together weigh as one.
         table = wins((1 / np.bincount(group))[group])
         # Without a prior only differences of strengths are identified, hence the pseudo-inverse.
         spread = np.linalg.pinv(_information(theta, table + table.T, prior), hermitian=True)
+        # Ratings are relative to their mean, so the mean's uncertainty is projected out.
         centered = np.eye(len(players)) - 1 / len(players)
         error = np.sqrt(np.diag(centered @ spread @ centered))
         low, high = theta - _Z * error, theta + _Z * error
@@ -184,7 +188,9 @@ def summary(votes: Iterable[Ballot], *, seed: int = 1) -> dict[str, Any]:
         numbers the sets of models that votes link, because ratings of different sets are not on one scale. left: the
         left side's share of decisive votes, ½ without a bias.
     """
+    # A batch that was sent twice, or a copy in another file, must not count twice.
     distinct = list({vote.id: vote for vote in votes}.values())
+    # Votes between two checkpoints of PPO say nothing about PPO against SFT.
     between = [vote for vote in distinct if {vote.left.role, vote.right.role} == set(_ROLES)]
     names = _names(distinct)
     pairs: dict[tuple[_Key, _Key], list[Ballot]] = {}
@@ -272,6 +278,7 @@ def _linked(votes: Sequence[Ballot]) -> list[list[Ballot]]:
     leader: dict[_Key, _Key] = {}
 
     def find(key: _Key) -> _Key:
+        # Union-find: each set of linked models has one leader.
         while leader.setdefault(key, key) != key:
             key = leader[key]
         return key

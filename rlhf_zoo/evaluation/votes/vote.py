@@ -101,6 +101,7 @@ class Vote:
     def __post_init__(self) -> None:
         _check_text("prompt", self.prompt)
         _check(self.verdict in VERDICTS, "verdict", self.verdict, f"it is one of {', '.join(VERDICTS)}")
+        # A pair of equal texts would teach a reward model nothing, or noise.
         if self.verdict in DECISIVE and self.left.completion == self.right.completion:
             raise ZooError(f"A vote prefers the {self.verdict} one of two equal texts: let it be a tie.")
         heat = self.temperature
@@ -159,6 +160,7 @@ class Vote:
                 Shown(row[name], **{key: row[f"{name}_{key}"] for key in MODEL})
                 for name in side_names("default" if row["verdict"] in DECISIVE else "ties")
             )
+            # In `default`, the first column is the chosen side, whichever side it was on.
             left, right = (second, first) if row["verdict"] == "right" else (first, second)
             values = {key: row[key] for key in ("prompt", "verdict", *DRAWN)}
             return cls(left=left, right=right, **values)
@@ -199,6 +201,7 @@ def _check_text(name: str, text: Any) -> None:
     if len(text) > LONGEST_TEXT:
         raise ZooError(f"The {name} of a vote has {len(text)} characters: votes keep texts of at most {LONGEST_TEXT}.")
     try:
+        # Parquet stores UTF-8, which has no lone surrogates.
         text.encode()
     except UnicodeEncodeError as error:
         raise ZooError(f"The {name} of a vote holds half of a character (a lone surrogate): remove it.") from error
