@@ -1,7 +1,7 @@
 """Limits what a Hub can cost us: waiting time, pages of a list, bytes of JSON.
 
 huggingface_hub obeys any Retry-After in whole seconds, follows every next page and reads each answer to its end. A
-broken or malicious Hub could keep a command waiting for ever. Every request of the client passes through this module.
+broken or malicious Hub could keep a command waiting forever. Every request of the client passes through this module.
 """
 
 import functools
@@ -96,7 +96,7 @@ def _not_json() -> type[Exception]:
     class NotJSON(DecodingError, json.JSONDecodeError):
         def __init__(self, message: str) -> None:
             json.JSONDecodeError.__init__(self, message, "", 0)
-            self.args = (message,)  # without ": line 1 column 1 (char 0)" behind it
+            self.args = (message,)  # without the ": line 1 column 1 (char 0)" that JSONDecodeError appends
 
         def __str__(self) -> str:
             return str(self.args[0])

@@ -85,6 +85,7 @@ class Hub:
 
     @property
     def address(self) -> str:
+        """The Hub's address, from huggingface_hub if it has none of its own."""
         if self.endpoint is None:
             from huggingface_hub import constants
 
@@ -105,6 +106,7 @@ class Hub:
 
     @property
     def described(self) -> str:
+        """The Hub's name and why it was chosen, for the first line of a command."""
         return f"{'the embedded Hub' if self.kind == 'local' else self.endpoint} ({self.why})"
 
     def api(self) -> Any:
@@ -148,7 +150,7 @@ class Hub:
     def silence(self) -> Exception | None:
         """Probes the Hub with one short request.
 
-        The client itself tries six times before it gives up on a commit, and waits for ever on a connection that stays
+        The client itself tries six times before it gives up on a commit, and waits forever on a connection that stays
         open without an answer.
 
         Returns:

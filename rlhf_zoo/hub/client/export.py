@@ -116,6 +116,7 @@ class Source:
         return {entry.path: entry.oid for entry in self.git.files(commit)}
 
     def size(self, blob: str) -> int:
+        """Bytes of the content: of the large file, if the blob is a pointer."""
         return self.git.blob_info(blob).size
 
     def content(self, blob: str) -> str | bytes:
@@ -223,6 +224,8 @@ def export(
 
 
 class _Export:
+    """One run of `export`, and what it has learned of the target so far."""
+
     def __init__(self, source: Source, repo_id: str, say: Callable[[str], None], hub: Hub) -> None:
         self.source = source
         self.say = say

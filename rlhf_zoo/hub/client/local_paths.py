@@ -42,6 +42,7 @@ class _Place:
         self.repo, self.commit, self.folder, self.hub = repo, commit, folder, hub
 
     def partial(self, file: Wanted) -> Path:
+        """The path of an incomplete file, named by its digest: another revision with the same file can resume it."""
         return self.folder / PARTIAL / file.etag
 
     def copy(self, file: Wanted) -> Path | None:

@@ -76,6 +76,7 @@ class Pulled:
 
     @property
     def bytes(self) -> int:
+        """Size of all files together."""
         return sum(file.size for file in self.files)
 
 
@@ -238,7 +239,7 @@ def _known_revisions(hub: Hub, repo: str, revision: str | None) -> str:
     return did_you_mean(revision or "", tags) or f": it has {', '.join(tags) or 'no tags'}."
 
 
-# From the cache alone
+# From the cache, without the Hub
 
 
 def _from_cache(repo: str, revision: str | None, hub: Hub, but: Sequence[str], why: str) -> Pulled | None:
@@ -297,6 +298,7 @@ class _Progress:
         )
 
     def check(self) -> None:
+        """Raises _Stopped if the threads are to stop. Every report calls this, so no thread runs on for long."""
         if self.stop.is_set():
             raise _Stopped
 
@@ -448,7 +450,7 @@ def _fill(sink: IO[bytes], file: Wanted, url: str, hub: Hub, progress: _Progress
 
 
 def _append(sink: IO[bytes], file: Wanted, url: str, hub: Hub, progress: _Progress) -> None:
-    """Makes one request for the bytes after the end of `sink`. Stops at most one chunk behind the end of the file."""
+    """Makes one request for the bytes after the end of `sink`. Stops at most one chunk past the end of the file."""
     from huggingface_hub import constants
     from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_stream_backoff  # type: ignore[attr-defined]
 

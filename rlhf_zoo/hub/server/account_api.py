@@ -15,6 +15,8 @@ STATUS_PATH = "/api/rlhf-zoo"
 
 
 class AccountApi(Api):
+    """The account, the server itself, and plain-text pages for browsers."""
+
     def register(self, router: Router) -> None:
         router.add("GET", "/api/whoami-v2", self.whoami)
         router.add("GET", STATUS_PATH, self.status)

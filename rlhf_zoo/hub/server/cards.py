@@ -48,7 +48,7 @@ def card_of(oid: str, load: Callable[[], bytes]) -> tuple[dict[str, Any] | None,
 
 def parse_card(content: bytes) -> tuple[dict[str, Any] | None, str | None]:
     """Does the same as `read_card`, for a README that is not a blob. Nothing is cached."""
-    # A cut can split a character at the end, which lies far behind any metadata.
+    # The cut can split a character, but only far after the end of any metadata that we accept.
     text = content[:_HEAD_BYTES].decode(errors="replace")
     opening = _OPENING.match(text)
     closing = _CLOSING.search(text, opening.end()) if opening else None

@@ -26,6 +26,8 @@ _ITEM = {"_id": str, "id": str, "type": str, "note": str}
 
 
 class CollectionsApi(Api):
+    """Collections and their items."""
+
     def __init__(self, access: Access) -> None:
         super().__init__(access)
         self._root = access.storage.root / "collections"
@@ -92,6 +94,7 @@ class CollectionsApi(Api):
         return self._answer(request, collection)
 
     def get(self, request: Request, namespace: str, slug: str) -> Response:
+        """Returns a collection with the items that the caller may know of."""
         return self._answer(request, self._load(request, namespace, slug))
 
     def change(self, request: Request, namespace: str, slug: str) -> Response:
@@ -146,6 +149,7 @@ class CollectionsApi(Api):
         return self._answer(request, collection)
 
     def change_item(self, request: Request, namespace: str, slug: str, item: str) -> Response:
+        """Changes an item's note or moves it to another position."""
         request.require_write()
         fields = request.json()
         with self._locked():
@@ -160,6 +164,7 @@ class CollectionsApi(Api):
         return json_response({})
 
     def delete_item(self, request: Request, namespace: str, slug: str, item: str) -> Response:
+        """Removes an item. The repository stays."""
         request.require_write()
         with self._locked():
             collection = self._load(request, namespace, slug)

@@ -53,6 +53,8 @@ class _Change:
 
 
 class CommitsApi(Api):
+    """The three calls of an upload: card check, upload modes, commit."""
+
     def register(self, router: Router) -> None:
         router.add("POST", "/api/validate-yaml", self.validate, body=_CARD_BODY)
         router.add("POST", "/api/{repo}/preupload/{revision}", self.preupload, body=_PREUPLOAD_BODY)

@@ -18,6 +18,8 @@ _PAGE_EXPANDED = 50
 
 
 class FilesApi(Api):
+    """Files and folders of a revision."""
+
     def register(self, router: Router) -> None:
         router.add("GET", "/{page}/resolve/{revision}/{path*}", self.resolve)
         router.add("GET", "/{page}/raw/{revision}/{path*}", self.raw)

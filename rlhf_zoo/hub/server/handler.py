@@ -128,10 +128,12 @@ class HubServer(ThreadingHTTPServer):
         log.exception("A connection failed.")
 
     def enter(self) -> None:
+        """Counts a request that begins, for `wait_idle`."""
         with self._idle:
             self._busy += 1
 
     def leave(self) -> None:
+        """Counts a request that ends."""
         with self._idle:
             self._busy -= 1
             self._idle.notify_all()
@@ -148,6 +150,8 @@ def _is_same_origin(origin: str, host: str) -> bool:
 
 
 class Handler(BaseHTTPRequestHandler):
+    """Serves one connection, on a thread of its own."""
+
     protocol_version = "HTTP/1.1"
     server_version = "rlhf-zoo-hub"
     sys_version = ""
@@ -200,7 +204,7 @@ class Handler(BaseHTTPRequestHandler):
                 return
             except Exception as error:
                 response = self._failure(error)
-            # The next request on this connection starts behind the body. If its end cannot be reached, close.
+            # The next request on this connection starts after the body. If its end cannot be reached, close.
             if body is None or not body.drain():
                 self.close_connection = True
             self._send(response)

@@ -19,6 +19,8 @@ _MIME = "application/vnd.git-lfs+json"
 
 
 class LfsApi(Api):
+    """Uploads of large files by LFS, and copies between repositories."""
+
     def register(self, router: Router) -> None:
         """Adds the routes. They come before those of pages, whose addresses look similar."""
         router.add("POST", "/{page}.git/info/lfs/objects/batch", self.batch, body=SMALL_BODY)

@@ -39,6 +39,7 @@ class RepoId:
 
     @property
     def plural(self) -> str:
+        """The kind in URLs and folders: models, datasets or spaces."""
         return KINDS[self.kind]
 
     @property

@@ -78,10 +78,12 @@ class Waiting:
         self._connections: dict[socket.socket, None] = {}
 
     def add(self, connection: socket.socket) -> None:
+        """Adds a connection that starts to wait."""
         with self._lock:
             self._connections[connection] = None
 
     def remove(self, connection: socket.socket) -> None:
+        """Removes a connection whose head is complete, or that ended."""
         with self._lock:
             self._connections.pop(connection, None)
 

@@ -16,6 +16,8 @@ _PAGE = 50
 
 
 class RefsApi(Api):
+    """Branches, tags and commits of a repository."""
+
     def register(self, router: Router) -> None:
         router.add("GET", "/api/{repo}/refs", self.refs)
         router.add("GET", "/api/{repo}/commits/{revision}", self.commits)

@@ -25,6 +25,8 @@ _FILTERED = (*_SORTS, "tags", "pipeline_tag", "models", "datasets", "sha")
 
 
 class ReposApi(Api):
+    """Repositories as a whole."""
+
     def register(self, router: Router) -> None:
         router.add("POST", "/api/repos/create", self.create, body=SMALL_BODY)
         router.add("DELETE", "/api/repos/delete", self.delete, body=SMALL_BODY)
@@ -90,6 +92,7 @@ class ReposApi(Api):
         return json_response(answer)
 
     def settings(self, request: Request, repo: RepoId) -> Response:
+        """Changes the visibility of a repository."""
         self._access.write(request, repo)
         fields = request.json()
         if fields.get("gated"):
@@ -126,10 +129,12 @@ class ReposApi(Api):
         return json_response([{**item, "storagePercent": item["storage"] / total} for item in answer])
 
     def auth_check(self, request: Request, repo: RepoId, write: bool = False) -> Response:
+        """Answers whether the caller may read (or write) a repository."""
         (self._access.write if write else self._access.read)(request, repo)
         return json_response({})
 
     def info(self, request: Request, repo: RepoId, revision: str = MAIN) -> Response:
+        """Describes a repository at a revision."""
         settings = self._access.read(request, repo)
         expand = request.many("expand") or None
         with self._storage.git(repo) as git:

@@ -14,6 +14,8 @@ from .storage import now
 
 
 class SpacesApi(Api):
+    """The runtime, variables and secrets of Spaces."""
+
     def register(self, router: Router) -> None:
         router.add("GET", "/api/{space}/runtime", self.runtime)
         for action in ("restart", "pause"):

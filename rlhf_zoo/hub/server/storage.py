@@ -119,9 +119,11 @@ class Storage:
         return self.path(repo).is_dir()
 
     def git(self, repo: RepoId) -> GitRepository:
+        """Opens the git repository, as a context manager."""
         return GitRepository(self.path(repo))
 
     def large_files(self, repo: RepoId) -> LargeFiles:
+        """Returns the store of the repository's large files."""
         return LargeFiles(self.path(repo))
 
     @contextmanager
@@ -250,10 +252,10 @@ class Storage:
             if not self.exists(repo):
                 raise repo_not_found(repo, anonymous=False)
             # First the name, in one step. Removing gigabytes of files takes a while, and needs no lock.
-            rubbish = self._trash / f"old-{secrets.token_hex(8)}"
-            os.rename(self.path(repo), rubbish)
+            discarded = self._trash / f"old-{secrets.token_hex(8)}"
+            os.rename(self.path(repo), discarded)
             sync_folder(self.path(repo).parent)
-        shutil.rmtree(rubbish, ignore_errors=True)
+        shutil.rmtree(discarded, ignore_errors=True)
 
     def move(self, repo: RepoId, target: RepoId) -> None:
         """Renames a repository. Afterwards `moved` finds it by the old name.
@@ -326,7 +328,7 @@ class Storage:
                     yield RepoId(each, folder.parent.name, folder.name.removesuffix(".git"))
 
     def sweep(self) -> None:
-        """Removes what killed servers left behind: rubbish, incomplete uploads, unused objects.
+        """Removes what killed servers left behind: deleted repositories, incomplete uploads, unused objects.
 
         Only what is older than a day and what no process is writing is removed. Failures are logged.
         """

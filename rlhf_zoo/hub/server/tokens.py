@@ -157,7 +157,7 @@ class TokenFile:
         return None
 
     def _write(self, tokens: list[Token]) -> None:
-        # Here expired tokens are dropped for good; `role` refuses them already.
+        # Drops expired tokens from the file. `role` refuses them already.
         valid = [token for token in tokens if not token.expired]
         write_json(self._path, [{key: value for key, value in vars(t).items() if value is not None} for t in valid])
 

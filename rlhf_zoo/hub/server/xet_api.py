@@ -28,6 +28,8 @@ _TOKEN_SECONDS = 3600
 
 
 class XetApi(Api):
+    """Uploads of large files by Xet."""
+
     def register(self, router: Router) -> None:
         store = f"{XET_PREFIX}{{repo}}/{{epoch}}"
         router.add("GET", "/api/{repo}/xet-write-token/{revision}", self.write_token)
