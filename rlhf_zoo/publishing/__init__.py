@@ -1,3 +1,4 @@
-"""A run directory becomes repositories on a Hub: cards, plots, outbox, sender, catalog.
+"""Turns a run directory into repositories on a Hub: cards, plots, outbox, sender, catalog.
 
-It trains nothing and samples nothing."""
+It neither trains nor samples.
+"""

@@ -65,7 +65,9 @@ def plot_reward_against_kl(rows: Rows, path: Path, *, mark: int | None = None) -
     counts as 0.
 
     Args:
-        rows, path, mark: As in `plot_reward_and_kl`.
+        rows: Rows of metrics.jsonl.
+        path: The PNG.
+        mark: As in `plot_reward_and_kl`.
     """
     points = [
         (row["step"], _root(row["objective/kl"]), row["objective/score"])
@@ -253,8 +255,10 @@ def plot_panels(rows: Rows, panels: Sequence[Panel], path: Path, *, mark: int | 
     """Draws metrics against the step, one a panel, two panels a row. A metric with fewer than two points is left out.
 
     Args:
+        rows: Rows of metrics.jsonl.
         panels: (metric, title, unit) of each.
-        rows, path, mark: As in `plot_reward_and_kl`.
+        path: The PNG.
+        mark: As in `plot_reward_and_kl`.
     """
     drawn = [(title, unit, curve) for key, title, unit in panels if len((curve := series(rows, key))[0]) >= 2]
     if not drawn:
@@ -280,10 +284,12 @@ def plot_curves(
     """Draws metrics against the step on one scale. Needs two points of one of them.
 
     Args:
+        rows: Rows of metrics.jsonl.
         labels: Metric -> legend.
+        path: The PNG.
         title: Title of the figure.
         unit: Label of the y axis.
-        rows, path, mark: As in `plot_reward_and_kl`.
+        mark: As in `plot_reward_and_kl`.
     """
     curves = {label: series(rows, key) for key, label in labels.items()}
     drawn = {label: curve for label, curve in curves.items() if len(curve[0]) >= 2}
@@ -336,7 +342,8 @@ def plot_reliability(report: Mapping[str, Any] | None, path: Path) -> bool:
     """Draws confidence against the share of correct answers, with 95% intervals, and how many pairs each point has.
 
     Args:
-        report, path: As in `plot_margins`.
+        report: As in `plot_margins`.
+        path: The PNG.
     """
     calibration = at(report, "calibration")
     if not calibration or not calibration["bins"]:
@@ -360,7 +367,8 @@ def plot_score_by_length(report: Mapping[str, Any] | None, path: Path) -> bool:
     """Draws score against length over the texts of held-out pairs: means and quartiles in bins of equally many texts.
 
     Args:
-        report, path: As in `plot_margins`.
+        report: As in `plot_margins`.
+        path: The PNG.
     """
     length = at(report, "length")
     if not length or len(length["bins"]) < 2:

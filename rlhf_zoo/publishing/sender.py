@@ -290,8 +290,9 @@ class Sender:
         record.write(hub=self._context.hub.label, repo=_repository(repo, tags))
 
     def _release_digest(self, record: StageRecord) -> str:
-        """Returns a digest that changes whenever the final card would: with Hub, repository, the run's end and its
-        figures.
+        """Returns a digest that changes whenever the final card would.
+
+        It covers the Hub, the repository, the end of the run, and the evaluation's files.
         """
         document, evaluation = record.read(), self._context.record("eval").path
         run_end = {key: document.get(key) for key in ("finished", "chosen", "fingerprint", "reward_model")}

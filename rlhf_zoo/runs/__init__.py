@@ -1,3 +1,4 @@
-"""What a recipe says (recipe, settings, data, corpora) and what a run directory holds (record, lock, context).
+"""What a recipe holds (recipe, settings, data, corpora) and what a run directory holds (record, lock, context).
 
-No training and no publishing."""
+It neither trains nor publishes.
+"""

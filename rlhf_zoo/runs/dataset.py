@@ -95,6 +95,7 @@ FORMS: Mapping[str, Form] = {"sft": "texts", "reward": "pairs", "ppo": "prompts"
 
 
 def text_field(settings: StageSettings) -> str:
+    """Returns the column of plain texts that a stage reads."""
     return str(getattr(settings.trainer, "dataset_text_field", "text"))
 
 

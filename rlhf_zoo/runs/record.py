@@ -86,10 +86,11 @@ def first_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> str | None:
     """Returns the first key at which two sets of resolved settings differ.
 
     Args:
-        a, b: The settings.
+        a: The settings.
+        b: The other settings.
 
     Returns:
-        The key, the first in sorted order, nested keys joined by dots. None exactly where their fingerprints are equal.
+        The key, the first in sorted order, nested keys joined by dots; None exactly where their fingerprints are equal.
     """
     a, b = jsonable(a, named=True), jsonable(b, named=True)
     for key in sorted(a.keys() | b.keys()):

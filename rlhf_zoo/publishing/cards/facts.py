@@ -101,10 +101,12 @@ class Facts:
 
     @property
     def stage(self) -> str:
+        """Name of the stage."""
         return self.run["stage"]
 
     @property
     def recipe(self) -> str:
+        """Name of the recipe."""
         return str(self.run.get("recipe", "unknown"))
 
     @property
@@ -145,6 +147,7 @@ class Facts:
 
     @property
     def title(self) -> str:
+        """Name of the model."""
         return self.repo_id.rpartition("/")[2] if self.repo_id else f"{self.recipe}-{self.stage}"
 
     @property

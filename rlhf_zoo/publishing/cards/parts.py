@@ -116,7 +116,7 @@ def picks(facts: Facts, side: str) -> dict[str, list[dict[str, Any]]]:
 
 
 def notes_on_judge(judge: Mapping[str, Any]) -> Raw:
-    """Returns what a reader should know about a judge. (The template says where the main judge is the reward itself.)
+    """Returns what a reader should know about a judge; the template adds where the main judge is the reward itself.
 
     Args:
         judge: The judge's entry in evaluation.json.

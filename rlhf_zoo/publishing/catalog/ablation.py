@@ -40,6 +40,7 @@ class Run:
 
     @property
     def repo(self) -> str:
+        """The repository."""
         return str(self.listing["repo"])
 
     @property

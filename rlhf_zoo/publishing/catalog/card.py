@@ -112,6 +112,7 @@ class Card(dict[str, Any]):
 
     @property
     def stage(self) -> str | None:
+        """Name of the stage."""
         return one_line(self.get("stage"))
 
     @property
@@ -121,22 +122,27 @@ class Card(dict[str, Any]):
 
     @property
     def recipe(self) -> str | None:
+        """Name of the recipe."""
         return one_line(self.get("recipe"))
 
     @property
     def base(self) -> str | None:
+        """The base model."""
         return one_line(self.get("base_model"))
 
     @property
     def step(self) -> int | None:
+        """The step."""
         return whole(self.get("step"))
 
     @property
     def seed(self) -> int | None:
+        """The seed."""
         return whole(self.get("seed"))
 
     @property
     def simulated(self) -> bool | None:
+        """Whether a program stands in for the people who judge."""
         simulated = self.get("simulated")
         return simulated if isinstance(simulated, bool) else None
 

@@ -56,10 +56,12 @@ class Node:
 
     @property
     def card(self) -> Card:
+        """The member's card, {} without one."""
         return Card(self.member.card or {})
 
     @property
     def stage(self) -> str | None:
+        """Name of the stage, None where it is unknown."""
         return self.card.stage if self.card.stage in STAGES else None
 
     @property

@@ -128,7 +128,7 @@ def entry(
 
 
 def _figures(stage: str | None, card: Card) -> dict[str, Figure | None]:
-    """Returns the figures of this stage. (The card of every stage of a run holds the whole evaluation.)"""
+    """Returns the figures of this stage, since the card of every stage of a run holds the whole evaluation."""
     if stage == "reward":
         measured = at(card, "evaluation", "reward_model")
         is_measured = isinstance(measured, Mapping)

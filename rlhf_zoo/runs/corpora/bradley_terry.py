@@ -37,7 +37,8 @@ class BradleyTerry:
         """Chooses a text.
 
         Args:
-            text_a, text_b: The texts.
+            text_a: A text.
+            text_b: Another text.
             rng: The source of randomness.
 
         Returns:

@@ -47,6 +47,7 @@ class Remark:
 
     @property
     def words(self) -> list[str]:
+        """Its words."""
         return self.text.split(" ")
 
 

@@ -120,6 +120,11 @@ class Orientation:
         }
 
     def __call__(self, remark: Tokens) -> float:
+        """Returns the mean log-odds of a remark's words; 0 without words.
+
+        Args:
+            remark: The words of a remark.
+        """
         odds = [self._odds.get(word, 0.0) for word in remark if word[0].isalnum()]
         return sum(odds) / len(odds) if odds else 0.0
 

@@ -84,6 +84,16 @@ class ItemCount:
         return _Lenient(name=self.name)
 
     def __call__(self, prompts: Sequence[str], completions: Sequence[str], **columns: Any) -> list[float | None]:
+        """Scores completions.
+
+        Args:
+            prompts: The prompts.
+            completions: Their completions.
+            **columns: Further columns, which are ignored.
+
+        Returns:
+            1, 0 or None for each.
+        """
         return [self._score(prompt, text) for prompt, text in zip(prompts, completions, strict=True)]
 
     def _score(self, prompt: str, completion: str) -> float | None:

@@ -102,7 +102,8 @@ def steps(a: int, b: int) -> Iterator[str]:
     """Works out the sum of two numbers with equally many digits, from the last digit.
 
     Args:
-        a, b: The numbers.
+        a: A number.
+        b: The other number.
 
     Yields:
         digit + digit + carry = carry and digit.

@@ -42,9 +42,19 @@ class Writer:
         self.text = rng.choice(subjects(self.product, self.aspect.name))
 
     def turn_to(self, aspect: str) -> None:
+        """Makes an aspect of the product the subject.
+
+        Args:
+            aspect: Name of the aspect.
+        """
         self.aspect = ASPECT_BY_NAME[aspect]
 
     def add(self, text: str) -> None:
+        """Appends a text, after a space unless it begins with a mark.
+
+        Args:
+            text: The text.
+        """
         self.text += text if text[0] in ",;." else " " + text
 
     def fresh(self, phrases: tuple[str, ...]) -> str:
@@ -73,6 +83,11 @@ class Writer:
             self.add(FACTS[self.product, self.aspect.name][polarity])
 
     def vague(self, polarity: int) -> None:
+        """Adds a vague opinion.
+
+        Args:
+            polarity: +1 for praise, -1 for a complaint, 0 for neither.
+        """
         adjective = self.fresh(VAGUE[polarity])
         if polarity and " " not in adjective and self.rng.random() < 0.2:
             adjective = f"{self.rng.choice(INTENSIFIERS)} {adjective}"
@@ -95,24 +110,43 @@ class Writer:
             self.detail(polarity)
 
     def pronoun(self) -> str:
+        """Returns the pronoun of the current aspect."""
         return "they" if self.aspect.plural else "it"
 
     def consequence(self, polarity: int, *, of: str | None = None) -> None:
+        """Adds a consequence.
+
+        Args:
+            polarity: +1 for one of praise, -1 for one of a complaint.
+            of: Name of the aspect that it follows from; None takes the current one.
+        """
         aspect = ASPECT_BY_NAME[of] if of else self.aspect
         self.add(f"{self.rng.choice(FORWARD)} {self.fresh(aspect.gains if polarity > 0 else aspect.losses)}")
 
     def another_aspect(self, *, contrast: bool) -> None:
+        """Turns to another aspect of the product.
+
+        Args:
+            contrast: Whether the link expresses a contrast.
+        """
         self.turn_to(self.rng.choice([name for name in PRODUCTS[self.product] if name != self.aspect.name]))
         self.add(self.rng.choice(CONTRASTIVE if contrast else ADDITIVE))
         self.add(f"{self.rng.choice(('the', 'its'))} {self.aspect.name}")
 
     def verdict(self, polarity: int) -> None:
+        """Adds a verdict.
+
+        Args:
+            polarity: +1 for praise, -1 for a complaint.
+        """
         self.add(f"{self.rng.choice(ADDITIVE)} {self.fresh(VERDICTS[polarity])}")
 
     def aside(self) -> None:
+        """Adds a filler between commas."""
         self.add(f", {self.fresh(FILLERS)},")
 
     def filler(self) -> None:
+        """Adds a filler."""
         self.add(f", {self.fresh(FILLERS)}")
 
 
