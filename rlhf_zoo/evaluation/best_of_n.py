@@ -78,6 +78,7 @@ def choices(
     usable = [pair for pairs in of_prompt.values() for pair in pairs if wrong[pair] != right[pair]]
     selected = sorted(usable if len(usable) <= MOST else rng.sample(usable, MOST))
     every = list(of_prompt)
+    # Similarity is computed against each of them, so their number is bounded.
     others = every if len(every) <= LOOKED_AT else rng.sample(every, LOOKED_AT)
     # A text chosen for another prompt may answer this one well too, so it cannot serve as a wrong candidate.
     anywhere = set(right)

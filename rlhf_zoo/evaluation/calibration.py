@@ -148,6 +148,7 @@ def calibration_error_by_chance(
     sums = np.bincount(place, weights=confidence, minlength=bins)
     errors = []
     for _ in range(draws):
+        # Each simulated answer is right with its own confidence.
         right = np.bincount(place, weights=rng.random(len(confidence)) < confidence, minlength=bins)
         errors.append(float(np.abs(right - sums).sum() / len(confidence)))
     return float(np.mean(errors)), float(np.quantile(errors, 0.95))

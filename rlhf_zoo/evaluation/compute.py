@@ -113,6 +113,7 @@ class Compute:
 def _rollout(sizes: Mapping[str, int], prompts: float, completions: float) -> dict[str, Passes]:
     """Counts sampling, and one pass over prompt and completion by each of reference, reward and critic that exists."""
     tokens = prompts + completions
+    # Each scores the whole sequence in one forward pass.
     readers = {role: Passes(sizes[role], read=tokens) for role in ("reference", "reward", "critic") if role in sizes}
     return {"policy": Passes(sizes["policy"], generated=completions, read=prompts), **readers}
 

@@ -137,6 +137,7 @@ def wins(ours: ArrayLike, theirs: ArrayLike, *, tolerance: float = 1e-9) -> Floa
     Returns:
         (P, N) shares of the other method's samples that each of ours beats.
     """
+    # (P, N, S): every sample of ours against every one of theirs.
     gap = np.asarray(ours, dtype=float)[:, :, None] - np.asarray(theirs, dtype=float)[:, None, :]
     return np.asarray(np.where(np.abs(gap) <= tolerance, 0.5, gap > 0).mean(2), dtype=float)
 
@@ -255,6 +256,7 @@ def best_within(points: Sequence[Point], flops: float, *, served: int) -> Point 
     Returns:
         The best point; None where every point exceeds the budget.
     """
+    # Serving counts too: best-of-n trains nothing and pays for every completion.
     affordable = [point for point in points if point.flops(served) <= flops]
     return max(affordable, key=lambda point: float(point.judge.mean()), default=None)
 

@@ -32,6 +32,7 @@ def overlap(a: str, b: str) -> float:
         Σ_w min(n_w, m_w) / Σ_w max(n_w, m_w), from 0 to 1; 1 for two empty texts.
     """
     ours, theirs = Counter(words(a)), Counter(words(b))
+    # Counters intersect with the minimum and unite with the maximum of each count.
     both, either = (ours & theirs).total(), (ours | theirs).total()
     return both / either if either else 1.0
 

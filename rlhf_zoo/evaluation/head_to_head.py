@@ -302,6 +302,7 @@ def won(ours: Sequence[float], theirs: Sequence[float]) -> np.ndarray:
         (N,) 1 where ours is higher, 0 where theirs is, ½ for a tie (within `TIE`).
     """
     apart = np.subtract(ours, theirs)
+    # Within rounding error, scores of equal texts from different batches are equal.
     return np.where(np.abs(apart) <= TIE, 0.5, apart > 0)
 
 
@@ -315,6 +316,7 @@ def keys_of(size: int, samples: int) -> list[tuple[int, ...]]:
     Returns:
         (size,) keys (stream, prompt, sample).
     """
+    # Keys by prompt and sample: each completion has its own stream, whatever the batches.
     return [(STREAM, i // samples, i % samples) for i in range(size)]
 
 

@@ -116,8 +116,10 @@ def length_controlled_win_rate(
         ]
         low, high = np.quantile(sigmoid(np.array(drawn)), levels(size))
         interval = (float(low), float(high))
+    # Equal lengths count one half.
     longer = float(((np.sign(difference) + 1) / 2).mean())
     mean = float(difference.mean())
+    # Differences that never vary but are not 0 lie infinitely many deviations apart.
     shift = mean / scale if scale > 0 else math.copysign(math.inf, mean) if mean else 0.0
     return LengthControlled(value, interval, len(score), plain, float(coefficients[1]), scale, longer, shift)
 

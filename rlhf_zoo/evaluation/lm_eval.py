@@ -66,6 +66,7 @@ def check_data(tasks: Sequence[str], hub: Hub) -> None:
     # First, because loading an unknown name could pick up a file of that name.
     check_tasks(tasks)
     if tasks:
+        # Loading a task downloads its data into the cache of `datasets`.
         with _harness(hub, tasks):
             _manager().load(list(tasks))
 
@@ -156,6 +157,7 @@ def on_tasks(
 
 def _metrics(reached: Mapping[str, Any]) -> list[str]:
     """The names METRIC,FILTER of a task's figures, without their standard errors."""
+    # Other entries are names, such as the task's alias.
     return [key for key, value in reached.items() if "," in key and "_stderr," not in key and finite(value)]
 
 

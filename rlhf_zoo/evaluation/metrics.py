@@ -37,6 +37,7 @@ def metric_folder(name: str) -> Path:
     if name not in METRICS:
         hint = did_you_mean(name, METRICS) or f": there are {', '.join(METRICS)}."
         raise ZooError(f"There is no metric {name!r}{hint}")
+    # The wheel holds the files under `_metrics`, a checkout beside the package.
     package = Path(__file__).parents[1]
     folder = next(
         (root / name for root in (package / "_metrics", package.parent / "metrics") if (root / name).is_dir()), None
@@ -64,6 +65,7 @@ def load_metric(name: str, config_name: str | None = None) -> Any:
     """
     # run_path executes the file from the package; `evaluate.load` would import a copy from a cache.
     script = runpy.run_path(str(metric_folder(name) / f"{name}.py"))
+    # A class is named after its module: `win_rate` holds WinRate.
     kind = "".join(part.capitalize() for part in name.split("_"))
     return script[kind](config_name=config_name, keep_in_memory=True)
 

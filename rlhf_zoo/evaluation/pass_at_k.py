@@ -92,6 +92,7 @@ class Answers:
 
 def _voted(said: Sequence[Hashable], right: Floats) -> float:
     votes = Counter(answer for answer in said if answer is not None)
+    # Unreadable answers do not vote.
     most = max(votes.values(), default=0)
     # Equal readings are equally right, so the first answer of each stands for all.
     first = [said.index(answer) for answer, count in votes.items() if count == most]

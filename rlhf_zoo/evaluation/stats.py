@@ -483,6 +483,7 @@ def jackknife(value: float, left_out: ArrayLike, *, n: int) -> Estimate:
     size = len(theta)
     if size < 2:
         return Estimate(value, (-math.inf, math.inf), n)
+    # Values with one group left out differ little, so their variance is scaled up by (G − 1)².
     error = math.sqrt((size - 1) / size * float(np.square(theta - theta.mean()).sum()))
     return Estimate(value, (value - _Z * error, value + _Z * error), n)
 

@@ -20,6 +20,7 @@ def plain(text: str) -> str:
     Returns:
         The normalized text.
     """
+    # Models often differ from each other in nothing but spaces and capitals.
     return " ".join(text.lower().split())
 
 

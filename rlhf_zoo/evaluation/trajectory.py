@@ -237,6 +237,7 @@ def follow(
         result = measured(load_causal(path).eval(), f"validating step {step}")
         ours = _completions(tools, prompts, result, seed)
         points.append(_Point(step, result, probe(ours, theirs, seed=seed)))
+    # The judge's agreement with itself, over SFT and the last checkpoint.
     judged = [np.reshape(side.judges[judge], (count, -1)) for side in (sft, points[-1].measured)]
     return Trajectory(
         count,

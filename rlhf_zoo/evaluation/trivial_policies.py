@@ -151,6 +151,7 @@ def risen_ending(sft: Sequence[str], ppo: Sequence[str]) -> str | None:
     """
     rises: dict[int, tuple[float, str]] = {}
     for size in range(1, ENDING + 1):
+        # An ending that is the whole text is no ending.
         before, after = (Counter(filter(None, (_ending(text, size) for text in texts))) for texts in (sft, ppo))
         if after:
             # Shares rather than counts, since the two sides may differ in number.
@@ -191,4 +192,5 @@ def dealt(texts: Sequence[str], samples: int) -> list[str]:
     Returns:
         The same texts, shifted by one prompt.
     """
+    # A shift, not a shuffle, so that no prompt keeps its own completions.
     return [*texts[-samples:], *texts[:-samples]]

@@ -106,6 +106,7 @@ def as_data(**texts: str) -> str:
     Returns:
         The line.
     """
+    # "<" begins the marks of most chat templates; escaped, it is still the same JSON string.
     line = json.dumps(texts, ensure_ascii=False).replace("<", "\\u003c")
     return _CONTROL_TAG.sub(r"\\u005b", line)
 

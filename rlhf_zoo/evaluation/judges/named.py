@@ -236,6 +236,7 @@ def settled_pairs(pairs: Dataset, prefer: Callable[[str, str, random.Random], in
     kept = []
     for row, better in zip(rows, settled(list(zip(*sides, strict=True)), prefer, seed=seed), strict=True):
         if better is not None:
+            # The preference contradicts the label, so the sides change places.
             turned = {"chosen": row["rejected"], "rejected": row["chosen"]} if better else {}
             kept.append({**row, **turned})
     return Dataset.from_list(kept) if kept else None
@@ -361,6 +362,7 @@ def open_panel(
             scoring.append(
                 FunctionJudge(argument, name=title if first else None, description=description if first else None)
             )
+        # By the recipe's name for it, which may differ from the judge's own.
         if len(scoring) > before:
             named[name] = scoring[-1]
     return Panel((*scoring, *beside), tuple(comparing), tuple(votes), named)

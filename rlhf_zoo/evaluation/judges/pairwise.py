@@ -79,6 +79,7 @@ class FunctionPairJudge:
         description: str | None = None,
     ) -> None:
         self._function = load_function(target) if isinstance(target, str) else target
+        # The target is how errors name the function.
         self._target = target if isinstance(target, str) else getattr(target, "__name__", type(target).__name__)
         self.name = name or self._target.rpartition(":")[2]
         self.description = description or first_sentence(self._function) or f"The function {self._target}."
@@ -177,6 +178,7 @@ def compare_pairs(
     """
     verdicts = judge.compare(prompts, first, second)
     scores = [verdict.score for verdict in verdicts]
+    # Rows of one prompt are resampled together unless the caller groups them otherwise.
     labels = list(prompts if groups is None else groups)
     agreed, places, places_of = 0, [], []
     # Pairs of equal texts have no orders: nobody was asked about them.

@@ -31,6 +31,7 @@ def votes_on(
     Raises:
         ZooError: The data set cannot be read.
     """
+    # A private data set without a token looks like a missing one.
     with refusals_as(f"The votes of {name} cannot be read on {hub.name}", "check the name, --hub and the token."):
         votes = HubVotes(name, hub=hub).read()
     same_weights: dict[tuple[str, Origin], bool] = {}

@@ -208,6 +208,7 @@ def usual(texts: Sequence[Sequence[str]]) -> tuple[dict[str, float], float]:
     for tokens in texts:
         for word, n in Counter(tokens).items():
             counts.setdefault(word, []).append(n)
+    # Quantiles rather than maxima, so that one odd text of SFT's does not set the standard.
     longest = float(np.quantile([len(tokens) for tokens in texts], 0.95))
     most = {word: float(sorted(n)[math.ceil(0.99 * (len(n) - 1))]) for word, n in counts.items()}
     return most, max(1.0, longest)
@@ -228,6 +229,7 @@ def symbol_share(text: str) -> float:
     if not text:
         return 0.0
     marked = sum(match.end() - match.start() for match in _RUN.finditer(text))
+    # Plain printable text has no invisible characters.
     if not (text.isascii() and text.isprintable()):
         rest = _RUN.sub("", text)  # what stands in a run is not counted again
         marked += sum(unicodedata.category(char)[0] == "C" and char not in "\n\t\r" for char in rest)
@@ -269,6 +271,7 @@ def holders(texts: Sequence[Sequence[str]], longest: int, *, fewest: int) -> dic
         phrase, row = np.divmod(pairs, len(texts))
         starts = np.flatnonzero(np.diff(phrase, prepend=-1))
         sizes = np.diff(starts, append=len(phrase))
+        # A longer phrase is at most as common as its beginning, so rare beginnings are dropped for good.
         enough = sizes >= max(1, fewest)
         for start, size in zip(starts[enough].tolist(), sizes[enough].tolist(), strict=True):
             place = int(at[first[start]])

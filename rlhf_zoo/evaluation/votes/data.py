@@ -73,6 +73,7 @@ class HubVotes:
 
     def _head(self, api: Any) -> str:
         refs = api.list_repo_refs(self.name, repo_type="dataset")
+        # The commit, so that all of one reading is from one state of the repository.
         return next(ref.target_commit for ref in refs.branches if ref.name == "main")
 
     def _card(self, api: Any, head: str) -> str | None:

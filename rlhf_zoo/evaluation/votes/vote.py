@@ -156,6 +156,7 @@ class Vote:
             ZooError: The row is no vote.
         """
         try:
+            # Every value passes the checks of `Shown` and `Vote`, as the row may be anybody's.
             first, second = (
                 Shown(row[name], **{key: row[f"{name}_{key}"] for key in MODEL})
                 for name in side_names("default" if row["verdict"] in DECISIVE else "ties")
@@ -193,6 +194,7 @@ def _set_floats(instance: Any, *names: str) -> None:
     """Turns integers into floats, as the data set stores them; some integers have no exact float."""
     for name in names:
         if getattr(instance, name) is not None:
+            # The dataclass is frozen; this runs in its own __post_init__.
             object.__setattr__(instance, name, float(getattr(instance, name)))
 
 
@@ -217,4 +219,5 @@ def merged(*parts: Iterable[Vote]) -> list[Vote]:
         The votes.
     """
     by_id = {vote.id: vote for part in parts for vote in part}
+    # The id breaks ties, so the order is the same everywhere.
     return sorted(by_id.values(), key=lambda vote: (vote.time, vote.id))
