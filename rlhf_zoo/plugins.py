@@ -19,13 +19,13 @@ from typing import Any
 
 from .errors import ZooError
 
-CORPORA = "rlhf_zoo.runs.corpora"
+CORPORA = "rlhf_zoo.corpora"
 JUDGES = "rlhf_zoo.judges"
 PREFERENCES = "rlhf_zoo.preferences"
 REWARDS = "rlhf_zoo.rewards"
-RECIPES = "rlhf_zoo.runs.recipe"
-"""Entry points under which a package offers by name: corpora, judges (of single completions and of pairs), preferences,
-rewards, recipes."""
+RECIPES = "rlhf_zoo.recipes"
+"""Groups of entry points under which a package registers corpora, judges (of single completions and of pairs),
+preferences, rewards and recipes. They are public names, whichever module of ours reads them."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

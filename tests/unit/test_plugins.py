@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.plugins import load_object, registered
+from rlhf_zoo.plugins import CORPORA, JUDGES, PREFERENCES, RECIPES, REWARDS, load_object, registered
 
 GROUP = "rlhf_zoo.test_objects"
 
@@ -34,6 +34,11 @@ def package(tmp_path, monkeypatch):
 def test_module_and_attribute():
     assert load_object("json:dumps", group=GROUP) is json.dumps
     assert load_object("json.decoder:JSONDecoder.decode", group=GROUP) is json.JSONDecoder.decode
+
+
+def test_the_groups_of_entry_points_are_public_names():
+    groups = {CORPORA, JUDGES, PREFERENCES, RECIPES, REWARDS}
+    assert groups == {f"rlhf_zoo.{word}" for word in ("corpora", "judges", "preferences", "recipes", "rewards")}
 
 
 def test_entry_point(package):

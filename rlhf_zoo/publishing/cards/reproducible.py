@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ...fileio import hub_id
-from ...plugins import REWARDS, registered
+from ...plugins import CORPORA, PREFERENCES, REWARDS, registered
 from ...runs.registry import REWARD_ROLES, STAGES, parent_title
 from .facts import Facts
 
@@ -67,9 +67,9 @@ def _obstacles(facts: Facts) -> Iterator[str]:
 def _objects(facts: Facts, settings: Mapping[str, Any], shared: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Yields (key, name, group of entry points) of the Python objects that the stage's settings name."""
     if shared.get("corpus") is not None:
-        yield "corpus", str(shared["corpus"]), "rlhf_zoo.runs.corpora"
+        yield "corpus", str(shared["corpus"]), CORPORA
     if facts.stage == "reward" and settings.get("preference") is not None:
-        yield "preference", str(settings["preference"]), "rlhf_zoo.preferences"
+        yield "preference", str(settings["preference"]), PREFERENCES
     for name in facts.rewards if facts.stage == "ppo" else ():
         yield "reward_funcs", name, REWARDS
 
