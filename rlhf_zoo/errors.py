@@ -18,7 +18,7 @@ class NotFinite(ZooError):
 
 
 def printable(text: str) -> str:
-    """Escapes the control characters of a text, such as \\x1b; newlines and tabs stay.
+    r"""Escapes the control characters of a text, such as \x1b; newlines and tabs stay.
 
     Args:
         text: Any text.

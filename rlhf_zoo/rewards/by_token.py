@@ -1,4 +1,4 @@
-"""Rewards of parts of a completion: one a token, or spans of its text, brought to its tokens."""
+"""Rewards of parts of a completion: one number a token, or spans of its text that are mapped to its tokens."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,11 +9,15 @@ from ..modeling.alignment import TokenText
 
 
 class Misfit(Exception):
-    """What a reward for parts of a completion does not fit; to be told in a sentence that names function and row."""
+    """A reward for parts of a completion that does not fit it. The caller's sentence adds the function and the row."""
 
 
 def is_list(value: Any) -> bool:
-    """Whether a reward is a list of numbers or spans; an array or tensor of one element is a number."""
+    """Whether a reward is a list of numbers or spans. An array or tensor of one element is a number.
+
+    Args:
+        value: What a reward function returned for a row.
+    """
     if isinstance(value, (list, tuple)):
         return True
     shape = list(getattr(value, "shape", ()))
@@ -27,11 +31,24 @@ def paid_by_token(
     tokenizer: PreTrainedTokenizerBase | None,
     prompt: Sequence[int] = (),
 ) -> list[float]:
-    """What each of a completion's T tokens is paid. given: T numbers, or spans (start, end, value) of `text`.
+    """Converts a reward for parts of a completion to one number a token.
 
-    A span is paid once, on the token with which its last character is there, as process rewards are (arXiv:2305.20050).
-    text: the completion as the function read it, a part of what the tokens add to the prompt's. No spans pay nothing.
-    Raises Misfit for another count and for a span that is not in the text, and what `number` raises for what is none.
+    A span is paid once, on the token with which its last character is complete, as process rewards are
+    (arXiv:2305.20050).
+
+    Args:
+        given: T numbers, or spans (start, end, value) of `text`. No spans pay nothing.
+        text: The completion as the function read it, which is a part of what the tokens add to the prompt's text.
+        ids: T token ids of the completion.
+        tokenizer: The policy's, to find the tokens of spans.
+        prompt: Token ids of the prompt.
+
+    Returns:
+        T numbers.
+
+    Raises:
+        Misfit: The count is another one, or a span is not in the text.
+        TypeError, ValueError, RuntimeError: A value is no number, as for `number`.
     """
     if len(given) and not any(is_list(each) for each in given):
         if len(given) != len(ids):
@@ -43,12 +60,12 @@ def paid_by_token(
         return paid
     if tokenizer is None:
         raise Misfit("spans, and there is no tokenizer to find their tokens with")
-    found = TokenText(tokenizer, ids, prompt)
-    offset = found.text.rfind(text)
+    token_text = TokenText(tokenizer, ids, prompt)
+    offset = token_text.text.rfind(text)
     if offset < 0:
         raise Misfit("spans of a text that is not what its tokens decode to")
     for _, end, value in spans:
-        paid[found.completing(offset + end)] += value
+        paid[token_text.completing(offset + end)] += value
     return paid
 
 
@@ -62,7 +79,14 @@ def _span(given: Any, text: str) -> tuple[int, int, float]:
 
 
 def number(value: Any) -> float:
-    """A number of Python, NumPy or torch. Raises TypeError, ValueError or RuntimeError for anything else."""
+    """Converts a number of Python, NumPy or torch to a float.
+
+    Args:
+        value: The number. An integer beyond all floats becomes infinity.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: The value is no number.
+    """
     if isinstance(value, (str, bytes)):
         raise TypeError("a text is no number")
     try:

@@ -23,10 +23,14 @@ DISAGREEMENT = "disagreement"
 
 @dataclass(frozen=True)
 class Scored:
-    """total (B,): the weighted sum; each (B, F): one column a name of `Rewards`, NaN where it does not apply.
+    """The scores of B completions under F rewards, and what the functions logged.
 
-    by_token (B, T): what of the total belongs to single tokens, where a function returned lists; else None. What
-    functions logged of the batch: extra, columns of B values beside the completions; metrics, numbers by name.
+    Attributes:
+        total: (B,) the weighted sum.
+        each: (B, F), one column for each name of `Rewards`; NaN where a reward does not apply.
+        extra: Columns of B values to show beside the completions.
+        metrics: Numbers by name.
+        by_token: (B, T) the part of the total that belongs to single tokens; None if no function returned lists.
     """
 
     total: Tensor
@@ -36,7 +40,12 @@ class Scored:
     by_token: Tensor | None = None
 
     def rows(self, index: Tensor, *, width: int) -> Scored:
-        """What was scored of the chosen rows, of `width` tokens; without what functions logged."""
+        """Selects rows, without what functions logged.
+
+        Args:
+            index: The rows.
+            width: Tokens of their longest completion.
+        """
         by_token = None if self.by_token is None else self.by_token[index, :width]
         return Scored(self.total[index], self.each[index], by_token=by_token)
 
@@ -50,9 +59,18 @@ class Rewards:
     on the token that completes it; their sum is the row's number. It may be a coroutine function: all of these wait
     together, on one event loop that lasts as long as the process.
 
-    tokenizer: the policy's, which finds the tokens of spans. timeout: seconds that a function may take for a batch,
-    None for ever. names: of the rewards, and behind them of what is watched
-    and not paid: an ensemble's models, NAME_0 and on, and their disagreement.
+    Args:
+        rewards: Reward models, ensembles and functions.
+        weights: One for each reward; None weights all with 1.
+        tokenizer: The policy's, to find the tokens of spans.
+        timeout: Seconds that a function may take for a batch; None for no limit.
+
+    Attributes:
+        names: Of the rewards, and after them of what is only logged: an ensemble's models NAME_0, NAME_1, …, and their
+            disagreement.
+
+    Raises:
+        ZooError: There is no reward, one cannot score, or the weights have another count.
     """
 
     def __init__(
@@ -74,7 +92,7 @@ class Rewards:
         self.rewards = list(rewards)
         self.weights = [1.0] * len(rewards) if weights is None else [float(w) for w in weights]
         own = _unique([_name(reward) for reward in rewards])
-        watched = [name for one in zip(own, rewards, strict=True) for name in _watched(*one)]
+        watched = [name for pair in zip(own, rewards, strict=True) for name in _watched(*pair)]
         self.names = _unique([*own, *watched])
         self.tokenizer, self.timeout = tokenizer, timeout
 
@@ -85,6 +103,7 @@ class Rewards:
 
     @property
     def models(self) -> list[RewardModel]:
+        """The reward models, those of ensembles included."""
         return [model for model, _ in self.weighted_models]
 
     @property
@@ -104,15 +123,21 @@ class Rewards:
         trainer_state: Any = None,
         at_hand: Callable[..., AbstractContextManager] = nullcontext,
     ) -> Scored:
-        """Scores B completions. texts: prompt and completion of a row together, a text or a conversation.
+        """Scores B completions.
 
-        columns: others of the data set, for functions; names of `reserved.RESERVED` are left out. trainer_state: None
-        where nothing trains, and functions get none.
+        Args:
+            samples: Their token ids.
+            prompts: B texts or conversations.
+            completions: B texts, or lists of messages.
+            texts: B of prompt and completion together, texts or conversations.
+            columns: Other columns of the data set, for functions. Names in `reserved_columns.RESERVED` are left out.
+            trainer_state: Passed to functions; None where nothing trains, and functions get none.
+            at_hand: Called with each reward model; its context is open while that model scores.
 
-        at_hand: called with each reward model, and open while that one scores.
-
-        Raises ZooError when a function raises (what, and on which row), returns another count or what is no finite
-        number, when a model's score is not finite, or when nothing applies to a row. A function's own ZooError passes.
+        Raises:
+            ZooError: A function raises (the error says what, and on which row), or returns another count or a number
+                that is not finite; a model's score is not finite; or no reward applies to a row. A function's own
+                ZooError passes through.
         """
         device = samples.logprobs.device
         ids = samples.token_lists()
@@ -128,8 +153,8 @@ class Rewards:
         for (name, reward), weight in zip(named, self.weights, strict=True):
             if isinstance(reward, RewardEnsemble):
                 every = reward.score_each(samples, texts, at_hand=at_hand)
-                for model, one in zip(reward.models, every, strict=True):
-                    _finite(f"{name} {model.name}", one, batch)
+                for model, model_scores in zip(reward.models, every, strict=True):
+                    _finite(f"{name} {model.name}", model_scores, batch)
                 scores.append(reward.together(every))
                 watched += [*every, every.std(0)]
                 continue
@@ -137,8 +162,8 @@ class Rewards:
                 with at_hand(reward.model):
                     scores.append(_finite(name, reward.score_samples(samples, texts), batch).to(device))
                 continue
-            found, paid = numbers(name, returned[name], batch, self.tokenizer)
-            scores.append(found.to(device))
+            values, paid = numbers(name, returned[name], batch, self.tokenizer)
+            scores.append(values.to(device))
             if paid is not None:
                 padded = torch.zeros(samples.mask.shape, device=device)
                 padded[samples.mask] = torch.tensor([x for tokens in paid for x in tokens], device=device)
@@ -164,7 +189,7 @@ class Rewards:
 
 
 def _models(reward: Any) -> list[RewardModel]:
-    """The reward models that a reward runs; none of a function."""
+    """The reward models that a reward runs; a function runs none."""
     return reward.models if isinstance(reward, RewardEnsemble) else [reward] if isinstance(reward, RewardModel) else []
 
 
@@ -198,7 +223,7 @@ def _finite(name: str, scores: Tensor, batch: Batch) -> Tensor:
 
 
 def _name(reward: RewardModel | RewardEnsemble | RewardFunction) -> str:
-    """The name in metrics: of the function, also of one under partials, else of the object's class."""
+    """The name in metrics: a function's, also under partials, otherwise that of the object's class."""
     if _models(reward):
         return "reward_model"
     function = unwrapped(reward)
@@ -207,7 +232,7 @@ def _name(reward: RewardModel | RewardEnsemble | RewardFunction) -> str:
 
 
 def _unique(names: Sequence[str]) -> list[str]:
-    """Names that occur more than once get their place in the list behind them."""
+    """Adds to each repeated name its place in the list."""
     taken = {name for name in names if names.count(name) == 1}
     unique = []
     for place, name in enumerate(names):

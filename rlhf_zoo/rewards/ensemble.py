@@ -17,7 +17,15 @@ PENALTY = 0.5
 
 
 def check_ensemble(models: Sequence[Any], how: str | None) -> None:
-    """Raises ZooError where several reward models are not made one, where one is, and for one that is named twice."""
+    """Checks that several reward models say how they make one score.
+
+    Args:
+        models: The reward models, or their paths.
+        how: One of `functional.ENSEMBLES`, or None.
+
+    Raises:
+        ZooError: Several models have no `how`, a single one has one, or a model is given twice.
+    """
     if len(models) > 1 and how is None:
         raise ZooError(
             f"There are {len(models)} reward models and reward_ensemble does not say how they make one score: give "
@@ -26,16 +34,24 @@ def check_ensemble(models: Sequence[Any], how: str | None) -> None:
     if len(models) < 2 and how is not None:
         count = "one reward model" if models else "no reward model"
         raise ZooError(f"reward_ensemble is {how!r}, and there is {count}: give several, or leave it out.")
-    if twice := next((one for place, one in enumerate(models) if one in models[:place]), None):
+    if twice := next((model for place, model in enumerate(models) if model in models[:place]), None):
         name = twice if isinstance(twice, str) else getattr(twice, "name", type(twice).__name__)
         raise ZooError(f"The reward model {name} is given twice, and would agree with itself: give different ones.")
 
 
 class RewardEnsemble:
-    """One score of M reward models, by `functional.ensemble_scores`: how, and penalty λ (None is `PENALTY`).
+    """One score from M reward models, by `functional.ensemble_scores`.
 
-    Scores are compared with each other, so a model that centers or scales must know its own mean and deviation, which
-    put all in one unit. Raises ZooError for one that does not, and for models that make no ensemble.
+    Scores are compared with each other. So a model that centers or scales must know its own mean and deviation, which
+    put all of them in one unit.
+
+    Args:
+        models: At least two different ones.
+        how: One of `functional.ENSEMBLES`.
+        penalty: λ of mean_minus_variance; None for PENALTY.
+
+    Raises:
+        ZooError: A model keeps no mean and deviation of its scores, or the models make no ensemble.
     """
 
     def __init__(self, models: Sequence[RewardModel], *, how: str | None, penalty: float | None = None) -> None:
@@ -53,21 +69,53 @@ class RewardEnsemble:
     def score_each(
         self, samples: Samples, texts: Sequence[Any], *, at_hand: Callable[..., AbstractContextManager] = nullcontext
     ) -> Tensor:
-        """Scores of each model, (M, B); see `RewardModel.score_samples`. at_hand: opened around each model's turn."""
-        found = []
+        """Scores sampled completions with each model; see `RewardModel.score_samples`.
+
+        Args:
+            samples: B completions.
+            texts: B of prompt and completion together, texts or conversations.
+            at_hand: Called with each model; its context is open while that model scores.
+
+        Returns:
+            (M, B).
+        """
+        scores = []
         for model in self.models:
             with at_hand(model.model):
-                found.append(model.score_samples(samples, texts).to(samples.logprobs.device))
-        return torch.stack(found)
+                scores.append(model.score_samples(samples, texts).to(samples.logprobs.device))
+        return torch.stack(scores)
 
     def score_samples(self, samples: Samples, texts: Sequence[Any]) -> Tensor:
-        """The one score of each completion, (B,)."""
+        """Scores sampled completions.
+
+        Args:
+            samples: B completions.
+            texts: B of prompt and completion together, texts or conversations.
+
+        Returns:
+            (B,).
+        """
         return self.together(self.score_each(samples, texts))
 
     def score_texts(self, texts: Sequence[Any], *, ended: Sequence[bool]) -> Tensor:
-        """The one score of texts and conversations, (B,); see `RewardModel.score_texts`."""
+        """Scores texts and conversations; see `RewardModel.score_texts`.
+
+        Args:
+            texts: B texts or conversations.
+            ended: Whether each one ended by itself.
+
+        Returns:
+            (B,).
+        """
         return self.together(torch.stack([model.score_texts(texts, ended=ended).cpu() for model in self.models]))
 
     def together(self, scores: Tensor) -> Tensor:
-        """(M, B) -> (B,)."""
+        """Combines the scores of the models.
+
+        Args:
+            scores: (M, B).
+
+        Returns:
+            (B,).
+        """
         return F.ensemble_scores(scores, how=self.how, penalty=self.penalty)

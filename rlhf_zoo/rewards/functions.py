@@ -1,4 +1,4 @@
-"""Reward functions called as TRL's GRPO calls them, on one batch: what they return, what they log, where they fail."""
+"""Calls reward functions as TRL's GRPO does, on one batch: what they return, what they log, where they fail."""
 
 from __future__ import annotations
 
@@ -32,10 +32,15 @@ SHOWN = 80  # characters of a prompt or value in an error's sentence
 
 @dataclass(frozen=True)
 class Batch:
-    """What functions are told of B rows.
+    """What functions are called with for B rows.
 
-    columns: of the data set, lists of B values, or what belongs to no row. trainer_state: None where nothing trains.
-    prompt_ids: what completion_ids stand behind, () where nobody needs them.
+    Attributes:
+        prompts: B texts or conversations.
+        completions: B texts, or lists of messages.
+        completion_ids: B lists of token ids.
+        columns: Of the data set: lists of B values, or values that belong to no row.
+        trainer_state: None where nothing trains.
+        prompt_ids: B lists of token ids, before completion_ids; () where nobody needs them.
     """
 
     prompts: list[Any]
@@ -49,28 +54,36 @@ class Batch:
         return len(self.prompts)
 
     def row(self, index: int) -> Batch:
-        """One row as a batch of its own."""
-        one = slice(index, index + 1)
+        """Returns one row as a batch of its own.
+
+        Args:
+            index: The row.
+        """
+        rows = slice(index, index + 1)
         columns = {
-            name: values[one] if isinstance(values, (list, tuple)) and len(values) == len(self) else values
+            name: values[rows] if isinstance(values, (list, tuple)) and len(values) == len(self) else values
             for name, values in self.columns.items()
         }
         return replace(
             self,
-            prompts=self.prompts[one],
-            completions=self.completions[one],
-            completion_ids=self.completion_ids[one],
-            prompt_ids=self.prompt_ids[one],
+            prompts=self.prompts[rows],
+            completions=self.completions[rows],
+            completion_ids=self.completion_ids[rows],
+            prompt_ids=self.prompt_ids[rows],
             columns=columns,
         )
 
     def prompt(self, index: int) -> str:
-        """A row's prompt, quoted and shortened."""
+        """Returns a row's prompt, quoted and shortened.
+
+        Args:
+            index: The row.
+        """
         return repr(_shortened(text_of(self.prompts[index])))
 
 
 class FunctionCall:
-    """A reward function under its name, and what it logs while it scores one batch."""
+    """A reward function with its name, and what it logs while it scores one batch."""
 
     def __init__(self, name: str, function: RewardFunction) -> None:
         self.name = name
@@ -84,24 +97,42 @@ class FunctionCall:
         return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(function.__call__)
 
     def now(self, batch: Batch) -> Any:
-        """What the function returns. Raises what it raises."""
+        """Calls the function.
+
+        Args:
+            batch: What it scores.
+
+        Returns:
+            What the function returns.
+
+        Raises:
+            Exception: What the function raises.
+        """
         values = self.function(**self._arguments(batch))
         if inspect.isawaitable(values):
             return _wait(_awaited(values))
         return list(values) if isinstance(values, Iterator) else values
 
     async def soon(self, batch: Batch) -> Any:
-        """As `now`, of a coroutine function."""
+        """Like `now`, for a coroutine function."""
         return await self.function(**self._arguments(batch))
 
     def refuse(self, batch: Batch, error: Exception) -> NoReturn:
-        """Raises the sentence about an exception on a batch, which may be one already."""
+        """Raises the error for an exception on a batch.
+
+        Args:
+            batch: What the function scored.
+            error: What it raised.
+
+        Raises:
+            ZooError: Names the function and the row; the function's own ZooError passes through.
+        """
         if isinstance(error, ZooError):
             raise error
         raise self._fault(batch, error) from error
 
     def _fault(self, batch: Batch, error: Exception) -> ZooError:
-        """It names the first row that raises by itself too."""
+        """The error names the first row on which the function fails also by itself."""
         if misfit := self._misfit(batch):
             return misfit
         row = 0
@@ -121,9 +152,9 @@ class FunctionCall:
         )
 
     def _arguments(self, batch: Batch) -> dict[str, Any]:
-        """Every list and mapping is a copy, so that no function can change what the next one or a table sees.
+        """The function's arguments. Lists and mappings are copies, so that no function changes what the next one sees.
 
-        No column of the data takes the place of ours: names of RESERVED are left out.
+        A column of the data never replaces one of our arguments: names in RESERVED are left out.
         """
         state = {} if batch.trainer_state is None else {"trainer_state": batch.trainer_state}
         return {
@@ -150,7 +181,7 @@ class FunctionCall:
         return None
 
     def _misfit(self, batch: Batch) -> ZooError | None:
-        """The sentence about a signature that does not take what every reward function is called with."""
+        """The error for a signature that does not take what every reward function is called with."""
         arguments = self._arguments(batch)
         try:
             inspect.signature(self.function).bind(**arguments)
@@ -165,15 +196,18 @@ class FunctionCall:
 
 
 def answers(calls: Sequence[FunctionCall], batch: Batch, *, timeout: float | None = None) -> dict[str, Any]:
-    """What each function returns, by name; coroutine functions run together.
+    """Calls each function; coroutine functions run together.
 
     Args:
         calls: The functions.
         batch: What they score.
-        timeout: Seconds that one function, or all coroutine functions together, may take; None is for ever.
+        timeout: Seconds that one function, or all coroutine functions together, may take; None for no limit.
+
+    Returns:
+        What each function returned, by name.
 
     Raises:
-        ZooError: A function raises, or takes longer. After Ctrl-C it has a few seconds left (`deadline.GRACE`).
+        ZooError: A function raises, or takes longer. After Ctrl-C it has a few seconds left (`time_limit.GRACE`).
     """
     returned: dict[str, Any] = {}
     for call in calls:
@@ -209,10 +243,18 @@ def _in_time(calls: Sequence[FunctionCall], timeout: float | None) -> Iterator[N
 
 
 def logged(calls: Sequence[FunctionCall], count: int) -> tuple[dict[str, list[Any]], dict[str, float]]:
-    """Extra columns, and means of metrics.
+    """Collects what functions logged of a batch.
 
-    A column that two functions log has the second one's name behind it, and so has one that the table of completions
-    has already.
+    Args:
+        calls: The functions, after they were called.
+        count: Completions in the batch.
+
+    Returns:
+        Extra columns, and the means of metrics. Where two functions log a column of one name, or its name is one of the
+        table of completions, the function's name is added to it.
+
+    Raises:
+        ZooError: A column has another number of values.
     """
     extra: dict[str, list[Any]] = {}
     metrics: dict[str, list[float]] = defaultdict(list)
@@ -224,13 +266,13 @@ def logged(calls: Sequence[FunctionCall], count: int) -> tuple[dict[str, list[An
                     "completions: log one for each."
                 )
             extra[f"{column} ({call.name})" if column in extra or column in TABLE else column] = values
-        for name, seen in call.metrics.items():
-            metrics[name] += seen
-    return extra, {name: _mean(seen) for name, seen in metrics.items()}
+        for name, values_seen in call.metrics.items():
+            metrics[name] += values_seen
+    return extra, {name: _mean(values_seen) for name, values_seen in metrics.items()}
 
 
 def _mean(values: Sequence[float]) -> float:
-    """NaN where there is none: of infinities of both signs, of a sum beyond any float."""
+    """NaN where there is no mean: for infinities of both signs, or a sum beyond any float."""
     try:
         return math.fsum(values) / len(values)
     except (ValueError, OverflowError):
@@ -241,30 +283,52 @@ WANTED = "return a float or None for each completion"
 
 
 def count_of(name: str, values: Any, batch: Batch) -> list[Any]:
-    """What a function returned, as a list. Raises ZooError for what is none, or has not an entry for each row."""
+    """Checks that a function returned a list with one entry for each row.
+
+    Args:
+        name: The function's name.
+        values: What it returned.
+        batch: What it scored.
+
+    Returns:
+        The list.
+
+    Raises:
+        ZooError: It is no list, or has another length.
+    """
     if isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__iter__"):
         raise ZooError(f"The reward function {name} returned no list of numbers but {_show(values)}: {WANTED}.")
-    given = list(values)
-    if len(given) != len(batch):
+    rewards = list(values)
+    if len(rewards) != len(batch):
         raise ZooError(
-            f"The reward function {name} returned {len(given)} rewards for {len(batch)} completions: {WANTED}."
+            f"The reward function {name} returned {len(rewards)} rewards for {len(batch)} completions: {WANTED}."
         )
-    return given
+    return rewards
 
 
 def numbers(
     name: str, values: Any, batch: Batch, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> tuple[Tensor, list[list[float]] | None]:
-    """What a function returned as (B,) float32, NaN for None; and by token, where it is a list for some completion.
+    """Checks and converts what a function returned.
 
-    By token: a list of each completion's length, of zeros where the function returned one number or None. Its sum is
-    the number of such a row. tokenizer: finds the tokens of spans. Raises ZooError for what is not B finite numbers, or
-    lists that fit their completions.
+    Args:
+        name: The function's name.
+        values: What it returned.
+        batch: What it scored.
+        tokenizer: The policy's, to find the tokens of spans.
+
+    Returns:
+        (B,) float32, NaN for None. And, if the function returned a list for some completion, one number for each token
+        of each completion, otherwise None; a row's numbers are 0 where the function returned one number or None, and
+        the sum of a row with a list is its entry in the first result.
+
+    Raises:
+        ZooError: The values are not B finite numbers or lists that fit their completions.
     """
-    given = count_of(name, values, batch)
+    rewards = count_of(name, values, batch)
     totals: list[float] = []
     paid = [[0.0] * len(ids) for ids in batch.completion_ids]
-    for row, value in enumerate(given):
+    for row, value in enumerate(rewards):
         try:
             if is_list(value):
                 text, ids = text_of(batch.completions[row]), batch.completion_ids[row]
@@ -293,7 +357,7 @@ def numbers(
                 "finite number, or None where it does not apply."
             )
         totals.append(total)
-    return torch.tensor(totals, dtype=torch.float32), paid if any(map(is_list, given)) else None
+    return torch.tensor(totals, dtype=torch.float32), paid if any(map(is_list, rewards)) else None
 
 
 def _copied(value: Any) -> Any:
@@ -306,7 +370,11 @@ def _copied(value: Any) -> Any:
 
 
 def unwrapped(function: Any) -> Any:
-    """The function under any partials."""
+    """Returns the function under any partials.
+
+    Args:
+        function: A function, a partial or another callable.
+    """
     while isinstance(function, functools.partial):
         function = function.func
     return function
@@ -316,7 +384,11 @@ def unwrapped(function: Any) -> Any:
 
 
 def listed(words: Sequence[str]) -> str:
-    """ "a", "a and b", "a, b and c"."""
+    """Joins words as "a", "a and b" or "a, b and c".
+
+    Args:
+        words: At least one.
+    """
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
@@ -342,7 +414,7 @@ async def _awaited(values: Awaitable[Any]) -> Any:
 
 
 async def _together(coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
-    """What each of them returns or raises, so that all get to their end."""
+    """Runs all to their end, and returns what each of them returns or raises."""
     return await asyncio.gather(*coroutines, return_exceptions=True)
 
 

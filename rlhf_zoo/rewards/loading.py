@@ -1,4 +1,4 @@
-"""Reward models as PPO is given them: a classifier, one label of one, or a model that its user loads."""
+"""Loads reward models for PPO: a classifier, one label of a classifier, or a model that the user's own code loads."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -16,32 +16,45 @@ from .model import RewardModel
 
 
 def find_loader(name: str) -> Any:
-    """The class or function that `reward_model_loader` names. Raises ZooError where there is none."""
-    found = load_object(name, group=REWARDS)
-    if not callable(found):
+    """Loads the class or function that `reward_model_loader` names.
+
+    Args:
+        name: "module:attribute", or an entry point.
+
+    Raises:
+        ZooError: There is none, or it cannot be called.
+    """
+    loader = load_object(name, group=REWARDS)
+    if not callable(loader):
         raise ZooError(
-            f"reward_model_loader {name!r} is a {type(found).__name__}: name a class with from_pretrained, or a "
+            f"reward_model_loader {name!r} is a {type(loader).__name__}: name a class with from_pretrained, or a "
             "function of a path that returns a model."
         )
-    return found
+    return loader
 
 
 def load_reward_model(
     path: str | Path, *, label: str | None = None, loader: str | None = None, how: Loading = AS_SAVED
 ) -> PreTrainedModel:
-    """The reward model at a path or Hub id, which stands still and so is held as it was saved.
+    """Loads a reward model. It is not trained, so it keeps the precision that it was saved in.
 
-    label: of a classifier of several labels, the one whose output is the score. loader: "module:attribute" of a class
-    whose `from_pretrained` loads it, or of a function that is called with the path; it must come from the user, never
-    from a download. Raises ZooError for what cannot be loaded, and for a loader that gives no model of transformers.
+    Args:
+        path: A folder or a Hub id.
+        label: For a classifier of several labels, the one whose output is the score.
+        loader: "module:attribute" of a class whose `from_pretrained` loads the model, or of a function that is called
+            with the path. It must come from the user, never from a download.
+        how: How to load it.
+
+    Raises:
+        ZooError: It cannot be loaded, or the loader does not return a PreTrainedModel.
     """
     if loader is None:
         return load_classifier(path, label=label, how=how)
-    found, what = find_loader(loader), f"The reward model {path}"
-    if inspect.isclass(found) and hasattr(found, "from_pretrained"):
-        return load_model(found, path, what=what, how=how)
+    load, what = find_loader(loader), f"The reward model {path}"
+    if inspect.isclass(load) and hasattr(load, "from_pretrained"):
+        return load_model(load, path, what=what, how=how)
     try:
-        model = found(str(path))
+        model = load(str(path))
     except ZooError:
         raise
     except Exception as error:
@@ -70,11 +83,21 @@ def load_reward(
     scale: bool = True,
     how: Loading = AS_SAVED,
 ) -> RewardModel | RewardEnsemble:
-    """The reward that the models at `paths` give: that of a single one, or of several by `ensemble` and λ = penalty.
+    """Loads the reward that one model gives, or several as an ensemble.
 
-    place: brings a model to its device. label, output, pad_token: as RewardModel takes them. A model of one output, as
-    one given in place of the run's may be, needs no label, and a single one makes no ensemble. Raises ZooError as
-    `load_reward_model` and `RewardEnsemble` do.
+    Args:
+        paths: Folders or Hub ids.
+        policy_tokenizer: The policy's.
+        place: Moves a model to its device.
+        label, output, pad_token: As for `RewardModel`. A model of one output needs no label, such as one that replaces
+            the run's own.
+        loader: As for `load_reward_model`.
+        ensemble, penalty: How several models make one score; see `RewardEnsemble`. A single model ignores them.
+        center, scale: As for `RewardModel`.
+        how: How to load the models.
+
+    Raises:
+        ZooError: As for `load_reward_model` and `RewardEnsemble`.
     """
     models = []
     for path in paths:

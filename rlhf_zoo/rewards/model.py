@@ -1,4 +1,4 @@
-"""A reward model as a reward: ids where it shares the policy's tokenizer, text where it does not."""
+"""A reward model as a reward: it reads token ids if it shares the policy's tokenizer, otherwise text."""
 
 import copy
 import logging
@@ -30,25 +30,44 @@ REWARD_OUTPUTS = ("logit", "logprob")
 
 
 def same_tokenizer(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase) -> bool:
-    """Whether ids of `a` mean the same to `b`."""
+    """Whether token ids of one tokenizer mean the same to the other.
+
+    Args:
+        a, b: The tokenizers.
+    """
     return a is b or (
         a.get_vocab() == b.get_vocab() and a.eos_token_id == b.eos_token_id and a.pad_token_id == b.pad_token_id
     )
 
 
 class RewardModel:
-    """Scores (s − μ)/σ of whole sequences, with the (μ, σ) that the reward stage stored (0 and 1 if it did not).
+    """Scores whole sequences by (s − μ)/σ, with the μ and σ that the reward stage stored (0 and 1 if it did not).
 
-    center=False takes 0 for μ, scale=False takes 1 for σ; `mean` and `std` are what is applied, and `unmeasured` says
-    that one of them was asked for and is not known. The score is read at
-    the rightmost token that is not PAD: an ended response's end-of-sequence token, as in training. So PAD must differ
-    from it, which is checked. An encoder-decoder reads its score at an end-of-sequence token and nowhere else, so it is
-    given one also where a response did not end.
+    The score is read at the rightmost token that is not PAD: for a response that ended, its end-of-sequence token, as
+    in training. So PAD must be another token than EOS, which is checked. An encoder-decoder reads its score at an
+    end-of-sequence token only, so it is given one also where a response did not end.
 
-    label: of a classifier of several labels, the one whose output is s, by its name or index; output: its logit, or its
-    log-probability, among all labels or, where a text may have several, of it alone. Without a label the model has one
-    output; or, as a model of one's own may, one a token, of which the last token's is read. pad_token: PAD, of a
-    tokenizer that has none apart from EOS.
+    Args:
+        model: A classifier, or a model of one's own with one output, or one output a token, of which the last token's
+            is read.
+        tokenizer: The model's.
+        policy_tokenizer: The policy's.
+        batch_size: The most rows in a forward pass.
+        max_tokens: The most tokens in a forward pass, with padding; None for no bound.
+        center: Whether to subtract μ.
+        scale: Whether to divide by σ.
+        label: For a classifier of several labels, the one whose output is s, by its name or index.
+        output: "logit", or "logprob": the label's log-probability among all labels, or for a multi-label classifier of
+            it alone.
+        pad_token: PAD, for a tokenizer that has none apart from EOS.
+
+    Attributes:
+        mean, std: The μ and σ that are applied.
+        unmeasured: Whether μ or σ was asked for and is not known.
+        truncated: How many texts were too long for the model, and lost their beginning.
+
+    Raises:
+        ZooError: The model cannot score: PAD is EOS, μ or σ is not finite, or its embeddings do not fit the tokenizer.
     """
 
     def __init__(
@@ -109,16 +128,25 @@ class RewardModel:
 
     @property
     def always_ends(self) -> bool:
-        """Whether it reads an end-of-sequence token behind a text that did not end, too, as encoders do."""
+        """Whether it reads an end-of-sequence token also after a text that did not end, as encoders do."""
         kept = self.tokenizer.sep_token_id == self.tokenizer.eos_token_id
         framed = frame_of(self.tokenizer).behind[-1:] == (self.tokenizer.eos_token_id,)
         return bool(self.model.config.is_encoder_decoder) or (kept and framed)
 
     def to(self, device: torch.device | str) -> None:
+        """Moves the model to a device."""
         self.model.to(device)
 
     def score_samples(self, samples: Samples, texts: Sequence[Any]) -> Tensor:
-        """Scores of sampled completions. texts: B of prompt + completion, texts or conversations. Returns (B,)."""
+        """Scores sampled completions.
+
+        Args:
+            samples: B completions. Their token ids are read where the tokenizer and the template are the policy's.
+            texts: B of prompt and completion together, texts or conversations; read otherwise.
+
+        Returns:
+            (B,).
+        """
         rendered = any(not isinstance(text, str) for text in texts)
         if not self.shares_ids or self._strips or (rendered and not self._same_template):
             return self.score_texts(texts, ended=samples.ended.tolist())
@@ -129,12 +157,20 @@ class RewardModel:
         return self._score_ids(rows)
 
     def score_texts(self, texts: Sequence[Any], *, ended: Sequence[bool]) -> Tensor:
-        """Scores of texts and conversations; those that ended are closed as in training. Returns (B,)."""
+        """Scores texts and conversations.
+
+        Args:
+            texts: B texts or conversations.
+            ended: Whether each one ended by itself. Those get an end-of-sequence token, as in training.
+
+        Returns:
+            (B,).
+        """
         rows = [tokenize_for_reward(text, self.tokenizer, ended=done) for text, done in zip(texts, ended, strict=True)]
         return self._score_ids([self._cut(row) for row in rows])
 
     def _cut(self, row: list[int]) -> list[int]:
-        """The end of a text that is longer than the model can read, which is counted and said."""
+        """Keeps the end of a text that is too long for the model, counts it and logs that once."""
         if self.context is None or len(row) <= self.context:
             return row
         self.truncated += 1
@@ -145,7 +181,7 @@ class RewardModel:
 
     @torch.no_grad()
     def _score_ids(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        """Pads on the right, where every architecture, also an encoder that pools its first token, counts alike."""
+        """Scores token ids, padded on the right: an encoder that pools its first token needs it at position 0."""
         device = next(self.model.parameters()).device
         kwargs = {} if self.model.config.is_encoder_decoder else {"use_cache": False}
         ends = [0] * len(rows)
@@ -173,8 +209,8 @@ class RewardModel:
 
         scores = torch.zeros(len(rows), device=device)
         for chosen in _batches(ends, [len(row) for row in rows], self.batch_size, self.max_tokens):
-            found = self._parts.run(score, chosen)
-            scores[chosen] = torch.cat(list(found))
+            parts = self._parts.run(score, chosen)
+            scores[chosen] = torch.cat(list(parts))
         return scores
 
     def _read(self, logits: Tensor, mask: Tensor) -> Tensor:
@@ -195,7 +231,7 @@ class RewardModel:
 
     @contextmanager
     def _without_dropout(self) -> Iterator[None]:
-        """While open, the model is in evaluation mode. A model that is still being trained gets its own mode back."""
+        """While open, the model is in evaluation mode. Afterwards it is in the mode that it had before."""
         training = self.model.training
         self.model.eval()
         try:
@@ -224,7 +260,12 @@ class RewardModel:
 
 @cache
 def say_cut(name: str, context: int) -> None:
-    """Once for a model, however often it is loaded."""
+    """Warns once for each model that it truncates texts.
+
+    Args:
+        name: The model's name.
+        context: The most tokens that it reads.
+    """
     log.warning("The reward model %s reads %d tokens: of a longer text the beginning is left out.", name, context)
 
 
@@ -239,9 +280,9 @@ def _embeddings(model: PreTrainedModel, name: str) -> Any:
 
 
 def _batches(ends: Sequence[int], lengths: Sequence[int], size: int, max_tokens: int | None) -> Iterator[list[int]]:
-    """Places of rows alike in length, at most `size` and at most `max_tokens` with their padding at a time.
+    """Groups rows of similar length, at most `size` and at most `max_tokens` with their padding at a time.
 
-    An encoder-decoder takes rows with as many ends of sequence alone.
+    An encoder-decoder's batch holds only rows with the same number of end-of-sequence tokens.
     """
     batch: list[int] = []
     for place in sorted(range(len(lengths)), key=lambda place: (ends[place], lengths[place])):

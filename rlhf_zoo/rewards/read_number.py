@@ -1,4 +1,4 @@
-r"""The number that a text answers with: behind a marker, in a \boxed{…}, or the last one that it holds."""
+r"""Reads the number that a text answers with: after a marker, in a \boxed{…}, or the last one."""
 
 from __future__ import annotations
 
@@ -8,11 +8,19 @@ from typing import Literal
 
 
 def after_marker(text: str, marker: str | None) -> str | None:
-    """What follows the last `marker`, None where there is none; the whole text when no marker is asked for."""
+    """Returns what follows the last marker.
+
+    Args:
+        text: The text.
+        marker: The marker; None asks for none.
+
+    Returns:
+        The rest of the text; None where the marker is missing, and the whole text where none is asked for.
+    """
     if marker is None:
         return text
-    _, found, rest = text.rpartition(marker)
-    return rest if found else None
+    _, separator, rest = text.rpartition(marker)
+    return rest if separator else None
 
 
 _UNSIGNED = r"(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?"
@@ -34,14 +42,20 @@ _LATEX = (
 def read_number(
     text: str, *, marker: str | None = None, percent: Literal["unit", "hundredth"] = "unit"
 ) -> float | None:
-    r"""The number that a text answers with, None where there is none.
+    r"""Reads the number that a text answers with.
 
-    With `marker` it is the first number after the marker's last occurrence ("#### 42", as in GSM8K, arXiv:2110.14168).
-    Without, it is the last number within the last \boxed{…}, or the last of the text where nothing is boxed.
+    Reads "1,234.50" (a comma separates thousands), "-3" (and the sign −), "1/2", "\frac{1}{2}", "6e-3", "$5".
+    Expressions are not evaluated: of "3 · 10^4" it reads the 10, and of "1 1/2" the 1/2. A number beyond float64, or
+    with a zero denominator, does not count.
 
-    Reads "1,234.50" (a comma parts thousands), "-3" (and the sign −), "1/2", "\frac{1}{2}", "6e-3", "$5". percent:
-    "unit" drops a % as a unit, "hundredth" makes 0.42 of "42%". Expressions are not evaluated: of "3 · 10^4" it reads
-    the 10, and of "1 1/2" the 1/2. What is beyond float64, or over zero, is no number.
+    Args:
+        text: The text.
+        marker: The answer is the first number after the last marker ("#### 42", as in GSM8K, arXiv:2110.14168). Without
+            one it is the last number in the last \boxed{…}, or the last of the text where nothing is boxed.
+        percent: "unit" drops a % as a unit; "hundredth" reads "42%" as 0.42.
+
+    Returns:
+        The number; None where there is none.
     """
     scope = after_marker(text, marker)
     if scope is None:
@@ -57,9 +71,9 @@ def read_number(
 
 
 def _boxed(text: str) -> str:
-    r"""What stands in the braces of the last \boxed{…}; the whole text where there is none."""
-    _, found, rest = text.rpartition("\\boxed")
-    if not found:
+    r"""What the braces of the last \boxed{…} hold; the whole text where there is none."""
+    _, command, rest = text.rpartition("\\boxed")
+    if not command:
         return text
     rest = rest.lstrip()
     if not rest.startswith("{"):

@@ -1,9 +1,9 @@
-r"""Rewards that a program can check: answers, formats, lengths, repetition. No model, no judgement.
+r"""Rewards that a program can check: answers, formats, lengths, repetition. They use no model.
 
-Each is a frozen object, called as TRL's GRPO calls a reward function, `reward(prompts=…, completions=…, **columns)`; a
-completion is a text or a conversation, of which the last message counts. It can be pickled, and its `name` is what the
-metrics call it. A recipe names the ready-made ones (`reward_funcs: [numeric_match]`) or sets their fields as in a
-Python call with literal values, quoted where YAML would split or unescape it:
+Each is a frozen object that is called as TRL's GRPO calls a reward function, `reward(prompts=…, completions=…,
+**columns)`. A completion is a text or a conversation, of which the last message counts. The object can be pickled, and
+the metrics use its `name`. A recipe names the ready-made ones (`reward_funcs: [numeric_match]`), or sets their fields
+as in a Python call with literal values, quoted where YAML would split or unescape it:
 
     reward_funcs:
       - numeric_match(column="solution", absolute=0.01)
@@ -46,9 +46,11 @@ GSM8K = "####"  # stands before the answer in GSM8K, arXiv:2110.14168
 
 
 def text_of(message: Any) -> str:
-    """The text of a completion or prompt: itself, or the content of a conversation's last message.
+    """Returns the text of a completion or a prompt.
 
-    Content given as typed parts is its text parts, joined; no content (a bare tool call) is the empty text.
+    Args:
+        message: A text, or a conversation, of which the last message counts. Typed parts of its content are joined if
+            they are text; no content (a bare tool call) is the empty text.
     """
     if isinstance(message, str):
         return message
@@ -60,10 +62,12 @@ def text_of(message: Any) -> str:
 
 @runtime_checkable
 class Verifiable(Protocol):
-    """A reward that says whether an answer is right, 1 or 0: it may judge what it rewards.
+    """A reward that says whether an answer is right, 1 or 0, so that it can also judge what it rewards.
 
-    strict: it with the answer read where it is to stand alone; lenient: with the answer read wherever it stands. Where
-    one of them has a method `read` (text) -> what it is read as, or None, answers are put to the vote by it.
+    Attributes:
+        strict: The reward that reads the answer only in its proper place.
+        lenient: The reward that reads the answer wherever it stands. If one of the two has a method `read(text)`, which
+            returns the answer or None, answers are also put to a majority vote.
     """
 
     @property
@@ -101,35 +105,42 @@ class _Named:
 
 
 class Answered(_Named):
-    """One that reads the answers in a column of the prompts."""
+    """A reward that reads the right answers from a column of the prompts."""
 
     column: str
 
     def check_columns(self, names: Iterable[str]) -> None:
-        """Raises ZooError where prompts with these columns lack the one that holds the answers."""
+        """Checks that the prompts have the column with the answers.
+
+        Args:
+            names: Their columns.
+
+        Raises:
+            ZooError: They lack it, or reward functions get no column of that name.
+        """
         names, column = list(names), self.column
-        others = [one for one in names if one not in RESERVED]
+        others = [name for name in names if name not in RESERVED]
         if column in withheld(names):
             raise ZooError(
                 f"The reward {self.name} reads the column {column!r}, and reward functions get no column of that name: "
                 f"{how_to_rename(column)}, and name it, {self.name}(column=…)."
             )
         if column not in others:
-            known = ", ".join(map(repr, others)) or "no columns but the prompt"
+            named = ", ".join(map(repr, others)) or "no columns but the prompt"
             raise ZooError(
-                f"The reward {self.name} reads the column {column!r}, and the prompts have {known}: name the column of "
+                f"The reward {self.name} reads the column {column!r}, and the prompts have {named}: name the column of "
                 f"the answers, {self.name}(column=…)."
             )
 
     def answered(self, rows: Any, *, of: str) -> list[bool]:
-        """Which rows have an answer.
+        """Says which rows have an answer.
 
         Args:
             rows: A data set of prompts.
-            of: What to call it.
+            of: What errors call it.
 
         Raises:
-            ZooError: It lacks the column, or an answer cannot be read.
+            ZooError: The column is missing, or an answer cannot be read.
         """
         self.check_columns(rows.column_names)
         answers = [_accepted(answer) for answer in rows[self.column]]
@@ -145,7 +156,7 @@ class Answered(_Named):
         return [accepted is not None for accepted in answers]
 
     def _wanted(self, answer: Any) -> Any:
-        """An accepted answer as completions are compared with it."""
+        """An accepted answer in the form that completions are compared with."""
         raise NotImplementedError
 
     def _answers(self, columns: Mapping[str, Any]) -> list[list[Any] | None]:
@@ -167,12 +178,18 @@ def _accepted(answer: Any) -> list[Any] | None:
 class ExactMatch(Answered):
     """1 where a completion is the row's answer, 0 where it is not, None where the row has no answer.
 
-    column: of the data set, holds the answer, or a list of accepted ones; what is no text is compared as `str` writes
-    it. marker: a text that stands before the answer, such as "Answer:"; then only the rest of the line behind its last
-    occurrence counts, in the completion (without it, 0) and in an answer that holds it. Runs of white space are one
-    space, and outer ones nothing.
+    Runs of white space count as one space, and outer white space is ignored.
 
-    Raises ZooError when the data set lacks the column.
+    Attributes:
+        column: Of the data set, holds the answer or a list of accepted ones. Anything but text is compared as `str`
+            writes it.
+        marker: A text before the answer, such as "Answer:". Only the rest of the line after its last occurrence counts,
+            in the completion (without it, 0) and in an answer that holds it. None for no marker.
+        ignore_case: Whether case is ignored.
+        name: What metrics call it.
+
+    Raises:
+        ZooError: When called: the data set lacks the column.
     """
 
     column: str = "answer"
@@ -185,12 +202,12 @@ class ExactMatch(Answered):
 
     @property
     def strict(self) -> ExactMatch:
-        """The answer behind the marker, or the whole completion."""
+        """Reads the answer after the marker, or the whole completion."""
         return self
 
     @property
     def lenient(self) -> ExactMatch:
-        """The answer anywhere among a completion's words, in whatever case."""
+        """Finds the answer anywhere among a completion's words, whatever its case."""
         return _Contains(column=self.column, marker=self.marker, ignore_case=True, name=self.name)
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
@@ -200,7 +217,11 @@ class ExactMatch(Answered):
         ]
 
     def read(self, text: str) -> str | None:
-        """The answer that a text gives; None where it has no marker."""
+        """Reads the answer of a text; None where the marker is missing.
+
+        Args:
+            text: A completion.
+        """
         answer = after_marker(text, self.marker)
         return None if answer is None else self._plain(answer)
 
@@ -223,21 +244,28 @@ class _Contains(ExactMatch):
     read = None  # type: ignore[assignment]  # many answers may stand in a text
 
     def _matches(self, text: str, answers: Sequence[Any]) -> bool:
-        said = " ".join(text.split()).casefold()
+        plain = " ".join(text.split()).casefold()
         wanted = (self._wanted(each) for each in answers)
-        return any(re.search(rf"(?<!\w){re.escape(each)}(?!\w)", said) for each in wanted)
+        return any(re.search(rf"(?<!\w){re.escape(each)}(?!\w)", plain) for each in wanted)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NumericMatch(Answered):
     """1 where a completion's number is the row's answer, 0 where it is another or none, None where the row has none.
 
-    column: holds a number, a text that `read_number` reads, or a list of accepted ones. marker, percent: see
-    `read_number`; an answer without the marker is read without it. relative, absolute: what `math.isclose` calls
-    rel_tol (a share of the larger number) and abs_tol; the defaults are its own and forgive only rounding.
+    Logs the number that was read as the extra column NAME/read.
 
-    Logs the number that was read as the extra column NAME/read. Raises ZooError when the data set lacks the column, and
-    ValueError for an answer without a number.
+    Attributes:
+        column: Of the data set, holds a number, a text that `read_number` reads, or a list of accepted ones.
+        marker: As for `read_number`. An answer without the marker is read without it.
+        relative: The relative tolerance, `rel_tol` of `math.isclose`. The default allows for rounding alone.
+        absolute: The absolute tolerance, `abs_tol` of `math.isclose`.
+        percent: As for `read_number`.
+        name: What metrics call it.
+
+    Raises:
+        ZooError: When called: the data set lacks the column.
+        ValueError: When called: an answer holds no number.
     """
 
     column: str = "answer"
@@ -256,12 +284,12 @@ class NumericMatch(Answered):
 
     @property
     def strict(self) -> NumericMatch:
-        """The first number behind the marker, which is GSM8K's where it has none of its own."""
+        """Reads the first number after the marker, which is GSM8K's where it has none of its own."""
         return self if self.marker is not None else replace(self, marker=GSM8K)
 
     @property
     def lenient(self) -> NumericMatch:
-        """The last number of a completion, that of its last box where it has one."""
+        """Reads the last number of a completion, or of its last box."""
         return replace(self, marker=None) if self.marker is not None else self
 
     def __call__(
@@ -280,7 +308,11 @@ class NumericMatch(Answered):
         ]
 
     def read(self, text: str) -> float | None:
-        """The number that a text answers with."""
+        """Reads the number that a text answers with; None where there is none.
+
+        Args:
+            text: A completion.
+        """
         return read_number(text, marker=self.marker, percent=self.percent)
 
     def _matches(self, number: float | None, answers: Sequence[Any]) -> bool:
@@ -304,17 +336,21 @@ class NumericMatch(Answered):
 
 @dataclass(frozen=True, kw_only=True)
 class FormatMatch(_Named):
-    """1 where a completion has the form of a regular expression, else 0. Outer white space is left out.
+    """1 where a completion has the form of a regular expression, else 0. Outer white space is ignored.
 
-    pattern: in the syntax of `re`; flags stand in it, as in "(?s)" for a dot that matches line ends too. how:
-    "fullmatch" wants the whole completion to match, "search" some part of it. timeout: seconds for one completion.
+    A pattern whose repeats overlap, such as (a|aa)+$, can backtrack for longer than any run lasts. So the package
+    `regex` does the matching, which stops at `timeout`: a TimeoutError then ends the run and names the row, because a
+    silent 0 would make rewards depend on the machine's speed. The limit holds for each completion, and does not cover
+    the compilation of the pattern. Patterns come from the user, never from a download.
 
-    A pattern whose repeats overlap, such as (a|aa)+$, can backtrack for longer than any run lasts. So the matching is
-    that of the package `regex`, which stops at `timeout`: a TimeoutError then ends the run and names the row, since a
-    silent 0 would make rewards depend on the machine's speed. The limit is per completion, not for a batch, and does
-    not cover the compilation of the pattern; patterns come from the user, never from a download.
+    Attributes:
+        pattern: In the syntax of `re`, with flags inside, such as "(?s)" for a dot that matches line ends too.
+        how: "fullmatch" wants the whole completion to match, "search" a part of it.
+        timeout: Seconds for one completion.
+        name: What metrics call it.
 
-    Raises ZooError for a pattern that is no regular expression.
+    Raises:
+        ZooError: The pattern is no regular expression.
     """
 
     pattern: str
@@ -363,10 +399,15 @@ def _token_ids(reward: _Named, columns: Mapping[str, Any]) -> Sequence[Sequence[
 
 @dataclass(frozen=True, kw_only=True)
 class Length(_Named):
-    """The length of a completion; with `target`, −|length − target| / target, and −1 at worst.
+    """The length of a completion; with a target −|length − target| / target, and −1 at worst.
 
-    unit: "tokens" (the end-of-sequence token counts), "words" between white space, or "characters". Without a target
-    it pays for length as such: to be watched with weight 0, or weighted little, below 0 for short completions.
+    Without a target it pays for length as such. Log it with weight 0, or give it a small weight, below 0 for short
+    completions.
+
+    Attributes:
+        target: The wanted length; None for none.
+        unit: "tokens" (the end-of-sequence token counts), "words" between white space, or "characters".
+        name: What metrics call it.
     """
 
     target: int | None = None
@@ -387,9 +428,15 @@ class Length(_Named):
 
 @dataclass(frozen=True, kw_only=True)
 class SoftOverlong(_Named):
-    """0 up to limit − margin, falling in a line to −1 at limit, and −1 beyond: DAPO's eq. 13, arXiv:2503.14476.
+    """0 up to limit − margin, falling linearly to −1 at the limit, and −1 beyond.
 
-    limit, margin: in `unit`, counted as `Length` counts. With margin 0 every length up to the limit is free.
+    Attributes:
+        limit: In `unit`.
+        margin: In `unit`. With 0 every length up to the limit is free.
+        unit: As for `Length`.
+        name: What metrics call it.
+
+    Source: DAPO, arXiv:2503.14476, eq. 13.
     """
 
     limit: int
@@ -414,10 +461,14 @@ class SoftOverlong(_Named):
 
 @dataclass(frozen=True, kw_only=True)
 class Repetition(_Named):
-    """Minus the share of a completion's n-grams that stood in it before, distinct / all − 1; 0 where it has none.
+    """Minus the share of a completion's n-grams that occurred in it before: distinct / all − 1; 0 where it has none.
 
-    −seq-rep-n of Welleck et al. 2019, arXiv:1908.04319 §6, with its n of 4. unit: "tokens" as there, or "words" as
-    `rlhf_zoo.evaluation.text` counts them.
+    Attributes:
+        n: Length of an n-gram.
+        unit: "tokens", or "words" as `modeling.words` counts them.
+        name: What metrics call it.
+
+    Source: −seq-rep-n of Welleck et al. 2019, arXiv:1908.04319, §6, with its n of 4.
     """
 
     n: int = 4
