@@ -143,7 +143,7 @@ def _holder(repo: str, commit: str | None, hub: Hub) -> str | None:
         content = json.loads(hub.file(repo, CLAIM_FILE, revision=commit).read_text(encoding="utf-8"))
     except EntryNotFoundError:
         return None
-    except (ValueError, RecursionError):  # unreadable: somebody's, and not ours to take unasked
+    except (ValueError, RecursionError):  # an unreadable claim still counts as another run's
         return ""
     run = content.get("run") if isinstance(content, dict) else None
     return run if isinstance(run, str) else ""

@@ -82,7 +82,7 @@ def check_access(namespace: str | None, *, hub: Hub = CLIENT) -> str:
             f"The Hub {hub.address} cannot be reached ({reason(error)}): check the address and the network, or "
             "use --hub local."
         ) from error
-    # Fine-grained tokens have a role of their own, whose rights only a write can tell: refuse what surely fails.
+    # A fine-grained token has a role of its own, which does not tell its rights. Refuse only what surely cannot write.
     role = ((me.get("auth") or {}).get("accessToken") or {}).get("role")
     if role == "read":
         raise ZooError(f"The token for {hub.address} may only read: publishing needs one with the role write.")
@@ -385,7 +385,7 @@ def _commit_whole(
     from huggingface_hub import CommitOperationDelete
 
     def operations(head: str) -> list[Any]:
-        # The claim lies on main, so only there can it be read at the very head that the commit builds on.
+        # claim.json is on main. For a commit on main it is read at the head that the commit builds on.
         check_claim(run, repo_id, commit=None if revision else head, hub=hub)
         there = hub.api().list_repo_files(repo_id, revision=head)
         stale = [name for name in there if _is_ours(name) and name not in files]
