@@ -58,7 +58,7 @@ class Outbox:
             if kind is None:
                 self.drain()
             elif self._broken is None:
-                # What was saved before an interruption or an error is sent as long as the Hub takes it quickly.
+                # After an interruption or an error, send what was saved only as long as the Hub accepts it quickly.
                 self.notify()
                 self._wait(patience=LAST_PATIENCE, whatever=True)
         finally:

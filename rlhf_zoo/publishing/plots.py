@@ -20,7 +20,7 @@ _BLUE, _ORANGE, _GREEN, _GRAY, _PURPLE, _BROWN = "#1f5fa8", "#c8501e", "#2d7d46"
 _WIDTH = 7.2  # inches, at 120 dots each
 _LABEL = 36  # characters of a row's label; longer labels lose their beginning
 _ROOTS = "nats$^{1/2}$ per completion"
-_POINTS = 60  # with more, a curve shows no markers
+_POINTS = 60  # curves with more points show no markers
 
 
 def series(rows: Iterable[Mapping[str, Any]], key: str) -> tuple[list[int], list[float]]:

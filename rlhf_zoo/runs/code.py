@@ -13,7 +13,7 @@ from .data.sources import check_unchanged, digest_of
 from .settings.judge_names import kind_of
 from .settings.parse import StageSettings
 
-#: The kinds of judges that are somebody's code, and the group of entry points that names it.
+#: Kinds of judges that are code -> the group of entry points in which their name is looked up.
 _GROUPS = {"function": JUDGES, "rule": REWARDS, "unlabeled": JUDGES, "pairs": JUDGES}
 
 
@@ -104,7 +104,7 @@ def _sources(module: ModuleType) -> tuple[Path, set[Path]]:
     folder that it imports.
     """
     top = top_module(module)
-    if top.__name__ == __name__.partition(".")[0]:  # whose version run.json records
+    if top.__name__ == __name__.partition(".")[0]:  # this package: run.json records its version instead
         return Path(), set()
     if hasattr(top, "__path__"):
         folder = Path(next(iter(top.__path__)))
@@ -125,7 +125,7 @@ def _sources(module: ModuleType) -> tuple[Path, set[Path]]:
 
 def _imported(file: Path) -> Iterator[Path]:
     """Yields the files in the same folder that a file imports."""
-    with suppress(OSError, SyntaxError, ValueError):  # which Python would not import either
+    with suppress(OSError, SyntaxError, ValueError):  # a file that cannot be parsed cannot be imported either
         for node in ast.walk(ast.parse(file.read_bytes())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) and node.module and not node.level else []

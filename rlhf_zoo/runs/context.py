@@ -311,18 +311,18 @@ class RunContext:
         if "ppo" not in self.recipe.stages:
             return settings
         ppo, of_ppo, resolved = settings if stage == "ppo" else self.settings("ppo"), {}, dict(settings.resolved)
-        if stage == "reward":  # its samples are drawn as PPO will draw them, so these are its settings too
+        if stage == "reward":  # its samples are drawn as PPO will draw them, so these keys affect its result too
             of_ppo = {
                 "dataset_config": ppo.data.dataset_config,
                 "response_length": ppo.trainer.response_length,
                 "temperature": ppo.trainer.temperature,
                 **({key: getattr(ppo.trainer, key) for key in CUTS} if ppo.trainer.truncation else {}),
             }
-        if ppo.data.held_out_share is not None:  # from whose prompts no stage learns
+        if ppo.data.held_out_share is not None:  # no stage learns from the prompts that PPO holds out
             if stage != "ppo":
                 of_ppo |= {key: getattr(ppo.data, key) for key in HOLDS_OUT}
             split = settings.recipe.evaluation.dataset_test_split
-            # Then all of them are watched by, and pairs are simulated on them.
+            # If the evaluation has a split of its own, all held-out prompts go to validation and simulated pairs.
             if split is not None and (stage == "ppo" or getattr(settings.data, "simulated_pairs", None) is not None):
                 resolved["evaluation"] = {"dataset_test_split": split}
         return replace(settings, resolved=resolved | ({"ppo": of_ppo} if of_ppo else {}))
@@ -416,7 +416,7 @@ class RunContext:
             return
         step = document["chosen"]["step"]
         target, tag = record.checkpoint_path(step), tag_name(step)
-        # A stranger's run.json could name a private repository of whoever pushes it.
+        # A downloaded run.json could name a private repository of the user who pushes it, so it is not trusted.
         there = document.get("hub") == self.hub.label and record.is_own()
         published = (document.get("repo") or {}).get("id") if there else None
         repo = published or self.repo(stage)
@@ -451,7 +451,7 @@ class RunContext:
                 f"There is no finished {stage} checkpoint in {self.directory} nor under {repo}@{revision} on "
                 f"{self.hub.described}: run `{self.stage_command(stage)}` first."
             ) from error.__cause__
-        # The same run has the same fingerprint, whether its stages lie here or on the Hub.
+        # Computed from the published settings, so that a run has one fingerprint whether its stages are here or not.
         settings = checkpoint.path / RECIPE_FILE
         run_fingerprint = fingerprint(read_json(settings)) if settings.is_file() else checkpoint.commit
         return ParentCheckpoint(

@@ -59,11 +59,12 @@ def sole_writer(directory: Path, *, command: str) -> Iterator[None]:
     if not distributed.first():
         yield
         return
-    whole = Path(os.path.realpath(directory))
+    # Resolved, so that two names of one directory share one lock.
+    real_path = Path(os.path.realpath(directory))
     with _HOLDING:
-        held = _HELD.get(whole)
+        held = _HELD.get(real_path)
         if held is None:
-            held = _HELD[whole] = _take(whole, named=directory, command=command)
+            held = _HELD[real_path] = _take(real_path, named=directory, command=command)
         held.count += 1
     try:
         yield
@@ -71,8 +72,8 @@ def sole_writer(directory: Path, *, command: str) -> Iterator[None]:
         with _HOLDING:
             held.count -= 1
             if not held.count:
-                del _HELD[whole]
-                _release(held, whole)
+                del _HELD[real_path]
+                _release(held, real_path)
 
 
 def _take(directory: Path, *, named: Path, command: str) -> _Held:

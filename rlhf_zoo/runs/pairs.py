@@ -103,7 +103,7 @@ def recipe_on_pairs(recipe: Recipe, pairs: NamedPairs, *, response_length: int, 
         reward["held_out_share"] = recipe.stages["reward"].get("held_out_share") or HELD_OUT_SHARE
     drawn = {"response_length": response_length, "temperature": temperature}
     ppo = {**recipe.stages.get("ppo", {}), **drawn, "dataset_config": pairs.configuration}
-    ppo.pop("held_out_share", None)  # of PPO's own prompts
+    ppo.pop("held_out_share", None)  # it is about PPO's own prompts, which this run does not read
     shared: dict[str, Any] = {
         "dataset_name": pairs.name,
         "dataset_revision": pairs.commit,
@@ -167,7 +167,7 @@ def named_pairs(context: RunContext) -> NamedPairs | None:
         return None
     made = context.record("data").read()
     if made.get("status") == "finished" and made.get("resolved", {}).get("dataset_name") == name:
-        return None  # the corpus has read it
+        return None  # the recipe's corpus reads this data set, so it is not a set of pairs
     document = {} if context.restart else context.record("reward").read()
     begun = document.get("resolved", {})
     before = begun.get("recipe", {})
@@ -189,7 +189,7 @@ def _look_for_pairs(context: RunContext, name: str, revision: str | None) -> Nam
         ):
             commit = data.commit
             configurations = data.configurations(**options)
-            if prompts in configurations:  # that PPO will roll out
+            if prompts in configurations:  # it has prompts for PPO, so it replaces the recipe's data as a whole
                 return None
             flags = context.flags.get("reward", {})
             stage = {**context.recipe.stages["reward"], **flags}
@@ -205,7 +205,7 @@ def _look_for_pairs(context: RunContext, name: str, revision: str | None) -> Nam
         if is_disk_full(error):
             raise
         if local or context.shared.corpus is None:
-            return None  # whoever reads it says what is wrong
+            return None  # the stage that reads it reports what is wrong
         raise ZooError(
             f"The data set {name} cannot be looked at ({reason(error)}): check its name and {source.hub.flag}."
         ) from error

@@ -119,7 +119,7 @@ def member_run(context: RunContext, seed: int) -> RunContext:
 
 def _of(context: RunContext, name: str) -> RunContext:
     match = MEMBER.fullmatch(name)
-    assert match is not None  # `is_member` was asked
+    assert match is not None  # callers check `is_member` first
     return member_run(context, int(match[1]))
 
 

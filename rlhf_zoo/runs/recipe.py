@@ -154,7 +154,7 @@ def _registered(name: str) -> tuple[Path, dict[str, str]]:
     [(where, dist)] = packages.items()
     top, *below = where.split(".")
     try:
-        spec = importlib.util.find_spec(top)  # which imports nothing
+        spec = importlib.util.find_spec(top)  # find_spec of a top-level name imports nothing
     except (ImportError, ValueError):
         spec = None
     for folder in (spec.submodule_search_locations if spec is not None else None) or []:
@@ -250,13 +250,13 @@ def copy_recipe(name: str, target: Path) -> Path:
         raise ZooError(f"{target} is there already: choose another name, or remove it first.")
     downloaded = _is_downloaded(source)
     if downloaded and (link := find_outward_link(source, hidden=True)) is not None:
-        # Its copy would be a file of the recipe, which its stages may read and publish.
+        # The copy would hold the linked file itself, which the recipe's stages may read and publish.
         raise ZooError(f"{source} was downloaded, and {link} in it is a link to outside of it: remove that first.")
     # The copy has a mark of its own, so that removing that one file is enough.
     marks = (MARK, PARTIAL, CARD, DOWNLOADED.parts[0])
     try:
         target.mkdir(parents=True)
-        if downloaded:  # before the first file: a copy may be interrupted
+        if downloaded:  # written first, since the copy may be interrupted
             (target / MARK).write_text(
                 "Copied from a download: read the recipe, and remove this file if you trust it.\n"
             )
@@ -314,7 +314,7 @@ def _strict(path: Path) -> Any:
                     continue
                 key = self.construct_object(key_node, deep=True)
                 if not isinstance(key, Hashable):
-                    continue  # super() says so
+                    continue  # super() reports it
                 if key in keys:
                     line = key_node.start_mark.line + 1
                     raise ZooError(f"{path}, line {line}, says {key!r} a second time: keep one of them.")

@@ -23,12 +23,12 @@ class Row:
         simulated: Whether a program stands in for the people who judge.
         description: What it shows, in a sentence.
         hardware: One of `HARDWARE`.
-        memory: Memory of each card.
+        memory: Memory that each card needs.
         model: The model that its first stage names.
         data: The data set or corpus that it names.
-        license: License of the model.
-        source: Where the figures of others were published.
-        published: Figures that others published.
+        license: Licenses of model and data.
+        source: Where others published the recipe and its figures.
+        published: The figures of others.
         ours: Our figures.
         smoke: The tests that run its `rlhf-zoo smoke`.
         package: NAME VERSION of another package that registers it.

@@ -21,7 +21,7 @@ def doing(what: str) -> Iterator[None]:
         what: What is being done, such as "sft: merging the adapter".
     """
     ended = threading.Event()
-    disable = None if distributed.first() else True  # None: by whether there is a terminal
+    disable = None if distributed.first() else True  # None shows it only on a terminal
     with tqdm(desc=what, bar_format="{desc}, {elapsed}", leave=False, disable=disable) as line:
 
         def refresh() -> None:

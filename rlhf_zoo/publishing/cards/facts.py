@@ -19,7 +19,7 @@ from ...runs.registry import STAGES, starts_on_base
 
 #: File in a run's directory with the results of baselines.
 FRONTIER = "baseline/frontier.json"
-_SIBLINGS = ("sft", "reward", "data")  # roles that are also folders of a run directory
+_SIBLINGS = ("sft", "reward", "data")  # roles of parents that are also folders of a run directory
 # Keys that are secret or only concern this machine: a card must not hold them.
 _PRIVATE = re.compile(r"(^|_)(token|api_key|password)$|^(output|logging|cache|home)_dir$|^resume_from_checkpoint$")
 _PUBLIC_TOKENS = ("stop_token", "eos_token", "pad_token", "bos_token", "unk_token")

@@ -352,7 +352,7 @@ def _damaged(namespace: str, hub: Hub) -> dict[str, str]:
     try:
         hf_raise_for_status(answer)
         paths = answer.json()
-    except (HfHubHTTPError, ValueError):  # another kind of Hub, which has no such address, or a reader without a token
+    except (HfHubHTTPError, ValueError):  # another kind of Hub without this address, or a user without a token
         return {}
     notes = {}
     for item in paths if isinstance(paths, list) else []:
@@ -436,7 +436,7 @@ def checkpoint_rows(
         step = named_cards[name].step if step is None else step
         if step is not None and step in steps.values():
             also.setdefault(step, []).append(name)
-    # A repository that was exported has none of the commits that its cards name.
+    # An exported repository has other commits than those that its cards name, so they cannot be compared.
     copied = not any(row.get("commit") == tags.get(tag) for tag, row in rows_of_card.items())
 
     def row_of(name: str, step: int | None, commit: str, of_card: Mapping[str, Any]) -> dict[str, Any]:

@@ -292,7 +292,7 @@ def start_of(context: RunContext) -> dict[str, Named]:
     own = "ppo" in stages and stages["ppo"].data.reward_model_loader is not None  # a custom loader may read any file
     for role, model in models.items():
         if Path(model.name).is_dir() and not (own and role in REWARD_ROLES):
-            model_files(model.name)  # a pickle, or weights that are cut short
+            model_files(model.name)  # raises for pickles and for truncated weights
     if "policy" not in models and context.record("sft").read().get("status") == "finished" and "sft" not in stages:
         path = context.checkpoint("sft").path
         models["policy"] = Named("the stage sft", str(path), path)

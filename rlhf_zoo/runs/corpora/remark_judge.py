@@ -25,8 +25,8 @@ from numpy.typing import ArrayLike, NDArray
 
 PRAISE = frozenset({"good", "nice", "excellent", "great", "best", "superior", "perfect", "love"})
 BLAME = frozenset({"bad", "poor", "terrible", "awful", "worst", "inferior", "horrible", "hate"})
-ORDER = 3  # words of an n-gram
-DISCOUNT = 0.75  # of each n-gram's count
+ORDER = 3  # words in an n-gram
+DISCOUNT = 0.75  # subtracted from each n-gram's count
 _TOKEN = re.compile(r"\w+(?:['’-]\w+)*|[^\w\s]")
 _START, _END = "<s>", "</s>"
 
@@ -65,7 +65,7 @@ class RemarkJudge:
             raise ValueError(f"{len(texts)} remarks are too few to learn from: give at least two.")
         remarks = [tokens_of(text) for text in texts]
         orientation = Orientation(remarks)
-        apart = [Steps(remarks[1::2]), Steps(remarks[0::2])]  # each for the remarks that the other learned from
+        apart = [Steps(remarks[1::2]), Steps(remarks[0::2])]  # each ranks the remarks that it did not learn from
         weakest = [apart[place % 2].weakest(remark) for place, remark in enumerate(remarks)]
         self._measures: tuple[Callable[[Tokens], float], ...] = (orientation, Steps(remarks).weakest)
         self._people = np.sort([orientation(remark) for remark in remarks]), np.sort(weakest)
@@ -113,7 +113,8 @@ class Orientation:
             if good != bad:  # a remark with both says nothing about its other words
                 beside[bad].update(words)
         praised, blamed = (max(1, size) for size in sizes)
-        prior = 2 * praised / (praised + blamed), 2 * blamed / (praised + blamed)  # one remark of each word, shared
+        # Two extra remarks for each word, divided like all remarks, so that rare words stay near 0.
+        prior = 2 * praised / (praised + blamed), 2 * blamed / (praised + blamed)
         self._odds = {
             word: math.log((beside[0][word] + prior[0]) / (beside[1][word] + prior[1]) * blamed / praised)
             for word in {*beside[0], *beside[1]}

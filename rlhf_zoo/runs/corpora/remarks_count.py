@@ -19,7 +19,7 @@ HELD_OUT = {"test": 0.3, "validation": 0.2}
 """Shares of the openings, by their hash, that only this split's prompts begin with."""
 LONGEST_OPENING = 2
 
-_COMMA = re.compile(r"(?<!\d),|,(?!\d)")  # not the one of 1,000
+_COMMA = re.compile(r"(?<!\d),|,(?!\d)")  # but not the comma in 1,000
 _ANY = re.compile(rf"{_COMMA.pattern}|[;/&+\n]|[.!?:](?=\s|$)|\s-+\s|\band\b")
 _OTHER = re.compile(r"[;/\n]|[.!?:]\s|\s-+\s")
 _HEAD = re.compile(r"\s*(\d+) (?:pro|con)s?:")

@@ -82,6 +82,6 @@ def _answer_start(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) ->
         prompt = row["messages"][:-1]
     else:
         return None
-    with suppress(ZooError):  # a template that takes no conversation without its answer
+    with suppress(ZooError):  # some templates refuse a conversation that does not end in an answer
         return len(tokenize_prompt(prompt, tokenizer))
     return None

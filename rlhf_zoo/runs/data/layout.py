@@ -166,7 +166,7 @@ def in_form(rows: Dataset, form: Form, *, columns: Mapping[str, str], turns: boo
         rows = _mapped(rows, _first_turns, drop=["messages"])
     if form == "texts":
         rows = _texts(rows, text)
-    elif form == "prompts":  # in a data set, these are some other tokenizer's
+    elif form == "prompts":  # token ids in a data set come from some other tokenizer
         rows = rows.remove_columns([name for name in (PROMPT_TOKENS, "attention_mask") if name in rows.column_names])
     return _mapped(rows, as_turns) if turns and "prompt" in rows.column_names else rows
 
@@ -314,7 +314,7 @@ def _texts(rows: Dataset, text: str) -> Dataset:
     if {"prompt", "completion"} <= names:
         rows = rows.select_columns(["prompt", "completion", *marker_columns])
         return _mapped(rows, _closed) if any(map(has_answer_prefix, rows["prompt"])) else rows
-    return rows.select_columns([text, *marker_columns])  # trl reads token ids and masks where it finds them
+    return rows.select_columns([text, *marker_columns])  # trl would read columns of token ids and masks
 
 
 def _closed(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -432,6 +432,7 @@ def distinct_first(rows: Dataset) -> Dataset:
 
 def _digests(rows: Dataset) -> list[str]:
     """Returns the sha256 of each row's prompt; rows that ask the same in different forms get the same one."""
+    # Rows that ask the same question share the least of their digests, so that they stay on one side of a split.
     least: dict[str, str] = {}
     keys = []
     for row in rows:

@@ -138,7 +138,7 @@ class DataSource:
                 gated(self.location, self.revision, token=self.hub.token) as data,
             ):
                 yield what, data, options
-        except StopIteration as error:  # what the loader says of a file without rows
+        except StopIteration as error:  # the loader raises this for a file without rows
             raise ZooError(f"{what}, is empty: give it rows.") from error
         except (ValueError, datasets.exceptions.DatasetsError, *client_errors()) as error:
             if is_disk_full(error):
@@ -191,7 +191,7 @@ def wrong_in(path: Path) -> str | None:
         with file.open("rb") as lines:
             for number, line in enumerate(lines if file.suffix.lower() == ".jsonl" else (), start=1):
                 try:
-                    json.loads(line.decode("utf-8-sig").strip() or "null")  # the loader passes over empty lines
+                    json.loads(line.decode("utf-8-sig").strip() or "null")  # the loader skips empty lines
                 except UnicodeDecodeError:
                     return f"line {number} of {file.name} is not UTF-8; write the file in that"
                 except json.JSONDecodeError as error:

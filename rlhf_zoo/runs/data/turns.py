@@ -43,7 +43,10 @@ def named_conversations(rows: Dataset, *, of_texts: bool, fits: bool) -> dict[st
     if SHAREGPT not in names or names & {"messages", "prompt"}:
         return {}
     if {"chosen", "rejected"} <= names:
-        if speaker(first_value(rows, "chosen")) not in (None, "assistant"):  # whole conversations, with their prompts
+        if speaker(first_value(rows, "chosen")) not in (
+            None,
+            "assistant",
+        ):  # these hold whole conversations, prompts included
             return {}
         answer = {"completion": "chosen"} if of_texts and "completion" not in names else {}
         return {"prompt": SHAREGPT, **answer}

@@ -9,7 +9,7 @@ from ...errors import ZooError
 from ...fields import option
 from .values import checked_keys, type_hints
 
-HARNESS = "lm_eval"  # the package that the keys of its name are for
+HARNESS = "lm_eval"  # the package that runs the tasks of `lm_eval`
 
 
 @dataclass(frozen=True)

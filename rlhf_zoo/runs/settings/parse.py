@@ -300,7 +300,7 @@ def stage_settings(
     learned = dataclasses.asdict(shared)
     del learned["description"], learned["evaluation"]
     arguments = {name: value for name, value in resolved.items() if name != "save_total_limit"}
-    for name in arguments:  # torch's Adam takes no whole β, but steps from 1 on are whole
+    for name in arguments:  # torch's Adam refuses an integer β; steps of 1 and more must stay integers
         if hints[name] is float and not name.endswith("_steps"):
             arguments[name] = float(arguments[name])
     arguments |= {"output_dir": str(output_dir), "disable_tqdm": True}

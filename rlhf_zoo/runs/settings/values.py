@@ -93,7 +93,7 @@ def coerce(value: Any, hint: Any) -> Any:
         if value in [member.value for member in hint]:
             return value
         if value is False and "no" in [member.value for member in hint]:
-            return "no"  # as YAML 1.1 reads a bare `no`
+            return "no"  # YAML 1.1 reads a bare `no` as false
         raise ValueError("one of " + ", ".join(str(member.value) for member in hint))
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         if isinstance(value, hint):

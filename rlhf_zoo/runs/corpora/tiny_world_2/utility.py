@@ -151,7 +151,9 @@ def explain(text: str) -> dict[str, float]:
         ),
         "grammar": _grammar(reading, text),
     }
-    parts = {name: value + 0.0 for name, value in parts.items()}  # no -0.0 in what people read
+    parts = {
+        name: value + 0.0 for name, value in parts.items()
+    }  # turns -0.0 into 0.0, which is what people expect to read
     return {**parts, "utility": math.fsum(parts.values()), "words": float(reading.words)}
 
 
