@@ -89,6 +89,20 @@ def test_flags_override_and_may_be_folders(ask, tmp_path) -> None:
     assert found.sft.path == tmp_path / "mine" and found.reward.name == "local/other"
 
 
+@pytest.mark.attack
+def test_no_card_names_a_model_of_this_machine(ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "local" / "other").mkdir(parents=True)
+    for role in ("sft", "reward"):
+        parents = {**CARD["parents"], role: {"repo": "local/other", "commit": None}}
+        found = getattr(ask({**CARD, "parents": parents}), role)
+        assert (found.repo, found.path) == ("local/other", tmp_path / "local_other"), "that of the Hub"
+    for commit in ({"a": 1}, ["x"], "../../..", "x" * 10_000, 5, True, "a\nb", ""):
+        parents = {**CARD["parents"], "sft": {"repo": "local/x-sft", "commit": commit}}
+        with pytest.raises(ZooError, match=r"The SFT (policy|model) of local/x-ppo is at no commit but "):
+            ask({**CARD, "parents": parents})
+
+
 def test_what_is_not_said_is_none(ask) -> None:
     assert ask(CARD | {"parents": {"sft": CARD["parents"]["sft"]}}).reward is None
     found = ask(None, sft="local/other", ppo="local/other")

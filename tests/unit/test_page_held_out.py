@@ -3,8 +3,12 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from datasets import Dataset
+from thread_hub import ThreadHub
 
 from rlhf_zoo.app.page import held_out
 from rlhf_zoo.errors import ZooError
@@ -56,3 +60,56 @@ def test_a_page_keeps_so_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     asked: list[str] = []
     assert held_out.held_out_prompts(lineage(folder), asked.append) == ["p0", "p1", "p2"]
     assert len(asked) == 3, "what is not kept is not tokenised"
+
+
+#: What a stranger's card would have the page read: a column of a file outside of any data.
+SECRET = {"dataset_config": "../secret", "dataset_test_split": "x", "columns": {"prompt": "password"}}
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("configuration", ["../secret", "{here}/secret", "../runs/../secret"])
+@pytest.mark.parametrize("place", ["repository", "folder"])
+def test_no_card_reads_a_file_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, configuration: str, place: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("runs", "secret", "data"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "secret" / "x.jsonl").write_text('{"password": "hunter2"}\n')
+    settings = {**SECRET, "dataset_config": configuration.format(here=tmp_path)}
+    card = {"parents": {"data": {"repo": "runs", "commit": "main"}}, "settings": settings, **CARD}
+    source = Checkpoint("evil/ppo@best", tmp_path / "runs", "evil/ppo", "a" * 40)
+    if place == "folder":
+        StageRecord(tmp_path / "ppo").write(stage="ppo", recipe="x")
+        source = Checkpoint(str(tmp_path / "ppo"), tmp_path / "ppo")
+    assert held_out.held_out_prompts(Lineage(source, source, None, card), taken) == ["of the card"]
+
+
+@pytest.mark.attack
+def test_no_public_page_shows_prompts_that_only_the_token_may_read(
+    tmp_path: Path, thread_hub: ThreadHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A card is its publisher's word, and may name a private data set of whoever serves the page."""
+    api = thread_hub.api()
+    for name in ("ppo", "own-ppo"):
+        api.create_repo(f"local/{name}", private=name == "own-ppo")
+    api.create_repo("local/secret", repo_type="dataset", private=True)
+    monkeypatch.setattr(
+        "rlhf_zoo.runs.data.sources.find_data",
+        lambda *_: SimpleNamespace(load=lambda *_, **__: Dataset.from_list([{"prompt": "of the data"}])),
+    )
+    card = {"parents": {"data": {"repo": "local/secret", "commit": "main"}}, **CARD}
+
+    def prompts(name: str) -> list[str]:
+        source: Any = Checkpoint(name, tmp_path, *(() if Path(name).is_dir() else (name, "a" * 40)))
+        return held_out.held_out_prompts(Lineage(source, source, None, card), taken)
+
+    record = StageRecord(tmp_path / "ppo")
+    record.write(stage="ppo", recipe="x")
+    assert prompts("local/ppo") == ["of the card"]
+    assert prompts("local/own-ppo") == ["of the data"]
+    assert prompts(str(record.path)) == ["of the data"], "a run of this user's"
+    record.run_file.write_text(json.dumps({**record.read(), "signature": "0" * 64}))
+    assert prompts(str(record.path)) == ["of the card"], "a folder that was pulled"
+    api.update_repo_settings("local/secret", repo_type="dataset", private=False)
+    assert prompts("local/ppo") == prompts(str(record.path)) == ["of the data"]

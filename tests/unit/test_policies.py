@@ -262,6 +262,25 @@ def test_a_judge_is_one_label_of_a_classifier(toys: Toys, tmp_path: Path) -> Non
             check_names([name], LLMConfig())
 
 
+@pytest.mark.attack
+@pytest.mark.parametrize("where", ["parents", "evaluation"])
+def test_no_card_has_a_policy_judged_by_files_of_this_machine(
+    toys: Toys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """A card is its publisher's word: it may name data sets of a Hub, whatever folders there are here."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "secret").mkdir(parents=True)
+    (tmp_path / "runs" / "secret" / "train.jsonl").write_text('{"text": "mine", "label": 1}\n')
+    folder = shutil.copytree(toys.ppo, tmp_path / "strange")
+    named = {
+        "parents": {"parents": {"data": {"repo": "runs/secret", "commit": "main"}}},
+        "evaluation": {"evaluation": {"labeled": {"dataset_name": "runs/secret"}}},
+    }[where]
+    (folder / "rlhf_card.json").write_text(json.dumps({"stage": "ppo", **named}))
+    with pytest.raises(ZooError, match=r"The card of .* says that .* runs/secret, and a folder here has"):
+        find_pair(str(folder), against=str(toys.sft), reward=None, terms=Terms())
+
+
 def test_folders_of_models(toys: Toys) -> None:
     with pytest.raises(ZooError, match="does not say which SFT model it started from"):
         find_pair(str(toys.ppo), against=None, reward=None, terms=Terms())

@@ -54,6 +54,7 @@ def resolve(
     revision: str | None = None,
     but: Sequence[str] = NOT_LOADED,
     own: bool = False,
+    published: bool = False,
 ) -> Checkpoint:
     """Resolves a model's name, and fetches the model into the cache if it is not a folder.
 
@@ -63,6 +64,8 @@ def resolve(
         revision: A branch, tag or commit, if `name` does not contain it.
         but: Patterns of files to leave on the Hub; () fetches all, for callers that read the files as they are.
         own: Whether to ask `hub` only, for models that a run of ours published.
+        published: Whether somebody else's words, such as a card, name a repository: a folder here of the same name is
+            not meant then.
 
     Returns:
         The model. An adapter whose base was fetched from the source names the folder of its base.
@@ -70,7 +73,7 @@ def resolve(
     Raises:
         ZooError: No Hub has the repository, the repository lacks the revision, or its weights are a pickle.
     """
-    if Path(name).is_dir():
+    if not published and Path(name).is_dir():
         return Checkpoint(str(name), Path(name))
     # A path with a typing error must not be asked for on the Hub.
     if str(name).startswith((".", "/", "~")):

@@ -43,6 +43,7 @@ from ...runs.pairs import COLUMNS
 from ...runs.record import StageRecord
 from ...runs.settings.evaluation import EvaluationConfig, LabeledArguments, LLMConfig
 from ...runs.settings.judge_names import SAME_LABELS
+from ...runs.settings.key_classes import check_repository
 from ...runs.settings.parse import recorded_settings
 from ...runs.trusted_names import LOADERS, check_object, is_vouched_judge
 from ..inspect.trace import find, tokenizer_of
@@ -215,6 +216,8 @@ def _published_labels(lineage: Lineage) -> LabeledArguments:
     found = at(lineage.card, "evaluation", "labeled")
     if not isinstance(found, Mapping) or ("dataset_name" in found and hub_id(found["dataset_name"]) is None):
         return LabeledArguments()
+    if (name := found.get("dataset_name")) is not None:
+        check_repository(name, key="evaluation.labeled.dataset_name", where=f"The card of {lineage.ppo.name}")
     return EvaluationConfig(labeled=dict(found)).labeled_data
 
 
@@ -247,6 +250,7 @@ def _stage_of(path: Path) -> Path | None:
 def _data_of(lineage: Lineage, hub: Hub) -> DataSource | None:
     for parent in Card(lineage.card).parents:
         if parent.role == "data" and parent.repo is not None:
+            check_repository(parent.repo, key="parents.data", where=f"The card of {lineage.ppo.name}")
             return find_data(parent.repo, parent.commit, hub)
     return None
 

@@ -86,7 +86,7 @@ def _reproduced(published: Published, context: RunContext) -> dict[str, Any]:
     rounded = []
     for role in ("sft", *REWARD_ROLES):
         if (at := published.parent(role)) is not None:
-            settings = resolve("@".join(at), context.hub).path / RECIPE_FILE
+            settings = resolve("@".join(at), context.hub, published=True).path / RECIPE_FILE
             dtype = read_json(settings).get("push_dtype") if settings.is_file() else None
             if dtype is not None:
                 rounded.append(

@@ -39,6 +39,7 @@ from ...rewards.model import same_tokenizer
 from ...runs.checkpoint_choice import resolve_model
 from ...runs.record import StageRecord, checkpoint_step
 from ...runs.registry import REWARD_ROLES, STAGES, is_member
+from ...runs.settings.key_classes import is_revision
 from ...runs.settings.parse import recorded_settings
 from ...runs.trusted_names import is_vouched
 from ..stages.train import quiet
@@ -198,7 +199,7 @@ def _published_value(card: Mapping[str, Any], hub: Hub) -> Checkpoint | None:
     """Where the critic began, by a card that names a model for it, at the commit that it was trained from."""
     parent = at(card, "parents", "value") or {}
     repo, commit = (parent.get(key) if isinstance(parent, dict) else None for key in ("repo", "commit"))
-    return resolve(f"{repo}@{commit}", hub) if hub_id(repo) and isinstance(commit, str) else None
+    return resolve(f"{repo}@{commit}", hub, published=True) if hub_id(repo) and is_revision(commit) else None
 
 
 def _tags(repo: str, hub: Hub) -> dict[int, str]:
@@ -256,7 +257,7 @@ def _parent(stage: Path, document: Mapping[str, Any], role: str, hub: Hub) -> Ch
             if folder.is_dir():
                 return _named(str(folder), hub)
     if repo and commit:
-        return resolve(f"{repo}@{commit}", hub)
+        return resolve(f"{repo}@{commit}", hub, published=True)
     raise ZooError(
         f"The {role} model that {stage} began with is neither beside it nor published: name it with "
         f"--{'reward' if role in REWARD_ROLES else role}."

@@ -17,9 +17,10 @@ from ...runs.checkpoint_choice import resolve_model
 from ...runs.parents import member_beside
 from ...runs.record import StageRecord
 from ...runs.registry import REWARD_ROLES, parent_title
+from ...runs.settings.key_classes import is_revision
 from ..cards.card import CARD_FILE, card_json
 from ..cards.facts import Facts, estimate_at
-from .card import Card, Reference, download_card
+from .card import Card, Reference, clean, download_card
 from .family import Member, Node, family_tree
 
 _LISTED = 12
@@ -172,7 +173,8 @@ def find_policy(
     card = _read_card(source)
     if only_ppo and not card.is_ppo:
         raise ZooError(
-            f"{policy} is a checkpoint of the stage {card['stage']}, not of PPO: give the PPO model that came of it."
+            f"{policy} is a checkpoint of the stage {clean(str(card['stage']))}, not of PPO: give the PPO model that "
+            "came of it."
         )
     mend = "--sft" if only_ppo else "--against"
     base = resolve_model(against, hub) if against is not None else _parent(source, card, "sft", mend, hub)
@@ -206,9 +208,11 @@ def _parent(child: Checkpoint, card: Card, role: str, mend: str, hub: Hub) -> Ch
         if beside is not None:
             return Checkpoint(str(beside), beside)
         raise ZooError(f"The {what} of {child.name} was never published: name a copy of it with {mend}.")
+    if commit is not None and not is_revision(commit):
+        raise ZooError(f"The {what} of {child.name} is at no commit but {commit!r:.80}: name another with {mend}.")
     name = f"{repo}@{commit}" if commit else repo
     try:
-        return resolve(name, hub)
+        return resolve(name, hub, published=True)
     except ZooError as error:
         why = str(error).rstrip(".")
         raise ZooError(f"The {what} of {child.name} cannot be had ({why}): name another with {mend}.") from error
