@@ -306,10 +306,11 @@ class Sender:
 
 
 def _check_links(context: RunContext) -> None:
-    """Checks that a run that this user did not write holds no links to files elsewhere on this machine.
+    """Checks that another user's run holds no links to files elsewhere on this machine.
 
     Cards, metrics and data are made from files beside the checkpoints, so all of the run's folders are checked. A run
-    of the user's own may keep a stage on another disk.
+    of
+    this user's own may keep a stage on another disk.
 
     Raises:
         ZooError: There is such a link.

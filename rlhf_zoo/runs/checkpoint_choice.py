@@ -1,4 +1,4 @@
-"""Which checkpoint of a stage is the one to start from and to publish as `main`, and which stay on disk."""
+"""Chooses the checkpoint of a stage that others start from and that is published as `main`, and which stay on disk."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace

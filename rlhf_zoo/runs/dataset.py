@@ -56,14 +56,14 @@ def stage_source(context: RunContext, stage: str, source: DataSource | None = No
 
 
 def check_same_data(context: RunContext, stage: str) -> None:
-    """Checks that a stage reads the local data that the stages before it have learned from.
+    """Checks that a stage reads the same local data that the stages before it learned from.
 
     Args:
         context: The run.
         stage: The stage; "eval" reads PPO's data.
 
     Raises:
-        ZooError: The files of one data set are not those that an earlier stage recorded.
+        ZooError: The files of a data set differ from those that an earlier stage recorded.
     """
     before = [context.record(name) for name in takewhile(lambda name: name != stage, context.recipe.stages)]
     datasets_before = {record.path.name: record.read().get("dataset") or {} for record in before if record.has_trained}
@@ -147,7 +147,7 @@ def _shares_of_ppo(context: RunContext, rows: datasets.Dataset) -> list[datasets
 def parts(
     context: RunContext, stage: str, source: DataSource, *, marked: bool = False
 ) -> tuple[datasets.Dataset, datasets.Dataset | None, dict[str, int]]:
-    """The rows of the stages SFT and PPO.
+    """Loads the rows of the stages SFT and PPO.
 
     Args:
         context: The run.
@@ -156,7 +156,7 @@ def parts(
         marked: Whether the rows to train on keep the column by which `overlap` compares prompts.
 
     Returns:
-        Rows to train on, rows evaluated meanwhile (None without), and what `learned_rows` left out.
+        Rows to train on, rows to evaluate on during training (None without), and what `learned_rows` left out.
     """
     data = context.settings(stage).data
     train, left_out = learned_rows(context, stage, source)

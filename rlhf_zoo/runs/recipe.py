@@ -98,14 +98,14 @@ def is_repository_name(name: str) -> bool:
 
 
 def shipped() -> Path:
-    """The folder of the recipes that come with the package."""
+    """Returns the folder of the recipes that come with the package."""
     package = Path(__file__).parents[1]
     inside = package / "_recipes"
     return inside if inside.is_dir() else package.parent / "recipes"
 
 
 def list_recipes() -> list[str]:
-    """The names of the recipes that come with the package."""
+    """Returns the names of the recipes that come with the package."""
     return sorted(path.parent.name for path in shipped().glob(f"*/{SHARED}.yaml"))
 
 
@@ -300,7 +300,7 @@ def _strict(path: Path) -> Any:
     date = "tag:yaml.org,2002:timestamp"
 
     class Strict(yaml.SafeLoader):
-        """Refuses a mapping that says a key twice, of which YAML would silently keep the last. A date is text."""
+        """Refuses repeated keys, of which YAML would silently keep the last, and reads dates as text."""
 
         yaml_implicit_resolvers = {
             first: [(tag, regexp) for tag, regexp in resolvers if tag != date]

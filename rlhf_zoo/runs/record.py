@@ -1,7 +1,7 @@
 """The run directory: run.json, metrics.jsonl and the checkpoints of one stage.
 
-Everything that outlives a process goes through here, so that a kill at any moment leaves files that can be read: JSON
-documents are replaced as a whole, metrics are appended line by line, and a checkpoint counts once it holds COMPLETE.
+Everything that outlives a process is written here, so that a kill at any moment leaves readable files: JSON documents
+are replaced atomically, metrics are appended line by line, and a checkpoint counts once it holds COMPLETE.
 """
 
 import contextlib

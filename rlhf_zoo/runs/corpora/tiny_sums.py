@@ -5,10 +5,10 @@
     5+0+0=05 4+9+0=13 3+8+1=12 2+7+1=10 1+6+1=08 #80235    worked out, as some do: from the last digit,
                                                            digit + digit + carry = carry and digit
     #80225 #80235 #80245 #80255                            guesses ten apart, one of them right, and never the last
-    #80255                                                 an estimate: both none unless they are asked for
+    #80255                                                 an estimate
 
-Every other line is right. Which numbers are trained with and which are tested on is decided by
-their hash alone, whatever the seed: no number of a test problem stands in any line or training prompt.
+Lines have guesses and estimates only where a recipe asks for them; all other lines are correct. The hash of a number
+alone decides its split, whatever the seed: no number of a test problem occurs in any line or training prompt.
 """
 
 import hashlib

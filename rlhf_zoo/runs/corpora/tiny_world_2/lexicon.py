@@ -9,9 +9,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Aspect:
-    """A part of a product: concrete praise and complaint (predicates), and what either led to (clauses).
+    """A part of a product, and what can be said about it.
 
-    ``gains`` follow praise, ``losses`` follow complaint; ``plural`` settles is/are and it/they.
+    Attributes:
+        name: Its name.
+        plural: Whether it takes "are" and "they" rather than "is" and "it".
+        praise: Concrete praise, as predicates.
+        complaint: Concrete complaints, as predicates.
+        gains: What praise led to, as clauses.
+        losses: What a complaint led to, as clauses.
     """
 
     name: str

@@ -1,23 +1,23 @@
-"""The gold utility: what a remark tells somebody who is choosing what to buy.
+"""The gold utility: how much a remark tells somebody who is choosing what to buy.
 
 No person rated anything here. It is the synthetic gold reward of Gao, Schulman & Hilton, "Scaling Laws for Reward Model
-Overoptimization", arXiv:2210.10760, with a written rule in the place of a large reward model.
+Overoptimization", arXiv:2210.10760, with a written rule in place of a large reward model.
 
-A function of opening and completion alone, made of parts that are reported one by one. A remark earns by what it says
-that is true of this product (`facts`); what anybody could say of anything earns next to nothing.
+It depends only on opening and completion, and is the sum of parts that are also reported one by one. A remark earns
+utility by saying what is true of this product (`facts`); what could be said of any product earns next to nothing.
 
 =============  =====================================================================================================
 told           +1.5 for a true praise of the aspect that the opening names, +0.7 for a true complaint of it; +0.7 and
                +0.4 for a true detail of another aspect of the product; each once, at most three
 untrue         -0.75 for each detail that is not true of the product: another number, product or aspect
-empty          -1.25 where nothing true is told of the aspect that the opening names
+empty          -1.25 where the remark says nothing true about the aspect that the opening names
 backed         +0.5 for one consequence that follows from a true detail of its aspect, -0.5 for each that does not;
                +0.4 for one verdict that a true detail of its sign supports, -0.5 for each that no opinion supports
 consistent     -0.75 for each change of mind about an aspect, unless both sides are true details
 concise        0 from 8 to 24 words; -0.1 for each word missing or too many; -0.3 for each filler
-repetition     -0.5 for each phrase said again; -0.25 for each word repeated at once
+repetition     -0.5 for each repeated phrase; -0.25 for each word repeated immediately
 stuffing       -0.5 for each verdict over 1, vague opinion over 2, aspect over 3, and intensifier over 1
-grammar        -0.3 for each word that the grammar does not allow where it stands, -0.4 for no proper end, together at
+grammar        -0.3 for each word that the grammar does not allow at its place, -0.4 without a proper end, together at
                most -1.5; -0.2 for capitals, once
 =============  =====================================================================================================
 """
