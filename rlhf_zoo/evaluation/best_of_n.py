@@ -70,7 +70,7 @@ def choices(
     chosen_by_prompt: dict[str, set[str]] = defaultdict(set)
     of_prompt: dict[str, list[int]] = defaultdict(list)
     for pair, prompt in enumerate(prompts):
-        # A tie's chosen text is still no wrong candidate, but the tie itself is neither asked nor borrowed from.
+        # The chosen text of a tie is never a wrong candidate either, but a tie yields no choice and lends no text.
         chosen_by_prompt[prompt].add(right[pair])
         if pair not in without:
             of_prompt[prompt].append(pair)

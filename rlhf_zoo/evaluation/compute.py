@@ -31,6 +31,7 @@ class Passes:
 
     @property
     def flops(self) -> float:
+        """The FLOPs of all passes."""
         # Sampling costs one forward pass per token with a key-value cache, as reading does.
         return self.parameters * (READ * (self.generated + self.read) + TRAINED * self.trained)
 
@@ -47,6 +48,7 @@ class Compute:
 
     @property
     def flops(self) -> float:
+        """The FLOPs over all models."""
         return sum(passes.flops for passes in self.models.values())
 
     def total(self, kind: str) -> float:
@@ -94,6 +96,7 @@ class Compute:
         )
 
     def to_json(self) -> dict[str, Any]:
+        """Returns tokens by kind, FLOPs, and the passes of each model as JSON."""
         kinds = {f"tokens_{kind}": self.total(kind) for kind in ("generated", "read", "trained")}
         return {**kinds, "flops": self.flops, "models": {role: dict(vars(used)) for role, used in self.models.items()}}
 

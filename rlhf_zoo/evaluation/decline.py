@@ -47,9 +47,11 @@ class Fall:
 
     @property
     def found(self) -> bool:
+        """Whether the fall is beyond noise at `LEVEL`."""
         return self.p <= LEVEL
 
     def to_json(self) -> dict[str, Any]:
+        """Returns the fall as JSON."""
         return {
             "step": self.step,
             "drop": self.drop.to_json(),
@@ -137,7 +139,7 @@ def _largest_t(values: Floats, scale: float, seed: int, resamples: int) -> tuple
 
 
 def _t(mean: Floats, spread: Floats, tiny: float, prompts: int) -> Floats:
-    """t statistics: 0 where the mean is rounding error, infinite where only the spread is."""
+    """Computes t statistics: 0 where the mean is rounding error, infinite where only the spread is."""
     with np.errstate(divide="ignore", invalid="ignore"):
         t = np.where(spread > tiny, mean / spread * math.sqrt(prompts), np.sign(mean) * np.inf)
     return np.where(np.abs(mean) > tiny, t, 0.0)

@@ -96,6 +96,7 @@ class Point:
 
     @property
     def mean_kl(self) -> float:
+        """The mean KL to the SFT policy, nats."""
         return float(self.kl.mean())
 
     def flops(self, served: int) -> float:

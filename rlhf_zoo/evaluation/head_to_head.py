@@ -231,7 +231,7 @@ class HeadToHead:
         }
 
     def _difference(self) -> dict[str, Any]:
-        """ppo's figures less sft's, paired by resampling the same prompts for both. KL is a difference already."""
+        """The figures of ppo less those of sft, over the same resampled prompts. KL is a difference already."""
         ours, theirs = (self.measured[side] for side in ("ppo", "sft"))
         along = {
             "reward": (ours.reward, theirs.reward),

@@ -128,7 +128,8 @@ def bootstrap_mean(values: ArrayLike, groups: Sequence[Hashable], *, seed: int, 
     Args:
         values: (N,) numbers.
         groups: (N,) the prompt of each value.
-        seed, resamples: Seed and number of the resamples.
+        seed: Seed of the resamples.
+        resamples: Number of resamples.
 
     Raises:
         ValueError: There are no values, lengths differ, or a value is not finite.
@@ -149,7 +150,8 @@ def bootstrap_perplexity(
         logprobs: (N,) Σ log p of each text, nats.
         lengths: (N,) tokens of each text.
         groups: (N,) the prompt of each text.
-        seed, resamples: Seed and number of the resamples.
+        seed: Seed of the resamples.
+        resamples: Number of resamples.
 
     Raises:
         ValueError: As in `bootstrap_mean`, or a group has no tokens.
@@ -174,7 +176,8 @@ def perplexity_difference(
         ours: (logprobs, lengths) as in `bootstrap_perplexity`, (N,) each.
         theirs: The same of the other side.
         groups: (N,) the prompt of each text.
-        seed, resamples: Seed and number of the resamples.
+        seed: Seed of the resamples.
+        resamples: Number of resamples.
 
     Raises:
         ValueError: As in `bootstrap_perplexity`.
@@ -236,7 +239,8 @@ def resampled(size: int, seed: int, resamples: int) -> Iterable[NDArray[np.float
 
     Args:
         size: Number of groups.
-        seed, resamples: Seed and number of the resamples.
+        seed: Seed of the resamples.
+        resamples: Number of resamples.
 
     Returns:
         All resamples in parts of (n, size) counts; one part where they fit in memory.
@@ -251,8 +255,7 @@ def resampled(size: int, seed: int, resamples: int) -> Iterable[NDArray[np.float
 @lru_cache(maxsize=2)
 def _drawn(size: int, seed: int, resamples: int) -> NDArray[np.float64]:
     drawn = _multinomial(np.random.default_rng(seed), size, resamples)
-    # Callers share the cached array.
-    drawn.flags.writeable = False
+    drawn.flags.writeable = False  # callers share the cached array
     return drawn
 
 
@@ -260,17 +263,12 @@ def _multinomial(rng: np.random.Generator, size: int, n: int) -> NDArray[np.floa
     return rng.multinomial(size, np.full(size, 1 / size), size=n).astype(float)
 
 
-def win_rate(
-    a: ArrayLike,
-    b: ArrayLike,
-    groups: Sequence[Hashable],
-    *,
-    tolerance: float = 0.0,
-) -> WinRate:
+def win_rate(a: ArrayLike, b: ArrayLike, groups: Sequence[Hashable], *, tolerance: float = 0.0) -> WinRate:
     """Computes how often `a` beats `b` on the same prompt and sample, with the interval of `share`.
 
     Args:
-        a, b: (N,) scores of the two sides.
+        a: (N,) scores of the first side.
+        b: (N,) scores of the second side.
         groups: (N,) the prompt of each row.
         tolerance: Scores at most this far apart tie; a tie counts one half.
 
@@ -359,7 +357,8 @@ def correlation(
     """Computes Pearson's r, or Spearman's ρ, with an interval that resamples groups and ranks each resample anew.
 
     Args:
-        x, y: (N,) numbers.
+        x: (N,) numbers.
+        y: (N,) numbers.
         groups: (N,) the prompt of each row.
         seed: Seed of the resamples.
         ranks: True for Spearman's ρ, which is r of the ranks; tied values share the mean of their ranks.
@@ -402,7 +401,8 @@ def proportion(successes: int, n: int) -> Estimate:
     """Computes successes / n with Wilson's interval, which holds near 0 and 1 and with few trials.
 
     Args:
-        successes, n: Numbers of successes and of trials.
+        successes: Number of successes.
+        n: Number of trials.
 
     Raises:
         ValueError: N is 0, or successes are not from 0 to n.

@@ -15,8 +15,7 @@ suspicious: a family is present and unexplained. A phrase is explained where the
     cannot have been fooled with it, and such a judge acquits. What could not be measured explains nothing.
 not judged: no fit judge, or one that sees a gain and cannot acquit, or fewer than `FEWEST` (20) prompts.
 no gain: the upper bound of the win rate over SFT is below `NO_GAIN` (0.53).
-gain not shown: the interval of the judge's gain holds 0; the smallest win rate that 80% of such evaluations would have
-    told from ½ is reported beside it.
+gain not shown: the interval of the judge's gain holds 0. The text gives the win rate that 80% of such tests would see.
 healthy: the judge's gain is above 0, and every family that is present is explained. The text says where nobody checked
     the judge, and then names the families that destroy text and could not be measured.
 
@@ -219,7 +218,7 @@ class Verdict:
 
     Attributes:
         step, peak_step: Of the last checkpoint, and of the judge's highest mean where the run is past it.
-        candidate, recommended: The step chosen here, and the same once `confirmed`, its gain on other prompts.
+        candidate, recommended, confirmed: The step chosen here; the same once confirmed on others; its gain there.
         proxy_gain, judge_gain: Last − SFT.
         win_rate, seen: Of the last over SFT by the judge, and the smallest that 80% of such evaluations tell from ½.
         present, explained: Families of probes.
@@ -293,7 +292,8 @@ def decide(evidence: Evidence, *, seed: int, resamples: int = 2000) -> Verdict:
 
     Args:
         evidence: The measured policies and the facts about the judge.
-        seed, resamples: Seed and number of the resamples.
+        seed: Seed of the resamples.
+        resamples: Number of resamples.
 
     Raises:
         ValueError: Scores are not finite, or the numbers of prompts differ.

@@ -62,6 +62,7 @@ class SharedErrors:
         return True if excess.ci95[1] < MARKED else None
 
     def to_json(self) -> dict[str, Any]:
+        """Returns the error rates and the independence as JSON."""
         return {
             **{name: estimate.to_json() if estimate else None for name, estimate in vars(self).items()},
             "independent": self.independent,
@@ -101,6 +102,7 @@ class PairCheck:
         )
 
     def to_json(self) -> dict[str, Any]:
+        """Returns the results and the finding as JSON."""
         return {
             "accuracy": self.accuracy.to_json(),
             "finding": self.finding,
@@ -136,6 +138,7 @@ class JudgeCheck:
         return None
 
     def to_json(self) -> dict[str, Any]:
+        """Returns both results and the independence as JSON."""
         return {
             **(self.labeled.to_json() if self.labeled else {}),
             **({"own": self.own.to_json()} if self.own else {}),
@@ -212,7 +215,7 @@ def shared_errors(judge: ArrayLike, reward: ArrayLike, prompts: Sequence[Hashabl
 
 
 def _apart(a: Estimate, b: Estimate) -> Estimate:
-    """a − b of two independent shares, with an interval from theirs (Newcombe 1998, method 10)."""
+    """Returns a − b of two independent shares, with an interval from theirs (Newcombe 1998, method 10)."""
     value = a.value - b.value
     low = value - math.hypot(a.value - a.ci95[0], b.ci95[1] - b.value)
     high = value + math.hypot(a.ci95[1] - a.value, b.value - b.ci95[0])

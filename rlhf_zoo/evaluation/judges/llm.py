@@ -126,6 +126,7 @@ class LLMJudge:
 
     @property
     def description(self) -> str:
+        """One sentence for a card: the model, its host, the criterion and the prompt template."""
         return (
             f"The language model {self._model} at {self._host}, asked for {self._criterion}; each pair in both orders, "
             f"a tie where they disagree (prompt template {PROMPT_VERSION})."
@@ -133,6 +134,7 @@ class LLMJudge:
 
     @property
     def usage(self) -> Usage:
+        """The requests, tokens and cost since the judge was created."""
         return self._meter.usage
 
     def check_endpoint(self) -> None:

@@ -44,6 +44,7 @@ class Usage:
     cached_cost: float | None = None
 
     def to_json(self) -> dict[str, Any]:
+        """Returns the figures as JSON."""
         return dict(vars(self))
 
 
@@ -69,6 +70,7 @@ class Meter:
 
     @property
     def usage(self) -> Usage:
+        """The usage so far."""
         return self._usage
 
     def add(self, **amounts: float) -> None:

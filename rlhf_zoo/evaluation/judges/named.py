@@ -172,8 +172,8 @@ def checked(
 
     Args:
         panel: The judges.
-        labeled, own: Labeled pairs, and pairs of the policies' own outputs, with the columns prompt, chosen and
-            rejected (texts or conversations) and others for rules; None where there are none.
+        labeled: Pairs with the columns prompt, chosen and rejected, and others for rules; None where there are none.
+        own: Pairs of the policies' own outputs, likewise.
         seed: Seed of the resamples.
         reward: The training reward's model or ensemble, whose errors are compared with the judges'.
         same_labels: Names of the judges that learned from the labels of that model.
@@ -315,7 +315,8 @@ def open_panel(
         labeled: Rows with text and label for the classifier, read where it is named.
         folder: Where an LLM's answers are kept.
         seed: Seed of the classifier's split.
-        title, description: Name and description of a headline judge that is a function.
+        title: The name of a headline judge that is a function.
+        description: Its description.
         beside: Further judges, which have no such name.
         use_cpu: Whether models stay on the CPU.
         same_labels: The reward model of the judge `same-labels`.

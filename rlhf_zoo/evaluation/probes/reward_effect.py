@@ -1,7 +1,7 @@
 """Whether the reward pays for a habit: adding it to SFT's texts must gain reward, and removing it must lose reward.
 
-`edits` makes the texts, whoever holds the models scores them, and `Payment` interprets the scores. Only habits that can
-be added to a text and removed from it are tried: risen phrases and repetition.
+`edits` makes the texts, the caller scores them with its models, and `Payment` interprets the scores. Only habits that
+can be added to a text and removed from it are tried: risen phrases and repetition.
 """
 
 from __future__ import annotations
