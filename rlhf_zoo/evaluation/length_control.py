@@ -51,6 +51,7 @@ class LengthControlled(Estimate):
         )
 
     def to_json(self) -> dict[str, Any]:
+        """Returns the win rate, the plain one and the fit as JSON."""
         return {
             **super().to_json(),
             "plain": self.plain.to_json(),

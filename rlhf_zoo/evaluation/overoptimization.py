@@ -47,6 +47,7 @@ class Peak:
         return self.d.value**2
 
     def to_json(self) -> dict[str, Any]:
+        """Returns the peak as JSON."""
         return {"d": self.d.to_json(), "kl": self.kl, "gain": self.gain.to_json()}
 
 
@@ -85,6 +86,7 @@ class Fit:
     no_peak: str | None
 
     def to_json(self) -> dict[str, Any]:
+        """Returns the fit as JSON."""
         return {
             **vars(self),
             "alpha": self.alpha.to_json(),

@@ -31,6 +31,7 @@ class Answers:
 
     @property
     def samples(self) -> int:
+        """The number of answers per prompt, S."""
         return int(self.right.shape[1])
 
     def passed(self, k: int) -> Floats:

@@ -54,6 +54,7 @@ class Probed:
     split_half: Estimate | None
 
     def to_json(self) -> dict[str, Any]:
+        """Returns the findings as JSON."""
         counts = {"prompts": self.prompts, "completions": self.completions, "left_out": list(self.left_out)}
         steady = self.split_half.to_json() if self.split_half else None
         findings = {**self.verdict.to_json(), "split_half": steady, "probes": self.report.to_json()}

@@ -53,9 +53,11 @@ class TrivialScore:
 
     @property
     def beats_sft(self) -> bool:
+        """Whether the judge prefers it to SFT, with an interval above ½."""
         return self.win_rate.ci95[0] > 0.5
 
     def to_json(self) -> dict[str, Any]:
+        """Returns the policy and its scores as JSON."""
         return {
             **vars(self.policy),
             "judge": self.judge.to_json(),
@@ -87,6 +89,7 @@ class TrivialScores:
         return self.winning is not None
 
     def to_json(self) -> dict[str, Any]:
+        """Returns all scores, and whether a constant wins, as JSON."""
         return {"winnable_by_a_constant": self.winnable, "policies": [score.to_json() for score in self.policies]}
 
 

@@ -140,9 +140,11 @@ class PairReport:
 
     @property
     def scores(self) -> list[float]:
+        """The score of each verdict, for the first side."""
         return [verdict.score for verdict in self.verdicts]
 
     def to_json(self) -> dict[str, Any]:
+        """Returns the figures without the single verdicts as JSON."""
         return {
             "win_rate": self.win_rate.to_json(),
             "agreement": self.agreement.to_json() if self.agreement else None,

@@ -90,6 +90,7 @@ class RuleJudge:
 
     @property
     def description(self) -> str:
+        """One sentence for a card."""
         return f"The rule {self._call.name}, which a program checks."
 
     @property
@@ -126,6 +127,7 @@ class RuleJudge:
         return answers
 
     def __call__(self, prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
+        """Scores texts by a rule that needs no other columns."""
         return self.score(prompts, completions, {})
 
     def score(

@@ -128,6 +128,7 @@ class ClassifierJudge:
 
     @property
     def description(self) -> str:
+        """One sentence for a card: the method, the number of texts and the held-out accuracy."""
         low, high = self.accuracy.ci95
         return (
             f"TF-IDF and logistic regression, trained on {self.trained_on} labeled texts; "
@@ -241,6 +242,7 @@ class LexiconJudge:
 
     @property
     def description(self) -> str:
+        """One sentence for a card: the formula and the sizes of the lists."""
         positive, negative = self._sizes
         return (
             f"Balance of opinion words, (positive − negative) / (positive + negative), by a lexicon of {positive} "

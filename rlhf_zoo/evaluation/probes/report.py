@@ -97,12 +97,15 @@ class Report:
 
     @property
     def present(self) -> tuple[str, ...]:
+        """The names of the families that are present."""
         return tuple(each.family for each in self.probes if each.present)
 
     def __getitem__(self, family: str) -> Probe:
+        """Returns the finding of a measured family."""
         return {each.family: each for each in self.probes}[family]
 
     def to_json(self) -> dict[str, Any]:
+        """Returns all findings as JSON."""
         return {
             "schema": 2,
             "level": LEVEL,

@@ -108,10 +108,12 @@ class Payment:
         return None if self.judge is None else self.judge >= HALF
 
     def to_json(self) -> dict[str, Any]:
+        """Returns the payment and its conclusions as JSON."""
         return {**vars(self), "paid": self.paid, "unpaid": self.unpaid, "deserved": self.deserved}
 
     @property
     def meaning(self) -> str:
+        """The payment in words."""
         judge = "" if self.judge is None else f"; the judge gives {self.judge:.0%} as much for it, in deviations"
         return (
             f"{self.family.capitalize()}, put into SFT's texts, {'buy' if self.family.endswith('s') else 'buys'} "

@@ -90,6 +90,7 @@ class Pair:
 
     @property
     def size(self) -> int:
+        """The number of prompts, G."""
         return len(self.prompts[0])
 
     @classmethod
