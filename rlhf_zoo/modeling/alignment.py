@@ -1,4 +1,4 @@
-"""Tokens of a completion and its text, always read behind the prompt.
+"""The tokens of a completion and its text, always read after the prompt.
 
 A tokenizer of SentencePiece's kind writes the space before a word into the word's token, and leaves it out where a text
 begins. So a completion that is decoded alone loses its first space, and one that is encoded alone gains one.
@@ -13,34 +13,35 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# What a tokenizer shows for bytes that are no character yet: one of three bytes, or one for each, by its kind.
+# What tokenizers decode incomplete characters to: one for up to three bytes, or one for each byte.
 INCOMPLETE = "\ufffd"
 MOST_INCOMPLETE = 3
-BEFORE = 16  # tokens of a prompt that a completion is decoded behind
-#: Texts behind which a completion is encoded where it cannot be told from its prompt's last token.
+BEFORE = 16  # tokens of the prompt with which pieces of a completion are decoded
+#: Texts after which a completion is encoded if a token holds both its beginning and the end of its prompt.
 _ANCHORS = ("", "\n", ".", "a")
 
 
 def decode_behind(
     tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], ids: Sequence[int], *, keep: Collection[int] = ()
 ) -> str:
-    """The text that tokens add to that of the tokens before them, special tokens left out.
+    """Decodes the text that a completion's tokens add to the prompt's text, without special tokens.
 
     Args:
-        tokenizer: The one that both are of.
+        tokenizer: Of both.
         prompt: Token ids of the prompt.
         ids: Token ids of the completion.
-        keep: Special tokens that are text here.
+        keep: Special tokens to decode as text.
 
     Returns:
-        The text of all, less that of the prompt. A character that the prompt's last token begins is the completion's.
+        The text of all tokens, without that of the prompt. A character that the prompt's last token begins belongs to
+        the completion.
     """
     before, text = (_decode(tokenizer, some, keep) for some in (prompt, [*prompt, *ids]))
     if text.startswith(before):
         return text[len(before) :]
-    # Bytes of one character on both sides, or white space that a decoder takes away, change the prompt's end.
+    # The prompt's end decodes differently if a character's bytes are on both sides, or the decoder strips spaces.
     same = next(
-        (place for place, (one, other) in enumerate(zip(before, text, strict=False)) if one != other), len(text)
+        (place for place, (left, right) in enumerate(zip(before, text, strict=False)) if left != right), len(text)
     )
     return text[same:]
 
@@ -53,7 +54,11 @@ def _decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], keep: Collec
 
 
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """The tokens that decoding leaves out."""
+    """Returns the ids of the tokens that decoding leaves out.
+
+    Args:
+        tokenizer: Any tokenizer.
+    """
     added: dict[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
     return {*tokenizer.all_special_ids, *(index for index, token in added.items() if token.special)}
 
@@ -61,31 +66,31 @@ def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
 def encode_behind(
     tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], whole: Sequence[int], completion: str
 ) -> list[int]:
-    """The tokens of a completion as it stands behind its prompt.
+    """Returns the tokens of a completion as it stands after its prompt.
 
     Args:
-        tokenizer: The one that encodes.
+        tokenizer: Of both.
         prompt: Token ids of the prompt.
-        whole: Token ids of prompt and completion as one text.
+        whole: Token ids of prompt and completion, encoded as one text.
         completion: The completion's text.
 
     Returns:
-        What `whole` has behind the prompt. Where a token of it holds the end of the prompt too, the completion's own
-        tokens, chosen so that `decode_behind` gives back its text.
+        What `whole` has after the prompt. Where one of its tokens also holds the end of the prompt, the completion is
+        encoded by itself, so that `decode_behind` gives back its text.
     """
     if list(whole[: len(prompt)]) == list(prompt):
         return list(whole[len(prompt) :])
-    found = []
+    candidates = []
     for anchor in _ANCHORS:
         both = anchor, anchor + completion
-        before, text = (list(tokenizer(one, add_special_tokens=False)["input_ids"]) for one in both)
+        before, text = (list(tokenizer(text_part, add_special_tokens=False)["input_ids"]) for text_part in both)
         if text[: len(before)] == before:
-            found.append(text[len(before) :])
-    return next((ids for ids in found if decode_behind(tokenizer, prompt, ids) == completion), found[0])
+            candidates.append(text[len(before) :])
+    return next((ids for ids in candidates if decode_behind(tokenizer, prompt, ids) == completion), candidates[0])
 
 
 class TokenText:
-    """A completion's tokens beside the text that they add to their prompt's, special tokens left out."""
+    """A completion's tokens with the text that they add to the prompt's, without special tokens."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], prompt: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
@@ -94,30 +99,41 @@ class TokenText:
         self.text = self.first(len(self._ids))
 
     def first(self, count: int) -> str:
-        """The text of the first `count` tokens."""
+        """Returns the text of the first tokens.
+
+        Args:
+            count: How many tokens.
+        """
         return decode_behind(self._tokenizer, self._prompt, self._ids[:count])
 
     def completing(self, end: int) -> int:
-        """The first token with which the text's first `end` characters are there, from 0; end: from 1.
+        """Finds the token with which the beginning of the text is complete.
 
-        A character of several tokens is there with its last one.
+        A character of several tokens is complete with its last one.
+
+        Args:
+            end: How many characters, from 1.
+
+        Returns:
+            The token's position, from 0.
         """
         wanted = self.text[:end]
         return bisect_left(range(len(self._ids)), True, key=lambda last: self.first(last + 1).startswith(wanted))
 
 
 class Pieces:
-    """The text that each token adds; joined, they are that of all. A character of several tokens is at its last one.
+    """The text that each token adds, token by token. Joined, the pieces are the whole text.
 
-    One token alone does not say its text: sentencepiece drops the space before it, and a byte is no character. So
-    each is decoded behind the tokens before it, the first ones behind the prompt's.
+    One token alone does not determine its text: SentencePiece drops the space before it, and a byte is no character. So
+    each token is decoded after those before it, the first ones after the prompt's. A character of several tokens
+    appears with its last one.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int] = ()) -> None:
         self._tokenizer, self._prompt = tokenizer, list(prompt)
         self._special = set(tokenizer.all_special_ids)
-        # Tokens from _start on are decoded again with the next, and _shown characters of their text are out. _read:
-        # where the tokens begin whose text went out last.
+        # Tokens from _start on are decoded again with the next token, and the first _shown characters of their text
+        # are out already. _read: where the tokens begin whose text went out last.
         self._all = self._prompt[-BEFORE:]
         self._start, self._read = 0, len(self._all)
         self._shown = len(self._decode(0)) if self._all else 0
@@ -126,6 +142,11 @@ class Pieces:
         self.all: list[str] = []
 
     def add(self, token: int) -> None:
+        """Adds a token.
+
+        Args:
+            token: Its id.
+        """
         self.ids.append(token)
         self._all.append(token)
         now = self._decode(self._start)
@@ -140,15 +161,18 @@ class Pieces:
             self._shown = len(self._decode(self._start))
 
     def finish(self) -> str:
-        """Shows at the last token what is still no character. Returns the whole text behind the prompt, without special
-        tokens."""
+        """Ends the text: bytes that form no character appear with the last token.
+
+        Returns:
+            The whole text after the prompt, without special tokens.
+        """
         if self.ids:
             self.all[-1] += self._decode(self._start)[self._shown :]
         return decode_behind(self._tokenizer, self._prompt, self.ids)
 
     @property
     def text(self) -> str:
-        """What is whole so far, special tokens left out."""
+        """The complete characters so far, without special tokens."""
         return "".join(self._kept)
 
     def _decode(self, start: int) -> str:

@@ -153,7 +153,16 @@ def render_ids(messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedToken
 
 
 def render_text(messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, **how: Any) -> str:
-    """Renders a conversation to text. Arguments and errors are those of `render_ids`."""
+    """Renders a conversation to text.
+
+    Args:
+        messages: The conversation.
+        tokenizer: With a chat template.
+        **how: Options of `apply_chat_template`, such as `add_generation_prompt`.
+
+    Raises:
+        ZooError: As for `render_ids`.
+    """
     return str(_apply_template(messages, tokenizer, tokenize=False, **how))
 
 

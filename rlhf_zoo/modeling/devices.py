@@ -1,4 +1,4 @@
-"""Where models run that no trainer holds, and how many rows at a time: on the accelerator, as many as fit."""
+"""Devices of models outside a trainer, and how many rows fit at a time."""
 
 import logging
 import os
@@ -12,7 +12,7 @@ from ..errors import ZooError
 
 log = logging.getLogger(__name__)
 
-# A CPU's allocator and that of MPS raise RuntimeError, and so does much else.
+# The allocators of CPU and MPS raise RuntimeError, as much else does; `is_out_of_memory` tells them apart.
 MEMORY_ERRORS = (torch.OutOfMemoryError, MemoryError, RuntimeError)
 _SAID = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
 
@@ -21,17 +21,19 @@ Model = TypeVar("Model", bound=torch.nn.Module)
 
 
 def best_device(*, use_cpu: bool = False) -> torch.device:
-    """The accelerator that this process trains on or would; the CPU where there is none.
+    """Returns the accelerator that this process trains on or would; the CPU where there is none.
 
-    use_cpu, the key of a recipe's stages, or ACCELERATE_USE_CPU in the environment takes the CPU.
+    Args:
+        use_cpu: Whether to take the CPU, as the key of a recipe's stages says. ACCELERATE_USE_CPU in the environment
+            does the same.
     """
     from accelerate import PartialState
 
     if use_cpu or os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes"):
         return torch.device("cpu")
-    if PartialState._shared_state:  # of several processes, each has its own
+    if PartialState._shared_state:  # each of several processes has its own
         return PartialState().device
-    if torch.cuda.is_available():  # what ZeroGPU promises where no device is there yet
+    if torch.cuda.is_available():  # on ZeroGPU this is true before a device is attached
         return torch.device("cuda")
     return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 
@@ -44,18 +46,33 @@ def has_bfloat16() -> bool:
 
 
 def on_device(model: Model, *, use_cpu: bool = False) -> Model:
-    """The model, moved to `best_device`."""
+    """Moves a model to `best_device`.
+
+    Args:
+        model: The model.
+        use_cpu: As for `best_device`.
+    """
     return move(model, best_device(use_cpu=use_cpu))
 
 
 def move(model: Model, device: torch.device) -> Model:
-    """The model there. A quantized one stays where it was loaded, which is on an accelerator."""
+    """Moves a model to a device. A quantized one stays on the accelerator where it was loaded.
+
+    Args:
+        model: The model.
+        device: The device.
+    """
     return model if getattr(model, "is_quantized", False) else model.to(device)
 
 
 @contextmanager
 def temporarily_on_device(device: torch.device, *models: Any) -> Iterator[None]:
-    """While open, these models are on the device; afterwards each is where it was. None is no model."""
+    """While open, models are on a device. Afterwards each is where it was.
+
+    Args:
+        device: The device.
+        *models: The models; None is skipped.
+    """
     away = [(model, model.device) for model in models if model is not None and model.device != device]
     try:
         for model, _ in away:
@@ -67,22 +84,32 @@ def temporarily_on_device(device: torch.device, *models: Any) -> Iterator[None]:
 
 
 class MicroBatches:
-    """Rows a few at a time: `size` of them, and half as many from where memory is too small for so many."""
+    """Processes rows in batches of `size`, and halves the size when a batch does not fit the memory."""
 
     def __init__(self, size: int) -> None:
         self.size = size
 
     def run(self, step: Callable[[Sequence[int]], T], rows: Sequence[int]) -> Iterator[T]:
-        """step(some of the rows), in their order. Raises ZooError where a single one does not fit.
+        """Runs a step over all rows, batch by batch.
 
-        Halved batches give what whole ones give but for rounding: kernels add in an order that depends on the size.
+        Halved batches give the same results except for rounding: kernels add in an order that depends on the size.
+
+        Args:
+            step: Called with some of the rows, in their order.
+            rows: The rows.
+
+        Yields:
+            What each call returns.
+
+        Raises:
+            ZooError: A single row does not fit.
         """
         start = 0
         while start < len(rows):
             some = rows[start : start + self.size]
-            found = try_with_oom_fallback(step, some)
-            if found is not None:
-                yield found[0]
+            result = try_with_oom_fallback(step, some)
+            if result is not None:
+                yield result[0]
                 start += len(some)
                 continue
             if len(some) == 1:
@@ -92,6 +119,7 @@ class MicroBatches:
 
 
 def too_large() -> ZooError:
+    """The error for a single row that does not fit the memory."""
     return ZooError(
         f"A single row does not fit the memory of {best_device()}: shorten prompts or completions, take a smaller "
         "model, or free memory that other programs hold."
@@ -99,7 +127,15 @@ def too_large() -> ZooError:
 
 
 def try_with_oom_fallback(step: Callable[..., T], *given: Any) -> tuple[T] | None:
-    """(step(*given),), or None where the memory was too small: what the failed call held is free again then."""
+    """Calls a step, and recovers if the memory is too small.
+
+    Args:
+        step: The step.
+        *given: Its arguments.
+
+    Returns:
+        A tuple of the step's result; None where the memory was too small. What the failed call held is free again then.
+    """
     try:
         return (step(*given),)
     except MEMORY_ERRORS as error:
@@ -110,22 +146,33 @@ def try_with_oom_fallback(step: Callable[..., T], *given: Any) -> tuple[T] | Non
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether an error came of an allocation, on whatever device."""
-    said = str(error).lower()
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(words in said for words in _SAID)
+    """Whether an error came from an allocation, on any device.
+
+    Args:
+        error: The error.
+    """
+    message = str(error).lower()
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(phrase in message for phrase in _SAID)
 
 
 def free_cache() -> None:
-    """Gives the memory back that the accelerator's allocator keeps for later."""
+    """Returns the memory that the accelerator's allocator keeps in reserve."""
     from accelerate.utils.memory import clear_device_cache
 
     clear_device_cache(garbage_collection=True)
 
 
 def out_of_memory(error: Exception, *, mend: str) -> ZooError | None:
-    """The sentence for an error that came of an allocation, None for any other.
+    """Converts an error that came from an allocation.
 
-    The error lets go of the frames that it came through, which hold the tensors that filled the memory.
+    The error drops the frames that it came through, which hold the tensors that filled the memory.
+
+    Args:
+        error: Any error.
+        mend: The end of the sentence, which says what to do.
+
+    Returns:
+        The error to raise; None for any other error.
     """
     if not is_out_of_memory(error):
         return None

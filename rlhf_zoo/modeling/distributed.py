@@ -1,7 +1,7 @@
-"""Several processes that are one command, as `accelerate launch` and torchrun start them.
+"""Several processes that run one command, as `accelerate launch` and torchrun start them.
 
-The first one owns all that is written and sent: run directory, lock, embedded Hub, outbox. The others compute their
-share, take from the first what it found out, and write nothing. A command that has not joined is alone.
+The first process owns all that is written and sent: run directory, lock, embedded Hub, outbox. The others compute their
+share, receive from the first what it read, and write nothing. A command that has not joined is alone.
 """
 
 import logging
@@ -13,26 +13,34 @@ from typing import Any
 
 from ..errors import ZooError
 
-#: For what the first process does while the others wait.
+#: How long the other processes wait for what the first one does.
 PATIENCE = timedelta(hours=2)
-#: torch's own optimizers, which change each number by itself.
+#: torch's own optimizers, which update each number independently, so that a shard is updated like the whole.
 IN_SHARDS = ("adamw_torch_fused", "adamw_torch", "adagrad", "rmsprop", "sgd")
 _joined = False
 
 
 def started() -> int:
-    """How many processes the launcher started of this command, whether they have joined or not."""
+    """Returns how many processes the launcher started of this command, whether they have joined or not."""
     number = os.environ.get("WORLD_SIZE", "1")
     return int(number) if number.isdecimal() else 1
 
 
 def count() -> int:
-    """How many processes work on what this one does."""
+    """Returns how many processes share the work of this one."""
     return started() if _joined else 1
 
 
 def check_shards(several: int, optim: str) -> None:
-    """Raises ZooError where fsdp2 has no other process, of so many, or an optimizer that knows no shards."""
+    """Checks that fsdp2 can shard.
+
+    Args:
+        several: The number of processes.
+        optim: The optimizer, by transformers' name.
+
+    Raises:
+        ZooError: The process is alone, or the optimizer has no sharded form.
+    """
     if optim not in IN_SHARDS:
         raise ZooError(f"fsdp2 has no shards for the optimizer {optim}: give optim one of {', '.join(IN_SHARDS)}.")
     if several == 1:
@@ -47,14 +55,15 @@ def rank() -> int:
 
 
 def first() -> bool:
-    """Whether this process writes."""
+    """Whether this process is the one that writes."""
     return rank() == 0 or not _joined
 
 
 def join() -> None:
-    """Meets the other processes; from here on they work together. Does nothing in one that is alone.
+    """Joins the other processes; from here on they work together. Does nothing in a process that is alone.
 
-    Raises ZooError where no launcher says which of them this one is.
+    Raises:
+        ZooError: No launcher says which of the processes this one is.
     """
     global _joined
     if started() == 1 or _joined:
@@ -71,15 +80,19 @@ def join() -> None:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         backend = "cuda:nccl,cpu:gloo"
     else:
-        os.environ["ACCELERATE_USE_CPU"] = "true"  # or each process would think that it is alone
+        os.environ["ACCELERATE_USE_CPU"] = "true"  # otherwise accelerate takes each process to be alone
     torch.distributed.init_process_group(backend, timeout=PATIENCE)
-    if rank() > 0:  # the first one speaks for all
+    if rank() > 0:  # only the first process logs
         logging.getLogger("rlhf_zoo").setLevel(logging.ERROR)
     _joined = True
 
 
 def part() -> bool:
-    """Ends the work together, once all are here. Returns whether this one goes on, alone: the first one does."""
+    """Ends the common work, once all processes are here.
+
+    Returns:
+        Whether this process goes on alone, which the first one does.
+    """
     global _joined
     if count() == 1:
         return True
@@ -94,46 +107,71 @@ def part() -> bool:
 
 
 def gathered(value: Any) -> list[Any]:
-    """A value of each process, in all of them."""
+    """Gathers a value from each process, in all of them.
+
+    Args:
+        value: This process's value, which can be pickled.
+
+    Returns:
+        The values, by rank.
+    """
     if count() == 1:
         return [value]
     from torch import distributed
 
-    seen: list[Any] = [None] * count()
-    distributed.all_gather_object(seen, value)
-    return seen
+    values: list[Any] = [None] * count()
+    distributed.all_gather_object(values, value)
+    return values
 
 
 def is_my_batch(number: int) -> bool:
-    """Whether this process does the batch of this number."""
+    """Whether this process does a batch.
+
+    Args:
+        number: The batch's number.
+    """
     return number % count() == rank() if count() > 1 else True
 
 
 def in_order(done: Mapping[int, Any]) -> list[Any]:
-    """What all processes made of the batches dealt to them, by number."""
-    whole = {number: made for each in gathered(dict(done)) for number, made in each.items()}
-    return [whole[number] for number in sorted(whole)]
+    """Gathers the results of batches that were shared out by `is_my_batch`.
+
+    Args:
+        done: This process's results, by batch number.
+
+    Returns:
+        All results, in the order of their numbers.
+    """
+    by_number = {number: made for each in gathered(dict(done)) for number, made in each.items()}
+    return [by_number[number] for number in sorted(by_number)]
 
 
 def from_first(make: Callable[[], Any]) -> Any:
-    """What `make` returns in the first process, in all of them."""
+    """Calls a function in the first process only.
+
+    Args:
+        make: The function.
+
+    Returns:
+        What it returns, in all processes.
+    """
     if count() == 1:
         return make()
     from torch import distributed
 
-    found = [make() if first() else None]
-    distributed.broadcast_object_list(found)
-    return found[0]
+    box = [make() if first() else None]
+    distributed.broadcast_object_list(box)
+    return box[0]
 
 
 def wait() -> None:
-    """Until all processes are here."""
+    """Waits until all processes are here."""
     gathered(None)
 
 
 @contextmanager
 def main_process_first() -> Iterator[None]:
-    """The first process goes through, then the others, which find what it has written."""
+    """Lets the first process through, then the others, which find what it has written."""
     if not first():
         wait()
     yield

@@ -1,4 +1,4 @@
-"""Trainers whose models lie in shards (FSDP2). What they save is what one process saves."""
+"""Trainers whose models are sharded (FSDP2). What they save is the same as what one process saves."""
 
 import functools
 from collections.abc import Sequence
@@ -16,12 +16,20 @@ from .models import is_peft
 
 
 class ShardTrainer(Trainer):
-    """Trainer, until `shard` is called."""
+    """A Trainer that saves and loads shards after `shard` was called."""
 
     _in_shards = False
 
     def shard(self, *models: nn.Module, frozen: Sequence[nn.Module] = ()) -> None:
-        """Shards models in place, before the optimizer is made. Raises ZooError for what has no shards."""
+        """Shards models in place, before the optimizer is made.
+
+        Args:
+            *models: The models that are trained.
+            frozen: Those that are not.
+
+        Raises:
+            ZooError: A trained model has adapters, or a model is quantized.
+        """
         every = (*models, *frozen)
         for wrong, mend in (
             (any(map(is_peft, models)), "adapters: leave use_peft out"),
@@ -52,7 +60,7 @@ class ShardTrainer(Trainer):
 
 
 class OneModel(ShardTrainer):
-    """Stands before a trainer of trl's, whose model it shards once it has the weights that training goes on from."""
+    """Mixin for a TRL trainer: shards its model once it has the weights that training goes on from."""
 
     model: Any
 
@@ -66,5 +74,12 @@ class OneModel(ShardTrainer):
 
 
 def in_shards(kind: Any) -> Any:
-    """This trainer of trl's, with its model in shards."""
+    """Makes a TRL trainer shard its model.
+
+    Args:
+        kind: The trainer's class.
+
+    Returns:
+        A subclass of the same name.
+    """
     return type(kind.__name__, (OneModel, kind), {})

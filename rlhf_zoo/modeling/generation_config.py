@@ -1,4 +1,4 @@
-"""The generation config of a model: transformers loads one that contradicts itself, and then refuses to save it."""
+"""Generation configs that contradict themselves: transformers loads such a config, and then refuses to save it."""
 
 import copy
 import logging
@@ -16,10 +16,10 @@ MODES = ("do_sample", "num_beams", "use_cache", "return_dict_in_generate")
 
 
 def make_savable(model: Any, *, name: str) -> None:
-    """Mends the model's generation config where it could not be saved, and says so in one line.
+    """Repairs the model's generation config if it could not be saved, and logs one line about it.
 
-    A config with `temperature` or `top_p` and without `do_sample` is meant for sampling, so `do_sample` is set. Of any
-    other contradiction the fields that do not go with the rest are left out.
+    A config with `temperature` or `top_p` and without `do_sample` is meant for sampling, so `do_sample` is set. For any
+    other contradiction the fields that conflict with the rest are left out.
 
     Args:
         model: The model, which need not have a generation config.
@@ -38,13 +38,13 @@ def make_savable(model: Any, *, name: str) -> None:
         _say(name, reason, "do_sample is set to true")
         return
     standard = vars(GenerationConfig())
-    given = {key: value for key, value in vars(config).items() if key in standard and value != standard[key]}
+    changed = {key: value for key, value in vars(config).items() if key in standard and value != standard[key]}
     kept = copy.deepcopy(config)
-    for key in given:
+    for key in changed:
         setattr(kept, key, standard[key])
     left_out = []
-    for key in sorted(given, key=lambda key: key not in MODES):
-        setattr(kept, key, given[key])
+    for key in sorted(changed, key=lambda key: key not in MODES):
+        setattr(kept, key, changed[key])
         if _refusal(kept) is not None:
             setattr(kept, key, standard[key])
             left_out.append(key)
@@ -57,7 +57,7 @@ def make_savable(model: Any, *, name: str) -> None:
 
 
 def _refusal(config: GenerationConfig) -> str | None:
-    """Why transformers would not save it, in a few words; None where it would."""
+    """Why transformers would not save a config, in a few words; None where it would."""
     try:
         config.validate(strict=True)
     except (ValueError, TypeError) as error:

@@ -1,6 +1,6 @@
-"""Whether a checkpoint is what was saved: COMPLETE names the size and the sha256 of each of its files.
+"""Whether a checkpoint is what was saved. COMPLETE lists the size and the sha256 of each of its files.
 
-What is added to the folder later (that it was published, a merged model) is not part of the checkpoint.
+Files that are added to the folder later (that it was published, a merged model) are not part of the checkpoint.
 """
 
 import hashlib
@@ -15,22 +15,29 @@ from typing import Any
 from ..errors import ZooError
 
 COMPLETE = "COMPLETE"
-#: What only training goes on from; a model loads without it, and people delete it to make room.
+#: Files that only resuming needs. A model loads without them, and people delete them to save space.
 TRAINING = (".pt", ".pth", ".bin")
-#: How the names of files with weights end.
+#: The suffix of weight files.
 WEIGHTS = ".safetensors"
 _TRAINER_STATE = "trainer_state.json"
 _READERS = 4
-#: What reading a damaged document of JSON may raise.
+#: What reading a damaged JSON document may raise.
 _DAMAGED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 _Stamp = tuple[int, int, int, int]
-# A file is read once in a process, until its size or one of its times changes.
+# A file is hashed once in a process, until its inode, size or a time changes.
 _KNOWN: dict[Path, tuple[_Stamp, str]] = {}
 _KNOWING = threading.Lock()
 
 
 def seal(folder: Path) -> dict[str, dict[str, Any]]:
-    """Has every file of a folder reach the disk. Returns path in the folder -> {size, sha256}."""
+    """Flushes every file of a folder to the disk and hashes it.
+
+    Args:
+        folder: The folder.
+
+    Returns:
+        {path in the folder: {size, sha256}}.
+    """
     names = sorted(_names(folder))
     with ThreadPoolExecutor(_READERS) as pool:
         entries = list(pool.map(lambda name: _sealed(folder / name), names))
@@ -38,9 +45,14 @@ def seal(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def check_integrity(folder: Path | str, *, training: bool = False) -> None:
-    """Raises ZooError, naming the file, where a complete checkpoint is not what was saved; other folders pass.
+    """Checks that a complete checkpoint is what was saved. Folders without COMPLETE pass.
 
-    training: look also at what only training goes on from. The last checkpoint beside it that is whole is offered.
+    Args:
+        folder: The checkpoint.
+        training: Whether to check also what only resuming needs.
+
+    Raises:
+        ZooError: Names the file that differs, and the newest intact checkpoint next to it.
     """
     folder = Path(folder)
     if not (folder / COMPLETE).is_file():
@@ -51,12 +63,20 @@ def check_integrity(folder: Path | str, *, training: bool = False) -> None:
     others = (path for path in folder.parent.glob("checkpoint-*") if (path / COMPLETE).is_file() and path != folder)
     newest = sorted(others, key=lambda path: (len(path.name), path.name), reverse=True)
     last = next((path for path in newest if damage(path, training=training) is None), None)
-    whole = f"; {last} is whole" if last is not None else ""
-    raise ZooError(f"{problem}: restore it from a copy, or train the stage again with --restart{whole}.")
+    other = f"; {last} is whole" if last is not None else ""
+    raise ZooError(f"{problem}: restore it from a copy, or train the stage again with --restart{other}.")
 
 
 def damage(folder: Path, *, training: bool = False) -> str | None:
-    """What is wrong with a complete checkpoint, naming the first file; None where it is whole."""
+    """Finds what is wrong with a complete checkpoint.
+
+    Args:
+        folder: The checkpoint.
+        training: Whether to check also what only resuming needs.
+
+    Returns:
+        The start of a sentence about the first wrong file; None where all are intact.
+    """
     try:
         files = _recorded(folder)
     except (*_DAMAGED, OSError):
@@ -74,10 +94,10 @@ def damage(folder: Path, *, training: bool = False) -> str | None:
 
 
 def weights_digest(folder: Path | str) -> str | None:
-    """What a model's weights are known by, wherever they lie or are published.
+    """Hashes a model's weights, to recognize them wherever they lie or are published.
 
     Files that say where a model came from, such as the base that adapter_config.json names, do not count: they differ
-    between copies of one model. Nor does a critic, which has a folder of its own.
+    between copies of one model. A critic, which has a folder of its own, does not count either.
 
     Args:
         folder: A checkpoint, complete or as it was pulled.
@@ -86,7 +106,7 @@ def weights_digest(folder: Path | str) -> str | None:
         sha256 in hex over the names and the contents of its weight files; None where it holds none.
 
     Raises:
-        ZooError: where a complete checkpoint says nothing that can be read.
+        ZooError: COMPLETE is damaged.
     """
     folder = Path(folder)
     names = sorted(path.name for path in folder.glob(f"*{WEIGHTS}"))
@@ -98,13 +118,13 @@ def weights_digest(folder: Path | str) -> str | None:
         raise ZooError(
             f"{folder / COMPLETE} is damaged: restore it, or train the stage again with --restart."
         ) from error
-    known = {name: sha256 for name, (_, sha256) in recorded.items()}
-    lines = (f"{name} {known.get(name) or _digest(folder / name)}\n" for name in names)
+    digests = {name: sha256 for name, (_, sha256) in recorded.items()}
+    lines = (f"{name} {digests.get(name) or _digest(folder / name)}\n" for name in names)
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def _recorded(folder: Path) -> dict[str, tuple[int, str]]:
-    """Path -> (size, sha256), as COMPLETE has them."""
+    """{path: (size, sha256)}, as COMPLETE lists them."""
     files = json.loads((folder / COMPLETE).read_bytes())["files"]
     return {str(name): (int(entry["size"]), str(entry["sha256"])) for name, entry in files.items()}
 
@@ -119,9 +139,9 @@ def _altered(path: Path, size: int, sha256: str) -> str | None:
 def _names(folder: Path) -> Iterator[str]:
     for root, _, names in os.walk(folder):
         for name in names:
-            found = (Path(root) / name).relative_to(folder).as_posix()
-            if found != COMPLETE:
-                yield found
+            path = (Path(root) / name).relative_to(folder).as_posix()
+            if path != COMPLETE:
+                yield path
 
 
 def _sealed(path: Path) -> dict[str, Any]:
@@ -131,16 +151,16 @@ def _sealed(path: Path) -> dict[str, Any]:
 
 
 def _digest(path: Path) -> str:
-    """sha256 in hex, of the file as it is now."""
-    whole = path.absolute()
-    with open(whole, "rb") as file:
+    """The sha256 in hex of a file as it is now."""
+    absolute = path.absolute()
+    with open(absolute, "rb") as file:
         at = os.fstat(file.fileno())
         stamp = (at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns)
         with _KNOWING:
-            known = _KNOWN.get(whole)
-        if known is not None and known[0] == stamp:
-            return known[1]
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+            cached = _KNOWN.get(absolute)
+        if cached is not None and cached[0] == stamp:
+            return cached[1]
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
     with _KNOWING:
-        _KNOWN[whole] = stamp, found
-    return found
+        _KNOWN[absolute] = stamp, digest
+    return digest

@@ -1,7 +1,7 @@
-"""`train_sampling_strategy: group_by_length`: rows of similar length in a batch, and little padding.
+"""`train_sampling_strategy: group_by_length`: rows of similar length share a batch, which has little padding.
 
-Transformers' own sampler draws from the global random state, so a run that resumes within a pass reads other rows. It
-also does not know the rows of a reward model.
+Transformers' own sampler draws from the global random state, so a run that resumes within an epoch reads other rows. It
+also cannot read the rows of a reward model.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,21 +11,31 @@ import torch
 from torch.utils.data import Sampler
 from transformers import Trainer
 
-#: Batches that are drawn from one pool of rows, which is sorted: more make batches tighter, and more alike each pass.
+#: Batches that are made from one sorted pool of rows. More give less padding, but batches that differ less by epoch.
 POOL = 50
 #: Columns that hold a row's tokens, here and in trl. Of a pair the longer side counts: both are padded to it.
 IDS = ("input_ids", "chosen_ids", "rejected_ids")
 
 
 class ByLength(Sampler[int]):
-    """Every row once, `batch_size` of like length after each other. The order depends on (seed, epoch) alone."""
+    """Yields every row once, with rows of similar length in each batch. The order depends on (seed, epoch) alone.
+
+    Args:
+        lengths: Tokens of each row.
+        batch_size: Rows that one optimizer step reads, over all processes.
+        seed: Of the order.
+    """
 
     def __init__(self, lengths: Sequence[int], batch_size: int, *, seed: int) -> None:
         self._lengths, self._batch_size, self._seed = lengths, batch_size, seed
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """What accelerate calls at the start of each pass."""
+        """Sets the epoch; accelerate calls this at the start of each.
+
+        Args:
+            epoch: From 0.
+        """
         self._epoch = epoch
 
     def __len__(self) -> int:
@@ -34,7 +44,7 @@ class ByLength(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         mixed = torch.Generator().manual_seed(self._seed + self._epoch)
         rows = torch.randperm(len(self._lengths), generator=mixed).tolist()
-        last = len(rows) - len(rows) % self._batch_size  # a batch that is not full stands at the end
+        last = len(rows) - len(rows) % self._batch_size  # an incomplete batch comes last
         batches = []
         for start in range(0, last, POOL * self._batch_size):
             pool = sorted(rows[start : min(start + POOL * self._batch_size, last)], key=self._lengths.__getitem__)
@@ -45,7 +55,7 @@ class ByLength(Sampler[int]):
 
 
 class GroupsByLength(Trainer):
-    """Mixin for a trainer: obeys `group_by_length` with a sampler whose order a resumed run repeats."""
+    """Mixin for a trainer: implements `group_by_length` with a sampler whose order a resumed run repeats."""
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         rows: Any = self.train_dataset if train_dataset is None else train_dataset
@@ -58,5 +68,12 @@ class GroupsByLength(Trainer):
 
 
 def grouping_by_length(kind: Any) -> Any:
-    """A subclass of a trainer class that obeys `group_by_length` with our sampler."""
+    """Makes a trainer class implement `group_by_length` with our sampler.
+
+    Args:
+        kind: The class.
+
+    Returns:
+        A subclass of the same name.
+    """
     return type(kind.__name__, (GroupsByLength, kind), {})

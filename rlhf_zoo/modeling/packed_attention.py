@@ -1,7 +1,7 @@
-"""Rows of a forward pass laid end to end: one behind the other in a single row, without padding.
+"""Packed rows: a forward pass over rows that are concatenated in a single row, without padding.
 
-Each token attends to tokens of its own row alone. transformers lays rows so for flash attention (and trl calls it
-`padding_free`), whose kernels a CPU lacks; here attention is torch's own, one call a row.
+Each token attends to tokens of its own row alone. transformers packs rows so for flash attention (TRL calls it
+`padding_free`), whose kernels a CPU lacks. Here attention is torch's own, with one call for each row.
 """
 
 from typing import Any
@@ -16,18 +16,25 @@ from ..errors import ZooError
 from .sampling.decoder import base_of
 
 NAME = "rlhf_zoo_end_to_end"
-# Rows that are looked at, and how far apart logits may be, in their standard deviations: rounding alone.
+# Lengths of the rows that are tried, and how much their logits may differ, in standard deviations: by rounding only.
 LENGTHS, APART = (5, 9), {torch.float32: 1e-3}
 APART_IN_FEW_BITS = 0.1
-_windows: set[int] = set()  # that layers handed on
+_windows: set[int] = set()  # the sliding windows that layers passed on
 
 
 def attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **how: Any
 ) -> tuple[Tensor, None]:
-    """torch's attention. attention_mask: what it takes, or (1, 1, 1, R) int64: the lengths of R rows end to end.
+    """torch's attention, also over packed rows.
 
-    Returns (B, L, heads, D).
+    Args:
+        module: The attention layer.
+        query, key, value: (B, heads, L, D).
+        attention_mask: torch's mask; or (1, 1, 1, R) int64, the lengths of R packed rows.
+        **how: Further options of transformers' attention functions.
+
+    Returns:
+        (B, L, heads, D), and None for the attention weights.
     """
     if how.get("s_aux") is not None:
         raise ValueError("torch's attention has no sinks.")
@@ -37,12 +44,12 @@ def attention(
         _windows.add(how["sliding_window"])
     lengths = attention_mask.flatten().tolist()
     rows = zip(query.split(lengths, 2), key.split(lengths, 2), value.split(lengths, 2), strict=True)
-    found = [sdpa_attention_forward(module, q, k, v, _window(q, **how), **how)[0] for q, k, v in rows]
-    return torch.cat(found, 1), None
+    outputs = [sdpa_attention_forward(module, q, k, v, _window(q, **how), **how)[0] for q, k, v in rows]
+    return torch.cat(outputs, 1), None
 
 
 def _window(query: Tensor, *, sliding_window: int | None = None, **_: Any) -> Tensor | None:
-    """What a row sees of itself (L, L), where that is less than all that came before."""
+    """The mask (L, L) of a sliding window; None where a row is shorter than the window."""
     length = query.shape[2]
     if sliding_window is None or length <= sliding_window:
         return None
@@ -55,25 +62,40 @@ AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
 def lies_end_to_end(model: Any) -> bool:
-    """Whether the model takes rows that lie end to end, as after `lay_end_to_end`."""
+    """Whether the model takes packed rows, as after `lay_end_to_end`.
+
+    Args:
+        model: A model.
+    """
     return base_of(model).config._attn_implementation == NAME
 
 
 def packed_inputs(ids: Tensor, seen: Tensor, positions: Tensor) -> dict[str, Tensor]:
-    """A model's arguments for rows end to end. ids, seen, positions: (B, L) each, `seen` False for padding."""
+    """A model's arguments for packed rows.
+
+    Args:
+        ids: (B, L) token ids.
+        seen: (B, L) bool, False for padding.
+        positions: (B, L) positions.
+    """
     return {
         "input_ids": ids[seen].unsqueeze(0),
         "position_ids": positions[seen].unsqueeze(0),
-        "attention_mask": seen.sum(1).view(1, 1, 1, -1),  # handed on as it is, as a mask of four dimensions
+        "attention_mask": seen.sum(1).view(1, 1, 1, -1),  # transformers passes a mask of four dimensions on unchanged
     }
 
 
 @torch.no_grad()
 def lay_end_to_end(model: Any, *, of: str) -> None:
-    """From here on the model takes rows end to end; what it is given otherwise goes through torch's attention.
+    """Makes a model take packed rows. What it is given otherwise goes through torch's attention as before.
 
-    of: what the model is, for the error. Raises ZooError for one whose rows would see each other, which it is asked,
-    and for an attention other than torch's.
+    Args:
+        model: The model.
+        of: What the error calls it.
+
+    Raises:
+        ZooError: The model's rows would attend to each other when packed, which a pass over two rows tries; or its
+            attention is not torch's.
     """
     base = base_of(model)
     if lies_end_to_end(base):
@@ -91,7 +113,7 @@ def lay_end_to_end(model: Any, *, of: str) -> None:
     base.set_attn_implementation(NAME)
     together = _laid(base, ids)
     base.train(training)
-    # What is no number either way, the rollout finds.
+    # NaN in both is equal here. The rollout reports it.
     most = APART.get(base.dtype, APART_IN_FEW_BITS) * float(alone.nan_to_num(0, 0, 0).std())
     if together is None or not torch.allclose(together, alone, rtol=0, atol=most, equal_nan=True):
         base.set_attn_implementation(before)
@@ -102,19 +124,19 @@ def lay_end_to_end(model: Any, *, of: str) -> None:
 
 
 def _laid(base: Any, ids: Tensor) -> Tensor | None:
-    """Logits of the first `LENGTHS` of ids, end to end; None of a model that cannot be given them."""
-    # Where a model may compute flash attention, which takes no mask, it hands on what its own masks would say.
+    """Logits of the first `LENGTHS` of ids, packed; None for a model that cannot take packed rows."""
+    # Models that support flash attention, which takes no mask, pass the sliding window on instead.
     if not (base._supports_flash_attn and lies_end_to_end(base)):
         return None
-    seen = torch.arange(len(ids), device=ids.device) < torch.tensor(LENGTHS, device=ids.device).unsqueeze(1)
-    positions = torch.arange(len(ids), device=ids.device).expand_as(seen)
+    real = torch.arange(len(ids), device=ids.device) < torch.tensor(LENGTHS, device=ids.device).unsqueeze(1)
+    positions = torch.arange(len(ids), device=ids.device).expand_as(real)
     _windows.clear()
     try:
-        found = base(**packed_inputs(ids.expand_as(seen), seen, positions), use_cache=False).logits[0].float()
+        logits = base(**packed_inputs(ids.expand_as(real), real, positions), use_cache=False).logits[0].float()
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, NotImplementedError):
         return None
     hands_on = _windows or not getattr(_text_config(base), "sliding_window", None)
-    return found if hands_on and len(found) == sum(LENGTHS) else None
+    return logits if hands_on and len(logits) == sum(LENGTHS) else None
 
 
 def _text_config(base: Any) -> Any:

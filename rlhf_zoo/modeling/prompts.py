@@ -1,4 +1,4 @@
-"""Data sets in the forms that the trainers take: prompts, lines and preference pairs."""
+"""Data sets of prompts in the form that PPO takes: checked, tokenized and numbered."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,16 @@ SHOWN = 60  # characters of a prompt in an error's sentence
 
 
 def need_columns(dataset: Dataset, columns: list[str], *, of: str) -> None:
-    """Raises ZooError when `dataset` lacks a column or has no row; `of` names it in the message."""
+    """Checks that a data set has columns, and rows.
+
+    Args:
+        dataset: The data set.
+        columns: The columns.
+        of: What the error calls the data set.
+
+    Raises:
+        ZooError: A column is missing, or there is no row.
+    """
     missing = [column for column in columns if column not in dataset.column_names]
     if missing:
         raise ZooError(
@@ -31,7 +40,17 @@ def need_columns(dataset: Dataset, columns: list[str], *, of: str) -> None:
 
 
 def check_room(row: int, ids: list[int], *, context: int | None, room: int) -> None:
-    """Raises ZooError for an empty prompt, and for one that leaves less than `room` tokens of the context."""
+    """Checks that a prompt leaves room for its completion.
+
+    Args:
+        row: The prompt's number, for the error.
+        ids: Its token ids.
+        context: Positions of the model; None if unbounded.
+        room: Tokens that a completion may take.
+
+    Raises:
+        ZooError: The prompt is empty or too long.
+    """
     if not ids:
         raise ZooError(f"Prompt {row} is empty: the policy needs at least one token to start from.")
     if context is not None and len(ids) + room > context:
@@ -172,13 +191,25 @@ def _check_same_prompts(dataset: Dataset, tokenizer: PreTrainedTokenizerBase) ->
 
 
 def say_withheld(dataset: Dataset) -> None:
-    """Says in a line which columns reward functions do not get, as these get something of ours by that name."""
+    """Warns of columns that reward functions do not get, because we pass something else under their names.
+
+    Args:
+        dataset: The prompts.
+    """
     for name in withheld(dataset.column_names):
         log.warning("Reward functions do not get the prompts' column %r: to pass it on, %s.", name, how_to_rename(name))
 
 
 def uncollate(batch: Mapping[str, Any], tokenizer: Any) -> list[dict[str, Any]]:
-    """A batch that a collator stacked, as one mapping a prompt, with unpadded token ids."""
+    """Splits a batch that a collator stacked into one mapping for each prompt, with unpadded token ids.
+
+    Args:
+        batch: Columns of the batch.
+        tokenizer: The policy's.
+
+    Raises:
+        ZooError: An `attention_mask` does not fit its `input_ids`.
+    """
     columns = dict(batch)
     attention = columns.pop("attention_mask", None)
     rows = []

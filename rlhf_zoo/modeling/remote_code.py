@@ -1,7 +1,7 @@
-"""The program code that a model brings (`auto_map`): it runs where the user said so on the command line, nowhere else.
+"""Program code that a model brings (`auto_map`). It runs only where the user allows it on the command line.
 
-A recipe cannot say it, for recipes are downloaded too. What ran is kept, for run.json and for the checkpoints that are
-saved.
+A recipe cannot allow it, because recipes are downloaded too. The code that ran is recorded, for run.json and for the
+checkpoints that are saved.
 """
 
 import hashlib
@@ -28,9 +28,13 @@ _MODULE = re.compile(r"[\w-]+\.py")
 
 @dataclass(frozen=True)
 class CodeRun:
-    """Code that ran: of which model, a repository at a commit or a folder, and the sha256 of each file.
+    """Program code of a model that ran.
 
-    folder: where its files lie.
+    Attributes:
+        model: A repository, or a folder.
+        commit: The repository's commit; None for a folder.
+        files: The sha256 of each file.
+        folder: Where the files are.
     """
 
     model: str
@@ -40,7 +44,7 @@ class CodeRun:
 
     @property
     def lineage(self) -> dict[str, Any]:
-        """For run.json."""
+        """The entry in run.json."""
         return {"model": self.model, "commit": self.commit, "files": dict(self.files)}
 
 
@@ -64,13 +68,17 @@ def is_trusted() -> bool:
 
 
 def code_run() -> list[CodeRun]:
-    """What ran since the switch was set, each code once: of the first model that brought it."""
-    found = {tuple(one.files.items()): one for one in reversed((_RUN or {}).values())}
-    return sorted(found.values(), key=lambda one: one.model)
+    """Returns the code that ran since `trusting` was opened, each code once, for the first model that brought it."""
+    by_files = {tuple(run.files.items()): run for run in reversed((_RUN or {}).values())}
+    return sorted(by_files.values(), key=lambda run: run.model)
 
 
 def refusal(what: str) -> str:
-    """The sentence where `what`, such as "The model NAME", would run code and nobody said that it may."""
+    """The error for a model that would run code without permission.
+
+    Args:
+        what: Such as "The model NAME".
+    """
     return (
         f"{what} needs program code of its own (auto_map in its configuration), which runs only where you say so: read "
         f"the code, and give {FLAG} if you trust it, or take a model of an architecture that transformers has."
@@ -78,26 +86,41 @@ def refusal(what: str) -> str:
 
 
 def code_of(config: Mapping[str, Any]) -> list[str]:
-    """The modules that a config.json or tokenizer_config.json takes classes from: NAME, or REPOSITORY--NAME."""
+    """Lists the modules that a config takes classes from.
+
+    Args:
+        config: The content of config.json or tokenizer_config.json.
+
+    Returns:
+        Their names: NAME, or REPOSITORY--NAME.
+    """
     named = (config.get("auto_map") if isinstance(config, Mapping) else None) or {}
     values = named.values() if isinstance(named, Mapping) else [named]
-    classes = [one for value in values for one in (value if isinstance(value, list | tuple) else [value]) if one]
-    return sorted({str(one).rpartition(".")[0] for one in classes})
+    classes = [name for value in values for name in (value if isinstance(value, list | tuple) else [value]) if name]
+    return sorted({str(name).rpartition(".")[0] for name in classes})
 
 
 def brings_code(config: Mapping[str, Any]) -> bool:
-    """Whether a model with this config.json loads only with code of its own."""
+    """Whether a model loads only with code of its own.
+
+    Args:
+        config: The content of its config.json.
+    """
     from transformers import CONFIG_MAPPING
 
     return bool(code_of(config)) and config.get("model_type") not in CONFIG_MAPPING
 
 
 def use_code(find: Callable[[str], Path | None], what: str, *, name: str) -> None:
-    """Notes and says the code that loading a model will run, if it may and there is any.
+    """Records and logs the code that loading a model will run, if that is allowed and there is any.
 
-    find: the path of one of its files, by name; name: the model's, for people.
+    Args:
+        find: Returns the path of one of the model's files, by name.
+        what: What errors call the model.
+        name: The model's name for the record.
 
-    Raises ZooError where classes are of another repository, of which no commit is named.
+    Raises:
+        ZooError: Classes come from another repository, for which no commit is named.
     """
     if _RUN is None:
         return
@@ -108,33 +131,33 @@ def use_code(find: Callable[[str], Path | None], what: str, *, name: str) -> Non
             modules += code_of(json.loads(path.read_text(encoding="utf-8")))
     if not modules:
         return
-    if elsewhere := next((one for one in modules if "--" in one), None):
+    if elsewhere := next((item for item in modules if "--" in item), None):
         raise ZooError(
             f"{what} takes code from another repository, {elsewhere.partition('--')[0]}, and names no commit of it: "
             "copy the files beside its config.json and take that repository's name out of auto_map."
         )
-    found = _with_imports(find, modules, what)
-    folder = next(iter(found.values())).parent
-    digests = {file: hashlib.sha256(path.read_bytes()).hexdigest() for file, path in found.items()}
+    files = _with_imports(find, modules, what)
+    folder = next(iter(files.values())).parent
+    digests = {file: hashlib.sha256(path.read_bytes()).hexdigest() for file, path in files.items()}
     if folder in _RUN and _RUN[folder].files == digests:
         return
     commit = folder.name if _COMMIT.fullmatch(folder.name) else None
-    known = any(one.files == digests for one in _RUN.values())
+    is_known = any(item.files == digests for item in _RUN.values())
     _RUN[folder] = CodeRun(name, commit, digests, folder)
-    if not known:
+    if not is_known:
         at = f" at commit {commit[:10]}" if commit else ""
         log.warning("%s%s runs its own program code: %s.", what, at, ", ".join(digests))
 
 
 def _with_imports(find: Callable[[str], Path | None], modules: list[str], what: str) -> dict[str, Path]:
-    """The files of these modules and of those that they import from beside them: name -> path."""
+    """The files of modules and of those that they import from the same folder: {name: path}."""
     from transformers.dynamic_module_utils import get_relative_imports
 
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     waiting = list(modules)
     while waiting:
         name = f"{waiting.pop()}.py"
-        if name in found:
+        if name in paths:
             continue
         if not _MODULE.fullmatch(name):
             raise ZooError(
@@ -143,22 +166,26 @@ def _with_imports(find: Callable[[str], Path | None], modules: list[str], what: 
         path = find(name)
         if path is None:
             raise ZooError(f"{what} names the code {name} in auto_map and does not have it: copy it again, whole.")
-        found[name] = path
+        paths[name] = path
         waiting += get_relative_imports(path)
-    return dict(sorted(found.items()))
+    return dict(sorted(paths.items()))
 
 
 def add_code(checkpoint: Path) -> None:
-    """Puts code that ran beside what was trained with it: transformers saves the file of the trained class alone."""
+    """Copies code that ran into a checkpoint: transformers saves only the file of the trained class.
+
+    Args:
+        checkpoint: The checkpoint's folder.
+    """
     for folder in (checkpoint, *(path.parent for path in checkpoint.glob("*/config.json"))):
         modules: set[str] = set()
         for name in NAMED_IN:
             if (folder / name).is_file():
                 modules.update(code_of(json.loads((folder / name).read_text(encoding="utf-8"))))
-        held = [one for one in code_run() if {f"{module}.py" for module in modules} <= one.files.keys()]
+        held = [run for run in code_run() if {f"{module}.py" for module in modules} <= run.files.keys()]
         if not modules or not held:
             continue
         saved = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.glob("*.py")}
-        own = max(held, key=lambda one: len(saved.items() & one.files.items()))
+        own = max(held, key=lambda run: len(saved.items() & run.files.items()))
         for file in own.files.keys() - saved.keys():
             shutil.copyfile(own.folder / file, folder / file)

@@ -1,4 +1,4 @@
-"""Column names that are taken: by our own columns of a prompt, and by what reward functions and rules are called with.
+"""Reserved column names: our own columns of a prompt, and the arguments of reward functions and rules.
 
 A data set may have columns of these names. They are never passed on: what a function gets under such a name is ours.
 """
@@ -11,7 +11,7 @@ _Values = TypeVar("_Values")
 PROMPT_TOKENS = "input_ids"
 #: Which prompt of the data set a row is: it keys the random stream. No data set has a column of this name.
 PROMPT_INDEX = "_rlhf_zoo_prompt_index"
-#: Which of several completions of its prompt a row stands for.
+#: Which of its prompt's completions a row stands for.
 GENERATION = "_rlhf_zoo_generation_index"
 
 #: The values of a row that `columns` writes into its prompt, a list of texts. No data set has a column of this name.
@@ -23,29 +23,37 @@ ARGUMENTS = ("prompts", "completions", "completion_ids", "trainer_state", "log_e
 RESERVED = frozenset(
     {*ARGUMENTS, "prompt", "completion", PROMPT_TOKENS, "attention_mask", PROMPT_INDEX, GENERATION, ASKED}
 )
-#: Columns of the table of completions: what a function logs by such a name stands beside them, under its own name too.
+#: Columns of the table of completions. A column that a function logs under such a name gets the function's name too.
 TABLE = ("prompt", "completion", "score", "kl", "ended")
-#: Columns that every data set of prompts may have without anybody expecting a reward function to get them.
+#: Columns that every data set of prompts may have, and that nobody expects a reward function to get.
 _USUAL = frozenset({"prompt", PROMPT_TOKENS, "attention_mask", PROMPT_INDEX, GENERATION, ASKED})
 
 
 def passed_on(columns: Mapping[str, _Values]) -> dict[str, _Values]:
-    """The columns that reward functions, rules and judges get beside prompts and completions."""
+    """Selects the columns that reward functions, rules and judges get besides prompts and completions.
+
+    Args:
+        columns: All columns of the prompts.
+    """
     return {name: values for name, values in columns.items() if name not in RESERVED}
 
 
 def withheld(names: Iterable[str]) -> list[str]:
-    """Columns that somebody may expect reward functions to get, and that these never get.
+    """Lists columns that users may expect reward functions to get, and that these never get.
 
     Args:
         names: Column names of a data set of prompts.
 
     Returns:
-        Those that carry a reserved name, in order.
+        Those that have a reserved name, in order.
     """
     return [name for name in names if name in RESERVED - _USUAL]
 
 
 def how_to_rename(name: str) -> str:
-    """The mend for a column with a reserved name, as the end of a sentence."""
+    """The fix for a column with a reserved name, as the end of a sentence.
+
+    Args:
+        name: The column.
+    """
     return f"rename the column, in a recipe by `columns: {{given_{name}: {name}}}`"

@@ -1,4 +1,4 @@
-"""The special tokens of a policy: what ends a completion, what pads; and a tokenizer trained from scratch."""
+"""The special tokens of a policy (what ends a completion, what pads), and a tokenizer that is trained from scratch."""
 
 import contextlib
 import json
@@ -14,19 +14,23 @@ from .chat import tokenize_prompt
 from .chat_template import end_of_turn
 
 ADDED_PAD = "[PAD]"
-# Tokens that a vocabulary keeps for padding or for nothing, or writes between documents: the first pattern that one of
-# them has is taken.
+# Tokens that a vocabulary reserves for padding or for nothing, or writes between documents. The first pattern that
+# matches one is taken.
 SPARE = (r"pad(ding)?", r"(finetune_)?right_pad(_id)?", r"fim_pad", r"vision_pad", r"(image|video)_pad",
          r"reserved(_special)?_token_?\d+", r"unused_?(token_?)?\d+", r"control_\d+", r"end_?of_?text")  # fmt: skip
 _BRACKETS = "<>[]|"
-# Text of several scripts and kinds, and a code point that nobody has assigned, which no vocabulary knows as a whole.
+# Text of several scripts and kinds, and an unassigned code point, which no vocabulary has as one token.
 _ORDINARY = 'Ordinary text, 0 to 9: (a + b) * c = {"key": [1.5]};\n\tÉtude, Москва, 漢字, العربية, 🙂, \u0378'
 
 
 def stop_ids(model: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The tokens of which any ends a completion: EOS, those of the generation config, the end of the template's turn.
+    """Lists the tokens that end a completion: EOS, those of the generation config, and the end of the template's turn.
 
-    Of the generation config's only special tokens count: a configuration that nobody set names an ordinary one.
+    Of the generation config only special tokens count: a config that nobody set names an ordinary one.
+
+    Args:
+        model: The policy, or anything with a generation config.
+        tokenizer: The policy's.
     """
     listed = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     listed = listed if isinstance(listed, list) else [listed]
@@ -37,12 +41,18 @@ def stop_ids(model: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 def highest_id(tokenizer: Any) -> int:
-    """The highest token that a model may be asked for. Scripts add PAD past the embeddings; it is never looked up."""
+    """Returns the highest token id that a model may have to embed.
+
+    PAD does not count: scripts add it past the embeddings, and it is never looked up.
+
+    Args:
+        tokenizer: Any tokenizer.
+    """
     return max((index for index in tokenizer.get_vocab().values() if index != tokenizer.pad_token_id), default=0)
 
 
 def _added(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
-    """The tokens beside those of the text itself: id -> token."""
+    """Tokens besides those of ordinary text: {id: token}."""
     added: dict[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
     special = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
     return {index: str(token) for index, token in added.items()} | special
@@ -55,12 +65,22 @@ def settle_padding(
     pad_token: str | None = None,
     eos_token: str | None = None,
 ) -> str | None:
-    """Sees to it that the tokenizer pads with a token that ends nothing, and that the model's configs name it.
+    """Makes the tokenizer pad with a token that ends nothing, and the model's configs name it.
 
-    Takes `pad_token`, else what the tokenizer has, else a token of the vocabulary that no text uses, else adds one. One
-    that is added and has no row among the embeddings makes them grow, and peft then saves them with every adapter.
-    eos_token: EOS from now on. Returns a line that says what changed, None where nothing had to. Raises ZooError for a
-    token that the vocabulary does not have, and for a PAD that is EOS.
+    Takes `pad_token`, else what the tokenizer has, else a token of the vocabulary that no text uses, else adds one. If
+    an added token has no row among the embeddings, these grow, and peft then saves them with every adapter.
+
+    Args:
+        tokenizer: It is changed.
+        model: It is changed.
+        pad_token: PAD from now on.
+        eos_token: EOS from now on.
+
+    Returns:
+        A line that says what changed; None where nothing had to.
+
+    Raises:
+        ZooError: The vocabulary lacks a token, there is no EOS, or PAD would be EOS.
     """
     for key, token in (("eos_token", eos_token), ("pad_token", pad_token)):
         if token is not None and token not in tokenizer.get_vocab():
@@ -78,34 +98,38 @@ def settle_padding(
         name_pad(model, tokenizer)
         return f"The model has no embedding of {own} (id {tokenizer.pad_token_id}), which pads: its embeddings grow."
     before = "has no PAD" if own is None else f"pads with {'EOS' if own == tokenizer.eos_token else own}"
-    said = pad_token or _spare(tokenizer, model)
-    if said is not None:
-        tokenizer.pad_token = said
+    padding = pad_token or _spare(tokenizer, model)
+    if padding is not None:
+        tokenizer.pad_token = padding
         how = "as asked for" if pad_token is not None else "which its vocabulary has to spare"
     else:
         tokenizer.add_special_tokens({"pad_token": ADDED_PAD})
-        said, how = ADDED_PAD, "which is added to it"
+        padding, how = ADDED_PAD, "which is added to it"
     make_room(model, tokenizer)
     name_pad(model, tokenizer)
-    return f"The tokenizer {before}: {said} (id {tokenizer.pad_token_id}) pads from now on, {how}."
+    return f"The tokenizer {before}: {padding} (id {tokenizer.pad_token_id}) pads from now on, {how}."
 
 
 def pads_apart(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether it has a PAD, and that is not its EOS."""
+    """Whether a tokenizer has a PAD that is not its EOS.
+
+    Args:
+        tokenizer: Any tokenizer.
+    """
     return tokenizer.pad_token not in (None, tokenizer.eos_token)
 
 
 def pad_apart(tokenizer: PreTrainedTokenizerBase, pad_token: str | None, *, of: str, key: str) -> None:
-    """Sees to it that a tokenizer pads with another token than its EOS.
+    """Makes a tokenizer pad with another token than its EOS.
 
     Args:
         tokenizer: It takes `pad_token` where it has no PAD of its own, or one that is EOS.
         pad_token: A token of its vocabulary, or None.
-        of: Whose tokenizer it is.
+        of: Whose tokenizer it is, for the error.
         key: The key that names `pad_token`.
 
     Raises:
-        ZooError: It pads with EOS all the same, or has no such token.
+        ZooError: It still pads with EOS, or has no such token.
     """
     own, end = tokenizer.pad_token, tokenizer.eos_token
     if pad_token is not None and pad_token not in tokenizer.get_vocab():
@@ -124,9 +148,14 @@ def pad_apart(tokenizer: PreTrainedTokenizerBase, pad_token: str | None, *, of: 
 
 
 def make_room(model: Any, tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Gives PAD an embedding, where the model has none for it: nothing heeds it, but trainers look it up.
+    """Gives PAD an embedding if the model has none for it. Nothing depends on it, but trainers look it up.
 
-    Returns whether it had to.
+    Args:
+        model: It is changed.
+        tokenizer: The model's.
+
+    Returns:
+        Whether the embeddings grew.
     """
     if tokenizer.pad_token_id < model.get_input_embeddings().weight.shape[0]:
         return False
@@ -135,7 +164,12 @@ def make_room(model: Any, tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def name_pad(model: Any, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Has the model's configurations name the tokenizer's PAD."""
+    """Writes the tokenizer's PAD into the model's configs.
+
+    Args:
+        model: It is changed.
+        tokenizer: The model's.
+    """
     for config in (model.config, getattr(model, "generation_config", None)):
         if config is not None:
             config.pad_token_id = tokenizer.pad_token_id
@@ -160,15 +194,15 @@ def _spare(tokenizer: PreTrainedTokenizerBase, model: Any) -> str | None:
 
 
 def _is_written(token: str, tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether a token comes up in ordinary text, or in a conversation once it is PAD, which a template may write."""
+    """Whether a token occurs in ordinary text, or in a conversation once it is PAD, which a template may write."""
     index, own = tokenizer.convert_tokens_to_ids(token), tokenizer.pad_token
     turns = [{"role": "user", "content": _ORDINARY}, {"role": "assistant", "content": _ORDINARY}]
     ids = [*tokenize_prompt(_ORDINARY, tokenizer)]
     tokenizer.pad_token = token
     try:
-        for asked in (turns[:1], turns) if tokenizer.chat_template is not None else ():
+        for messages in (turns[:1], turns) if tokenizer.chat_template is not None else ():
             with contextlib.suppress(ZooError):  # a template for other conversations than this
-                ids += tokenize_prompt(asked, tokenizer)
+                ids += tokenize_prompt(messages, tokenizer)
     finally:
         tokenizer.pad_token = own
     return index in ids
@@ -177,9 +211,15 @@ def _is_written(token: str, tokenizer: PreTrainedTokenizerBase) -> bool:
 def train_tokenizer(
     lines: Iterable[str], *, vocab_size: int, lowercase: bool = False, max_length: int
 ) -> PreTrainedTokenizerBase:
-    """Byte-level BPE over `lines`, with <pad> and <eos> apart: PPO must tell a padded position from an end.
+    """Trains byte-level BPE, with different <pad> and <eos>: PPO must tell a padded position from an end.
 
-    A byte-level tokenizer knows every text, so it needs no <unk>. `max_length` is the model's context in tokens.
+    A byte-level tokenizer knows every text, so it needs no <unk>.
+
+    Args:
+        lines: The texts.
+        vocab_size: The most tokens.
+        lowercase: Whether it lower-cases texts.
+        max_length: The model's context, in tokens.
     """
     backend = Tokenizer(models.BPE())
     if lowercase:

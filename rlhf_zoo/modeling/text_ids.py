@@ -1,4 +1,4 @@
-"""Token ids of a text: BOS once, where its tokenizer puts one, and no end, which only what was ended has."""
+"""The token ids of a text: with one BOS where its tokenizer adds one, and without an end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ _PROBE = "zxq"
 
 
 class Frame(NamedTuple):
-    """The token ids that a tokenizer puts before a text, and behind it."""
+    """The token ids that a tokenizer adds around a text.
+
+    Attributes:
+        before: Before it.
+        behind: After it.
+    """
 
     before: tuple[int, ...]
     behind: tuple[int, ...]
@@ -24,60 +29,72 @@ _FRAMES: WeakKeyDictionary[Any, tuple[Any, Frame]] = WeakKeyDictionary()
 
 
 def frame_of(tokenizer: PreTrainedTokenizerBase) -> Frame:
-    """What a tokenizer puts around every text."""
+    """Returns what a tokenizer adds around every text.
+
+    Args:
+        tokenizer: Any tokenizer.
+    """
     switches = [getattr(tokenizer, f"add_{name}_token", None) for name in ("bos", "eos")]
     state = (tokenizer.bos_token_id, tokenizer.eos_token_id, *switches)
-    known = _FRAMES.get(tokenizer)
-    if known is None or known[0] != state:
+    cached = _FRAMES.get(tokenizer)
+    if cached is None or cached[0] != state:
         bare, full = (list(tokenizer(_PROBE, add_special_tokens=add)["input_ids"]) for add in (False, True))
         extra = len(full) - len(bare)
         start = next((place for place in range(extra + 1) if full[place : place + len(bare)] == bare), 0)
         frame = Frame(tuple(full[:start]), tuple(full[start + len(bare) :])) if bare else Frame((), ())
-        known = _FRAMES[tokenizer] = state, frame
-    return known[1]
+        cached = _FRAMES[tokenizer] = state, frame
+    return cached[1]
 
 
 def ends_texts(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether a tokenizer puts its end-of-sequence token behind every text, a prompt too.
+    """Whether a tokenizer adds its end-of-sequence token after every text, also after a prompt.
 
-    The separator of an encoder, which it reads behind every text, is no end.
+    The separator that an encoder reads after every text is no end.
+
+    Args:
+        tokenizer: Any tokenizer.
     """
     eos = tokenizer.eos_token_id
     return eos is not None and eos != tokenizer.sep_token_id and frame_of(tokenizer).behind[-1:] == (eos,)
 
 
 def tokenize_text(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Token ids of a text.
+    """Tokenizes a text.
 
     Args:
         text: It may begin with BOS, as a text does that a chat template rendered.
-        tokenizer: The one that encodes.
+        tokenizer: Any tokenizer.
 
     Returns:
-        The ids, with one BOS where the tokenizer puts one, and without the end that it may put behind every text.
+        Token ids, with one BOS where the tokenizer adds one, and without the end that it may add after every text.
     """
     ids = list(tokenizer(without_bos(text, tokenizer))["input_ids"])
     return ids[:-1] if ends_texts(tokenizer) else ids
 
 
 def without_bos(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
-    """A text without the BOS that it begins with, where the tokenizer puts one before it anyway."""
+    """Removes the BOS that a text begins with, if its tokenizer adds one anyway.
+
+    Args:
+        text: The text.
+        tokenizer: Its tokenizer.
+    """
     bos: Any = tokenizer.bos_token
     doubled = bos is not None and frame_of(tokenizer).before[-1:] == (tokenizer.bos_token_id,)
     return text.removeprefix(bos) if doubled else text
 
 
 def settle_ends(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """Has a tokenizer put no end behind texts, as prompts are texts too; what is trained ends is said elsewhere.
+    """Makes a tokenizer add no end after texts, because prompts are texts too. Training adds its ends by itself.
 
     Args:
-        tokenizer: It is changed, and keeps that where it is saved.
+        tokenizer: It is changed, and keeps the setting when it is saved.
 
     Returns:
-        A line that says so; None where it puts none.
+        A line that says what changed; None where it adds none.
 
     Raises:
-        ZooError: It cannot be had without.
+        ZooError: The tokenizer cannot do without.
     """
     if not ends_texts(tokenizer):
         return None

@@ -1,8 +1,8 @@
-"""Time limits on code that is not ours: reward functions, and chat templates of models from elsewhere.
+"""Time limits on code that is not ours: reward functions, and chat templates of downloaded models.
 
 The code runs in the calling thread, as it would without a limit: some libraries need the main thread, and gradients and
 devices belong to threads. A second thread watches the clock and raises `Expired` in the first. In the main thread that
-also ends a wait for a network or a lock. Nothing ends a single call into C that never looks at signals.
+also interrupts a wait for a network or a lock. A single call into C that never checks for signals is not interrupted.
 """
 
 import contextlib
@@ -19,15 +19,15 @@ from pathlib import Path
 #: Seconds that code under `deadline(..., hurried=True)` still gets after `hurry`.
 GRACE = 10.0
 _TICK = 0.1
-# Seconds before which no memory is looked at: what other threads allocate is counted too.
+# Seconds before memory is checked, because what other threads allocate is counted too.
 _YOUNG = 0.5
 _STATM = Path("/proc/self/statm")
-# What wakes the main thread from a wait. By default it does nothing.
+# Interrupts a system call in the main thread. By default this signal does nothing.
 _WAKING = getattr(signal, "SIGURG", None)
 
 
 class Expired(BaseException):
-    """The time, or the memory, is used up. No Exception, so that the code does not take it for a failure of its own."""
+    """Time or memory is used up. It is no Exception, so that the code under the limit does not catch it."""
 
 
 @dataclass
@@ -47,7 +47,7 @@ class _Watch:
 
 
 class _Watcher:
-    """The thread that watches, and what it watches."""
+    """The thread that watches, and the deadlines that it watches."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -73,17 +73,17 @@ class _Watcher:
 
 @functools.cache
 def _watcher(process: int) -> _Watcher:
-    """One for each process: a fork takes no threads along."""
+    """One for each process, because a fork copies no threads."""
     return _Watcher()
 
 
 @contextlib.contextmanager
 def deadline(seconds: float | None, *, memory: int | None = None, hurried: bool = False) -> Iterator[None]:
-    """Raises `Expired` inside where what runs there takes too long.
+    """Raises `Expired` in the code that runs while this is open, if it takes too long.
 
     Args:
-        seconds: How long it may take; None is for ever.
-        memory: Bytes by which this process may grow meanwhile; looked at on Linux, after half a second.
+        seconds: The limit; None for none.
+        memory: Bytes by which this process may grow meanwhile. Checked on Linux, after half a second.
         hurried: Whether it ends GRACE seconds after `hurry` at the latest.
 
     Raises:
@@ -106,13 +106,13 @@ def deadline(seconds: float | None, *, memory: int | None = None, hurried: bool 
         if before is not None and _WAKING is not None:
             signal.signal(_WAKING, before)
         if watch.fired:
-            _raise_in(watch.thread, None)  # where the code came to its end before it was interrupted
+            _raise_in(watch.thread, None)  # the code may have ended before the exception reached it
 
 
 def hurry() -> None:
-    """Shortens every deadline that is `hurried` to GRACE seconds from now; for a handler of Ctrl-C."""
+    """Shortens every deadline that is `hurried` to GRACE seconds from now, for a handler of Ctrl-C."""
     watcher, ends = _watcher(os.getpid()), time.monotonic() + GRACE
-    # Without the lock, which the interrupted thread may hold: a list is read and a number set at once.
+    # Without the lock, which the interrupted thread may hold. Reading a list and setting a number are atomic.
     for watch in list(watcher.watches):
         if watch.hurried:
             watch.ends = min(watch.ends, ends)
@@ -124,5 +124,5 @@ def _raise_in(thread: int, error: type[BaseException] | None) -> None:
 
 
 def _resident() -> int:
-    """Bytes of this process that lie in memory."""
+    """Bytes of this process in memory."""
     return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -28,36 +28,60 @@ _PIECE = re.compile(rf"\s*(?:{_UNSPACED}|[^\s{_SCRIPTS}]+)")
 
 
 def words(text: str) -> list[str]:
-    """The words of a text, as this module counts them."""
+    """Splits a text into words, as this module counts them.
+
+    Args:
+        text: Any text.
+    """
     return (_ASCII_WORD if text.isascii() else _WORD).findall(text.lower())
 
 
 def unspaced(word: str) -> bool:
-    """Whether it, or a text, begins with a character of a script that puts no spaces between words."""
+    """Whether a word begins with a character of a script without spaces between words.
+
+    Args:
+        word: A word, or a text.
+    """
     return re.match(_UNSPACED, word) is not None
 
 
 def is_word(word: str) -> bool:
-    """Whether it is a word or a symbol that says something, as emoji do; not a punctuation mark, nor one of ASCII."""
+    """Whether a word of `words` has a meaning, as words, numbers and emoji do, and is no punctuation mark.
+
+    Args:
+        word: The word.
+    """
     return word[0].isalnum() or (not word.isascii() and unicodedata.category(word[0])[0] == "S")
 
 
 def phrase(tokens: Sequence[str]) -> str:
-    """Words in a row as a text may have them, which `words` reads again, with spaces where their script puts some."""
+    """Joins words as a text has them, with spaces where their script has some, so that `words` splits them again.
+
+    Args:
+        tokens: The words.
+    """
     return "".join(word if unspaced(word) else f" {word}" for word in tokens).removeprefix(" ")
 
 
 def pattern(tokens: Sequence[str]) -> str:
-    """A regular expression of words in a row, as texts have them: with any marks and spaces between."""
-    whole = [word[0].isalnum() and not unspaced(word) for word in tokens]
-    found = ""
+    """Makes a regular expression of words in a row, as texts have them: with any marks and spaces between.
+
+    Args:
+        tokens: The words.
+    """
+    spaced = [word[0].isalnum() and not unspaced(word) for word in tokens]
+    regex = ""
     for k, word in enumerate(tokens):
-        between = "" if k == 0 else r"\W+" if whole[k] and whole[k - 1] else r"\W*"
+        between = "" if k == 0 else r"\W+" if spaced[k] and spaced[k - 1] else r"\W*"
         escaped = re.escape(word)
-        found += between + (rf"(?<!{_SPACED_SIGN}){escaped}(?!{_SPACED_SIGN})" if whole[k] else escaped)
-    return found
+        regex += between + (rf"(?<!{_SPACED_SIGN}){escaped}(?!{_SPACED_SIGN})" if spaced[k] else escaped)
+    return regex
 
 
 def pieces(text: str) -> list[str]:
-    """A text cut where a word can begin, before the spaces that stand there; its last spaces are left off."""
+    """Cuts a text where a word can begin, before the spaces there. Spaces at the end are left off.
+
+    Args:
+        text: Any text.
+    """
     return _PIECE.findall(text)
