@@ -1,12 +1,12 @@
-"""Decoding over a cache of fixed size, for a GPU: each shape of a step is captured once as a CUDA graph, and replayed.
+"""Decoding over a cache of fixed size, for a GPU: each shape of a step is captured once as a CUDA graph, then replayed.
 
-A step of a small model starts hundreds of kernels, and starting them takes longer than they do. A graph starts them all
-at once, but reads and writes the addresses that it was captured with. So keys, values and a step's inputs lie in
-buffers that stay; a step computes the first rows and columns of these, in numbers from a ladder of few (`bucket`).
-Rows that end leave idle ones behind, which compute what nobody reads, until fewer rows are a step of the ladder.
+A step of a small model launches hundreds of kernels, and launching them takes longer than running them. A graph
+launches them all at once, but reads and writes the addresses that it was captured with. So keys, values and a step's
+inputs are in buffers that stay. A step computes the first rows and columns of these, rounded up to a few sizes
+(`bucket`). Rows that end leave idle ones behind, whose results nobody reads, until the next smaller size suffices.
 
-torch.compile(mode="reduce-overhead") would do the same after compiling each shape for many seconds, and with fused
-kernels whose log-probabilities lie further from those of the training pass.
+torch.compile(mode="reduce-overhead") would do the same after compiling each shape for many seconds, and its fused
+kernels give log-probabilities that differ more from those of the training pass.
 """
 
 from __future__ import annotations
@@ -34,13 +34,26 @@ Capture = Callable[[Callable[[], Next]], Callable[[], Next]]
 
 
 def bucket(rows: int) -> int:
-    """The least number of 1, 2, 3, 4, 6, 8, 12, 16, 24, … that is at least `rows`."""
+    """Rounds a number of rows up to 1, 2, 3, 4, 6, 8, 12, 16, 24, …
+
+    Args:
+        rows: The number.
+    """
     power = 1 << max(rows - 1, 0).bit_length()
     return power * 3 // 4 if power >= 4 and rows <= power * 3 // 4 else power
 
 
 def fixed_size(prompts: Sequence[Sequence[int]], length: int, max_tokens: int | None) -> tuple[int, int] | None:
-    """Rows and columns of a cache for completions of at most `length` tokens; None where max_tokens is too few."""
+    """Chooses the size of a cache.
+
+    Args:
+        prompts: Token lists.
+        length: The most tokens of a completion.
+        max_tokens: The most tokens that the cache may hold; None for no bound.
+
+    Returns:
+        Rows and columns; None where max_tokens is too small for one row.
+    """
     columns = -(-(max(map(len, prompts)) + length) // COLUMNS) * COLUMNS
     rows = bucket(len(prompts))
     while max_tokens is not None and rows and rows * columns > max_tokens:
@@ -49,14 +62,21 @@ def fixed_size(prompts: Sequence[Sequence[int]], length: int, max_tokens: int | 
 
 
 def can_be_fixed(model: Any) -> bool:
-    """Whether a model's layers are attention alone, and by transformers' own account read no value on the host."""
+    """Whether a model can decode over a cache of fixed size.
+
+    It must have attention layers only, and transformers must mark it as compilable, so that no step reads a value on
+    the host.
+
+    Args:
+        model: The policy.
+    """
     whole = not any(isinstance(weight, DTensor) for weight in model.parameters())
     return whole and getattr(base_of(model), "_can_compile_fullgraph", False) and can_join(new_cache(model), model)
 
 
 @dataclass
 class _Place:
-    """Where a step writes, a scalar on the device, and the rows and columns that it computes."""
+    """The column that a step writes, a scalar on the device, and the rows and columns that it computes."""
 
     column: Tensor
     rows: int = 0
@@ -64,7 +84,7 @@ class _Place:
 
 
 class FixedLayer(StaticLayer):
-    """Keys and values of all rows at fixed addresses; a sliding window is a matter of the mask alone."""
+    """Keys and values of all rows at fixed addresses. A sliding window is applied by the mask alone."""
 
     keys: Any
     values: Any
@@ -74,8 +94,12 @@ class FixedLayer(StaticLayer):
         self.size, self.place = size, place
 
     def allocate(self, keys: Tensor, values: Tensor) -> None:
-        """All rows and columns, of the kind of these."""
-        # Not empty: what is masked still counts zero times. Under autocast of the kind that attention takes them in.
+        """Allocates all rows and columns.
+
+        Args:
+            keys, values: The first ones, (rows, heads, columns, D), which determine shape and type.
+        """
+        # Zeros, because a masked value is multiplied by 0, and 0·NaN is NaN. Under autocast in attention's own type.
         shape, kind = (self.size, keys.shape[1], self.max_cache_len), keys.device.type
         half = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         self.keys, self.values = (x.new_zeros(*shape, x.shape[3], dtype=half) for x in (keys, values))
@@ -96,9 +120,9 @@ class FixedLayer(StaticLayer):
 
 
 class FixedDecoder:
-    """At most `size` rows of at most `columns` columns, padding included. Later calls use it anew.
+    """A decoder with at most `size` rows of at most `columns` columns, padding included. Later calls reuse it.
 
-    All rows write the same column, which is the next; rows that begin are put before it.
+    All rows write the same column, the next one. The prompts of rows that begin end before it.
     """
 
     def __init__(self, model: Any, size: int, columns: int, capture: Capture) -> None:
@@ -116,11 +140,17 @@ class FixedDecoder:
         self._began: tuple[Tensor, Tensor, Cache] | None = None
 
     def fits(self, model: Any, size: int, columns: int) -> bool:
-        """Whether this is for calls of that size, and the weights lie where its graphs read them."""
+        """Whether this decoder suits a call: the size is the same, and the weights are where its graphs read them.
+
+        Args:
+            model: The policy.
+            size: Rows.
+            columns: Columns.
+        """
         return (self.size, self.columns) == (size, columns) and self._weights == _addresses(model)
 
     def begin(self) -> FixedDecoder:
-        """Forgets the rows of a call that an error ended."""
+        """Drops the rows of a call that ended with an error."""
         self.rows, self._at, self._began = self.rows[:0], 0, None
         return self
 
@@ -128,23 +158,23 @@ class FixedDecoder:
         return min(len(lengths), self.size - len(self.rows))
 
     def prefill(self, prompts: Sequence[Sequence[int]], rows: Sequence[int], pad_id: int) -> tuple[Next, Tensor]:
-        found, mask, cache = prefilled(self.model, prompts, pad_id)
+        following, mask, cache = prefilled(self.model, prompts, pad_id)
         where = torch.tensor(list(rows), device=mask.device)
         self._began = where, mask, cache
-        return found, where
+        return following, where
 
     def step(self) -> tuple[Next, Tensor]:
         count = len(self.rows)
-        if self._at % COLUMNS == 0:  # a step of more columns, or past the last: are there as many that count?
+        if self._at % COLUMNS == 0:  # a step needs more columns: first drop those that are padding in all rows
             self._shift(int(self._seen[:count, : self._at].sum(1).max()) - self._at)
         rows, columns = bucket(count), (self._at // COLUMNS + 1) * COLUMNS
-        self._seen[:rows, self._at] = 1  # in idle rows too: a row that sees nothing makes NaN
-        self._positions[count:rows] = 0  # and a position past the last is an error in a learned table
+        self._seen[:rows, self._at] = 1  # in idle rows too: attention over no column gives NaN
+        self._positions[count:rows] = 0  # a position past the last one fails in a table of learned positions
         self._place.column.fill_(self._at)
-        found = self._graph(rows, columns)().rows(slice(count))
+        following = self._graph(rows, columns)().rows(slice(count))
         self._at += 1
         self._positions[:count] += 1
-        return found, self.rows
+        return following, self.rows
 
     def keep(self, tokens: Tensor, leaving: Tensor) -> None:
         order = staying(leaving)
@@ -161,7 +191,7 @@ class FixedDecoder:
         self._tokens[: len(order), 0] = tokens[order]
 
     def _graph(self, rows: int, columns: int) -> Callable[[], Next]:
-        """The step of this shape, captured where it is new."""
+        """The step of this shape, which is captured if it is new."""
         shape = rows, columns
         if shape not in self._graphs:
 
@@ -177,7 +207,7 @@ class FixedDecoder:
         return self._graphs[shape]
 
     def _enter(self, chosen: Tensor, rows: Tensor, mask: Tensor, cache: Cache) -> None:
-        """Puts the chosen rows of a prefill behind the others."""
+        """Adds the chosen rows of a prefill after the others."""
         count, width = len(self.rows), mask.shape[1]
         if not count:
             self._at = width
@@ -188,17 +218,17 @@ class FixedDecoder:
         self._seen[where, self._at - width : self._at] = mask[chosen].long()
         self._positions[where] = mask[chosen].sum(1, keepdim=True)
         theirs: Any
-        for mine, theirs in zip(self._layers, cache.layers, strict=True):
+        for ours, theirs in zip(self._layers, cache.layers, strict=True):
             if not theirs.is_initialized:
                 continue  # a layer that reads another's keys
-            if not mine.is_initialized:
-                mine.allocate(theirs.keys, theirs.values)
-            for held, new in ((mine.keys, theirs.keys), (mine.values, theirs.values)):
+            if not ours.is_initialized:
+                ours.allocate(theirs.keys, theirs.values)
+            for held, new in ((ours.keys, theirs.keys), (ours.values, theirs.values)):
                 held[where, :, self._at - new.shape[2] : self._at] = new[chosen]
         self.rows = torch.cat([self.rows, rows[chosen]])
 
     def _shift(self, by: int) -> None:
-        """Moves what the cache holds to the right; to the left for less than 0."""
+        """Moves the cache's columns to the right, or to the left for a negative number."""
         old = slice(max(0, -by), self._at)
         self._at += by
         new = slice(max(0, by), self._at)
@@ -209,11 +239,11 @@ class FixedDecoder:
         self._seen[:count, new.stop :] = 0
 
     def _held(self) -> list[Tensor]:
-        """All that a row has."""
+        """All tensors with one entry a row."""
         return [self._positions, *self._of_columns()]
 
     def _of_columns(self) -> list[Tensor]:
-        """What has columns, as its dimension before the last."""
+        """All tensors with columns, in the dimension before the last."""
         layers = [layer for layer in self._layers if layer.is_initialized]
         return [self._seen.unsqueeze(-1), *(held for layer in layers for held in (layer.keys, layer.values))]
 
@@ -248,7 +278,7 @@ class CudaGraphs:
     def _captured(self, step: Callable[[], Next]) -> Callable[[], Next]:
         here, aside = torch.cuda.current_stream(), self._aside
         caches = torch.is_autocast_cache_enabled()
-        # What autocast has cast lies where the next update frees it: the graph casts the weights itself.
+        # The next update frees autocast's cached copies of the weights, so the graph must cast them itself.
         torch.set_autocast_cache_enabled(False)
         try:
             aside.wait_stream(here)
@@ -257,13 +287,13 @@ class CudaGraphs:
             here.wait_stream(aside)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self._pool, stream=aside, capture_error_mode="thread_local"):
-                found = step()
+                output = step()
         finally:
             torch.set_autocast_cache_enabled(caches)
-            torch.cuda.set_stream(here)  # a capture that fails leaves its own
+            torch.cuda.set_stream(here)  # a failed capture leaves its own stream current
 
         def replay() -> Next:
             graph.replay()
-            return found
+            return output
 
         return replay

@@ -1,4 +1,4 @@
-"""Logits of the next token of rows under way, over a cache of keys and values: what `sampling` draws tokens from."""
+"""Computes the logits of the next token for rows in progress, over a cache of keys and values."""
 
 from __future__ import annotations
 
@@ -18,39 +18,75 @@ from .kv_cache import can_join, cut, join, new_cache
 
 
 class Next(NamedTuple):
-    """Of the next token of N rows: logits (N, V), and what the model's head read, (N, H); None where it has none."""
+    """What the next token of N rows is drawn from.
+
+    Attributes:
+        logits: (N, V).
+        states: (N, H), the input of the model's head; None where it has none.
+    """
 
     logits: Tensor
     states: Tensor | None
 
     def rows(self, index: Tensor | slice) -> Next:
+        """Selects rows.
+
+        Args:
+            index: The rows.
+        """
         return Next(self.logits[index], None if self.states is None else self.states[index])
 
 
 class Decoder(Protocol):
-    """Rows under way. A pass is a prefill or a step, and `keep` follows it.
+    """Decodes rows in progress. Each pass is a prefill or a step, and a call of `keep` follows it.
 
-    rows: which of the call are under way, (R,).
+    Attributes:
+        rows: (R,) the numbers of the rows in progress.
     """
 
     @property
     def rows(self) -> Tensor: ...
 
     def room(self, lengths: Sequence[int], rest: Tensor) -> int:
-        """How many prompts may begin, the first of `lengths`; rest (R,): tokens that rows may still draw."""
+        """Returns how many prompts may begin, the first ones of `lengths`.
+
+        Args:
+            lengths: Tokens of the prompts that wait.
+            rest: (R,) tokens that the rows in progress may still draw.
+        """
 
     def prefill(self, prompts: Sequence[Sequence[int]], rows: Sequence[int], pad_id: int) -> tuple[Next, Tensor]:
-        """Rows that begin: what their first tokens are drawn from, and which of the call they are, (N,)."""
+        """Begins N rows.
+
+        Args:
+            prompts: N token lists.
+            rows: Their numbers.
+            pad_id: PAD.
+
+        Returns:
+            What their first tokens are drawn from, and their numbers, (N,).
+        """
 
     def step(self) -> tuple[Next, Tensor]:
-        """One token further, and which rows of the call it is of, (R,)."""
+        """Computes what the next token of each row is drawn from, and returns it with the rows' numbers, (R,)."""
 
     def keep(self, tokens: Tensor, leaving: Tensor) -> None:
-        """tokens drawn from the logits of the last pass, (N,); rows whose `leaving` is True are done."""
+        """Takes the tokens that were drawn after the last pass.
+
+        Args:
+            tokens: (N,) token ids.
+            leaving: (N,) bool, True for rows that are done.
+        """
 
 
 class GrowingDecoder:
-    """A cache of as many rows and columns as are under way. max_tokens: the most it may come to hold."""
+    """A decoder whose cache grows and shrinks with the rows in progress.
+
+    Args:
+        model: The policy.
+        length: The most tokens of a completion.
+        max_tokens: The most tokens that the cache may hold, padding included; None for no bound.
+    """
 
     def __init__(self, model: Any, *, length: int, max_tokens: int | None) -> None:
         self.model, self.length, self.max_tokens = model, length, max_tokens
@@ -76,10 +112,10 @@ class GrowingDecoder:
         return 0
 
     def prefill(self, prompts: Sequence[Sequence[int]], rows: Sequence[int], pad_id: int) -> tuple[Next, Tensor]:
-        found, mask, cache = prefilled(self.model, prompts, pad_id)
+        following, mask, cache = prefilled(self.model, prompts, pad_id)
         where = torch.tensor(list(rows), device=mask.device)
         self._now = _Running(where, cache, mask, where, can_join(cache, self.model))
-        return found, where
+        return following, where
 
     def step(self) -> tuple[Next, Tensor]:
         now, self._running = self._running, None
@@ -100,16 +136,16 @@ class GrowingDecoder:
 
 
 class _Running:
-    """R rows under way: which of the call they are (R,), the columns that count (R, L), and each one's last token (R,).
+    """R rows in progress: their numbers (R,), the real columns (R, L), and each row's last token (R,).
 
-    The last token is not in the cache yet, and its column not in `seen`.
+    The last token is not in the cache yet, and its column is not in `seen`.
     """
 
     def __init__(self, rows: Tensor, cache: Any, seen: Tensor, tokens: Tensor, joins: bool) -> None:
         self.rows, self.cache, self.seen, self.tokens, self.joins = rows, cache, seen, tokens, joins
 
     def without(self, leaving: Tensor) -> _Running | None:
-        """The rows that stay, without the columns that are padding in all of them; None for no row."""
+        """The rows that stay, without columns that are padding in all of them; None where no row stays."""
         order = staying(leaving)
         if len(order) == len(leaving):
             return self
@@ -124,16 +160,20 @@ class _Running:
         return self
 
     def joined(self, other: _Running) -> _Running:
-        """The rows of both, the shorter ones padded on the left."""
+        """The rows of both, with the shorter ones padded on the left."""
         join(self.cache, other.cache)
         width = max(self.seen.shape[1], other.seen.shape[1])
-        seen = torch.cat([pad(each.seen, (width - each.seen.shape[1], 0)) for each in (self, other)])
+        real = torch.cat([pad(each.seen, (width - each.seen.shape[1], 0)) for each in (self, other)])
         rows, tokens = torch.cat([self.rows, other.rows]), torch.cat([self.tokens, other.tokens])
-        return _Running(rows, self.cache, seen, tokens, self.joins)
+        return _Running(rows, self.cache, real, tokens, self.joins)
 
 
 def staying(leaving: Tensor) -> Tensor:
-    """Which rows stay, in an order where the last ones take the places of those that leave: others need not move."""
+    """Returns which rows stay. The last ones take the places of those that leave, so that the others need not move.
+
+    Args:
+        leaving: (R,) bool.
+    """
     count = len(leaving) - int(leaving.sum())
     order = torch.arange(count, device=leaving.device)
     if count < len(leaving):
@@ -142,22 +182,45 @@ def staying(leaving: Tensor) -> Tensor:
 
 
 def prefilled(model: Any, prompts: Sequence[Sequence[int]], pad_id: int) -> tuple[Next, Tensor, DynamicCache]:
-    """What follows B prompts, their mask (B, P) and their cache. Equal prompts are computed once."""
+    """Prefills a cache. Equal prompts are computed once.
+
+    Args:
+        model: The policy.
+        prompts: B token lists.
+        pad_id: PAD.
+
+    Returns:
+        What follows the prompts, their mask (B, P) and their cache.
+
+    Raises:
+        ZooError: The model keeps states outside of the cache.
+    """
     places: dict[tuple[int, ...], int] = {}
     place = [places.setdefault(tuple(prompt), len(places)) for prompt in prompts]
     ids, mask = left_pad(list(places), pad_id, next(model.parameters()).device)
     cache = new_cache(model)
-    found = forward(model, filled(ids, mask), mask, positions_of(mask), cache)
+    following = forward(model, filled(ids, mask), mask, positions_of(mask), cache)
     _check_filled(cache, model)
     if len(places) < len(prompts):
         again: Any = torch.tensor(place, device=mask.device)
         cache.reorder_cache(again)
-        found, mask = found.rows(again), mask[again]
-    return found, mask, cache
+        following, mask = following.rows(again), mask[again]
+    return following, mask, cache
 
 
 def forward(model: Any, ids: Tensor, seen: Tensor, positions: Tensor, cache: Cache) -> Next:
-    """What follows the last of ids (B, I), which `cache` has not seen yet; seen (B, L): columns that count."""
+    """Runs the model on tokens that the cache does not have yet.
+
+    Args:
+        model: The policy.
+        ids: (B, I) token ids.
+        seen: (B, L), nonzero for real columns, those of the cache included.
+        positions: (B, I).
+        cache: It gets the new tokens.
+
+    Returns:
+        What follows the last of `ids`.
+    """
     with watched(model.get_output_embeddings()) as states:
         out = model(
             input_ids=ids,
@@ -172,16 +235,24 @@ def forward(model: Any, ids: Tensor, seen: Tensor, positions: Tensor, cache: Cac
 
 @contextmanager
 def watched(head: Any, *, skipped: bool = False) -> Iterator[list[Tensor]]:
-    """While open, a list of what a head is given; skipped: the head hands a sliver of it on, and computes nothing."""
-    seen: list[Tensor] = []
+    """While open, records what a head reads.
+
+    Args:
+        head: A module, or None, which records nothing.
+        skipped: Whether to skip the head's own computation: it returns a slice of its input.
+
+    Yields:
+        The list of its inputs.
+    """
+    inputs: list[Tensor] = []
     if head is None:
-        yield seen
+        yield inputs
         return
-    hook = head.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    hook = head.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
     if skipped:
         head.forward = lambda states: states[..., :1]
     try:
-        yield seen
+        yield inputs
     finally:
         hook.remove()
         if skipped:
@@ -189,7 +260,16 @@ def watched(head: Any, *, skipped: bool = False) -> Iterator[list[Tensor]]:
 
 
 def left_pad(sequences: Sequence[Sequence[int]], pad_id: int, device: torch.device | str) -> tuple[Tensor, Tensor]:
-    """Token lists -> ids (B, P) int64 and mask (B, P) bool, padded on the left."""
+    """Pads token lists on the left.
+
+    Args:
+        sequences: B token lists.
+        pad_id: PAD.
+        device: Of the result.
+
+    Returns:
+        ids (B, P) int64 and mask (B, P) bool.
+    """
     width = max(len(s) for s in sequences)
     ids = [[pad_id] * (width - len(s)) + list(s) for s in sequences]
     mask = [[False] * (width - len(s)) + [True] * len(s) for s in sequences]
@@ -197,27 +277,45 @@ def left_pad(sequences: Sequence[Sequence[int]], pad_id: int, device: torch.devi
 
 
 def filled(ids: Tensor, mask: Tensor) -> Tensor:
-    """Token ids (B, L) with each row's first real token in place of its padding, which no real token looks at.
+    """Replaces padding by each row's first real token. No real token attends to padding.
 
-    The pad token's own embedding begins at zero, and training may move it just beside: of such numbers a model makes
-    subnormal ones, and a CPU takes far longer to multiply these. No bit of real tokens changes, but in a mixture
-    of experts, which computes padding among them: last bits of its gradients.
+    The embedding of PAD begins at zero, and training may move it slightly. From such numbers a model computes subnormal
+    ones, which a CPU multiplies far more slowly. The results of real tokens stay the same, except in a mixture of
+    experts,
+    which computes padding together with them: there the last bits of gradients change.
+
+    Args:
+        ids: (B, L) token ids.
+        mask: (B, L) bool.
     """
     return torch.where(mask, ids, ids.gather(1, mask.long().argmax(1, keepdim=True)))
 
 
 def positions_of(mask: Tensor) -> Tensor:
-    """Where each token stands in its row, of which padding is no part. mask: (B, L) bool. Returns (B, L) int64."""
+    """Returns each token's position in its row, without counting padding, (B, L) int64.
+
+    Args:
+        mask: (B, L) bool.
+    """
     return (mask.long().cumsum(-1) - 1).clamp(min=0)
 
 
 def base_of(model: Any) -> Any:
-    """The model under an adapter; the model itself where there is none."""
+    """Returns the model under an adapter; the model itself where there is none.
+
+    Args:
+        model: A model.
+    """
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def takes(model: Any, argument: str) -> bool:
-    """Whether a model's forward has an argument of this name."""
+    """Whether a model's forward has an argument of this name.
+
+    Args:
+        model: A model, with or without an adapter.
+        argument: The name.
+    """
     kind: Any = type(base_of(model))
     return argument in _arguments(kind)
 

@@ -1,4 +1,4 @@
-"""The cache of keys and values that sampling fills: grown in place, cut where all rows are padding, and joined."""
+"""The key-value cache of sampling: it grows in place, drops columns of padding, and joins rows."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ ROOM = 32
 class InPlaceLayer(DynamicLayer):
     """A DynamicLayer whose keys and values are views of larger buffers.
 
-    A step writes its own column and does not copy those before it; the last row takes the place of one that leaves.
+    A step writes only its own column. When a row leaves, the last row takes its place.
     """
 
     keys: Any
@@ -27,18 +27,18 @@ class InPlaceLayer(DynamicLayer):
         self._begin = 0
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        given = key_states, value_states
+        new_states = key_states, value_states
         if not self.is_initialized:
-            self.lazy_initialization(*given)
+            self.lazy_initialization(*new_states)
         length, new = self.get_seq_length(), key_states.shape[-2]
         if not self._buffers or self._begin + length + new > self._buffers[0].shape[-2]:
-            old = (self.keys, self.values) if length else tuple(x[:, :, :0] for x in given)
-            self._buffers = tuple(x.new_empty(*x.shape[:2], length + new + ROOM, x.shape[3]) for x in given)
+            old = (self.keys, self.values) if length else tuple(x[:, :, :0] for x in new_states)
+            self._buffers = tuple(x.new_empty(*x.shape[:2], length + new + ROOM, x.shape[3]) for x in new_states)
             self._begin = 0
             for buffer, each in zip(self._buffers, old, strict=True):
                 buffer[:, :, :length] = each
         self._show(len(key_states), length + new)
-        self.keys[:, :, length:], self.values[:, :, length:] = given
+        self.keys[:, :, length:], self.values[:, :, length:] = new_states
         return self.keys, self.values
 
     def reorder_cache(self, beam_idx: Any) -> None:
@@ -51,7 +51,11 @@ class InPlaceLayer(DynamicLayer):
         self._show(len(beam_idx), self.get_seq_length())
 
     def cut(self, columns: int) -> None:
-        """Forgets the first columns."""
+        """Drops the first columns.
+
+        Args:
+            columns: How many.
+        """
         if not self._buffers:
             self.replace(self.keys[:, :, columns:], self.values[:, :, columns:])
             return
@@ -60,7 +64,11 @@ class InPlaceLayer(DynamicLayer):
         self._show(len(self.keys), length)
 
     def replace(self, keys: Tensor, values: Tensor) -> None:
-        """Holds these instead, as they are until the next step."""
+        """Replaces keys and values; the next step copies them into buffers.
+
+        Args:
+            keys, values: (rows, heads, columns, D).
+        """
         self.keys, self.values, self._buffers, self._begin = keys, values, (), 0
 
     def _show(self, rows: int, columns: int) -> None:
@@ -69,21 +77,35 @@ class InPlaceLayer(DynamicLayer):
 
 
 def new_cache(model: Any) -> DynamicCache:
-    """An empty cache for a model. Layers of another kind than plain attention stay as transformers has them."""
+    """Makes an empty cache. Layers other than plain attention are transformers' own.
+
+    Args:
+        model: The model.
+    """
     cache = DynamicCache(config=model.config)
     cache.layers = [InPlaceLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
     return cache
 
 
 def can_join(cache: DynamicCache, model: Any) -> bool:
-    """Whether `cut` and `join` know each layer: states of recurrent layers and attention by chunks they do not."""
-    known = all(type(layer) in (InPlaceLayer, DynamicSlidingWindowLayer) for layer in cache.layers)
+    """Whether `cut` and `join` support each layer. They do not support recurrent states and attention by chunks.
+
+    Args:
+        cache: A cache of the model.
+        model: The model.
+    """
+    supported = all(type(layer) in (InPlaceLayer, DynamicSlidingWindowLayer) for layer in cache.layers)
     chunked = getattr(model.config.get_text_config(decoder=True), "attention_chunk_size", None)
-    return bool(cache.layers) and known and chunked is None
+    return bool(cache.layers) and supported and chunked is None
 
 
 def cut(cache: DynamicCache, columns: int) -> None:
-    """Forgets the first columns, which are padding in all rows."""
+    """Drops the first columns, which must be padding in all rows.
+
+    Args:
+        cache: It is changed.
+        columns: How many.
+    """
     layer: Any
     for layer in cache.layers:
         if not layer.is_initialized:
@@ -97,19 +119,24 @@ def cut(cache: DynamicCache, columns: int) -> None:
 
 
 def join(cache: DynamicCache, other: DynamicCache) -> None:
-    """Adds the rows of another cache behind the own; the shorter gets columns of padding in front."""
-    mine: Any
+    """Appends the rows of another cache. The shorter one gets columns of padding in front.
+
+    Args:
+        cache: It is changed.
+        other: The other one.
+    """
+    ours: Any
     theirs: Any
-    for mine, theirs in zip(cache.layers, other.layers, strict=True):
-        if not mine.is_initialized:
+    for ours, theirs in zip(cache.layers, other.layers, strict=True):
+        if not ours.is_initialized:
             continue
-        width = max(mine.keys.shape[2], theirs.keys.shape[2])
+        width = max(ours.keys.shape[2], theirs.keys.shape[2])
         keys, values = (
             torch.cat([pad(x, (0, 0, width - x.shape[2], 0)) for x in pair])
-            for pair in ((mine.keys, theirs.keys), (mine.values, theirs.values))
+            for pair in ((ours.keys, theirs.keys), (ours.values, theirs.values))
         )
-        if isinstance(mine, InPlaceLayer):
-            mine.replace(keys, values)
+        if isinstance(ours, InPlaceLayer):
+            ours.replace(keys, values)
         else:
-            mine.keys, mine.values = keys, values
-            mine.cumulative_length = max(mine.cumulative_length, theirs.cumulative_length)
+            ours.keys, ours.values = keys, values
+            ours.cumulative_length = max(ours.cumulative_length, theirs.cumulative_length)

@@ -1,4 +1,4 @@
-"""The draw of a token by a uniform number of its row's own stream."""
+"""Draws tokens with uniform numbers from each row's own random stream."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,16 @@ from ...errors import NotFinite
 
 
 def uniforms(seed: int, keys: Sequence[tuple[int, ...]], length: int) -> Tensor:
-    """One uniform number in [0, 1) per row and position, (B, length) float64, a function of (seed, key) alone."""
+    """Draws uniform numbers in [0, 1), a function of (seed, key) alone.
+
+    Args:
+        seed: The run's seed.
+        keys: B keys of non-negative integers, one for each row.
+        length: Numbers in each row.
+
+    Returns:
+        (B, length) float64.
+    """
     # The key's length is part of the seed: SeedSequence pads with zeros, so (1,) and (1, 0) would share a stream.
     streams = (np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, len(key), *key]))) for key in keys)
     return torch.from_numpy(np.stack([stream.random(length) for stream in streams]))
@@ -24,17 +33,37 @@ def _nucleus(probabilities: Tensor, top_p: float) -> Tensor:
 
 
 def draw_tokens(logits: Tensor, uniform: Tensor, *, top_p: float = 1.0) -> Tensor:
-    """Inverse-CDF draw with numbers of `uniforms`: logits (B, V), uniform (B,) in [0, 1) -> tokens (B,).
+    """Draws tokens by the inverse CDF.
 
-    Raises NotFinite for logits that are not finite.
+    Args:
+        logits: (B, V).
+        uniform: (B,) numbers of `uniforms`.
+        top_p: The mass of the most likely tokens that are kept.
+
+    Returns:
+        (B,) token ids.
+
+    Raises:
+        NotFinite: Logits are not finite.
     """
     return draw(logits, uniform, top_p=top_p)[0]
 
 
 def draw(logits: Tensor, uniform: Tensor, *, top_p: float = 1.0) -> tuple[Tensor, Tensor]:
-    """`draw_tokens`, and log π of each token in the whole distribution: (B,) and (B,), of one softmax.
+    """Draws tokens as `draw_tokens` does, with log π of each under the whole distribution, from one softmax.
 
     softmax's own sum loses precision as the vocabulary grows, so log π is log(p / Σp) with Σp in float64.
+
+    Args:
+        logits: (B, V).
+        uniform: (B,) numbers of `uniforms`.
+        top_p: The mass of the most likely tokens that are kept.
+
+    Returns:
+        (B,) token ids, and (B,) log-probabilities in nats.
+
+    Raises:
+        NotFinite: Logits are not finite.
     """
     probabilities = logits.softmax(-1)
     if top_p < 1:
@@ -49,27 +78,27 @@ def draw(logits: Tensor, uniform: Tensor, *, top_p: float = 1.0) -> tuple[Tensor
 
 
 def _inverse_cdf(probabilities: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """The first token whose cumulative sum, in float64 as V may be large, passes the uniform number.
+    """The first token whose cumulative sum exceeds the uniform number, (B,), and the sums over all tokens, (B,).
 
-    (B, V) -> (B,), and the sums over all tokens, (B,).
+    Sums are in float64, as V may be large.
     """
     cumulative = probabilities.double().cumsum(-1)
     total = cumulative[:, -1]
     _check_sums(total)
-    # Rounding may make the product the total itself, which no sum passes.
+    # Rounding may make the product equal to the total, which no sum exceeds.
     target = torch.minimum(uniform.to(cumulative) * total, total.nextafter(torch.zeros_like(total)))
     return torch.searchsorted(cumulative, target.unsqueeze(-1), right=True).squeeze(-1), total
 
 
-# A float32 sum of 64 is off by less than 16 roundings, 1e-6 of itself; so are the bounds of tokens, and their total.
+# A float32 sum of 64 numbers has a relative error below 16 roundings, 1e-6, and so have the bounds of tokens.
 _BLOCK, _DOUBT = 64, 2e-6
 _BLOCKS_FROM = 1024
 
 
 def _inverse_cdf_by_blocks(probabilities: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """The tokens and sums of `_inverse_cdf`: of the vocabulary, only the block that holds it is summed in float64.
+    """The results of `_inverse_cdf`, with float64 sums only in the block of the vocabulary that holds the token.
 
-    A row whose number comes so close to a bound of its token that rounding might decide is drawn by `_inverse_cdf`.
+    A row whose number is so close to its token's bounds that rounding might decide is drawn by `_inverse_cdf`.
     """
     size = probabilities.shape[1]
     whole = size // _BLOCK * _BLOCK

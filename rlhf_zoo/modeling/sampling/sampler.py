@@ -1,8 +1,8 @@
-"""Sampling that returns the log-probability of each sampled token, from one random stream per row.
+"""Sampling with the log-probability of each sampled token, from one random stream per row.
 
-`model.generate` draws a whole batch from one global generator: another row order, batch split or number of processes
-samples other tokens, and so does a resumed run. Here row i draws from a stream keyed by (seed, key of the row, token
-position) and by nothing else. Rows that have ended leave the batch.
+`model.generate` draws a whole batch from one global generator: another order of rows, batch size or number of processes
+samples other tokens, and so does a resumed run. Here row i draws from a stream that depends only on (seed, key of the
+row, token position). Rows that have ended leave the batch.
 """
 
 from __future__ import annotations
@@ -31,14 +31,19 @@ Critic = Callable[[Any], Tensor]
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The tokens that can be sampled: ids below `size` but for `holes`. A model may have more rows than tokens."""
+    """The tokens that can be sampled: ids below `size` except `holes`. A model may have more rows than tokens."""
 
     size: int
     holes: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase, *models: PreTrainedModel) -> Self:
-        """The ids that the tokenizer names and every model has an embedding of."""
+        """Returns the ids that the tokenizer names and every model has an embedding of.
+
+        Args:
+            tokenizer: The policy's.
+            *models: The models that read samples.
+        """
         tables: list[Any] = [model.get_input_embeddings() for model in models]
         rows = min(table.weight.shape[0] for table in tables)
         named = {index for index in tokenizer.get_vocab().values() if index < rows}
@@ -51,14 +56,19 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Samples:
-    """Prompts and their sampled completions. B rows, P prompt positions (left-padded), T response positions.
+    """Prompts and their sampled completions: B rows, P prompt positions, T response positions.
 
-    prompt_ids (B, P) int64 with prompt_mask (B, P) bool; completion_ids (B, T) int64, right-padded, with mask (B, T)
-    bool, True up to and including the end-of-sequence token; logprobs (B, T) of the sampled token at the sampling
-    temperature, in nats, 0 outside the mask; ended (B,) bool: whether the row stopped by itself. vocabulary: what could
-    be sampled, so that log-probabilities of these samples are of that distribution in every model; None: all rows.
-    cut (B,) bool: which completions ended at a text, so without an end token; None: none did. values (B, T): what a
-    critic on the policy's trunk said before each token; None: none was asked.
+    Attributes:
+        prompt_ids: (B, P) int64, left-padded.
+        prompt_mask: (B, P) bool.
+        completion_ids: (B, T) int64, right-padded.
+        mask: (B, T) bool, True up to and including the end-of-sequence token.
+        logprobs: (B, T) of the sampled token at the sampling temperature, in nats, 0 outside the mask.
+        ended: (B,) bool, whether the row stopped by itself.
+        vocabulary: What could be sampled, so that every model gives log-probabilities of that distribution; None for
+            all rows of the logits.
+        cut: (B,) bool, which completions ended at a text, so without an end token; None for none of them.
+        values: (B, T), what a critic on the policy's trunk predicted before each token; None without such a critic.
     """
 
     prompt_ids: Tensor
@@ -75,9 +85,13 @@ class Samples:
         return self.prompt_ids.shape[0]
 
     def rows(self, index: Tensor | slice) -> Samples:
-        """The chosen rows, without columns that are padding in all of them."""
-        known = {name: value for name, value in vars(self).items() if name != "vocabulary" and value is not None}
-        chosen = {name: value[index] for name, value in known.items()}
+        """Selects rows, without columns that are padding in all of them.
+
+        Args:
+            index: The rows.
+        """
+        tensors = {name: value for name, value in vars(self).items() if name != "vocabulary" and value is not None}
+        chosen = {name: value[index] for name, value in tensors.items()}
         prompt = int(chosen["prompt_mask"].sum(1).max())
         response = int(chosen["mask"].sum(1).max())
         for name in ("prompt_ids", "prompt_mask"):
@@ -87,7 +101,11 @@ class Samples:
         return Samples(**chosen, vocabulary=self.vocabulary)
 
     def to(self, device: torch.device | str) -> Samples:
-        """The same, there."""
+        """Moves all tensors.
+
+        Args:
+            device: The device.
+        """
         moved: dict[str, Any] = {
             name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)
         }
@@ -95,7 +113,12 @@ class Samples:
 
     @classmethod
     def joined(cls, parts: Sequence[Samples], pad_id: int) -> Samples:
-        """The rows of all parts, in their order, none of which is cut yet or has values."""
+        """Concatenates samples that are not cut yet and have no values.
+
+        Args:
+            parts: The samples.
+            pad_id: PAD.
+        """
         if len(parts) == 1:
             return parts[0]
         widths = {name: max(getattr(part, name).shape[1] for part in parts) for name in ("prompt_mask", "mask")}
@@ -128,7 +151,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class SamplingRequest:
-    """What the trainer asks of an engine: the arguments of `sample`, whose docstring says what they are."""
+    """What the trainer asks of an engine: arguments of `sample`, which documents them."""
 
     prompts: Sequence[Sequence[int]]
     keys: Sequence[tuple[int, ...]]
@@ -159,15 +182,26 @@ def sample(
     critic: Critic | None = None,
     decoder: Decoder | None = None,
 ) -> Samples:
-    """Samples one completion a prompt; a row ends with the first token among `stop_ids` or after `max_new_tokens`.
+    """Samples one completion for each prompt.
 
-    prompts: B non-empty token lists; keys: B tuples of non-negative ints, the identity of each row's random stream.
-    vocabulary: the tokens that can be sampled, None for every row of the logits; the rest has the probability 0. The
-    log-probabilities are of this distribution at `temperature`, also when `top_p` < 1 cuts its tail off. max_tokens:
-    the most tokens, padding included, that the cache may come to hold; the other prompts wait and take the places of
-    rows that have ended. None: all at once. critic: asked about what the model's head reads before each token. decoder:
-    what computes logits, over a cache of fixed size; None: one that grows. Raises ZooError for a model without the
-    cache that sampling needs, and for a prompt that max_tokens has no room for.
+    Args:
+        model: The policy.
+        prompts: B non-empty token lists.
+        keys: B tuples of non-negative integers, which identify each row's random stream.
+        seed: The run's seed.
+        max_new_tokens: The most tokens of a completion.
+        stop_ids: A completion ends with the first of these tokens.
+        pad_id: PAD.
+        temperature: Logits are divided by it.
+        top_p: The mass of the most likely tokens that are kept. Log-probabilities are still of the whole distribution.
+        vocabulary: What can be sampled; None for every row of the logits. All else has the probability 0.
+        max_tokens: The most tokens that the cache may hold, padding included; None for no bound. Prompts wait until
+            rows have ended where there is no room.
+        critic: Called with what the model's head reads before each token; None for none.
+        decoder: Computes the logits over a cache of fixed size; None for one that grows.
+
+    Raises:
+        ZooError: The model has no key-value cache, or max_tokens has no room for a prompt.
     """
     check_cached(model)
     device = next(model.parameters()).device
@@ -194,14 +228,14 @@ def sample(
         # A prefill is a pass of its own, so few rows wait for more places beside many.
         if count and count >= min(len(waiting), running / 4):
             entering, waiting = waiting[:count], waiting[count:]
-            found, rows = decoder.prefill([prompts[row] for row in entering], entering, pad_id)
+            following, rows = decoder.prefill([prompts[row] for row in entering], entering, pad_id)
         else:
-            found, rows = decoder.step()
+            following, rows = decoder.step()
         at = drawn[rows]
-        tokens, logps = draw(scaled(found.logits, temperature, vocabulary), random[rows, at], top_p=top_p)
+        tokens, logps = draw(scaled(following.logits, temperature, vocabulary), random[rows, at], top_p=top_p)
         completion[rows, at], logprobs[rows, at] = tokens, logps
         if critic is not None and values is not None:
-            values[rows, at] = critic(found.states)
+            values[rows, at] = critic(following.states)
         stopped = torch.isin(tokens, stops)
         ended[rows] = stopped
         drawn[rows] = at + 1
@@ -215,7 +249,16 @@ def sample(
 
 
 def check_fits(lengths: Iterable[int], room: int, max_tokens: int | None) -> None:
-    """Raises ZooError where a prompt with a completion of `room` tokens would not fit into the cache by itself."""
+    """Checks that each prompt with its completion fits into the cache by itself.
+
+    Args:
+        lengths: Tokens of the prompts.
+        room: The most tokens of a completion.
+        max_tokens: The most tokens that the cache may hold; None for no bound.
+
+    Raises:
+        ZooError: A prompt does not fit.
+    """
     if max_tokens is not None and (longest := max(lengths)) + room > max_tokens:
         raise ZooError(
             f"max_rollout_batch_tokens is {max_tokens}, and a prompt of {longest} tokens with a completion of up to "
@@ -224,7 +267,16 @@ def check_fits(lengths: Iterable[int], room: int, max_tokens: int | None) -> Non
 
 
 def scaled(logits: Tensor, temperature: float, vocabulary: Vocabulary | None) -> Tensor:
-    """Logits (..., V) at the temperature, float32, of what can be sampled; a hole's probability is 0."""
+    """Divides logits by the temperature and leaves out what cannot be sampled.
+
+    Args:
+        logits: (..., V).
+        temperature: The temperature.
+        vocabulary: What can be sampled; None for all.
+
+    Returns:
+        (..., size) float32. The probability of a hole is 0.
+    """
     if vocabulary is None:
         return logits.float() / temperature
     kept = logits[..., : vocabulary.size].float() / temperature
@@ -236,7 +288,14 @@ def scaled(logits: Tensor, temperature: float, vocabulary: Vocabulary | None) ->
 
 
 def check_cached(model: PreTrainedModel) -> None:
-    """Raises ZooError for a model that takes no `past_key_values`, and would forget all tokens but the last."""
+    """Checks that a model takes `past_key_values`. Without them it would forget all tokens but the last.
+
+    Args:
+        model: The policy.
+
+    Raises:
+        ZooError: It does not.
+    """
     if not takes(model, "past_key_values"):
         raise ZooError(
             f"A {type(base_of(model)).__name__} takes no past_key_values, the cache that completions are sampled with: "
@@ -253,12 +312,20 @@ def next_logits(
     temperature: float = 1.0,
     vocabulary: Vocabulary | None = None,
 ) -> Tensor:
-    """Logits of the next token after rows that have no padding, as `sample` has them.
+    """Logits of the next token of rows without padding, as `sample` computes them.
 
-    ids (B, I) int64: what `cache`, which this adds to, has not seen yet of rows of `length` tokens. Returns (B, V)
-    float32, divided by the temperature.
+    Args:
+        model: The policy.
+        ids: (B, I) int64, the tokens that the cache does not have yet.
+        cache: It gets these tokens.
+        length: Tokens of each row.
+        temperature: Logits are divided by it.
+        vocabulary: What can be sampled; None for all.
+
+    Returns:
+        (B, V) float32.
     """
     size, new = ids.shape
     positions = torch.arange(length - new, length, device=ids.device).expand(size, new)
-    found = forward(model, ids, ids.new_ones(size, length), positions, cache)
-    return scaled(found.logits, temperature, vocabulary)
+    following = forward(model, ids, ids.new_ones(size, length), positions, cache)
+    return scaled(following.logits, temperature, vocabulary)

@@ -1,4 +1,4 @@
-"""Completions cut after they were sampled: at a text behind a position, or at a length drawn for each."""
+"""Cuts completions after they were sampled: at a text after a position, or at a length drawn for each."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,11 +13,15 @@ from .sampler import Samples
 
 
 def cut(samples: Samples, lengths: Tensor, *, whole: Tensor) -> Samples:
-    """m'_t = m_t·1[t < n]: the first n tokens of each completion; what is cut off counts nowhere.
+    """m'_t = m_t·1[t < n]: keeps the first n tokens of each completion.
 
-    lengths: (B,) n of at least 1; whole: (B,) bool, whether a completion is over with its nth token, though that is no
-    end token. Otherwise it has ended only where nothing was cut off. As every token draws its own number, the tokens
-    that are left are those of an uncut rollout.
+    As every token draws its own random number, the tokens that are left are those of an uncut rollout.
+
+    Args:
+        samples: B completions.
+        lengths: (B,) n, at least 1.
+        whole: (B,) bool, whether a completion ends with its nth token, though that is no end token. Other completions
+            have ended only if nothing was cut off.
     """
     ended = (samples.ended & (lengths >= samples.mask.sum(1))) | whole
     places = torch.arange(samples.mask.shape[1], device=samples.mask.device)
@@ -28,10 +32,18 @@ def cut(samples: Samples, lengths: Tensor, *, whole: Tensor) -> Samples:
 
 
 def drawn_lengths(seed: int, keys: Sequence[tuple[int, ...]], *, shortest: int, longest: int) -> Tensor:
-    """n_i uniform over shortest, …, longest: old TRL's LengthSampler, which left its upper bound out. Returns (B,).
+    """Draws n_i uniformly from shortest, …, longest, as old TRL's LengthSampler, which excluded its upper bound.
 
-    keys: the identity of each row's random stream, as `sample` takes it. The number comes from a stream beside the
-    tokens', so that it depends on nothing but the seed and the row, and moves no token.
+    The numbers come from a stream of their own, so they depend on the seed and the row alone, and change no token.
+
+    Args:
+        seed: The run's seed.
+        keys: B keys of the rows' random streams, as for `sample`.
+        shortest: The least length.
+        longest: The greatest length.
+
+    Returns:
+        (B,) int64.
     """
     uniform = uniforms(seed, [(*key, 0) for key in keys], 1).squeeze(1)
     return shortest + (uniform * (longest - shortest + 1)).long()
@@ -40,24 +52,37 @@ def drawn_lengths(seed: int, keys: Sequence[tuple[int, ...]], *, shortest: int, 
 def text_end(
     tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], *, text: str, after: int, prompt: Sequence[int] = ()
 ) -> int | None:
-    """How many tokens there are up to the first `text` behind the first `after` tokens, itself included; else None.
+    """Finds where a text ends a completion.
 
-    OpenAI's truncate_token and truncate_after (lm-human-preferences `lm_tasks.py`, arXiv:1909.08593), of a text instead
-    of one token.
+    Args:
+        tokenizer: The policy's.
+        ids: Token ids of the completion.
+        text: The text.
+        after: The text counts only after so many tokens.
+        prompt: Token ids of the prompt.
+
+    Returns:
+        Tokens up to and including the first such text; None where it does not occur.
+
+    Source: truncate_token and truncate_after of lm-human-preferences (`lm_tasks.py`, arXiv:1909.08593), for a text in
+    the place of one token.
     """
     if len(ids) <= after:
         return None
-    found = TokenText(tokenizer, ids, prompt)
-    start = found.text.find(text, len(found.first(after)))
-    return None if start < 0 else found.completing(start + len(text)) + 1
+    token_text = TokenText(tokenizer, ids, prompt)
+    start = token_text.text.find(text, len(token_text.first(after)))
+    return None if start < 0 else token_text.completing(start + len(text)) + 1
 
 
 @dataclass(frozen=True)
 class Truncation:
-    """How completions of at most `longest` tokens are cut.
+    """How completions are cut. Those cut at the text have ended; those cut at their length have not.
 
-    text: where a completion ends, once it has `after` tokens; shortest: each may have a length drawn from here to
-    `longest`. What is cut at the text has ended; what is cut at its length has not.
+    Attributes:
+        longest: The most tokens of a completion.
+        shortest: Each completion may have a length drawn from here to `longest`; None draws none.
+        text: A text that ends a completion; None for none.
+        after: The text counts only after so many tokens.
     """
 
     longest: int
@@ -71,7 +96,14 @@ class Truncation:
     def __call__(
         self, samples: Samples, tokenizer: PreTrainedTokenizerBase, *, seed: int, keys: Sequence[tuple[int, ...]]
     ) -> Samples:
-        """The samples, cut. seed, keys: those that they were sampled with."""
+        """Cuts samples.
+
+        Args:
+            samples: The samples.
+            tokenizer: The policy's.
+            seed: As they were sampled with.
+            keys: As they were sampled with.
+        """
         if not self:
             return samples
         lengths = samples.mask.sum(1)
