@@ -15,6 +15,7 @@ from rlhf_zoo.modeling.sampling import random as draws
 from rlhf_zoo.modeling.sampling import sampler as sampling
 from rlhf_zoo.ppo import distributed_update
 from rlhf_zoo.ppo import trainer as ppo_trainer
+from rlhf_zoo.ppo.loss import PolicyLoss
 
 from . import side
 from .points import EPOCHS, POINTS, RATE, TEMPERATURE, build_models, word_tokenizer
@@ -44,7 +45,7 @@ def as_given(ids: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
 #: What no key of the configuration switches off: the name of a lever -> the functions that it is, and what stands in.
 LEVERS: dict[str, list[tuple[Any, str, Any]]] = {
     "logits in chunks": [(logprobs, "after_head", nothing)],
-    "one pass of the head": [(ppo_trainer, "token_loss", nothing)],
+    "one pass of the head": [(PolicyLoss, "by_token", False)],
     "rows alike in length": [
         (module, "in_batches", in_order) for module in (logprobs, ppo_trainer, distributed_update)
     ],

@@ -7,7 +7,7 @@ but where a loss is given, in which each token stands alone, what it needs of th
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -35,15 +35,16 @@ class AfterHead(NamedTuple):
 
 
 _NOTHING = AfterHead()
-# Of log π and entropy of the same shape, a scalar; no token's share of it may depend on other tokens.
-TokenLoss = Callable[[Tensor, Tensor], Tensor]
+# From log π and entropy, of one shape: a scalar loss, and the terms to log, by name. No token's share of the loss may
+# depend on other tokens.
+TokenLoss = Callable[[Tensor, Tensor], tuple[Tensor, Mapping[str, Tensor]]]
 
 
 class PolicyOutput(NamedTuple):
     """What a policy says of each response token: log π and the entropy, (B, T) in nats, 0 outside the mask.
 
-    states (B, T, H): what its head reads there; logits (B, T, V), loss: where they were asked for. With a loss log π
-    and entropy have no gradients: the loss has them.
+    states (B, T, H): what its head reads there; logits (B, T, V), loss, loss_terms: where they were asked for. With a
+    loss log π and entropy have no gradients: the loss has them.
     """
 
     logprobs: Tensor
@@ -51,6 +52,7 @@ class PolicyOutput(NamedTuple):
     states: Tensor | None = None
     logits: Tensor | None = None
     loss: Tensor | None = None
+    loss_terms: Mapping[str, Tensor] | None = None
 
 
 def in_batches(
@@ -213,14 +215,16 @@ def response_logprobs(
         kept = made if logits else None
         if loss is None:
             return PolicyOutput(logprobs, entropies, read, kept)
-        return PolicyOutput(logprobs.detach(), entropies.detach(), read, kept, loss(logprobs, entropies))
+        value, with_gradients = loss(logprobs, entropies)
+        detached = {name: term.detach() for name, term in with_gradients.items()}
+        return PolicyOutput(logprobs.detach(), entropies.detach(), read, kept, value, detached)
 
     places = mask.flatten().nonzero().squeeze(1)  # found once: on a GPU the CPU waits for it
 
     def padded(flat: Tensor) -> Tensor:
         return torch.zeros(mask.numel(), device=mask.device).index_copy(0, places, flat).view(mask.shape)
 
-    logprobs, entropies, total = chunked_logprobs(
+    logprobs, entropies, total, terms = chunked_logprobs(
         read.flatten(0, 1).index_select(0, places),
         head,
         samples.completion_ids.flatten()[places],
@@ -230,7 +234,8 @@ def response_logprobs(
         loss=None if loss is None else lambda *flat: loss(*map(padded, flat)),
     )
     entropies = padded(entropies)
-    return PolicyOutput(padded(logprobs), entropies if entropy_learns else entropies.detach(), read, loss=total)
+    entropies = entropies if entropy_learns else entropies.detach()
+    return PolicyOutput(padded(logprobs), entropies, read, loss=total, loss_terms=terms)
 
 
 def response_states(model: PreTrainedModel, samples: Samples) -> Tensor:
@@ -334,11 +339,11 @@ def chunked_logprobs(
     temperature: float = 1.0,
     vocabulary: Vocabulary | None = None,
     loss: TokenLoss | None = None,
-) -> tuple[Tensor, Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor, Tensor | None, Mapping[str, Tensor] | None]:
     """log softmax at `tokens` and the entropy of what a head makes of N states, without their (N, V) logits at once.
 
     states: (N, H); tokens: (N,) int64. Returns (N,) twice in nats, float32, both with gradients; with a loss these have
-    none, and the loss of both is the third, whose gradients are made in this pass.
+    none, and the loss of both is the third, whose gradients are made in this pass; its terms are the fourth.
     """
     kind = states.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else head.weight.dtype
@@ -347,7 +352,7 @@ def chunked_logprobs(
     given = states, head.weight, head.bias, tokens, (after, temperature, size, holes, dtype)
     with torch.autocast(kind, enabled=False):  # what `dtype` says is enough: sums stay in float32
         found: Any = (_Chunked.apply(*given), None) if loss is None else _ChunkedLoss.apply(*given, loss)
-    return (*found[0], None) if loss is None else found
+    return (*found[0], None, None) if loss is None else found
 
 
 class _Chunked(torch.autograd.Function):
@@ -373,20 +378,20 @@ class _ChunkedLoss(torch.autograd.Function):
     """A loss of log π and entropy. What a token's gradient is, its own two numbers say: so one pass makes both."""
 
     @staticmethod
-    def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor, Tensor, Mapping[str, Tensor]]:
         *inputs, loss = given
 
         def slopes(*spoken: Tensor) -> tuple[Tensor, Tensor | None]:
             with torch.enable_grad():
                 spoken = tuple(x.clone().requires_grad_() for x in spoken)
-                by = torch.autograd.grad(loss(*spoken), spoken, allow_unused=True)
+                by = torch.autograd.grad(loss(*spoken)[0], spoken, allow_unused=True)
             return (torch.zeros_like(spoken[0]) if by[0] is None else by[0]), by[1]
 
         sums = _Gradients(inputs, ctx.needs_input_grad)
         logprobs, entropies = _pass_of(inputs, sums, slopes)
         ctx.sums = sums
         ctx.mark_non_differentiable(logprobs, entropies)
-        return logprobs, entropies, loss(logprobs, entropies)
+        return logprobs, entropies, *loss(logprobs, entropies)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

@@ -1,7 +1,7 @@
 """Policy and critic as one module: run together, trained by one optimizer, saved beside each other."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,8 +30,8 @@ class TextBatch(NamedTuple):
 class ActorCriticOutput(NamedTuple):
     """What policy and critic say of response tokens, (B, T): log π at the sampling temperature, entropy, and V.
 
-    exact_kl: to the reference whose logits were given; text_logprobs: of the texts that were given; policy_loss: of the
-    loss that was given, which then alone has gradients by way of log π and entropy.
+    exact_kl: to the reference whose logits were given; text_logprobs: of the texts that were given; policy_loss and
+    policy_terms: of the loss that was given, which then alone has gradients by way of log π and entropy.
     """
 
     logprobs: Tensor
@@ -40,6 +40,7 @@ class ActorCriticOutput(NamedTuple):
     exact_kl: Tensor | None = None
     text_logprobs: Tensor | None = None
     policy_loss: Tensor | None = None
+    policy_terms: Mapping[str, Tensor] | None = None
 
 
 def shared_value_head(policy: PreTrainedModel) -> ValueHead:
@@ -95,7 +96,7 @@ class ActorCritic(nn.Module):
         values = self.value_of(found.states) if shared else response_values(self.value_model, samples)
         kl = None if ref_logits is None or found.logits is None else exact_kl(found.logits, ref_logits)
         said = None if texts is None else text_logprobs(self.policy, texts.ids, texts.attention)
-        return ActorCriticOutput(found.logprobs, found.entropy, values, kl, said, found.loss)
+        return ActorCriticOutput(found.logprobs, found.entropy, values, kl, said, found.loss, found.loss_terms)
 
     def value_of(self, states: Any) -> Tensor:
         """V of what the policy's head reads, (…, H) -> (…) float32, where critic and policy share a trunk."""

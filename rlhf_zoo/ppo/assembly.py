@@ -80,7 +80,24 @@ def assemble(
     ptx_dataset: Dataset | None,
     pad_apart: bool = True,
 ) -> Parts:
-    """Raises ZooError for what cannot train, in one sentence. pad_apart: whether PAD must differ from EOS."""
+    """Builds what a PPOTrainer trains and reads, and checks that it fits together.
+
+    Args:
+        args: the settings.
+        tokenizer: the policy's.
+        model: the policy: a causal model, with or without a value head, its path or its Hub id.
+        ref_model: the reference as a model, a path or a Hub id; None for the policy as it begins.
+        reward_model: one reward model or several.
+        value_model: the critic as a model, a path or a Hub id; None for what args.critic names.
+        peft_config: of an adapter to train on the policy.
+        reward_funcs: one reward function or several.
+        reward_processing_class: the reward models' tokenizers; None for the policy's.
+        ptx_dataset: texts for the language-model loss.
+        pad_apart: whether PAD must differ from EOS.
+
+    Raises:
+        ZooError: these cannot train together.
+    """
     if not isinstance(args, PPOConfig):
         raise ZooError(f"args is a {type(args).__name__}: give a PPOConfig.")
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
@@ -93,27 +110,9 @@ def assemble(
     if peft_config is not None:
         policy = _with_adapter(policy, peft_config, args)
     disable_dropout(policy)
-    if isinstance(ref_model, str):
-        ref_model = load_causal(ref_model, how=AS_SAVED if args.bf16 else FLOAT32)
-    if isinstance(ref_model, AutoModelForCausalLMWithValueHead):
-        ref_model = ref_model.pretrained_model
-    own = ref_model is not None or args.ref_adapter_name is not None
-    if args.reference is False and ref_model is not None:
-        raise ZooError("reference is false and ref_model is given too: leave it out.")
-    reference = None
-    if holds_reference(args, given=ref_model is not None):
-        reference = Reference(
-            policy, ref_model, adapter=args.ref_adapter_name, in_8bit=args.ref_load_in_8bit, in_bf16=bool(args.bf16)
-        )
+    reference, from_reference = _reference(policy, ref_model, args)
     rewards = build_rewards(reward_model, reward_funcs, args, tokenizer, reward_processing_class or tokenizer)
-    if head is not None and value_model is not None:
-        raise ZooError("The model has a value head and value_model is given too: give one critic.")
-    if head is not None and args.critic not in ("auto", "shared"):
-        raise ZooError(f"The model has a value head and critic is {args.critic!r}: give 'shared', or the model alone.")
-    config = peft_config or (policy.peft_config[policy.active_adapter] if is_peft(policy) else None)
-    adapts = config is not None and args.critic_lora
-    stands = adapts and getattr(config, "bias", "none") == "none"  # all of the critic but its adapter and its head
-    critic = head if head is not None else build_critic(value_model, rewards, policy, args, share=stands)
+    critic, critic_adapter = _critic(head, value_model, rewards, policy, peft_config, args)
     vocabulary = Vocabulary.of(tokenizer, policy)
     scoring = [reward for reward in rewards.models if reward.shares_ids] if rewards is not None else []
     models = {
@@ -125,8 +124,8 @@ def assemble(
     narrowest = narrowest_of(vocabulary, models)
     check_decoding(policy, vocabulary)
     context = context_of(*models.values())
-    if adapts and not isinstance(critic, ValueHead) and not is_peft(critic):
-        critic = with_adapter(critic, config)
+    if critic_adapter is not None:
+        critic = with_adapter(critic, critic_adapter)
     if args.padding_free:
         for name in ("the policy", "the critic", "ref_model"):
             if models[name] is not None:
@@ -136,22 +135,71 @@ def assemble(
             f"stop_token_id is {args.stop_token_id}, and the policy samples ids up to {vocabulary.size - 1} that the "
             "tokenizer names, so nothing could end: give one of these."
         )
-    texts = None
-    if args.ptx_coef > 0:
-        if ptx_dataset is None:
-            raise ZooError(f"ptx_coef is {args.ptx_coef} and there is no text to model: give ptx_dataset.")
-        texts = TextSource(
-            ptx_dataset, tokenizer, context=context, pad_id=tokenizer.eos_token_id, embeddings=embedding_rows(policy)
-        )
+    texts = _texts(ptx_dataset, policy, tokenizer, context, args)
     critic_rate = args.learning_rate if args.critic_learning_rate is None else args.critic_learning_rate
     for name, part, rate in (("the policy", policy, args.learning_rate), ("the critic", critic, critic_rate)):
         check_step_size(part, rate, of=name)
+    return Parts(policy, critic, reference, rewards, texts, from_reference, context, vocabulary, narrowest)
+
+
+def _reference(policy: PreTrainedModel, ref_model: Any, args: PPOConfig) -> tuple[Reference | None, bool]:
+    """The reference, None where the settings want none, and whether the policy begins exactly where it is."""
+    if isinstance(ref_model, str):
+        ref_model = load_causal(ref_model, how=AS_SAVED if args.bf16 else FLOAT32)
+    if isinstance(ref_model, AutoModelForCausalLMWithValueHead):
+        ref_model = ref_model.pretrained_model
+    if args.reference is False and ref_model is not None:
+        raise ZooError("reference is false and ref_model is given too: leave it out.")
+    reference = None
+    if holds_reference(args, given=ref_model is not None):
+        reference = Reference(
+            policy, ref_model, adapter=args.ref_adapter_name, in_8bit=args.ref_load_in_8bit, in_bf16=bool(args.bf16)
+        )
     # Fewer bits move the reference a little, a model or adapter of one's own may be anywhere.
     rounded = args.ref_load_in_8bit or (
         reference is not None and reference.own is not None and reference.own.dtype != policy.dtype
     )
-    begins = not own and not rounded
-    return Parts(policy, critic, reference, rewards, texts, begins, context, vocabulary, narrowest)
+    return reference, ref_model is None and args.ref_adapter_name is None and not rounded
+
+
+def _critic(
+    head: ValueHead | None,
+    value_model: Any,
+    rewards: Rewards | None,
+    policy: Any,
+    peft_config: Any,
+    args: PPOConfig,
+) -> tuple[Any, Any]:
+    """The critic, and the configuration of the adapter that it is still to get, None for none."""
+    if head is not None and value_model is not None:
+        raise ZooError("The model has a value head and value_model is given too: give one critic.")
+    if head is not None and args.critic not in ("auto", "shared"):
+        raise ZooError(f"The model has a value head and critic is {args.critic!r}: give 'shared', or the model alone.")
+    if head is not None:
+        return head, None
+    config = peft_config or (policy.peft_config[policy.active_adapter] if is_peft(policy) else None)
+    adapts = config is not None and args.critic_lora
+    # Then all of the critic but its adapter and its head stays as it is, and a reward model may hold the same weights.
+    share = adapts and getattr(config, "bias", "none") == "none"
+    critic = build_critic(value_model, rewards, policy, args, share=share)
+    return critic, config if adapts and not isinstance(critic, ValueHead) and not is_peft(critic) else None
+
+
+def _texts(
+    dataset: Dataset | None,
+    policy: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    context: int | None,
+    args: PPOConfig,
+) -> TextSource | None:
+    """The texts of the language-model loss, None where it is off."""
+    if not args.ptx_coef > 0:
+        return None
+    if dataset is None:
+        raise ZooError(f"ptx_coef is {args.ptx_coef} and there is no text to model: give ptx_dataset.")
+    return TextSource(
+        dataset, tokenizer, context=context, pad_id=tokenizer.eos_token_id, embeddings=embedding_rows(policy)
+    )
 
 
 def _check_settings(args: PPOConfig) -> None:

@@ -107,15 +107,25 @@ def _mean_metrics(seen: Sequence[Mapping[str, float]], rows: Sequence[int]) -> d
     return found
 
 
-def shares(rows: Tensor, samples: Samples, *, process: int, processes: int, **how: Any) -> list[Tensor]:
-    """The micro-batches of a minibatch that this process computes, by `in_batches` and `how`; as many in every process.
+def shares(samples: Samples, *, process: int, processes: int, **how: Any) -> list[Tensor]:
+    """Splits a minibatch into the micro-batches of one process.
 
-    Processes wait for each other's gradients (and under FSDP for weights), so one that has no row left gets an empty
-    one.
+    Processes wait for each other's gradients (and under FSDP for weights), so each gets as many micro-batches, and one
+    that has no row left gets an empty one.
+
+    Args:
+        samples: the minibatch's, of all processes.
+        process: the index of this one.
+        processes: how many there are.
+        how: what `in_batches` takes.
+
+    Returns:
+        Places of rows within the minibatch, (m,) int64 a micro-batch.
     """
-    order = samples.mask[rows].sum(1).argsort(stable=True)
-    dealt = [in_batches(samples, rows[order][one::processes], **how) for one in range(processes)]
-    return dealt[process] + [rows[:0]] * (max(map(len, dealt)) - len(dealt[process]))
+    # Dealt out from the shortest on, so that the processes get rows of about the same lengths.
+    order = samples.mask.sum(1).argsort(stable=True)
+    dealt = [in_batches(samples, order[index::processes], **how) for index in range(processes)]
+    return dealt[process] + [order[:0]] * (max(map(len, dealt)) - len(dealt[process]))
 
 
 def text_shares(texts: TextBatch, *, parts: int, process: int, processes: int) -> list[TextBatch]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -93,14 +92,6 @@ class Advantages:
         by_action = ("rewards", "values", "advantages", "returns", "mask")
         cut = {name: getattr(self, name)[index, :width] for name in by_action}
         return replace(self, scores=self.scores[index], non_score=self.non_score[index], **cut)
-
-
-class MinibatchSize(NamedTuple):
-    """A minibatch over all processes: its actions, its completions, and the most actions that a completion may have."""
-
-    actions: Tensor
-    sequences: Tensor
-    length: int
 
 
 def shaped_scores(scored: Scored, ended: Tensor, args: PPOConfig, so_far: RunningScores) -> Tensor:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .. import functional as F
@@ -15,7 +16,7 @@ from ..modeling.chat import tokenize_prompt, wrap_prompt
 from ..modeling.logprobs import token_logprobs
 from ..modeling.models import context_of, disable_dropout
 from ..modeling.reserved_columns import PROMPT_TOKENS
-from ..modeling.sampling.sampler import Vocabulary, sample
+from ..modeling.sampling.sampler import Samples, Vocabulary, sample
 from ..modeling.value_head import ValueHead
 from ..rewards import Rewards
 from .actor_critic import ActorCritic
@@ -106,13 +107,28 @@ def trace(
     columns: Mapping[str, Any] | None = None,
     seed: int = 1,
 ) -> Trace:
-    """Samples one completion of `prompt` (text or conversation) from `policy`, and says what PPO makes of each token.
+    """Samples one completion from the policy, and computes what PPO makes of each of its tokens.
 
     The stream of random numbers is keyed by (seed, TRACE_STREAM, position). All log-probabilities come from forward
-    passes over the same tokens at args.temperature, so that equal models give k1 = 0 and ρ = 1. old: what ρ is measured
-    against, None for the reference. kl_coef: β, None for args.kl_coef; scores_seen: what running score statistics are
-    taken from; columns: the prompt's other columns, for reward functions. The models are put into evaluation, their
-    dropout off. Raises ZooError for a prompt that cannot be sampled from and a temperature that is no number.
+    passes over the same tokens at args.temperature, so that equal models give k1 = 0 and ρ = 1. The models are put into
+    evaluation, with dropout off.
+
+    Args:
+        prompt: a text or a conversation.
+        policy: samples the completion.
+        reference: what KL is measured to.
+        critic: of V.
+        rewards: score the completion.
+        tokenizer: the policy's.
+        args: the settings of the training that is shown.
+        old: what ρ is measured against; None for the reference.
+        kl_coef: β; None for args.kl_coef.
+        scores_seen: the running statistics that scores are centered and scaled by; None for none yet.
+        columns: the prompt's other columns, for reward functions.
+        seed: of the completion.
+
+    Raises:
+        ZooError: the prompt cannot be sampled from, or the temperature is not a positive number.
     """
     if not 0 < args.temperature < math.inf:
         raise ZooError(f"The temperature is {args.temperature}: give a number above 0.")
@@ -123,6 +139,44 @@ def trace(
             model.eval()
     prompt = wrap_prompt(prompt, tokenizer)
     ids = _encoded(prompt, policy, tokenizer, args.response_length)
+    samples = _sampled(ids, policy, tokenizer, args, seed)
+    logprobs, ref_logprobs, old_logprobs = (
+        token_logprobs(model, samples, temperature=args.temperature) for model in (policy, reference, old or reference)
+    )
+    texts = decoded(tokenizer, samples, [{**(columns or {}), "prompt": prompt, PROMPT_TOKENS: ids}])
+    scored = rewards(samples, texts.prompts, texts.completions, texts.texts, texts.columns)
+    so_far = scores_seen or RunningScores()
+    shaped = shaped_scores(scored, samples.ended, args, so_far)
+    dense = shaped_by_token(scored, samples.ended, args, so_far)
+    beta = args.kl_coef if kl_coef is None else kl_coef
+    by_action = _estimates(logprobs, ref_logprobs, shaped, dense, actor.values(samples), samples.mask, args, beta)
+    by_action["clipped"] = _clipped(logprobs, old_logprobs, by_action["advantage"], samples.mask, args)
+    tokens, completion = _tokens(tokenizer, ids, _by_token(samples, logprobs, ref_logprobs, old_logprobs), by_action)
+    each = zip(rewards.names, scored.each[0].tolist(), strict=True)
+    return Trace(
+        prompt=prompt,
+        completion=completion,
+        tokens=tokens,
+        scores={name: None if math.isnan(score) else score for name, score in each},
+        score=float(scored.total[0]),
+        shaped_score=float(shaped[0]),
+        kl=math.fsum(token.kl for token in tokens),
+        kl_coef=beta,
+        ratio=float((logprobs - old_logprobs).sum().exp()),
+        cliprange=_bounds_of_ratio(args),
+        ended=bool(samples.ended[0]),
+        length=len(tokens),
+        seed=seed,
+        **{name: getattr(args, name) for name in AS_CONFIGURED},
+        max_new_tokens=args.response_length,
+        whitening=_whitening(args),
+    )
+
+
+def _sampled(
+    ids: list[int], policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, args: PPOConfig, seed: int
+) -> Samples:
+    """One completion of the prompt, as training samples it."""
     keys = [(TRACE_STREAM,)]
     samples = sample(
         policy,
@@ -135,80 +189,87 @@ def trace(
         temperature=args.temperature,
         vocabulary=Vocabulary.of(tokenizer, policy),
     )
-    samples = args.truncation(samples, tokenizer, seed=seed, keys=keys)
-    logprobs, ref_logprobs, old_logprobs = (
-        token_logprobs(model, samples, temperature=args.temperature) for model in (policy, reference, old or reference)
-    )
-    texts = decoded(tokenizer, samples, [{**(columns or {}), "prompt": prompt, PROMPT_TOKENS: ids}])
-    scored = rewards(samples, texts.prompts, texts.completions, texts.texts, texts.columns)
-    so_far = scores_seen or RunningScores()
-    shaped = shaped_scores(scored, samples.ended, args, so_far)
-    dense = shaped_by_token(scored, samples.ended, args, so_far)
+    return args.truncation(samples, tokenizer, seed=seed, keys=keys)
 
-    mask, level = samples.mask, args.action_level
-    in_reward = args.kl_in == "reward"
-    charged = F.kl_penalty(logprobs, ref_logprobs, estimator=args.kl_estimator if in_reward else "k1")
-    charged = F.actions(charged, mask, level=level)
-    width = charged.shape[1]
-    beta = args.kl_coef if kl_coef is None else kl_coef
-    values = actor.values(samples)[:, :width]
+
+def _estimates(
+    logprobs: Tensor,
+    ref_logprobs: Tensor,
+    shaped: Tensor,
+    dense: Tensor | None,
+    values: Tensor,
+    mask: Tensor,
+    args: PPOConfig,
+    kl_coef: float,
+) -> dict[str, Tensor]:
+    """Rewards, values, δ and advantages, (1, A) each, by the steps of `PPOTrainer.estimate` without whitening."""
+    level, in_reward = args.action_level, args.kl_in == "reward"
+    kl = F.kl_penalty(logprobs, ref_logprobs, estimator=args.kl_estimator if in_reward else "k1")
+    kl = F.actions(kl, mask, level=level)
+    width = kl.shape[1]
+    values, acts = values[:, :width], mask[:, :width]
     dense = None if dense is None else F.actions(dense, mask, level=level)
-    left = shaped if dense is None else F.terminal_remainder(shaped, dense, mask[:, :width])
-    paid = F.token_rewards(left, charged, mask[:, :width], kl_coef=beta if in_reward else 0.0)
-    paid = paid if dense is None else paid + dense
-    deltas, _ = F.gae(paid, values, mask[:, :width], gamma=args.gamma, lam=0.0)
-    advantages, _ = F.gae(paid, values, mask[:, :width], gamma=args.gamma, lam=args.lam)
-    clip = args.cliprange if level == "token" else args.cliprange_sequence
-    high = clip if args.cliprange_high is None else args.cliprange_high
-    _, clipped = F.clipped_policy_loss(
-        F.actions(logprobs, mask, level=level),
-        F.actions(old_logprobs, mask, level=level),
-        advantages,
-        cliprange=clip,
-        cliprange_high=args.cliprange_high,
-        dual_clip=args.dual_clip,
-    )
-    log_ratio = logprobs - old_logprobs
-    by_token = {
+    terminal = shaped if dense is None else F.terminal_remainder(shaped, dense, acts)
+    rewards = F.token_rewards(terminal, kl, acts, kl_coef=kl_coef if in_reward else 0.0)
+    rewards = rewards if dense is None else rewards + dense
+    # With λ = 0 the advantage is δ itself.
+    deltas, _ = F.gae(rewards, values, acts, gamma=args.gamma, lam=0.0)
+    advantages, _ = F.gae(rewards, values, acts, gamma=args.gamma, lam=args.lam)
+    return {"reward": rewards, "value": values, "delta": deltas, "advantage": advantages}
+
+
+def _by_token(samples: Samples, logprobs: Tensor, ref_logprobs: Tensor, old_logprobs: Tensor) -> dict[str, Tensor]:
+    """What each token has of its own, (1, T) each."""
+    return {
         "token_id": samples.completion_ids,
         "logprob": logprobs,
         "ref_logprob": ref_logprobs,
         "kl": logprobs - ref_logprobs,
-        "ratio": log_ratio.exp(),
+        "ratio": (logprobs - old_logprobs).exp(),
     }
-    by_action = {"reward": paid, "value": values, "delta": deltas, "advantage": advantages, "clipped": clipped}
-    before: list[None] = [None] * (mask.shape[1] - width)
-    columns_of_tokens = {
+
+
+def _cliprange(args: PPOConfig) -> float:
+    return args.cliprange if args.action_level == "token" else args.cliprange_sequence
+
+
+def _bounds_of_ratio(args: PPOConfig) -> tuple[float, float]:
+    low = _cliprange(args)
+    return 1 - low, 1 + (low if args.cliprange_high is None else args.cliprange_high)
+
+
+def _clipped(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, args: PPOConfig) -> Tensor:
+    """Whether the clip stops the gradient of each action, (1, A) bool."""
+    _, clipped = F.clipped_policy_loss(
+        F.actions(logprobs, mask, level=args.action_level),
+        F.actions(old_logprobs, mask, level=args.action_level),
+        advantages,
+        cliprange=_cliprange(args),
+        cliprange_high=args.cliprange_high,
+        dual_clip=args.dual_clip,
+    )
+    return clipped
+
+
+def _tokens(
+    tokenizer: PreTrainedTokenizerBase, ids: list[int], by_token: Mapping[str, Tensor], by_action: Mapping[str, Tensor]
+) -> tuple[tuple[TracedToken, ...], str]:
+    """The tokens with their numbers, and the completion's text. ids: the prompt's, which the first piece follows."""
+    width = next(iter(by_action.values())).shape[1]
+    before: list[None] = [None] * (by_token["token_id"].shape[1] - width)
+    columns = {
         **{name: column[0].tolist() for name, column in by_token.items()},
         **{name: before + column[0].tolist() for name, column in by_action.items()},
     }
     pieces = Pieces(tokenizer, ids)
-    for token in columns_of_tokens["token_id"]:
+    for token in columns["token_id"]:
         pieces.add(token)
     completion = pieces.finish()
     tokens = tuple(
-        TracedToken(token=piece, **dict(zip(columns_of_tokens, row, strict=True)))
-        for piece, row in zip(pieces.all, zip(*columns_of_tokens.values(), strict=True), strict=True)
+        TracedToken(token=piece, **dict(zip(columns, row, strict=True)))
+        for piece, row in zip(pieces.all, zip(*columns.values(), strict=True), strict=True)
     )
-    each = zip(rewards.names, scored.each[0].tolist(), strict=True)
-    return Trace(
-        prompt=prompt,
-        completion=completion,
-        tokens=tokens,
-        scores={name: None if math.isnan(score) else score for name, score in each},
-        score=float(scored.total[0]),
-        shaped_score=float(shaped[0]),
-        kl=math.fsum(token.kl for token in tokens),
-        kl_coef=beta,
-        ratio=float(log_ratio.sum().exp()),
-        cliprange=(1 - clip, 1 + high),
-        ended=bool(samples.ended[0]),
-        length=len(tokens),
-        seed=seed,
-        **{name: getattr(args, name) for name in AS_CONFIGURED},
-        max_new_tokens=args.response_length,
-        whitening=_whitening(args),
-    )
+    return tokens, completion
 
 
 def _encoded(prompt: Any, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, room: int) -> list[int]:

@@ -44,10 +44,11 @@ from .guards import (
     unscored,
     warn_if_scores_identical,
 )
-from .loss import micro_batch_loss, token_loss
+from .loss import PolicyLoss, micro_batch_loss
 from .metrics import Progress
+from .minibatch import Minibatch
 from .offload import at_hand
-from .rollout import Advantages, MinibatchSize, Rollout, shaped_by_token, shaped_scores
+from .rollout import Advantages, Rollout, shaped_by_token, shaped_scores
 
 log = logging.getLogger(__name__)
 
@@ -243,44 +244,47 @@ class PPOTrainer(BasePPOTrainer):
         progress = Progress(args.device)
         # The last batch of a pass over the prompts may hold fewer completions than there are minibatches.
         parts = min(args.num_mini_batches, len(rollout.samples))
+        length = args.response_length if args.action_level == "token" else 1
         for _ in range(args.num_ppo_epochs):
             order = torch.randperm(len(rollout.samples), generator=shuffle, device="cpu").to(rollout.mask.device)
-            for minibatch in torch.tensor_split(order, parts):
-                mixed = self.texts.draw(len(minibatch), texts, args.device) if self.texts is not None else None
-                self.minibatch(model, rollout, estimates, minibatch, mixed, progress)
+            for rows in torch.tensor_split(order, parts):
+                mixed = self.texts.draw(len(rows), texts, args.device) if self.texts is not None else None
+                self.minibatch(model, Minibatch.of(rollout, estimates, rows, length=length, texts=mixed), progress)
             drift = progress.end_epoch(self.total)
             if args.early_stop_kl is not None and drift > 1.5 * args.early_stop_kl:
                 break
         self.check_weights()
         return progress.means(self.total)
 
-    def minibatch(
-        self,
-        model: nn.Module,
-        rollout: Rollout,
-        estimates: Advantages,
-        rows: Tensor,
-        texts: TextBatch | None,
-        progress: Progress,
-    ) -> None:
-        """Gradients of this process's share of a minibatch, by micro-batch, and one optimizer step.
+    def minibatch(self, model: nn.Module, batch: Minibatch, progress: Progress) -> None:
+        """Makes the gradients of this process's share of a minibatch, by micro-batch, and one optimizer step.
 
-        Where memory is too small for a micro-batch, all begin anew from half as many tokens, and so it stays; not of
-        several processes, which would have to agree on it.
+        Where a micro-batch does not fit the memory, all begin anew with half as many tokens, from then on. Several
+        processes would have to agree on it, so there the error ends the run.
+
+        Args:
+            model: policy and critic, as they are wrapped for training.
+            batch: the minibatch, of all processes.
+            progress: gets what was measured.
+
+        Raises:
+            ZooError: a single row does not fit the memory.
         """
-        given, before = (model, rollout, estimates, rows, texts), copy.deepcopy(vars(progress))
+        before = copy.deepcopy(vars(progress))
         while True:
-            micro_batches = self.micro_batches(rollout.samples, rows)
+            micro_batches = self.micro_batches(batch)
             if self.args.world_size > 1:
-                self.accumulate(*given, micro_batches, progress)
+                self.accumulate(model, batch, micro_batches, progress)
                 break
-            if try_with_oom_fallback(self.accumulate, *given, micro_batches, progress) is not None:
+            if try_with_oom_fallback(self.accumulate, model, batch, micro_batches, progress) is not None:
                 break
             if max(map(len, micro_batches)) == 1:
                 raise too_large()
             model.zero_grad()
+            # The micro-batches that did fit are computed again, so what they added is taken back.
             vars(progress).update(copy.deepcopy(before))
-            largest = max(tokens_of(rollout.samples, each, end_to_end=self.args.padding_free) for each in micro_batches)
+            samples, end_to_end = batch.rollout.samples, self.args.padding_free
+            largest = max(tokens_of(samples, rows, end_to_end=end_to_end) for rows in micro_batches)
             self.most_tokens = largest // 2
             log.warning("%d tokens do not fit the memory: %d in a micro-batch from here on.", largest, self.most_tokens)
         self.look(progress)
@@ -288,13 +292,17 @@ class PPOTrainer(BasePPOTrainer):
             check_ratio(progress.first_pass(self.total), precision=self.precision)
         progress.stepped(self.optimizer_step(model))
 
-    def micro_batches(self, samples: Samples, rows: Tensor) -> list[Tensor]:
-        """This process's rows of a minibatch, as many as go through the models at a time."""
+    def micro_batches(self, batch: Minibatch) -> list[Tensor]:
+        """Splits a minibatch into what goes through the models at a time.
+
+        Returns:
+            This process's micro-batches, as places of rows within the minibatch; as many in every process, so some may
+            be empty.
+        """
         args = self.args
         return shares(
-            rows,
-            samples,
-            size=len(rows) if args.max_tokens_per_micro_batch else args.per_device_train_batch_size,
+            batch.rollout.samples,
+            size=len(batch) if args.max_tokens_per_micro_batch else args.per_device_train_batch_size,
             tokens=self.most_tokens,
             even=self.most_tokens != TOKENS_ON_CPU,  # whose sums keep the order that runs before had
             end_to_end=args.padding_free,
@@ -303,74 +311,72 @@ class PPOTrainer(BasePPOTrainer):
         )
 
     def accumulate(
-        self,
-        model: nn.Module,
-        rollout: Rollout,
-        estimates: Advantages,
-        rows: Tensor,
-        texts: TextBatch | None,
-        micro_batches: Sequence[Tensor],
-        progress: Progress,
+        self, model: nn.Module, batch: Minibatch, micro_batches: Sequence[Tensor], progress: Progress
     ) -> None:
-        """Gradients of this process's share of a minibatch, micro-batch by micro-batch."""
+        """Adds up the gradients of this process's share of a minibatch, micro-batch by micro-batch.
+
+        Args:
+            model: policy and critic, as they are wrapped for training.
+            batch: the minibatch, of all processes.
+            micro_batches: this process's, as `micro_batches` returns them.
+            progress: gets what was measured.
+        """
         args = self.args
-        size = MinibatchSize(
-            actions=estimates.mask[rows].sum(),
-            sequences=torch.tensor(len(rows), device=rollout.mask.device),
-            length=args.response_length if args.action_level == "token" else 1,
-        )
-        target_tokens = None if texts is None else texts.mask.sum()
-        mine = {"process": args.process_index, "processes": args.world_size}
-        mixed = [] if texts is None else text_shares(texts, parts=len(micro_batches), **mine)
-        for number, (chosen, text) in enumerate(zip_longest(micro_batches, mixed), start=1):
+        texts: list[TextBatch] = []
+        if batch.texts is not None:
+            texts = text_shares(
+                batch.texts, parts=len(micro_batches), process=args.process_index, processes=args.world_size
+            )
+        for number, (rows, text) in enumerate(zip_longest(micro_batches, texts), start=1):
             # A process without a row left takes part for the sake of the others, and counts for nothing.
-            counts, seen = len(chosen) > 0, progress if len(chosen) else Progress(args.device)
-            chosen = chosen if counts else rows[:1]
+            counts = len(rows) > 0
+            measured = progress if counts else Progress(args.device)
+            micro_batch = batch.micro_batch(rows if counts else torch.zeros_like(batch.rows[:1]), text)
             # Processes exchange gradients once an optimizer step: with the last micro-batch.
             with self.accelerator.no_sync(model) if number < len(micro_batches) else nullcontext():
                 with self.compute_loss_context_manager():
-                    loss = self.loss(
-                        model, rollout.rows(chosen), estimates.rows(chosen), size, text, target_tokens, seen
-                    )
+                    loss = self.loss(model, micro_batch, measured)
                 if not counts:
                     loss = loss * 0
-                    progress.add_names(seen)
+                    progress.add_names(measured)
                 progress.add_loss(loss)
                 # They average gradients, and the loss is a share of the whole minibatch's.
                 self.accelerator.backward(loss * args.world_size)
 
-    def loss(
-        self,
-        model: nn.Module,
-        rollout: Rollout,
-        estimates: Advantages,
-        size: MinibatchSize,
-        texts: TextBatch | None,
-        target_tokens: Tensor | None,
-        progress: Progress,
-    ) -> Tensor:
-        """This micro-batch's share of the minibatch's loss; adds what it saw to `progress`."""
-        args, samples = self.args, rollout.samples
+    def loss(self, model: nn.Module, batch: Minibatch, progress: Progress) -> Tensor:
+        """A micro-batch's share of the minibatch's loss.
+
+        Args:
+            model: policy and critic, as they are wrapped for training.
+            batch: the micro-batch.
+            progress: gets what was measured.
+
+        Returns:
+            The scalar. Those of all micro-batches and processes add up to the minibatch's loss.
+        """
+        args, samples, texts = self.args, batch.rollout.samples, batch.texts
         ref_logits = None
         if args.kl_in == "loss" and args.kl_estimator == "full":
             assert self.reference is not None  # checked with the settings
             with torch.no_grad(), self.reference.model() as reference:
                 ref_logits = response_logits(reference, samples, temperature=args.temperature)
-        given: Any = {"rollout": rollout, "estimates": estimates, "size": size, "kl_coef": self.controller.kl_coef}
-        said = model(
+        policy_loss = PolicyLoss(args, batch, self.controller.kl_coef)
+        output = model(
             samples,
             args.temperature,
             texts,
             ref_logits=ref_logits,
             entropy_learns=args.entropy_coef > 0,
-            policy_loss=None if self.warming_up else token_loss(args, **given),
+            # In the forward pass, where it can be: the head then makes each chunk of the logits once.
+            policy_loss=policy_loss if policy_loss.by_token and not self.warming_up else None,
         )
-        loss, seen = micro_batch_loss(args, said, **given, critic_only=self.warming_up)
-        if texts is not None and said.text_logprobs is not None and target_tokens is not None:
-            progress.add_texts(-said.text_logprobs, texts.mask)
+        loss, terms = micro_batch_loss(policy_loss, output, critic_only=self.warming_up)
+        text_tokens = batch.size.text_tokens
+        if texts is not None and output.text_logprobs is not None and text_tokens is not None:
+            progress.add_texts(-output.text_logprobs, texts.mask)
             if not self.warming_up:
-                loss = loss + args.ptx_coef * F.aggregate(-said.text_logprobs, texts.mask, tokens=target_tokens)
-        progress.add(seen, samples.mask, estimates.mask)
+                loss = loss + args.ptx_coef * F.aggregate(-output.text_logprobs, texts.mask, tokens=text_tokens)
+        progress.add(terms, samples.mask, batch.estimates.mask)
         return loss
 
     def optimizer_step(self, model: nn.Module) -> dict[str, Tensor]:

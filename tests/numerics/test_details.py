@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from trainer_fixture import CONTEXT, LETTERS, PAD, Spy, make_policy, make_tokenizer, make_trainer, prompt_rows
 from transformers import GPT2Config, GPT2ForTokenClassification
 
 from rlhf_zoo.modeling.models import response_values
 from rlhf_zoo.modeling.sampling.sampler import Samples, left_pad
+from rlhf_zoo.ppo.minibatch import Minibatch
 from rlhf_zoo.rewards import Scored
 
 pytestmark = pytest.mark.attack
@@ -92,9 +92,9 @@ class Order(Spy):
         super().__init__(*args, **kwargs)
         self.taken: list[list[int]] = []
 
-    def minibatch(self, model: Any, rollout: Any, estimates: Any, rows: Tensor, texts: Any, progress: Any) -> None:
-        self.taken.append(rows.tolist())
-        super().minibatch(model, rollout, estimates, rows, texts, progress)
+    def minibatch(self, model: Any, batch: Minibatch, progress: Any) -> None:
+        self.taken.append(batch.rows.tolist())
+        super().minibatch(model, batch, progress)
 
 
 def test_each_epoch_of_each_update_has_a_shuffle_of_its_own(tmp_path: Path) -> None:

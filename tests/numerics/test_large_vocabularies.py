@@ -42,7 +42,7 @@ def test_log_probabilities_are_as_close_to_float64_as_trls(size: int) -> None:
     uniform = uniforms(0, [(row,) for row in range(ROWS)], 1).squeeze(1)
     tokens, sampled = draw(logits, uniform)
     exact = functional.selected_logprobs(logits.double(), tokens)
-    chunked, _, _ = chunked_logprobs(states, head, tokens)
+    chunked = chunked_logprobs(states, head, tokens)[0]
     theirs = (trl_logprobs(logits, tokens) - exact).abs()
     for found in (chunked, sampled, functional.selected_logprobs(logits, tokens)):
         error = found.double() - exact
@@ -67,8 +67,8 @@ def test_entropies_and_gradients_are_close_to_float64(size: int) -> None:
     for by_loss in (True, False):
         head.zero_grad()
         learning = states.clone().requires_grad_()
-        loss = (lambda logprobs, entropies: (logprobs + entropies).sum()) if by_loss else None
-        logprobs, entropies, total = chunked_logprobs(learning, head, tokens, loss=loss)
+        loss = (lambda logprobs, entropies: ((logprobs + entropies).sum(), {})) if by_loss else None
+        logprobs, entropies, total, _ = chunked_logprobs(learning, head, tokens, loss=loss)
         (logprobs.sum() + entropies.sum() if total is None else total).backward()
         assert (entropies.detach() - exact).abs().max() < 1e-5  # the product with the head is rounded too
         for found, wanted in ((learning.grad, exact_states.grad), (head.weight.grad, exact_head.weight.grad)):

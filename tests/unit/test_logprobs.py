@@ -21,6 +21,7 @@ from rlhf_zoo.modeling import logprobs
 from rlhf_zoo.modeling.logprobs import after_head, in_batches, response_logprobs, text_logprobs, tokens_of
 from rlhf_zoo.modeling.sampling.sampler import Samples, Vocabulary, sample
 from rlhf_zoo.ppo import config
+from rlhf_zoo.ppo.minibatch import Minibatch
 
 HOLES = Vocabulary(15, (4, 9))
 # What is done to a head's output, and a head that is no plain one.
@@ -110,7 +111,7 @@ def test_texts_of_ptx_too_and_no_logits_of_all_tokens_are_held(monkeypatch: pyte
     with Widest(model.lm_head.weight) as widest:
         found = text_logprobs(model, ids, attention)
         found.sum().backward()
-        response_logprobs(model, some(), loss=lambda logprobs, _: logprobs.sum()).loss.backward()
+        response_logprobs(model, some(), loss=lambda logprobs, _: (logprobs.sum(), {})).loss.backward()
     assert widest.rows == 3
     assert_equal(
         (plain, *torch.autograd.grad(plain.sum(), list(model.parameters()))),
@@ -225,10 +226,10 @@ class Sized(Spy):
     def tokens(self, samples: Samples) -> int:
         return tokens_of(samples, torch.arange(len(samples)), end_to_end=self.args.padding_free)
 
-    def loss(self, model: Any, rollout: Any, *args: Any) -> Tensor:
-        samples = rollout.samples
+    def loss(self, model: Any, batch: Minibatch, progress: Any) -> Tensor:
+        samples = batch.rollout.samples
         self.sizes = [*getattr(self, "sizes", []), (len(samples), self.tokens(samples))]
-        return super().loss(model, rollout, *args)
+        return super().loss(model, batch, progress)
 
 
 @pytest.mark.parametrize("critic", ["policy", "shared"])

@@ -14,9 +14,11 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from rlhf_zoo.modeling import logprobs
 from rlhf_zoo.modeling.logprobs import after_head, response_logprobs
 from rlhf_zoo.modeling.sampling.sampler import Samples, Vocabulary
+from rlhf_zoo.ppo.actor_critic import ActorCriticOutput
 from rlhf_zoo.ppo.config import PPOConfig
-from rlhf_zoo.ppo.loss import token_loss
-from rlhf_zoo.ppo.rollout import Advantages, MinibatchSize, Rollout
+from rlhf_zoo.ppo.loss import PolicyLoss, micro_batch_loss
+from rlhf_zoo.ppo.minibatch import Minibatch, MinibatchSize
+from rlhf_zoo.ppo.rollout import Advantages, Rollout
 from rlhf_zoo.rewards import Scored
 
 MORE: dict[str, dict[str, Any]] = {
@@ -30,8 +32,8 @@ def settings(**given: Any) -> PPOConfig:
     return PPOConfig(output_dir="unused", use_cpu=True, report_to="none", cliprange=0.1, **given)
 
 
-def around(model: PreTrainedModel, samples: Samples) -> tuple[Rollout, Advantages, MinibatchSize]:
-    """A rollout near what the model says now, so that some ratios are clipped, with random advantages."""
+def around(model: PreTrainedModel, samples: Samples) -> Minibatch:
+    """A micro-batch near what the model says now, so that some ratios are clipped, with random advantages."""
     random = torch.Generator().manual_seed(3)
 
     def near(x: Tensor) -> Tensor:
@@ -45,28 +47,35 @@ def around(model: PreTrainedModel, samples: Samples) -> tuple[Rollout, Advantage
     scored = Scored(total=each, each=each.unsqueeze(1))
     estimates = Advantages(scored, each, each, nothing, nothing, near(3 * nothing) * 4, nothing, samples.mask)
     # The minibatch is twice what is here.
-    return rollout, estimates, MinibatchSize(2 * samples.mask.sum(), torch.tensor(6), 10)
+    size = MinibatchSize(2 * samples.mask.sum(), torch.tensor(6), 10)
+    return Minibatch(rollout, estimates, torch.arange(len(samples)), size)
 
 
 def both_ways(
     monkeypatch: pytest.MonkeyPatch, model: PreTrainedModel, vocabulary: Vocabulary | None = None, **given: Any
 ) -> list[tuple[Tensor, ...]]:
-    """Plain, then chunked: the loss, log π, the entropy, and the gradient of every weight by three times the loss."""
+    """Plain, then chunked: the loss, log π, the entropy, terms, and each weight's gradient by three times the loss."""
     args, samples = settings(**given), some(vocabulary=vocabulary)
-    rollout, estimates, size = around(model, samples)
-    loss = token_loss(args, rollout, estimates, size, kl_coef=0.7)
-    found = []
+    loss = PolicyLoss(args, around(model, samples), 0.7)
+    assert loss.by_token
+    results = []
     for ask in (lambda _: None, after_head):
         monkeypatch.setattr(logprobs, "after_head", ask)
-        said = response_logprobs(
-            model, rollout.samples, temperature=0.7, entropy_learns=args.entropy_coef > 0, loss=loss
+        output = response_logprobs(
+            model, loss.batch.rollout.samples, temperature=0.7, entropy_learns=args.entropy_coef > 0, loss=loss
         )
-        assert said.loss is not None and not said.logprobs.requires_grad and not said.entropy.requires_grad
+        assert output.loss is not None and output.loss_terms is not None
+        kept = [output.logprobs, output.entropy, *output.loss_terms.values()]
+        assert not any(x.requires_grad for x in kept)
+        # They are of this very log π and entropy.
+        again = loss(output.logprobs, output.entropy)[1]
+        assert again.keys() == output.loss_terms.keys()
+        assert all(torch.equal(again[name], term) for name, term in output.loss_terms.items())
         learning = [weight for weight in model.parameters() if weight.requires_grad]
-        gradients = torch.autograd.grad(3 * said.loss, learning, allow_unused=True)
+        gradients = torch.autograd.grad(3 * output.loss, learning, allow_unused=True)
         assert any(x is not None and x.abs().max() > 1e-3 for x in gradients)
-        found.append((said.loss, said.logprobs, said.entropy, *(x for x in gradients if x is not None)))
-    return found
+        results.append((output.loss, *kept, *(x for x in gradients if x is not None)))
+    return results
 
 
 @pytest.fixture(autouse=True)
@@ -101,23 +110,49 @@ def test_a_head_that_is_held_back_and_one_in_bf16(monkeypatch: pytest.MonkeyPatc
 def test_what_is_not_by_token_has_no_such_loss(name: str) -> None:
     """A completion's ratio is of all its tokens, and an exact KL of the whole vocabulary."""
     model = make_policy()
-    assert token_loss(settings(**SETTINGS[name]), *around(model, some()), kl_coef=0.7) is None
+    assert not PolicyLoss(settings(**SETTINGS[name]), around(model, some()), 0.7).by_token
 
 
 def test_the_head_runs_once_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a loss by token; without one the backward pass makes the logits again."""
     model, made, capped = make_policy(), [], logprobs._capped
-    loss = token_loss(settings(), *(given := around(model, some())), kl_coef=0.7)
-    samples = given[0].samples
+    loss = PolicyLoss(settings(), around(model, some()), 0.7)
+    samples = loss.batch.rollout.samples
 
     def counted(z: Tensor, *how: Any) -> Tensor:
         made.append(len(z))
         return capped(z, *how)
 
     monkeypatch.setattr(logprobs, "_capped", counted)
-    assert loss is not None
     for times, asked in ((1, loss), (2, None)):
         made.clear()
-        said = response_logprobs(model, samples, temperature=0.7, loss=asked)
-        (loss(said.logprobs, said.entropy) if said.loss is None else said.loss).backward()
+        output = response_logprobs(model, samples, temperature=0.7, loss=asked)
+        (loss(output.logprobs, output.entropy)[0] if output.loss is None else output.loss).backward()
         assert sum(made) == times * int(samples.mask.sum()) and len(made) > 2 * times
+
+
+def test_a_loss_of_the_forward_pass_is_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its terms are logged as they are; without one, `micro_batch_loss` computes it."""
+    model = make_policy()
+    loss = PolicyLoss(settings(), around(model, some()), 0.7)
+    output = response_logprobs(model, loss.batch.rollout.samples, temperature=0.7, loss=loss)
+    values = torch.zeros_like(output.logprobs)
+    plain = ActorCriticOutput(output.logprobs, output.entropy, values)
+    given = plain._replace(policy_loss=output.loss, policy_terms=output.loss_terms)
+    expected, terms = micro_batch_loss(loss, plain)
+    monkeypatch.setattr(PolicyLoss, "__call__", None)
+    total, same = micro_batch_loss(loss, given)
+    assert torch.equal(total, expected) and same.keys() == terms.keys()
+    assert all(torch.equal(same[name], term) and not term.requires_grad for name, term in terms.items())
+
+
+def test_a_micro_batch_has_the_size_of_its_minibatch_and_the_rows_of_the_rollout() -> None:
+    update = around(make_policy(), some())
+    rows = torch.tensor([2, 0])
+    whole = Minibatch.of(update.rollout, update.estimates, rows, length=10)
+    assert whole.size.actions == update.estimates.mask[rows].sum() and whole.size.sequences == len(whole) == 2
+    part = whole.micro_batch(torch.tensor([1]))
+    assert part.size is whole.size and part.rows.tolist() == [0] and len(part) == 1
+    length = int(update.rollout.mask[0].sum())
+    assert torch.equal(part.rollout.logprobs, update.rollout.logprobs[:1, :length])
+    assert torch.equal(part.estimates.advantages, update.estimates.advantages[:1, :length])

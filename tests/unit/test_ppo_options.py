@@ -37,9 +37,10 @@ from rlhf_zoo.modeling.sampling.sampler import Samples
 from rlhf_zoo.ppo.actor_critic import ActorCriticOutput
 from rlhf_zoo.ppo.config import PPOConfig
 from rlhf_zoo.ppo.kl_controller import KLController, RunningScores
-from rlhf_zoo.ppo.loss import FIRST_PASS, micro_batch_loss
+from rlhf_zoo.ppo.loss import FIRST_PASS, PolicyLoss, micro_batch_loss
 from rlhf_zoo.ppo.metrics import Progress
-from rlhf_zoo.ppo.rollout import Advantages, MinibatchSize, Rollout
+from rlhf_zoo.ppo.minibatch import Minibatch, MinibatchSize
+from rlhf_zoo.ppo.rollout import Advantages, Rollout
 from rlhf_zoo.ppo.trainer import TRAIN_STREAM
 from rlhf_zoo.rewards import Scored
 
@@ -103,14 +104,17 @@ def test_a_loss_and_its_gradient_are_those_of_each_row_by_the_formulas(name: str
     chosen = F.selected_logprobs(logits, ids).masked_fill(~mask, 0)
     entropy = F.entropy(logits if args.entropy_coef else logits.detach())
     kl = F.exact_kl(logits, ref_logits) if name == "full" else None
-    loss, seen = micro_batch_loss(
-        args,
-        ActorCriticOutput(chosen, entropy, values, kl),
+    batch = Minibatch(
         Rollout(samples, ref.masked_fill(~mask, 0), values.detach()),
         Advantages(scored, scored.total, scored.total, returns, old_values, gains, returns, acts),
+        torch.arange(3),
         MinibatchSize(torch.tensor(SEQUENCES if sequence else ACTIONS), torch.tensor(SEQUENCES), LONGEST),
-        kl_coef=BETA, critic_only=name == "warm-up",
-    )  # fmt: skip
+    )
+    loss, seen = micro_batch_loss(
+        PolicyLoss(args, batch, BETA),
+        ActorCriticOutput(chosen, entropy, values, kl),
+        critic_only=name == "warm-up",
+    )
 
     rows = []
     low = args.cliprange_sequence if sequence else args.cliprange

@@ -1,0 +1,94 @@
+"""A minibatch: what one optimizer step learns from, and the micro-batches that it is cut into."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .actor_critic import TextBatch
+from .rollout import Advantages, Rollout
+
+
+class MinibatchSize(NamedTuple):
+    """What a minibatch's loss is averaged over, in all processes together.
+
+    Attributes:
+        actions: () int64, actions of all its completions.
+        sequences: () int64, completions.
+        length: the most actions that a completion may have.
+        text_tokens: () int64, target tokens of all its texts; None without texts.
+    """
+
+    actions: Tensor
+    sequences: Tensor
+    length: int
+    text_tokens: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Minibatch:
+    """b completions with their estimates, and texts to model, for one optimizer step; or a micro-batch of these.
+
+    Attributes:
+        rollout: the completions, with log π_old, log π_ref and V_old.
+        estimates: their advantages and returns, by action.
+        rows: (b,) int64, which completions of the update's rollout these are.
+        size: of the whole minibatch, also where this is a micro-batch of it: losses are divided by it, so that the
+            losses of the micro-batches add up to the minibatch's.
+        texts: for the language-model loss; None without one.
+    """
+
+    rollout: Rollout
+    estimates: Advantages
+    rows: Tensor
+    size: MinibatchSize
+    texts: TextBatch | None = None
+
+    @classmethod
+    def of(
+        cls, rollout: Rollout, estimates: Advantages, rows: Tensor, *, length: int, texts: TextBatch | None = None
+    ) -> Minibatch:
+        """Takes some rows of an update's rollout as a minibatch.
+
+        Args:
+            rollout: all completions of the update, of all processes.
+            estimates: their advantages and returns.
+            rows: (b,) int64, the completions to take.
+            length: the most actions that a completion may have.
+            texts: for the language-model loss, of all processes.
+
+        Returns:
+            The minibatch, without columns that are padding in all of its rows.
+        """
+        size = MinibatchSize(
+            actions=estimates.mask[rows].sum(),
+            sequences=torch.tensor(len(rows), device=rows.device),
+            length=length,
+            text_tokens=None if texts is None else texts.mask.sum(),
+        )
+        return cls(rollout.rows(rows), estimates.rows(rows), rows, size, texts)
+
+    def __len__(self) -> int:
+        """Number of completions."""
+        return len(self.rollout.samples)
+
+    def micro_batch(self, rows: Tensor, texts: TextBatch | None = None) -> Minibatch:
+        """Some rows of this minibatch, with its size.
+
+        Args:
+            rows: (m,) int64, places within this minibatch.
+            texts: those of the minibatch's texts that go with them.
+
+        Returns:
+            The micro-batch, without columns that are padding in all of its rows.
+        """
+        return replace(
+            self,
+            rollout=self.rollout.rows(rows),
+            estimates=self.estimates.rows(rows),
+            rows=self.rows[rows],
+            texts=texts,
+        )
