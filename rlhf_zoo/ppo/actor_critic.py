@@ -20,7 +20,13 @@ from ..modeling.value_head import VALUE_HEAD_FILE, ValueHead, hidden_size_of, re
 
 
 class TextBatch(NamedTuple):
-    """Texts to model: ids (B, L) int64, right-padded, and mask (B, L) bool of the tokens that count as targets."""
+    """Texts for the language-model loss.
+
+    Attributes:
+        ids: (B, L) int64, right-padded.
+        attention: (B, L) bool, True on tokens.
+        mask: (B, L−1) bool, the next tokens that count as targets.
+    """
 
     ids: Tensor
     attention: Tensor
@@ -28,10 +34,16 @@ class TextBatch(NamedTuple):
 
 
 class ActorCriticOutput(NamedTuple):
-    """What policy and critic say of response tokens, (B, T): log π at the sampling temperature, entropy, and V.
+    """What policy and critic say of response tokens.
 
-    exact_kl: to the reference whose logits were given; text_logprobs: of the texts that were given; policy_loss and
-    policy_terms: of the loss that was given, which then alone has gradients by way of log π and entropy.
+    Attributes:
+        logprobs: (B, T) in nats, log π at the sampling temperature.
+        entropy: (B, T) in nats.
+        values: (B, T).
+        exact_kl: (B, T) in nats, to the reference whose logits were given.
+        text_logprobs: (B, L−1) in nats, of the texts that were given.
+        policy_loss: of the loss that was given. Then log π and entropy have no gradients: the loss has them.
+        policy_terms: its terms for the metrics, without gradients.
     """
 
     logprobs: Tensor
@@ -44,7 +56,11 @@ class ActorCriticOutput(NamedTuple):
 
 
 def shared_value_head(policy: PreTrainedModel) -> ValueHead:
-    """A critic on the policy's trunk, V = 0 everywhere at first. Raises ZooError for a policy without an LM head."""
+    """A critic on the policy's trunk, with V = 0 everywhere at first.
+
+    Raises:
+        ZooError: the policy has no LM head.
+    """
     if policy.get_output_embeddings() is None:
         raise ZooError(
             f"{type(policy).__name__} names no output embeddings, which a critic on its trunk reads: give critic "
@@ -60,7 +76,12 @@ class ActorCritic(nn.Module):
     """Policy and critic as one module, so that one wrapper (DDP, FSDP) and one optimizer serve both."""
 
     def __init__(self, policy: PreTrainedModel, critic: PreTrainedModel | ValueHead) -> None:
-        """critic: a model of its own, or a value head on the policy's trunk."""
+        """Joins policy and critic, and turns their dropout off.
+
+        Args:
+            policy: the model in training.
+            critic: a model of its own, or a value head on the policy's trunk.
+        """
         super().__init__()
         self.policy = policy
         self.value_model: Any = critic
@@ -81,9 +102,18 @@ class ActorCritic(nn.Module):
         entropy_learns: bool = False,
         policy_loss: TokenLoss | None = None,
     ) -> ActorCriticOutput:
-        """One pass of each trunk. ref_logits (B, T, V): of the reference; entropy_learns: entropy has a gradient."""
+        """Runs each trunk once.
+
+        Args:
+            samples: b completions.
+            temperature: of the sampling.
+            texts: for the language-model loss.
+            ref_logits: (b, T, V), the reference's, for an exact KL.
+            entropy_learns: whether the entropy has a gradient.
+            policy_loss: computed with the head, chunk by chunk of the logits. Without one, log π has gradients.
+        """
         shared = self.shared
-        found = response_logprobs(
+        output = response_logprobs(
             self.policy,
             samples,
             temperature=temperature,
@@ -93,10 +123,11 @@ class ActorCritic(nn.Module):
             loss=policy_loss,
         )
         # What the LM head is given is the trunk's output at the response positions, whatever the architecture.
-        values = self.value_of(found.states) if shared else response_values(self.value_model, samples)
-        kl = None if ref_logits is None or found.logits is None else exact_kl(found.logits, ref_logits)
-        said = None if texts is None else text_logprobs(self.policy, texts.ids, texts.attention)
-        return ActorCriticOutput(found.logprobs, found.entropy, values, kl, said, found.loss, found.loss_terms)
+        # The policy's pass comes first, and with it the chunks of logits: the critic's activations are not held yet.
+        values = self.value_of(output.states) if shared else response_values(self.value_model, samples)
+        kl = None if ref_logits is None or output.logits is None else exact_kl(output.logits, ref_logits)
+        of_texts = None if texts is None else text_logprobs(self.policy, texts.ids, texts.attention)
+        return ActorCriticOutput(output.logprobs, output.entropy, values, kl, of_texts, output.loss, output.loss_terms)
 
     def value_of(self, states: Any) -> Tensor:
         """V of what the policy's head reads, (…, H) -> (…) float32, where critic and policy share a trunk."""
@@ -124,10 +155,12 @@ class ActorCritic(nn.Module):
     def save_pretrained(
         self, directory: str | Path, *, merge: bool = False, weights: tuple[Any, Any] = (None, None)
     ) -> None:
-        """The policy as a plain checkpoint in `directory`, the critic in `directory/critic`.
+        """Saves the policy as a plain checkpoint in `directory`, and the critic in `directory/critic`.
 
-        merge: save a policy with an adapter as its base with the adapter merged in. weights: of policy and critic,
-        where they themselves hold shards; None takes their own.
+        Args:
+            directory: made where it is missing.
+            merge: whether a policy with an adapter is saved as its base with the adapter merged in.
+            weights: state dicts of policy and critic, where the modules themselves hold shards; None takes their own.
         """
         of_policy, of_critic = weights
         directory = Path(directory)
@@ -146,7 +179,11 @@ class ActorCritic(nn.Module):
         save_file(tensors, directory / VALUE_HEAD_FILE, metadata={"format": "pt"})
 
     def load_checkpoint(self, directory: str | Path) -> None:
-        """Loads what `save_pretrained` wrote into these very modules, bit for bit."""
+        """Loads what `save_pretrained` wrote into these modules, bit for bit.
+
+        Raises:
+            ZooError: the directory holds no such checkpoint, or one of another model.
+        """
         directory = Path(directory)
         _load_into(self.policy, directory)
         if not self.shared:

@@ -50,9 +50,18 @@ MANY_EPOCHS = 4
 
 @dataclass(frozen=True)
 class Parts:
-    """policy and critic train; from_reference: whether the policy begins where the reference is; context: in tokens.
+    """What a PPOTrainer is made of.
 
-    vocabulary: what the policy samples; narrowest: which of the models that read its ids has the fewest rows.
+    Attributes:
+        policy: trains.
+        critic: trains.
+        reference: None where there is none.
+        rewards: None in a loop of one's own.
+        texts: for the language-model loss.
+        from_reference: whether the policy begins exactly where the reference is.
+        context: tokens that all models can read; None for no limit.
+        vocabulary: what the policy samples.
+        narrowest: which of the models that read its ids has the fewest embedding rows.
     """
 
     policy: PreTrainedModel
@@ -109,6 +118,7 @@ def assemble(
     check_tokenizer_of(policy, tokenizer, of="the policy")
     if peft_config is not None:
         policy = _with_adapter(policy, peft_config, args)
+    # With dropout ρ would differ from 1 before the first step.
     disable_dropout(policy)
     reference, from_reference = _reference(policy, ref_model, args)
     rewards = build_rewards(reward_model, reward_funcs, args, tokenizer, reward_processing_class or tokenizer)
@@ -283,9 +293,20 @@ def build_rewards(
     tokenizer: PreTrainedTokenizerBase,
     reward_tokenizer: Any,
 ) -> Rewards | None:
-    """The reward model first, or several as one, then the functions, as one weighted list; None of nothing.
+    """Builds one weighted list: the reward model first, or several as one, then the functions.
 
-    reward_tokenizer: of the reward models, one for all or one for each.
+    Args:
+        reward_model: one or several, as models, paths or Hub ids.
+        reward_funcs: one or several.
+        args: the settings.
+        tokenizer: the policy's.
+        reward_tokenizer: of the reward models, one for all or one for each.
+
+    Returns:
+        The rewards; None where none are given.
+
+    Raises:
+        ZooError: tokenizers and models differ in number, or a setting has no reward model that it could be for.
     """
     models = _listed(reward_model)
     check_ensemble(models, args.reward_ensemble)
@@ -339,10 +360,20 @@ def _stored_statistics(args: PPOConfig) -> dict[str, bool]:
 def build_critic(
     value_model: Any, rewards: Rewards | None, policy: Any, args: PPOConfig, *, share: bool = False
 ) -> PreTrainedModel | ValueHead:
-    """The given critic, else what `args.critic` says: the reward model that reads the policy's tokens, or the policy.
+    """Builds the critic.
 
-    share: whether a critic on a reward model has its very weights, as all but an adapter and the head will stand still.
-    An adapter of the policy is merged into the critic's trunk; on a policy in few bits there is a head alone.
+    An adapter of the policy is merged into the critic's trunk. On a policy in few bits the critic is a head alone.
+
+    Args:
+        value_model: the critic that was given; None for the one that `args.critic` names, which begins as the reward
+            model that reads the policy's tokens, or as the policy.
+        rewards: may hold a reward model to begin from.
+        policy: the policy to begin from otherwise.
+        args: the settings.
+        share: whether a critic on a reward model holds the same weights, because only its adapter and head will change.
+
+    Raises:
+        ZooError: there is no model to begin from, or it cannot be a critic.
     """
     shaped: dict[str, Any] = {**_stored_statistics(args)}
     if value_model is not None:
@@ -415,7 +446,22 @@ def prompts_of(
     *,
     training: bool = False,
 ) -> Any:
-    """A data set of prompts, or a mapping of such, tokenised and checked. Raises ZooError for what cannot be used."""
+    """Tokenizes and checks a data set of prompts, or each of a mapping of such.
+
+    Args:
+        data: the data set, a mapping, or None.
+        args: the settings.
+        tokenizer: the policy's.
+        context: tokens that all models can read.
+        narrowest: the model with the fewest embedding rows.
+        training: whether these are training prompts, of which there must be enough for an update.
+
+    Returns:
+        The same with token ids; None of None.
+
+    Raises:
+        ZooError: a prompt cannot be used, or there are too few.
+    """
     if data is None:
         return None
     if isinstance(data, dict):

@@ -73,19 +73,7 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
         reward_processing_class: PreTrainedTokenizerBase | Sequence[PreTrainedTokenizerBase] | None = None,
         ptx_dataset: Dataset | None = None,
     ) -> None:
-        """
-        processing_class: the policy's tokenizer. model: the SFT policy, its path or Hub id, a PeftModel, or a model
-        with a value head, which is then the critic. ref_model: what KL is measured against; None takes a frozen copy of
-        the policy, or the policy with its adapter off. reward_model (several: `args.reward_ensemble`) and reward_funcs
-        (called as TRL's GRPO calls them): what scores completions; none is needed for a loop of one's own. value_model:
-        the critic; None starts it as `args.critic` says. train_dataset, eval_dataset: prompts in a column `prompt`
-        (text or conversation), or token ids in `input_ids`, with their `attention_mask` where they are padded; where
-        both are there, the policy reads `input_ids`, and they must be of one text. ptx_dataset: text to keep modelling,
-        with `ptx_coef`.
-
-        Raises ZooError for what cannot train: PAD missing or equal to EOS, a prompt past the context, a critic or
-        reward that does not fit.
-        """
+        """Takes what `rlhf_zoo.PPOTrainer` documents."""
         parts: Parts = assemble(
             args,
             processing_class,
@@ -224,14 +212,14 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
 
         Raises NotFinite for log-probabilities, or weights, that are not finite.
         """
-        seen = self.agreed({"loss": progress.step_loss, "log-probabilities": progress.step_logprobs})
-        if not seen["log-probabilities"]:
+        finite = self.agreed({"loss": progress.step_loss, "log-probabilities": progress.step_logprobs})
+        if not finite["log-probabilities"]:
             self.check_weights()
             raise NotFinite(
                 f"In step {self.state.global_step + 1} log-probabilities of the policy in training are not finite, "
                 "though its weights are: lower learning_rate, or compute in float32 if bf16 is on."
             )
-        self.guard.look({"loss": seen["loss"]})
+        self.guard.look({"loss": finite["loss"]})
 
     # Metrics
 
@@ -271,11 +259,16 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
         self._kl_watch.look(kl / n, error, measured["objective/score"])
 
     def decode_and_score(self, rollout: Rollout, rows: Sequence[Mapping]) -> tuple[DecodedCompletions, Scored]:
-        """The completions as texts, and their rewards. rows: the prompts' rows of the data set, one a completion."""
+        """Decodes completions and scores them.
+
+        Args:
+            rollout: B completions.
+            rows: their prompts' rows of the data set, one for each completion.
+        """
         texts = decoded(self.processing_class, rollout.samples, rows)
         held = partial(at_hand, device=self.accelerator.device)
-        given = texts.prompts, texts.completions, texts.texts, texts.columns
-        return texts, self.rewards(rollout.samples, *given, trainer_state=self.state, at_hand=held)
+        arguments = texts.prompts, texts.completions, texts.texts, texts.columns
+        return texts, self.rewards(rollout.samples, *arguments, trainer_state=self.state, at_hand=held)
 
     def remember(self, texts: DecodedCompletions, rollout: Rollout, scored: Scored) -> None:
         """Keeps the first completions of a rollout, for the table of the next log line."""
@@ -323,9 +316,13 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
         return str(max(whole, key=lambda path: int(path.name.rpartition("-")[2]))) if whole else None
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Trains. resume_from_checkpoint: a checkpoint, or True for the last one of output_dir that is whole.
+        """Trains.
 
-        Raises ZooError where prompts or rewards are missing, where there is no checkpoint, and for a half-written one.
+        Args:
+            resume_from_checkpoint: a checkpoint, or True for the last complete one of output_dir.
+
+        Raises:
+            ZooError: prompts or rewards are missing, there is no checkpoint, or it is incomplete.
         """
         if self.train_dataset is None:
             raise ZooError(
@@ -407,10 +404,17 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
         return metrics
 
     def generate_completions(self, sampling: bool = False, *, step: int | None = None) -> dict[str, list[Any]]:
-        """Completions of the held-out prompts with their scores, shown as a table; `sampling` stops after one batch.
+        """Samples completions of the held-out prompts, and shows them with their scores as a table.
 
-        step: the update that the table is of; None is the current one. Returns the columns prompt, completion, score.
-        Raises ZooError without eval_dataset.
+        Args:
+            sampling: whether to stop after one batch.
+            step: the update that the table is of; None for the current one.
+
+        Returns:
+            The columns prompt, completion and score.
+
+        Raises:
+            ZooError: there is no eval_dataset.
         """
         if self.eval_dataset is None:
             raise ZooError("generate_completions() samples held-out prompts: give eval_dataset.")

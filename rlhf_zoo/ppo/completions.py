@@ -18,7 +18,14 @@ COMPLETIONS_DIR = "completions"
 
 @dataclass(frozen=True)
 class DecodedCompletions:
-    """B rows: prompts (text or conversation), completions and texts (prompt and completion) likewise, other columns."""
+    """Completions as reward functions take them.
+
+    Attributes:
+        prompts: B texts or conversations.
+        completions: B, likewise.
+        texts: B, prompt and completion, likewise.
+        columns: the data set's other columns, B values each.
+    """
 
     prompts: list[Any]
     completions: list[Any]
@@ -54,8 +61,15 @@ def show_table(
 ) -> None:
     """Prints a table of completions, saves it as `directory`/step-NNNNNN.jsonl, and sends it to the reporters.
 
-    table: columns of equal length; `prompt` and `completion` are texts or conversations. A step's file is replaced when
-    the step is done again.
+    A step's file is replaced when the step is done again.
+
+    Args:
+        table: columns of equal length; `prompt` and `completion` are texts or conversations.
+        title: printed above it.
+        step: the update that it is of.
+        directory: made where it is missing.
+        reporters: callbacks that may take a table.
+        report_to: names of the reporters.
     """
     from rich.console import Console
     from rich.table import Table

@@ -20,10 +20,15 @@ from .rollout import Rollout
 
 
 def place_of_rows(rows: Sequence[int], sizes: Sequence[Sequence[int]], *, group: int) -> list[int]:
-    """Where one process's rows lie in those of all processes, one process behind the other.
+    """Where one process's rows go among those of all processes, laid one process after the other.
 
-    rows: how many each process has; sizes: of each process, the prompts of its batches, of `group` rows each. Batch by
-    batch one process reads the data in the order of the processes. Rows beyond the batches' are left out.
+    Batch by batch, one process alone would read the data in the order of the processes. Rows beyond the batches' are
+    left out.
+
+    Args:
+        rows: how many each process has.
+        sizes: of each process, the number of prompts in each of its batches.
+        group: rows of each prompt.
     """
     starts = [sum(rows[:process]) for process in range(len(rows))]
     places: list[int] = []
@@ -35,11 +40,21 @@ def place_of_rows(rows: Sequence[int], sizes: Sequence[Sequence[int]], *, group:
 
 
 def together(rollout: Rollout, scored: Scored, *, sizes: Sequence[int], group: int) -> tuple[Rollout, Scored]:
-    """The rollouts of all processes as one. sizes: prompts of this process's batches; group: see above."""
+    """Joins the rollouts of all processes.
+
+    Args:
+        rollout: of this process.
+        scored: its rewards.
+        sizes: the number of prompts in each of this process's batches.
+        group: completions of each prompt.
+
+    Returns:
+        Rollout and rewards of all processes, in the order that they have in one process.
+    """
     from accelerate.utils import gather_object
 
     samples, device = rollout.samples, rollout.mask.device
-    mine: dict[str, Any] = {
+    own: dict[str, Any] = {
         "samples": {n: x.cpu() for n, x in vars(samples).items() if isinstance(x, Tensor)},
         "ref_logprobs": rollout.ref_logprobs.cpu(),
         "values": rollout.values.cpu(),
@@ -50,37 +65,37 @@ def together(rollout: Rollout, scored: Scored, *, sizes: Sequence[int], group: i
         "metrics": dict(scored.metrics),
         "sizes": list(sizes),
     }
-    seen: list[dict[str, Any]] = gather_object([mine])
-    every_size = [one["sizes"] for one in seen]
-    order = torch.tensor(place_of_rows([len(one["total"]) for one in seen], every_size, group=group))
+    parts_of_all: list[dict[str, Any]] = gather_object([own])
+    every_size = [part["sizes"] for part in parts_of_all]
+    order = torch.tensor(place_of_rows([len(part["total"]) for part in parts_of_all], every_size, group=group))
 
     def rows(parts: Iterable[Tensor], *, left: bool = False) -> Tensor:
         return _stacked(list(parts), left=left)[order].to(device)
 
     fields = {
-        name: rows((one["samples"][name] for one in seen), left=name in ("prompt_ids", "prompt_mask"))
-        for name in mine["samples"]
+        name: rows((part["samples"][name] for part in parts_of_all), left=name in ("prompt_ids", "prompt_mask"))
+        for name in own["samples"]
     }
     whole = Rollout(
         Samples(**fields, vocabulary=samples.vocabulary),
-        rows(one["ref_logprobs"] for one in seen),
-        rows(one["values"] for one in seen),
+        rows(part["ref_logprobs"] for part in parts_of_all),
+        rows(part["values"] for part in parts_of_all),
         measured=rollout.measured,
-        engine_logprobs=None if rollout.engine_logprobs is None else rows(one["engine"] for one in seen),
+        engine_logprobs=None if rollout.engine_logprobs is None else rows(part["engine"] for part in parts_of_all),
     )
     # A function may pay by token in some processes alone.
-    dense = [one["by_token"] for one in seen]
-    paid = [
-        torch.zeros_like(one["samples"]["logprobs"]) if each is None else each
-        for one, each in zip(seen, dense, strict=True)
+    dense = [part["by_token"] for part in parts_of_all]
+    by_token = [
+        torch.zeros_like(part["samples"]["logprobs"]) if each is None else each
+        for part, each in zip(parts_of_all, dense, strict=True)
     ]
     return whole, replace(
         scored,
-        total=rows(one["total"] for one in seen),
-        each=rows(one["each"] for one in seen),
+        total=rows(part["total"] for part in parts_of_all),
+        each=rows(part["each"] for part in parts_of_all),
         extra={},
-        metrics=_mean_metrics([one["metrics"] for one in seen], [sum(sizes) for sizes in every_size]),
-        by_token=None if all(each is None for each in dense) else rows(paid),
+        metrics=_mean_metrics([part["metrics"] for part in parts_of_all], [sum(sizes) for sizes in every_size]),
+        by_token=None if all(each is None for each in dense) else rows(by_token),
     )
 
 
@@ -129,12 +144,22 @@ def shares(samples: Samples, *, process: int, processes: int, **how: Any) -> lis
 
 
 def text_shares(texts: TextBatch, *, parts: int, process: int, processes: int) -> list[TextBatch]:
-    """This process's texts of a minibatch, in `parts` at most; as many in every process."""
-    mine = TextBatch(*(x[process::processes] for x in texts))
+    """Splits a minibatch's texts into those of one process's micro-batches.
+
+    Args:
+        texts: of all processes.
+        parts: the most micro-batches.
+        process: the index of this process.
+        processes: how many there are.
+
+    Returns:
+        `parts` batches at most, as many in every process.
+    """
+    own = TextBatch(*(x[process::processes] for x in texts))
     size = math.ceil(math.ceil(len(texts.ids) / processes) / parts)
-    found = [TextBatch(*(x[start * size : (start + 1) * size] for x in mine)) for start in range(parts)]
+    shares_of_texts = [TextBatch(*(x[start * size : (start + 1) * size] for x in own)) for start in range(parts)]
     if processes == 1:
-        return [part for part in found if len(part.ids)]
+        return [part for part in shares_of_texts if len(part.ids)]
     # A text of which no token counts, for a process that has none left.
     nothing = TextBatch(texts.ids[:1], texts.attention[:1], torch.zeros_like(texts.mask[:1]))
-    return [part if len(part.ids) else nothing for part in found]
+    return [part if len(part.ids) else nothing for part in shares_of_texts]

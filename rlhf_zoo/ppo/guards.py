@@ -61,10 +61,17 @@ def warn_of(message: str) -> None:
 
 
 def check_tokens(tokenizer: PreTrainedTokenizerBase, policy: PreTrainedModel, *, pad_apart: bool = True) -> None:
-    """Raises ZooError where tokenizer and policy cannot train: no EOS, no PAD apart from it, ids without embeddings.
+    """Checks that the policy can be trained with this tokenizer.
 
-    PAD itself may lie past the embeddings: it is never fed to the model. pad_apart False lets it be EOS, where every
-    completion comes with its length.
+    PAD itself may lie past the embeddings: it is never fed to the model.
+
+    Args:
+        tokenizer: the policy's.
+        policy: the model in training.
+        pad_apart: whether PAD must differ from EOS; it need not where every completion comes with its length.
+
+    Raises:
+        ZooError: there is no EOS, no PAD apart from it, or an id without an embedding.
     """
     if tokenizer.eos_token_id is None:
         raise ZooError("The tokenizer has no eos_token, so no completion could end: give it one.")
@@ -96,9 +103,14 @@ class TokenConsumer(NamedTuple):
 
 
 def narrowest_of(vocabulary: Vocabulary, models: Mapping[str, PreTrainedModel | None]) -> TokenConsumer:
-    """The model with the fewest embedding rows. models: the policy first, then those that read what it samples.
+    """The model with the fewest embedding rows.
 
-    Raises ZooError for one without an embedding of a token that the policy can sample.
+    Args:
+        vocabulary: what the policy samples.
+        models: by name, the policy first, then those that read what it samples.
+
+    Raises:
+        ZooError: a model has no embedding for a token that the policy can sample.
     """
     readers = [TokenConsumer.of(model, name) for name, model in models.items() if model is not None]
     narrowest = min(readers, key=lambda reader: reader.rows)
@@ -152,7 +164,7 @@ def check_decoding(policy: PreTrainedModel, vocabulary: Vocabulary) -> None:
         ) from error
     finally:
         policy.train(training)
-    drift = max(float((found - alone).abs().mean()) for found in (samples.logprobs, beside))
+    drift = max(float((logprobs - alone).abs().mean()) for logprobs in (samples.logprobs, beside))
     allowed = RATIO_ROUNDING.get(policy.dtype, RATIO_ROUNDING[torch.bfloat16])
     if not drift <= allowed:
         raise ZooError(
@@ -177,10 +189,10 @@ def check_tokenizer_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBas
         own = load_tokenizer(name, local_files_only=True)
     except (OSError, ValueError, ZooError):
         return  # no tokenizer beside the weights: nothing to compare
-    vocabulary, given = own.get_vocab(), tokenizer.get_vocab()
-    moved = [token for token, index in given.items() if vocabulary.get(token, index) != index]
-    strange = [token for token in given if token not in vocabulary]
-    if moved or len(strange) > len(given) // 2:
+    vocabulary, tokens = own.get_vocab(), tokenizer.get_vocab()
+    moved = [token for token, index in tokens.items() if vocabulary.get(token, index) != index]
+    strange = [token for token in tokens if token not in vocabulary]
+    if moved or len(strange) > len(tokens) // 2:
         example = repr((moved or strange)[0])
         raise ZooError(
             f"The tokenizer given for {of} is not the one that {name} was saved with ({example} has another id there): "
@@ -290,9 +302,17 @@ def check_ends(samples: Samples, stop_ids: Sequence[int]) -> None:
 
 
 def check_rewards(rewards: Tensor, scores: Tensor, kl: Tensor, mask: Tensor, *, kl_coef: float) -> None:
-    """Raises ZooError unless r_t = score·1[last] − β·KL_t, and names the two faults that people make.
+    """Checks that r_t = score·1[last] − β·KL_t, and names the two mistakes that people make.
 
-    rewards, kl, mask: (B, A); scores: (B,). Their sums are compared, in float64.
+    Args:
+        rewards: (B, A).
+        scores: (B,).
+        kl: (B, A) in nats.
+        mask: (B, A) bool.
+        kl_coef: β.
+
+    Raises:
+        ZooError: a completion's rewards do not add up to that, in float64.
     """
     rewards, kl, scores = (x.double() for x in (rewards.masked_fill(~mask, 0), kl.masked_fill(~mask, 0), scores))
     paid, charged, count = rewards.sum(1), kl_coef * kl.sum(1), mask.sum(1)
@@ -325,7 +345,16 @@ def _rows_not_finite(x: Tensor, mask: Tensor) -> int:
 
 
 def check_logprobs(logprobs: Tensor, mask: Tensor, *, of: str) -> None:
-    """Raises NotFinite if log π of a sampled token is NaN or infinite. logprobs, mask: (B, T)."""
+    """Checks log π of sampled tokens.
+
+    Args:
+        logprobs: (B, T) in nats.
+        mask: (B, T) bool.
+        of: the model, for the error.
+
+    Raises:
+        NotFinite: one is NaN or infinite.
+    """
     if wrong := _rows_not_finite(logprobs, mask):
         raise NotFinite(
             f"The {of} gave log-probabilities that are not finite to {wrong} of {len(logprobs)} completions: check its "
@@ -334,7 +363,15 @@ def check_logprobs(logprobs: Tensor, mask: Tensor, *, of: str) -> None:
 
 
 def check_values(values: Tensor, mask: Tensor) -> None:
-    """Raises NotFinite if a value of the critic is NaN or infinite. values, mask: (B, T)."""
+    """Checks the critic's values.
+
+    Args:
+        values: (B, T).
+        mask: (B, T) bool.
+
+    Raises:
+        NotFinite: one is NaN or infinite.
+    """
     if wrong := _rows_not_finite(values, mask):
         raise NotFinite(
             f"The critic returned NaN or infinity for {wrong} of {len(values)} completions: lower "
@@ -343,9 +380,14 @@ def check_values(values: Tensor, mask: Tensor) -> None:
 
 
 def check_ratio(mismatch: float, *, precision: torch.dtype) -> None:
-    """Raises ZooError if the training pass disagrees with the sampler before any step: ρ must be 1.
+    """Checks that the training pass agrees with the sampler before any step: ρ must be 1.
 
-    mismatch: mean |log ρ| over the first minibatch's tokens.
+    Args:
+        mismatch: mean |log ρ| over the first minibatch's tokens.
+        precision: that the policy computes in, which sets the tolerance.
+
+    Raises:
+        ZooError: they disagree.
     """
     allowed = RATIO_ROUNDING.get(precision, RATIO_ROUNDING[torch.bfloat16])
     if not mismatch <= allowed:

@@ -9,9 +9,14 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class KLController:
-    """β ← β·(1 + clip(KL/target − 1, ±0.2)·n/horizon).   Ziegler et al. (arXiv:1909.08593) §2.2.
+    """Adapts the KL coefficient: β ← β·(1 + clip(KL/target − 1, ±0.2)·n/horizon).
 
-    `kl_target` is in nats per completion, None keeps β; `kl_horizon` is in episodes: the larger, the slower β moves.
+    Attributes:
+        kl_coef: β.
+        kl_target: in nats per completion; None keeps β.
+        kl_horizon: in episodes; the larger, the slower β moves.
+
+    Source: arXiv:1909.08593, section 2.2.
     """
 
     kl_coef: float

@@ -77,6 +77,7 @@ class PolicyLoss:
                 cap=args.importance_sampling_cap,
                 level=level,
             )
+        # By token also where the completion is the action, so that metrics of different runs can be compared.
         log_ratio = (logprobs - samples.logprobs).detach()
         terms = {
             "loss/policy": policy_loss,
@@ -91,6 +92,7 @@ class PolicyLoss:
             bonus = F.actions(entropy, samples.mask, level=level)
             loss = loss - args.entropy_coef * _share(bonus, mask, size, args.loss_aggregation)
         if args.kl_in == "loss":
+            # Measured from log π_old too, like the new log-probabilities.
             ref = F.actions(rollout.ref_logprobs - samples.logprobs, samples.mask, level=level)
             terms["loss/kl"] = (
                 F.kl_loss(new, old, ref, estimator=args.kl_estimator)

@@ -32,9 +32,16 @@ def of_completions(rollout: Rollout, estimates: Advantages, names: list[str]) ->
 
 
 def critic_health(values: Tensor, returns: Tensor, mask: Tensor, *, length: int) -> dict[str, float]:
-    """How well V foretells R: over all, against the best constant, and by quarter of `length` positions.
+    """How well V predicts R: over all, against the best constant, and by quarter of the positions.
 
-    values, returns, mask: (B, A) of all processes. NaN where returns do not vary or a quarter is never reached.
+    Args:
+        values: (B, A), V of all processes.
+        returns: (B, A).
+        mask: (B, A) bool.
+        length: the most actions that a completion may have.
+
+    Returns:
+        Explained variances by the metrics' names, NaN where returns do not vary or a quarter is never reached.
     """
     health = {
         "critic/explained_variance": F.explained_variance(values, returns, mask),
@@ -67,14 +74,26 @@ class Progress:
         self._epoch_began = torch.zeros(2, dtype=torch.float64, device=device)
 
     def add_loss(self, loss: Tensor) -> None:
-        """loss: the micro-batch's share, as its gradient is taken."""
+        """Adds a micro-batch's share of the minibatch's loss.
+
+        Args:
+            loss: the scalar that gradients are taken of.
+        """
         self.sums["loss"] += loss.detach().double()
         self.step_loss += loss.detach()
 
     def add(self, seen: Mapping[str, Tensor], tokens: Tensor, actions: Tensor) -> None:
-        """seen: by token or by action; tokens (b, T), actions (b, A): their masks."""
+        """Adds the terms of a micro-batch.
+
+        Args:
+            seen: (b, T) or (b, A) by name.
+            tokens: (b, T) bool, the mask of tokens.
+            actions: (b, A) bool, the mask of actions.
+        """
+        # One NaN makes the sum NaN: that is how a step's log-probabilities are checked without a copy for each.
         self.step_logprobs += seen[FIRST_PASS].masked_fill(~tokens, 0).sum()
         for name, each in seen.items():
+            # After the first optimizer step log ρ is what was learned, not a mismatch.
             if name == FIRST_PASS and self.steps:
                 continue
             mask = tokens if name in PER_TOKEN else actions
@@ -85,7 +104,7 @@ class Progress:
             self.sums["first tokens"] += tokens.sum()
 
     def add_names(self, other: Progress) -> None:
-        """Knows what `other` does, and counts nothing of it: processes sum up the same names."""
+        """Adds the names of `other` with sums of 0: all processes must sum up the same names."""
         for name in other.sums:
             self.sums[name] += 0
 
@@ -102,11 +121,12 @@ class Progress:
 
     def first_pass(self, reduce: Any) -> float:
         """Mean |log ρ| of a token before the first optimizer step, over all processes."""
-        seen, tokens = reduce(torch.stack([self.sums[FIRST_PASS], self.sums["first tokens"]])).tolist()
-        return seen / tokens
+        mismatch, tokens = reduce(torch.stack([self.sums[FIRST_PASS], self.sums["first tokens"]])).tolist()
+        return mismatch / tokens
 
     def end_epoch(self, reduce: Any) -> float:
         """Mean ρ − 1 − log ρ of a token over this epoch and all processes, in nats."""
+        # The sums go on over all epochs, so an epoch's are the difference.
         so_far = reduce(torch.stack([self.sums["policy/approxkl"], self.sums["tokens"]]))
         drift, tokens = (so_far - self._epoch_began).tolist()
         self._epoch_began = so_far
@@ -114,7 +134,11 @@ class Progress:
         return drift / tokens
 
     def means(self, reduce: Any) -> dict[str, float]:
-        """reduce: a function that sums a tensor over processes. Returns means over all processes."""
+        """Averages over all processes.
+
+        Args:
+            reduce: sums a tensor over processes.
+        """
         names = sorted(self.sums)
         summed = reduce(torch.stack([self.sums[name] for name in names]))
         totals = dict(zip(names, summed.tolist(), strict=True))
@@ -123,5 +147,5 @@ class Progress:
         means = {
             name: total / divisors.get(name, tokens if name in PER_TOKEN else actions) for name, total in totals.items()
         }
-        norms = {f"grad_norm/{name}": float(torch.stack(seen).mean()) for name, seen in self.norms.items()}
+        norms = {f"grad_norm/{name}": float(torch.stack(values).mean()) for name, values in self.norms.items()}
         return means | norms | {"policy/epochs": float(self.epochs)}

@@ -63,6 +63,7 @@ class Minibatch:
         Returns:
             The minibatch, without columns that are padding in all of its rows.
         """
+        # Counted before anything is cut into micro-batches or dealt out to processes: each divides by the whole.
         size = MinibatchSize(
             actions=estimates.mask[rows].sum(),
             sequences=torch.tensor(len(rows), device=rows.device),

@@ -16,10 +16,20 @@ class TextSource:
     def __init__(
         self, dataset: Dataset, tokenizer: PreTrainedTokenizerBase, *, context: int | None, pad_id: int, embeddings: int
     ) -> None:
-        """dataset: a column `text`, or `prompt` and `completion` (only the completion is modelled), or `input_ids`.
+        """Tokenizes the texts, ends them with EOS, and cuts them at the context.
 
-        Texts end with EOS and are cut at the context; one without a token left to model is dropped. Raises ZooError for
-        what is no data set, other columns, what is no text in them, ids without embeddings, and where nothing is left.
+        A text without a token left to model is dropped.
+
+        Args:
+            dataset: a column `text`, or `prompt` and `completion` (only the completion is modelled), or `input_ids`.
+            tokenizer: the policy's.
+            context: the most tokens of a text; None for no limit.
+            pad_id: fills shorter texts up.
+            embeddings: rows of the policy's embedding.
+
+        Raises:
+            ZooError: this is no data set, it has other columns, a row is no text, an id has no embedding, or nothing is
+                left.
         """
         if not isinstance(dataset, Dataset):
             raise ZooError(f"ptx_dataset has the type {type(dataset).__name__}: give a datasets.Dataset.")
@@ -59,7 +69,13 @@ class TextSource:
         self._context, self._pad = context, pad_id
 
     def draw(self, count: int, generator: torch.Generator, device: torch.device) -> TextBatch:
-        """`count` texts, with replacement. Returns ids and masks (count, L); mask (count, L−1) is of next tokens."""
+        """Draws texts, with replacement.
+
+        Args:
+            count: how many.
+            generator: of random numbers, on the CPU.
+            device: where the tensors go.
+        """
         picked = torch.randint(len(self._rows), (count,), generator=generator, device="cpu").tolist()
         rows = [self._rows[index] for index in picked]
         sequences = [(prompt + text)[: self._context] for prompt, text in rows]

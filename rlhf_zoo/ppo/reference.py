@@ -25,12 +25,20 @@ class Reference:
         in_8bit: bool = False,
         in_bf16: bool = False,
     ) -> None:
-        """`model` None makes it: of a PeftModel its adapter named `adapter`, or its base; else a copy of the policy.
+        """Makes the reference where none is given: a PeftModel's other adapter or base, else a copy of the policy.
 
-        in_8bit holds its linear layers in 8 bit; in_bf16 a copy in bfloat16, if that holds each of its weights exactly,
-        as where the policy was saved so. Raises ZooError if `model` is the policy itself or the base that its
-        adapter was put into, which would be frozen with it, for an adapter that is not there or is the one in training,
-        and for 8 bit where bitsandbytes is missing or nothing is copied.
+        Args:
+            policy: the model in training.
+            model: the reference; None makes one.
+            adapter: of the policy, which then is the reference with this adapter.
+            in_8bit: whether its linear layers are held in 8 bit.
+            in_bf16: whether a copy is held in bfloat16, if that holds each of its weights exactly, as where the policy
+                was saved so.
+
+        Raises:
+            ZooError: `model` is the policy itself, or the base that its adapter was put into, which would be frozen
+                with it; the adapter is missing or is the one in training; or 8 bit has no bitsandbytes or nothing to
+                hold.
         """
         if model is not None and _share(policy, model):
             raise ZooError("ref_model is the policy itself, so nothing could train: leave it out, or give a copy.")

@@ -18,9 +18,12 @@ from .kl_controller import RunningScores
 class Rollout:
     """B completions of T positions at most.
 
-    samples: prompts, completions, mask and log π_old; ref_logprobs (B, T): log π_ref; values (B, T): V_old.
-    measured: whether there is a reference; without one, log π_old stands for log π_ref, and KL is not known.
-    engine_logprobs (B, T): log π as the engine that sampled has it, where that is not the trainer's own; else None.
+    Attributes:
+        samples: prompts, completions, mask and log π_old.
+        ref_logprobs: (B, T) in nats, log π_ref.
+        values: (B, T), V_old.
+        measured: whether there is a reference; without one, log π_old stands for log π_ref, and KL is not known.
+        engine_logprobs: (B, T) in nats, log π by the engine that sampled, where that is not the trainer's own.
     """
 
     samples: Samples
@@ -39,9 +42,9 @@ class Rollout:
 
     @property
     def kl(self) -> Tensor:
-        """Σ_t k1_t of each completion, (B,) in nats: what is reported as KL, whatever the penalty's estimator.
+        """Σ_t k1_t of each completion, (B,) in nats, NaN without a reference.
 
-        NaN without a reference.
+        Reported as KL whatever the penalty's estimator is.
         """
         if not self.measured:
             return torch.full((len(self.mask),), torch.nan, device=self.mask.device)
@@ -58,6 +61,7 @@ class Rollout:
     def rows(self, index: Tensor) -> Rollout:
         """The chosen rows, without columns that are padding in all of them."""
         samples = self.samples.rows(index)
+        # The samples have dropped the columns that are padding in all of these rows; so must the rest.
         width = samples.mask.shape[1]
         engine = None if self.engine_logprobs is None else self.engine_logprobs[index, :width]
         return replace(
@@ -71,10 +75,17 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Advantages:
-    """Of a rollout, by action: A is T where a token is an action, 1 where the whole completion is.
+    """Estimates of a rollout, by action: A is T where a token is an action, 1 where the whole completion is.
 
-    scored: what the rewards said; scores (B,): after shaping; non_score (B,): −β·ΣKL where it is in the reward;
-    rewards, values (V_old), advantages, returns (B, A) and their mask (B, A).
+    Attributes:
+        scored: the rewards.
+        scores: (B,), after shaping.
+        non_score: (B,), −β·ΣKL where KL is in the reward, else 0.
+        rewards: (B, A).
+        values: (B, A), V_old.
+        advantages: (B, A).
+        returns: (B, A).
+        mask: (B, A) bool.
     """
 
     scored: Scored
@@ -95,7 +106,17 @@ class Advantages:
 
 
 def shaped_scores(scored: Scored, ended: Tensor, args: PPOConfig, so_far: RunningScores) -> Tensor:
-    """Scores centered, scaled, clipped, then corrected for a missing end of sequence; (B,). ended: (B,) bool."""
+    """Centers, scales and clips scores, then corrects them for a missing end of sequence.
+
+    Args:
+        scored: the rewards of B completions.
+        ended: (B,) bool.
+        args: the settings.
+        so_far: the running statistics.
+
+    Returns:
+        (B,).
+    """
     scores = F.shape_scores(
         scored.total,
         mean=so_far.mean if args.score_centering == "running" else 0.0,
@@ -107,12 +128,22 @@ def shaped_scores(scored: Scored, ended: Tensor, args: PPOConfig, so_far: Runnin
 
 
 def shaped_by_token(scored: Scored, ended: Tensor, args: PPOConfig, so_far: RunningScores) -> Tensor | None:
-    """What is paid on single tokens, (B, T), in units of the shaped score: d_t/σ, and 0 where the score was replaced.
+    """What single tokens are paid, in units of the shaped score: d_t/σ, and 0 where the score was replaced.
 
-    None where no reward is for tokens. What centering, the clip and a penalty change of a score is paid at the end.
+    What centering, the clip and a penalty change of a score is paid at the end.
+
+    Args:
+        scored: the rewards of B completions.
+        ended: (B,) bool.
+        args: the settings.
+        so_far: the running statistics.
+
+    Returns:
+        (B, T); None where no reward is by token.
     """
     if scored.by_token is None:
         return None
     paid = F.shape_scores(scored.by_token, std=so_far.std if args.score_scaling == "running" else 1.0)
+    # A score that was replaced is the whole pay of its completion.
     replaced = torch.zeros_like(ended) if args.missing_eos_score is None else ~ended
     return paid.masked_fill(replaced.unsqueeze(1), 0)

@@ -48,9 +48,16 @@ class StepGuard(TrainerCallback, ExportableState):
         self.loss_failed |= not seen.get("loss", True)
 
     def keep(self, *, step: int, rate: float, expected: bool = False) -> bool:
-        """Whether the step that was looked at is made. Raises NotFinite for the IN_A_ROW-th running that is not.
+        """Whether the optimizer step that was looked at is made.
 
-        expected: this overflow is how a gradient scaler finds its scale, so it does not count towards the row.
+        Args:
+            step: its number, for the error.
+            rate: the learning rate, for the error.
+            expected: whether this overflow is how a gradient scaler finds its scale, so that it does not count towards
+                the row.
+
+        Raises:
+            NotFinite: IN_A_ROW steps running are not finite.
         """
         wrong, self._wrong = self._wrong, []
         if not wrong:
@@ -82,7 +89,11 @@ class Guarded(Trainer):
         return next(each for each in self.callback_handler.callbacks if isinstance(each, StepGuard))
 
     def agreed(self, seen: Mapping[str, Tensor]) -> dict[str, bool]:
-        """Which of these tensors are finite in all processes: a vote, of one reduction and one copy from the device."""
+        """Which of these tensors are finite in all processes. Takes one reduction and one copy from the device.
+
+        Args:
+            seen: by name; each process gives the same names.
+        """
         wrong = torch.stack([(~each.detach().isfinite()).any().float().to(self.args.device) for each in seen.values()])
         votes = self.accelerator.reduce(wrong, "sum").tolist()
         return {name: vote == 0 for name, vote in zip(seen, votes, strict=True)}

@@ -57,6 +57,26 @@ class PPOTrainer(BasePPOTrainer):
     """Proximal policy optimization of a language model (arXiv:1707.06347, arXiv:1909.08593, arXiv:2403.17031).
 
     Each step of an update is a method of its own that a subclass may override.
+
+    Args:
+        args: the settings.
+        processing_class: the policy's tokenizer.
+        model: the SFT policy, its path or Hub id, a PeftModel, or a model with a value head, which is then the critic.
+        ref_model: what KL is measured to; None for a frozen copy of the policy, or the policy with its adapter off.
+        reward_model: scores completions; of several, `args.reward_ensemble` makes one.
+        train_dataset: prompts in a column `prompt` (text or conversation), or token ids in `input_ids`, with their
+            `attention_mask` where they are padded. Where both columns are there, the policy reads `input_ids`, and they
+            must be of the same text.
+        value_model: the critic; None for the one that `args.critic` names.
+        eval_dataset: held-out prompts, in the same form.
+        peft_config: of an adapter to train on the policy.
+        reward_funcs: score completions, called as TRL's GRPO calls them. A loop of one's own needs no reward at all.
+        reward_processing_class: the reward models' tokenizers; None for the policy's.
+        ptx_dataset: text for the language-model loss, with `args.ptx_coef`.
+
+    Raises:
+        ZooError: these cannot train together: PAD missing or equal to EOS, a prompt longer than the context, a critic
+            or a reward that does not fit.
     """
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
@@ -82,17 +102,14 @@ class PPOTrainer(BasePPOTrainer):
         return loss
 
     def gather_rollouts(self, rollout: Rollout, scored: Scored, *, group: int = 1) -> tuple[Rollout, Scored]:
-        """The scored rollouts of all processes as one, in the order that they have in one process.
-
-        group: completions of a prompt.
-        """
+        """Joins the rollouts of all processes, with `group` completions a prompt, in the order that one process has."""
         sizes, self._sizes = self._sizes, []
         if self.args.world_size == 1:
             return rollout, scored
         return together(rollout, scored, sizes=sizes or [len(rollout.samples)], group=group)
 
     def learn(self, model: nn.Module, rollout: Rollout, scored: Scored) -> Tensor:
-        """One update from the scored rollout of all processes: advantages, epochs, metrics, β. Returns its loss."""
+        """Makes one update from all processes' rollout: advantages, epochs, metrics, β. Returns its loss."""
         if not self._begun:
             if rollout.measured:
                 check_start(
@@ -124,8 +141,15 @@ class PPOTrainer(BasePPOTrainer):
     def rollout(self, rows: Sequence[Mapping], *, stream: int) -> Rollout:
         """Samples a completion for each row, with log π, log π_ref and V of its tokens.
 
-        Each row's random stream is keyed by (stream, update, prompt index, which completion of it): nothing else
-        decides what it samples.
+        Each row's random stream is keyed by (stream, update, prompt index, which completion of the prompt).
+        Nothing else decides what it samples.
+
+        Args:
+            rows: prompts, with their token ids and their index in the data set.
+            stream: keeps training, evaluation and a loop of one's own apart.
+
+        Raises:
+            NotFinite: a log-probability or a value is not finite.
         """
         args, actor = self.args, self.actor
         actor.eval()
@@ -153,28 +177,28 @@ class PPOTrainer(BasePPOTrainer):
 
     @torch.no_grad()
     def evaluated(self, samples: Samples, *, recompute: bool) -> Rollout:
-        """Adds log π_ref and V, if sampling saw none; and log π_old of a pass where the sampler's is not wanted."""
+        """Adds log π_ref, and V where sampling computed none; with `recompute` also log π_old, of a forward pass."""
         args, actor = self.args, self.actor
         actor.eval()
         temperature, budget = args.temperature, self.most_tokens
         size = args.local_rollout_forward_batch_size
         passes: Any = {"size": size, "tokens": budget, "end_to_end": args.padding_free}
-        known, samples = None if recompute else samples.values, replace(samples, values=None)
+        sampled_values, samples = None if recompute else samples.values, replace(samples, values=None)
         logprobs, values = (torch.zeros_like(samples.logprobs) for _ in range(2))
         with self.accelerator.autocast():
             running = actor.policy if recompute or actor.shared else None, None if actor.shared else actor.value_model
             with self.phases("values"), whole(*running):
-                for rows in in_batches(samples, **passes) if known is None else ():
+                for rows in in_batches(samples, **passes) if sampled_values is None else ():
                     chosen = samples.rows(rows)
-                    here = rows, slice(chosen.mask.shape[1])
+                    places = rows, slice(chosen.mask.shape[1])
                     if recompute:
-                        said = actor(chosen, temperature)
-                        logprobs[here], values[here] = said.logprobs, said.values
+                        output = actor(chosen, temperature)
+                        logprobs[places], values[places] = output.logprobs, output.values
                     else:
-                        values[here] = actor.values(chosen)
+                        values[places] = actor.values(chosen)
             if recompute:
                 samples = replace(samples, logprobs=logprobs)
-            values = values if known is None else known
+            values = values if sampled_values is None else sampled_values
             check_logprobs(samples.logprobs, samples.mask, of="policy")
             ref_logprobs = samples.logprobs
             if self.reference is not None:
@@ -190,13 +214,13 @@ class PPOTrainer(BasePPOTrainer):
         return Rollout(samples, ref_logprobs, values, measured=self.reference is not None)
 
     def score(self, rollout: Rollout, rows: Sequence[Mapping]) -> Scored:
-        """Scores each completion by the rewards. rows: the prompts' rows of the data set, one a completion."""
+        """Scores each completion by the rewards. Each has its prompt's row of the data set."""
         texts, scored = self.decode_and_score(rollout, rows)
         self.remember(texts, rollout, scored)
         return scored
 
     def shape(self, scored: Scored, ended: Tensor) -> Tensor:
-        """Scores centered, scaled, clipped, then corrected for a missing end of sequence; (B,)."""
+        """Centers, scales and clips scores, then corrects them for a missing end of sequence. Returns (B,)."""
         return shaped_scores(scored, ended, self.args, self.scores_seen)
 
     def estimate(self, rollout: Rollout, scored: Scored) -> Advantages:
@@ -222,9 +246,18 @@ class PPOTrainer(BasePPOTrainer):
         return Advantages(scored, scores, -beta * kl.sum(1), rewards, values, advantages, returns, mask)
 
     def token_rewards(self, scores: Tensor, kl: Tensor, mask: Tensor, *, kl_coef: float) -> Tensor:
-        """r_t of each action, (B, A), but for what reward functions pay by token; scores (B,): what is left of them.
+        """r_t of each action, without what reward functions pay by token.
 
         An override may place a score elsewhere. It may not change what a completion is paid in all: that is checked.
+
+        Args:
+            scores: (B,), what is left of them to pay at the end.
+            kl: (B, A) in nats.
+            mask: (B, A).
+            kl_coef: β.
+
+        Returns:
+            (B, A).
         """
         return F.token_rewards(scores, kl, mask, kl_coef=kl_coef)
 
@@ -236,10 +269,11 @@ class PPOTrainer(BasePPOTrainer):
         return self.update(model, chosen, self.estimate(chosen, scored.rows(rows, width=chosen.mask.shape[1])))
 
     def update(self, model: nn.Module, rollout: Rollout, estimates: Advantages) -> dict[str, float]:
-        """Epochs × minibatches over a rollout, an optimizer step each. Returns means of what was seen, over all."""
+        """Makes the optimizer steps of an update: epochs × minibatches. Returns means over all processes."""
         args = self.args
         model.train()
         shuffle = torch.Generator().manual_seed(args.seed * 1_000_003 + self.state.global_step)
+        # A stream of its own, so that texts do not change how completions are shuffled.
         texts = torch.Generator().manual_seed(shuffle.initial_seed() << 12)
         progress = Progress(args.device)
         # The last batch of a pass over the prompts may hold fewer completions than there are minibatches.
@@ -251,6 +285,7 @@ class PPOTrainer(BasePPOTrainer):
                 mixed = self.texts.draw(len(rows), texts, args.device) if self.texts is not None else None
                 self.minibatch(model, Minibatch.of(rollout, estimates, rows, length=length, texts=mixed), progress)
             drift = progress.end_epoch(self.total)
+            # The factor of OpenAI's Spinning Up: the target may be passed, but not by much.
             if args.early_stop_kl is not None and drift > 1.5 * args.early_stop_kl:
                 break
         self.check_weights()
@@ -386,6 +421,7 @@ class PPOTrainer(BasePPOTrainer):
         """
         actor, norms = self.actor, {}
         limit = self.args.max_grad_norm or math.inf
+        # A shared trunk gets gradients by way of the critic, and must not move either.
         if self.warming_up:
             for parameter in actor.policy.parameters():
                 parameter.grad = None
@@ -404,9 +440,16 @@ class PPOTrainer(BasePPOTrainer):
     def generate(self, prompts: Sequence[Any], *, num_generations: int = 1) -> list[Tensor]:
         """Samples completions at the training temperature.
 
-        prompts: texts, conversations or token ids. Returns `num_generations` 1-D tensors of token ids a prompt, those
-        of a prompt beside each other, without the prompt and with the end-of-sequence token where there is one. Raises
-        ZooError for no prompts and for one that cannot be sampled from.
+        Args:
+            prompts: texts, conversations or token ids.
+            num_generations: completions of each prompt.
+
+        Returns:
+            1-D tensors of token ids, those of a prompt beside each other, without the prompt and with the
+            end-of-sequence token where there is one.
+
+        Raises:
+            ZooError: there are no prompts, or one cannot be sampled from.
         """
         self.prepare_loop()
         if isinstance(prompts, str):
@@ -430,10 +473,18 @@ class PPOTrainer(BasePPOTrainer):
         return [torch.tensor(ids, device=device) for ids in rollout.samples.token_lists()]
 
     def step(self, queries: Sequence[Any], responses: Sequence[Any], scores: Sequence[Any]) -> dict[str, float]:
-        """One PPO update from completions of one's own, scored by oneself: the same update that `train` makes.
+        """Makes one PPO update from completions and scores of one's own: the same update that `train` makes.
 
-        queries, responses: B texts or token ids each; scores: B numbers. Returns this update's metrics by the names of
-        docs/metrics.md. Raises ZooError for counts that differ, empty responses and scores that are not finite.
+        Args:
+            queries: B texts or lists of token ids.
+            responses: B texts or lists of token ids.
+            scores: B numbers.
+
+        Returns:
+            This update's metrics, by the names of docs/metrics.md.
+
+        Raises:
+            ZooError: counts differ, a response is empty, or a score is not finite.
         """
         model = self.prepare_loop()
         samples = given_samples(queries, responses, self)

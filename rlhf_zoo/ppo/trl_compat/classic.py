@@ -45,8 +45,13 @@ class LengthSampler:
 def create_reference_model(model: nn.Module, num_shared_layers: int | None = None) -> Any:
     """A frozen copy of `model`, in evaluation mode.
 
-    num_shared_layers: so many first layers, with the embeddings before them, are not copied but shared, and so frozen
-    in `model` as well. Raises ZooError for a model that has fewer layers.
+    Args:
+        model: the policy.
+        num_shared_layers: this many first layers, with the embeddings before them, are shared instead of copied, and so
+            frozen in `model` as well.
+
+    Raises:
+        ZooError: the model has fewer layers.
     """
     reference = copy.deepcopy(model).requires_grad_(False).eval()
     if num_shared_layers is None:
@@ -59,11 +64,11 @@ def create_reference_model(model: nn.Module, num_shared_layers: int | None = Non
             "some are left to train."
         )
     own = {id(parameter) for layer in layers[num_shared_layers:] for parameter in layer.parameters()}
-    for mine, theirs in zip(model.parameters(), reference.parameters(), strict=True):
-        if id(mine) in own:
+    for weight, copied in zip(model.parameters(), reference.parameters(), strict=True):
+        if id(weight) in own:
             break
-        mine.requires_grad_(False)
-        theirs.data = mine.data
+        weight.requires_grad_(False)
+        copied.data = weight.data
     return reference
 
 
@@ -82,9 +87,21 @@ class PPOTrainer:
         num_shared_layers: int | None = None,
         lr_scheduler: Any = None,
     ) -> None:
-        """dataset: what `dataloader` gives in shuffled batches of batch_size. num_shared_layers: None copies them all.
+        """Takes what TRL 0.x's trainer took.
 
-        Raises ZooError for a missing configuration or tokenizer, a model without a value head, and an encoder-decoder.
+        Args:
+            config: TRL 0.x's fields.
+            model: the policy with its value head.
+            ref_model: what KL is measured to; None for a frozen copy.
+            tokenizer: the policy's.
+            dataset: what `dataloader` gives in shuffled batches of batch_size.
+            optimizer: None for the usual one.
+            data_collator: joins rows of `dataset`.
+            num_shared_layers: that policy and reference share; None copies all.
+            lr_scheduler: None keeps the learning rate.
+
+        Raises:
+            ZooError: configuration or tokenizer are missing, the model has no value head, or it is an encoder-decoder.
         """
         if not isinstance(config, PPOConfig):
             raise ZooError(f"config is a {type(config).__name__}: give a PPOConfig of rlhf_zoo.ppo.trl_compat.classic.")
@@ -155,11 +172,21 @@ class PPOTrainer:
         generate_ref_response: bool = False,
         **generation_kwargs: Any,
     ) -> Any:
-        """`model.generate` over one query, a 1-D tensor, or over a list of them, `batch_size` at a time.
+        """Calls `model.generate` on one query or on a list of them.
 
-        Returns (1, L) for one query; for a list, a list of 1-D tensors without padding, with their prompts unless
-        `return_prompt` is False. A response holds its end-of-sequence token. generate_ref_response: returns a pair,
-        with the reference's responses to the same queries second. Raises ZooError for queries of another shape.
+        Args:
+            query_tensor: a 1-D tensor of token ids, or a list of such.
+            length_sampler: draws how many new tokens to generate.
+            batch_size: queries at a time.
+            return_prompt: whether responses begin with their prompts.
+            generate_ref_response: whether to return a pair, with the reference's responses second.
+            generation_kwargs: for `model.generate`.
+
+        Returns:
+            (1, L) for one query; for a list, 1-D tensors without padding. A response holds its end-of-sequence token.
+
+        Raises:
+            ZooError: a query has another shape.
         """
         single = isinstance(query_tensor, Tensor)
         queries = [query_tensor] if isinstance(query_tensor, Tensor) else list(query_tensor)
@@ -208,10 +235,19 @@ class PPOTrainer:
     def step(
         self, queries: Sequence[Tensor], responses: Sequence[Tensor], scores: Sequence[Any], response_masks: Any = None
     ) -> dict[str, Any]:
-        """One PPO update over `batch_size` completions. Returns TRL 0.x's statistics by their names.
+        """Makes one PPO update over `batch_size` completions.
 
-        queries, responses: 1-D tensors of token ids; scores: a number or one-element tensor each. Raises ZooError for
-        another count, empty responses, and scores that are not finite.
+        Args:
+            queries: 1-D tensors of token ids.
+            responses: 1-D tensors of token ids.
+            scores: a number or one-element tensor each.
+            response_masks: not supported, must be None.
+
+        Returns:
+            TRL 0.x's statistics by their names.
+
+        Raises:
+            ZooError: the count differs, a response is empty, a score is not finite, or there are response_masks.
         """
         if response_masks is not None:
             raise ZooError("response_masks is not supported: every token of a response was the policy's choice.")

@@ -12,7 +12,13 @@ from ...errors import ZooError
 
 
 def masked_mean(values: Tensor, mask: Tensor, axis: int | None = None) -> Tensor:
-    """Mean of values where mask is not 0: of all, or along `axis`. values, mask: same shape."""
+    """Mean of values where the mask is not 0.
+
+    Args:
+        values: any shape.
+        mask: of the same shape.
+        axis: to average along; None for all.
+    """
     kept = values * mask
     return kept.sum() / mask.sum() if axis is None else kept.sum(axis) / mask.sum(axis)
 
@@ -48,9 +54,16 @@ def batch_generation(
 ) -> tuple[Tensor, Tensor]:
     """Generates by `model.generate`, some rows at a time.
 
-    queries: (B, P) token ids, left-padded with pad_token_id, which may lie past the embeddings. Returns queries with
-    responses (B, P + T), pad_token_id behind a response's end, and the processed scores that each response token was
-    drawn from (B, T, V), 0 behind its end.
+    Args:
+        model: the policy.
+        queries: (B, P) int64, left-padded with pad_token_id.
+        local_rollout_forward_batch_size: rows at a time.
+        pad_token_id: may lie past the embeddings.
+        generation_config: for `model.generate`.
+
+    Returns:
+        Queries with responses (B, P + T), pad_token_id behind a response's end; and the processed scores that each
+        response token was drawn from (B, T, V), 0 behind its end.
     """
     stops = torch.tensor(stop_ids_of(model, generation_config), device=queries.device)
     config = copy.copy(generation_config)
@@ -58,8 +71,10 @@ def batch_generation(
     config.pad_token_id = 0
     sequences, scores = [], []
     for rows in queries.split(local_rollout_forward_batch_size):
-        seen = rows != pad_token_id
-        out = model.generate(input_ids=rows.masked_fill(~seen, 0), attention_mask=seen.long(), generation_config=config)
+        is_token = rows != pad_token_id
+        out = model.generate(
+            input_ids=rows.masked_fill(~is_token, 0), attention_mask=is_token.long(), generation_config=config
+        )
         responses = out.sequences[:, rows.shape[1] :]
         ends = torch.isin(responses, stops).long()
         over = (ends.cumsum(1) - ends).bool()
