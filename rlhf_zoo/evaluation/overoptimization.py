@@ -150,26 +150,9 @@ def fit(
     Raises:
         ValueError: Shapes do not match, a value is not finite, or there are fewer than three distinct d > 0.
     """
-    nats, scores = _checked(kl, gains)
-    mean_kl = nats.mean(1) if nats.ndim == 2 else nats
-    # The pattern test needs the residuals in order of distance.
-    order = np.argsort(mean_kl, kind="stable")
-    order = order[mean_kl[order] > 0]
-    distances = root_kl(mean_kl[order])
-    if len(np.unique(distances)) < FEWEST:
-        raise ValueError(f"A fit needs checkpoints at {FEWEST} different KL above 0, not {len(np.unique(distances))}.")
-    nats, scores = nats[order], scores[order]
-    means = scores.mean(1) if scores.ndim == 2 else scores
-    if errors is not None and scores.ndim == 2:
-        raise ValueError("Errors are computed from gains by prompt: give one or the other.")
-    error = _errors(scores) if errors is None else _given(errors, len(mean_kl))[order]
-    # Errors of 0 would give infinite weights: treat them as unknown.
-    if error is not None and not np.median(error) > 0:
-        error = None
-    # The floor keeps one nearly noiseless point from deciding the whole fit.
-    weights = np.ones(len(means)) if error is None else 1 / np.maximum(error, _LEAST_ERROR * np.median(error)) ** 2
+    points = _points(kl, gains, errors)
     rng = np.random.default_rng(seed)
-
+    distances, means, weights, n = points.distances, points.means, points.weights, points.n
     design = np.stack([distances, -_bend(form, distances)], axis=1)
     root = np.sqrt(weights)
     # Weighted least squares: scaling both sides by √weight gives an ordinary problem.
@@ -178,26 +161,18 @@ def fit(
     misfit = float(weights @ residuals**2)
 
     scatter = scatter_p = None
-    if error is None:
+    if points.error is None:
         draws = _t_draws(design, coefficients, misfit, rng, resamples)
     else:
-        drawn, drawn_d = _redraw(nats, scores, means, error, distances, rng, resamples)
+        drawn, drawn_d = _redraw(points, points.error, rng, resamples)
         draws = _solve(form, drawn_d, drawn, weights)
-        # What noise leaves of itself once the form is fitted to it; the form is linear, so the curve itself drops out.
-        noise = drawn - means
-        projected = noise - (np.linalg.lstsq(design * root[:, None], (noise * root).T, rcond=None)[0].T @ design.T)
-        left = (projected**2) @ weights
-        if left.mean() > 0:
-            # Observed misfit over the misfit that noise leaves on average after fitting.
-            scatter = float(misfit / left.mean())
-            # The observed misfit counts as one of the draws, so the p-value is never 0.
-            scatter_p = float((1 + (left >= misfit).sum()) / (1 + resamples))
+        scatter, scatter_p = _scatter(misfit, drawn - means, design, weights)
+        if scatter is not None:
             draws = coefficients + (draws - coefficients) * math.sqrt(max(1.0, scatter))
     draws = draws[np.isfinite(draws).all(1)]  # a resample may leave all d at 0
     pattern_p = _pattern(residuals * root, float(np.abs(means * root).max()), rng, resamples)
     fits = None if pattern_p is None else not (pattern_p < MISFIT and (scatter_p is None or scatter_p < MISFIT))
 
-    n = scores.shape[1] if scores.ndim == 2 else len(means)
     alpha, beta = (_interval(float(coefficients[i]), draws[:, i], n) for i in (0, 1))
     observed = (float(distances[0]), float(distances[-1]))
     peak, no_peak = _peak(form, alpha, beta, draws, observed, fits, n)
@@ -217,6 +192,48 @@ def fit(
         peak=peak,
         no_peak=no_peak,
     )
+
+
+@dataclass(frozen=True)
+class _Points:
+    """K checkpoints with KL above 0, by increasing KL.
+
+    nats: (K,) or (K, P) KL. scores: (K,) or (K, P) gains. error: (K,) standard errors, None where unknown.
+    """
+
+    nats: Floats
+    scores: Floats
+    means: Floats
+    error: Floats | None
+    distances: Floats
+    weights: Floats
+
+    @property
+    def n(self) -> int:
+        """What intervals count: prompts, or checkpoints where gains are means."""
+        return self.scores.shape[1] if self.scores.ndim == 2 else len(self.means)
+
+
+def _points(kl: ArrayLike, gains: ArrayLike, errors: ArrayLike | None) -> _Points:
+    """The points of a fit with their weights. Raises ValueError as `fit` does."""
+    nats, scores = _checked(kl, gains)
+    mean_kl = nats.mean(1) if nats.ndim == 2 else nats
+    # The pattern test needs the residuals in order of distance.
+    order = np.argsort(mean_kl, kind="stable")
+    order = order[mean_kl[order] > 0]
+    distances = root_kl(mean_kl[order])
+    if len(np.unique(distances)) < FEWEST:
+        raise ValueError(f"A fit needs checkpoints at {FEWEST} different KL above 0, not {len(np.unique(distances))}.")
+    nats, scores = nats[order], scores[order]
+    means = scores.mean(1) if scores.ndim == 2 else scores
+    if errors is not None and scores.ndim == 2:
+        raise ValueError("Errors are computed from gains by prompt: give one or the other.")
+    error = _errors(scores) if errors is None else _given(errors, len(mean_kl))[order]
+    if error is not None and not np.median(error) > 0:
+        error = None
+    # The floor keeps one nearly noiseless point from deciding the whole fit.
+    weights = np.ones(len(means)) if error is None else 1 / np.maximum(error, _LEAST_ERROR * np.median(error)) ** 2
+    return _Points(nats, scores, means, error, distances, weights)
 
 
 def best_of_n_kl(n: ArrayLike) -> Floats:
@@ -316,22 +333,26 @@ def _given(errors: ArrayLike, size: int) -> Floats:
     return values
 
 
-def _redraw(
-    nats: Floats,
-    scores: Floats,
-    means: Floats,
-    error: Floats,
-    distances: Floats,
-    rng: np.random.Generator,
-    resamples: int,
-) -> tuple[Floats, Floats]:
+def _redraw(points: _Points, error: Floats, rng: np.random.Generator, resamples: int) -> tuple[Floats, Floats]:
     """(B, K) resampled mean gains, and (B, K) resampled d, or (K,) where KL is known by checkpoint only."""
-    if scores.ndim == 1:
-        return means + error * rng.standard_normal((resamples, len(means))), distances
-    prompts = scores.shape[1]
+    if points.scores.ndim == 1:
+        return points.means + error * rng.standard_normal((resamples, len(points.means))), points.distances
+    prompts = points.n
     # The same resampled prompts for KL and gains of every checkpoint, which keeps them paired.
     share = rng.multinomial(prompts, np.full(prompts, 1 / prompts), size=resamples) / prompts
-    return share @ scores.T, root_kl(share @ nats.T) if nats.ndim == 2 else distances
+    return share @ points.scores.T, root_kl(share @ points.nats.T) if points.nats.ndim == 2 else points.distances
+
+
+def _scatter(misfit: float, noise: Floats, design: Floats, weights: Floats) -> tuple[float | None, float | None]:
+    """The misfit over what noise (B, K) alone leaves, and how often noise leaves as much; None where it leaves none."""
+    # What noise leaves of itself once the form is fitted to it; the form is linear, so the curve itself drops out.
+    root = np.sqrt(weights)
+    projected = noise - (np.linalg.lstsq(design * root[:, None], (noise * root).T, rcond=None)[0].T @ design.T)
+    left = (projected**2) @ weights
+    if not left.mean() > 0:
+        return None, None
+    # The observed misfit counts as one of the draws, so the p-value is never 0.
+    return float(misfit / left.mean()), float((1 + (left >= misfit).sum()) / (1 + len(left)))
 
 
 def _solve(form: Form, d: Floats, y: Floats, weights: Floats) -> Floats:
