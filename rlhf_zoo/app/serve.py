@@ -44,10 +44,20 @@ def launch(
 ) -> None:
     """Serves the page for a PPO checkpoint until Ctrl-C, and prints its address once it listens.
 
-    sft and reward: None takes what the checkpoint's lineage names. port 0 takes a free one. votes: the data set that
-    the blind test adds to, None keeps none. votes_per_hour: from one address. runs: other runs of the ablation, None
-    finds them. show: opens a browser, where this machine has a screen. Raises ZooError when gradio is missing, the port
-    is taken, or a model cannot be had.
+    Args:
+        ppo: A published model or a folder.
+        sft: The same; None takes what the checkpoint's lineage names.
+        reward: The same; None takes what the checkpoint's lineage names.
+        host: The address to listen on.
+        port: 0 takes a free one.
+        votes: The data set that the blind test adds to; None keeps no votes.
+        votes_per_hour: From one address.
+        runs: Other runs of the ablation; None finds them.
+        show: Whether to open a browser, where this machine has a screen.
+        hub: Where models come from.
+
+    Raises:
+        ZooError: gradio is missing, the port is taken, or a model cannot be had.
     """
     if importlib.util.find_spec("gradio") is None:
         raise ZooError("The comparison page needs gradio: `pip install 'rlhf-zoo[space]'` installs it.")
@@ -74,7 +84,7 @@ def launch(
 
 def _has_screen() -> bool:
     """Whether a browser would be one with windows: others would take the terminal."""
-    return sys.platform in ("darwin", "win32") or any(os.environ.get(one) for one in ("DISPLAY", "WAYLAND_DISPLAY"))
+    return sys.platform in ("darwin", "win32") or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
 
 
 def _is_private(name: str, hub: Hub) -> bool:
@@ -88,7 +98,14 @@ def _is_private(name: str, hub: Hub) -> bool:
 
 
 def votes_by_default(ppo: str) -> str | None:
-    """The data set of a page's votes on the embedded Hub; None for a folder, whose models no vote can name."""
+    """The data set of a page's votes on the embedded Hub.
+
+    Args:
+        ppo: A published model or a folder.
+
+    Returns:
+        Its name; None for a folder, whose models no vote can name.
+    """
     if Path(ppo).is_dir():
         return None
     name = ppo.partition("@")[0].rpartition("/")[2].removesuffix("-ppo")
@@ -96,10 +113,17 @@ def votes_by_default(ppo: str) -> str | None:
 
 
 def page_of(models: SpaceModels, hub: Hub = CLIENT) -> str:
-    """A static page with one completion of each policy for the held-out prompts of the PPO model's card.
+    """Makes a static page with one completion of each policy for the held-out prompts of the PPO model's card.
 
-    At the temperature and length of its training, and with the page's own seed 1. Raises ZooError where a model cannot
-    be had; a prompt that these models cannot take is left out.
+    They are drawn at the temperature and length of its training, with the page's own seed 1. A prompt that these models
+    cannot take is left out.
+
+    Args:
+        models: The published models.
+        hub: Where they come from.
+
+    Raises:
+        ZooError: A model cannot be had.
     """
     from ..pipeline.stages.train import quiet
     from ..publishing.catalog.lineage import find_lineage
@@ -112,17 +136,17 @@ def page_of(models: SpaceModels, hub: Hub = CLIENT) -> str:
     comparison = Comparison.load(
         ppo=lineage.ppo.path,
         sft=lineage.sft.path,
-        reward=[one.path for one in lineage.rewards] if lineage.reward_loader is None else (),
+        reward=[model.path for model in lineage.rewards] if lineage.reward_loader is None else (),
         reading=lineage.reward_reading,
     )
     temperature, length = lineage.setting("temperature", 1.0), int(lineage.setting("response_length", 32))
-    found: list[Snapshot] = []
+    snapshots: list[Snapshot] = []
     for prompt in lineage.prompts[:DRAWN]:
         try:
-            found += deque(comparison.stream(prompt, temperature=temperature, max_new_tokens=length), maxlen=1)
+            snapshots += deque(comparison.stream(prompt, temperature=temperature, max_new_tokens=length), maxlen=1)
         except ZooError as error:
             click.echo(f"A held-out prompt is left out: {error}", err=True)
-    return static_page(models, found)
+    return static_page(models, snapshots)
 
 
 def _app() -> ModuleType:

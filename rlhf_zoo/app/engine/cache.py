@@ -15,8 +15,14 @@ M = TypeVar("M")
 class ModelCache(Generic[M]):
     """The most recently used models, bounded by their number and by their bytes; safe to share among threads.
 
-    Room is made before a model is loaded, by letting go of those that were used longest ago. A model that was let go
-    lives on until whoever is using it has finished. One that alone is over `max_bytes` is kept alone.
+    Before a model is loaded, the ones used longest ago are let go to make room. Such a model lives on until whoever is
+    using it has finished. A single model over `max_bytes` is kept alone.
+
+    Args:
+        load: Loads a model by its name; called once however many threads ask.
+        size: The bytes of a model.
+        max_models: How many to keep.
+        max_bytes: Bytes of all of them together; None for no bound.
     """
 
     def __init__(
@@ -37,12 +43,19 @@ class ModelCache(Generic[M]):
         self._loading = threading.Lock()
 
     def get(self, name: str) -> M:
-        """The model of this name. What `load` raises is raised, and it is tried again the next time."""
-        if (found := self._look(name)) is not None:
-            return found
+        """Returns the model of this name, and loads it first where it is not kept.
+
+        Args:
+            name: What `load` takes.
+
+        Raises:
+            Exception: Whatever `load` raises; the next call tries again.
+        """
+        if (held := self._look(name)) is not None:
+            return held
         with self._loading:  # one at a time: loading is what takes the most memory
-            if (found := self._look(name)) is not None:
-                return found
+            if (held := self._look(name)) is not None:
+                return held
             with self._table:
                 self._trim(room=1)
             model = self._load(name)
@@ -53,7 +66,7 @@ class ModelCache(Generic[M]):
 
     @property
     def names(self) -> list[str]:
-        """Those held, the one used longest ago first."""
+        """The names of the kept models, the one used longest ago first."""
         with self._table:
             return list(self._held)
 
@@ -83,9 +96,13 @@ class ModelCache(Generic[M]):
 
 
 def bytes_of(*models: nn.Module | None) -> int:
-    """Bytes of the parameters and buffers of models, shared ones counted once."""
+    """Counts the bytes of the parameters and buffers of models, shared ones once.
+
+    Args:
+        *models: Models; None counts nothing.
+    """
     tensors: dict[int, Tensor] = {}
     for model in models:
         if model is not None:
-            tensors |= {id(one): one for one in (*model.parameters(), *model.buffers())}
-    return sum(one.numel() * one.element_size() for one in tensors.values())
+            tensors |= {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

@@ -51,6 +51,14 @@ class Comparison:
     """An SFT policy, the PPO policy that was trained from it, and the reward model between them, loaded once.
 
     Threads may share it: each token of a stream is one turn at the models, and turns go round in the order of asking.
+
+    Args:
+        ppo: The PPO policy.
+        sft: The SFT policy.
+        tokenizer: Of both policies.
+        reward: Scores completions; None for no scores.
+        critic: PPO's; None for no values.
+        limits: Bounds of one request.
     """
 
     def __init__(
@@ -83,11 +91,22 @@ class Comparison:
         device: str | torch.device | None = None,
         limits: Limits | None = None,
     ) -> Comparison:
-        """Loads checkpoints from folders or the Hub, onto `device` (default: the accelerator if there is one).
+        """Loads checkpoints from folders or the Hub.
 
-        reward: several together are one. reading, loader: how they are read, see `load_reward`. The critic is loaded
-        too where `ppo` is a folder that has one. Raises ZooError for what is no such model, and for policies with
-        different tokenizers: the log-ratio of a completion is defined only where its tokens mean the same to both.
+        The critic is loaded too where `ppo` is a folder that has one.
+
+        Args:
+            ppo: The PPO policy.
+            sft: The SFT policy that it started from.
+            reward: The reward model; several together are one.
+            reading: How the reward model is read, see `load_reward`.
+            loader: The function that loads it, see `load_reward`.
+            device: Where the models go; by default the accelerator if there is one.
+            limits: Bounds of one request.
+
+        Raises:
+            ZooError: A checkpoint is no such model, or the policies have different tokenizers: the log-ratio of a
+                completion is defined only where its tokens mean the same to both.
         """
         tokenizer, other = load_tokenizer(ppo), load_tokenizer(sft)
         if not same_tokenizer(tokenizer, other):
@@ -110,9 +129,11 @@ class Comparison:
         return cls(**policies, tokenizer=tokenizer, reward=scorer, critic=critic, limits=limits)
 
     def with_policy(self, ppo: PreTrainedModel, *, critic: PreTrainedModel | ValueHead | None = None) -> Comparison:
-        """The same comparison with another PPO policy; it shares the other models, and takes turns with this one.
+        """Makes the same comparison with another PPO policy; it shares the other models, and takes turns with this one.
 
-        ppo, critic: of the same tokenizer and on the same device.
+        Args:
+            ppo: A policy with the same tokenizer, on the same device.
+            critic: Its critic, on the same device.
         """
         other = Comparison(
             ppo=ppo,
@@ -151,8 +172,18 @@ class Comparison:
     ) -> Compared:
         """Samples one completion from each policy with the same random stream, and measures both.
 
-        Equal arguments give equal results. Raises ZooError for a prompt that is empty, leaves too little room in the
-        context or is no valid text, for a seed, temperature, top-p or length out of range, and where memory runs out.
+        Equal arguments give equal results.
+
+        Args:
+            prompt: The beginning of a text.
+            seed: Not negative.
+            temperature: Of the sampling.
+            top_p: Draws from the likeliest tokens that hold this share of the probability; 1 draws from all.
+            max_new_tokens: Tokens of a completion, at most.
+
+        Raises:
+            ZooError: The prompt is empty, is no valid text or leaves too little room in the context, a number is out of
+                range, or memory runs out.
         """
         request = self._request(prompt, seed, temperature, top_p, max_new_tokens, 1)
         *_, end = self._snapshots(request, every=math.inf)
@@ -169,29 +200,53 @@ class Comparison:
         n: int = 1,
         every: float = 0.0,
     ) -> Generator[Snapshot, None, None]:
-        """n completions from each policy, longer by a token at each snapshot; the last one, `done`, has everything.
+        """Samples n completions from each policy, and yields them longer by a token at each snapshot.
 
-        every: seconds from one snapshot to the next at least, but for the last; it leaves out those between.
+        Row 0 is what `compare` gives; row i of both policies draws with the random stream i of the seed. Closing the
+        generator stops at once and frees its memory.
 
-        What is refused (see `compare`) is refused at once, not at the first snapshot. Row 0 is what `compare` gives;
-        row i of both policies draws with the random stream i of the seed. Closing the generator stops at once and lets
-        its memory go.
+        Args:
+            prompt: See `compare`, as for the arguments below.
+            seed: See `compare`.
+            temperature: See `compare`.
+            top_p: See `compare`.
+            max_new_tokens: See `compare`.
+            n: Completions of each policy.
+            every: Seconds between two snapshots, at least; the ones between are left out, but never the last.
+
+        Returns:
+            The snapshots. The last one, `done`, has everything.
+
+        Raises:
+            ZooError: The same as of `compare`, at once and not at the first snapshot; later where memory runs out.
         """
         return self._snapshots(self._request(prompt, seed, temperature, top_p, max_new_tokens, n), every)
 
     def _snapshots(self, request: _Request, every: float) -> Generator[Snapshot, None, None]:
         due = -math.inf
         for written in self._write(request):
-            if time.monotonic() >= due or all(one.stop is not None for one in written):
+            if time.monotonic() >= due or all(completion.stop is not None for completion in written):
                 yield _snapshot(request, written)
                 due = time.monotonic() + every
 
     def check(self, prompt: str, **sampling: Any) -> None:
-        """Raises the ZooError that `stream` would refuse these arguments with."""
+        """Checks the arguments of `stream`.
+
+        Args:
+            prompt: The beginning of a text.
+            **sampling: Keywords of `stream`.
+
+        Raises:
+            ZooError: `stream` would refuse them.
+        """
         self.stream(prompt, **sampling)  # which runs nothing before its first snapshot is asked for
 
     def tokens_of(self, prompt: str) -> int:
-        """How many tokens a prompt has."""
+        """Counts the tokens of a prompt.
+
+        Args:
+            prompt: The beginning of a text.
+        """
         return len(self._ids(prompt))
 
     def _ids(self, prompt: str) -> list[int]:
@@ -262,11 +317,11 @@ class Comparison:
             logprobs=torch.zeros_like(ids, dtype=torch.float32),  # neither reads them
             ended=torch.tensor([completion.stop == "eos"], device=self.device),
         )
-        asked = wrap_prompt(request.prompt, self._tokenizer)
-        completion.finish(asked)
+        prompt_text = wrap_prompt(request.prompt, self._tokenizer)
+        completion.finish(prompt_text)
         if self._reward is not None:
-            (text,) = decode_completions(self._tokenizer, [asked], [request.ids], [completion.pieces.ids])
-            completion.reward = float(self._reward.score_samples(samples, [append_completion(asked, text)])[0])
+            (text,) = decode_completions(self._tokenizer, [prompt_text], [request.ids], [completion.pieces.ids])
+            completion.reward = float(self._reward.score_samples(samples, [append_completion(prompt_text, text)])[0])
         if self._critic is not None:
             completion.values = tuple(self._critic.values(samples)[0].tolist())
 
@@ -313,7 +368,7 @@ class _Completion:
 
 
 def _snapshot(request: _Request, written: Sequence[_Completion]) -> Snapshot:
-    sides = tuple(one.side() for one in written)
+    sides = tuple(completion.side() for completion in written)
     return Snapshot(
         prompt=request.prompt,
         **request.sampling,

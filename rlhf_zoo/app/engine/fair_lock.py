@@ -21,14 +21,14 @@ class FairLock:
             if not self._taken:
                 self._taken = True
                 return
-            mine = threading.Event()
-            self._waiting.append(mine)
+            turn = threading.Event()
+            self._waiting.append(turn)
         try:
-            mine.wait()
+            turn.wait()
         except BaseException:
             with self._lock:
-                if mine in self._waiting:
-                    self._waiting.remove(mine)
+                if turn in self._waiting:
+                    self._waiting.remove(turn)
                     raise
             self._hand_on()
             raise

@@ -15,7 +15,14 @@ LAYOUT = "\n\r\t"
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of one request: completions a policy, tokens of each, characters of the prompt, checkpoints at a time."""
+    """Bounds of one request.
+
+    Attributes:
+        n: Completions of each policy.
+        max_new_tokens: Tokens of a completion.
+        prompt_characters: Characters of the prompt.
+        steps: Checkpoints at a time.
+    """
 
     n: int = 8
     max_new_tokens: int = 512
@@ -24,10 +31,17 @@ class Limits:
 
 
 def check_prompt(prompt: Any, limits: Limits) -> None:
-    """Raises ZooError for what is no text, shows nothing, is too long, or holds what no text does.
+    """Checks a prompt's characters.
 
-    Refused are the control characters (Cc) but tab and line ends, and lone surrogates. Other characters pass, whatever
-    the script; `visible_text` shows those that would hide or turn around what stands beside them.
+    Control characters (Cc) but tab and line ends are refused, and lone surrogates. Other characters pass, whatever the
+    script; `visible_text` shows those that would hide or turn around what stands beside them.
+
+    Args:
+        prompt: What a visitor wrote.
+        limits: Bounds of the request.
+
+    Raises:
+        ZooError: It is no text, shows nothing, is too long, or holds a refused character.
     """
     if not isinstance(prompt, str):
         raise ZooError(f"The prompt is {reprlib.repr(prompt)}: give a text.")
@@ -45,7 +59,19 @@ def check_prompt(prompt: Any, limits: Limits) -> None:
 
 
 def check_sampling(seed: Any, temperature: Any, top_p: Any, max_new_tokens: Any, n: Any, limits: Limits) -> None:
-    """Raises ZooError for a number that is none, or out of range."""
+    """Checks the numbers of a request.
+
+    Args:
+        seed: A whole number that is not negative.
+        temperature: Above 0.
+        top_p: Above 0, at most 1.
+        max_new_tokens: At least 1.
+        n: Completions of each policy, at least 1.
+        limits: Bounds of the request.
+
+    Raises:
+        ZooError: A value is no number, or out of range.
+    """
     if whole(seed) is None or not 0 <= seed <= LARGEST_SEED:
         raise ZooError(
             f"The seed is {reprlib.repr(seed)}: give a whole number that is not negative, up to {LARGEST_SEED}."
@@ -68,7 +94,15 @@ def check_sampling(seed: Any, temperature: Any, top_p: Any, max_new_tokens: Any,
 
 
 def check_steps(count: int, limits: Limits) -> None:
-    """Raises ZooError for none and for too many checkpoints."""
+    """Checks how many checkpoints a request asks for.
+
+    Args:
+        count: How many.
+        limits: Bounds of the request.
+
+    Raises:
+        ZooError: There are none, or too many.
+    """
     if not 1 <= count <= limits.steps:
         raise ZooError(
             f"{count} checkpoints are asked for, and one request may have 1 to {limits.steps}: choose fewer."

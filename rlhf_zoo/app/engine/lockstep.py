@@ -17,9 +17,19 @@ COMPARE_STREAM = 7
 
 @dataclass(frozen=True)
 class Drawn:
-    """A token of completion `index`, and what both policies said at its position, in nats; see `Side`.
+    """A token of a completion, and what both policies said at its position, in nats; see `Side`.
 
-    stop: "eos" or "length" where it is the completion's last.
+    Attributes:
+        index: Of the completion.
+        token: Its id.
+        logprob_sft: log π_SFT of the token.
+        logprob_ppo: log π_PPO of the token.
+        log_ratio: log π_PPO − log π_SFT.
+        kl: KL(π_PPO‖π_SFT) at this position.
+        kl_reverse: KL(π_SFT‖π_PPO) at this position.
+        entropy_sft: Of the SFT policy at this position.
+        entropy_ppo: Of the PPO policy at this position.
+        stop: "eos" or "length" where it is the completion's last token.
     """
 
     index: int
@@ -41,6 +51,21 @@ class LockStep:
     completion has so far. Completions that agree share a row until their tokens differ, so the prompt is read once,
     and policies with equal weights write equal completions to the last bit. Completion i of both draws with stream i,
     keyed as in `sample`.
+
+    Args:
+        sft: The SFT policy.
+        ppo: The PPO policy.
+        prompt: At least one token id; with `max_new_tokens` more it must fit both models' contexts.
+        n: Completions of each policy.
+        seed: Of the random streams.
+        temperature: Divides the logits.
+        top_p: Draws from the likeliest tokens that hold this share of the probability.
+        max_new_tokens: Tokens of a completion, at most.
+        stop_ids: Token ids that end a completion.
+        vocabulary: The tokens that both policies can sample.
+
+    Raises:
+        ZooError: A policy lacks the cache that sampling needs.
     """
 
     def __init__(
@@ -84,9 +109,13 @@ class LockStep:
 
     @torch.no_grad()
     def step(self) -> list[Drawn]:
-        """The next token of every completion that is still being written.
+        """Draws the next token of every completion that is still being written.
 
-        Raises ZooError for policies whose logits cannot be compared.
+        Returns:
+            Those tokens.
+
+        Raises:
+            ZooError: The logits of a policy are NaN, so that they cannot be compared.
         """
         sft, ppo = self._logits()
         alive, rows = self._alive, self._rows
@@ -96,7 +125,7 @@ class LockStep:
         figures = _figures(sft.double(), ppo.double(), rows, tokens)
         self._step += 1
         last = self._step == self._budget
-        stops = ["eos" if one else "length" if last else None for one in ended.tolist()]
+        stops = ["eos" if has_ended else "length" if last else None for has_ended in ended.tolist()]
         columns = (alive.tolist(), tokens.tolist(), *figures.T.tolist(), stops)
         drawn = [Drawn(*row) for row in zip(*columns, strict=True)]
         going = torch.zeros_like(ended) if last else ~ended
@@ -105,7 +134,7 @@ class LockStep:
         return drawn
 
     def _logits(self) -> list[Tensor]:
-        found = [
+        logits_of_both = [
             next_logits(
                 model,
                 self._inputs,
@@ -116,10 +145,10 @@ class LockStep:
             )
             for model, cache in zip(self._models, self._caches, strict=True)
         ]
-        for name, logits in zip(("SFT", "PPO"), found, strict=True):
+        for name, logits in zip(("SFT", "PPO"), logits_of_both, strict=True):
             if logits.isnan().any():
                 raise ZooError(f"The {name} policy's logits are no numbers (NaN): choose another checkpoint of it.")
-        return found
+        return logits_of_both
 
     def _follow(self, parents: Tensor, tokens: Tensor, before: int) -> None:
         """Makes the next step's batch: a row for each pair of a row and a token that some completion took."""
@@ -136,6 +165,6 @@ def _figures(sft: Tensor, ppo: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
     """The numbers of `Drawn`, in its order: logits (R, V) float64, rows (C,), tokens (C,) -> (C, 7)."""
     by_token = [selected_logprobs(logits[rows], tokens) for logits in (sft, ppo)]
     # 0 but for rounding, which must not make it negative.
-    kl, reverse = (exact_kl(one, other).clamp(min=0)[rows] for one, other in ((ppo, sft), (sft, ppo)))
+    kl, reverse = (exact_kl(first, second).clamp(min=0)[rows] for first, second in ((ppo, sft), (sft, ppo)))
     entropies = [entropy(logits)[rows] for logits in (sft, ppo)]
     return torch.stack([*by_token, by_token[1] - by_token[0], kl, reverse, *entropies], dim=1)

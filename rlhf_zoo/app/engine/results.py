@@ -9,19 +9,29 @@ from typing import Any
 class Side:
     """One policy's completion of a prompt, finished or as far as it is written.
 
-    reward: (s − μ)/σ of prompt and completion, None without a reward model and while it is being written. tokens: the
-    completion token by token, the end-of-sequence token included; joined, they are its text. length: tokens. ended:
-    whether the policy stopped by itself. stop: "eos", "length", or None while it is being written.
+    What is named token_… has a value for each token, in nats, over the whole vocabulary at the sampling temperature;
+    top-p changes which tokens are drawn and none of these.
 
-    What follows stands at each token, in nats, over the whole vocabulary at the sampling temperature; top-p changes
-    what is drawn and none of these. token_log_ratio: log π_PPO − log π_SFT of the drawn token, and log_ratio their sum,
-    which says how much likelier PPO makes this one completion: a sample, not a KL. Without top-p its mean over many
-    completions of PPO is KL(PPO‖SFT); over many of SFT it is −KL(SFT‖PPO). token_kl: KL(π_PPO‖π_SFT) of the two
-    distributions that the token was drawn under, exact at that position; kl: their sum along this completion.
-    token_kl_reverse: KL(π_SFT‖π_PPO). token_entropy_ppo and token_entropy_sft: of each policy there.
-
-    token_values: what PPO's critic expects before each token of what is still to be paid, the KL penalty included, in
-    units of the shaped reward; None without a critic and while the completion is being written.
+    Attributes:
+        completion: Its text.
+        reward: (s − μ)/σ of prompt and completion; None without a reward model and while it is being written.
+        log_ratio: The sum of token_log_ratio: how much likelier PPO makes this one completion. That is a sample, not a
+            KL. Without top-p its mean over many completions of PPO is KL(PPO‖SFT); over many of SFT it is −KL(SFT‖PPO).
+        token_log_ratio: log π_PPO − log π_SFT of the drawn token.
+        tokens: The completion token by token, the end-of-sequence token included; joined, they are its text.
+        length: How many tokens.
+        ended: Whether the policy stopped by itself.
+        stop: "eos", "length", or None while it is being written.
+        token_ids: Ids of `tokens`.
+        token_logprob_ppo: log π_PPO of the drawn token.
+        token_logprob_sft: log π_SFT of the drawn token.
+        kl: The sum of token_kl along this completion.
+        token_kl: KL(π_PPO‖π_SFT) of the two distributions that the token was drawn under, exact at that position.
+        token_kl_reverse: KL(π_SFT‖π_PPO), exact at that position.
+        token_entropy_ppo: Of the PPO policy there.
+        token_entropy_sft: Of the SFT policy there.
+        token_values: What PPO's critic expects, before each token, of the reward still to come with its KL penalty,
+            in units of the shaped reward; None without a critic and while the completion is being written.
     """
 
     completion: str
@@ -111,7 +121,7 @@ class Snapshot:
 
 def _finite(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
+        return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
+        return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

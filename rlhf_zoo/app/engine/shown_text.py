@@ -7,10 +7,13 @@ JOINERS = "\u200c\u200d"
 
 
 def visible_text(text: str) -> str:
-    """`text` with a sign for each character that shows nothing, or changes how others are shown.
+    """Replaces each character that shows nothing, or changes how others are shown, by a sign.
 
     Control characters but tab and line feed become their pictures (␀, ␛), others ⟨U+202E⟩: marks of direction, which
     turn text around; spaces of no width; halves of a character; what Unicode has not assigned.
+
+    Args:
+        text: Any text.
     """
     return "".join(_visible(character) for character in text)
 

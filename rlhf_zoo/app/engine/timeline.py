@@ -34,10 +34,16 @@ from .results import Snapshot
 class TimelinePoint:
     """A checkpoint of a run.
 
-    source: what its weights are fetched by, NAMESPACE/NAME@COMMIT or a folder. reward, kl: what training logged there,
-    kl to SFT in nats per completion; None where the card does not say. chosen: the run's own choice, which is `main`
-    and `best` of its repository. recommended: what an evaluation recommends. watched: the means of
-    rewards of weight 0 there, by name.
+    Attributes:
+        step: Of training.
+        tag: Its name on the Hub.
+        commit: Its commit on the Hub; None where it is not published.
+        source: What its weights are fetched by, NAMESPACE/NAME@COMMIT or a folder.
+        reward: What training logged there; None where the card does not say.
+        kl: To SFT, as training logged it, in nats per completion; None where the card does not say.
+        chosen: Whether the run chose it: `main` and `best` of its repository.
+        recommended: Whether an evaluation recommends it.
+        watched: The means of rewards of weight 0 there, by name.
     """
 
     step: int
@@ -58,7 +64,13 @@ class TimelinePoint:
 
 @dataclass(frozen=True)
 class TimelineRun:
-    """A PPO run and its checkpoints by step. beta: the coefficient of its KL penalty, at first where it adapts."""
+    """A PPO run and its checkpoints.
+
+    Attributes:
+        name: A repository or a folder.
+        beta: The coefficient of its KL penalty, at first where it adapts.
+        points: Its checkpoints by step.
+    """
 
     name: str
     beta: float | None
@@ -66,11 +78,12 @@ class TimelineRun:
 
     @classmethod
     def from_listing(cls, listing: Mapping[str, Any], card: Mapping[str, Any]) -> TimelineRun:
-        """A run from its repository's tags, as `catalog.index.checkpoints` lists them, and from its card.
+        """Makes a run from its repository's tags, as `catalog.index.checkpoints` lists them, and from its card.
 
-        listing: {repo, checkpoints: [{revision, step, commit, also, metrics}]}. card: rlhf_card.json of `main`, {}
-        without one: its publisher's word, of which only numbers that are finite are taken. The recommended step is
-        `evaluation.recommended` there, {step} or a number.
+        Args:
+            listing: {repo, checkpoints: [{revision, step, commit, also, metrics}]}.
+            card: rlhf_card.json of `main`, {} without one. It is its publisher's word, of which only finite numbers are
+                taken. The recommended step is `evaluation.recommended` there, {step} or a number.
         """
         repo = str(listing["repo"])
         points = []
@@ -89,7 +102,12 @@ class TimelineRun:
 
     @classmethod
     def from_card(cls, card: Mapping[str, Any], folder: Path) -> TimelineRun:
-        """A run of this machine from its card: those of its checkpoints that lie in the stage's directory `folder`."""
+        """Makes a run of this machine from its card.
+
+        Args:
+            card: rlhf_card.json.
+            folder: The stage's directory. Checkpoints that do not lie there are left out.
+        """
         rows = card.get("checkpoints")
         points = []
         for row in rows if isinstance(rows, list) else []:
@@ -125,13 +143,24 @@ class TimelineRun:
 
     @property
     def best(self) -> TimelinePoint:
-        """The recommended checkpoint, else the chosen one, else the last. Raises ZooError for a run without any."""
+        """The recommended checkpoint, else the chosen one, else the last.
+
+        Raises:
+            ZooError: The run has no checkpoint.
+        """
         if not self.points:
             raise ZooError(f"{self.name} has no checkpoint with a tag: publish one of its steps.")
         return max(self.points, key=lambda point: (point.recommended, point.chosen, point.step))
 
     def at(self, step: int) -> TimelinePoint:
-        """Raises ZooError for a step that has no checkpoint."""
+        """Returns the checkpoint of a step.
+
+        Args:
+            step: Of training.
+
+        Raises:
+            ZooError: The run has no checkpoint of this step.
+        """
         for point in self.points:
             if point.step == step:
                 return point
@@ -139,7 +168,11 @@ class TimelineRun:
         raise ZooError(f"{self.name} has no checkpoint of step {reprlib.repr(step)}: it has {listed}.")
 
     def spread(self, count: int) -> tuple[int, ...]:
-        """At most `count` steps, as even as they can be: the first, the last and those marked are among them."""
+        """Chooses steps as evenly as possible; the first, the last and the marked ones are among them.
+
+        Args:
+            count: How many, at most.
+        """
         steps = self.steps
         if len(steps) <= count:
             return steps
@@ -153,7 +186,7 @@ class TimelineRun:
 
 @dataclass(frozen=True)
 class AtCheckpoint:
-    """A prompt at one checkpoint. Either `found`, or the `problem` for which that one cannot be shown: a sentence."""
+    """A prompt at one checkpoint: either `found`, its completions, or `problem`, why it cannot be shown."""
 
     run: str
     beta: float | None
@@ -168,8 +201,8 @@ class AtCheckpoint:
 
 def _watched(row: Mapping[str, Any]) -> dict[str, float]:
     """Single rewards in what a card says of a checkpoint: those that pay nothing, as cards name no others."""
-    found = {key.partition("/")[2]: number(value) for key, value in row.items() if str(key).startswith("rewards/")}
-    return {name: value for name, value in found.items() if value is not None}
+    rewards = {key.partition("/")[2]: number(value) for key, value in row.items() if str(key).startswith("rewards/")}
+    return {name: value for name, value in rewards.items() if value is not None}
 
 
 def _step(value: Any) -> int | None:
@@ -178,7 +211,19 @@ def _step(value: Any) -> int | None:
 
 
 class Timeline:
-    """A comparison at the checkpoints of one run or of several, whose policies are loaded when they are asked for."""
+    """A comparison at the checkpoints of one run or of several, whose policies are loaded when they are asked for.
+
+    Args:
+        comparison: Gives the SFT policy, the reward model and the device.
+        runs: The runs; the first is the default.
+        fetch: Returns the folder of a `TimelinePoint.source`; the default takes folders as they are.
+        max_models: How many policies stay loaded.
+        max_bytes: How large they may be together, with their critics.
+        critics: Whether critics are loaded too.
+
+    Raises:
+        ZooError: There is no run.
+    """
 
     def __init__(
         self,
@@ -206,7 +251,14 @@ class Timeline:
         )
 
     def run(self, name: str | None = None) -> TimelineRun:
-        """The run of this name, None for the first. Raises ZooError for another."""
+        """Returns a run.
+
+        Args:
+            name: Its name; None for the first.
+
+        Raises:
+            ZooError: There is no such run.
+        """
         if name is None:
             return next(iter(self.runs.values()))
         if name not in self.runs:
@@ -215,34 +267,52 @@ class Timeline:
 
     @property
     def by_beta(self) -> tuple[TimelineRun, ...]:
-        """The runs whose β is known and that have a checkpoint, from the tightest string to the loosest."""
-        known = [run for run in self.runs.values() if run.beta is not None and run.points]
-        return tuple(sorted(known, key=lambda run: -(run.beta or 0.0)))
+        """The runs whose β is known and that have a checkpoint, from the largest β to the smallest."""
+        with_beta = [run for run in self.runs.values() if run.beta is not None and run.points]
+        return tuple(sorted(with_beta, key=lambda run: -(run.beta or 0.0)))
 
     def comparison(self, step: int | None = None, *, run: str | None = None) -> Comparison:
-        """SFT against the policy of a step; None is the run's best. Raises ZooError where it cannot be had."""
-        found = self.run(run)
-        return self._comparison_at(found.best if step is None else found.at(step))
+        """Compares SFT with the policy of a step.
+
+        Args:
+            step: Of training; None is the run's best.
+            run: The run's name; None for the first.
+
+        Raises:
+            ZooError: The checkpoint cannot be had.
+        """
+        shown_run = self.run(run)
+        return self._comparison_at(shown_run.best if step is None else shown_run.at(step))
 
     def at_steps(
         self, prompt: str, steps: Sequence[int] | None = None, *, run: str | None = None, **sampling: Any
     ) -> Generator[AtCheckpoint, None, None]:
-        """The same prompt and seed at each of `steps`, one after the other as they are done: watch it learn.
+        """Draws the same prompt and seed at several checkpoints, one after the other.
 
-        steps: in the order given; None spreads as many as one request may have over the run. sampling: the keywords of
-        `Comparison.stream`. Bad arguments raise ZooError at once; a checkpoint that cannot be had is a `problem` in its
-        place, and the others go on.
+        Args:
+            prompt: The beginning of a text.
+            steps: In the order of the answer; None spreads as many as one request may have over the run.
+            run: The run's name; None for the first.
+            **sampling: Keywords of `Comparison.stream`.
+
+        Returns:
+            Each checkpoint as it is done. One that cannot be had is a `problem` in its place, and the others go on.
+
+        Raises:
+            ZooError: Arguments are out of range, at once.
         """
-        found = self.run(run)
+        shown_run = self.run(run)
         limits = self._comparison.limits
-        wanted = found.spread(limits.steps) if steps is None else tuple(steps)
+        wanted = shown_run.spread(limits.steps) if steps is None else tuple(steps)
         check_steps(len(wanted), limits)
-        return self._go([(found, found.at(step)) for step in wanted], prompt, sampling)
+        return self._go([(shown_run, shown_run.at(step)) for step in wanted], prompt, sampling)
 
     def at_betas(self, prompt: str, **sampling: Any) -> Generator[AtCheckpoint, None, None]:
-        """The same prompt and seed at the best checkpoint of each run with a known β: the string let out.
+        """Draws the same prompt and seed at the best checkpoint of each run with a known β, otherwise as `at_steps`.
 
-        As `at_steps` otherwise.
+        Args:
+            prompt: The beginning of a text.
+            **sampling: Keywords of `Comparison.stream`.
         """
         check_steps(len(self.by_beta), self._comparison.limits)
         return self._go([(run, run.best) for run in self.by_beta], prompt, sampling)
@@ -254,12 +324,12 @@ class Timeline:
 
         def each() -> Generator[AtCheckpoint, None, None]:
             for run, point in places:
-                found, problem = None, None
+                snapshot, problem = None, None
                 try:
-                    found = deque(self._comparison_at(point).stream(prompt, **sampling), maxlen=1).pop()
+                    snapshot = deque(self._comparison_at(point).stream(prompt, **sampling), maxlen=1).pop()
                 except ZooError as error:
                     problem = str(error)
-                yield AtCheckpoint(run.name, run.beta, point, found, problem)
+                yield AtCheckpoint(run.name, run.beta, point, snapshot, problem)
 
         return each()
 

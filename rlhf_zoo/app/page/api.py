@@ -12,7 +12,14 @@ from .subject import Subject
 
 
 def endpoints(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_once: int) -> None:
-    """Adds /compare, /checkpoints and /over_training. at_once: requests that run the models at the same time."""
+    """Adds /compare, /checkpoints and /over_training.
+
+    Args:
+        subject: The models, and their runs.
+        drawing: Draws the completions.
+        proposal: Defaults of the sampling.
+        at_once: Requests that run the models at the same time.
+    """
 
     def compare(
         prompt: str,

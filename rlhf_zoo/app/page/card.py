@@ -20,6 +20,11 @@ KEPT = 16
 
 
 def card_tab(subject: Subject) -> None:
+    """Builds the tab of the checkpoints' cards inside the caller's.
+
+    Args:
+        subject: The models, and their runs.
+    """
     sources = _sources(subject)
     read = lru_cache(KEPT)(_html)  # a card may take seconds to render, whoever wrote it
 
@@ -52,9 +57,9 @@ def _html(name: str) -> str:
 
 def _sources(subject: Subject) -> dict[str, str]:
     """What the list says of each checkpoint -> what its card is fetched by; the one that is compared first."""
-    found = {f"{short_name(subject.lineage.ppo.name)}, the one that is compared": str(subject.lineage.ppo.path)}
+    sources = {f"{short_name(subject.lineage.ppo.name)}, the one that is compared": str(subject.lineage.ppo.path)}
     for run in subject.timeline.runs.values() if subject.timeline else ():
         for point in run.points:
             marks = f" ({', '.join(point.marks)})" if point.marks else ""
-            found[f"{run.name}@{point.tag}{marks}"] = point.source
-    return found
+            sources[f"{run.name}@{point.tag}{marks}"] = point.source
+    return sources

@@ -82,11 +82,11 @@ class _Files:
         """A raster image as a data: URI, as long as there is room; None for what cannot or may not be shown."""
         if address not in self._known:
             self._known[address] = self._read(address)
-        found = self._known[address]
-        if found is None or len(found) > self._left:
+        uri = self._known[address]
+        if uri is None or len(uri) > self._left:
             return None
-        self._left -= len(found)
-        return found
+        self._left -= len(uri)
+        return uri
 
     def _read(self, address: str) -> str | None:
         parts = _split(address)
@@ -142,7 +142,7 @@ def _shift_headings(tokens: Sequence[Token]) -> dict[str, str]:
 
     Anchors are the Hub's: lower case, hyphens for spaces. The ids have a prefix: none is the page's own.
     """
-    known: dict[str, str] = {}
+    id_of: dict[str, str] = {}
     for place, token in enumerate(tokens):
         if token.type not in ("heading_open", "heading_close"):
             continue
@@ -152,10 +152,10 @@ def _shift_headings(tokens: Sequence[Token]) -> dict[str, str]:
             anchor = "".join(sign for sign in words.lower().strip() if sign.isalnum() or sign in " -_").replace(
                 " ", "-"
             )
-            if anchor and anchor not in known:
-                known[anchor] = f"{ANCHOR}{anchor}"
-                token.attrs["id"] = known[anchor]
-    return known
+            if anchor and anchor not in id_of:
+                id_of[anchor] = f"{ANCHOR}{anchor}"
+                token.attrs["id"] = id_of[anchor]
+    return id_of
 
 
 def _safe(tokens: Sequence[Token], files: _Files, headings: dict[str, str]) -> Iterable[Token]:
@@ -191,10 +191,10 @@ def _link(address: str, headings: dict[str, str]) -> dict[str, str] | None:
 
 def _image(token: Token, files: _Files) -> list[Token]:
     address, words = str(token.attrs.get("src", "")), _words(token.children or ())
-    found = files.data_uri(address)
-    if found is None:
+    uri = files.data_uri(address)
+    if uri is None:
         return [_text(words or "image"), *_address(address)]
-    token.attrs = {"src": found, "alt": words, "class": "zoo-plot"}
+    token.attrs = {"src": uri, "alt": words, "class": "zoo-plot"}
     return [token]
 
 

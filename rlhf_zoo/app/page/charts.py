@@ -36,7 +36,14 @@ COLORS = {"sft": "var(--zoo-sft,currentColor)", "ppo": "var(--zoo-ppo,currentCol
 
 @dataclass(frozen=True)
 class Series:
-    """One curve over the steps. from_zero: it cannot be negative, so an estimate below 0 is drawn at 0."""
+    """One curve over the steps.
+
+    Attributes:
+        name: Its title.
+        values: One for each step; None where there is none.
+        unit: Of the values.
+        from_zero: Whether values cannot be negative, so that an estimate below 0 is drawn at 0.
+    """
 
     name: str
     values: Values
@@ -54,24 +61,33 @@ def token_bars(
     top: float = 0.0,
     width: int = 0,
 ) -> str:
-    """One bar from 0 for each token position; what is below 0 by rounding counts as 0.
+    """Draws one bar from 0 for each token position; what is below 0 by rounding counts as 0.
 
-    labels: the tokens, for hovering. top, width: value and position that the axes reach at least, by which two
-    completions share them. Raises ValueError where values and labels differ in number.
+    Args:
+        values: One for each token.
+        labels: The tokens, for hovering.
+        side: Whose completion it is, for the color.
+        unit: Of the values.
+        title: Of the chart.
+        top: A value that the axis reaches at least, so that two completions share it.
+        width: A position that the axis reaches at least.
+
+    Raises:
+        ValueError: Values and labels differ in number.
     """
-    known = [None if value is None else max(value, 0.0) for value in _finite(values)]
-    plot = _over_tokens(_axis([0.0, *_finite([top]), *known]), max(len(known), width))
+    numbers = [None if value is None else max(value, 0.0) for value in _finite(values)]
+    plot = _over_tokens(_axis([0.0, *_finite([top]), *numbers]), max(len(numbers), width))
     slot = plot.x(2) - plot.x(1)
     drawn = "".join(
         f"M{plot.x(place):.1f} {plot.bottom}v-{max(plot.bottom - plot.y(value), 1.0):.1f}"
-        for place, value in enumerate(known, 1)
+        for place, value in enumerate(numbers, 1)
         if value is not None
     )
     bars = (
         f'<path class="zoo-bars" fill="none" stroke="{COLORS[side]}" pointer-events="none" '
         f'stroke-width="{min(slot * 0.8 if slot > 2 else slot, 16.0):.2f}" d="{drawn}"/>'
     )
-    return _token_chart(plot, known, labels, f"zoo-bars-chart zoo-{side}", title, unit, over=bars)
+    return _token_chart(plot, numbers, labels, f"zoo-bars-chart zoo-{side}", title, unit, over=bars)
 
 
 def token_line(
@@ -84,32 +100,51 @@ def token_line(
     span: tuple[float, float] | None = None,
     width: int = 0,
 ) -> str:
-    """A line over token positions and the line of 0. span, width: what the axes reach at least; see `token_bars`."""
-    known = _finite(values)
-    plot = _over_tokens(_axis([0.0, *known, *_finite(span or ())]), max(len(known), width))
+    """Draws a line over token positions, and the line of 0.
+
+    Args:
+        values: One for each token.
+        labels: The tokens, for hovering.
+        side: Whose completion it is, for the color.
+        unit: Of the values.
+        title: Of the chart.
+        span: Values that the axis reaches at least.
+        width: A position that the axis reaches at least.
+
+    Raises:
+        ValueError: Values and labels differ in number.
+    """
+    numbers = _finite(values)
+    plot = _over_tokens(_axis([0.0, *numbers, *_finite(span or ())]), max(len(numbers), width))
     points = [
         None if value is None else (f"{plot.x(place):.1f}", f"{plot.y(value):.1f}")
-        for place, value in enumerate(known, 1)
+        for place, value in enumerate(numbers, 1)
     ]
     zero = f'<path class="zoo-zero" d="M{plot.left:.1f} {plot.y(0.0):.1f}H{RIGHT}" stroke="{QUIET}"/>'
     curve = _curve(points, COLORS[side])
-    return _token_chart(plot, known, labels, f"zoo-line-chart zoo-{side}", title, unit, under=zero, over=curve)
+    return _token_chart(plot, numbers, labels, f"zoo-line-chart zoo-{side}", title, unit, under=zero, over=curve)
 
 
 def step_curves(
     steps: Sequence[int], series: Sequence[Series], *, chosen: int, labeled: Mapping[int, str] | None = None
 ) -> str:
-    """Curves over the training steps, which rise, one panel under the other, with one axis of steps.
+    """Draws curves over the training steps, one panel under the other, with one axis of steps.
 
-    chosen: the step of the vertical mark. labeled: step -> label of an outlined marker. Raises ValueError where a
-    series has not one value for each step.
+    Args:
+        steps: Rising.
+        series: The curves.
+        chosen: The step of the vertical mark.
+        labeled: Labels of outlined markers, by step.
+
+    Raises:
+        ValueError: A series has not one value for each step.
     """
     labeled = labeled or {}
     along = ticks(min([*steps, chosen]), max([*steps, chosen]), whole=True)
-    panels = [_finite(one.values) for one in series]
+    panels = [_finite(curve.values) for curve in series]
     axes = [
-        _axis([0.0, *(value and max(value, 0.0) for value in panel)] if one.from_zero else panel)
-        for one, panel in zip(series, panels, strict=True)
+        _axis([0.0, *(value and max(value, 0.0) for value in panel)] if curve.from_zero else panel)
+        for curve, panel in zip(series, panels, strict=True)
     ]
     left = max(map(_gutter, axes))
     x = _linear(along[0], along[-1], left, RIGHT - 4)
@@ -117,7 +152,7 @@ def step_curves(
     flags = [(x(step), label, "currentColor") for step, label in labeled.items()]
     written, bottom = _flags([*flags, (x(chosen), f"step {chosen}", MARK)], left)
     body, spoken = [written], []
-    for one, panel, axis in zip(series, panels, axes, strict=True):
+    for each, panel, axis in zip(series, panels, axes, strict=True):
         plot = _Plot(axis, along, x, top=bottom + TITLE, height=96, left=left)
         points: list[Point] = []
         hits, rings, now = [], "", ""
@@ -127,13 +162,13 @@ def step_curves(
                 continue
             at = (f"{x(step):.1f}", f"{plot.y(max(value, axis[0])):.1f}")
             points.append(at)
-            hits.append(plot.hit(step, f"step {step}: {text(one.name)} {_measured(value, text(one.unit))}"))
+            hits.append(plot.hit(step, f"step {step}: {text(each.name)} {_measured(value, text(each.unit))}"))
             if step in labeled:
                 rings += f'<circle class="zoo-labeled" cx="{at[0]}" cy="{at[1]}" r="5.5"/>'
             if step == chosen:
-                now = f", at step {chosen}: {_measured(value, one.unit)}"
+                now = f", at step {chosen}: {_measured(value, each.unit)}"
         body += [
-            plot.axes(_titled(one.name, one.unit), numbered=one is series[-1]),
+            plot.axes(_titled(each.name, each.unit), numbered=each is series[-1]),
             f'<path class="zoo-chosen" d="M{x(chosen):.1f} {plot.top}v{plot.high}" stroke="{MARK}" '
             'stroke-width="1.5"/>',
             _curve(points, COLORS["ppo"], dots=len(panel) <= MOST_DOTS),
@@ -141,16 +176,18 @@ def step_curves(
             _hits(hits, min([24.0, *gaps])),
         ]
         bottom = plot.bottom + 8
-        spoken.append(f"{one.name} over training{now}")
+        spoken.append(f"{each.name} over training{now}")
     body.append(f'<text x="{RIGHT}" y="{bottom + 24}" text-anchor="end" fill="{QUIET}">training step</text>')
     spoken += [f"{label}: step {step}" for step, label in labeled.items()]
     return _svg(bottom + 30, "zoo-steps-chart", "; ".join(spoken), "".join(body))
 
 
 def frontier(runs: Sequence[TimelineRun], *, chosen: int) -> str:
-    """Reward against KL: each run a thin line through its checkpoints, with its best point marked and its β beside it.
+    """Draws reward against KL: each run a thin line through its checkpoints, its best point marked, its β beside it.
 
-    chosen: the index of the run that is emphasized, with a second mark at its best point.
+    Args:
+        runs: Runs with a β.
+        chosen: The index of the run that is emphasized, with a second mark at its best point.
     """
     title = "Reward against KL"
     placed = [
@@ -199,7 +236,13 @@ def frontier(runs: Sequence[TimelineRun], *, chosen: int) -> str:
 
 
 def ticks(low: float, high: float, *, whole: bool = False) -> tuple[float, ...]:
-    """Three to five round numbers, evenly apart, of which the outer ones enclose low and high. whole: integers."""
+    """Chooses three to five round numbers, evenly apart, of which the outer ones enclose low and high.
+
+    Args:
+        low: The lowest value.
+        high: The highest value.
+        whole: Whether the numbers must be integers.
+    """
     size = max(abs(low), abs(high))
     if size < FLAT:
         low, high = 0.0, 1.0
@@ -360,8 +403,8 @@ def _finite(values: Iterable[float | None]) -> list[float | None]:
 
 
 def _axis(values: Iterable[float | None]) -> tuple[float, ...]:
-    known = [value for value in values if value is not None]
-    return ticks(min(known, default=0.0), max(known, default=0.0))
+    numbers = [value for value in values if value is not None]
+    return ticks(min(numbers, default=0.0), max(numbers, default=0.0))
 
 
 def _linear(low: float, high: float, start: float, end: float) -> Scale:

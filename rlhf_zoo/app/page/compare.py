@@ -18,7 +18,14 @@ COLORS = {"log-ratio": "ratio", "exact KL": "kl", "nothing": "none"}
 
 
 def compare_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_once: int) -> None:
-    """Builds the tab inside the caller's. at_once: requests that run the models at the same time."""
+    """Builds the tab inside the caller's.
+
+    Args:
+        subject: The models, and their runs.
+        drawing: Draws the completions.
+        proposal: The sampling at first.
+        at_once: Requests that run the models at the same time.
+    """
 
     def show(prompt: Any, *sampling: Any) -> Iterator[tuple[Any, Any]]:
         try:
@@ -41,7 +48,7 @@ def compare_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_on
     examples = None
     if subject.lineage.prompts:
         examples = gr.Examples(
-            [[one] for one in subject.lineage.prompts],
+            [[text] for text in subject.lineage.prompts],
             inputs=[prompt],
             label="Held-out prompts",
             api_visibility="private",

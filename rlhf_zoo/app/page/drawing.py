@@ -13,10 +13,15 @@ T = TypeVar("T")
 
 
 class Drawing:
-    """The streams of a comparison and of its timeline. gpu: the decorator of ZeroGPU, None where there is none.
+    """The streams of a comparison and of its timeline.
 
     Every stream raises ZooError at its first item for what is refused, and later where memory runs out. Closing one
     stops the models.
+
+    Args:
+        comparison: The models.
+        timeline: The run's checkpoints; None where there are none.
+        gpu: The decorator of ZeroGPU; None where there is none.
     """
 
     def __init__(
@@ -36,21 +41,45 @@ class Drawing:
             self._betas = _shielded(timeline.at_betas, gpu)
 
     def stream(self, prompt: Any, **sampling: Any) -> Generator[Snapshot, None, None]:
-        """`Comparison.stream` with its keywords, at a page's pace; the last snapshot is `done`."""
+        """Draws `Comparison.stream` at a page's pace; the last snapshot is `done`.
+
+        Args:
+            prompt: What a visitor wrote.
+            **sampling: Keywords of `Comparison.stream`.
+        """
         return self._stream(prompt=_given(prompt), every=EVERY, **sampling)
 
     def at(self, step: int, prompt: Any, *, run: str | None = None, **sampling: Any) -> Generator[Snapshot, None, None]:
-        """`stream` with PPO's policy of a step."""
+        """Draws `stream` with PPO's policy of a step.
+
+        Args:
+            step: Of training.
+            prompt: What a visitor wrote.
+            run: The run's name; None for the first.
+            **sampling: Keywords of `Comparison.stream`.
+        """
         return self._at(step, run, prompt=_given(prompt), every=EVERY, **sampling)
 
     def steps(
         self, prompt: Any, steps: Sequence[int] | None = None, *, run: str | None = None, **sampling: Any
     ) -> Generator[AtCheckpoint, None, None]:
-        """`Timeline.at_steps`."""
+        """Draws `Timeline.at_steps`.
+
+        Args:
+            prompt: What a visitor wrote.
+            steps: Of training; None spreads them over the run.
+            run: The run's name; None for the first.
+            **sampling: Keywords of `Comparison.stream`.
+        """
         return self._steps(_given(prompt), steps, run=run, **sampling)
 
     def betas(self, prompt: Any, **sampling: Any) -> Generator[AtCheckpoint, None, None]:
-        """`Timeline.at_betas`."""
+        """Draws `Timeline.at_betas`.
+
+        Args:
+            prompt: What a visitor wrote.
+            **sampling: Keywords of `Comparison.stream`.
+        """
         return self._betas(_given(prompt), **sampling)
 
 
@@ -73,9 +102,9 @@ def _shielded(
     outer = values if gpu is None else gpu(values)
 
     def unpacked(*arguments: Any, **keywords: Any) -> Generator[T, None, None]:
-        for found in outer(*arguments, **keywords):
-            if isinstance(found, ZooError):
-                raise found
-            yield found
+        for item in outer(*arguments, **keywords):
+            if isinstance(item, ZooError):
+                raise item
+            yield item
 
     return unpacked

@@ -28,10 +28,17 @@ MOST = 1000  # prompts
 
 
 def held_out_prompts(lineage: Lineage, refuses: Callable[[str], object], hub: Hub = CLIENT) -> list[str]:
-    """Up to `MOST` held-out prompts of the data set that the checkpoint's card names, at its commit, each once.
+    """Reads held-out prompts of the data set that the checkpoint's card names, at its commit, each once.
 
-    refuses(prompt) raises ZooError for those that the models cannot take. Where the data set cannot be had, those that
-    the card itself holds.
+    Where the data set cannot be had, it takes those that the card itself holds.
+
+    Args:
+        lineage: The checkpoint, and its card.
+        refuses: Raises ZooError for a prompt that the models cannot take.
+        hub: Where the data set is.
+
+    Returns:
+        Up to `MOST` prompts.
     """
     prompts: list[str] = []
     for prompt in dict.fromkeys(_of_data(lineage, hub) or lineage.prompts):
@@ -46,7 +53,14 @@ def held_out_prompts(lineage: Lineage, refuses: Callable[[str], object], hub: Hu
 
 
 def stage_of(folder: Path) -> Path | None:
-    """The stage directory that a folder is, or that its checkpoint lies in; None for any other."""
+    """Finds the stage directory that a folder is, or that its checkpoint lies in.
+
+    Args:
+        folder: Any folder.
+
+    Returns:
+        The directory; None for any other folder.
+    """
     places = (folder, folder.parent) if folder.is_dir() else ()
     return next((place for place in places if StageRecord(place).run_file.is_file()), None)
 
@@ -57,12 +71,12 @@ def _of_data(lineage: Lineage, hub: Hub) -> list[str]:
     for location, load in _sources(lineage, configuration, hub):
         for split in dict.fromkeys(filter(None, (named, *SPLITS))):
             try:
-                found = _prompts_in(load(configuration, split), column, location)
+                texts = _prompts_in(load(configuration, split), column, location)
             except (ValueError, OSError, RecursionError, ZooError) as error:
                 log.info("%s has no held-out prompts in the split %s (%s).", location, split, reason(error))
                 continue
-            if found:
-                return found
+            if texts:
+                return texts
     return []
 
 
@@ -127,5 +141,7 @@ def _prompts_in(rows: Iterable[Any], column: str, location: str) -> list[str]:
         for place, row in enumerate(row for row in rows if isinstance(row, dict))
     )
     return [
-        display_text(one) for one in prompts if isinstance(one, str) or (one and is_conversation(one) and len(one) == 1)
+        display_text(prompt)
+        for prompt in prompts
+        if isinstance(prompt, str) or (prompt and is_conversation(prompt) and len(prompt) == 1)
     ]

@@ -8,7 +8,7 @@ from typing import Any
 import gradio as gr
 
 from .api import endpoints
-from .blind import Model, blind_tab
+from .blind import blind_tab
 from .card import card_tab
 from .compare import compare_tab
 from .drawing import Drawing
@@ -17,15 +17,19 @@ from .sampling import Proposal
 from .subject import Subject
 from .training import training_tab
 from .vote_counts import Tally
+from .vote_figures import Model
 
 WAITING = 40  # requests in the queue; the next one is told that it is full
 AT_ONCE = 24  # requests that run the models at the same time: they take turns, token by token
 
 
 def build(subject: Subject, *, tally: Tally | None = None, gpu: Callable[[Any], Any] | None = None) -> gr.Blocks:
-    """The page; `start` serves it.
+    """Builds the page; `start` serves it.
 
-    tally: where the votes of the blind test go, None keeps none. gpu: ZeroGPU's decorator, None where there is none.
+    Args:
+        subject: The models, and their runs.
+        tally: Where the votes of the blind test go; None keeps none.
+        gpu: ZeroGPU's decorator; None where there is none.
     """
     lineage, comparison = subject.lineage, subject.comparison
     proposal = Proposal.of(subject)
@@ -60,7 +64,7 @@ def build(subject: Subject, *, tally: Tally | None = None, gpu: Callable[[Any], 
 def _header(subject: Subject) -> str:
     lineage = subject.lineage
     models = [("PPO", lineage.ppo.name), ("SFT", lineage.sft.name)]
-    models += [("reward model", one.name) for one in lineage.rewards]
+    models += [("reward model", model.name) for model in lineage.rewards]
     named = '<span class="sep">·</span>'.join(
         f'<span class="model">{role} <b>{escape(short_name(name))}</b></span>' for role, name in models
     )

@@ -16,7 +16,13 @@ MODELS = "models"
 
 @dataclass(frozen=True)
 class Proposal:
-    """What stands in the controls at first: the sampling of the training. limit: new tokens one request may have."""
+    """The first values of the controls: the sampling of the training.
+
+    Attributes:
+        temperature: Of the sampling.
+        length: New tokens.
+        limit: New tokens that one request may have.
+    """
 
     temperature: float
     length: int
@@ -35,23 +41,38 @@ class Proposal:
 
 def _longest(subject: Subject) -> int:
     """Tokens of the longest example that the models can take; others on a card are refused when they are asked for."""
-    found = [1]
+    lengths = [1]
     for prompt in subject.lineage.prompts:
         try:
             subject.comparison.check(prompt, max_new_tokens=1)
         except ZooError:
             continue
-        found.append(subject.comparison.tokens_of(prompt))
-    return max(found)
+        lengths.append(subject.comparison.tokens_of(prompt))
+    return max(lengths)
 
 
 def keywords(seed: Any, temperature: Any, top_p: Any, tokens: Any, n: Any = 1) -> dict[str, Any]:
-    """The keywords of `Comparison.stream`."""
+    """Names the values of the controls as `Comparison.stream` does.
+
+    Args:
+        seed: Of the sampling, as for the arguments below.
+        temperature: Divides the logits.
+        top_p: Share of the probability to draw from.
+        tokens: New tokens.
+        n: Completions of each policy.
+    """
     return {"seed": seed, "temperature": temperature, "top_p": top_p, "max_new_tokens": tokens, "n": n}
 
 
 def prompt_box(elem_id: str, placeholder: str, *, min_width: int = 320, **options: Any) -> gr.Textbox:
-    """Where a visitor writes the prompt. options: of `gr.Textbox`."""
+    """Makes the box where a visitor writes the prompt.
+
+    Args:
+        elem_id: Its id in the page.
+        placeholder: Shown while it is empty.
+        min_width: In pixels.
+        **options: Of `gr.Textbox`.
+    """
     return gr.Textbox(
         label="Prompt", placeholder=placeholder, lines=1, max_lines=6, scale=5, min_width=min_width, elem_id=elem_id,
         **options,
@@ -59,9 +80,15 @@ def prompt_box(elem_id: str, placeholder: str, *, min_width: int = 320, **option
 
 
 def controls(proposal: Proposal, *, prefix: str = "", most: int | None = None) -> list[Any]:
-    """A row of controls, the seed's first, in the order in which `keywords` takes their values.
+    """Makes a row of controls.
 
-    prefix: of their elem_ids. most: completions one may ask for, None for one alone.
+    Args:
+        proposal: Their first values.
+        prefix: Of their elem_ids.
+        most: Completions that one may ask for; None for one alone.
+
+    Returns:
+        The controls, the seed's first, in the order in which `keywords` takes their values.
     """
     with gr.Row(elem_classes="zoo-controls"):
         temperature = gr.Slider(

@@ -21,9 +21,19 @@ THREADS = 64  # more than Gradio's 40, at which streams share those that its own
 
 
 def start(page: gr.Blocks, *, host: str | None = None, port: int | None = None, block: bool = False) -> str:
-    """Serves the page and returns its address. host and port None: what Gradio's environment says, as in a Space.
+    """Serves the page. Nothing is asked of any other host: no fonts, no analytics, no tunnel.
 
-    Nothing is asked of any other host: no fonts, no analytics, no tunnel. Raises OSError when the port is taken.
+    Args:
+        page: What `build` returns.
+        host: The address to listen on; None takes what Gradio's environment says, as in a Space.
+        port: The same of the port.
+        block: Whether to wait until the server ends.
+
+    Returns:
+        The page's address.
+
+    Raises:
+        OSError: The port is taken.
     """
     _, url, _ = page.launch(
         server_name=host,
@@ -60,12 +70,20 @@ def opened(
     gpu: Callable[[Any], Any] | None = None,
     **address: Any,
 ) -> Iterator[str]:
-    """Serves the page of loaded models until the context is left; gives its address.
+    """Serves the page of loaded models until the context is left.
 
-    votes: the data set on the Hub that the blind test adds to, None for none. votes_per_hour: from one
-    address. private: make it so, where it is made.
-    gpu: ZeroGPU's decorator, None where there is none. address: host, port and block of `start`. SIGTERM, by which a
-    Space is stopped, leaves the context, so that votes are sent or stay on the disk.
+    SIGTERM, by which a Space is stopped, leaves the context, so that votes are sent or stay on the disk.
+
+    Args:
+        subject: The models, and their runs.
+        votes: The data set on the Hub that the blind test adds to; None for none.
+        votes_per_hour: From one address.
+        private: Whether to make that data set private, where it is made.
+        gpu: ZeroGPU's decorator; None where there is none.
+        **address: host, port and block of `start`.
+
+    Yields:
+        The page's address.
     """
     with _terminable(), contextlib.ExitStack() as stack:
         tally = stack.enter_context(Tally(HubVotes(votes, private=private), per_hour=votes_per_hour)) if votes else None

@@ -22,7 +22,12 @@ _FIGURES = {
 
 
 def static_page(models: SpaceModels, samples: Sequence[Snapshot]) -> str:
-    """The page, without scripts; whatever a model, a card or a prompt says is shown as text."""
+    """Makes the page, without scripts; whatever a model, a card or a prompt says is shown as text.
+
+    Args:
+        models: The published models.
+        samples: Completions to show.
+    """
     import jinja2
     from markupsafe import Markup
 

@@ -28,8 +28,12 @@ KEPT, KEPT_BYTES = 8, 2 * 2**30
 class Subject:
     """A comparison, the lineage of its models, and its runs over training.
 
-    timeline: None where no checkpoint of the run is to be had. problem: why, or why runs are missing; a sentence.
-    held_out: prompts to draw from by chance, () for those of the card, which also stand on the page as examples.
+    Attributes:
+        comparison: The loaded models.
+        lineage: Where they come from.
+        timeline: The runs; None where no checkpoint of the run can be had.
+        problem: Why there is no timeline, or why runs are missing; a sentence.
+        held_out: Prompts to draw from by chance; () for those of the card, which also stand on the page as examples.
     """
 
     comparison: Comparison
@@ -40,7 +44,7 @@ class Subject:
 
     @property
     def prompts(self) -> tuple[str, ...]:
-        """Those to draw from by chance."""
+        """The prompts to draw from by chance."""
         return self.held_out or tuple(self.lineage.prompts)
 
     @classmethod
@@ -54,11 +58,18 @@ class Subject:
         lenient: bool = False,
         hub: Hub = CLIENT,
     ) -> Subject:
-        """Fetches and loads the models of a PPO checkpoint, NAMESPACE/NAME[@TAG] or a folder.
+        """Fetches and loads the models of a PPO checkpoint.
 
-        sft, reward: None takes what the checkpoint's lineage names. runs: other runs of its ablation, None finds them
-        on the Hub. Raises ZooError where a model cannot be had; lenient leaves out the other runs where that is one of
-        them, and says so in `problem`.
+        Args:
+            ppo: NAMESPACE/NAME[@TAG] or a folder.
+            sft: The same; None takes what the checkpoint's lineage names.
+            reward: The same; None takes what the checkpoint's lineage names.
+            runs: Other runs of its ablation; None finds them on the Hub.
+            lenient: Whether other runs that cannot be had are left out, and `problem` says so.
+            hub: Where models come from.
+
+        Raises:
+            ZooError: A model cannot be had.
         """
         lineage = find_lineage(ppo, sft=sft, reward=reward, hub=hub)
         loader = lineage.reward_loader if reward is None else None
@@ -66,16 +77,20 @@ class Subject:
         comparison = Comparison.load(
             ppo=lineage.ppo.path,
             sft=lineage.sft.path,
-            reward=() if unread else [one.path for one in lineage.rewards],
+            reward=() if unread else [model.path for model in lineage.rewards],
             reading=lineage.reward_reading,
             loader=None if unread else loader,
             limits=LIMITS,
         )
-        found, problem = _runs(lineage, runs, lenient=lenient, hub=hub)
+        timeline_runs, problem = _runs(lineage, runs, lenient=lenient, hub=hub)
         timeline = None
-        if found:
+        if timeline_runs:
             timeline = Timeline(
-                comparison, found, fetch=lambda name: resolve(name, hub).path, max_models=KEPT, max_bytes=KEPT_BYTES
+                comparison,
+                timeline_runs,
+                fetch=lambda name: resolve(name, hub).path,
+                max_models=KEPT,
+                max_bytes=KEPT_BYTES,
             )
         length = max(int(lineage.setting("response_length", 1)), 1)
         held_out = held_out_prompts(lineage, lambda prompt: comparison.check(prompt, max_new_tokens=length), hub)
@@ -109,13 +124,16 @@ def _runs(
         return [own], None
     missing = None
     try:
-        found = find_runs(lineage.ppo.name, lineage.card, others=others, hub=hub)
+        listed = find_runs(lineage.ppo.name, lineage.card, others=others, hub=hub)
     except ZooError as error:
         if not lenient:
             raise
         missing = f"The other runs are left out: {error}"
-        found = find_runs(lineage.ppo.name, lineage.card, others=(), hub=hub)
-    runs = [run for run in (TimelineRun.from_listing(one.listing, one.card) for one in found.runs) if run.points]
-    if not runs or runs[0].name != found.runs[0].repo:
-        return [], found.problem or f"{found.runs[0].repo} has no checkpoint with a tag: publish the steps of its run."
-    return runs, missing or found.problem
+        listed = find_runs(lineage.ppo.name, lineage.card, others=(), hub=hub)
+    runs = [run for run in (TimelineRun.from_listing(entry.listing, entry.card) for entry in listed.runs) if run.points]
+    if not runs or runs[0].name != listed.runs[0].repo:
+        return (
+            [],
+            listed.problem or f"{listed.runs[0].repo} has no checkpoint with a tag: publish the steps of its run.",
+        )
+    return runs, missing or listed.problem

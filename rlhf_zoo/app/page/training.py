@@ -26,7 +26,14 @@ HINT = (
 
 
 def training_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_once: int) -> None:
-    """Builds the tab inside the caller's. at_once: requests that run the models at the same time."""
+    """Builds the tab inside the caller's.
+
+    Args:
+        subject: The models, and their runs.
+        drawing: Draws the completions.
+        proposal: The sampling at first.
+        at_once: Requests that run the models at the same time.
+    """
     timeline = subject.timeline
     if timeline is None:
         gr.HTML(notice(subject.problem or "This checkpoint has no run to show.", kind="status"), elem_id="no-training")
@@ -35,15 +42,15 @@ def training_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_o
 
     def marked(run: Any, step: Any) -> str:
         try:
-            found = timeline.run(run)
+            shown_run = timeline.run(run)
         except ZooError as error:
             return notice(error)
-        return curves(found, nearest(found, step))
+        return curves(shown_run, nearest(shown_run, step))
 
     def at(prompt: Any, run: Any, step: Any, *sampling: Any) -> Iterator[tuple[Any, Any]]:
         try:
-            found = timeline.run(run)
-            point = found.at(nearest(found, step))
+            shown_run = timeline.run(run)
+            point = shown_run.at(nearest(shown_run, step))
             for snapshot in drawing.at(point.step, prompt, run=run, **keywords(*sampling)):
                 yield "", pairs(snapshot, ppo=_point_label(point))
         except ZooError as error:
@@ -51,11 +58,11 @@ def training_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_o
 
     def every(prompt: Any, run: Any, *sampling: Any) -> Iterator[tuple[Any, Any]]:
         try:
-            found, rows = timeline.run(run), list[AtCheckpoint]()
-            steps = found.spread(subject.comparison.limits.steps)
+            shown_run, rows = timeline.run(run), list[AtCheckpoint]()
+            steps = shown_run.spread(subject.comparison.limits.steps)
             for row in drawing.steps(prompt, steps, run=run, **keywords(*sampling)):
                 rows.append(row)
-                yield "", checkpoints(rows, of=len(steps), all_=len(found.points))
+                yield "", checkpoints(rows, of=len(steps), all_=len(shown_run.points))
         except ZooError as error:
             yield notice(error), gr.skip()
 
@@ -64,7 +71,7 @@ def training_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_o
         prompt = prompt_box("training-prompt", "The beginning of a text", value=example)
         run_all = gr.Button("Every checkpoint", variant="primary", scale=1, min_width=140, elem_id="every-step")
     run = gr.Dropdown(
-        [(_run_label(one), one.name) for one in timeline.runs.values()],
+        [(_run_label(listed), listed.name) for listed in timeline.runs.values()],
         value=first.name,
         label="Run",
         visible=len(timeline.runs) > 1,
@@ -75,7 +82,7 @@ def training_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_o
     with gr.Accordion("Sampling", open=False):
         chosen = controls(proposal, prefix="training-")
     message = gr.HTML("", elem_id="training-message")
-    one = gr.HTML(HINT, elem_id="at-step")
+    at_step = gr.HTML(HINT, elem_id="at-step")
     many = gr.HTML("", elem_id="steps")
 
     # What Gradio refuses is no message in the page: `Timeline` refuses more.
@@ -83,16 +90,16 @@ def training_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_o
     models: dict[str, Any] = {**shared, "concurrency_id": MODELS, "concurrency_limit": at_once}
     # `input` rather than `release`: the keyboard moves a slider too.
     step.input(marked, [run, step], [drawn], trigger_mode="always_last", queue=False, **shared)
-    gr.on([step.input, prompt.submit], at, [prompt, run, step, *chosen], [message, one],
+    gr.on([step.input, prompt.submit], at, [prompt, run, step, *chosen], [message, at_step],
           trigger_mode="always_last", **models)  # fmt: skip
     run_all.click(every, [prompt, run, *chosen], [message, many], **models)
 
     def other(name: Any) -> tuple[Any, str]:
         try:
-            found = timeline.run(name)
+            shown_run = timeline.run(name)
         except ZooError as error:
             return gr.skip(), notice(error)
-        return gr.update(**span(found), value=found.best.step), curves(found, found.best.step)
+        return gr.update(**span(shown_run), value=shown_run.best.step), curves(shown_run, shown_run.best.step)
 
     run.input(other, [run], [step, drawn], **shared)
     if len(timeline.by_beta) > 1:
@@ -138,12 +145,12 @@ def _betas(
         )  # fmt: skip
         run_all = gr.Button("Every β", scale=1, min_width=140, elem_id="every-beta")
     message = gr.HTML("", elem_id="beta-message")
-    one = gr.HTML("", elem_id="at-beta")
+    at_beta = gr.HTML("", elem_id="at-beta")
     many = gr.HTML("", elem_id="betas")
     beta.input(
         lambda value: _frontier(runs, place(value)), [beta], [drawn], trigger_mode="always_last", queue=False, **shared
     )
-    beta.input(at, [prompt, beta, *sampling], [message, one], trigger_mode="always_last", **models)
+    beta.input(at, [prompt, beta, *sampling], [message, at_beta], trigger_mode="always_last", **models)
     run_all.click(every, [prompt, *sampling], [message, many], **models)
 
 
@@ -151,13 +158,22 @@ def _betas(
 
 
 def nearest(run: TimelineRun, step: Any) -> int:
-    """The checkpoint closest to where the slider stands; steps need not be evenly spaced."""
+    """Finds the checkpoint closest to where the slider stands; steps need not be evenly spaced.
+
+    Args:
+        run: A run with checkpoints.
+        step: The slider's value.
+    """
     wanted = step if isinstance(step, int | float) and math.isfinite(step) else run.best.step
     return min(run.steps, key=lambda one: (abs(one - wanted), one))
 
 
 def span(run: TimelineRun) -> dict[str, Any]:
-    """minimum, maximum and step of a slider that stands at every checkpoint of a run."""
+    """Computes minimum, maximum and step of a slider that stands at every checkpoint of a run.
+
+    Args:
+        run: A run with checkpoints.
+    """
     steps = run.steps
     gaps = [later - earlier for earlier, later in pairwise(steps)]
     low, high = steps[0], steps[-1]
@@ -165,7 +181,12 @@ def span(run: TimelineRun) -> dict[str, Any]:
 
 
 def curves(run: TimelineRun, step: int) -> str:
-    """Reward and KL over a run's checkpoints, with `step` marked."""
+    """Draws reward and KL over a run's checkpoints.
+
+    Args:
+        run: A run with checkpoints.
+        step: The one to mark.
+    """
     points = run.points
     watched = list(dict.fromkeys(name for point in points for name in point.watched))[:MOST_WATCHED]
     drawn = step_curves(
@@ -188,7 +209,14 @@ def _frontier(runs: Sequence[TimelineRun], shown: int) -> str:
 
 
 def checkpoints(rows: Sequence[AtCheckpoint], *, of: int, all_: int, by_beta: bool = False) -> str:
-    """The same prompt at each checkpoint so far, one below the other."""
+    """Shows the same prompt at each checkpoint so far, one below the other.
+
+    Args:
+        rows: The checkpoints that are done.
+        of: How many there will be.
+        all_: How many the run has.
+        by_beta: Whether each is of another run, named by its β.
+    """
     shown = _start(rows) + "".join(_row(row, by_beta=by_beta) for row in rows)
     count = f"{len(rows)} of {of}" if len(rows) < of else f"{of}"
     what = "runs" if by_beta else "checkpoints"
@@ -200,12 +228,12 @@ def checkpoints(rows: Sequence[AtCheckpoint], *, of: int, all_: int, by_beta: bo
 
 def _start(rows: Sequence[AtCheckpoint]) -> str:
     """What SFT wrote, from which all of them began; "" until a checkpoint has it beside its own."""
-    found = next((row.found for row in rows if row.found is not None), None)
-    if found is None:
+    snapshot = next((row.found for row in rows if row.found is not None), None)
+    if snapshot is None:
         return ""
-    side = replace(found.sft[0], log_ratio=math.nan, kl=math.nan)  # they are against the first of the checkpoints
+    side = replace(snapshot.sft[0], log_ratio=math.nan, kl=math.nan)  # they are against the first of the checkpoints
     head = "<header><b>SFT</b><span>step 0, where PPO started</span></header>"
-    body = completion(found.prompt, side) + figures(side)
+    body = completion(snapshot.prompt, side) + figures(side)
     return f'<li><article class="zoo-card zoo-sft" data-step="0">{head}{body}</article></li>'
 
 

@@ -19,7 +19,12 @@ KL_EDGES = (0.01, 0.1, 0.5, 2.0)
 
 
 def shade(value: float, edges: Sequence[float]) -> int:
-    """0 to len(edges): how many of the edges a figure reaches."""
+    """Counts the edges that a figure reaches, 0 to len(edges).
+
+    Args:
+        value: The figure.
+        edges: Rising.
+    """
     return sum(value >= edge for edge in edges)
 
 
@@ -52,7 +57,13 @@ def _tokens(side: Side) -> Iterator[str]:
 
 
 def completion(prompt: str, side: Side | None, *, heat: bool = False) -> str:
-    """A prompt and what a policy wrote after it. heat: each token by itself, with its shades and figures."""
+    """Shows a prompt and a policy's completion.
+
+    Args:
+        prompt: The beginning of the text.
+        side: The completion; None shows where it will stand.
+        heat: Whether to show each token by itself, with its shades and figures.
+    """
     if side is None:
         return '<p class="zoo-text"><span class="none">Its completion will stand here.</span></p>'
     written = "".join(_tokens(side)) if heat else text(side.completion)
@@ -61,7 +72,11 @@ def completion(prompt: str, side: Side | None, *, heat: bool = False) -> str:
 
 
 def figures(side: Side | None) -> str:
-    """Reward, log-ratio, exact KL along the completion, length and stop reason."""
+    """Shows reward, log-ratio, exact KL along the completion, length and stop reason.
+
+    Args:
+        side: The completion; None shows dashes.
+    """
     shown = [NOTHING] * 5
     if side is not None:
         reward = "none" if side.reward is None and side.stop is not None else signed(side.reward)
@@ -72,7 +87,16 @@ def figures(side: Side | None) -> str:
 
 
 def side_card(prompt: str, role: Role, side: Side | None, *, row: int = 0, who: str = "", charts: str = "") -> str:
-    """One policy's column: who it is, what it wrote, what that is worth. who: beside its name, HTML."""
+    """Shows one policy's column: who it is, its completion, and its figures.
+
+    Args:
+        prompt: The beginning of the text.
+        role: sft or ppo.
+        side: The completion; None shows where it will stand.
+        row: Its number among several.
+        who: HTML beside its name.
+        charts: HTML below the figures.
+    """
     head = f"<header><b>{NAMES[role]}</b><span>{who or ROLES[role]}</span></header>"
     return (
         f'<article class="zoo-card zoo-{role}" data-side="{role}" data-row="{row}">{head}'
@@ -81,28 +105,39 @@ def side_card(prompt: str, role: Role, side: Side | None, *, row: int = 0, who: 
 
 
 def charts(snapshot: Snapshot, row: int) -> dict[Role, str]:
-    """Of each policy: KL at each position, and PPO's values, both on one scale for both policies."""
+    """Draws KL at each position, and PPO's values, both on one scale for both policies.
+
+    Args:
+        snapshot: Completions of both policies.
+        row: Which pair of them.
+
+    Returns:
+        HTML by role; "" while a long completion is being written.
+    """
     both: dict[Role, Side] = {"sft": snapshot.sft[row], "ppo": snapshot.ppo[row]}
     if not snapshot.done and any(side.length > DRAWN_WHILE_WRITING for side in both.values()):
         return dict.fromkeys(both, "")
     width = max(side.length for side in both.values())
     kl_top = max((kl for side in both.values() for kl in side.token_kl), default=0.0)
-    known = [value for side in both.values() for value in side.token_values or ()]
-    found = {}
+    all_values = [value for side in both.values() for value in side.token_values or ()]
+    html_of = {}
     for role, side in both.items():
         shared: dict[str, Any] = {"labels": side.tokens, "side": role, "width": width}
         drawn = token_bars(side.token_kl, title="KL at each position", unit="nats", top=kl_top, **shared)
         if side.token_values is not None:
-            span = (min(known), max(known))
+            span = (min(all_values), max(all_values))
             drawn += token_line(side.token_values, title="PPO's value at each position", unit="", span=span, **shared)
-        found[role] = f'<div class="zoo-charts">{drawn}</div>'
-    return found
+        html_of[role] = f'<div class="zoo-charts">{drawn}</div>'
+    return html_of
 
 
 def pairs(snapshot: Snapshot, *, ppo: str = ROLES["ppo"], folded: bool = False) -> str:
-    """All completions of a snapshot, the two of one random stream side by side. ppo: beside its name, HTML.
+    """Shows all completions of a snapshot, the two of one random stream side by side.
 
-    folded: what is said of tokens is folded also of the first pair.
+    Args:
+        snapshot: Completions of both policies.
+        ppo: HTML beside PPO's name.
+        folded: Whether the details of tokens are folded also of the first pair.
     """
     rows = []
     named: dict[Role, str] = {"sft": ROLES["sft"], "ppo": ppo}
@@ -125,7 +160,7 @@ def pairs(snapshot: Snapshot, *, ppo: str = ROLES["ppo"], folded: bool = False) 
 
 
 def empty_pairs() -> str:
-    """Where the first comparison will stand."""
+    """Shows where the first comparison will stand."""
     cards = "".join(side_card("", role, None) for role in NAMES)
     return f'<div class="zoo-pairs" data-state="empty"><div class="zoo-pair">{cards}</div></div>'
 
@@ -177,7 +212,7 @@ def _means(snapshot: Snapshot) -> str:
 
 
 def legend() -> str:
-    """What the shades mean, in nats; the page's style shows the one that is chosen."""
+    """Explains the shades, in nats; the page's style shows the legend of the chosen one."""
 
     def above(edges: Sequence[float]) -> list[str]:
         return [f"{low:g} to {high:g}" for low, high in pairwise(edges)] + [f"{edges[-1]:g} and more"]

@@ -32,21 +32,27 @@ READING = "they are being read"
 
 
 class TallyStore(VoteStore, Protocol):
-    """Where votes go and come from (`HubVotes`). read: all its votes, [] without a repository."""
+    """Where votes go and come from (`HubVotes`).
+
+    `read` returns all its votes, [] without a repository.
+    """
 
     def read(self) -> list[Vote]: ...
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What all known votes say.
+    """The figures over all known votes.
 
-    summary: as `evaluation.votes.summary` returns it. `votes`, `counts` and the value of `win_rate` are of every vote;
-    intervals, pairs, elo and left are of the `computed` votes that were known when they were last computed, and the
-    interval of a first win rate is None until then. exact: whether that was since the last vote.
-
-    failing: why the last votes were not sent, or None. due: how many wait on the disk while sending fails, else 0.
-    unread: why votes that only the Hub has may be missing, or None.
+    Attributes:
+        summary: What `evaluation.votes.summary` returns. `votes`, `counts` and the value of `win_rate` are of every
+            vote; intervals, pairs, elo and left are of the `computed` votes that were known when they were computed,
+            and the interval of a first win rate is None until then.
+        exact: Whether everything is of every vote.
+        computed: How many votes the intervals are of.
+        due: How many votes wait on the disk while sending fails, else 0.
+        failing: Why the last votes were not sent; None where they were.
+        unread: Why votes that only the Hub has may be missing; None where none are.
     """
 
     summary: Mapping[str, Any]
@@ -60,8 +66,17 @@ class Figures:
 class Tally:
     """The votes of a page, a context manager for the whole time of serving. Threads may share it.
 
-    What is cast is on the disk at once and sent by a thread. Two more threads read the Hub's votes and compute the
-    intervals, so that neither the Hub nor the bootstrap is waited for. Leaving sends what is left, as `VoteBox` does.
+    A cast vote is on the disk at once, and a thread sends it. Two more threads read the Hub's votes and compute the
+    intervals, so that nobody waits for the Hub nor for the bootstrap. Leaving sends what is left, as `VoteBox` does.
+
+    Args:
+        store: Where votes go and come from.
+        journal: The folder on the disk, of the VoteBox.
+        interval: Seconds between two sendings, of the VoteBox.
+        per_hour: Votes from one address.
+        every: Seconds between two readings of the Hub's votes.
+        soonest: Seconds until the next reading after votes were sent.
+        again: Seconds until the next reading after one that failed.
     """
 
     def __init__(
@@ -122,51 +137,63 @@ class Tally:
             self._quiet.close()
 
     def describe(self) -> dict[str, str]:
-        """name: of the data set; address: where the Hub shows it."""
+        """Names the data set (`name`), and where the Hub shows it (`address`)."""
         return {"name": self.name, "address": f"{CLIENT.address}/datasets/{self.name}"}
 
     def append(self, batch: str, votes: Sequence[Vote]) -> None:
-        """What the box sends goes to the store. Then the Hub is read soon: others may have voted too."""
+        """Stores what the box sends. Then the Hub is read soon: others may have voted too.
+
+        Args:
+            batch: The name of the file.
+            votes: Its votes.
+        """
         self._store.append(batch, votes)
         with self._changed:
             self._hurried = True
             self._changed.notify_all()
 
     def cast(self, vote: Vote, address: str | None = None) -> Vote:
-        """Keeps a vote, and returns the one that counts: of several with one id, the first.
+        """Keeps a vote. It is on the disk, and in `figures`, when this returns. Never waits for the Hub.
 
-        It is on the disk, and in `figures`, when this returns. Never waits for the Hub. address: the voter's, as
-        `voter_address` tells it, for the limits of `VoteLimits`; None for a vote without any. Raises ZooError where the
-        disk refuses, or TooManyVotesError: then no vote is kept.
+        Args:
+            vote: The vote.
+            address: The voter's, as `voter_address` tells it, for the limits of `VoteLimits`; None for a vote without
+                limits.
+
+        Returns:
+            The vote that counts: of several with one id, the first.
+
+        Raises:
+            ZooError: The disk refuses, or TooManyVotesError: then no vote is kept.
         """
         pair = (vote.prompt, *sorted(f"{side.role} {side.repo} {side.commit}" for side in (vote.left, vote.right)))
         with self._casting:
-            known = self._votes.get(vote.id)
-            if known is None:
+            before = self._votes.get(vote.id)
+            if before is None:
                 if address is not None:
                     self._limits.check(address, pair)
                 self._box.cast(vote)
                 if address is not None:
                     self._limits.count(address, pair)
                 self._add([vote])
-            return known or vote
+            return before or vote
 
     def figures(self) -> Figures:
-        """The figures so far; waits for nothing."""
+        """Returns the figures so far; waits for nothing."""
         failing = self._box.failing
         due = len(self._box.due()) if failing is not None else 0
         with self._changed:
-            votes, found, exact = self._votes, dict(self._summary), self._summarized is self._votes
+            votes, shown, exact = self._votes, dict(self._summary), self._summarized is self._votes
             unread = self._unread
-        computed = found["votes"]
+        computed = shown["votes"]
         if not exact:
             counts = _counts(votes.values())
             rate = _rate(counts)
             if rate is not None:
-                before = found["win_rate"] or {"ci95": None, "prompts": None}
+                before = shown["win_rate"] or {"ci95": None, "prompts": None}
                 rate |= {key: before[key] for key in ("ci95", "prompts")}
-            found |= {"votes": len(votes), "counts": counts, "win_rate": rate}
-        return Figures(found, exact, computed, due, failing, unread)
+            shown |= {"votes": len(votes), "counts": counts, "win_rate": rate}
+        return Figures(shown, exact, computed, due, failing, unread)
 
     def _add(self, votes: Iterable[Vote]) -> None:
         with self._changed:
@@ -181,10 +208,10 @@ class Tally:
             with self._changed:
                 self._fresh = {}
             pause, why = self._every, None
-            found: list[Vote] = []
+            read: list[Vote] = []
             try:
                 # The journal may be shared: other processes cast votes into it, and send those of this one.
-                found = merged(self._store.read(), self._box.votes())
+                read = merged(self._store.read(), self._box.votes())
             except Exception as error:
                 if not isinstance(error, (ZooError, *client_errors())):
                     log.exception("The votes of %s are not read for now.", self.name)
@@ -192,7 +219,7 @@ class Tally:
             with self._changed:
                 if why is None:
                     # These are all there are, except for what came since their reading began.
-                    votes = {vote.id: vote for vote in found} | self._fresh
+                    votes = {vote.id: vote for vote in read} | self._fresh
                     if votes.keys() != self._votes.keys():
                         self._votes = votes
                 elif self._unread in (None, READING):
@@ -214,13 +241,13 @@ class Tally:
                 votes = self._votes
             began, pause = time.monotonic(), self._again
             try:
-                found = summary(merged(votes.values()))
+                computed = summary(merged(votes.values()))
             except Exception:  # a mistake of ours must not end the thread, nor be tried again at once
                 log.exception("Win rate and ratings of %d votes cannot be computed.", len(votes))
             else:
                 pause = REST * (time.monotonic() - began)
                 with self._changed:
-                    self._summary, self._summarized = found, votes
+                    self._summary, self._summarized = computed, votes
             with self._changed:
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._closing, pause)

@@ -20,10 +20,15 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Chosen:
-    """ppo, sft, reward: NAMESPACE/NAME[@REVISION]; sft and reward None are those of the lineage.
+    """The models that a Space shows.
 
-    votes: the data set NAMESPACE/NAME that blind votes go to, None to keep none. runs: the PPO repositories of the
-    ablation beside ppo, () for none, and None where nothing says: then they are found as `find_runs` does.
+    Attributes:
+        ppo: NAMESPACE/NAME[@REVISION].
+        sft: The same; None for that of the lineage.
+        reward: The same; None for that of the lineage.
+        votes: The data set NAMESPACE/NAME that blind votes go to; None keeps none.
+        runs: The PPO repositories of the ablation beside ppo, () for none; None where nothing says: then they are found
+            as `find_runs` does.
     """
 
     ppo: str
@@ -34,19 +39,24 @@ class Chosen:
 
 
 def chosen(folder: Path) -> Chosen:
-    """What the Space in `folder` shows.
+    """Reads what a Space shows.
 
     The variable RLHF_ZOO_PPO, with RLHF_ZOO_SFT and RLHF_ZOO_REWARD, takes the place of compare.json as a whole.
     RLHF_ZOO_VOTES, and RLHF_ZOO_RUNS with commas between the names, count with the file too. An empty variable is none.
-    Raises ZooError where neither says what to show, for a file that is broken, and for names that no Hub has.
+
+    Args:
+        folder: The Space's files.
+
+    Raises:
+        ZooError: Neither says what to show, the file is broken, or a name is one that no Hub has.
     """
     ppo = _variable("PPO")
-    found = _from_file(folder / CHOSEN) if ppo is None else Chosen(ppo, _variable("SFT"), _variable("REWARD"))
+    named = _from_file(folder / CHOSEN) if ppo is None else Chosen(ppo, _variable("SFT"), _variable("REWARD"))
     votes, runs = _variable("VOTES"), _variable("RUNS")
     return replace(
-        found,
-        votes=found.votes if votes is None else HubVotes(votes).name,
-        runs=found.runs if runs is None else _names_in(runs),
+        named,
+        votes=named.votes if votes is None else HubVotes(votes).name,
+        runs=named.runs if runs is None else _names_in(runs),
     )
 
 
@@ -55,7 +65,7 @@ def _variable(name: str) -> str | None:
 
 
 def _names_in(listed: str) -> tuple[str, ...]:
-    names = tuple(name for one in listed.split(",") if (name := one.strip()))
+    names = tuple(name for part in listed.split(",") if (name := part.strip()))
     wrong = next((name for name in names if not is_model(name)), None)
     if wrong is not None:
         raise ZooError(
@@ -80,14 +90,14 @@ def _from_file(file: Path) -> Chosen:
     if type(schema) is int and schema > SCHEMA:
         raise ZooError(f"{file} has the schema {schema}, and this rlhf-zoo reads up to {SCHEMA}: install a newer one.")
     votes, runs = named.get("votes"), named.get("runs")
-    known = {
+    is_valid = {
         "schema": type(schema) is int,
         "ppo": is_model(named.get("ppo")),
         **{role: named.get(role) is None or is_model(named[role]) for role in ("sft", "reward")},
         "votes": votes is None or isinstance(votes, str),
         "runs": runs is None or (isinstance(runs, list) and all(map(is_model, runs))),
     }
-    wrong = next((key for key, good in known.items() if not good), None)
+    wrong = next((key for key, good in is_valid.items() if not good), None)
     if wrong is not None:
         raise ZooError(
             f"{file} has {reprlib.repr(named.get(wrong))} under {wrong!r}, which `rlhf-zoo space deploy` "
@@ -103,5 +113,9 @@ def _from_file(file: Path) -> Chosen:
 
 
 def is_model(name: Any) -> bool:
-    """Whether it is NAMESPACE/NAME[@REVISION]."""
+    """Whether a name is NAMESPACE/NAME[@REVISION].
+
+    Args:
+        name: Any value.
+    """
     return isinstance(name, str) and hub_id(name.partition("@")[0]) is not None

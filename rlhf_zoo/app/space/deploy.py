@@ -3,7 +3,7 @@
 import json
 import logging
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +22,18 @@ Sdk = Literal["gradio", "static"]
 
 @dataclass(frozen=True)
 class Deployed:
-    """What `deploy` did. changed: whether it took a commit. hidden: the models that only a token may read.
+    """What `deploy` did.
 
-    refused: why the Hub takes no Gradio Space of this account, where the page is static for that.
+    Attributes:
+        url: The Space's address.
+        commit: Its commit.
+        sdk: gradio or static.
+        hardware: What it runs on.
+        created: Whether the Space is new.
+        changed: Whether it took a commit.
+        private: Whether the Space is private.
+        hidden: The models that only a token may read.
+        refused: Why the Hub takes no Gradio Space of this account, where the page is static for that.
     """
 
     url: str
@@ -47,55 +56,59 @@ def deploy(
     builds: bool = False,
     hub: Hub = CLIENT,
 ) -> Deployed:
-    """Makes or updates the Space NAMESPACE/NAME in one commit.
+    """Makes or updates a Space in one commit.
 
     A new Space is a Gradio one on the free CPU, else on ZeroGPU; where the account may have neither (402), a static
-    page, the HTML that `page()` gives. A Space that is there keeps its kind, and what others put into it. A Gradio one
-    has the data set of its votes made too, as private as itself. private None: as the models are, where the Space is
-    new. builds: whether the Hub runs Spaces.
+    page. An existing Space keeps its kind, and the files that others put into it. For a Gradio one the data set of its
+    votes is made too, as private as the Space.
 
-    Its files are written before the Space is made, and what was made is deleted again where the commit does not come.
+    Its files are written before the Space is made, and what was made is deleted again where the commit fails.
 
-    Raises ZooError where a Space of this name is not ours, where its visibility is another than asked for, where its
-    files cannot be written, and where the Hub refuses.
+    Args:
+        space: NAMESPACE/NAME.
+        models: What it shows.
+        page: Makes the HTML of a static page.
+        private: Whether a new Space is private; None takes it from the models.
+        builds: Whether the Hub runs Spaces.
+        hub: Where it is made.
+
+    Raises:
+        ZooError: A Space of this name is not ours, its visibility is another than asked for, its files cannot be
+            written, or the Hub refuses.
     """
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
-
     api, endpoint = hub.api(), hub.address
     check_code(models, hub)
     with refusals_as(f"The models of {space} cannot be looked at on {endpoint}", "try again, or check --hub."):
         shown = dict.fromkeys([*(model.repo for model in models.roles.values()), *models.runs])
         hidden = tuple(repo for repo in shown if api.model_info(repo).private)
-    refused = None
     not_made = f"The Space {space} cannot be made on {endpoint}", "check that the token may write there."
     with refusals_as(*not_made):
-        there = _look(api, space)
-    sdk: Sdk
-    if there is None:
-        private, sdk, hardware = bool(hidden) if private is None else private, "gradio", CPU
+        existing = _look(api, space)
+    if existing is None:
+        kind, private = _Kind("gradio", CPU), bool(hidden) if private is None else private
     else:
-        _check_visibility(space, private, there.private, hidden)
-        private, sdk, hardware = there.private, there.sdk, there.hardware
+        _check_visibility(space, private, existing.private, hidden)
+        kind, private = _Kind(existing.sdk, existing.hardware), existing.private
     layout: Layout = "path" if not builds else "files" if private else "address"
 
     def write(folder: Path) -> dict[str, Path]:
         folder.mkdir()
-        if sdk == "static":
+        if kind.sdk == "static":
             write_static(folder, models, page())
         else:
-            write_space(folder, models, space=space, endpoint=endpoint, layout=layout, hardware=hardware)
+            write_space(folder, models, space=space, endpoint=endpoint, layout=layout, hardware=kind.hardware)
         return {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
 
     with tempfile.TemporaryDirectory(prefix="rlhf-zoo-space-") as scratch, _taken_back(api) as made:
         files = write(Path(scratch) / "first")
-        if there is None:
-            planned = sdk, hardware
+        if existing is None:
+            planned = kind
             with refusals_as(*not_made):
-                sdk, hardware, refused = _create(api, space, private=private)
+                kind = _create(api, space, private=private)
             made.append((space, "space"))
-            if (sdk, hardware) != planned:
+            if (kind.sdk, kind.hardware) != (planned.sdk, planned.hardware):
                 files = write(Path(scratch) / "second")
-        if models.votes is not None and sdk == "gradio":
+        if models.votes is not None and kind.sdk == "gradio":
             # The page would make it public, whoever sees the Space.
             with refusals_as(
                 f"The data set {models.votes} cannot be made on {endpoint}", "check --votes and the token."
@@ -103,28 +116,27 @@ def deploy(
                 if not api.repo_exists(models.votes, repo_type="dataset"):
                     api.create_repo(models.votes, repo_type="dataset", private=private, exist_ok=True)
                     made.append((models.votes, "dataset"))
-        stale = [name for name in (there.files if there else ()) if _is_ours(name) and name not in files]
-        operations: list[Any] = [CommitOperationAdd(name, str(path)) for name, path in files.items()]
-        operations += [CommitOperationDelete(name) for name in stale]
         with refusals_as(f"The Space {space} cannot be written to on {endpoint}", "try again, or check the token."):
-            done = api.create_commit(
-                space,
-                operations,
-                repo_type="space",
-                commit_message=f"Compare {models.ppo.name} with {models.sft.name}",
-                parent_commit=there.head if there else None,
-            )
+            commit = _commit(api, space, models, files, existing)
     return Deployed(
         url=f"{endpoint}/spaces/{space}",
-        commit=done.oid,
-        sdk=sdk,
-        hardware=hardware,
-        created=there is None,
-        changed=there is None or done.oid != there.head,
+        commit=commit,
+        sdk=kind.sdk,
+        hardware=kind.hardware,
+        created=existing is None,
+        changed=existing is None or commit != existing.head,
         private=private,
         hidden=hidden,
-        refused=refused,
+        refused=kind.refused,
     )
+
+
+class _Kind(NamedTuple):
+    """What a Space runs on. refused: why it is no Gradio Space, in the Hub's words, where it was meant to be one."""
+
+    sdk: Sdk
+    hardware: str
+    refused: str | None = None
 
 
 @contextmanager
@@ -161,7 +173,7 @@ def _look(api: Any, space: str) -> _Space | None:
         info = api.space_info(space)
     except RepositoryNotFoundError:
         return None
-    files = tuple(one.rfilename for one in info.siblings or [])
+    files = tuple(sibling.rfilename for sibling in info.siblings or [])
     chosen = _read_chosen(api, space, info.sha) if CHOSEN in files else None
     # One that is as new was made by a run that was cut off before its commit.
     if (chosen is None and not set(files) <= _UNTOUCHED) or info.sdk not in ("gradio", "static"):
@@ -174,12 +186,12 @@ def _look(api: Any, space: str) -> _Space | None:
 def _read_chosen(api: Any, space: str, commit: str) -> dict[str, Any] | None:
     path = api.hf_hub_download(space, CHOSEN, repo_type="space", revision=commit)
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
     except (ValueError, RecursionError):
         return None  # not ours: we write nothing but JSON
-    if not isinstance(found, dict) or type(found.get("schema")) is not int:
+    if not isinstance(content, dict) or type(content.get("schema")) is not int:
         return None
-    return found if is_model(found.get("ppo")) else None
+    return content if is_model(content.get("ppo")) else None
 
 
 def _is_ours(name: str) -> bool:
@@ -189,26 +201,43 @@ def _is_ours(name: str) -> bool:
     return wheel or top == "rlhf_zoo" or name in ("app.py", "index.html", "requirements.txt")
 
 
-def _create(api: Any, space: str, *, private: bool) -> tuple[Sdk, str, str | None]:
-    """(kind, hardware, why no Gradio Space) of a Space that was made now."""
+def _commit(api: Any, space: str, models: SpaceModels, files: Mapping[str, Path], existing: _Space | None) -> str:
+    """Puts the files into the Space, and takes out those of an earlier deployment. Returns the commit's id."""
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+
+    stale = [name for name in (existing.files if existing else ()) if _is_ours(name) and name not in files]
+    operations: list[Any] = [CommitOperationAdd(name, str(path)) for name, path in files.items()]
+    operations += [CommitOperationDelete(name) for name in stale]
+    commit = api.create_commit(
+        space,
+        operations,
+        repo_type="space",
+        commit_message=f"Compare {models.ppo.name} with {models.sft.name}",
+        parent_commit=existing.head if existing else None,
+    )
+    return str(commit.oid)
+
+
+def _create(api: Any, space: str, *, private: bool) -> _Kind:
+    """Makes the Space, of the best kind that the Hub grants this account."""
     from huggingface_hub.errors import HfHubHTTPError
 
     options = {"repo_type": "space", "private": private}
     try:
         api.create_repo(space, space_sdk="gradio", **options)
-        return "gradio", CPU, None
+        return _Kind("gradio", CPU)
     except HfHubHTTPError as error:
         if status_of(error) != 402:
             raise
         refused = reason(error)
     try:
         api.create_repo(space, space_sdk="gradio", space_hardware=ZERO_GPU, **options)
-        return "gradio", ZERO_GPU, None
+        return _Kind("gradio", ZERO_GPU)
     except HfHubHTTPError as error:
         if status_of(error) not in (400, 402, 403):  # by which a Hub says that this account has no ZeroGPU (left)
             raise
     api.create_repo(space, space_sdk="static", **options)
-    return "static", CPU, refused
+    return _Kind("static", CPU, refused)
 
 
 def _check_visibility(space: str, asked: bool | None, private: bool, hidden: Sequence[str]) -> None:

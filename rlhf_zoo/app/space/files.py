@@ -51,11 +51,18 @@ class Pinned(NamedTuple):
 
 @dataclass(frozen=True)
 class SpaceModels:
-    """What a Space shows. reward: None where PPO was trained without one. recipe: None where no card names it.
+    """The models that a Space shows.
 
-    card: rlhf_card.json of the PPO checkpoint, {} without one, as its publisher wrote it: its texts are data.
-    votes: the data set that blind votes go to, None to keep none. runs: the PPO repositories of the ablation beside it,
-    of which the page shows whatever is published when it starts.
+    Attributes:
+        ppo: The PPO model.
+        sft: The SFT model.
+        reward: The reward model; None where PPO was trained without one.
+        datasets: The data sets of the lineage.
+        recipe: Its name; None where no card names it.
+        card: rlhf_card.json of the PPO checkpoint, {} without one, as its publisher wrote it: its texts are data.
+        votes: The data set that blind votes go to; None keeps none.
+        runs: The PPO repositories of the ablation beside it, of which the page shows whatever is published when it
+            starts.
     """
 
     ppo: Pinned
@@ -69,12 +76,12 @@ class SpaceModels:
 
     @property
     def roles(self) -> dict[str, Pinned]:
-        known = {"ppo": self.ppo, "sft": self.sft, "reward": self.reward}
-        return {role: model for role, model in known.items() if model is not None}
+        models = {"ppo": self.ppo, "sft": self.sft, "reward": self.reward}
+        return {role: model for role, model in models.items() if model is not None}
 
     @property
     def named(self) -> dict[str, Pinned]:
-        """The same by what a reader calls the roles."""
+        """The models by what a reader calls the roles."""
         return {_ROLES[role]: model for role, model in self.roles.items()}
 
     @property
@@ -85,11 +92,17 @@ class SpaceModels:
 def find_models(
     ppo: str, *, sft: str | None = None, reward: str | None = None, votes: str | None = None
 ) -> SpaceModels:
-    """The models of a PPO checkpoint NAMESPACE/NAME[@TAG], each at its commit; no weights are fetched.
+    """Finds the models of a PPO checkpoint, each at its commit; fetches no weights.
 
-    sft and reward take the place of what the lineage names; the data set `votes` need not be there yet. Raises ZooError
-    where a model cannot be had, where the checkpoint is not one of PPO, where nothing names its SFT model, and where no
-    Hub could have `votes`.
+    Args:
+        ppo: NAMESPACE/NAME[@TAG].
+        sft: Takes the place of what the lineage names.
+        reward: Takes the place of what the lineage names.
+        votes: The data set of votes, which need not exist yet.
+
+    Raises:
+        ZooError: A model cannot be had, the checkpoint is not one of PPO, nothing names its SFT model, or no Hub could
+            have `votes`.
     """
     votes = None if votes is None else HubVotes(votes).name
     root = _published(ppo)
@@ -109,14 +122,24 @@ def find_models(
 
 
 def with_runs(models: SpaceModels, names: Sequence[str] | None = None) -> tuple[SpaceModels, str | None]:
-    """(the models with the other runs of the ablation, why there may be fewer than there are if so).
+    """Adds the other runs of the ablation.
 
-    names: the runs; None looks for them. Of those found, one without a checkpoint is left out, and one that is private
-    where the PPO model is not, which would make the Space private. Raises ZooError for a name that `find_runs` refuses.
+    Of runs that were looked for, one without a checkpoint is left out, and one that is private where the PPO model is
+    not, which would make the Space private.
+
+    Args:
+        models: What the Space shows.
+        names: The runs; None looks for them.
+
+    Returns:
+        The models with the runs, and why some are missing, None where none are.
+
+    Raises:
+        ZooError: `find_runs` refuses a name.
     """
-    found = find_runs(models.ppo.repo, models.card, others=names)
-    own, *others = found.runs
-    problems = [found.problem] if found.problem is not None else []
+    listed = find_runs(models.ppo.repo, models.card, others=names)
+    own, *others = listed.runs
+    problems = [listed.problem] if listed.problem is not None else []
     if names is None:
         others = [run for run in others if run.steps]
         hidden = [run.repo for run in others if run.private and not own.private]
@@ -147,7 +170,15 @@ def _pinned(node: Node) -> Pinned:
 
 
 def check_code(models: SpaceModels, hub: Hub) -> None:
-    """Raises ZooError for a model that needs program code of its own: nobody can say on a Space that it may run."""
+    """Checks that no model needs program code of its own: nobody can say on a Space that it may run.
+
+    Args:
+        models: What the Space shows.
+        hub: Where they are.
+
+    Raises:
+        ZooError: A model needs such code.
+    """
     for model in models.roles.values():
         with refusals_as(f"The configuration of {model.repo} cannot be had from {hub.name}", "try again."):
             listed = hub.api().get_paths_info(model.repo, ["config.json"], revision=model.commit)
@@ -181,13 +212,17 @@ def _walk(node: Node) -> Iterator[Node]:
 
 
 def space_folder() -> Path:
-    """Where the Space's own files lie: in the wheel, else in the repository beside the package."""
+    """Finds the Space's own files: in the wheel, else in the repository beside the package.
+
+    Raises:
+        ZooError: The installation lacks them.
+    """
     package = Path(__file__).parents[2]
     folders = (package / "_spaces", package.parent / "spaces")
-    found = next((one / "compare" for one in folders if (one / "compare" / "app.py").is_file()), None)
-    if found is None:
+    app_folder = next((parent / "compare" for parent in folders if (parent / "compare" / "app.py").is_file()), None)
+    if app_folder is None:
         raise ZooError("This installation lacks the comparison page (compare/app.py): install rlhf-zoo again.")
-    return found
+    return app_folder
 
 
 def write_space(

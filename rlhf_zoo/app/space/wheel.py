@@ -16,10 +16,18 @@ _EPOCH = (2020, 2, 2, 0, 0, 0)  # the time in every entry, as hatchling has it: 
 
 
 def make_wheel(folder: Path) -> Path:
-    """Writes the wheel of the package that runs into `folder`, and returns its path. Equal sources give equal bytes.
+    """Writes a wheel of the running package. Equal sources give equal bytes.
 
-    Built from the sources where it runs from a checkout, else of the files that were installed. Raises ZooError where
-    it was not installed, where installed files are missing, and in a checkout without hatchling.
+    It is built from the sources where the package runs from a checkout, else from the installed files.
+
+    Args:
+        folder: Where to write it.
+
+    Returns:
+        Its path.
+
+    Raises:
+        ZooError: The package was not installed, installed files are missing, or a checkout lacks hatchling.
     """
     sources = PACKAGE.parent
     if (sources / "pyproject.toml").is_file() and (sources / "spaces").is_dir():
@@ -43,9 +51,21 @@ def _build(sources: Path, folder: Path) -> Path:
 
 
 def repack(installed: metadata.Distribution, folder: Path) -> Path:
-    """The wheel that `installed` came of, from the files that its RECORD lists; what is outside of it (scripts) is made
-    anew by whoever installs the wheel."""
-    listed = [PurePosixPath(str(one)) for one in installed.files or []]
+    """Makes the wheel that a package was installed from again, from the files that its RECORD lists.
+
+    Scripts outside of it are left out: whoever installs the wheel makes them anew.
+
+    Args:
+        installed: The distribution.
+        folder: Where to write it.
+
+    Returns:
+        The wheel's path.
+
+    Raises:
+        ZooError: Files are missing.
+    """
+    listed = [PurePosixPath(str(file)) for file in installed.files or []]
     inside = sorted(
         (path for path in listed if _is_of_the_wheel(path)),
         key=lambda path: (path.parts[0].endswith(".dist-info"), str(path)),
@@ -82,6 +102,11 @@ def _add(wheel: zipfile.ZipFile, name: str, content: bytes) -> None:
 
 
 def unpack(wheel: Path, folder: Path) -> None:
-    """Lays the wheel's files into `folder`, where a program that stands there finds package and entry points."""
+    """Unpacks a wheel, so that a program in that folder finds the package and its entry points.
+
+    Args:
+        wheel: The wheel.
+        folder: Where to write its files.
+    """
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder)

@@ -1,0 +1,117 @@
+"""The votes so far as HTML: counts, win rate with its interval, and Elo ratings."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .html import attributes, figure_list, number, short_name, text
+from .vote_counts import Figures
+
+NAMES = {"ppo": "PPO", "sft": "SFT"}
+MOST_RATINGS = 30  # rows: whoever may write to the data set may name as many models as they like
+
+
+@dataclass(frozen=True)
+class Model:
+    """Where a model is published.
+
+    Attributes:
+        repo: NAMESPACE/NAME; all three are None for a folder of this machine.
+        commit: Its commit.
+        tag: Its tag, where it has one.
+    """
+
+    repo: str | None = None
+    commit: str | None = None
+    tag: str | None = None
+
+    @property
+    def name(self) -> str:
+        """As a visitor reads it; not escaped."""
+        if self.repo is None:
+            return "a folder, not on the Hub"
+        name = short_name(self.repo if self.tag is None else f"{self.repo}@{self.tag}")
+        return name if self.commit is None else f"{name} ({self.commit[:8]})"
+
+
+def figures_html(found: Figures, place: Mapping[str, str]) -> str:
+    """Shows the votes so far. What the data set's rows name is a stranger's word, and escaped.
+
+    Args:
+        found: The figures of the votes.
+        place: `Tally.describe`.
+    """
+    counts = found.summary["counts"]
+    labels = {"ppo": "PPO preferred", "sft": "SFT preferred", "tie": "Tie", "both_bad": "Both bad"}
+    rows = [(key, label, counts[key]) for key, label in labels.items()]
+    votes = found.summary["votes"]
+    head = f"<h2>{votes} vote{'s' * (votes != 1)} so far</h2>"
+    notes = "".join(f'<p class="zoo-note">{note}</p>' for note in _notes(found, place["name"]))
+    return (
+        f'<section class="zoo-votes-so-far" data-votes="{votes}" data-exact="{str(found.exact).lower()}">{head}'
+        f"{_win_rate(found.summary['win_rate'])}{figure_list(rows)}{_ratings(found.summary)}{notes}</section>"
+    )
+
+
+def _win_rate(rate: Mapping[str, Any] | None) -> str:
+    if rate is None:
+        return '<p class="zoo-rate">No vote that tells one from the other yet.</p>'
+    value, interval = rate["value"], rate["ci95"]
+    shown = f"[{number(100 * interval[0], 1)}%, {number(100 * interval[1], 1)}%]" if interval else "follows"
+    spoken = (
+        f"PPO is preferred over SFT in {number(100 * value, 1)}% of {rate['n']}, a tie counting one half; "
+        f"95% interval {shown}"
+    )
+    prompts = f" ({rate['prompts']} so far)" if rate.get("prompts") else ""
+    band = ""
+    if interval:
+        low, high = (min(max(bound, 0.0), 1.0) for bound in interval)
+        band = f'<i class="band" style="left:{100 * low:.2f}%;width:{100 * (high - low):.2f}%"></i>'
+    return (
+        f'<p class="zoo-rate"><b data-figure="win_rate">{number(100 * value, 1)}%</b> PPO over SFT, 95% interval '
+        f'<span data-figure="ci95">{shown}</span>, n = <span data-figure="n">{rate["n"]}</span>, a tie counting one '
+        f'half.</p><p class="zoo-basis">The interval counts prompts{prompts}: votes on one prompt are not '
+        "independent.</p>"
+        f'<div class="zoo-bar" role="img"{attributes({"aria-label": spoken})}>{band}<i class="half"></i>'
+        f'<i class="point" style="left:{100 * value:.2f}%"></i></div>'
+        '<p class="zoo-ends" aria-hidden="true"><span>SFT</span><span>½</span><span>PPO</span></p>'
+    )
+
+
+def _ratings(found: Mapping[str, Any]) -> str:
+    """Elo of each revision, where more than one pair of revisions was compared."""
+    ratings = found["elo"]
+    if len(found["pairs"]) < 2 or not ratings:
+        return ""
+    several = len({row["among"] for row in ratings}) > 1
+    heads = ["Revision", "Elo", "95% interval", "Votes", *(["Group"] if several else [])]
+    rows = []
+    for row in ratings[:MOST_RATINGS]:
+        rating, name = row["elo"], Model(row["repo"], row["commit"], row["tag"]).name
+        low, high = rating["ci95"]
+        cells = [f"{rating['value']:.0f}", f"{low:.0f} to {high:.0f}", rating["n"], *([row["among"] + 1] * several)]
+        named = f'<th scope="row">{NAMES[row["role"]]} {text(name)}</th>'
+        rows.append(f"<tr>{named}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
+    notes = " Only ratings of one group are on one scale." if several else ""
+    if len(ratings) > MOST_RATINGS:
+        notes += f" {len(ratings) - MOST_RATINGS} more are left out."
+    columns = "".join(f'<th scope="col">{head}</th>' for head in heads)
+    return (
+        f'<p class="zoo-elo-of">Elo rating of each revision, 1000 on average.{notes}</p>'
+        '<div class="zoo-scroll" tabindex="0" role="region" aria-label="Elo ratings"><table class="zoo-elo">'
+        f"<thead><tr>{columns}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
+def _notes(found: Figures, name: str) -> Iterator[str]:
+    """Sentences, escaped."""
+    if not found.exact and found.computed:
+        yield f"Intervals and ratings are those of {found.computed} of these votes; the others are being added."
+    if found.failing is not None and found.due:
+        waiting = "1 vote waits" if found.due == 1 else f"{found.due} votes wait"
+        yield (
+            f"{waiting} on the disk, because {text(name)} does not take votes now ({text(found.failing)}); what waits "
+            "is sent as soon as it does."
+        )
+    if found.unread is not None:
+        yield f"Votes that {text(name)} has from elsewhere may be missing here ({text(found.unread)})."
