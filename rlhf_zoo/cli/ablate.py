@@ -54,19 +54,19 @@ def ablate(
     from ..pipeline.experiments.ablate import own_seed, variants
 
     flags = run_flags(ctx, recipe)
-    found, run = settle_run(recipe, output_dir=output_dir, namespace=options["namespace"])
-    if "ppo" not in found.stages:
-        raise ZooError(f"The recipe {found.name} has no stage ppo, so there is nothing to ablate: give it a ppo.yaml.")
-    given = flags.get("ppo", {})
-    variants("kl_coef", kl_coef, given=given)  # a mistake is told before a Hub is asked for anything
+    loaded, run = settle_run(recipe, output_dir=output_dir, namespace=options["namespace"])
+    if "ppo" not in loaded.stages:
+        raise ZooError(f"The recipe {loaded.name} has no stage ppo, so there is nothing to ablate: give it a ppo.yaml.")
+    ppo_flags = flags.get("ppo", {})
+    variants("kl_coef", kl_coef, given=ppo_flags)  # a mistake is told before a Hub is asked for anything
     with writing(run), settle_hub(hub, push_to_hub=options["push_to_hub"], source=source_hub) as connected:
-        first = own_seed(found, flags, run) if seeds > 1 else 1
+        first = own_seed(loaded, flags, run) if seeds > 1 else 1
         outcomes = []
-        for variant in variants("kl_coef", kl_coef, given=given, seeds=seeds, first=first):
+        for variant in variants("kl_coef", kl_coef, given=ppo_flags, seeds=seeds, first=first):
             with (
                 writing(variant.directory(run)),
                 open_run(
-                    found,
+                    loaded,
                     variant.directory(run),
                     variant.flags(flags),
                     connected,
@@ -107,9 +107,9 @@ def _report(run: Path, outcomes: Sequence[Outcome], context: RunContext, *, as_j
     console = Console()
     show_spread(console, "Held-out prompts, by β; KL in nats per completion", outcomes)
     samples = Table(title="The same prompts and random numbers under each β", show_lines=True)
-    for heading in ("prompt", *(one.variant.label for one in outcomes)):
+    for heading in ("prompt", *(each.variant.label for each in outcomes)):
         samples.add_column(heading)
-    for rows in zip(*(one.samples for one in outcomes), strict=True):
+    for rows in zip(*(each.samples for each in outcomes), strict=True):
         cells = [f"{escape(text)}\n[dim]reward {reward:.2f}, judge {judge:.2f}[/]" for _, text, reward, judge in rows]
         samples.add_row(escape(rows[0][0]), *cells)
     console.print(samples)
@@ -119,7 +119,13 @@ def _report(run: Path, outcomes: Sequence[Outcome], context: RunContext, *, as_j
 
 
 def show_spread(console: Console, title: str, outcomes: Sequence[Outcome]) -> None:
-    """A table with a row for each setting, its figures over seeds and its verdicts; and which probes fire."""
+    """Prints a table with a row for each setting, its figures over seeds and its verdicts; and which probes fire.
+
+    Args:
+        console: A rich console.
+        title: Of the table.
+        outcomes: The runs.
+    """
     from rich.table import Table
 
     from ..pipeline.experiments.ablate import spread
@@ -136,9 +142,9 @@ def show_spread(console: Console, title: str, outcomes: Sequence[Outcome]) -> No
             verdicts = [f"{count} {name}" for name, count in counts.items()]
         table.add_row(setting, *cells, won, ", ".join(verdicts))
     console.print(table)
-    for one in outcomes:
-        if one.fired:
-            console.print(f"{one.variant.label}: probes fire for {', '.join(one.fired)}.", highlight=False)
+    for each in outcomes:
+        if each.fired:
+            console.print(f"{each.variant.label}: probes fire for {', '.join(each.fired)}.", highlight=False)
 
 
 def _over(figure: Spread, *, digits: int = 2) -> str:

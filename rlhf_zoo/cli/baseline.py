@@ -77,8 +77,8 @@ def baseline(
       rlhf-zoo baseline tiny-world --method best-of-n
     """
     flags = run_flags(ctx, recipe)
-    if given := [name for name, value in asked.items() if value is not None and name not in TAKES[method]]:
-        raise ZooError(f"--{given[0]} is no option of --method {method}: leave it out.")
+    if refused := [name for name, value in asked.items() if value is not None and name not in TAKES[method]]:
+        raise ZooError(f"--{refused[0]} is no option of --method {method}: leave it out.")
     with run_context(recipe, flags, output_dir=output_dir, hub=hub, read_only=True) as (context, _):
         from ..pipeline.experiments.baseline import (
             HELD,
@@ -134,14 +134,14 @@ def _show(frontier: Mapping[str, Any]) -> None:
     )
     against = []
     for kind, title in (("equal_kl", "PPO's KL"), ("equal_compute", "PPO's FLOPs")):
-        for method, found in frontier[kind].items():
-            if found["inside"]:
-                against.append(_against(f"{method} at {title}", found))
+        for method, crossing in frontier[kind].items():
+            if crossing["inside"]:
+                against.append(_against(f"{method} at {title}", crossing))
                 continue
-            against.append([f"{method} at {title}", found["said"], "", ""])
-            if found.get("farthest"):
-                there = f"at KL {found['farthest']['kl']:.2f} (PPO: {found['farthest']['ppo']})"
-                against.append(_against(f"{method} {there}", found["farthest"]))
+            against.append([f"{method} at {title}", crossing["said"], "", ""])
+            if crossing.get("farthest"):
+                there = f"at KL {crossing['farthest']['kl']:.2f} (PPO: {crossing['farthest']['ppo']})"
+                against.append(_against(f"{method} {there}", crossing["farthest"]))
     table(
         f"The same KL, and at most the same FLOPs ({frontier['served']} completions served)",
         ["", "", "judge", "PPO's judge less this"],

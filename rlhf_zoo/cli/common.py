@@ -113,17 +113,27 @@ TRUST_RUN = click.option(
 
 
 def command_line() -> str:
-    """What the user typed, for records and for other commands that wait."""
+    """The command line that the user typed, for records and for other commands that wait."""
     return shlex.join(["rlhf-zoo", *sys.argv[1:]])
 
 
 def print_json(document: Any, *, ascii_only: bool = False) -> None:
-    """ascii_only: for what strangers wrote, so that a terminal finds no control character to obey."""
+    """Prints a document as JSON.
+
+    Args:
+        document: Of JSON's types.
+        ascii_only: Whether to escape all other characters, so that a stranger's text brings no control character to
+            the terminal.
+    """
     click.echo(json.dumps(document, indent=2, ensure_ascii=ascii_only))
 
 
 def console_of(width: int) -> Console:
-    """The terminal; a file or a pipe, which has no width of its own, gets at least `width` columns."""
+    """The terminal; a file or a pipe, which has no width of its own, gets at least `width` columns.
+
+    Args:
+        width: In columns.
+    """
     from rich.console import Console
 
     console = Console()
@@ -131,12 +141,26 @@ def console_of(width: int) -> Console:
 
 
 def interval(estimate: Mapping[str, Any], *, digits: int = 2, sign: str = "") -> str:
-    """An estimate with its 95% interval."""
+    """Writes an estimate with its 95% interval.
+
+    Args:
+        estimate: `value` and `ci95`.
+        digits: After the point.
+        sign: "+" also writes the sign of a positive value.
+    """
     low, high = estimate["ci95"]
     return f"{estimate['value']:{sign}.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
 def check_namespace(namespace: str | None) -> None:
+    """Checks the option --namespace.
+
+    Args:
+        namespace: Its value.
+
+    Raises:
+        ZooError: No Hub could have a user or an organization of this name.
+    """
     from ..runs.recipe import is_repository_name
 
     if namespace is not None and not is_repository_name(namespace):
@@ -144,7 +168,15 @@ def check_namespace(namespace: str | None) -> None:
 
 
 def check_repo(repo: str, form: str) -> None:
-    """Raises ZooError where no Hub could have a repository of this name; form: how --repo is written."""
+    """Checks the option --repo.
+
+    Args:
+        repo: Its value.
+        form: How it is written, for the error.
+
+    Raises:
+        ZooError: No Hub could have a repository of this name.
+    """
     from ..runs.recipe import is_repository_name
 
     if repo.count("/") != 1 or not all(map(is_repository_name, repo.split("/"))):
@@ -152,7 +184,11 @@ def check_repo(repo: str, form: str) -> None:
 
 
 def quiet_hub(*, bars: bool = False) -> None:
-    """Leaves out huggingface_hub's warnings of commits that change nothing, and, without `bars`, its progress bars."""
+    """Turns off huggingface_hub's warnings of commits that change nothing, and its progress bars.
+
+    Args:
+        bars: Whether progress bars stay.
+    """
     from huggingface_hub.utils import logging
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
@@ -162,6 +198,11 @@ def quiet_hub(*, bars: bool = False) -> None:
 
 
 def run_options(command: Callable) -> Callable:
+    """Adds the options of a command that works on a recipe's run.
+
+    Args:
+        command: A function under `@click.command`.
+    """
     options = [
         click.option("--output_dir", "--output-dir", type=UserPath(), help="Run directory.  [default: runs/RECIPE]"),
         click.option("--hub", help="'local' (the embedded Hub) or an address."),
@@ -192,34 +233,60 @@ def run_options(command: Callable) -> Callable:
 
 
 def stage_directories(run: Path) -> list[Path]:
-    """RUN itself if it is a stage's directory, else those of its stages."""
+    """Finds the stages of a run.
+
+    Args:
+        run: A run directory, or a stage's directory.
+
+    Returns:
+        The stage's directory itself, or those of the run's stages.
+
+    Raises:
+        ZooError: It is neither.
+    """
     if (run / "run.json").is_file():
         return [run]
-    found = [run / stage for stage in STAGES if (run / stage / "run.json").is_file()]
-    if not found:
+    directories = [run / stage for stage in STAGES if (run / stage / "run.json").is_file()]
+    if not directories:
         raise ZooError(f"{run} is no run directory: it holds no run.json and no stage that does; give runs/RECIPE.")
-    return found
+    return directories
 
 
 def columns_of(given: Any, *, example: str) -> dict[str, str]:
-    """The option --columns. Raises ZooError for what is no mapping."""
+    """Reads the option --columns.
+
+    Args:
+        given: Its value.
+        example: How it is written, for the error.
+
+    Raises:
+        ZooError: It is no mapping of names.
+    """
     from ..runs.settings.values import coerce
 
     try:
-        found: dict[str, str] = coerce(given, dict[str, str])
+        mapping: dict[str, str] = coerce(given, dict[str, str])
     except ValueError as error:
         raise ZooError(f"--columns is {given!r}, and it takes {error}: write '{example}'.") from error
-    return found
+    return mapping
 
 
 def run_flags(
     ctx: click.Context, recipe: str, *, stage: str | None = None, names: bool = True
 ) -> dict[str, dict[str, Any]]:
-    """Flags by stage, with those of recipe.yaml under 'recipe'. For one stage's command a bare key is that stage's.
+    """Reads the command's flags for a recipe, and checks them and the recipe's files without importing what trains.
 
-    names: whether names of judges and rewards are looked at.
+    Args:
+        ctx: The command's.
+        recipe: A name or a folder.
+        stage: Of a command that runs one stage: a bare key is that stage's.
+        names: Whether to check the names of judges and rewards.
 
-    Raises ZooError for a mistake in flags or in the recipe's files that can be seen without importing what trains.
+    Returns:
+        Flags by stage, with those of recipe.yaml under 'recipe'.
+
+    Raises:
+        ZooError: There is a mistake in flags or files.
     """
     from ..plugins import REWARDS, check_word
     from ..runs.recipe import load_recipe
@@ -239,21 +306,21 @@ def run_flags(
     if stage not in (None, "eval"):
         flags[stage] = {**flags[stage], **{key: value for key, value in bare.items() if key not in shared}}
     recipe_flags(flags["recipe"])
-    known = load_recipe(recipe)
-    evaluation = recipe_config(known, flags["recipe"]).evaluation
+    loaded = load_recipe(recipe)
+    evaluation = recipe_config(loaded, flags["recipe"]).evaluation
     for name in STAGES:
         hints = {key: declared.hint for key, declared in declared_keys(name).items()}
         of, refused = f"the stage {name}", refused_keys(name)
         own = "" if name == stage else f"{name}."
         checked_keys(flags[name], hints, "the command's flags", of=of, refused=refused, flag=f"--{own}")
-        if name in known.stages and stage in (None, "eval", name):
-            checked_keys(known.stages[name], hints, str(known.source(name)), of=of, refused=refused)
-    if names and "ppo" in known.stages and stage in (None, "eval", "ppo"):
+        if name in loaded.stages and stage in (None, "eval", name):
+            checked_keys(loaded.stages[name], hints, str(loaded.source(name)), of=of, refused=refused)
+    if names and "ppo" in loaded.stages and stage in (None, "eval", "ppo"):
         for judge in filter(None, [evaluation.judge, *evaluation.judges]):
             check_judge_name(judge)
         if evaluation.lm_eval:
             check_harness()
-        rewards = {**known.stages["ppo"], **flags["ppo"]}.get("reward_funcs")
+        rewards = {**loaded.stages["ppo"], **flags["ppo"]}.get("reward_funcs")
         with contextlib.suppress(ValueError):  # what is no list is told with its key
             for reward in coerce(rewards, list[str] | None) or ():
                 check_word(reward, group=REWARDS)
@@ -264,13 +331,20 @@ def run_flags(
 def settle_hub(
     flag: str | None, *, push_to_hub: bool, source: str | None = "none", option: str = "--hub"
 ) -> Iterator[Hub]:
-    """source: what --source_hub says; 'none' for what only reads and writes on one Hub. option: that gave `flag`."""
+    """Connects to the Hub of a command, says which it is, and disconnects at the end.
+
+    Args:
+        flag: The value of --hub.
+        push_to_hub: Whether the command publishes.
+        source: The value of --source_hub; 'none' for a command that only reads and writes on one Hub.
+        option: The option that gave `flag`.
+    """
     from ..hub.client.connect import choose, choose_source, connect
 
     target = choose(flag, push_to_hub=push_to_hub, option=option)
     with connect(target, choose_source(source, target)) as hub:
-        given = source not in (None, "none") and hub.source is not None
-        also = f"; models and data that it has not: {hub.source.described}" if given and hub.source else ""
+        named = source not in (None, "none") and hub.source is not None
+        also = f"; models and data that it has not: {hub.source.described}" if named and hub.source else ""
         click.echo(f"Hub: {hub.described}{also}", err=True)
         yield hub
 
@@ -288,10 +362,20 @@ def run_context(
     writes: bool = True,
     **options: Any,
 ) -> Iterator[tuple[RunContext, Publisher | None]]:
-    """`open_run` with the recipe, the Hub and the lock that a command needs.
+    """Opens a run as `open_run` does, with the recipe, the Hub and the lock that a command needs.
 
-    writes: whether the command writes into the run directory, where no other may then. Of several processes the first
-    one opens all that; the others take from it what it found out, and send nothing.
+    Of several processes the first one opens them; the others take the result from it, and send nothing.
+
+    Args:
+        recipe: A name, a folder or a loaded recipe.
+        flags: By stage, as `run_flags` returns them.
+        output_dir: The run directory; None for runs/RECIPE.
+        hub: The value of --hub.
+        source_hub: The value of --source_hub.
+        push_to_hub: Whether the command publishes.
+        namespace: The value of --namespace.
+        writes: Whether the command writes into the run directory: then no other command may meanwhile.
+        **options: Of `open_run`.
     """
     if not distributed.first():
         from ..hub.client.connect import point_clients
@@ -307,13 +391,13 @@ def run_context(
         yield replace(context, publish=False), None
         return
     before = dict(os.environ)
-    found, directory = settle_run(recipe, output_dir=output_dir, namespace=namespace)
+    loaded, directory = settle_run(recipe, output_dir=output_dir, namespace=namespace)
     touched = [folder for folder in (options.get("base"), directory) if writes and folder is not None]
     with (
         writing(*touched),
         settle_hub(hub, push_to_hub=push_to_hub, source=source_hub) as connected,
         open_run(
-            found,
+            loaded,
             directory,
             flags,
             connected,
@@ -331,7 +415,14 @@ def run_context(
 
 @contextlib.contextmanager
 def writing(*directories: Path) -> Iterator[None]:
-    """Open while this command writes into run directories. Raises ZooError where another does."""
+    """Locks run directories while this command writes into them.
+
+    Args:
+        *directories: To lock.
+
+    Raises:
+        ZooError: Another command writes into one of them.
+    """
     from ..runs.lock import sole_writer
 
     with contextlib.ExitStack() as held:
@@ -341,16 +432,25 @@ def writing(*directories: Path) -> Iterator[None]:
 
 
 def settle_run(recipe: str | Recipe, *, output_dir: Path | None, namespace: str | None) -> tuple[Recipe, Path]:
-    """A recipe, and the directory of its run. Raises ZooError for a recipe, a directory or a name that is none."""
+    """Loads a recipe and finds the directory of its run.
+
+    Args:
+        recipe: A name, a folder or a loaded recipe.
+        output_dir: The run directory; None for runs/RECIPE.
+        namespace: The value of --namespace, to check.
+
+    Raises:
+        ZooError: There is no such recipe, the directory cannot be one, or no Hub accepts the namespace.
+    """
     from ..runs.recipe import load_recipe
 
-    found = load_recipe(recipe) if isinstance(recipe, str) else recipe
+    loaded = load_recipe(recipe) if isinstance(recipe, str) else recipe
     check_namespace(namespace)
-    directory = output_dir or Path("runs") / found.name
+    directory = output_dir or Path("runs") / loaded.name
     for folder in (directory, *directory.parents):
         if folder.exists() and not folder.is_dir():
             raise ZooError(f"{folder} is a file, so no run can be kept in it: give another --output_dir.")
-    return found, directory
+    return loaded, directory
 
 
 @contextlib.contextmanager
@@ -375,11 +475,31 @@ def open_run(
     own: tuple[str, ...] | None = None,
     asked: bool = True,
 ) -> Iterator[tuple[RunContext, Publisher | None]]:
-    """A run, and its outbox where it publishes; what is left is sent when it closes.
+    """Opens a run, and its outbox where it publishes; sends what is left at the end.
 
-    asked: whether the user said where to publish; the embedded Hub that nobody named gets no adapter without its base.
-    read_only: nothing is published, whatever the flags say. stages, again: see `Sender`. base, variant, own: see
-    `RunContext`.
+    Args:
+        found: The recipe.
+        directory: The run directory.
+        flags: By stage, as `run_flags` returns them.
+        connected: The Hub.
+        push_to_hub: Whether the user asked to publish.
+        namespace: To publish under; None for the run's own, else that of the token.
+        private: Whether repositories are private.
+        restart: Whether to forget what was done before.
+        resume: The value of --resume, to check.
+        overwrite_repo: Whether another run's repository may be overwritten.
+        patience: Seconds to wait at the end for a Hub that fails.
+        read_only: Publish nothing, whatever the flags say.
+        stages: See `Sender`.
+        again: See `Sender`.
+        base: See `RunContext`.
+        variant: See `RunContext`.
+        own: See `RunContext`.
+        asked: Whether the user said where to publish; the embedded Hub that nobody named gets no adapter without its
+            base.
+
+    Raises:
+        ZooError: The flags contradict each other, nobody may publish there, or the directory is another recipe's.
     """
     from ..hub.client.publish import check_access
     from ..publishing.adapters import kept_here
@@ -427,7 +547,17 @@ def open_run(
 def publishing(
     context: RunContext, *, patience: float | None, stages: tuple[str, ...] | None = None, again: bool = False
 ) -> Iterator[Publisher | None]:
-    """The outbox of a run; what is left is sent when it closes. None for one that publishes nothing."""
+    """Opens the outbox of a run; sends what is left at the end.
+
+    Args:
+        context: The run.
+        patience: Seconds to wait at the end for a Hub that fails.
+        stages: See `Sender`.
+        again: See `Sender`.
+
+    Yields:
+        The outbox; None for a run that publishes nothing.
+    """
     from ..publishing.outbox import PATIENCE, Outbox
     from ..publishing.sender import Sender, resume_command
 
@@ -453,7 +583,13 @@ def _namespace_before(directory: Path, base: Path | None, hub: Hub) -> str | Non
 
 
 def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
-    """Prints a table that breaks lines between words alone: where it is too wide for the screen, closer together."""
+    """Prints a table that breaks lines between words alone: where it is too wide for the screen, closer together.
+
+    Args:
+        title: Above the table; "" for none.
+        columns: Their headings.
+        rows: Cells as text.
+    """
     from rich import box
     from rich.cells import cell_len
     from rich.console import Console

@@ -119,8 +119,8 @@ def trace(
         from ..pipeline.inspect import trace as tracing
 
         subject = tracing.find(run, step=step, hub=connected, **found_by)
-        found = tracing.trace_checkpoint(subject, prompt, columns=others, **given)
+        traced = tracing.trace_checkpoint(subject, prompt, columns=others, **given)
         if as_json:
-            print_json(tracing.document(found, subject))
+            print_json(tracing.document(traced, subject))
             return
-        tracing.show(found, subject, console_of(120))
+        tracing.show(traced, subject, console_of(120))

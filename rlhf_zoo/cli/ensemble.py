@@ -67,7 +67,7 @@ def _show(document: Mapping[str, Any]) -> None:
     if evaluated:
         title += f"; on completions ρ with the judge ({document['judge']})"
         columns += ["ρ SFT", "ρ PPO", "score PPO"]
-    rows = [_row(f"seed {one['seed']}", one) for one in document["models"]]
+    rows = [_row(f"seed {model['seed']}", model) for model in document["models"]]
     table(title, columns, [*rows, _row("mean of all", document["ensemble"])])
     on_sft = interval(apart["sft"], digits=3)
     lines = [
@@ -88,5 +88,5 @@ def _row(label: str, one: Mapping[str, Any]) -> list[str]:
     cells = [label, interval(one["accuracy"], digits=3), f"{one['ece']:.3f}" if "ece" in one else ""]
     if one["ppo_score"] is None:
         return cells
-    ranked = [f"{found['value']:.2f}" if found else "" for found in one["judge_correlation"].values()]
+    ranked = [f"{correlation['value']:.2f}" if correlation else "" for correlation in one["judge_correlation"].values()]
     return [*cells, *ranked, f"{one['ppo_score']['value']:+.2f}"]

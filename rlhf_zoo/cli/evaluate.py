@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -26,6 +26,9 @@ from .common import (
     writing,
 )
 from .train import run_one
+
+if TYPE_CHECKING:
+    from ..hub.client.connect import Hub
 
 #: Options of this command that a recipe's run has as keys, and those that only a policy has.
 KEYS = {"prompts": "evaluation.prompts", "samples": "evaluation.samples", "llm": "evaluation.llm"}
@@ -80,66 +83,90 @@ def evaluate(
     """
     for judge in judges:
         check_judge_name(judge)
-    given = {name: options.pop(name) for name in (*OF_POLICIES, "prompts", "samples")}
-    asked = None if llm is None else json_object(llm, option="--llm", example="'{\"budget\": 1}'")
-    if not _is_policy(subject, given):
-        wrong = next((name for name in OF_POLICIES if given[name] is not None), None)
-        if wrong is not None:
-            raise ZooError(f"--{wrong} is of a policy, and {subject} is a recipe: leave it out, or name a policy.")
-        flags = run_flags(ctx, subject, stage="eval")
-        flags["recipe"] |= _recipe_keys(judges, {**given, "llm": asked}, flags["recipe"])
-        folder = run_one(subject, "eval", flags, quietly=as_json, **options)
-        if as_json:
-            click.echo((folder / "evaluation.json").read_text(encoding="utf-8").rstrip())
+    keys = {name: options.pop(name) for name in (*OF_POLICIES, "prompts", "samples")}
+    llm_keys = None if llm is None else json_object(llm, option="--llm", example="'{\"budget\": 1}'")
+    if _is_policy(subject, keys):
+        _evaluate_policy(ctx, subject, judges, keys, llm_keys, as_json, options)
         return
+    wrong = next((name for name in OF_POLICIES if keys[name] is not None), None)
+    if wrong is not None:
+        raise ZooError(f"--{wrong} is of a policy, and {subject} is a recipe: leave it out, or name a policy.")
+    flags = run_flags(ctx, subject, stage="eval")
+    flags["recipe"] |= _recipe_keys(judges, {**keys, "llm": llm_keys}, flags["recipe"])
+    folder = run_one(subject, "eval", flags, quietly=as_json, **options)
+    if as_json:
+        click.echo((folder / "evaluation.json").read_text(encoding="utf-8").rstrip())
+
+
+def _evaluate_policy(
+    ctx: click.Context,
+    subject: str,
+    judges: tuple[str, ...],
+    keys: Mapping[str, Any],
+    llm: Mapping[str, Any] | None,
+    as_json: bool,
+    options: Mapping[str, Any],
+) -> None:
+    """Evaluates a policy that is no recipe's run, and prints the figures. keys: of OF_POLICIES, prompts and samples."""
     wrong = "lm_eval" if ctx.meta[TASKS] is not None else next((name for name in OF_RUNS if options[name]), None)
     if wrong is not None:
         raise ZooError(f"--{wrong} is of a recipe's run, and {subject} is a policy: leave it out.")
     shared = _shared(ctx)
-    asked_of = {"push_to_hub": options["push_to_hub"], "source": options["source_hub"]}
-    with settle_hub(options["hub"], **asked_of) as connected:
-        if options["push_to_hub"]:
+    push = options["push_to_hub"]
+    with settle_hub(options["hub"], push_to_hub=push, source=options["source_hub"]) as hub:
+        if push:
             if Path(subject).is_dir():
                 raise ZooError(
                     f"{subject} is a folder, and --push_to_hub adds to the card of a published policy: name that."
                 )
             from ..hub.client.publish import check_access
 
-            check_access(None, hub=connected)
+            check_access(None, hub=hub)
         try:
-            from ..pipeline.experiments import policy_eval as policies
-            from ..publishing.cards.report import slug
-            from ..runs.settings.evaluation import llm_config
-
-            against, reward = given.pop("against"), given.pop("reward")
-            chosen = {name: value for name, value in given.items() if value is not None}
-            if judges:
-                chosen["judges"] = judges
-            terms = policies.Terms(**chosen, **shared, llm=llm_config(asked or {}, "--llm"))
-            contest = policies.find_pair(subject, against=against, reward=reward, terms=terms, hub=connected)
-            folder = options["output_dir"] or Path("runs") / "eval" / slug(subject)
-            if folder.exists() and not folder.is_dir():
-                raise ZooError(f"{folder} is a file, so no figures can be kept in it: give another --output_dir.")
-            with writing(folder):
-                document = policies.evaluate(contest, terms, out=folder, command=command_line())
+            folder, document = _compare(subject, judges, {**keys, **shared}, llm, options["output_dir"], hub)
         except KeyboardInterrupt:
-            note = (
-                " What a language model has answered is kept." if any(one.startswith("llm:") for one in judges) else ""
-            )
+            asks_llm = any(judge.startswith("llm:") for judge in judges)
+            note = " What a language model has answered is kept." if asks_llm else ""
             click.echo(f"Interrupted; no figures were written, and the same command begins anew.{note}", err=True)
             ctx.exit(130)
-        if options["push_to_hub"]:
+        if push:
             from ..hub.client.pull import split_revision
             from ..publishing.cards.report import add_to_card
 
             repo = split_revision(subject)[0]
-            commit = add_to_card(repo, folder, document, hub=connected)
+            commit = add_to_card(repo, folder, document, hub=hub)
             click.echo(f"The evaluation is in the card of {repo} ({commit[:10]}).", err=True)
     if as_json:
         print_json(document)
         return
     _show(document)
     click.echo(f"The figures are in {folder / 'evaluation.json'}, the completions and a plot beside it.")
+
+
+def _compare(
+    subject: str,
+    judges: tuple[str, ...],
+    keys: Mapping[str, Any],
+    llm: Mapping[str, Any] | None,
+    output_dir: Path | None,
+    hub: Hub,
+) -> tuple[Path, dict[str, Any]]:
+    """Compares the policy with another. Returns the folder of the figures, and evaluation.json as it stands there."""
+    from ..pipeline.experiments import policy_eval as policies
+    from ..publishing.cards.report import slug
+    from ..runs.settings.evaluation import llm_config
+
+    chosen = {name: value for name, value in keys.items() if value is not None}
+    against, reward = chosen.pop("against", None), chosen.pop("reward", None)
+    if judges:
+        chosen["judges"] = judges
+    terms = policies.Terms(**chosen, llm=llm_config(llm or {}, "--llm"))
+    contest = policies.find_pair(subject, against=against, reward=reward, terms=terms, hub=hub)
+    folder = output_dir or Path("runs") / "eval" / slug(subject)
+    if folder.exists() and not folder.is_dir():
+        raise ZooError(f"{folder} is a file, so no figures can be kept in it: give another --output_dir.")
+    with writing(folder):
+        return folder, policies.evaluate(contest, terms, out=folder, command=command_line())
 
 
 def _is_policy(subject: str, given: Mapping[str, Any]) -> bool:
@@ -153,15 +180,15 @@ def _is_policy(subject: str, given: Mapping[str, Any]) -> bool:
 
 def _recipe_keys(judges: tuple[str, ...], given: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
     """This command's options as keys of recipe.yaml. Raises ZooError where a key is given in both ways."""
-    found = {key: given[name] for name, key in KEYS.items() if given[name] is not None}
+    keys_of_options = {key: given[name] for name, key in KEYS.items() if given[name] is not None}
     if judges:
-        found |= {"evaluation.judge": judges[0], "evaluation.judges": list(judges[1:])}
+        keys_of_options |= {"evaluation.judge": judges[0], "evaluation.judges": list(judges[1:])}
         # The recipe's own name and description are of its own judge.
-        found |= {"evaluation.judge_name": None, "evaluation.judge_description": ""}
-    twice = next((key for key in found if key in flags), None)
+        keys_of_options |= {"evaluation.judge_name": None, "evaluation.judge_description": ""}
+    twice = next((key for key in keys_of_options if key in flags), None)
     if twice is not None:
         raise ZooError(f"--{twice} is given, and by another option too: keep one.")
-    return found
+    return keys_of_options
 
 
 def _shared(ctx: click.Context) -> dict[str, Any]:
@@ -207,10 +234,10 @@ def _show(document: Mapping[str, Any]) -> None:
         rows.append([what, str(estimate(before)), str(estimate(after))])
         if difference is not None:
             apart.append([what, str(estimate(difference))])
-    for name, found in document["judges"].items():
-        rows.append([f"win rate, by {name}", "", str(estimate(found["win_rate"]))])
-    for name, found in (document.get("votes") or {}).items():
-        won = found["win_rate"]
+    for name, judged in document["judges"].items():
+        rows.append([f"win rate, by {name}", "", str(estimate(judged["win_rate"]))])
+    for name, judged in (document.get("votes") or {}).items():
+        won = judged["win_rate"]
         rows.append([f"win rate, by votes of {name}", "", str(estimate(won)) if won else "none"])
     rows.append(["win rate at equal length", "", str(estimate(document["win_rate_at_equal_length"]))])
     rows.append(["control: against itself, other seed", str(estimate(document["control"])), ""])
@@ -222,16 +249,16 @@ def _show(document: Mapping[str, Any]) -> None:
         rows,
     )
     table("The policy less the other, paired by prompt", ["", "difference"], apart)
-    for found in (document.get("votes") or {}).values():
-        if found["problem"]:
-            click.echo(found["problem"], err=True)
-    for name, found in document["judges"].items():
-        unfit = (found.get("check") or {}).get("unfit")
+    for judged in (document.get("votes") or {}).values():
+        if judged["problem"]:
+            click.echo(judged["problem"], err=True)
+    for name, judged in document["judges"].items():
+        unfit = (judged.get("check") or {}).get("unfit")
         if unfit:
             click.echo(f"{name}: {unfit}", err=True)
-        if unreadable := unread(found):
+        if unreadable := unread(judged):
             click.echo(f"{name}: {unreadable}", err=True)
-        if found.get("is_training_reward") and not found.get("checks_answers"):
+        if judged.get("is_training_reward") and not judged.get("checks_answers"):
             click.echo(
                 f"{name} is the policy's own reward: it says that training worked, not that it got better.", err=True
             )

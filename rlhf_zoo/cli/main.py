@@ -175,13 +175,13 @@ def main() -> None:
     if not sys.warnoptions:
         # What libraries tell their developers, and that this machine has no accelerator, are no user's concern. Nothing
         # here writes into what a sharded model returns.
-        told = (
+        ignored = (
             (DeprecationWarning, ""),
             (FutureWarning, ""),
             (UserWarning, ".*pin_memory"),
             (UserWarning, "FSDP2-wrapped"),
         )
-        for category, message in told:
+        for category, message in ignored:
             warnings.filterwarnings("ignore", message, category)
     warnings.formatwarning = _as_sentence
     for stream in (sys.stdout, sys.stderr):

@@ -23,11 +23,11 @@ COLUMNS = ("weights", "gradients", "optimizer", "activations", "cache", "logits"
 
 @contextlib.contextmanager
 def looking_hub(asked: bool, source: str | None) -> Iterator[Hub]:
-    """The Hubs that a command which publishes nothing looks on: those that `rlhf-zoo run` asks without --hub.
+    """Connects to the Hubs that a command which publishes nothing reads: those that `rlhf-zoo run` asks without --hub.
 
     Args:
         asked: Whether the recipe names anything that lies on a Hub; else none is started.
-        source: What --source_hub says.
+        source: The value of --source_hub.
     """
     from ..hub.client.connect import CLIENT
 
@@ -72,8 +72,8 @@ def plan(
     from ..runs.registry import STAGES
     from ..runs.settings.key_classes import obeyed
 
-    found = load_recipe(recipe)
-    for stage in found.stages:
+    loaded = load_recipe(recipe)
+    for stage in loaded.stages:
         if lora or load_in_4bit:
             flags[stage] = {**LORA, **flags[stage]}
         if load_in_4bit and "load_in_4bit" in STAGES[stage].model_keys:
@@ -81,16 +81,16 @@ def plan(
     assumed: list[str] = []
     if device is None:
         device = here()
-        if device.cpu and found.zoo.get("gpu"):
-            device = parse_device(found.zoo["gpu"])
-    if device == parse_device(found.zoo.get("gpu", "cpu")) and not lora:
-        for stage, named in (found.zoo.get("gpu_flags") or {}).items():
-            keys = obeyed(found, stage, named)
+        if device.cpu and loaded.zoo.get("gpu"):
+            device = parse_device(loaded.zoo["gpu"])
+    if device == parse_device(loaded.zoo.get("gpu", "cpu")) and not lora:
+        for stage, named in (loaded.zoo.get("gpu_flags") or {}).items():
+            keys = obeyed(loaded, stage, named)
             assumed += [f"{stage}.{key} {json.dumps(keys[key])}, as the recipe's zoo.yaml says for {device}"
                         for key in keys if key not in flags[stage]]  # fmt: skip
             flags[stage] = {**keys, **flags[stage]}
-    with looking_hub(models_elsewhere(found, flags), source_hub) as hub:
-        made = make_plan(found, device, flags, prompt=prompt_length, hub=hub)
+    with looking_hub(models_elsewhere(loaded, flags), source_hub) as hub:
+        made = make_plan(loaded, device, flags, prompt=prompt_length, hub=hub)
     made = replace(made, assumed=[*made.assumed, *assumed])
     if as_json:
         print_json(made.to_json())
@@ -99,7 +99,11 @@ def plan(
 
 
 def show(made: Plan) -> None:
-    """Prints a plan: a table of the phases of each stage, of its models, and what does not fit."""
+    """Prints a plan: a table of the phases of each stage, of its models, and what does not fit.
+
+    Args:
+        made: The plan.
+    """
     from ..pipeline.plan.plan import gib, seconds
 
     click.echo(f"{made.recipe} on {made.device}: GiB on each device\n")
@@ -107,7 +111,7 @@ def show(made: Plan) -> None:
         rows = [
             [
                 f"{name}{' ←' if name == stage.worst else ''}",
-                *(gib(getattr(need, one)) for one in COLUMNS),
+                *(gib(getattr(need, column)) for column in COLUMNS),
                 gib(need.total),
             ]
             for name, need in stage.phases.items()
@@ -115,8 +119,8 @@ def show(made: Plan) -> None:
         about = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in stage.about.items())
         table(f"{stage.stage}: {about}", ["phase", *COLUMNS, "in all"], rows)
         table(f"{stage.stage}: models", ["model", "weights", "gradients", "optimizer", "in all"], [
-            [name, *(gib(getattr(one, part)) for part in ("weights", "gradients", "optimizer")), gib(one.total)]
-            for name, one in stage.models.items()
+            [name, *(gib(getattr(need, part)) for part in ("weights", "gradients", "optimizer")), gib(need.total)]
+            for name, need in stage.models.items()
         ])  # fmt: skip
     for stage in made.stages:
         fits = f"{stage.stage} needs {gib(stage.peak)} of {made.device.room:.1f} GiB that a plan may fill"
@@ -141,14 +145,18 @@ def show(made: Plan) -> None:
             f"Seconds of {stage.stage}: about {seconds(spent.total)} {unit} of the longest texts{in_all}: {parts}; "
             f"{spent.said}."
         )
-    for one in made.assumed:
-        click.echo(f"Assumed: {one}.")
+    for assumption in made.assumed:
+        click.echo(f"Assumed: {assumption}.")
 
 
 def say(recipe: Recipe, flags: Mapping[str, Mapping[str, Any]], *, hub: Hub, stage: str | None = None) -> None:
-    """The plan of a command that is about to train, in one line on the error stream. It refuses nothing.
+    """Prints the plan of a command that is about to train, in one line on the error stream. It refuses nothing.
 
-    hub: where the command finds models. stage: the only one that is to run.
+    Args:
+        recipe: The recipe.
+        flags: By stage.
+        hub: Where the command finds models.
+        stage: The only stage that will run; None for all.
     """
     from ..modeling import distributed
     from ..pipeline.plan.devices import here

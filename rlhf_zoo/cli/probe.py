@@ -61,33 +61,43 @@ def probe(
     same_columns(completions, ours, against, theirs, logprobs=model is None)
     if model is not None:
         ours, theirs = _under(model, hub, source_hub, ours, theirs, seed)
-    found = probe_rollouts(ours, theirs, verifiable=verifiable, seed=seed)
+    result = probe_rollouts(ours, theirs, verifiable=verifiable, seed=seed)
     if as_json:
-        print_json(found.to_json())
+        print_json(result.to_json())
         return
     rows = [
-        [one.family, f"{one.effect:.3g}", f"{one.least:.3g}", f"{one.p:.3g}", "yes" if one.present else "", one.meaning]
-        for one in found.report.probes
+        [
+            probe.family,
+            f"{probe.effect:.3g}",
+            f"{probe.least:.3g}",
+            f"{probe.p:.3g}",
+            "yes" if probe.present else "",
+            probe.meaning,
+        ]
+        for probe in result.report.probes
     ]
     hints = {
-        family: ": give --model" if "needs the SFT model" in why else "" for family, why in found.report.skipped.items()
+        family: ": give --model" if "needs the SFT model" in why else ""
+        for family, why in result.report.skipped.items()
     }
-    rows += [[family, "", "", "", "", why + hints[family]] for family, why in found.report.skipped.items()]
+    rows += [[family, "", "", "", "", why + hints[family]] for family, why in result.report.skipped.items()]
     table("", ["probe", "effect", "counts from", "p", "present", "what it says"], rows)
     console = console_of(160)
     lines = [
-        f"Verdict: {found.verdict.text}, on {_count(found.prompts, 'prompt')}.",
-        *map("- {}".format, found.verdict.reasons),
+        f"Verdict: {result.verdict.text}, on {_count(result.prompts, 'prompt')}.",
+        *map("- {}".format, result.verdict.reasons),
     ]
-    if found.split_half is not None:
-        low, high = found.split_half.ci95
+    if result.split_half is not None:
+        low, high = result.split_half.ci95
         lines.append(
             f"- The judge's scores of one half of the samples and of the other have a rank correlation of "
-            f"{found.split_half.value:.2f} [{low:.2f}, {high:.2f}]; a coin's have 0."
+            f"{result.split_half.value:.2f} [{low:.2f}, {high:.2f}]; a coin's have 0."
         )
-    if any(found.left_out):
-        files = zip(found.left_out, (ours, theirs), (completions, against), strict=True)
-        left = " and ".join(f"{number} of {_count(len(one), 'line')} of {path}" for number, one, path in files)
+    if any(result.left_out):
+        files = zip(result.left_out, (ours, theirs), (completions, against), strict=True)
+        left = " and ".join(
+            f"{number} of {_count(len(rollouts), 'line')} of {path}" for number, rollouts, path in files
+        )
         lines.append(f"- Left out, since only one file has their prompt: {left}.")
     for line in lines:
         console.print(line, highlight=False, markup=False)
@@ -110,13 +120,17 @@ def _under(
     with settle_hub(hub, push_to_hub=False, source=source_hub) as where:
         path = resolve(model, where).path
         sft, tokenizer = load_causal(path).eval(), load_tokenizer(path)
-    found = []
-    for one in (ours, theirs):
-        written = zip(one.prompts, one.texts, strict=True)
+    rated_files = []
+    for rollouts in (ours, theirs):
+        written = zip(rollouts.prompts, rollouts.texts, strict=True)
         tokens = [tokenize_completion(prompt, text, tokenizer) for prompt, text in written]
-        rated = logprobs_under(sft, tokenizer, one.prompts, tokens)
+        rated = logprobs_under(sft, tokenizer, rollouts.prompts, tokens)
         own = [sum(row) for row in rated]
-        found.append(
-            replace(one, logprobs=rated, dependence=dependence(sft, tokenizer, one.prompts, tokens, own, seed=seed))
+        rated_files.append(
+            replace(
+                rollouts,
+                logprobs=rated,
+                dependence=dependence(sft, tokenizer, rollouts.prompts, tokens, own, seed=seed),
+            )
         )
-    return found[0], found[1]
+    return rated_files[0], rated_files[1]

@@ -78,13 +78,13 @@ def _list(repo: str, hub: Hub, as_json: bool) -> None:
     from ..publishing.cards.markdown import number
     from ..publishing.catalog.index import checkpoints
 
-    found = checkpoints(repo, hub)
+    listing = checkpoints(repo, hub)
     if as_json:
-        print_json(found, ascii_only=True)
+        print_json(listing, ascii_only=True)
         return
-    rows = found["checkpoints"]
+    rows = listing["checkpoints"]
     metrics = list(dict.fromkeys(name for row in rows for name in row["metrics"]))
-    title = ", ".join(filter(None, (repo, found["stage"], found["recipe"] and f"recipe {found['recipe']}")))
+    title = ", ".join(filter(None, (repo, listing["stage"], listing["recipe"] and f"recipe {listing['recipe']}")))
     table(escape(title), ["revision", "step", *map(escape, metrics), "commit", "date", "also"], [
         [
             row["revision"],

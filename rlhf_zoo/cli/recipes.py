@@ -71,10 +71,10 @@ def recipes_show(recipe: str) -> None:
     """
     from ..runs.recipe import load_recipe
 
-    found = load_recipe(recipe)
-    for name in ("recipe", *found.stages):
-        for path in found.sources(name):
-            of = "" if path.parent == found.folder else f"{path.parent.name}/"
+    loaded = load_recipe(recipe)
+    for name in ("recipe", *loaded.stages):
+        for path in loaded.sources(name):
+            of = "" if path.parent == loaded.folder else f"{path.parent.name}/"
             click.echo(f"# {of}{path.name}\n{path.read_text(encoding='utf-8').rstrip()}\n")
 
 
@@ -117,10 +117,10 @@ def _validate(recipe: str, flags: dict[str, dict[str, Any]], source_hub: str | N
     from ..runs.settings.loading import check_installed
     from ..runs.settings.parse import recipe_config, stage_settings
 
-    found = load_recipe(recipe)
-    shared, checked = recipe_config(found, flags["recipe"]), {}
-    for stage in found.stages:
-        settings = stage_settings(found, stage, flags[stage], shared_flags=flags["recipe"], output_dir=Path("runs"))
+    loaded = load_recipe(recipe)
+    shared, checked = recipe_config(loaded, flags["recipe"]), {}
+    for stage in loaded.stages:
+        settings = stage_settings(loaded, stage, flags[stage], shared_flags=flags["recipe"], output_dir=Path("runs"))
         checked[stage] = settings
         check_installed(settings)
         if stage == "ppo":
@@ -128,9 +128,9 @@ def _validate(recipe: str, flags: dict[str, dict[str, Any]], source_hub: str | N
 
             reward_functions(settings)
     if "ppo" in checked:
-        check_parents(found, checked["ppo"])
-    with looking_hub(on_a_hub(found, shared, checked), source_hub) as hub:
-        _look_on(hub, found, shared, checked)
+        check_parents(loaded, checked["ppo"])
+    with looking_hub(on_a_hub(loaded, shared, checked), source_hub) as hub:
+        _look_on(hub, loaded, shared, checked)
 
 
 def _look_on(hub: Hub, found: Recipe, shared: RecipeConfig, checked: dict[str, StageSettings]) -> None:
@@ -149,7 +149,7 @@ def _look_on(hub: Hub, found: Recipe, shared: RecipeConfig, checked: dict[str, S
         hub = last if hub.source is None else replace(hub, source=last)
     unseen = {f"the columns of {name}": why for name, why in check_forms(shared, checked, hub, every_row=True).items()}
     models = named_models(checked, hub, leniently=True)
-    unseen |= {f"the context of {one.name}": one.unseen for one in models.values() if one.unseen is not None}
+    unseen |= {f"the context of {model.name}": model.unseen for model in models.values() if model.unseen is not None}
     if "ppo" in checked:
         check_label(models, checked["ppo"])
         check_tokenizers(models, checked["ppo"])

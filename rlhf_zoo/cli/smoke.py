@@ -33,10 +33,10 @@ def smoke(recipe: str, keep: Path | None, as_json: bool) -> None:
     """
     from ..runs.recipe import load_recipe
 
-    found = load_recipe(recipe)
-    if not found.zoo:
+    loaded = load_recipe(recipe)
+    if not loaded.zoo:
         raise ZooError(
-            f"There is no {found.source('zoo')}, which says of what its models and data are miniatures: "
+            f"There is no {loaded.source('zoo')}, which says of what its models and data are miniatures: "
             "write one as CONTRIBUTING.md has it, or run the recipe shortened, by --ppo.max_steps and the like."
         )
     if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
@@ -52,27 +52,27 @@ def smoke(recipe: str, keep: Path | None, as_json: bool) -> None:
 
         quiet_hub()
         console, started = Console(stderr=as_json, width=200, soft_wrap=True), time.monotonic()
-        made = publish_miniatures(found, hub)
+        made = publish_miniatures(loaded, hub)
         console.print(f"Miniatures: {', '.join(made) or 'none needed'}", highlight=False)
         directory, failed = folder / "run", None
-        run = open_run(found, directory, small(found), hub, push_to_hub=True)
+        run = open_run(loaded, directory, small(loaded), hub, push_to_hub=True)
         with writing(directory), run as (context, publisher):
             try:
                 pipeline.run(context, console, publisher)
-                if "ppo" in found.stages:
+                if "ppo" in loaded.stages:
                     pipeline.show(context, Console(quiet=True))
             except ZooError as error:
                 failed = str(error)
             except Exception as error:
-                log.debug("The smoke of %s failed.", found.name, exc_info=True)
+                log.debug("The smoke of %s failed.", loaded.name, exc_info=True)
                 where = traceback.extract_tb(error.__traceback__)[-1]
                 failed = f"{type(error).__name__} in {where.filename}:{where.lineno}: {error}"
         seconds = time.monotonic() - started
         if as_json:
-            print_json({"recipe": found.name, "passed": failed is None, "seconds": seconds, "error": failed})
+            print_json({"recipe": loaded.name, "passed": failed is None, "seconds": seconds, "error": failed})
         else:
             what = "passed" if failed is None else f"FAILED: {failed}"
-            console.print(f"{found.name}: {what} ({seconds:.0f} s)", highlight=False, markup=False)
+            console.print(f"{loaded.name}: {what} ({seconds:.0f} s)", highlight=False, markup=False)
     if failed is not None:
         raise click.exceptions.Exit(1)
 

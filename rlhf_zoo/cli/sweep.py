@@ -47,9 +47,9 @@ def sweep(ctx: click.Context, recipe: str, grid: tuple[str, ...], seeds: int, as
     from ..runs.recipe import load_recipe
 
     flags = run_flags(ctx, recipe)
-    found = load_recipe(recipe)
-    if "ppo" not in found.stages:
-        raise ZooError(f"The recipe {found.name} has no stage ppo, so there is nothing to sweep: give it a ppo.yaml.")
+    loaded = load_recipe(recipe)
+    if "ppo" not in loaded.stages:
+        raise ZooError(f"The recipe {loaded.name} has no stage ppo, so there is nothing to sweep: give it a ppo.yaml.")
     values = read_grid(grid, given=flags.get("ppo", {}))
     with run_context(recipe, flags, **options) as (context, publisher):
         from rich.console import Console
@@ -59,7 +59,7 @@ def sweep(ctx: click.Context, recipe: str, grid: tuple[str, ...], seeds: int, as
         run = context.directory
         first = own_seed(context.recipe, flags, run) if seeds > 1 else 1
         outcomes, unsent = _train(context, publisher, cells(values, seeds=seeds, first=first), flags)
-        path = write_overview(run, found.name, values, outcomes)
+        path = write_overview(run, loaded.name, values, outcomes)
         if as_json:
             click.echo(path.read_text(encoding="utf-8").rstrip())
         else:
@@ -85,8 +85,8 @@ def _train(
 
     run, console = context.directory, Console(stderr=True)
     opened = [
-        (one, replace(context, directory=one.directory(run), base=run, variant=one.name, flags=one.flags(flags)))
-        for one in every
+        (each, replace(context, directory=each.directory(run), base=run, variant=each.name, flags=each.flags(flags)))
+        for each in every
     ]
     for variant, cell in opened:
         if variant.seed is None:  # what a seed changes is no mistake

@@ -32,16 +32,26 @@ LABELS = ("gold", "judge")
 def run_one(
     recipe: str, stage: str, flags: Mapping[str, Mapping[str, Any]], quietly: bool = False, **options: Any
 ) -> Path:
-    """Runs one stage of a recipe, says what came of it, and returns its directory.
+    """Runs one stage of a recipe, and says what came of it.
 
-    quietly: on the error stream, for a command that prints JSON. In several processes the first one says it.
+    In several processes the first one says it.
+
+    Args:
+        recipe: A name or a folder.
+        stage: Its name; eval too.
+        flags: By stage.
+        quietly: Whether to say it on the error stream, for a command that prints JSON.
+        **options: Of `run_context`.
+
+    Returns:
+        The stage's directory.
     """
     distributed.join()
     with run_context(recipe, flags, **options) as (context, publisher):
         from ..pipeline.run_recipe import renew_cards, run_stage, said
 
         # --restart begins this stage again, and leaves the others as they are.
-        context.check_recipe([one for one in STAGES if one != stage])
+        context.check_recipe([name for name in STAGES if name != stage])
         for named in STAGES:
             if context.flags[named]:
                 context.settings(named)  # a mistake in another stage's flags is one too
@@ -61,7 +71,11 @@ def run_one(
 
 
 def stage_command(stage: Stage) -> click.Command:
-    """The command that runs one stage of a recipe."""
+    """Makes the command that runs one stage of a recipe.
+
+    Args:
+        stage: The stage.
+    """
 
     @click.command(
         stage.name,
@@ -102,12 +116,12 @@ def doctor(ctx: click.Context, recipe: str, as_json: bool, **options: Any) -> No
         sent = options["push_to_hub"] or context.hub.kind == "local"
         findings = examine(context, publishes=sent and (named or kept_here(context) is None))
     if as_json:
-        print_json([asdict(one) for one in findings])
+        print_json([asdict(finding) for finding in findings])
     else:
-        waiting = [one for one in findings if one.status == SKIPPED]
-        rows = [one for one in findings if one not in waiting]
-        table("", ["check", "", "what was found"], [[one.check, one.status, one.said] for one in rows])
-        for why in dict.fromkeys(one.said for one in waiting):
+        waiting = [finding for finding in findings if finding.status == SKIPPED]
+        rows = [finding for finding in findings if finding not in waiting]
+        table("", ["check", "", "what was found"], [[finding.check, finding.status, finding.said] for finding in rows])
+        for why in dict.fromkeys(finding.said for finding in waiting):
             click.echo(f"Skipped ({why}): {', '.join(one.check for one in waiting if one.said == why)}.")
     if any(one.status == FAILED for one in findings):
         raise click.exceptions.Exit(2)
@@ -155,9 +169,11 @@ def run(
       rlhf-zoo run tiny-world --seed 2 --ppo.kl_coef 0.2
       rlhf-zoo run tiny-world --rounds 2 --labels gold
     """
-    asked = {"--labels": labels, "--round_pairs": round_pairs}
-    if rounds == 1 and (given := next((flag for flag, value in asked.items() if value is not None), None)):
-        raise ZooError(f"{given} is of further rounds, and there is one: give --rounds 2, or leave it out.")
+    flags_of_rounds = {"--labels": labels, "--round_pairs": round_pairs}
+    if rounds == 1 and (
+        flag_given := next((flag for flag, value in flags_of_rounds.items() if value is not None), None)
+    ):
+        raise ZooError(f"{flag_given} is of further rounds, and there is one: give --rounds 2, or leave it out.")
     if labels not in (None, *LABELS):
         check_judge_name(str(labels), also=LABELS)
     flags = run_flags(ctx, recipe)
@@ -182,11 +198,11 @@ def run(
         if rounds > 1:
             opened = partial(publishing, patience=options["patience"])
             runs = further.run_rounds(context, console, opened, rounds=rounds, labels=str(labels), pairs=round_pairs)
-            path, found = further.write_rounds(runs)
+            path, written = further.write_rounds(runs)
             if as_json:
                 click.echo(path.read_text(encoding="utf-8").rstrip())
                 return
-            _show_rounds(found)
+            _show_rounds(written)
             click.echo(f"The figures are in {path}.")
             return
         if "ppo" in context.recipe.stages:
@@ -203,16 +219,16 @@ def run(
 
 def _show_rounds(rounds: Sequence[Mapping[str, Any]]) -> None:
     rows = []
-    for one in rounds:
-        pairs, accuracy, gain = one["pairs"], one["reward_model"].get("accuracy"), one["judge_less_before"]
+    for row in rounds:
+        pairs, accuracy, gain = row["pairs"], row["reward_model"].get("accuracy"), row["judge_less_before"]
         rows.append(
             [
-                str(one["round"]),
-                "" if pairs is None else f"{pairs['new']} and {pairs['old']} older, by {one['labels']}",
+                str(row["round"]),
+                "" if pairs is None else f"{pairs['new']} and {pairs['old']} older, by {row['labels']}",
                 "" if accuracy is None else f"{accuracy:.3f}",
-                *(interval(one["figures"][name]) for name in ("reward", "judge", "kl")),
-                interval(one["win_rate"], digits=3),
-                (one["verdict"] or "none").partition(" (")[0],
+                *(interval(row["figures"][name]) for name in ("reward", "judge", "kl")),
+                interval(row["win_rate"], digits=3),
+                (row["verdict"] or "none").partition(" (")[0],
                 "" if gain is None else interval(gain, sign="+"),
             ]
         )
