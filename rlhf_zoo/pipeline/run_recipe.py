@@ -47,7 +47,16 @@ SHOW_STREAM = 6
 
 
 def run_stage(context: RunContext, stage: str, publisher: Publisher | None = None) -> bool:
-    """Runs one stage. Returns False when it was finished before."""
+    """Runs one stage.
+
+    Args:
+        context: The run.
+        stage: Its name; eval too.
+        publisher: Sends checkpoints and cards.
+
+    Returns:
+        False when the stage was finished before.
+    """
     with sole_writer(context.directory, command=context.command):
         for earlier in context.recipe.stages:
             if earlier == stage:
@@ -78,24 +87,31 @@ def _foresee(context: RunContext) -> None:
 
 
 def check(context: RunContext) -> None:
-    """Raises ZooError for what can be seen to be wrong before anything trains, in what comes last too."""
+    """Checks, before anything trains, whatever can be checked then, also for the last stages.
+
+    Args:
+        context: The run.
+
+    Raises:
+        ZooError: A setting, the data, a model, a reward or a judge does not work.
+    """
     quiet()
     if distributed.first():  # which alone brings lost files back
         for stage in context.recipe.stages:
             _check_begun(context, stage)
     distributed.wait()
-    asked = to_train(context)
+    settings_to_train = to_train(context)
     if context.round is not None:  # its pairs are the run's own
-        asked.pop("reward", None)
-    check_forms(context.shared, asked, context.hub)
-    if "ppo" in asked:
-        check_parents(context.recipe, asked["ppo"])
+        settings_to_train.pop("reward", None)
+    check_forms(context.shared, settings_to_train, context.hub)
+    if "ppo" in settings_to_train:
+        check_parents(context.recipe, settings_to_train["ppo"])
     models = start_of(context)
     check_members(context)
     if any(context.settings(stage).data.dataset_name is None for stage in context.recipe.stages):
         data_source(context, again=context.restart and context.base is None)
     tokenizer = policy_tokenizer(context, models.get("policy"))
-    if "reward" in asked:
+    if "reward" in settings_to_train:
         check_pairs(context, tokenizer)
     if "ppo" in context.recipe.stages:
         settings, source = context.settings("ppo"), stage_source(context, "ppo")
@@ -117,7 +133,15 @@ def check(context: RunContext) -> None:
 
 
 def claim(context: RunContext, publisher: Publisher | None) -> None:
-    """Makes the repositories of all stages this run's, where it publishes. Raises ZooError where one cannot be."""
+    """Makes the repositories of all stages this run's, where it publishes.
+
+    Args:
+        context: The run.
+        publisher: None where it does not publish.
+
+    Raises:
+        ZooError: A repository cannot be made or belongs to another run.
+    """
     if publisher is not None:
         for stage in context.recipe.stages:
             check_plan(context, stage)
@@ -126,9 +150,17 @@ def claim(context: RunContext, publisher: Publisher | None) -> None:
 
 
 def run(context: RunContext, console: Any, publisher: Publisher | None = None) -> Path | None:
-    """Runs every stage of the recipe that is not finished, publishes, and returns the path of summary.json.
+    """Runs every stage of the recipe that is not finished, and publishes.
 
     Of several processes all run the stages. Then the first goes on alone, and the others return None.
+
+    Args:
+        context: The run.
+        console: A rich console.
+        publisher: Sends checkpoints and cards.
+
+    Returns:
+        The path of summary.json.
     """
     check(context)
     claim(context, publisher)
@@ -160,9 +192,14 @@ def run(context: RunContext, console: Any, publisher: Publisher | None = None) -
 
 
 def renew_cards(context: RunContext, stage: str) -> None:
-    """Makes the card of a stage that ran, and anew those that lie in folders of the others, which may name it."""
-    there = [one for one in context.recipe.stages if (context.record(one).path / "README.md").is_file()]
-    _make_cards(context, [one for one in context.recipe.stages if one == stage or one in there])
+    """Makes the card of a stage that ran, and remakes the existing cards of the others, which may name it.
+
+    Args:
+        context: The run.
+        stage: The stage that ran.
+    """
+    there = [name for name in context.recipe.stages if (context.record(name).path / "README.md").is_file()]
+    _make_cards(context, [name for name in context.recipe.stages if name == stage or name in there])
 
 
 def _make_cards(context: RunContext, stages: Iterable[str]) -> None:
@@ -199,7 +236,12 @@ def _forget(context: RunContext) -> None:
 
 
 def said(context: RunContext, stage: str) -> str:
-    """One line on a stage that is done: how long it took, where it was published, what it reached."""
+    """Writes one line on a stage that is done: how long it took, where it was published, what it reached.
+
+    Args:
+        context: The run.
+        stage: Its name; eval too.
+    """
     record = context.record(stage)
     document = record.read()
     parts = [f"{document['seconds']:.0f} s"]
@@ -211,8 +253,8 @@ def said(context: RunContext, stage: str) -> str:
     if (document.get("chosen") or {}).get("open"):
         parts.append("`main` waits for the verdict of `rlhf-zoo eval`")
     if stage == "reward" and document.get("reward_model", {}).get("accuracy") is not None:
-        found = document["reward_model"]
-        parts.append(f"accuracy {found['accuracy']:.3f} on {found['n']} held-out pairs")
+        reward_figures = document["reward_model"]
+        parts.append(f"accuracy {reward_figures['accuracy']:.3f} on {reward_figures['n']} held-out pairs")
     if stage == "eval":
         figures = read_json(context.record("eval").path / "evaluation.json")
         win, rows = figures["win_rate"], figures["rows"]
@@ -238,9 +280,14 @@ def _verdict(figures: Mapping[str, Any]) -> str:
 
 
 def show(context: RunContext, console: Any) -> None:
-    """Pulls each stage from the Hub into an empty cache, and prints what SFT and PPO make of held-out prompts.
+    """Pulls each stage from the Hub into an empty cache, and prints what SFT and PPO write to held-out prompts.
 
-    Raises ZooError when what comes back is not what was sent.
+    Args:
+        context: The run.
+        console: A rich console.
+
+    Raises:
+        ZooError: Other weights came back than were sent.
     """
     from rich.table import Table
     from rich.text import Text
@@ -248,8 +295,8 @@ def show(context: RunContext, console: Any) -> None:
     source = stage_source(context, "ppo")
     config = context.shared.evaluation
     rows = evaluation_rows(context, source, path=context.checkpoint("sft").path)
-    asked = rows.select(range(min(len(rows), config.prompts, SHOWN_PROMPTS))).to_dict()
-    prompts, columns = asked["prompt"], passed_on(asked)
+    shown_rows = rows.select(range(min(len(rows), config.prompts, SHOWN_PROMPTS))).to_dict()
+    prompts, columns = shown_rows["prompt"], passed_on(shown_rows)
     with tempfile.TemporaryDirectory() as cache, tempfile.TemporaryDirectory() as altered:
         hub, pulled = replace(context.hub, cache=Path(cache)), {}
         for stage in context.recipe.stages:
@@ -265,7 +312,7 @@ def show(context: RunContext, console: Any) -> None:
         pulled.setdefault("sft", context.checkpoint("sft").path)  # of a recipe without SFT, what PPO starts from
         tools = make_evaluator(context, pulled["sft"]).with_one_judge
         keys = [(SHOW_STREAM, i) for i in range(len(prompts))]
-        found = {
+        measured = {
             stage: measure(
                 load_causal(path),
                 tools,
@@ -285,13 +332,13 @@ def show(context: RunContext, console: Any) -> None:
         table.add_column(name, justify="left" if name in ("", "completion of a held-out prompt") else "right")
     for i, prompt in enumerate(prompts):
         for stage in ("sft", "ppo"):
-            one = found[stage]
+            written = measured[stage]
             table.add_row(
                 stage.upper(),
-                Text(plain_text(prompt) + one.completions[i]),
-                f"{one.reward[i]:.2f}",
-                f"{one.judges[judge][i]:.2f}",
-                f"{one.kl[i]:.2f}",
+                Text(plain_text(prompt) + written.completions[i]),
+                f"{written.reward[i]:.2f}",
+                f"{written.judges[judge][i]:.2f}",
+                f"{written.kl[i]:.2f}",
             )
     console.print(table)
     console.print(
@@ -300,7 +347,12 @@ def show(context: RunContext, console: Any) -> None:
 
 
 def verdict(context: RunContext, console: Any) -> None:
-    """The headline figures of summary.json."""
+    """Prints the headline figures of summary.json.
+
+    Args:
+        context: The run.
+        console: A rich console.
+    """
     summary = read_json(context.directory / SUMMARY)
     world = " in a simulated world" if summary["simulated"] else ""
     sft, ppo, win, control = (summary[name] for name in ("sft", "ppo", "win_rate", "control"))

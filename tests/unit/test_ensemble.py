@@ -13,7 +13,7 @@ from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.ensemble import agreements, by_kl, disagreement, standardised, unrelated
 from rlhf_zoo.hub.client.connect import Hub
 from rlhf_zoo.pipeline.experiments.ensemble import check, member
-from rlhf_zoo.pipeline.stages.reward import pairs_seed
+from rlhf_zoo.pipeline.stages.samples import pairs_seed
 from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.runs.recipe import load_recipe
 

@@ -12,7 +12,7 @@ from schemas import SCHEMAS, make_recipe
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client.connect import Hub
 from rlhf_zoo.modeling.chat import plain_text
-from rlhf_zoo.pipeline.stages.reward import held_out_pairs, training_pairs
+from rlhf_zoo.pipeline.stages.pairs import held_out_pairs, training_pairs
 from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.runs.data.layout import sft_text, without_prompts
 from rlhf_zoo.runs.dataset import HELD_OUT, data_source, evaluation_rows, parts, without_held_out

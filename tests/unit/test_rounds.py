@@ -16,8 +16,8 @@ from rlhf_zoo.evaluation.measure import make_evaluator
 from rlhf_zoo.evaluation.votes.vote import Shown, Vote
 from rlhf_zoo.fileio import write_json
 from rlhf_zoo.pipeline.experiments.rounds import _make_pairs, check_labels
-from rlhf_zoo.pipeline.stages import evaluate
-from rlhf_zoo.pipeline.stages.reward import held_out_pairs, training_pairs
+from rlhf_zoo.pipeline.stages.judges import check_on_pairs
+from rlhf_zoo.pipeline.stages.pairs import held_out_pairs, training_pairs
 from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.runs.dataset import stage_source
 from rlhf_zoo.runs.rounds import note_round, round_of, round_run
@@ -120,7 +120,7 @@ def test_a_judge_that_labeled_acquits_nobody(first: RunContext, labels: str, sam
     _make_pairs(this, first, wanted=30)
     shutil.copytree(first.directory / "reward", this.directory / "reward")
     tools = make_evaluator(this, first.checkpoint("sft").path)
-    [check] = evaluate._checked_judges(this, tools, None).values()
+    [check] = check_on_pairs(this, tools, None).values()
     assert check.same_labels is same and check.labeled is not None
 
 

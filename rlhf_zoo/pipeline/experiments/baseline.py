@@ -42,7 +42,7 @@ from ...runs.settings.values import listed_numbers
 from ..stages.evaluate import check_prompts, recorded
 from ..stages.interrupt import Stopped
 from ..stages.merged import whole_model
-from ..stages.reward import open_pairs, training_pairs
+from ..stages.pairs import open_pairs, training_pairs
 from ..stages.train import quiet
 from .baseline_stages import LINES, liked_arguments, longer_arguments, sample_liked, sft_again, trained_tokens
 from .baseline_trainers import Start, dpo_arguments, rloo_arguments, train_dpo, train_rloo

@@ -32,7 +32,8 @@ from ...runs.parents import member_run
 from ...runs.registry import ENSEMBLE
 from ..run_recipe import run_stage, said
 from ..stages.pair_report import score_pairs
-from ..stages.reward import held_out_pairs, open_pairs, pairs_seed, sft_samples
+from ..stages.pairs import held_out_pairs, open_pairs
+from ..stages.samples import pairs_seed, sft_samples
 from ..stages.train import quiet
 from .baseline import read_samples
 

@@ -30,7 +30,8 @@ from ...runs.settings.judge_names import SAME_LABELS, kind_of
 from .. import run_recipe as pipeline
 from ..stages import ppo
 from ..stages.evaluate import origins
-from ..stages.reward import open_pairs, two_samples
+from ..stages.pairs import open_pairs
+from ..stages.samples import two_samples
 
 log = logging.getLogger(__name__)
 

@@ -40,7 +40,15 @@ class NoRoom(ZooError):
 
 
 def check_room(record: StageRecord, *, least: int = 0) -> None:
-    """Raises NoRoom where the disk lacks the bytes of the last checkpoint, or before the first one `least` of them."""
+    """Checks that the disk can hold the next checkpoint.
+
+    Args:
+        record: The stage's files. The last checkpoint says how large the next one will be.
+        least: Bytes to ask for before there is a checkpoint.
+
+    Raises:
+        NoRoom: The disk has fewer bytes left.
+    """
     last = record.last_checkpoint()
     size = least if last is None else sum(path.stat().st_size for path in last.rglob("*") if path.is_file())
     free = shutil.disk_usage(record.path).free
@@ -130,18 +138,23 @@ class ProgressCallback(TrainerCallback):
         self.close()
 
     def close(self) -> None:
-        """Ends the bar's line, so that what is said next has its own."""
+        """Ends the bar's line, so that the next message starts on its own."""
         if self._bar is not None:
             self._bar.close()
 
 
 class StageCallback(ProgressCallback):
-    """Follows one `trainer.train()` of a stage: makes its checkpoints whole, and ends it after Ctrl-C.
+    """Follows one `trainer.train()` of a stage: completes its checkpoints, and ends it after Ctrl-C.
 
     An evaluation under way ends with EvaluationEnded after its batch: it may take minutes, and changes no weight.
 
-    finish_checkpoint(path): what the stage adds to a checkpoint before it counts as complete, called in every process.
-    saved(): called when it does, in the first. stop_after: the step to end after.
+    Args:
+        record: The stage's files.
+        stop: Says whether Ctrl-C was pressed.
+        finish_checkpoint: Takes a checkpoint's path, and adds to it before it counts as complete. Called in every
+            process.
+        saved: Called in the first process once a checkpoint is complete.
+        stop_after: The step to end after.
     """
 
     def __init__(

@@ -4,8 +4,8 @@ import contextlib
 import hashlib
 import logging
 import time
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,7 @@ from ...errors import ZooError
 from ...evaluation.head_to_head import HeadToHead, head_to_head
 from ...evaluation.judges.check import JudgeCheck
 from ...evaluation.judges.lexicon import lexicon_judge
-from ...evaluation.judges.named import (
-    JUDGES_OF_LABELS,
-    check_endpoints,
-    check_names,
-    checked,
-    checks_answers,
-    settled_pairs,
-)
+from ...evaluation.judges.named import check_endpoints, check_names
 from ...evaluation.judges.people import votes_on
 from ...evaluation.judges.rule import RuleJudge
 from ...evaluation.lm_eval import check_data, check_tasks, on_tasks
@@ -30,7 +23,6 @@ from ...evaluation.measure import Evaluator, make_evaluator, training_rewards
 from ...evaluation.reference_answers import beside_references
 from ...evaluation.trajectory import Trajectory, follow
 from ...evaluation.trivial_comparison import score_trivial
-from ...evaluation.verdict import JudgeReliability
 from ...fileio import now, write_json, write_text
 from ...hub.client.publish import NOTHING, checkpoint_files, tag_name
 from ...hub.client.weights import Origin
@@ -40,35 +32,79 @@ from ...modeling.integrity import weights_digest
 from ...modeling.loading import load_tokenizer
 from ...modeling.models import load_causal
 from ...modeling.prompt_keys import count_distinct_prompts, describe_prompt_count
-from ...plugins import PREFERENCES, load_object
 from ...publishing.sent import published_tags
 from ...runs.code import check_code, is_same_code, judges_code, stage_code
 from ...runs.context import Publisher, RunContext
 from ...runs.data.overlap import unmarked
 from ...runs.dataset import DataSource, evaluated_part, evaluation_rows, labeled_rows, own_pairs, stage_source, to_train
-from ...runs.judge import as_trained, check_same_labels, evaluation_of, judge_run, of_same_labels
-from ...runs.lock import sole_writer
+from ...runs.judge import as_trained, check_same_labels, evaluation_of
 from ...runs.models import ParentCheckpoint
 from ...runs.record import checkpoint_step, fingerprint
 from ...runs.settings.evaluation import EvaluationConfig
 from ...runs.settings.judge_names import SAME_LABELS, kind_of
 from ...runs.status_line import doing
-from . import reward
 from .interrupt import Stopped
-from .reward import held_out_pairs, open_pairs
+from .judges import check_on_pairs, judge_reliability, train_same_labels
 from .seen import prompts_seen
 from .train import code_lineage, quiet
 
 log = logging.getLogger(__name__)
 
 
-def run(context: RunContext, publisher: Publisher | None = None) -> bool:
-    """Evaluates the finished PPO policy against its SFT policy. Returns False when that was done already.
+@dataclass(frozen=True)
+class _Inputs:
+    """What an evaluation reads: PPO's data, pairs of the policies' own outputs, the checkpoints at the start."""
 
-    Writes eval/evaluation.json and eval/samples.jsonl. The figures are over held-out prompts, and it is counted how
-    many of these each stage trained on. Another judge, or other prompts, make another evaluation, which takes the place
-    of the one before once it is done; until then, and where it fails, nothing of the run directory changes. Several
-    processes sample and measure; the first one asks the judges, and writes.
+    source: DataSource
+    own: tuple[Dataset, DataSource] | None
+    sft: ParentCheckpoint
+    ppo: ParentCheckpoint
+
+    def resolved(self, context: RunContext) -> dict[str, Any]:
+        """The keys and inputs that tell evaluations of a run apart, for its fingerprint."""
+        own = {} if self.own is None else {name: self.own[1].lineage.get(name) for name in ("commit", "files")}
+        return {
+            "evaluation": recorded(evaluation_of(context)),
+            "seed": context.shared.seed,
+            "data": self.source.lineage["fingerprint"],
+            "parents": {"sft": self.sft.lineage["fingerprint"], "ppo": self.ppo.lineage["fingerprint"]},
+            **({} if self.own is None else {"own_pairs": own}),
+        }
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """What was measured: the PPO checkpoint `ppo` against SFT, and all checkpoints, or why they were not measured.
+
+    figures: of trivial policies and reference answers, for evaluation.json. chosen: the checkpoint that the verdict
+    chose, for run.json; None where the recipe chose it.
+    """
+
+    result: HeadToHead
+    ppo: ParentCheckpoint
+    trajectory: Trajectory | str
+    figures: dict[str, Any]
+    chosen: dict[str, Any] | None
+
+
+def run(context: RunContext, publisher: Publisher | None = None) -> bool:
+    """Evaluates the finished PPO policy against its SFT policy.
+
+    Writes eval/evaluation.json and eval/samples.jsonl. The figures are over held-out prompts, with a count of those
+    that each stage trained on. Another judge, or other prompts, make another evaluation, which replaces the one before
+    once it is done; until then, and where it fails, nothing of the run directory changes. Several processes sample and
+    measure; the first one asks the judges, and writes.
+
+    Args:
+        context: The run.
+        publisher: Sends the cards of what was measured, at the end.
+
+    Returns:
+        Whether it evaluated: False when that was done already.
+
+    Raises:
+        ZooError: A judge, the data or a checkpoint cannot be had.
+        Stopped: After Ctrl-C.
     """
     started = time.monotonic()
     quiet()
@@ -77,91 +113,152 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         record.check_recipe(context.recipe.name)
     context = as_trained(context, "ppo")
     check_code(stage_code(context.settings("ppo")), context.record("ppo").read().get("code"))
-    shared, config = context.shared, evaluation_of(context)
+    config = evaluation_of(context)
     check_judges(context)
-    own = own_pairs(context)
-    source = stage_source(context, "ppo")
-    checkpoints = {stage: context.checkpoint(stage) for stage in ("sft", "ppo")}
-    resolved = {
-        "evaluation": recorded(config),
-        "seed": shared.seed,
-        "data": source.lineage["fingerprint"],
-        "parents": {stage: found.lineage["fingerprint"] for stage, found in checkpoints.items()},
-        **({} if own is None else {"own_pairs": {name: own[1].lineage.get(name) for name in ("commit", "files")}}),
-    }
-    code_named = judges_code(config.names)
-    before, undecided = record.read(), (context.record("ppo").read().get("chosen") or {}).get("open")
-    done = before.get("status") == "finished" and before.get("fingerprint") == fingerprint(resolved)
-    done = done and is_same_code(code_named, before.get("code"))
-    if distributed.from_first(lambda: done and not context.restart and not undecided):
+    own, source = own_pairs(context), stage_source(context, "ppo")
+    inputs = _Inputs(source, own, sft=context.checkpoint("sft"), ppo=context.checkpoint("ppo"))
+    resolved = inputs.resolved(context)
+    code = judges_code(config.names)  # as it is now: what is edited while judges score is not what scored
+    done = _is_done(context, resolved, code)
+    if distributed.from_first(lambda: done):
         return False
     distributed.from_first(lambda: check_data(config.lm_eval, context.hub))
-    prompts, where = check_prompts(context, source, checkpoints["sft"].path), evaluated_part(context)
-    check_rules(context, source, prompts, checkpoints["sft"].path)
-    seen = prompts_seen(context, prompts)
+    prompts = check_prompts(context, source, inputs.sft.path)
+    check_rules(context, source, prompts, inputs.sft.path)
+    seen_by_stage = prompts_seen(context, prompts)
     try:
         if SAME_LABELS in config.names:
-            _train_judge(context)
-        tools = make_evaluator(context, checkpoints["sft"].path)
+            train_same_labels(context)
+        tools = make_evaluator(context, inputs.sft.path)
         with doing("eval: looking at the judges"):
-            checks = _checked_judges(context, tools, None if own is None else own[0])
-        headline = checks[tools.judge.name]
-        paid = training_rewards(context, tools)
-        with doing("eval: following the checkpoints"):
-            followed = follow(context, source, tools, standing=_standing(tools, paid, headline))
-
-        def compared(step: int) -> HeadToHead:
-            checkpoints["ppo"] = context.checkpoint("ppo", step=step)
-            policy = load_causal(checkpoints["ppo"].path)
-            asked: Any = {"samples": config.samples, "seed": shared.seed, "paid": paid, "checks": checks}
-            with doing(f"eval: PPO at step {step} against SFT"):
-                return head_to_head(policy, tools, prompts, **asked)
-
-        candidate = None if isinstance(followed, str) else followed.verdict.candidate
-        open_choice = (context.record("ppo").read().get("chosen") or {}).get("rule") == "recommended"
-        step = checkpoint_step(checkpoints["ppo"].path)
-        if open_choice:
-            step = _last_step(context) if candidate is None else candidate
-        found, trivial = compared(step), {}
-        if candidate is not None and not isinstance(followed, str):
-            policy = None if step == candidate else load_causal(context.checkpoint("ppo", step=candidate).path)
-            followed = followed.confirmed(found.gain_of(policy, prompts))
-        if not isinstance(followed, str):
-            measured = score_trivial(found, followed.trivial, prompts)
-            followed = followed.of(replace(followed.standing, winnable=measured.winnable))
-            if open_choice and followed.verdict.recommended is None and step != (step := _last_step(context)):
-                found = compared(step)
-                measured = score_trivial(found, followed.trivial, prompts)
-            trivial = {"trivial": measured.to_json()}
-        chosen = _choose(step, followed) if open_choice else None
-        beside = {}
-        if (answers := config.reference_answers) is not None:
-            path = checkpoints["ppo"].path
-            compared_with = beside_references(found, prompts, lambda: load_causal(path), **vars(answers))
-            beside = {"reference": compared_with}
+            checks = check_on_pairs(context, tools, None if own is None else own[0])
+        comparison = _compare(context, inputs, tools, prompts, checks)
         if not distributed.first():
             return True
-        figures = {**found.to_json(), **trivial, **beside}
-        if tools.panel.votes:
-            figures["votes"] = {
-                name: votes_on(
-                    name,
-                    ppo=origins(context, "ppo", checkpoints["ppo"]),
-                    sft=origins(context, "sft", checkpoints["sft"]),
-                    seed=shared.seed,
-                    hub=context.hub,
-                )
-                for name in tools.panel.votes
-            }
-        if config.lm_eval:
-            figures["lm_eval"] = _on_tasks(context, {side: one.path for side, one in checkpoints.items()})
+        parents = {"sft": inputs.sft, "ppo": comparison.ppo}
+        figures = {
+            **comparison.result.to_json(),
+            **comparison.figures,
+            **_votes(context, tools.panel.votes, parents),
+            **_lm_eval(context, parents),
+        }
     except KeyboardInterrupt as error:
         raise Stopped from error
     seconds = time.monotonic() - started
     document = {
+        **_head(context, source, seen_by_stage),
+        **figures,
+        **{name: keys for name in ("labeled", "own_pairs") if (keys := getattr(config, name))},
+        **_verdict(record.path, comparison.trajectory),
+        "seconds": seconds,
+    }
+    tools.panel.save(record.path)
+    write_json(record.path / "evaluation.json", document)
+    write_text(record.path / "samples.jsonl", comparison.result.jsonl())
+    if comparison.chosen is not None:
+        weights = weights_digest(comparison.ppo.path)
+        context.record("ppo").write(chosen=comparison.chosen, weights=weights)
+    _record(context, parents, resolved, code, seconds)
+    if publisher is not None:
+        publisher.notify()  # the cards of what it measured are due
+    return True
+
+
+def _is_done(context: RunContext, resolved: Mapping[str, Any], code: Mapping[str, Any]) -> bool:
+    """Whether the run directory holds this evaluation, and nothing asks for it again."""
+    before = context.record("eval").read()
+    undecided = (context.record("ppo").read().get("chosen") or {}).get("open")
+    done = before.get("status") == "finished" and before.get("fingerprint") == fingerprint(resolved)
+    done = done and is_same_code(code, before.get("code"))
+    return done and not context.restart and not undecided
+
+
+def _compare(
+    context: RunContext, inputs: _Inputs, tools: Evaluator, prompts: Dataset, checks: Mapping[str, JudgeCheck]
+) -> _Comparison:
+    """Measures every checkpoint on validation prompts, and one of them against SFT on the test prompts.
+
+    That one is the checkpoint of the run, or where the run leaves the choice to the verdict, the one it recommends.
+    """
+    config, seed = evaluation_of(context), context.shared.seed
+    headline = checks[tools.judge.name]
+    paid = training_rewards(context, tools)
+    with doing("eval: following the checkpoints"):
+        reliability = judge_reliability(tools, paid, headline)
+        trajectory = follow(context, inputs.source, tools, standing=reliability)
+
+    def against_sft(step: int) -> tuple[ParentCheckpoint, HeadToHead]:
+        checkpoint = context.checkpoint("ppo", step=step)
+        policy = load_causal(checkpoint.path)
+        with doing(f"eval: PPO at step {step} against SFT"):
+            return checkpoint, head_to_head(
+                policy, tools, prompts, samples=config.samples, seed=seed, paid=paid, checks=checks
+            )
+
+    candidate = None if isinstance(trajectory, str) else trajectory.verdict.candidate
+    open_choice = (context.record("ppo").read().get("chosen") or {}).get("rule") == "recommended"
+    step = checkpoint_step(inputs.ppo.path)
+    if open_choice:
+        step = _last_step(context) if candidate is None else candidate
+    ppo, result = against_sft(step)
+    if candidate is not None and not isinstance(trajectory, str):
+        policy = None if step == candidate else load_causal(context.checkpoint("ppo", step=candidate).path)
+        trajectory = trajectory.confirmed(result.gain_of(policy, prompts))
+    figures: dict[str, Any] = {}
+    if not isinstance(trajectory, str):
+        trivial = score_trivial(result, trajectory.trivial, prompts)
+        trajectory = trajectory.of(replace(trajectory.standing, winnable=trivial.winnable))
+        # What trivial policies win may take the recommendation back: then the last checkpoint is compared instead.
+        if open_choice and trajectory.verdict.recommended is None and step != (step := _last_step(context)):
+            ppo, result = against_sft(step)
+            trivial = score_trivial(result, trajectory.trivial, prompts)
+        figures["trivial"] = trivial.to_json()
+    if (answers := config.reference_answers) is not None:
+        figures["reference"] = beside_references(result, prompts, lambda: load_causal(ppo.path), **vars(answers))
+    return _Comparison(result, ppo, trajectory, figures, _choose(step, trajectory) if open_choice else None)
+
+
+def _votes(context: RunContext, names: Sequence[str], parents: Mapping[str, ParentCheckpoint]) -> dict[str, Any]:
+    """People's votes on these checkpoints, for evaluation.json; {} where no data set of votes is named."""
+    if not names:
+        return {}
+    votes = {
+        name: votes_on(
+            name,
+            ppo=origins(context, "ppo", parents["ppo"]),
+            sft=origins(context, "sft", parents["sft"]),
+            seed=context.shared.seed,
+            hub=context.hub,
+        )
+        for name in names
+    }
+    return {"votes": votes}
+
+
+def _lm_eval(context: RunContext, parents: Mapping[str, ParentCheckpoint]) -> dict[str, Any]:
+    """Both policies on the tasks of lm-evaluation-harness, for evaluation.json; {} where none are named."""
+    config = evaluation_of(context)
+    if not config.lm_eval:
+        return {}
+    use_cpu = context.settings("ppo").trainer.use_cpu
+    tasks = on_tasks(
+        {side: on_device(load_causal(parent.path), use_cpu=use_cpu) for side, parent in parents.items()},
+        load_tokenizer(parents["sft"].path),
+        config,
+        seed=context.shared.seed,
+        chat=context.shared.conversational,
+        hub=context.hub,
+    )
+    return {"lm_eval": tasks}
+
+
+def _head(context: RunContext, source: DataSource, seen: Mapping[str, Any]) -> dict[str, Any]:
+    """The first keys of evaluation.json: the run, its data, and what its rewards came from."""
+    where = evaluated_part(context)
+    return {
         "schema": 1,
         "recipe": context.recipe.name,
-        "seed": shared.seed,
+        "seed": context.shared.seed,
         "split": where["split"],
         "data": {
             "location": source.lineage["repo"],
@@ -169,53 +266,44 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
             **where,
             "seen": seen,
         },
-        "simulated": shared.simulated,
+        "simulated": context.shared.simulated,
         "reward_model": context.record("reward").read().get("reward_model"),
-        **figures,
-        **{name: keys for name in ("labeled", "own_pairs") if (keys := getattr(config, name))},
-        **_verdict(record.path, followed),
-        "seconds": seconds,
     }
-    tools.panel.save(record.path)
-    write_json(record.path / "evaluation.json", document)
-    write_text(record.path / "samples.jsonl", found.jsonl())
-    if chosen is not None:
-        context.record("ppo").write(chosen=chosen, weights=weights_digest(checkpoints["ppo"].path))
+
+
+def _record(
+    context: RunContext,
+    parents: Mapping[str, ParentCheckpoint],
+    resolved: Mapping[str, Any],
+    code: Mapping[str, Any],
+    seconds: float,
+) -> None:
+    """Writes run.json of the evaluation. code: of the judges."""
+    record = context.record("eval")
     record.clear()
     record.write(
-        **context.head("eval", "finished", seed=shared.seed, resolved=resolved),
+        **context.head("eval", "finished", seed=context.shared.seed, resolved=resolved),
         parents={
-            stage: {**found.lineage, "weights": weights_digest(found.path)} for stage, found in checkpoints.items()
+            stage: {**parent.lineage, "weights": weights_digest(parent.path)} for stage, parent in parents.items()
         },
         hub=context.hub.label,
         repo=None,
         command=context.command,
         seconds=seconds,
         finished=now(),
-        **({"code": code_named} if code_named else {}),
-        **({"remote_code": code} if (code := code_lineage(context)) else {}),
-    )
-    if publisher is not None:
-        publisher.notify()  # the cards of what it measured are due
-    return True
-
-
-def _on_tasks(context: RunContext, paths: Mapping[str, Path]) -> dict[str, Any]:
-    use_cpu = context.settings("ppo").trainer.use_cpu
-    return on_tasks(
-        {side: on_device(load_causal(path), use_cpu=use_cpu) for side, path in paths.items()},
-        load_tokenizer(paths["sft"]),
-        evaluation_of(context),
-        seed=context.shared.seed,
-        chat=context.shared.conversational,
-        hub=context.hub,
+        **({"code": code} if code else {}),
+        **({"remote_code": remote} if (remote := code_lineage(context)) else {}),
     )
 
 
 def recorded(config: EvaluationConfig) -> dict[str, Any]:
-    """What tells evaluations apart, of a config whose judge is settled.
+    """The keys that tell evaluations apart, of a config whose judge is settled.
 
-    Runs from before there were several judges keep their fingerprint.
+    Args:
+        config: The evaluation.
+
+    Returns:
+        Its keys. Those that came later are left out at their defaults, so that fingerprints of older runs still hold.
     """
     later: dict[str, Any] = {
         "judges": [], "llm": {}, "dataset_test_split": None, "labeled": {}, "own_pairs": {}, "lm_eval": [],
@@ -225,7 +313,16 @@ def recorded(config: EvaluationConfig) -> dict[str, Any]:
 
 
 def origins(context: RunContext, stage: str, checkpoint: ParentCheckpoint) -> list[Origin]:
-    """Where a stage's checkpoint is published; [] where it is not yet."""
+    """Where a stage's checkpoint is published.
+
+    Args:
+        context: The run.
+        stage: sft or ppo.
+        checkpoint: Its checkpoint.
+
+    Returns:
+        Repository and commit; [] where it is not published yet.
+    """
     if stage not in context.recipe.stages:  # what PPO starts from in its place
         repo, commit = checkpoint.lineage["repo"], checkpoint.lineage["commit"]
         return [(repo, commit)] if repo and commit else []
@@ -236,9 +333,18 @@ def origins(context: RunContext, stage: str, checkpoint: ParentCheckpoint) -> li
 
 
 def check_prompts(context: RunContext, source: DataSource, path: Path | None = None) -> Dataset:
-    """Rows of the held-out prompts that the evaluation asks for, with as many different ones as so many rows can have.
+    """Reads the held-out prompts that the evaluation asks for, with as few repeats as possible.
 
-    source: PPO's data. path: of the SFT policy, where it is trained. Raises ZooError when the split has too few rows.
+    Args:
+        context: The run.
+        source: PPO's data.
+        path: The SFT policy, where it is trained.
+
+    Returns:
+        `evaluation.prompts` rows.
+
+    Raises:
+        ZooError: The split has too few rows, or no column with the reference answers.
     """
     wanted = context.shared.evaluation.prompts
     prompts = evaluation_rows(context, source, path=path)
@@ -260,7 +366,7 @@ def check_prompts(context: RunContext, source: DataSource, path: Path | None = N
             f"evaluation.reference names the column {answers.column}, and the evaluation's prompts have "
             f"{', '.join(unmarked(prompts).column_names)}: name one of these."
         )
-    if answers is not None and not all(isinstance(one, str | list) for one in prompts[answers.column]):
+    if answers is not None and not all(isinstance(value, str | list) for value in prompts[answers.column]):
         raise ZooError(
             f"evaluation.reference names the column {answers.column}, in which not every prompt has a text or "
             "messages: name one that holds answers."
@@ -274,7 +380,15 @@ def _words(where: Mapping[str, Any]) -> str:
 
 
 def check_judges(context: RunContext, *, anew: bool = False) -> None:
-    """Raises ZooError for a judge or a lexicon that cannot be had, before anything trains. anew: all of it, again."""
+    """Checks, before anything trains, that the judges and the lexicon can be had.
+
+    Args:
+        context: The run.
+        anew: Whether the run begins again, so that nothing of an earlier judge counts.
+
+    Raises:
+        ZooError: A judge, its data, its endpoint or a task of lm-evaluation-harness cannot be had.
+    """
     config = evaluation_of(context)
     check_same_labels(context, anew=anew)
     seed, hub = context.shared.seed, context.hub
@@ -293,7 +407,7 @@ def check_rules(context: RunContext, source: DataSource, prompts: Dataset, path:
     Args:
         context: The run.
         source: PPO's data.
-        prompts: Those of the evaluation at the end. Those that checkpoints are measured on are looked at too.
+        prompts: Those of the evaluation at the end. The prompts that checkpoints are measured on are checked too.
         path: The SFT policy, where it is trained.
 
     Raises:
@@ -303,73 +417,14 @@ def check_rules(context: RunContext, source: DataSource, prompts: Dataset, path:
     rules = [RuleJudge(argument) for kind, argument in map(kind_of, config.names) if kind == "rule"]
     if not rules:
         return
-    asked = {"test": prompts}
+    rows_by_part = {"test": prompts}
     if config.checkpoint_prompts > 0:
         with contextlib.suppress(ZooError):  # without validation prompts there is no verdict, which the evaluation says
             rows = evaluation_rows(context, source, "validation", path=path)
-            asked["validation"] = rows.select(range(min(config.checkpoint_prompts, len(rows))))
+            rows_by_part["validation"] = rows.select(range(min(config.checkpoint_prompts, len(rows))))
     for rule in rules:
-        for part, rows in asked.items():
+        for part, rows in rows_by_part.items():
             rule.check_prompts(rows, of=f"the {_words(evaluated_part(context, part))}")
-
-
-def _train_judge(context: RunContext) -> None:
-    """Trains the judge `same-labels`, unless that was done for this reward model."""
-    judge, trained = judge_run(context), context.record("reward").read()
-    if trained.get("status") != "finished":
-        raise ZooError(
-            f"The judge {SAME_LABELS} needs the reward model of this run, and {context.record('reward').path} holds no "
-            "finished one: train it there, or name another judge."
-        )
-    before = judge.record("reward").read().get("fingerprint", trained["fingerprint"])
-    with sole_writer(judge.directory, command=context.command):
-        reward.run(replace(judge, restart=before != trained["fingerprint"]))
-
-
-def _checked_judges(context: RunContext, tools: Evaluator, own: Dataset | None) -> dict[str, JudgeCheck]:
-    """What is found of each judge on the reward model's held-out pairs, and on pairs of the policies' own outputs."""
-    learned = tools.rewards.learned if tools.rewards is not None else []
-    same_labels = [JUDGES_OF_LABELS[name] for name in evaluation_of(context).names if of_same_labels(context, name)]
-    if context.round is not None:  # the judge that put its pairs in order
-        same_labels += [judge.name for name, judge in tools.panel.named.items() if name == context.round.labels]
-    return checked(
-        tools.panel,
-        _labeled_pairs(context),
-        own=own,
-        seed=context.shared.seed,
-        reward=learned[0] if len(learned) == 1 else None,
-        same_labels=same_labels,
-    )
-
-
-def _labeled_pairs(context: RunContext) -> Dataset | None:
-    """The reward model's held-out pairs, simulated ones in the order that their preference means; None without any."""
-    if "reward" not in context.recipe.stages:
-        return None
-    try:
-        owner, source = open_pairs(context)
-        found = held_out_pairs(owner, source)
-    except ZooError as error:
-        log.info("The judges are not checked on labeled pairs: %s", error)
-        return None
-    data = owner.settings("reward").data
-    if found is None or not reward.are_simulated(owner, data):
-        return None if found is None else found[0]
-    prefer = load_object(data.preference, group=PREFERENCES)
-    return settled_pairs(found[0], prefer, seed=context.shared.seed)
-
-
-def _standing(tools: Evaluator, paid: Collection[str], check: JudgeCheck) -> JudgeReliability:
-    """What is known of the headline's judge."""
-    return JudgeReliability(
-        name=tools.judge.name,
-        is_reward=tools.judge.name in paid,
-        verifiable=checks_answers(tools.judge),
-        unfit=check.labeled.unfit if check.labeled else None,
-        accuracy=check.labeled.accuracy if check.labeled else None,
-        own_accuracy=check.own.accuracy if check.own else None,
-        independent=check.independent,
-    )
 
 
 def _last_step(context: RunContext) -> int:
@@ -395,14 +450,17 @@ def _verdict(folder: Path, followed: Trajectory | str) -> dict[str, Any]:
         scores.unlink(missing_ok=True)
         return {"verdict": None, "recommended": None, "over_training": {"problem": followed}}
     write_json(scores, followed.arrays())
-    found = followed.to_json()
-    return {"verdict": found["verdict"], "recommended": found["recommended"], "over_training": found}
+    trajectory = followed.to_json()
+    return {"verdict": trajectory["verdict"], "recommended": trajectory["recommended"], "over_training": trajectory}
 
 
 def same_weights(a: Path, b: Path, overrides: Mapping[str, Path | None] = NOTHING) -> bool:
     """Whether two checkpoints hold the same weight files, of those that are published, by sha256.
 
-    overrides: what is sent in place of b's files.
+    Args:
+        a: A checkpoint.
+        b: Another.
+        overrides: Files to read in place of b's, by name.
     """
     ours, theirs = (
         {

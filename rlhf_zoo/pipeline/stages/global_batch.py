@@ -97,20 +97,23 @@ class GlobalReward(GlobalBatch):
         each = -nn.functional.logsigmoid(chosen - rejected - inputs.get("margin", 0))
         if coefficient is not None:
             each = each + coefficient * (chosen + rejected) ** 2
-        mine, of_all = self.rows(len(each))
-        weight = (torch.arange(len(each), device=each.device) < mine).to(each)
+        count, of_all = self.rows(len(each))
+        weight = (torch.arange(len(each), device=each.device) < count).to(each)
         # Gradients are averaged over the processes.
         loss = (each * weight).sum() * self.args.world_size / of_all
-        self._note(mode, chosen[:mine].detach(), rejected[:mine].detach(), inputs["attention_mask"].sum())
+        self._note(mode, chosen[:count].detach(), rejected[:count].detach(), inputs["attention_mask"].sum())
         return (loss, outputs) if return_outputs else loss
 
     def _note(self, mode: str, chosen: Tensor, rejected: Tensor, tokens: Tensor) -> None:
         """trl's metrics, over the pairs of all processes."""
-        seen = distributed.gathered((chosen.tolist(), rejected.tolist(), int(tokens)))
-        wins, losses = (torch.tensor([score for one in seen for score in one[side]]) for side in (0, 1))
+        gathered = distributed.gathered((chosen.tolist(), rejected.tolist(), int(tokens)))
+        wins, losses = (
+            torch.tensor([score for scores_of_process in gathered for score in scores_of_process[side]])
+            for side in (0, 1)
+        )
         scores = torch.cat([wins, losses])
         if mode == "train":
-            self._total_train_tokens += sum(one[2] for one in seen)
+            self._total_train_tokens += sum(scores_of_process[2] for scores_of_process in gathered)
         metrics = self._metrics[mode]
         metrics["num_tokens"] = [self._total_train_tokens]
         for name, value in (

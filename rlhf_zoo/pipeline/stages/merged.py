@@ -20,9 +20,14 @@ from ...runs.status_line import doing
 
 
 def whole_model(context: RunContext, parent: ParentCheckpoint) -> Path:
-    """Where a policy's weights lie as a plain checkpoint: in its own folder, or in one with its adapter merged.
+    """Returns the folder of a policy's weights as a plain checkpoint: its own, or one with its adapter merged.
 
-    What is not merged yet is, once: beside the adapter in this run, and in the run directory if it came from elsewhere.
+    An adapter that is not merged yet is merged once: beside the adapter in this run, or into the run directory if the
+    adapter came from elsewhere.
+
+    Args:
+        context: The run.
+        parent: The policy's checkpoint.
     """
     path = parent.path
     if not (path / ADAPTER_CONFIG).is_file():
@@ -36,9 +41,13 @@ def whole_model(context: RunContext, parent: ParentCheckpoint) -> Path:
 
 
 def save_merged(checkpoint: Path, target: Path, *, dtype: str) -> None:
-    """Writes the model of `checkpoint` with its adapter merged into its base, with its tokenizer, into `target`.
+    """Merges a checkpoint's adapter into its base, and writes the model with its tokenizer.
 
-    dtype: what its base was held in while it trained; they are merged in float32 all the same.
+    Args:
+        checkpoint: The folder of the adapter.
+        target: The folder to write. What is there is deleted.
+        dtype: What to save the weights in, that of the base while it trained; "auto" takes the one it was saved in. The
+            merge itself is computed in float32.
     """
     with doing(f"merging the adapter of {checkpoint.name} into its base"):
         _save_merged(checkpoint, target, dtype=dtype)

@@ -19,24 +19,31 @@ from ...runs.data.overlap import normalized, overlap, whole_question
 def held_out_report(
     model: Any, tokenizer: Any, pairs: Dataset, *, seed: int, utility: Callable[[str], float] | None = None
 ) -> dict[str, Any]:
-    """What run.json and the card say of a reward model, by its raw scores: only of these is σ(margin) a probability.
+    """Measures a reward model on held-out pairs, by its raw scores: only of these is σ(margin) a probability.
 
-    utility: what drew the labels of simulated pairs, of prompt and completion; None where nobody knows it. A column
-    `margin` of the pairs says how much better the chosen side is, 0 of a tie.
+    Args:
+        model: The reward model.
+        tokenizer: Its tokenizer.
+        pairs: The held-out pairs. A column `margin` says how much better the chosen side is, 0 of a tie.
+        seed: Of the bootstrap, and of the wrong completions that best-of-n chooses among.
+        utility: The score of prompt + completion that labeled simulated pairs; None where it is unknown.
+
+    Returns:
+        The figures for run.json and the card.
     """
     scorer = RewardModel(model, tokenizer, tokenizer, center=False, scale=False)
     scores = score_pairs(scorer, pairs)
-    asked = [plain_text(prompt) for prompt in pairs["prompt"]]
-    written = {side: [completion_text(one) for one in pairs[side]] for side in ("chosen", "rejected")}
+    prompts = [plain_text(prompt) for prompt in pairs["prompt"]]
+    written = {side: [completion_text(text) for text in pairs[side]] for side in ("chosen", "rejected")}
     lengths = {
         f"{side}_lengths": [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
         for side, texts in written.items()
     }
-    report = preference_report(scores["chosen"], scores["rejected"], prompts=asked, seed=seed, **lengths)
+    report = preference_report(scores["chosen"], scores["rejected"], prompts=prompts, seed=seed, **lengths)
     margins = np.subtract(scores["chosen"], scores["rejected"])
     gold = None
     if utility is not None:
-        worth = {side: [utility(a + b) for a, b in zip(asked, texts, strict=True)] for side, texts in written.items()}
+        worth = {side: [utility(a + b) for a, b in zip(prompts, texts, strict=True)] for side, texts in written.items()}
         gold = np.subtract(worth["chosen"], worth["rejected"])
     strength = _margin(pairs) if gold is None else gold
     tied = are_ties(written["chosen"], written["rejected"], strength)
@@ -46,23 +53,28 @@ def held_out_report(
     def of_clear(values: Any) -> Any:
         return None if values is None else [values[place] for place in clear]
 
-    made = choices(asked, written["chosen"], written["rejected"], seed=seed, without=set(np.flatnonzero(tied).tolist()))
+    made = choices(
+        prompts, written["chosen"], written["rejected"], seed=seed, without=set(np.flatnonzero(tied).tolist())
+    )
     best = None
     if utility is not None:
         best = [
-            [worth["chosen"][one.pair], *(utility(asked[one.pair] + written["rejected"][place]) for place in one.wrong)]
-            for one in made
+            [
+                worth["chosen"][choice.pair],
+                *(utility(prompts[choice.pair] + written["rejected"][place]) for place in choice.wrong),
+            ]
+            for choice in made
         ]
     return {
         **report,
-        "best_of_n": best_of_n(made, _scores_of(made, scorer, pairs, scores), asked, gold=best),
-        "ties": ties(margins, tied, same, asked, seed=seed),
+        "best_of_n": best_of_n(made, _scores_of(made, scorer, pairs, scores), prompts, gold=best),
+        "ties": ties(margins, tied, same, prompts, seed=seed),
         "hard": hard_pairs(
             of_clear(margins),
             of_clear(written["chosen"]),
             of_clear(written["rejected"]),
             (of_clear(lengths["chosen_lengths"]), of_clear(lengths["rejected_lengths"])),
-            of_clear(asked),
+            of_clear(prompts),
             strength=of_clear(strength),
             gold=of_clear(gold),
         )
@@ -73,9 +85,9 @@ def held_out_report(
 
 def _margin(pairs: Dataset) -> list[float] | None:
     """The data's own word on how much better each chosen side is, where it has one for every pair."""
-    found = list(pairs["margin"]) if "margin" in pairs.column_names else [None]
-    known = [float(one) for one in found if finite(one)]
-    return known if len(known) == len(found) else None
+    margins = list(pairs["margin"]) if "margin" in pairs.column_names else [None]
+    numbers = [float(margin) for margin in margins if finite(margin)]
+    return numbers if len(numbers) == len(margins) else None
 
 
 def _scores_of(
@@ -83,17 +95,30 @@ def _scores_of(
 ) -> list[list[float]]:
     """(C, n) of each choice, the chosen completion's first; what was written for another prompt is read behind this."""
     prompts, rejected = list(pairs["prompt"]), list(pairs["rejected"])
-    borrowed = [(one.pair, place) for one in made for place in one.wrong if prompts[place] != prompts[one.pair]]
+    borrowed = [
+        (choice.pair, place) for choice in made for place in choice.wrong if prompts[place] != prompts[choice.pair]
+    ]
     texts = [append_completion(prompts[pair], rejected[place]) for pair, place in borrowed]
     read = dict(zip(borrowed, scorer.score_texts(texts, ended=[True] * len(texts)).tolist(), strict=True))
     return [
-        [scores["chosen"][one.pair], *(read.get((one.pair, place), scores["rejected"][place]) for place in one.wrong)]
-        for one in made
+        [
+            scores["chosen"][choice.pair],
+            *(read.get((choice.pair, place), scores["rejected"][place]) for place in choice.wrong),
+        ]
+        for choice in made
     ]
 
 
 def score_pairs(scorer: RewardModel, pairs: Dataset) -> dict[str, list[float]]:
-    """Scores of both sides, chosen and rejected, each as a text that ended."""
+    """Scores both sides of each pair as texts that ended.
+
+    Args:
+        scorer: The reward model.
+        pairs: P pairs.
+
+    Returns:
+        P scores each under `chosen` and `rejected`.
+    """
     scores = {}
     for side in ("chosen", "rejected"):
         texts = [append_completion(prompt, text) for prompt, text in zip(pairs["prompt"], pairs[side], strict=True)]
@@ -113,11 +138,11 @@ def pairs_seen(held_out: Dataset, learned: Dataset) -> dict[str, int | None]:
         pairs, whichever side is the chosen one.
     """
     asks = any(whole_question(row) for row in held_out)
-    asked = sorted(overlap(held_out, learned).asked)
-    known = set(map(_pair, learned))
+    asked_again = sorted(overlap(held_out, learned).asked)
+    learned_pairs = set(map(_pair, learned))
     return {
-        "prompts": count_distinct_prompts(held_out.select(asked)["prompt"]) if asks else None,
-        "pairs": sum(_pair(row) in known for row in held_out),
+        "prompts": count_distinct_prompts(held_out.select(asked_again)["prompt"]) if asks else None,
+        "pairs": sum(_pair(row) in learned_pairs for row in held_out),
     }
 
 

@@ -25,6 +25,7 @@ from ...runs.checks.conversations import check_conversations
 from ...runs.context import Publisher, RunContext
 from ...runs.data.layout import conversational, fitting
 from ...runs.dataset import DataSource, parts, ptx_rows, stage_source
+from ...runs.models import ParentCheckpoint
 from ...runs.parents import parent, parent_names, reward_roles
 from ...runs.registry import REWARD_ROLES
 from ...runs.settings.loading import loading_of
@@ -38,9 +39,13 @@ TRIED = 2  # prompts that reward functions are tried on
 
 
 def reward_functions(settings: StageSettings) -> list[RewardFunction]:
-    """The reward functions that the settings name, loaded. Reads no model.
+    """Loads the reward functions that the settings name. Reads no model.
 
-    Raises ZooError for a name that cannot be loaded, for no reward at all, and for another number of weights.
+    Args:
+        settings: The stage's.
+
+    Raises:
+        ZooError: A name cannot be loaded, there is no reward at all, or the weights are of another number.
     """
     data = settings.data
     functions = [load_object(name, group=REWARDS) for name in data.reward_funcs or []]
@@ -65,7 +70,12 @@ def reward_functions(settings: StageSettings) -> list[RewardFunction]:
 
 
 def reward_model(settings: StageSettings, path: Path) -> Any:
-    """The reward model at `path`, as the settings say that it is loaded."""
+    """Loads a reward model.
+
+    Args:
+        settings: The stage's, which say how.
+        path: Its checkpoint.
+    """
     how = Loading(dtype="auto", attention=settings.model.attn_implementation)
     label, loader = settings.trainer.reward_label, settings.data.reward_model_loader
     return load_reward_model(path, label=label, loader=loader, how=how)
@@ -76,13 +86,23 @@ def _in_place_of_the_model(completions: list[Any], **_: Any) -> list[None]:
 
 
 def load_data(context: RunContext, source: DataSource) -> dict[str, Any]:
-    """PPOTrainer's data sets by its keywords: prompts, with every column that they have, and the texts of ptx_coef."""
+    """Reads PPOTrainer's data sets, by its keywords: prompts with all their columns, and the texts of ptx_coef.
+
+    Args:
+        context: The run.
+        source: PPO's data.
+    """
     train, held_out, _ = parts(context, "ppo", source)
     return {"train_dataset": train, "eval_dataset": held_out, "ptx_dataset": ptx_rows(context, source)}
 
 
 def check_answers(settings: StageSettings, functions: Sequence[Any], data: Mapping[str, Any]) -> str:
     """Checks the answers that reward functions read in columns of the prompts.
+
+    Args:
+        settings: The stage's.
+        functions: Its reward functions.
+        data: Data sets, by PPOTrainer's keywords.
 
     Returns:
         The columns, for people.
@@ -108,9 +128,15 @@ def check_answers(settings: StageSettings, functions: Sequence[Any], data: Mappi
 
 
 def try_functions(settings: StageSettings, functions: Sequence[RewardFunction], data: Mapping[str, Any]) -> None:
-    """Calls reward functions as the trainer will, on the first prompts, whose own texts stand for answers.
+    """Calls the reward functions as the trainer will, on the first prompts, with each prompt's text as its completion.
 
-    Raises ZooError for one that raises, or returns no list of as many entries.
+    Args:
+        settings: The stage's.
+        functions: Its reward functions.
+        data: Data sets, by PPOTrainer's keywords.
+
+    Raises:
+        ZooError: A function raises, or does not return a list of as many entries.
     """
     from transformers import TrainerState
 
@@ -119,11 +145,11 @@ def try_functions(settings: StageSettings, functions: Sequence[RewardFunction], 
     rows = [row for row in tried for _ in range(args.num_generations)]
     state = TrainerState(max_steps=max(args.max_steps, 1), num_train_epochs=max(round(args.num_train_epochs), 1))
     columns = {name: [row[name] for row in rows] for name in passed_on(rows[0])}
-    asked = [row["prompt"] for row in rows]
-    said = [wrap_completion(prompt, text_of(prompt)) for prompt in asked]
+    batch_prompts = [row["prompt"] for row in rows]
+    completions = [wrap_completion(prompt, text_of(prompt)) for prompt in batch_prompts]
     names = Rewards(functions).names if functions else []
     calls = [FunctionCall(name, function) for name, function in zip(names, functions, strict=True)]
-    batch = Batch(asked, said, [[0] for _ in rows], columns, trainer_state=state)
+    batch = Batch(batch_prompts, completions, [[0] for _ in rows], columns, trainer_state=state)
     try:
         for name, values in answers(calls, batch, timeout=args.reward_timeout).items():
             count_of(name, values, batch)
@@ -132,7 +158,18 @@ def try_functions(settings: StageSettings, functions: Sequence[RewardFunction], 
 
 
 def check_batch(settings: StageSettings, data: dict[str, Any]) -> str:
-    """How many prompts an update takes, and of how many. Raises ZooError where there are too few."""
+    """Checks that there are enough prompts for an update.
+
+    Args:
+        settings: The stage's.
+        data: Data sets, by PPOTrainer's keywords.
+
+    Returns:
+        How many prompts an update takes, and of how many, for people.
+
+    Raises:
+        ZooError: There are too few.
+    """
     args, count = settings.trainer, len(data["train_dataset"])
     needed = args.prompts_per_update * args.world_size
     if count < needed:
@@ -145,14 +182,29 @@ def check_batch(settings: StageSettings, data: dict[str, Any]) -> str:
 
 
 def policy_tokenizer(context: RunContext, path: Path, data: dict[str, Any]) -> Any:
-    """The tokenizer of the policy that PPO starts from; on conversations, with what the recipe says of them."""
+    """Loads the tokenizer of the policy that PPO starts from; on conversations, with what the recipe says of them.
+
+    Args:
+        context: The run.
+        path: The policy's checkpoint.
+        data: Data sets, by PPOTrainer's keywords.
+    """
     tokenizer = load_tokenizer(path)
     pad_apart(tokenizer, context.settings("ppo").data.pad_token, of="the policy", key="pad_token of the stage ppo")
     return context.shared.chat.for_prompts(tokenizer, data["train_dataset"]["prompt"])
 
 
 def within_length(settings: StageSettings, tokenizer: Any, data: dict[str, Any]) -> tuple[dict[str, Any], int]:
-    """The data without prompts over max_prompt_length, and how many to roll out those were."""
+    """Leaves out prompts over max_prompt_length.
+
+    Args:
+        settings: The stage's.
+        tokenizer: The policy's.
+        data: Data sets, by PPOTrainer's keywords.
+
+    Returns:
+        The data sets without them, and how many prompts to train on were left out.
+    """
     most, kept, left_out = settings.data.max_prompt_length, dict(data), 0
     for name, of in (("eval_dataset", "the prompts to evaluate on"), ("train_dataset", "the prompts")):
         if kept[name] is not None:
@@ -161,7 +213,13 @@ def within_length(settings: StageSettings, tokenizer: Any, data: dict[str, Any])
 
 
 def build_trainer(settings: StageSettings, functions: list[RewardFunction], **parts: Any) -> Any:
-    """The stage's PPOTrainer. parts: models, tokenizers and data sets, by the trainer's keywords."""
+    """Makes the stage's PPOTrainer.
+
+    Args:
+        settings: The stage's.
+        functions: Its reward functions.
+        **parts: Models, tokenizers and data sets, by the trainer's keywords.
+    """
     from trl import get_peft_config
 
     from ...ppo.trainer import PPOTrainer
@@ -175,7 +233,19 @@ def build_trainer(settings: StageSettings, functions: list[RewardFunction], **pa
 
 
 def run(context: RunContext, publisher: Publisher | None = None) -> bool:
-    """Trains the policy with PPO. Returns False when it was trained already."""
+    """Trains the policy with PPO.
+
+    Args:
+        context: The run.
+        publisher: Sends each checkpoint as it is saved.
+
+    Returns:
+        Whether it trained: False when it was trained already.
+
+    Raises:
+        ZooError: The policy, the rewards, the prompts or the settings do not work.
+        Stopped: After Ctrl-C, once the step under way is saved.
+    """
     from transformers import set_seed
 
     started = time.monotonic()
@@ -185,8 +255,8 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     quiet()
     functions = reward_functions(settings)
     source = stage_source(context, "ppo")
-    left_out: dict[str, int] = {}
     parents = {role: parent(context, name) for role, name in parent_names(settings).items()}
+    left_out: dict[str, int] = {}
 
     def build() -> Any:
         data = load_data(context, source)
@@ -197,23 +267,8 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         data, cut = within_length(settings, tokenizer, data)
         left_out.update({"max_prompt_length": cut} if cut else {})
         set_seed(settings.trainer.seed)
-        paid_by = [parents[role].path for role in REWARD_ROLES if role in parents]
-        return build_trainer(
-            settings,
-            functions,
-            model=load_causal(whole_model(context, parents["sft"]), how=loading_of(settings)),
-            processing_class=tokenizer,
-            reward_model=[reward_model(settings, path) for path in paid_by] or None,
-            reward_processing_class=[load_tokenizer(path) for path in paid_by] or None,
-            value_model=parents["value"].path if "value" in parents else None,
-            **data,
-        )
-
-    def conclude(trainer: Any, _: Path) -> dict[str, Any]:
-        cut = sum(model.truncated for model in trainer.rewards.models)
-        if cut:
-            log.warning("%d texts were longer than the reward model reads: it read their end alone.", cut)
-        return {"reward_cut": cut} if cut else {}
+        models = _load_models(context, settings, parents)
+        return build_trainer(settings, functions, processing_class=tokenizer, **models, **data)
 
     return train_stage(
         context,
@@ -223,9 +278,30 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         started=started,
         build=build,
         publisher=publisher,
-        conclude=conclude,
+        conclude=_conclude,
         left_out=left_out,
     )
+
+
+def _load_models(
+    context: RunContext, settings: StageSettings, parents: Mapping[str, ParentCheckpoint]
+) -> dict[str, Any]:
+    """The policy, the reward models with their tokenizers and the value model's path, by the trainer's keywords."""
+    paths = [parents[role].path for role in REWARD_ROLES if role in parents]
+    return {
+        "model": load_causal(whole_model(context, parents["sft"]), how=loading_of(settings)),
+        "reward_model": [reward_model(settings, path) for path in paths] or None,
+        "reward_processing_class": [load_tokenizer(path) for path in paths] or None,
+        "value_model": parents["value"].path if "value" in parents else None,
+    }
+
+
+def _conclude(trainer: Any, _: Path) -> dict[str, Any]:
+    """Fields of run.json once training is done: how many texts the reward models read without their beginning."""
+    cut = sum(model.truncated for model in trainer.rewards.models)
+    if cut:
+        log.warning("%d texts were longer than the reward model reads: it read their end alone.", cut)
+    return {"reward_cut": cut} if cut else {}
 
 
 def _check_rule(settings: StageSettings, names: list[str], weights: list[float]) -> None:
@@ -233,14 +309,14 @@ def _check_rule(settings: StageSettings, names: list[str], weights: list[float])
     metric = metric_name(settings.trainer) or ""
     if settings.release.release != "best" or not metric.startswith(REWARD_METRICS):
         return
-    given = dict(zip(names, weights, strict=True))
+    weight_of = dict(zip(names, weights, strict=True))
     name = metric.removeprefix(REWARD_METRICS)
-    if name not in given:
+    if name not in weight_of:
         raise ZooError(
             f"release: best of the stage ppo would choose by {metric}, and there is no reward {name}: name one of "
-            f"{', '.join(given)} that has the weight 0."
+            f"{', '.join(weight_of)} that has the weight 0."
         )
-    if given[name]:
+    if weight_of[name]:
         raise ZooError(
             f"release: best of the stage ppo would choose by {metric}, which PPO is rewarded for: name a reward "
             "function that has the weight 0 in reward_weights."

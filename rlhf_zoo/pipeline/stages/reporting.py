@@ -13,10 +13,15 @@ PROJECT = "huggingface"  # transformers', where nobody names one
 
 @contextmanager
 def one_run(args: Any, name: str, *, project: str) -> Iterator[None]:
-    """While open, what a trainer with these arguments reports goes to the run `name`, which it goes on with.
+    """Lets a trainer report to the run `name` while open, and go on with it where it exists.
 
     trackio knows a run by its project and name, and gets those that the keys `project` and `run_name` do not give;
     Weights & Biases knows it by an id.
+
+    Args:
+        args: The trainer's.
+        name: The run's.
+        project: The project, where `args` names none.
     """
     reporters = args.report_to or []
     if "trackio" in reporters:

@@ -15,10 +15,12 @@ RUNNING_METRICS = "running_metrics.json"
 
 
 class RunningMetrics(TrainerCallback):
-    """Writes a trainer's sums into each of its checkpoints, and puts them back when it resumes from one.
+    """Writes a trainer's running sums into each of its checkpoints, and restores them when it resumes from one.
 
-    trainer: one of trl's: loss and metrics are sums since the last log line, and tokens are counted from the start. It
-    stands before what marks a checkpoint complete.
+    Add it before the callback that marks a checkpoint complete.
+
+    Args:
+        trainer: One of trl's: its loss and metrics are sums since the last log line, its tokens counted from the start.
     """
 
     def __init__(self, trainer: Any) -> None:

@@ -12,7 +12,7 @@ from ...runs.context import RunContext
 from ...runs.data.overlap import overlap
 from ...runs.dataset import HELD_OUT, evaluated_part, parts, ptx_rows, stage_rows, stage_source
 from ...runs.judge import as_trained
-from .reward import open_pairs, training_pairs
+from .pairs import open_pairs, training_pairs
 
 log = logging.getLogger(__name__)
 
@@ -29,13 +29,15 @@ def prompts_seen(context: RunContext, prompts: Dataset, *, planned: Collection[s
     Returns:
         Of each stage, how many different prompts it trains on too; None where that cannot be told.
     """
-    seen = {stage: _seen_by(context, stage, prompts, planned=stage in planned) for stage in context.recipe.stages}
-    if sum(count or 0 for count in seen.values()):
-        counts = ", ".join(f"the stage {stage} trains on {count}" for stage, count in seen.items() if count)
+    count_by_stage = {
+        stage: _seen_by(context, stage, prompts, planned=stage in planned) for stage in context.recipe.stages
+    }
+    if sum(count or 0 for count in count_by_stage.values()):
+        counts = ", ".join(f"the stage {stage} trains on {count}" for stage, count in count_by_stage.items() if count)
         log.warning(
             "Of the evaluation's %d prompts %s: %s.", count_distinct_prompts(prompts["prompt"]), counts, _mend(context)
         )
-    return seen
+    return count_by_stage
 
 
 def _mend(context: RunContext) -> str:
@@ -66,11 +68,11 @@ def _seen_by(context: RunContext, stage: str, prompts: Dataset, *, planned: bool
         return None
     if learned is None:
         return None
-    found = [overlap(prompts, rows) for rows in learned]
-    asked = sorted(set[int]().union(*(one.asked for one in found)))
-    if not asked and not all(one.told for one in found):
+    overlaps = [overlap(prompts, rows) for rows in learned]
+    repeated = sorted(set[int]().union(*(each.asked for each in overlaps)))
+    if not repeated and not all(each.told for each in overlaps):
         return None
-    return count_distinct_prompts(prompts.select(asked)["prompt"])
+    return count_distinct_prompts(prompts.select(repeated)["prompt"])
 
 
 def _learned(context: RunContext, stage: str, left_out: Mapping[str, Any] | None) -> list[Dataset] | None:

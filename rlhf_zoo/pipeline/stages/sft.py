@@ -37,55 +37,48 @@ log = logging.getLogger(__name__)
 
 
 def run(context: RunContext, publisher: Publisher | None = None) -> bool:
-    """Trains the SFT policy. Returns False when it was trained already."""
+    """Trains the SFT policy.
+
+    Args:
+        context: The run.
+        publisher: Sends each checkpoint as it is saved.
+
+    Returns:
+        Whether it trained: False when it was trained already.
+
+    Raises:
+        ZooError: The base, the data or the settings do not work.
+        Stopped: After Ctrl-C, once the step under way is saved.
+    """
     from transformers import set_seed
-    from trl import SFTTrainer, get_peft_config
+    from trl import SFTTrainer
 
     started = time.monotonic()
     settings = context.settings("sft")
     quiet()
-    data = settings.data
-    opened = data_source(context, again=context.restart) if data.dataset_name is None else None
+    opened = data_source(context, again=context.restart) if settings.data.dataset_name is None else None
     source = stage_source(context, "sft", opened)
-    field = settings.trainer.dataset_text_field
+    base = _base(context, settings)
+    adapter = _adapter(settings, base)
     left_out: dict[str, int] = {}
     cut_rows: dict[str, int] = {}
-    base = _base(context, settings)
-    parents = {"base": base} if base is not None else {}
-    adapter = get_peft_config(settings.model)
-    if adapter is not None and base is not None and base.lineage["commit"]:
-        adapter.revision = base.lineage["commit"]  # of its base, in what is saved of it
 
     def build() -> Any:
         train, held_out, spared = parts(context, "sft", source)
         set_seed(settings.trainer.seed)
         model, tokenizer = _model_and_tokenizer(context, settings, base, train)
-        if (line := settle_ends(tokenizer)) is not None:
-            log.warning("%s", line)
-        own = _with_template(settings, model, tokenizer, context.hub)
-        said = settle_padding(
-            tokenizer,
-            model,
-            pad_token=own.trainer.pad_token,
-            eos_token=own.trainer.eos_token,
-        )
-        if said is not None:
-            log.warning("%s", said)
-        if conversational(train):
-            _settle_chat(context, source, own, tokenizer)
-        train, cut = fitting(train, tokenizer, data.max_prompt_length, of=source.location)
+        with_template = _settle_tokenizer(context, settings, source, model, tokenizer, train)
+        train, cut = _as_trained(train, settings, tokenizer, of=source.location)
         left_out.update(spared | ({"max_prompt_length": cut} if cut else {}))
         if held_out is not None:
-            held_out, _ = fitting(held_out, tokenizer, data.max_prompt_length, of=source.location)
-        train = without_second_bos(train, tokenizer, field)
-        held_out = None if held_out is None else without_second_bos(held_out, tokenizer, field)
-        counted = count_cut_rows(train, tokenizer, own.trainer, field=field)
+            held_out, _ = _as_trained(held_out, settings, tokenizer, of=source.location)
+        counted = count_cut_rows(train, tokenizer, with_template.trainer, field=settings.trainer.dataset_text_field)
         if counted is not None and counted.cut:
             log.warning("%s.", counted.line)
             cut_rows.update(asdict(counted))
         trainer = make_trainer(
             finite_steps(SFTTrainer),
-            own,
+            with_template,
             model=model,
             train_dataset=train,
             eval_dataset=held_out,
@@ -93,8 +86,8 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
             peft_config=adapter,
         )
         if not trainer.args.packing and (cut := len(train) - len(trainer.train_dataset)) > 0:
-            said = "%d of %d rows are left out: max_length, %s, leaves no token of their answers."
-            log.warning(said, cut, len(train), trainer.args.max_length)
+            line = "%d of %d rows are left out: max_length, %s, leaves no token of their answers."
+            log.warning(line, cut, len(train), trainer.args.max_length)
             left_out["max_length"] = cut
         leave_out_router_logits(trainer.model)  # which trl asks for by itself
         return trainer
@@ -103,13 +96,44 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         context,
         settings,
         data=source.lineage,
-        parents=parents,
+        parents={"base": base} if base is not None else {},
         started=started,
         build=build,
         publisher=publisher,
         left_out=left_out,
         cut_rows=cut_rows,
     )
+
+
+def _adapter(settings: StageSettings, base: ParentCheckpoint | None) -> Any:
+    """The configuration of the adapter that is trained; None without one."""
+    from trl import get_peft_config
+
+    adapter = get_peft_config(settings.model)
+    if adapter is not None and base is not None and base.lineage["commit"]:
+        adapter.revision = base.lineage["commit"]  # of its base, in what is saved of it
+    return adapter
+
+
+def _settle_tokenizer(
+    context: RunContext, settings: StageSettings, source: DataSource, model: Any, tokenizer: Any, train: Dataset
+) -> StageSettings:
+    """Settles ends, template and padding of the tokenizer; returns the settings of a trainer that leaves them alone."""
+    if (line := settle_ends(tokenizer)) is not None:
+        log.warning("%s", line)
+    settings = _with_template(settings, model, tokenizer, context.hub)
+    pad_token, eos_token = settings.trainer.pad_token, settings.trainer.eos_token
+    if (line := settle_padding(tokenizer, model, pad_token=pad_token, eos_token=eos_token)) is not None:
+        log.warning("%s", line)
+    if conversational(train):
+        _settle_chat(context, source, settings, tokenizer)
+    return settings
+
+
+def _as_trained(rows: Dataset, settings: StageSettings, tokenizer: Any, *, of: str) -> tuple[Dataset, int]:
+    """The rows without prompts over max_prompt_length and without a second BOS, and how many those prompts were."""
+    rows, cut = fitting(rows, tokenizer, settings.data.max_prompt_length, of=of)
+    return without_second_bos(rows, tokenizer, settings.trainer.dataset_text_field), cut
 
 
 def _model_and_tokenizer(
@@ -168,12 +192,12 @@ def _ends_otherwise(context: RunContext) -> bool:
 
 
 def without_second_bos(rows: Dataset, tokenizer: Any, *names: str) -> Dataset:
-    """The rows without the BOS that their texts begin with, where the tokenizer puts one before them anyway.
+    """Takes away the BOS that texts begin with, where the tokenizer puts one before them anyway.
 
     Args:
-        rows: Texts, in columns of these names or in `prompt`; what is none stays.
+        rows: Texts, in columns of these names or in `prompt`; other values stay.
         tokenizer: The one that will read them.
-        names: Columns of texts that stand alone.
+        *names: Columns of texts that stand alone.
     """
     columns = [name for name in ("prompt", *names) if name in rows.column_names and isinstance(rows[0][name], str)]
     if not any(without_bos(text, tokenizer) != text for name in columns for text in rows[name]):
@@ -221,17 +245,17 @@ def _base(context: RunContext, settings: StageSettings) -> ParentCheckpoint | No
         # No other machine knows the path, and the settings that tell runs apart have it.
         own = {"folder": folder.resolve().name, "files": model_digest(folder)}
         return ParentCheckpoint(folder, {"repo": None, "commit": None, "fingerprint": None, **own})
-    told = f"{name}@{revision}"
-    if before.get("fingerprint") == told:
+    name_at_revision = f"{name}@{revision}"
+    if before.get("fingerprint") == name_at_revision:
         return ParentCheckpoint(Path(name), before)
 
-    def look(hub: Hub) -> str:
+    def commit_on(hub: Hub) -> str:
         if hub.offline:
             return fetch(f"{name}@{revision or 'main'}", hub=hub, but=NOT_LOADED).commit
         mend = f"check model_name_or_path, model_revision and {hub.flag}."
         with refusals_as(f"The model {name} cannot be found on {hub.name}", mend):
             return str(hub.api().model_info(name, revision=revision).sha)
 
-    at, commit = ask(name, context.hub, look)
-    found = {"repo": name, "commit": commit, "fingerprint": told, **came_from(at, context.hub)}
-    return ParentCheckpoint(Path(name), found)
+    at, commit = ask(name, context.hub, commit_on)
+    lineage = {"repo": name, "commit": commit, "fingerprint": name_at_revision, **came_from(at, context.hub)}
+    return ParentCheckpoint(Path(name), lineage)

@@ -18,9 +18,14 @@ def peak_rss_mib() -> float:
 
 
 def write_summary(context: RunContext, *, trained: bool) -> Path:
-    """Gathers run.json of every stage and eval/evaluation.json into summary.json, and returns its path.
+    """Gathers run.json of every stage and eval/evaluation.json into summary.json.
 
-    trained: whether this process did any of the stages; one that only published says nothing of their memory.
+    Args:
+        context: The run.
+        trained: Whether this process trained any of the stages; the memory of one that only published says nothing.
+
+    Returns:
+        The path of summary.json.
     """
     documents = {stage: context.record(stage).read() for stage in (*STAGES, "eval")}
     evaluation = read_json(context.record("eval").path / "evaluation.json") if documents["eval"] else {}

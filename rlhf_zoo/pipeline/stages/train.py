@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 
 def quiet() -> None:
-    """Leaves the screen to our own bars: no per-file bars, no advice that does not concern the user."""
+    """Turns off the progress bars and the advice of transformers and datasets: the screen shows our own bars."""
     import datasets
     import transformers
 
@@ -58,9 +58,16 @@ def quiet() -> None:
 
 
 def make_trainer(kind: Callable[..., Any], settings: StageSettings, **parts: Any) -> Any:
-    """A trainer of TRL over these settings.
+    """Makes a trainer of TRL over these settings.
 
-    Raises ZooError for what only the trainer finds wrong with them, and where they leave it nothing to train on.
+    Args:
+        kind: The trainer's class.
+        settings: The stage's.
+        **parts: Models, tokenizers and data sets, by the trainer's keywords.
+
+    Raises:
+        ZooError: The trainer refuses the settings, the learning rate cannot change the model's weights, or no example
+            is left to train on.
     """
     from ...modeling.fsdp_trainer import in_shards
     from ...modeling.length_grouping import grouping_by_length
@@ -88,6 +95,16 @@ def make_trainer(kind: Callable[..., Any], settings: StageSettings, **parts: Any
     return trainer
 
 
+@dataclass(frozen=True)
+class _Plan:
+    """What is to be done of a stage. again: from the start, over what is there; before: run.json as it stands."""
+
+    finished: bool
+    again: bool = False
+    before: Mapping[str, Any] = field(default_factory=dict)
+    resume: Path | None = None
+
+
 def train_stage(
     context: RunContext,
     settings: StageSettings,
@@ -102,37 +119,41 @@ def train_stage(
     left_out: Mapping[str, int] | None = None,
     cut_rows: Mapping[str, int] | None = None,
 ) -> bool:
-    """Runs a stage, or leaves it when it is finished. Returns whether it trained.
+    """Runs a stage, or leaves it when it is finished.
 
-    data: the data set's lineage; parents: the checkpoints that it starts from; started: time.monotonic() when the stage
-    began. build() -> trainer, called only when there is something to train. publisher: sends each checkpoint as it is
-    saved. finish_checkpoint(trainer, path) adds to a checkpoint before it counts as complete; conclude(trainer, chosen
-    checkpoint) -> fields for run.json, at the end. left_out: rows that `build` leaves out of training, by the key for
-    which it does. cut_rows: what `build` finds of rows that max_length cuts.
-    Raises Stopped after Ctrl-C, once the step under way is saved.
+    Args:
+        context: The run.
+        settings: The stage's.
+        data: The lineage of the data set.
+        parents: The checkpoints that the stage starts from, by role.
+        started: time.monotonic() when the stage began.
+        build: Makes the trainer; called only when there is something to train.
+        publisher: Sends each checkpoint as it is saved.
+        finish_checkpoint: Takes the trainer and a checkpoint, and adds to it before it counts as complete.
+        conclude: Takes the trainer and the chosen checkpoint at the end, and returns fields for run.json.
+        left_out: Rows that `build` leaves out of training, by the key for which it does.
+        cut_rows: What `build` finds of rows that max_length cuts.
+
+    Returns:
+        Whether it trained.
+
+    Raises:
+        ZooError: The stage cannot begin, go on, or be published.
+        Stopped: After Ctrl-C, once the step under way is saved.
     """
     stage = settings.stage
     check_installed(settings)
     record = context.record(stage)
     lineage = {name: dict(parent.lineage) for name, parent in parents.items()}
-    resolved = {
-        **settings.resolved,
-        "data": data.get("fingerprint"),
-        "parents": {
-            name: parent["fingerprint"]
-            for name, parent in lineage.items()
-            if parent["fingerprint"] or "files" not in parent
-        },
-    }
-    code_named = stage_code(settings)
+    resolved = _resolved(settings, data, lineage)
+    code = stage_code(settings)
     # Of several processes the first one decides what is done, and writes.
-    plan: _Plan = distributed.from_first(lambda: _plan(context, settings, resolved, parents, code_named, publisher))
+    plan: _Plan = distributed.from_first(lambda: _plan(context, settings, resolved, parents, code, publisher))
     if plan.finished:
         return False
-    before = plan.before
 
     def spent() -> float:
-        return float(before.get("seconds", 0.0) + time.monotonic() - started)
+        return float(plan.before.get("seconds", 0.0) + time.monotonic() - started)
 
     for role, parent in lineage.items():
         if distributed.first() and parent.get("repo") and not parent.get("path"):
@@ -143,65 +164,28 @@ def train_stage(
             AcceleratorState._reset_state()
         with doing(f"{stage}: loading models and data"):
             trainer = build()
-        code = code_lineage(context)
         # Only now: settings that build refuses must not claim the directory, nor cost what lies there.
         if distributed.first():
-            if plan.again:
-                record.clear()
-                (context.directory / SUMMARY).unlink(missing_ok=True)  # of what was before
-                if publisher is not None:
-                    claim_repository(context, stage)  # without the tags of what was cleared
-            record.write(
-                **context.head(stage, "running", seed=settings.trainer.seed, resolved=resolved),
-                parents={
-                    role: kept_lineage((before.get("parents") or {}).get(role) or {}, parent)
-                    for role, parent in lineage.items()
-                },
-                dataset=kept_lineage(before.get("dataset") or {}, data),
-                **({"chat_template": template} if (template := _template_lineage(settings)) else {}),
-                hub=before.get("hub") or context.hub.label,
-                publish=before.get("publish") if publisher is None else _publication(context),
-                repo=before.get("repo"),
-                command=context.command,
-                run=context.run_id(stage),
-                **({"round": context.round.lineage} if context.round is not None else {}),
-                **({"package": dict(context.recipe.package)} if context.recipe.package else {}),
-                **({"code": code_named} if code_named else {}),
-                **({"left_out": dict(left_out)} if left_out else {}),
-                **({"cut_rows": dict(cut_rows)} if cut_rows else {}),
-                **({"remote_code": code} if code else {}),
-            )
+            optional = {"code": code, "left_out": left_out, "cut_rows": cut_rows}
+            _begin(context, settings, plan, resolved, lineage, data, optional, publisher)
         distributed.wait()
         callback = _attach(trainer, context, settings, record, stop, publisher, finish_checkpoint)
-        known_as = f"{context.recipe.name}-{stage}-{context.run_id(stage)}"
+        run_name = f"{context.recipe.name}-{stage}-{context.run_id(stage)}"
         with (
             _whole_checkpoints(record),
             contextlib.closing(callback),
-            one_run(trainer.args, known_as, project=context.recipe.name),
+            one_run(trainer.args, run_name, project=context.recipe.name),
         ):
-            try:
-                _train(trainer, plan.resume, record, spent)
-            except NoUpdate as error:
-                if not stop.requested:
-                    raise
-                log.warning("%s", error)
-                raise Stopped from error
-        if trainer.state.global_step < trainer.state.max_steps:
-            stopped = not stop.requested and trainer.state.global_step == context.stop_after
-            if distributed.first():
-                record.write(status="stopped" if stopped else "interrupted", seconds=spent())
-            if stopped:
-                return True
-            raise Stopped
-        if not distributed.first():
+            _train_or_stop(trainer, plan.resume, record, spent, stop)
+        if _ended_early(trainer, record, context.stop_after, spent, stop) or not distributed.first():
             return True
         chosen = choose(record, settings.release, trainer.args)
         path = record.checkpoint_path(chosen["step"])
         if settings.release.push_merged:
             save_merged(path, path / MERGED, dtype=settings.model.dtype)
-        finished = dict(conclude(trainer, path)) if conclude is not None else {}
+        concluded = dict(conclude(trainer, path)) if conclude is not None else {}
     weights = weights_digest(path)
-    record.write(status="finished", chosen=chosen, weights=weights, seconds=spent(), finished=now(), **finished)
+    record.write(status="finished", chosen=chosen, weights=weights, seconds=spent(), finished=now(), **concluded)
     if publisher is not None:
         publisher.notify()
     if stop.requested:
@@ -209,21 +193,92 @@ def train_stage(
     return True
 
 
+def _resolved(
+    settings: StageSettings, data: Mapping[str, Any], parents: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """The keys, the data and the parents, by which runs of the stage are told apart."""
+    fingerprints = {
+        name: parent["fingerprint"]
+        for name, parent in parents.items()
+        if parent["fingerprint"] or "files" not in parent
+    }
+    return {**settings.resolved, "data": data.get("fingerprint"), "parents": fingerprints}
+
+
+def _begin(
+    context: RunContext,
+    settings: StageSettings,
+    plan: _Plan,
+    resolved: Mapping[str, Any],
+    parents: Mapping[str, Mapping[str, Any]],
+    data: Mapping[str, Any],
+    optional: Mapping[str, Mapping[str, Any] | None],
+    publisher: Publisher | None,
+) -> None:
+    """Writes run.json of a stage that trains now, over what is there where it begins again.
+
+    parents, data: their lineage. optional: fields of run.json, left out where they are empty.
+    """
+    stage, before, record = settings.stage, plan.before, context.record(settings.stage)
+    remote_code = code_lineage(context)  # reads what is cleared below
+    if plan.again:
+        record.clear()
+        (context.directory / SUMMARY).unlink(missing_ok=True)  # of what was before
+        if publisher is not None:
+            claim_repository(context, stage)  # without the tags of what was cleared
+    record.write(
+        **context.head(stage, "running", seed=settings.trainer.seed, resolved=resolved),
+        parents={
+            role: kept_lineage((before.get("parents") or {}).get(role) or {}, parent)
+            for role, parent in parents.items()
+        },
+        dataset=kept_lineage(before.get("dataset") or {}, data),
+        **({"chat_template": template} if (template := _template_lineage(settings)) else {}),
+        hub=before.get("hub") or context.hub.label,
+        publish=before.get("publish") if publisher is None else _publication(context),
+        repo=before.get("repo"),
+        command=context.command,
+        run=context.run_id(stage),
+        **({"round": context.round.lineage} if context.round is not None else {}),
+        **({"package": dict(context.recipe.package)} if context.recipe.package else {}),
+        **{name: dict(value) for name, value in optional.items() if value},
+        **({"remote_code": remote_code} if remote_code else {}),
+    )
+
+
+def _train_or_stop(
+    trainer: Any, resume: Path | None, record: StageRecord, spent: Callable[[], float], stop: Interruptible
+) -> None:
+    """Trains. An update that cannot be made after Ctrl-C is no error: raises Stopped."""
+    try:
+        _train(trainer, resume, record, spent)
+    except NoUpdate as error:
+        if not stop.requested:
+            raise
+        log.warning("%s", error)
+        raise Stopped from error
+
+
+def _ended_early(
+    trainer: Any, record: StageRecord, stop_after: int | None, spent: Callable[[], float], stop: Interruptible
+) -> bool:
+    """Whether training ended at the step `stop_after`, before its last; records it. Raises Stopped after a signal."""
+    step = trainer.state.global_step
+    if step >= trainer.state.max_steps:
+        return False
+    stopped = not stop.requested and step == stop_after
+    if distributed.first():
+        record.write(status="stopped" if stopped else "interrupted", seconds=spent())
+    if not stopped:
+        raise Stopped
+    return True
+
+
 def code_lineage(context: RunContext) -> list[dict[str, Any]]:
     """The models' own code that ran, under the name that an earlier stage of the run knew it by."""
-    known = [code for stage in STAGES for code in context.record(stage).read().get("remote_code") or ()]
+    recorded = [code for stage in STAGES for code in context.record(stage).read().get("remote_code") or ()]
     ran = [code.lineage for code in code_run()]
-    return [next((one for one in known if one["files"] == code["files"]), code) for code in ran]
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """What is to be done of a stage. again: from the start, over what is there; before: run.json as it stands."""
-
-    finished: bool
-    again: bool = False
-    before: Mapping[str, Any] = field(default_factory=dict)
-    resume: Path | None = None
+    return [next((earlier for earlier in recorded if earlier["files"] == code["files"]), code) for code in ran]
 
 
 def _plan(

@@ -1,0 +1,104 @@
+"""The judges of the eval stage: training `same-labels`, checks on labeled pairs, and what a verdict may rely on."""
+
+import logging
+from collections.abc import Collection
+from dataclasses import replace
+
+from datasets import Dataset
+
+from ...errors import ZooError
+from ...evaluation.judges.check import JudgeCheck
+from ...evaluation.judges.named import JUDGES_OF_LABELS, checked, checks_answers, settled_pairs
+from ...evaluation.measure import Evaluator
+from ...evaluation.verdict import JudgeReliability
+from ...plugins import PREFERENCES, load_object
+from ...runs.context import RunContext
+from ...runs.judge import evaluation_of, judge_run, of_same_labels
+from ...runs.lock import sole_writer
+from ...runs.settings.judge_names import SAME_LABELS
+from . import reward
+from .pairs import held_out_pairs, open_pairs
+from .samples import are_simulated
+
+log = logging.getLogger(__name__)
+
+
+def train_same_labels(context: RunContext) -> None:
+    """Trains the judge `same-labels`, unless that was done for this reward model.
+
+    Args:
+        context: The run.
+
+    Raises:
+        ZooError: The run has no finished reward model.
+    """
+    judge, trained = judge_run(context), context.record("reward").read()
+    if trained.get("status") != "finished":
+        raise ZooError(
+            f"The judge {SAME_LABELS} needs the reward model of this run, and {context.record('reward').path} holds no "
+            "finished one: train it there, or name another judge."
+        )
+    before = judge.record("reward").read().get("fingerprint", trained["fingerprint"])
+    with sole_writer(judge.directory, command=context.command):
+        reward.run(replace(judge, restart=before != trained["fingerprint"]))
+
+
+def check_on_pairs(context: RunContext, tools: Evaluator, own: Dataset | None) -> dict[str, JudgeCheck]:
+    """Checks each judge on the reward model's held-out pairs, and on pairs of the policies' own outputs.
+
+    Args:
+        context: The run.
+        tools: The judges, and what the policy is rewarded by.
+        own: Pairs of the policies' own outputs, in order; None without any.
+
+    Returns:
+        The check of each judge, by its name.
+    """
+    learned = tools.rewards.learned if tools.rewards is not None else []
+    same_labels = [JUDGES_OF_LABELS[name] for name in evaluation_of(context).names if of_same_labels(context, name)]
+    if context.round is not None:  # the judge that put its pairs in order
+        same_labels += [judge.name for name, judge in tools.panel.named.items() if name == context.round.labels]
+    return checked(
+        tools.panel,
+        _labeled_pairs(context),
+        own=own,
+        seed=context.shared.seed,
+        reward=learned[0] if len(learned) == 1 else None,
+        same_labels=same_labels,
+    )
+
+
+def _labeled_pairs(context: RunContext) -> Dataset | None:
+    """The reward model's held-out pairs, simulated ones in the order that their preference means; None without any."""
+    if "reward" not in context.recipe.stages:
+        return None
+    try:
+        owner, source = open_pairs(context)
+        held_out = held_out_pairs(owner, source)
+    except ZooError as error:
+        log.info("The judges are not checked on labeled pairs: %s", error)
+        return None
+    data = owner.settings("reward").data
+    if held_out is None or not are_simulated(owner, data):
+        return None if held_out is None else held_out[0]
+    prefer = load_object(data.preference, group=PREFERENCES)
+    return settled_pairs(held_out[0], prefer, seed=context.shared.seed)
+
+
+def judge_reliability(tools: Evaluator, paid: Collection[str], check: JudgeCheck) -> JudgeReliability:
+    """What the verdict may rely on of the headline's judge.
+
+    Args:
+        tools: The judges.
+        paid: Names of judges that PPO was rewarded by.
+        check: That of the headline's judge on labeled pairs.
+    """
+    return JudgeReliability(
+        name=tools.judge.name,
+        is_reward=tools.judge.name in paid,
+        verifiable=checks_answers(tools.judge),
+        unfit=check.labeled.unfit if check.labeled else None,
+        accuracy=check.labeled.accuracy if check.labeled else None,
+        own_accuracy=check.own.accuracy if check.own else None,
+        independent=check.independent,
+    )

@@ -1,0 +1,64 @@
+"""The reward stage's pairs: which are trained on, which are held out, and where they are."""
+
+from datasets import Dataset
+
+from ...runs.context import RunContext
+from ...runs.data.layout import hold_out
+from ...runs.data.overlap import unmarked
+from ...runs.dataset import DataSource, learned_rows, stage_rows, stage_source
+from ...runs.pairs import named_pairs, on_pairs
+
+
+def open_pairs(context: RunContext) -> tuple[RunContext, DataSource]:
+    """Finds the reward model's pairs.
+
+    Args:
+        context: The run.
+
+    Returns:
+        The run as its reward model is trained, which differs where `--dataset_name` names pairs alone; the data set.
+    """
+    pairs = None if context.round is not None else named_pairs(context)
+    if pairs is None:
+        return context, stage_source(context, "reward")
+    return on_pairs(context, pairs), pairs.source(context.hub)
+
+
+def training_pairs(context: RunContext, source: DataSource, *, marked: bool = False) -> tuple[Dataset, dict[str, int]]:
+    """The pairs to train on: those kept for the judge `same-labels` in its run, the others in every other run.
+
+    Args:
+        context: The run.
+        source: The data set of the pairs.
+        marked: Whether they keep the column by which `overlap` compares prompts.
+
+    Returns:
+        The pairs, and how many rows `learned_rows` left out, by the key for which it did.
+    """
+    data = context.settings("reward").data
+    train, left_out = learned_rows(context, "reward", source)
+    if data.held_out_share is not None:
+        train = hold_out(train, data.held_out_share)[0]
+    if data.judge_share is not None:
+        train = hold_out(train, data.judge_share)[context.of_judge]
+    return train if marked else unmarked(train), left_out
+
+
+def held_out_pairs(context: RunContext, source: DataSource) -> tuple[Dataset, str] | None:
+    """The pairs that accuracy is measured on.
+
+    Args:
+        context: The run.
+        source: The data set of the pairs.
+
+    Returns:
+        The pairs, and a name for them; None where the stage holds none out.
+    """
+    data = context.settings("reward").data
+    if data.held_out_share is not None:
+        split = data.dataset_train_split
+        _, held_out = hold_out(learned_rows(context, "reward", source)[0], data.held_out_share)
+        return held_out, f"{split}, {data.held_out_share:.0%} of prompts held out"
+    if data.dataset_test_split is None:
+        return None
+    return stage_rows(context, "reward", source, data.dataset_test_split), data.dataset_test_split

@@ -1,0 +1,274 @@
+"""What the reward stage draws from the SFT policy: samples to center scores by, and pairs that a function labels."""
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ...errors import ZooError
+from ...fileio import read_json, write_json
+from ...modeling import distributed
+from ...modeling.chat import append_completion, plain_text, tokenize_prompt, wrap_completion
+from ...modeling.devices import on_device
+from ...modeling.loading import load_tokenizer
+from ...modeling.models import context_of, load_causal
+from ...modeling.sampling.truncation import Truncation
+from ...plugins import PREFERENCES, load_object
+from ...runs.context import RunContext
+from ...runs.data.generate import complete
+from ...runs.data.layout import in_form
+from ...runs.data.sources import NoSuchPart
+from ...runs.dataset import DataSource, add_configuration, parts, stage_rows, stage_source
+from ...runs.models import ParentCheckpoint
+from ...runs.pairs import sampling
+from ...runs.settings.parse import StageSettings
+from .merged import whole_model
+from .pairs import training_pairs
+
+Preference = Callable[[str, str, random.Random], int]
+
+
+def prompts_of(context: RunContext, source: DataSource, split: str) -> list[Any]:
+    """The prompts that PPO trains on, to draw samples of the SFT policy.
+
+    Without a stage ppo they are those of the data's configuration `prompts`, or where there is none those of the pairs.
+    The data of a later round's reward model are pairs alone: then the prompts are those of PPO's own data.
+
+    Args:
+        context: The run.
+        source: The data set of the pairs.
+        split: train or validation.
+    """
+    if "ppo" not in context.recipe.stages:
+        return _prompts_of_data(context, source, split)
+    data = context.settings("ppo").data
+    if data.dataset_name is not None or context.round is not None:
+        source = stage_source(context, "ppo")
+    if data.held_out_share is not None:
+        train, held_out, _ = parts(context, "ppo", source)
+        return list((train if split == "train" or held_out is None else held_out)["prompt"])
+    return list(stage_rows(context, "ppo", source, split)["prompt"])
+
+
+def _prompts_of_data(context: RunContext, source: DataSource, split: str) -> list[Any]:
+    """Those of the configuration `prompts`, else of the pairs to train on, of a recipe without PPO."""
+    if not Path(source.location).is_file():  # which has no configurations
+        try:
+            rows = source.load("prompts", split, columns=["prompt"])
+        except NoSuchPart:
+            if context.settings("reward").data.simulated_pairs is not None:
+                raise
+        else:
+            what = f"The data set {source.location}, configuration prompts, split {split},"
+            turns = context.shared.conversational
+            return list(in_form(rows, "prompts", columns={}, turns=turns, text="text", of=what)["prompt"])
+    return list(training_pairs(context, source)[0]["prompt"])
+
+
+@dataclass(frozen=True)
+class SFTSamples:
+    """Samples of the SFT model.
+
+    Attributes:
+        prompts: N prompts.
+        texts: N texts, prompt + completion.
+        ended: N, whether the completion ended by itself.
+    """
+
+    prompts: list[Any]
+    texts: list[Any]
+    ended: list[bool]
+
+
+def sft_samples(context: RunContext, settings: StageSettings, source: DataSource, sft: ParentCheckpoint) -> SFTSamples:
+    """Draws `score_samples` completions of training prompts, with PPO's sampling under the stage's seed.
+
+    Args:
+        context: The run.
+        settings: The reward stage's.
+        source: The data set of the pairs.
+        sft: The SFT policy.
+
+    Raises:
+        ZooError: Every prompt is too long.
+    """
+    prompts = prompts_of(context, source, "train")
+    tokenizer = context.shared.chat.for_prompts(load_tokenizer(sft.path), prompts)
+    loaded = load_causal(whole_model(context, sft))
+    model, drawn = on_device(loaded, use_cpu=settings.trainer.use_cpu), sampling(context)
+    longest, mend = (context_of(model) or math.inf) - drawn["max_new_tokens"], "lower PPO's response_length"
+    most = context.settings("ppo").data.max_prompt_length if "ppo" in context.recipe.stages else None
+    if most is not None and most < longest:
+        longest, mend = most, "raise PPO's max_prompt_length"
+    prompts = [prompt for prompt in prompts if 0 < len(tokenize_prompt(prompt, tokenizer)) <= longest]
+    if not prompts:
+        raise ZooError(
+            f"No prompt of {source.location} has at most {longest:g} tokens, so the SFT model can draw no answers to "
+            f"center scores by: {mend}."
+        )
+    count = settings.data.score_samples
+    chosen = [prompts[i % len(prompts)] for i in range(count)]
+    done = complete(
+        model,
+        tokenizer,
+        chosen,
+        keys=[(2, i) for i in range(count)],
+        seed=settings.trainer.seed,
+        desc="samples to center scores",
+        **drawn,
+    )
+    return SFTSamples(
+        chosen, [append_completion(prompt, text) for prompt, text in zip(chosen, done.texts, strict=True)], done.ended
+    )
+
+
+def pairs_seed(settings: StageSettings) -> int:
+    """The seed of simulated pairs."""
+    return settings.trainer.seed if settings.data.pairs_seed is None else settings.data.pairs_seed
+
+
+def are_simulated(context: RunContext, data: Any) -> bool:
+    """Whether `preference` labeled the held-out pairs; those of a later round are the first round's.
+
+    Args:
+        context: The run.
+        data: The data settings of the reward stage.
+    """
+    return data.preference is not None and (data.simulated_pairs is not None or context.round is not None)
+
+
+def utility_of(context: RunContext, settings: StageSettings) -> Callable[[str], float] | None:
+    """The score that labeled simulated pairs, where their preference function exposes it.
+
+    Args:
+        context: The run.
+        settings: The reward stage's.
+    """
+    data = settings.data
+    if not are_simulated(context, data):
+        return None
+    utility: Callable[[str], float] | None = getattr(load_object(data.preference, group=PREFERENCES), "utility", None)
+    return utility
+
+
+def preference_of(data: Any) -> Preference:
+    """The function that labels simulated pairs.
+
+    Args:
+        data: The data settings of the reward stage.
+
+    Raises:
+        ZooError: They name no such function, or it cannot be loaded.
+    """
+    if data.preference is None:
+        raise ZooError("simulated_pairs needs `preference`, the function that labels them: give module:attribute.")
+    preference: Preference = load_object(data.preference, group=PREFERENCES)
+    return preference
+
+
+def simulated_pairs(
+    context: RunContext, settings: StageSettings, source: DataSource, sft: ParentCheckpoint
+) -> DataSource:
+    """Makes pairs of SFT samples of the same prompt, labeled by the recipe's preference function, once.
+
+    Args:
+        context: The run.
+        settings: The reward stage's.
+        source: The run's data set.
+        sft: The SFT policy.
+
+    Returns:
+        The data set with the pairs in it.
+
+    Raises:
+        ZooError: The preference cannot be loaded, or no two samples of a prompt can be compared.
+    """
+    data = settings.data
+    prefer = preference_of(data)
+    folder = context.record("data").path / "preferences"
+    seed = pairs_seed(settings)
+    made = {
+        "sft": sft.lineage["fingerprint"],
+        "seed": seed,
+        "train": data.simulated_pairs,
+        "test": data.simulated_test_pairs,
+        "preference": data.preference,
+        **{
+            name: asdict(value) if isinstance(value, Truncation) else value for name, value in sampling(context).items()
+        },
+    }
+    note = folder / "made.json"
+    if distributed.from_first(lambda: note.is_file() and read_json(note) == made):
+        return source
+    rng = random.Random(seed)
+    splits = {}
+    for split, part, count, stream in (
+        ("train", "train", data.simulated_pairs, 3),
+        ("test", "validation", data.simulated_test_pairs, 4),
+    ):
+        prompts = prompts_of(context, source, part)
+        chosen = [prompts[i % len(prompts)] for i in range(count)]
+        splits[split] = _pairs(chosen, two_samples(context, chosen, seed, (stream,), sft), prefer, rng)
+    with distributed.main_process_first():
+        if distributed.first():
+            source = add_configuration(context, "preferences", splits)
+            write_json(note, made)
+    return source
+
+
+def _pairs(
+    prompts: list[str], drawn: tuple[list[int], list[str], list[str]], prefer: Preference, rng: random.Random
+) -> list[dict[str, Any]]:
+    rows = []
+    for place, *texts in zip(*drawn, strict=True):
+        prompt = prompts[place]
+        winner = prefer(plain_text(prompt) + texts[0], plain_text(prompt) + texts[1], rng)
+        pair = {
+            "chosen": wrap_completion(prompt, texts[winner]),
+            "rejected": wrap_completion(prompt, texts[1 - winner]),
+        }
+        rows.append({"prompt": prompt, **pair, "simulated": True})
+    if not rows:
+        raise ZooError(
+            f"Of {len(prompts)} simulated pairs none is left, as no two samples of the SFT model differed and ended by "
+            "themselves: train it longer, or raise PPO's response_length."
+        )
+    return rows
+
+
+def two_samples(
+    context: RunContext, prompts: Sequence[Any], seed: int, stream: tuple[int, ...], policy: ParentCheckpoint
+) -> tuple[list[int], list[str], list[str]]:
+    """Draws two samples of a policy for each prompt, with PPO's sampling; keeps pairs that differ and ended.
+
+    Args:
+        context: The run.
+        prompts: Texts or conversations.
+        seed: Of the samples.
+        stream: Tells these random numbers from others under the seed.
+        policy: The checkpoint to draw from.
+
+    Returns:
+        For K pairs that are kept: the places of their prompts, the first completions, and the second ones.
+    """
+    tokenizer = context.shared.chat.for_prompts(load_tokenizer(policy.path), list(prompts))
+    loaded = load_causal(whole_model(context, policy))
+    model = on_device(loaded, use_cpu=context.settings("reward").trainer.use_cpu)
+    first, second = (
+        complete(
+            model,
+            tokenizer,
+            prompts,
+            keys=[(*stream, i, side) for i in range(len(prompts))],
+            seed=seed,
+            desc=f"pairs to compare, side {side + 1}",
+            **sampling(context),
+        )
+        for side in (0, 1)
+    )
+    # RewardTrainer closes every text with an end-of-sequence token, which a cut one did not have.
+    ended = [first_ended and second_ended for first_ended, second_ended in zip(first.ended, second.ended, strict=True)]
+    kept = [i for i in range(len(prompts)) if ended[i] and first.texts[i] != second.texts[i]]
+    return kept, [first.texts[i] for i in kept], [second.texts[i] for i in kept]
