@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import ZooError
-from .common import FLAGS, interval, open_run, run_flags, run_options, settle_hub, settle_run, writing
+from .common import FLAGS, run_flags, run_options
+from .open_run import open_run, settle_hub, settle_run, writing
+from .tables import interval
 
 if TYPE_CHECKING:
     from rich.console import Console

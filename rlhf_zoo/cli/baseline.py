@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import ZooError
-from .common import FLAGS, TRUST, TRUST_RUN, UserPath, interval, run_context, run_flags, table
+from .common import FLAGS, TRUST, TRUST_RUN, UserPath, run_flags
+from .open_run import run_context
+from .tables import interval, table
 
 if TYPE_CHECKING:
     from ..pipeline.experiments.baseline import Method

@@ -6,7 +6,9 @@ import click
 
 from ..errors import ZooError
 from ..runs.settings.values import json_object
-from .common import SOURCE_HUB, TRUST, TRUST_RUN, console_of, print_json, settle_hub
+from .common import SOURCE_HUB, TRUST, TRUST_RUN
+from .open_run import settle_hub
+from .tables import console_of, print_json
 
 
 @click.command()

@@ -6,7 +6,9 @@ from typing import Any
 
 import click
 
-from .common import FLAGS, TRUST, TRUST_RUN, UserPath, interval, run_context, run_flags, table
+from .common import FLAGS, TRUST, TRUST_RUN, UserPath, run_flags
+from .open_run import run_context
+from .tables import interval, table
 
 
 @click.command(context_settings=FLAGS)

@@ -12,19 +12,9 @@ from ..errors import ZooError
 from ..modeling.prompt_keys import format_prompt_count
 from ..runs.settings.judge_names import check_judge_name
 from ..runs.settings.values import json_object
-from .common import (
-    FLAGS,
-    LM_EVAL,
-    TASKS,
-    columns_of,
-    command_line,
-    print_json,
-    run_flags,
-    run_options,
-    settle_hub,
-    table,
-    writing,
-)
+from .common import FLAGS, LM_EVAL, TASKS, columns_of, command_line, run_flags, run_options
+from .open_run import settle_hub, writing
+from .tables import print_json, table
 from .train import run_one
 
 if TYPE_CHECKING:

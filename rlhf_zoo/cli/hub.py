@@ -8,7 +8,9 @@ from pathlib import Path
 import click
 
 from ..hub.server.cli import hub as embedded
-from .common import UserPath, check_repo, print_json, quiet_hub, settle_hub, table
+from .common import UserPath, check_repo, quiet_hub
+from .open_run import settle_hub
+from .tables import print_json, table
 
 
 @click.command()

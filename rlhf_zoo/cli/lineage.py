@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .common import SOURCE_HUB, TRUST, UserPath, command_line, console_of, print_json, quiet_hub, settle_hub
+from .common import SOURCE_HUB, TRUST, UserPath, command_line, quiet_hub
+from .open_run import settle_hub
+from .tables import console_of, print_json
 
 if TYPE_CHECKING:
     from rich.tree import Tree

@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from .common import SOURCE_HUB, TRUST, UserPath, columns_of, quiet_hub, settle_hub
+from .common import SOURCE_HUB, TRUST, UserPath, columns_of, quiet_hub
+from .open_run import settle_hub
 
 
 @click.command()

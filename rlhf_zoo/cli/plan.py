@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import ZooError
-from .common import FLAGS, SOURCE_HUB, print_json, quiet_hub, run_flags, settle_hub, table
+from .common import FLAGS, SOURCE_HUB, quiet_hub, run_flags
+from .open_run import settle_hub
+from .tables import print_json, table
 
 if TYPE_CHECKING:
     from ..hub.client.connect import Hub

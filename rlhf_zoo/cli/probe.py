@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import ZooError
-from .common import SOURCE_HUB, TRUST, UserPath, console_of, print_json, settle_hub, table
+from .common import SOURCE_HUB, TRUST, UserPath
+from .open_run import settle_hub
+from .tables import console_of, print_json, table
 
 if TYPE_CHECKING:
     from ..evaluation.probes import Completions

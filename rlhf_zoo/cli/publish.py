@@ -7,7 +7,8 @@ import click
 
 from ..errors import ZooError
 from ..runs.registry import STAGES
-from .common import OVERWRITE, TRUST_RUN, UserPath, run_context, stage_directories, writing
+from .common import OVERWRITE, TRUST_RUN, UserPath, stage_directories
+from .open_run import run_context, writing
 
 
 @click.command()

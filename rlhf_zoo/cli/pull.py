@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import ZooError
-from .common import UserPath, print_json, settle_hub, table
+from .common import UserPath
+from .open_run import settle_hub
+from .tables import print_json, table
 
 if TYPE_CHECKING:
     from ..hub.client.connect import Hub

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..runs.registry import STAGES
-from .common import FLAGS, SOURCE_HUB, UserPath, print_json, run_flags, table
+from .common import FLAGS, SOURCE_HUB, UserPath, run_flags
 from .plan import looking_hub
+from .tables import print_json, table
 
 if TYPE_CHECKING:
     from ..hub.client.connect import Hub

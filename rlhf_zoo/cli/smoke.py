@@ -12,7 +12,9 @@ from pathlib import Path
 import click
 
 from ..errors import ZooError
-from .common import UserPath, open_run, print_json, quiet_hub, settle_hub, writing
+from .common import UserPath, quiet_hub
+from .open_run import open_run, settle_hub, writing
+from .tables import print_json
 
 log = logging.getLogger(__name__)
 

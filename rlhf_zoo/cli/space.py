@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import ZooError
-from .common import SOURCE_HUB, check_repo, quiet_hub, settle_hub
+from .common import SOURCE_HUB, check_repo, quiet_hub
+from .open_run import settle_hub
 
 if TYPE_CHECKING:
     from ..app.space.deploy import Deployed

@@ -10,7 +10,8 @@ import click
 
 from ..errors import ZooError
 from .ablate import show_spread
-from .common import FLAGS, LM_EVAL, run_context, run_flags, run_options
+from .common import FLAGS, LM_EVAL, run_flags, run_options
+from .open_run import run_context
 
 if TYPE_CHECKING:
     from ..pipeline.experiments.ablate import Outcome, Variant

@@ -18,8 +18,10 @@ from ..errors import ZooError
 from ..modeling import distributed
 from ..runs.registry import STAGES, Stage
 from ..runs.settings.judge_names import check_judge_name
-from .common import FLAGS, LM_EVAL, interval, print_json, publishing, run_context, run_flags, run_options, table
+from .common import FLAGS, LM_EVAL, run_flags, run_options
+from .open_run import publishing, run_context
 from .plan import say
+from .tables import interval, print_json, table
 
 if TYPE_CHECKING:
     from ..runs.context import RunContext

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from ..runs.registry import STAGES
-from .common import UserPath, check_namespace, print_json, settle_hub, table
+from .common import UserPath, check_namespace
+from .open_run import settle_hub
+from .tables import print_json, table
 
 if TYPE_CHECKING:
     from ..hub.client.connect import Hub

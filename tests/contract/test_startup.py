@@ -12,7 +12,7 @@ import pytest
 from hub_fixture import base_environment
 from rich.console import Console
 
-from rlhf_zoo.cli.common import table
+from rlhf_zoo.cli.tables import table
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client.connect import Hub, choose, choose_source
 from rlhf_zoo.hub.client.refs import resolve

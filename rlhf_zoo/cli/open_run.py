@@ -1,0 +1,277 @@
+"""What commands open and close: the Hub, the run directory, and the outbox of a run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..errors import ZooError
+from ..modeling import distributed
+from ..runs.registry import STAGES
+from .common import check_namespace, command_line, quiet_hub
+
+if TYPE_CHECKING:
+    from ..hub.client.connect import Hub
+    from ..runs.context import Publisher, RunContext
+    from ..runs.recipe import Recipe
+
+
+@contextlib.contextmanager
+def settle_hub(
+    flag: str | None, *, push_to_hub: bool, source: str | None = "none", option: str = "--hub"
+) -> Iterator[Hub]:
+    """Connects to the Hub of a command, says which it is, and disconnects at the end.
+
+    Args:
+        flag: The value of --hub.
+        push_to_hub: Whether the command publishes.
+        source: The value of --source_hub; 'none' for a command that only reads and writes on one Hub.
+        option: The option that gave `flag`.
+    """
+    from ..hub.client.connect import choose, choose_source, connect
+
+    target = choose(flag, push_to_hub=push_to_hub, option=option)
+    with connect(target, choose_source(source, target)) as hub:
+        named = source not in (None, "none") and hub.source is not None
+        also = f"; models and data that it has not: {hub.source.described}" if named and hub.source else ""
+        click.echo(f"Hub: {hub.described}{also}", err=True)
+        yield hub
+
+
+@contextlib.contextmanager
+def run_context(
+    recipe: str | Recipe,
+    flags: Mapping[str, Mapping[str, Any]],
+    *,
+    output_dir: Path | None,
+    hub: str | None,
+    source_hub: str | None = None,
+    push_to_hub: bool = False,
+    namespace: str | None = None,
+    writes: bool = True,
+    **options: Any,
+) -> Iterator[tuple[RunContext, Publisher | None]]:
+    """Opens a run as `open_run` does, with the recipe, the Hub and the lock that a command needs.
+
+    Of several processes the first one opens them; the others take the result from it, and send nothing.
+
+    Args:
+        recipe: A name, a folder or a loaded recipe.
+        flags: By stage, as `run_flags` returns them.
+        output_dir: The run directory; None for runs/RECIPE.
+        hub: The value of --hub.
+        source_hub: The value of --source_hub.
+        push_to_hub: Whether the command publishes.
+        namespace: The value of --namespace.
+        writes: Whether the command writes into the run directory: then no other command may meanwhile.
+        **options: Of `open_run`.
+    """
+    if not distributed.first():
+        from ..hub.client.connect import point_clients
+
+        context, environment = distributed.from_first(dict)
+        for name, value in environment.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        quiet_hub()
+        point_clients()
+        yield replace(context, publish=False), None
+        return
+    before = dict(os.environ)
+    loaded, directory = settle_run(recipe, output_dir=output_dir, namespace=namespace)
+    touched = [folder for folder in (options.get("base"), directory) if writes and folder is not None]
+    with (
+        writing(*touched),
+        settle_hub(hub, push_to_hub=push_to_hub, source=source_hub) as connected,
+        open_run(
+            loaded,
+            directory,
+            flags,
+            connected,
+            push_to_hub=push_to_hub,
+            namespace=namespace,
+            asked=push_to_hub or hub is not None,
+            **options,
+        ) as run,
+    ):
+        names = {name for name in before.keys() | os.environ.keys() if before.get(name) != os.environ.get(name)}
+        changed = {name: os.environ.get(name) for name in names}
+        distributed.from_first(lambda: (replace(run[0]), changed))
+        yield run
+
+
+@contextlib.contextmanager
+def writing(*directories: Path) -> Iterator[None]:
+    """Locks run directories while this command writes into them.
+
+    Args:
+        *directories: To lock.
+
+    Raises:
+        ZooError: Another command writes into one of them.
+    """
+    from ..runs.lock import sole_writer
+
+    with contextlib.ExitStack() as held:
+        for directory in directories:
+            held.enter_context(sole_writer(directory, command=command_line()))
+        yield
+
+
+def settle_run(recipe: str | Recipe, *, output_dir: Path | None, namespace: str | None) -> tuple[Recipe, Path]:
+    """Loads a recipe and finds the directory of its run.
+
+    Args:
+        recipe: A name, a folder or a loaded recipe.
+        output_dir: The run directory; None for runs/RECIPE.
+        namespace: The value of --namespace, to check.
+
+    Raises:
+        ZooError: There is no such recipe, the directory cannot be one, or no Hub accepts the namespace.
+    """
+    from ..runs.recipe import load_recipe
+
+    loaded = load_recipe(recipe) if isinstance(recipe, str) else recipe
+    check_namespace(namespace)
+    directory = output_dir or Path("runs") / loaded.name
+    for folder in (directory, *directory.parents):
+        if folder.exists() and not folder.is_dir():
+            raise ZooError(f"{folder} is a file, so no run can be kept in it: give another --output_dir.")
+    return loaded, directory
+
+
+@contextlib.contextmanager
+def open_run(
+    found: Recipe,
+    directory: Path,
+    flags: Mapping[str, Mapping[str, Any]],
+    connected: Hub,
+    *,
+    push_to_hub: bool,
+    namespace: str | None = None,
+    private: bool = False,
+    restart: bool = False,
+    resume: str | None = None,
+    overwrite_repo: bool = False,
+    patience: float | None = None,
+    read_only: bool = False,
+    stages: tuple[str, ...] | None = None,
+    again: bool = False,
+    base: Path | None = None,
+    variant: str | None = None,
+    own: tuple[str, ...] | None = None,
+    asked: bool = True,
+) -> Iterator[tuple[RunContext, Publisher | None]]:
+    """Opens a run, and its outbox where it publishes; sends what is left at the end.
+
+    Args:
+        found: The recipe.
+        directory: The run directory.
+        flags: By stage, as `run_flags` returns them.
+        connected: The Hub.
+        push_to_hub: Whether the user asked to publish.
+        namespace: To publish under; None for the run's own, else that of the token.
+        private: Whether repositories are private.
+        restart: Whether to forget what was done before.
+        resume: The value of --resume, to check.
+        overwrite_repo: Whether another run's repository may be overwritten.
+        patience: Seconds to wait at the end for a Hub that fails.
+        read_only: Publish nothing, whatever the flags say.
+        stages: See `Sender`.
+        again: See `Sender`.
+        base: See `RunContext`.
+        variant: See `RunContext`.
+        own: See `RunContext`.
+        asked: Whether the user said where to publish; the embedded Hub that nobody named gets no adapter without its
+            base.
+
+    Raises:
+        ZooError: The flags contradict each other, nobody may publish there, or the directory is another recipe's.
+    """
+    from ..hub.client.publish import check_access
+    from ..publishing.adapters import kept_here
+    from ..runs.context import OWN, RunContext
+
+    if resume is not None and restart:
+        raise ZooError("--resume auto goes on with what lies in the run directory, and --restart forgets it: keep one.")
+    quiet_hub()  # uploads go on behind the training's own bar
+    publish = push_to_hub or connected.kind == "local"
+    if publish:
+        namespace = namespace or _namespace_before(directory, base, connected)
+        namespace = check_access(namespace or ("local" if connected.kind == "local" else None), hub=connected)
+        publish = not read_only
+    context = RunContext(
+        recipe=found,
+        directory=directory,
+        hub=connected,
+        namespace=namespace or "local",
+        publish=publish,
+        restart=restart,
+        fresh=restart,
+        overwrite=overwrite_repo,
+        command=command_line(),
+        flags=flags,
+        private=private,
+        base=base,
+        own=own or OWN,
+        variant=variant,
+    )
+    kept = kept_here(context) if publish and not asked else None
+    if kept is not None:
+        context = replace(context, publish=False)
+        click.echo(f"Nothing is published: {kept}", err=True)
+    elif publish:
+        click.echo(f"Publishing to {namespace}/{found.name}-{f'{variant}-' if variant else ''}*", err=True)
+    else:
+        click.echo(f"Nothing is published{'.' if read_only else ': --push_to_hub would.'}", err=True)
+    if not restart:  # before anything is sent under this recipe's names
+        context.check_recipe(["data", *STAGES, "eval"])
+    with publishing(context, patience=patience, stages=stages, again=again) as publisher:
+        yield context, publisher
+
+
+@contextlib.contextmanager
+def publishing(
+    context: RunContext, *, patience: float | None, stages: tuple[str, ...] | None = None, again: bool = False
+) -> Iterator[Publisher | None]:
+    """Opens the outbox of a run; sends what is left at the end.
+
+    Args:
+        context: The run.
+        patience: Seconds to wait at the end for a Hub that fails.
+        stages: See `Sender`.
+        again: See `Sender`.
+
+    Yields:
+        The outbox; None for a run that publishes nothing.
+    """
+    from ..publishing.outbox import PATIENCE, Outbox
+    from ..publishing.sender import Sender, resume_command
+
+    if not context.publish:
+        yield None
+        return
+    sender = Sender(context, stages=stages, again=again)
+    waits = PATIENCE if patience is None else patience
+    with Outbox(sender, hub=context.hub.described, mend=resume_command(context), patience=waits) as outbox:
+        yield outbox
+
+
+def _namespace_before(directory: Path, base: Path | None, hub: Hub) -> str | None:
+    """The namespace that the run's earlier stages were published under on this Hub."""
+    from ..runs.record import StageRecord
+
+    for folder in (directory, *([base] if base else [])):
+        for stage in STAGES:
+            publication = StageRecord(folder / stage).read().get("publish") or {}
+            if publication.get("hub") == hub.label:
+                return publication["namespace"]
+    return None
