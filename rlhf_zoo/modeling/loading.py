@@ -1,4 +1,4 @@
-"""The files of a model: found in a folder or on the Hub, and read as safetensors and JSON alone, never as a pickle."""
+"""Finds the files of a model in a folder or on the Hub, and reads safetensors and JSON only, never a pickle."""
 
 import importlib.util
 import json
@@ -55,9 +55,9 @@ class Loading:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Those of `from_pretrained`."""
-        given = {"attn_implementation": self.attention, "quantization_config": self.quantization}
-        chosen = {name: value for name, value in given.items() if value is not None}
+        """The keywords of `from_pretrained`."""
+        options = {"attn_implementation": self.attention, "quantization_config": self.quantization}
+        chosen = {name: value for name, value in options.items() if value is not None}
         return {"dtype": self.dtype, "trust_remote_code": is_trusted(), **chosen}
 
 
@@ -72,7 +72,7 @@ MALFORMED = (
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, short enough to stand in a sentence."""
+    """Shortens an error's message to what fits into a sentence."""
     if isinstance(error, RecursionError):
         return "its JSON is nested too deep"
     if isinstance(error, StrictDataclassError):  # a heading, and then what is wrong
@@ -99,18 +99,18 @@ def loading(what: str, kind: str = "") -> Iterator[None]:
 
 
 def json_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file of a model. Raises ZooError for anything else."""
+    """Reads a model's JSON file. Raises ZooError for anything but an object."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ZooError(f"{path} is not JSON ({first_line(error)}): copy it again.") from error
-    if not isinstance(found, dict):
-        raise ZooError(f"{path} holds a {type(found).__name__}, and no JSON object: copy it again.")
-    return found
+    if not isinstance(content, dict):
+        raise ZooError(f"{path} holds a {type(content).__name__}, and no JSON object: copy it again.")
+    return content
 
 
 def name_of(source: str | Path) -> str:
-    """A model's name for people: of a folder in the client's cache the repository, as of any other name itself."""
+    """Returns a model's name for people: the repository of a folder in the client's cache, else the name itself."""
     snapshots = Path(source).parent
     cached = snapshots.name in ("snapshots", "on_bases") and snapshots.parent.name.startswith("models--")
     return snapshots.parent.name.removeprefix("models--").replace("--", "/", 1) if cached else str(source)
@@ -153,7 +153,7 @@ def load_tokenizer(source: str | Path, *, name: str | None = None, **hub: Any) -
 
 
 class ModelFiles:
-    """The files of a checkpoint, in a directory or in a repository of the Hub at one commit."""
+    """The files of a checkpoint, in a folder or in a repository of the Hub at one commit."""
 
     def __init__(self, source: str | Path, *, variant: str | None = None, **hub: Any) -> None:
         """hub: keywords among HUB_ARGUMENTS. Raises ZooError for a repository that cannot be read."""
@@ -173,15 +173,15 @@ class ModelFiles:
                 ) from error
 
     def find(self, name: str) -> Path | None:
-        """A file's path, downloaded if need be, or None where the checkpoint has no such file."""
+        """Returns a file's path, and downloads it if need be; None where the checkpoint has no such file."""
         if self.directory is not None:
             path = self.directory / name
             return path if path.is_file() else None
-        found = self._ask_hub(name)
-        return None if found is None else Path(found)
+        cached = self._ask_hub(name)
+        return None if cached is None else Path(cached)
 
     def has(self, name: str) -> bool:
-        """Whether the file is there; downloads nothing."""
+        """Whether there is such a file. Downloads nothing."""
         if self.directory is not None:
             return (self.directory / name).is_file()
         return self._ask_hub(name, dry_run=True) is not None
@@ -201,7 +201,7 @@ class ModelFiles:
 
     @cached_property
     def adapter(self) -> dict[str, Any] | None:
-        """What adapter_config.json says; None for a model that is none. Raises ZooError for one that is not loaded."""
+        """The content of adapter_config.json; None without one. Raises ZooError for one that is not supported."""
         path = self.find(ADAPTER_CONFIG)
         if path is None:
             return None
@@ -211,7 +211,7 @@ class ModelFiles:
         return config
 
     def _check_base(self, base: Any) -> None:
-        """Raises ZooError where a stranger's adapter lies on a model of this machine, which may be private."""
+        """Raises ZooError where a downloaded adapter names a base on this machine, which may be private."""
         if not base or (self.directory is not None and not is_strange(self.directory)):
             return
         if self.directory is not None and self.directory.parent.name == "on_bases" and name_of(str(base)) != base:
@@ -246,7 +246,7 @@ class ModelFiles:
         return None
 
     def check_shards(self) -> None:
-        """Raises ZooError where an index names weights elsewhere, which transformers would load."""
+        """Raises ZooError where an index names weights outside its folder, which transformers would load."""
         if self.directory is not None:
             indices = sorted(self.directory.glob("*.safetensors.index*.json"))
         else:
@@ -265,7 +265,7 @@ class ModelFiles:
         check_config(json_object(path), f"config.json of {self.source}")
 
     def check_weights(self) -> None:
-        """Raises ZooError for a folder whose weights are a pickle, or are cut short; what it has not is not missed."""
+        """Raises ZooError for a folder whose weights are a pickle or are truncated. Missing weights pass."""
         assert self.directory is not None
         if self.find(ADAPTER_CONFIG) is not None:
             kind, there = "adapter_model", self.has(ADAPTER_WEIGHTS)
@@ -279,7 +279,7 @@ class ModelFiles:
                 pass
 
     def refuse_pickle(self, kind: str) -> None:
-        """Raises ZooError if weights of this kind ("model" or "adapter_model") are there as a pickle."""
+        """Raises ZooError if weights of this kind ("model" or "adapter_model") exist as a pickle."""
         stem = "pytorch_model" if kind == "model" else kind
         for name in (f"{stem}.bin", f"{stem}.bin.index.json"):
             if self.has(name):
@@ -386,7 +386,7 @@ def load_lacking(
 
 
 def load_model(auto_class: Any, source: str | Path, **how: Any) -> Any:
-    """The model of `load_lacking` alone."""
+    """Like `load_lacking`, but returns the model only."""
     return load_lacking(auto_class, source, **how)[0]
 
 

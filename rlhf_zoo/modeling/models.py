@@ -1,4 +1,4 @@
-"""The models of PPO, loaded and made: policy, reward model and critic."""
+"""Loads and builds the models of PPO: policy, reward model and critic."""
 
 import copy
 from collections.abc import Mapping
@@ -82,19 +82,19 @@ def leave_out_router_logits(model: PreTrainedModel) -> None:
 
 
 def _base_of(files: ModelFiles) -> tuple[str, str | None]:
-    """Name and revision of the model that an adapter lies on. Raises ZooError where it names none."""
-    said = files.adapter or {}
-    if not said.get("base_model_name_or_path"):
+    """The name and revision of an adapter's base. Raises ZooError where it names none."""
+    adapter = files.adapter or {}
+    if not adapter.get("base_model_name_or_path"):
         raise ZooError(
             f"The adapter in {files.source} names no base model: put it on its base and give the two merged."
         )
-    name = said["base_model_name_or_path"]
+    name = adapter["base_model_name_or_path"]
     if Path(name).is_absolute() and not Path(name).is_dir():
         raise ZooError(
             f"The adapter in {files.source} lies on {name}, which is gone: restore it, or have `rlhf-zoo eval` of its "
             "recipe merge it again."
         )
-    return name, said.get("revision")
+    return name, adapter.get("revision")
 
 
 def _merged(base: PreTrainedModel, files: ModelFiles) -> PreTrainedModel:
@@ -156,8 +156,8 @@ def label_index(labels: Mapping[Any, str], label: str | None, *, name: str) -> i
 
     Raises ZooError where a label must be said and is not, and for one that is none of them.
     """
-    known, count = {theirs: int(output) for output, theirs in labels.items()}, len(labels)
-    names = ", ".join(known)
+    outputs, count = {theirs: int(output) for output, theirs in labels.items()}, len(labels)
+    names = ", ".join(outputs)
     if label is None:
         if count != 1:
             raise ZooError(
@@ -167,9 +167,9 @@ def label_index(labels: Mapping[Any, str], label: str | None, *, name: str) -> i
         return None
     if count == 1:
         raise ZooError(f"The reward model {name} has one output, and the label {label!r} is named: leave it out.")
-    index = known.get(label, int(label) if label.isdecimal() else None)
+    index = outputs.get(label, int(label) if label.isdecimal() else None)
     if index is None or index >= count:
-        near = did_you_mean(label, known) or f": give one of {names}."
+        near = did_you_mean(label, outputs) or f": give one of {names}."
         raise ZooError(f"The reward model {name} has no label {label!r}{near}")
     return index
 
@@ -236,7 +236,10 @@ def _under_adapter(files: ModelFiles, what: str, how: Loading) -> tuple[PreTrain
 def disable_dropout(model: nn.Module) -> None:
     """Sets every dropout probability to 0, in modules and in the attributes that functional dropout reads.
 
-    N+ (arXiv:2403.17031) detail 20: with dropout on, the ratio of the first pass is not 1.
+    With dropout on, the ratio of the first pass is not 1. Source: N+ (arXiv:2403.17031), 20.
+
+    Args:
+        model: It is changed.
     """
     for module in model.modules():
         if isinstance(module, nn.Dropout):
@@ -247,9 +250,12 @@ def disable_dropout(model: nn.Module) -> None:
 
 
 def matrix_parameters(model: PreTrainedModel) -> int:
-    """N, the parameters that a token is multiplied by: all but a table of embeddings, which is only looked up.
+    """Counts the parameters that each token is multiplied by: all but a table of embeddings, which is only looked up.
 
     Embeddings that are tied to the output count once, as the matrix of logits.
+
+    Args:
+        model: The model.
     """
     count = sum(parameter.numel() for parameter in model.parameters())
     table: Any = model.get_input_embeddings()
@@ -266,6 +272,11 @@ def context_of(*models: PreTrainedModel | None) -> int | None:
 
 
 def is_peft(model: nn.Module) -> bool:
+    """Whether a model has an adapter of peft.
+
+    Args:
+        model: The model.
+    """
     return hasattr(model, "disable_adapter") and hasattr(model, "peft_config")
 
 
@@ -276,7 +287,11 @@ def score_statistics(model: PreTrainedModel) -> tuple[float, float]:
 
 
 def has_score_statistics(model: PreTrainedModel) -> bool:
-    """Whether they were measured."""
+    """Whether a reward model's mean and deviation were measured.
+
+    Args:
+        model: The reward model.
+    """
     return "score_mean" in (getattr(model.config, "rlhf_zoo", None) or {})
 
 
@@ -424,9 +439,9 @@ def critic_from(
 
 
 def _between(source: PreTrainedModel) -> str | None:
-    """The name of a weight between a classifier's trunk and its linear head, where it has one."""
-    known = (source.base_model_prefix, *HEADS)
-    return next((name for name, _ in source.named_parameters() if name.split(".")[0] not in known), None)
+    """The name of a weight between a classifier's trunk and its linear head; None without one."""
+    expected = (source.base_model_prefix, *HEADS)
+    return next((name for name, _ in source.named_parameters() if name.split(".")[0] not in expected), None)
 
 
 def with_adapter(model: PreTrainedModel, peft_config: Any) -> Any:
