@@ -22,7 +22,7 @@ from rlhf_zoo.evaluation import reward_reading
 from rlhf_zoo.evaluation.measure import make_evaluator, training_rewards
 from rlhf_zoo.modeling.models import set_score_statistics
 from rlhf_zoo.modeling.sampling.sampler import Samples
-from rlhf_zoo.pipeline.inspect import doctor, trace
+from rlhf_zoo.pipeline.inspect import doctor, examination, trace
 from rlhf_zoo.pipeline.stages import evaluate, ppo
 from rlhf_zoo.publishing.cards.card import make_card
 from rlhf_zoo.publishing.catalog.lineage import find_lineage
@@ -231,7 +231,7 @@ def test_its_models_judge_nothing(run: RunContext) -> None:
 
 def test_what_looks_at_a_run_scores_with_all_of_them(run: RunContext) -> None:
     findings = {one.check: one for one in doctor.examine(run)}
-    assert all(one.status != doctor.FAILED for one in findings.values()), findings
+    assert all(one.status != examination.FAILED for one in findings.values()), findings
     assert findings["reward functions"].said == "1 × worst of 2 reward models"
     assert findings["reward model's tokenizer"].said.count("the policy's: ids are passed") == 2
 
@@ -268,7 +268,7 @@ def test_members_are_looked_for_before_anything_trains(tmp_path: Path) -> None:
     with pytest.raises(ZooError, match=rf"names {MEMBER}, and .* holds no finished reward model: {trains}\.$"):
         check_members(context)
     skipped = {one.check: one for one in doctor.examine(context)}["reward checkpoint"]
-    assert (skipped.status, skipped.said) == (doctor.SKIPPED, f"train {MEMBER} with `rlhf-zoo ensemble` first")
+    assert (skipped.status, skipped.said) == (examination.SKIPPED, f"train {MEMBER} with `rlhf-zoo ensemble` first")
     save_member(tmp_path, sft="another")
     with pytest.raises(ZooError, match=rf"is of another SFT policy than .*: {trains} anew with --restart\.$"):
         ppo.run(context)

@@ -86,7 +86,7 @@ def test_the_verdict_goes_by_reward_and_judge_where_there_are_any():
               for k, one in enumerate((theirs, ours))]  # fmt: skip
     better = probe_rollouts(judged[1], judged[0]).verdict
     assert better.text == "healthy (not measured: salad, independence of the prompt; nobody checked the judge)"
-    assert "Salad, which destroys a text, was not measured" in better.reasons[-2] and "--model" in better.reasons[-2]
+    assert "Salad, which destroys a text, was not measured" in better.reasons[-2]
     assert better.kind == "healthy" and better.judge_gain.value == pytest.approx(1) and better.win_rate.value > 0.7
     assert better.proxy_gain.value == pytest.approx(2)
 
