@@ -22,7 +22,7 @@ from warm import PYTHON
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.votes.box import VoteBox, journal_of
-from rlhf_zoo.evaluation.votes.data import HubVotes
+from rlhf_zoo.evaluation.votes.data import HubVotes, _votes_in
 from rlhf_zoo.evaluation.votes.vote import LONGEST_TEXT, Shown, Vote, merged
 
 REPO = "local/votes"
@@ -241,3 +241,27 @@ def test_rows_of_strangers_are_left_out(thread_hub, tmp_path, caplog):
     thread_hub.api().create_commit(REPO, changes, commit_message="Strange", repo_type="dataset")
     assert HubVotes(REPO).read() == [vote]
     assert "holds 1 rows that are no votes" in caplog.text
+
+
+@pytest.mark.attack
+def test_no_file_of_a_stranger_hides_the_votes_of_others(tmp_path, caplog):
+    """Text that is no UTF-8, a zone that is a path, types that votes have not, and what is too large unpacked."""
+    table = pa.Table.from_pylist([make_vote().to_row()])
+    place = table.schema.get_field_index("prompt")
+    two_bytes = [None, pa.py_buffer(bytes(4) + bytes([2, 0, 0, 0])), pa.py_buffer(bytes([255, 254]))]
+    files = [
+        table,
+        table.set_column(place, "prompt", pa.Array.from_buffers(pa.string(), 1, two_bytes)),
+        table.set_column(
+            table.schema.get_field_index("time"), "time", pa.array([1], pa.timestamp("s", tz="../../etc/passwd"))
+        ),
+        pa.table({"prompt": [{"b": 1}]}),
+        pa.table({"prompt": pa.nulls(2**20 + 1, pa.string())}),
+    ]
+    found = []
+    for number, odd in enumerate(files):
+        parquet.write_table(odd, tmp_path / f"{number}.parquet")
+        votes, strange = _votes_in(tmp_path / f"{number}.parquet")
+        found.append((len(votes), strange))
+    assert found == [(1, 0), (0, 0), (0, 1), (0, 1), (0, 0)]
+    assert "can't decode byte" in caplog.text and "1048577 rows" in caplog.text

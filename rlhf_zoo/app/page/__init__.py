@@ -8,7 +8,7 @@ __all__ = ["Subject", "Tally", "build", "chosen", "opened", "start"]
 
 _WHERE = {
     "Subject": ".subject",
-    "Tally": ".tally",
+    "Tally": ".vote_counts",
     "build": ".layout",
     "chosen": "..space.chosen",
     "opened": ".serve",

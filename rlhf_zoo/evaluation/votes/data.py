@@ -20,6 +20,10 @@ from .vote import CONFIGURATIONS, DRAWN, MODEL, Vote, merged, side_names
 
 log = logging.getLogger(__name__)
 
+#: Bounds on a file of votes, unpacked. A batch has up to a thousand, of some kilobytes each.
+LARGEST_FILE, MOST_ROWS = 2**28, 2**20
+AT_ONCE = 16  # rows that are unpacked together: a dictionary's text is repeated in each of them
+
 
 class HubVotes:
     """The data set of votes in a repository of a Hub.
@@ -133,13 +137,12 @@ class HubVotes:
             folder = self.hub.snapshot(self.name, revision=head, repo_type="dataset", allow_patterns=patterns)
         except RepositoryNotFoundError:
             return []
-        votes, strange = [], 0
+        votes: list[Vote] = []
+        strange = 0
         for path in sorted(folder.glob("*/*/*.parquet")):
-            for row in _rows(path):
-                try:
-                    votes.append(Vote.from_row(row))
-                except ZooError:
-                    strange += 1
+            found, left_out = _votes_in(path)
+            votes += found
+            strange += left_out
         if strange:
             log.warning("%s holds %d rows that are no votes of rlhf-zoo; they are left out.", self.name, strange)
         self._known = (head, merged(votes))
@@ -173,16 +176,46 @@ def _parquet(configuration: str, votes: Sequence[Vote]) -> bytes | None:
     return buffer.getvalue()
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:
+def _votes_in(path: Path) -> tuple[list[Vote], int]:
+    """Reads a file that anybody with write access may have put there.
+
+    Args:
+        path: A Parquet file.
+
+    Returns:
+        Its votes, and how many rows are none. Nothing of a file that cannot be read, or that is too large unpacked.
+    """
     import pyarrow as pa
     import pyarrow.parquet as parquet
 
+    known = {name for configuration in CONFIGURATIONS for name in _schema(configuration).names}
+    votes, strange = [], 0
     try:
-        return parquet.read_table(path).to_pylist()
-    except (pa.ArrowInvalid, OSError) as error:
-        # One damaged file must not hide all other votes.
+        with parquet.ParquetFile(path) as file:
+            described = file.metadata
+            size = sum(described.row_group(place).total_byte_size for place in range(described.num_row_groups))
+            if size > LARGEST_FILE or described.num_rows > MOST_ROWS:
+                raise ValueError(f"{described.num_rows} rows of {size} bytes are more than votes have")
+            columns = [field.name for field in file.schema_arrow if field.name in known and _is_plain(field.type)]
+            for batch in file.iter_batches(batch_size=AT_ONCE, columns=columns):
+                for row in batch.to_pylist():
+                    try:
+                        votes.append(Vote.from_row(row))
+                    except ZooError:
+                        strange += 1
+    except (pa.ArrowException, OSError, ValueError) as error:
+        # One damaged file must not hide all other votes. Text that is not UTF-8 is a ValueError.
         log.warning("%s cannot be read (%s); its votes are left out.", path, reason(error))
-        return []
+        return [], 0
+    return votes, strange
+
+
+def _is_plain(kind: Any) -> bool:
+    """Returns whether a column holds texts, numbers or truth values, as votes do."""
+    import pyarrow.types as types
+
+    tests = (types.is_string, types.is_large_string, types.is_integer, types.is_floating, types.is_boolean)
+    return bool(types.is_null(kind)) or any(test(kind) for test in tests)
 
 
 def _configs() -> list[dict[str, Any]]:
