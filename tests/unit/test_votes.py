@@ -18,7 +18,7 @@ from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.stats import proportion
 from rlhf_zoo.evaluation.votes import box as vote_box
 from rlhf_zoo.evaluation.votes.box import VoteBox
-from rlhf_zoo.evaluation.votes.data import HubVotes, _parquet, _rows
+from rlhf_zoo.evaluation.votes.data import HubVotes, _parquet, _votes_in
 from rlhf_zoo.evaluation.votes.ratings import ELO_SCALE, VERDICTS, bradley_terry, elo, preference_rate, summary
 from rlhf_zoo.evaluation.votes.vote import LONGEST_TEXT, Shown, Vote, merged
 from rlhf_zoo.hub.client import refusals
@@ -128,7 +128,7 @@ def test_every_vote_comes_back_exactly(some, tmp_path_factory):
         if content is not None:
             (folder / configuration).write_bytes(content)
             assert content == _parquet(configuration, some), "a batch that is sent again is the same file"
-            back += [Vote.from_row(row) for row in _rows(folder / configuration)]
+            back += _votes_in(folder / configuration)[0]
     assert merged(back) == merged(some)
 
 
