@@ -33,7 +33,9 @@ def test_the_slider_reaches_every_checkpoint(steps: set[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stands", "step"), [(0, 10), (14, 10), (15, 10), (16, 20), (31, 40), (99, 40), (None, 20), (float("nan"), 20)]
+    ("stands", "step"),
+    [(0, 10), (14, 10), (15, 10), (16, 20), (31, 40), (99, 40), (None, 20), (float("nan"), 20)]
+    + [(odd, 20) for odd in (10**400, "40", [40], {"a": 1}, True)],
 )
 def test_between_two_checkpoints_the_nearer_one_counts(stands, step: int) -> None:
     assert nearest(run(10, 20, 40, recommended=20), stands) == step

@@ -261,7 +261,7 @@ class Timeline:
         """
         if name is None:
             return next(iter(self.runs.values()))
-        if name not in self.runs:
+        if not isinstance(name, str) or name not in self.runs:  # a request may hold anything
             raise ZooError(f"There is no run {reprlib.repr(name)} here: choose one of {', '.join(self.runs)}.")
         return self.runs[name]
 

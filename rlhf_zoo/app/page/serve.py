@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import gradio as gr
+from starlette.middleware import Middleware
 
 from ...errors import ZooError
 from ...evaluation.votes.data import HubVotes
 from ...evaluation.votes.limits import PER_HOUR
 from .layout import build
+from .routes import ServedRoutes
 from .subject import Subject
 from .vote_counts import Tally
 
@@ -45,7 +47,8 @@ def start(page: gr.Blocks, *, host: str | None = None, port: int | None = None, 
         quiet=True,
         show_error=False,
         run_history=False,
-        max_file_size="1kb",  # the page takes no files, and Gradio's upload route stays open
+        enable_monitoring=False,
+        app_kwargs={"middleware": [Middleware(ServedRoutes)]},
         max_threads=THREADS,
         state_session_capacity=SESSIONS,
         footer_links=["api", "settings"],

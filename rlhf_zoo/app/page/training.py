@@ -10,6 +10,7 @@ from typing import Any
 import gradio as gr
 
 from ...errors import ZooError
+from ...fileio import finite
 from ..engine import AtCheckpoint, TimelinePoint, TimelineRun
 from .charts import Series, frontier, step_curves
 from .drawing import Drawing
@@ -114,7 +115,7 @@ def _betas(
     shown = next((k for k, run in enumerate(runs) if run.name == subject.timeline.run().name), 0)
 
     def place(value: Any) -> int:
-        return min(max(int(value or 0), 0), len(runs) - 1)
+        return min(max(int(value) if finite(value) else 0, 0), len(runs) - 1)
 
     def at(prompt: Any, value: Any, *sampling: Any) -> Iterator[tuple[Any, Any]]:
         try:
@@ -164,7 +165,7 @@ def nearest(run: TimelineRun, step: Any) -> int:
         run: A run with checkpoints.
         step: The slider's value.
     """
-    wanted = step if isinstance(step, int | float) and math.isfinite(step) else run.best.step
+    wanted = step if finite(step) else run.best.step
     return min(run.steps, key=lambda one: (abs(one - wanted), one))
 
 

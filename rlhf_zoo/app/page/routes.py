@@ -1,0 +1,71 @@
+"""Which of Gradio's routes the page answers: those that its front end and the Gradio client use, and no other.
+
+Gradio always opens more: uploads and recordings, which fill the disk (a recording also starts ffmpeg on a visitor's
+bytes), files, copies of a session's state, a proxy, statistics of the traffic, and an editor.
+"""
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from gradio.route_utils import API_PREFIX
+from starlette.exceptions import HTTPException
+
+#: Paths, with or without a slash at the end. Gradio asks for startup-events itself, when it launches.
+PATHS = frozenset({"/", "/config", "/theme.css", "/favicon.ico", "/manifest.json", "/robots.txt"}) | {
+    f"{API_PREFIX}/{name}"
+    for name in ("app_id", "cancel", "info", "queue/data", "queue/join", "reset", "startup-events")
+}
+#: What other paths begin with: files of Gradio's package, and calls of functions by their names.
+PREFIXES = ("/assets/", "/static/", "/svelte/", *(f"{API_PREFIX}/{name}/" for name in ("call", "heartbeat", "run")))
+#: Bytes of a request: the longest prompt, with every character escaped, has 120 000.
+MAX_BODY = 2**20
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+
+
+def is_served(path: str) -> bool:
+    """Returns whether the page answers requests for a path.
+
+    Args:
+        path: The path of a request, decoded, without the prefix of a proxy.
+    """
+    return (path.rstrip("/") or "/") in PATHS or path.startswith(PREFIXES)
+
+
+class ServedRoutes:
+    """ASGI middleware that answers 404 to paths that are not served, and 413 to bodies over MAX_BODY.
+
+    Args:
+        app: The application that answers the other requests.
+    """
+
+    def __init__(self, app: Application) -> None:
+        self._app = app
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Answers one connection, as ASGI calls an application.
+
+        Args:
+            scope: Of the connection.
+            receive: Gives the next message of the client.
+            send: Sends a message to the client.
+        """
+        if scope["type"] == "http" and not is_served(scope["path"].removeprefix(scope.get("root_path", ""))):
+            headers = [(b"content-type", b"application/json")]
+            await send({"type": "http.response.start", "status": 404, "headers": headers})
+            await send({"type": "http.response.body", "body": b'{"detail":"Not Found"}'})
+            return
+        length = 0
+
+        async def bounded() -> Message:
+            nonlocal length
+            message = await receive()
+            length += len(message.get("body", b""))
+            if length > MAX_BODY:
+                raise HTTPException(413)
+            return message
+
+        await self._app(scope, bounded, send)
