@@ -2,6 +2,7 @@
 
 import hashlib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -68,12 +69,60 @@ def test_digests_that_are_paths(lie: Any, tmp_path: Path, place: str) -> None:
     up = "../../mine.txt" if place == "output_dir" else "../../../mine.txt"
     for fields in (
         {"blob_id": up}, {"blob_id": str(tmp_path / "mine.txt")}, {"blob_id": ""}, {"blob_id": None},
-        {"blob_id": "A" * 40}, {"size": -1}, {"size": None}, {"size": "5"},
+        {"blob_id": "A" * 40}, {"size": -1}, {"size": None}, {"size": "5"}, {"size": 2**63}, {"size": 10**400},
     ):  # fmt: skip
         lie(**fields)
         with pytest.raises(ZooError, match=r" says of config.json in .*: check --hub\.$"):
             fetch(REPO, output_dir)
         assert everything(tmp_path) == before, fields
+
+
+@pytest.mark.parametrize(
+    ("names", "refusal"),
+    [
+        (["README.md", "readme.md"], "take for one"),
+        (["a/X.bin", "A/x.bin"], "take for one"),
+        (["caf\u00e9.txt", "cafe\u0301.txt"], "take for one"),
+        (["\u017fft.txt", "sft.txt"], "take for one"),
+        (["x", "X/config.json"], "a file 'x' and a folder of that name"),
+        (["a", "a/b/c"], "a file 'a' and a folder of that name"),
+        ([f"{'d/' * 33}x"], "over 32 folders deep"),
+        ([f"{k}.txt" for k in range(10**5)], "over 10,000 files"),
+    ],
+)
+@pytest.mark.parametrize("place", ["cache", "output_dir"])
+def test_trees_that_no_folder_can_hold(
+    thread_hub: ThreadHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: list[str], refusal: str, place: str
+) -> None:
+    thread_hub.make("toy-ppo", FILES)
+    listed, before = [], everything(tmp_path)
+
+    def tree(self: HfApi, *args: Any, **kwargs: Any) -> Any:
+        for name in names:
+            listed.append(name)
+            yield SimpleNamespace(path=name, size=2, blob_id="9" * 40, lfs=None)
+
+    monkeypatch.setattr(HfApi, "list_repo_tree", tree)
+    with pytest.raises(ZooError, match=refusal):
+        fetch(REPO, tmp_path / "out" if place == "output_dir" else None)
+    assert len(listed) <= 10_001 and everything(tmp_path) == before and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("place", ["cache", "output_dir"])
+def test_a_tree_that_is_larger_than_the_disk(lie: Any, tmp_path: Path, place: str) -> None:
+    before = everything(tmp_path)
+    lie(size=2**62)
+    with pytest.raises(ZooError, match=r"takes 4,294,967,296.0 GiB more in .*: make room"):
+        fetch(REPO, tmp_path / "out" if place == "output_dir" else None)
+    assert everything(tmp_path) == before and not (tmp_path / "out").exists()
+
+
+def test_names_that_are_odd_and_stay_inside(thread_hub: ThreadHub, tmp_path: Path) -> None:
+    names = ["CON", "nul.txt", "~", "~root/x", "-rf", "$(id)", "a b", "%2e%2e/x", "x?y#z", f"{'d/' * 32}x"]
+    thread_hub.make("toy-ppo", dict.fromkeys(names, "x"))
+    fetch(REPO, tmp_path / "out")
+    written = {name for name in everything(tmp_path / "out") if not name.startswith(".cache/")}
+    assert written == {*names, ".gitattributes"}
 
 
 def test_a_commit_that_is_a_path(lie: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +42,10 @@ class _Place:
     def __init__(self, repo: str, commit: str, folder: Path, hub: Hub) -> None:
         self.repo, self.commit, self.folder, self.hub = repo, commit, folder, hub
 
+    def target(self, file: Wanted) -> Path:
+        """The path of a complete file."""
+        raise NotImplementedError
+
     def partial(self, file: Wanted) -> Path:
         """The path of an incomplete file, named by its digest: another revision with the same file can resume it."""
         return self.folder / PARTIAL / file.etag
@@ -48,6 +53,29 @@ class _Place:
     def copy(self, file: Wanted) -> Path | None:
         """Another place on this machine that may have the file already."""
         return None
+
+    def check_room(self, files: list[Wanted]) -> None:
+        """Checks that the disk has room for what is not there yet.
+
+        Args:
+            files: The files to write.
+
+        Raises:
+            ZooError: It has less than the sizes that the Hub names.
+        """
+        missing = {self.target(file): file.size - self._have(file) for file in files}
+        existing = next(path for path in (self.folder, *self.folder.parents) if path.exists())
+        needed, free = sum(missing.values()), shutil.disk_usage(existing).free
+        if needed > free:
+            raise ZooError(
+                f"{self.repo} takes {needed / 2**30:,.1f} GiB more in {self.folder}, and the disk has "
+                f"{free / 2**30:,.1f} free: make room, or give another --output_dir."
+            )
+
+    def _have(self, file: Wanted) -> int:
+        """Bytes of a file that are there already."""
+        paths = (self.target(file), self.partial(file))
+        return max(min(path.stat().st_size, file.size) if path.is_file() else 0 for path in paths)
 
     def begin(self, files: list[Wanted]) -> None:
         """Prepares the folder, before the first byte is written."""

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import threading
+import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -19,6 +20,7 @@ from queue import Empty, SimpleQueue
 from typing import IO, Any
 
 from ...errors import ZooError
+from ...fileio import whole
 from .connect import CLIENT, Hub
 from .downloads import PARTIAL
 from .local_paths import CHUNK, Cache, Folder, Wanted, sha256_of
@@ -28,6 +30,9 @@ from .refusals import is_silence, reason, refusals_as, status_of
 WORKERS = 4
 # Requests in a row without a single byte, after which a file fails. They are 1, 2, 4, … seconds apart.
 FRUITLESS = 4
+# Of one revision: files, and folders above a file. Checkpoints have some ten files and one folder.
+MOST_FILES = 10_000
+MOST_FOLDERS = 32
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _STEP = re.compile(r"(?:step-)?(\d{1,12})")
@@ -137,7 +142,7 @@ def fetch(repository: str, output_dir: Path | None = None, *, hub: Hub = CLIENT,
     try:
         with refusals_as(what, mend):
             name, commit = _resolve(hub, repo, revision)
-            whole = _tree(hub, repo, commit)
+            tree = _tree(hub, repo, commit)
     except ZooError as error:
         cause = error.__cause__
         # Replace the general sentence where the cause allows a better mend.
@@ -165,15 +170,17 @@ def fetch(repository: str, output_dir: Path | None = None, *, hub: Hub = CLIENT,
             f"{repository} is not in the cache, and {hub.name} does not give it ({reason(cause)}): "
             f"check the network, {hub.flag} and the token."
         ) from cause
-    files = [file for file in whole if not any(fnmatchcase(file.path, pattern) for pattern in but)]
+    files = [file for file in tree if not any(fnmatchcase(file.path, pattern) for pattern in but)]
     place = Cache(repo, commit, hub) if output_dir is None else Folder(repo, commit, output_dir, hub)
     if isinstance(place, Folder):
         place.check(files)  # before the first byte is written
+    place.check_room(files)
     with refusals_as(what, "the same command goes on where it stopped."):
         place.begin(files)
         done, mended = _fetch_all(files, place, name)
-        path = place.settle(files, name, whole=whole)
-    left = [file.path for file in whole if file not in files]
+        path = place.settle(files, name, whole=tree)
+    fetched = set(files)
+    left = [file.path for file in tree if file not in fetched]
     return Pulled(repo, name, commit, path, done, mended, place.others(files), left)
 
 
@@ -202,11 +209,11 @@ def _resolve(hub: Hub, repo: str, revision: str | None) -> tuple[str, str]:
 
 
 def _tree(hub: Hub, repo: str, commit: str) -> list[Wanted]:
-    """The files of a commit. Raises ZooError for a name, size or digest that is unsafe to use on this machine."""
+    """The files of a commit. Raises ZooError for names, sizes or digests that are unsafe to use on this machine."""
     from ..server.faults import Fault
     from ..server.names import check_path
 
-    files = []
+    files: list[Wanted] = []
     for entry in hub.api().list_repo_tree(repo, recursive=True, revision=commit):
         if not hasattr(entry, "blob_id"):  # a folder
             continue
@@ -216,14 +223,46 @@ def _tree(hub: Hub, repo: str, commit: str) -> list[Wanted]:
             raise ZooError(f"{repo} has a file {entry.path!r:.160} that nobody could fetch: {fault}") from fault
         if not path.isprintable() or path.partition("/")[0].casefold() == PARTIAL:
             raise ZooError(f"{repo} has a file {path!r:.160}, whose name leads out of a folder: fetch it by hand.")
-        etag = entry.lfs.sha256 if entry.lfs else entry.blob_id
-        if not isinstance(etag, str) or not _DIGEST.fullmatch(etag) or type(entry.size) is not int or entry.size < 0:
+        if path.count("/") > MOST_FOLDERS:
+            raise ZooError(
+                f"{repo} has a file {path!r:.160}, which is over {MOST_FOLDERS} folders deep: no checkpoint is."
+            )
+        if len(files) == MOST_FILES:
+            raise ZooError(
+                f"{repo} has over {MOST_FILES:,} files, which no checkpoint has: `hf download` fetches them."
+            )
+        etag, size = entry.lfs.sha256 if entry.lfs else entry.blob_id, whole(entry.size)
+        if not isinstance(etag, str) or not _DIGEST.fullmatch(etag) or size is None or size < 0:
             raise ZooError(
                 f"{hub.name} says of {path} in {repo} that it has {entry.size!r:.40} bytes and the digest "
                 f"{etag!r:.80}: check {hub.flag}."
             )
-        files.append(Wanted(path, entry.size, etag, str(entry.blob_id)))
+        files.append(Wanted(path, size, etag, str(entry.blob_id)))
+    _check_distinct(repo, files)
     return files
+
+
+def _check_distinct(repo: str, files: list[Wanted]) -> None:
+    """Raises ZooError where one file would replace another on a file system that ignores case or Unicode's forms."""
+    names: dict[str, str] = {}
+    for file in files:
+        previous = names.setdefault(_folded(file.path), file.path)
+        if previous is not file.path:
+            raise ZooError(
+                f"{repo} has files {previous!r:.160} and {file.path!r:.160}, which some file systems take for one: "
+                "rename one of them in the repository."
+            )
+    for file in files:
+        for folder in Path(file.path).parents:
+            if (previous := names.get(_folded(folder.as_posix()), "")) != "":
+                raise ZooError(
+                    f"{repo} has a file {previous!r:.160} and a folder of that name: rename one of them there."
+                )
+
+
+def _folded(path: str) -> str:
+    """The form in which names are compared that differ in case or in Unicode normalization alone."""
+    return unicodedata.normalize("NFD", unicodedata.normalize("NFD", path).casefold())
 
 
 def _known_revisions(hub: Hub, repo: str, revision: str | None) -> str:
