@@ -36,7 +36,7 @@ from ..hub.client.run_signature import FLAG
 from ..modeling.integrity import check_integrity
 from ..runs.checkpoint_choice import lasting
 from ..runs.context import RunContext
-from ..runs.dataset import forget_lost_data, pending_data, send_data
+from ..runs.prepared import forget_lost_data, pending_data, send_data
 from ..runs.record import StageRecord, checkpoint_step
 from ..runs.registry import STAGES
 from .adapters import sent_instead

@@ -1,30 +1,23 @@
-"""The data set of a recipe: prepared by its corpus and published, or named and loaded."""
+"""The rows that each stage of a recipe reads, from the data set that the recipe or the stage names."""
 
-import inspect
-import json
-import shutil
-import time
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from itertools import takewhile
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import datasets
 
 from ..errors import ZooError
-from ..fileio import hub_id, now, read_json, write_text
-from ..hub.client.connect import Hub
-from ..hub.client.publish import publish_folder
-from ..hub.client.refusals import refusals_as
+from ..fileio import read_json
 from ..modeling import distributed
 from ..modeling.loading import load_tokenizer
-from ..plugins import CORPORA, load_object
 from .context import RunContext
 from .data.columns import above
 from .data.layout import Form, distinct_first, fitting, hold_out, in_form, parts_of, without_prompts
 from .data.overlap import unmarked
 from .data.sources import DataSource, check_unchanged, digest, find_data
+from .prepared import corpus_source
 from .recipe import Recipe
 from .settings.evaluation import LabeledArguments, OwnPairsArguments
 from .settings.parse import RecipeConfig, StageSettings
@@ -39,11 +32,17 @@ def stage_source(context: RunContext, stage: str, source: DataSource | None = No
     """Opens a stage's data: the data set that it names, else the recipe's (`source` where that is open already).
 
     A later round's reward model has its own. Raises ZooError where a local file changed since the stage learned from
-    it.
+    it, or a round's pairs since they were made.
     """
     if stage == "reward" and context.round is not None:
         folder = context.round.folder
-        return DataSource(str(folder), None, read_json(folder / MADE)["lineage"])
+        lineage = read_json(folder / MADE)["lineage"]
+        if digest(folder, ".jsonl") != lineage["fingerprint"]:
+            raise ZooError(
+                f"{folder} changed since the round made it: restore it, or remove {folder.parent}, which makes this "
+                "round anew."
+            )
+        return DataSource(str(folder), None, lineage)
     data, record = context.settings(stage).data, context.record(stage)
     before = None if context.restart else record.read().get("dataset")
     if data.dataset_name is not None:
@@ -274,39 +273,7 @@ def _data_source(context: RunContext, *, again: bool) -> DataSource:
         if shared.dataset_name is None:
             raise ZooError(f"The recipe {context.recipe.name} names no data set: give --dataset_name.")
         return _named(context, shared.dataset_name, again=again)
-    record = context.record("data")
-    resolved = corpus_settings(shared)
-    if not record.run_file.exists() and record.path.is_dir() and any(record.path.iterdir()):
-        raise ZooError(f"{record.path} holds files that no run wrote: choose another --output_dir.")
-    try:
-        context.check_begun("data", resolved)
-    except ZooError:
-        if not context.restart:
-            raise
-        again = True
-    if again or record.read().get("status") != "finished":
-        started = time.monotonic()
-        prepared = _prepare(shared, context.hub)
-        if record.path.is_dir():
-            shutil.rmtree(record.path)
-        record.write(
-            **context.head("data", "running", seed=shared.seed, resolved=resolved),
-            parents={},
-            hub=context.hub.label,
-            repo=None,
-            about=asdict(shared),
-            command=context.command,
-        )
-        for configuration, splits in prepared.items():
-            write_configuration(record.path, configuration, splits)
-        write_text(record.path / "README.md", _card(record.read(), _configurations(split_files(record.path))))
-        record.write(status="finished", seconds=time.monotonic() - started, finished=now())
-    return _prepared(context)
-
-
-def corpus_settings(shared: RecipeConfig) -> dict[str, Any]:
-    """Returns the keys that decide the data a corpus prepares."""
-    return {key: getattr(shared, key) for key in ("corpus", "corpus_args", "dataset_name", "seed")}
+    return corpus_source(context, again=again)
 
 
 def _named(context: RunContext, name: str, *, again: bool) -> DataSource:
@@ -323,177 +290,3 @@ def _named(context: RunContext, name: str, *, again: bool) -> DataSource:
             stage="data", recipe=context.recipe.name, status="named", fingerprint=data_fingerprint, dataset=lineage
         )
     return source
-
-
-def _prepare(shared: RecipeConfig, hub: Hub) -> Mapping[str, Mapping[str, list[dict[str, Any]]]]:
-    prepare = load_object(str(shared.corpus), group=CORPORA)
-    try:
-        inspect.signature(prepare).bind(shared.dataset_name, seed=shared.seed, **shared.corpus_args)
-    except TypeError as error:
-        raise ZooError(
-            f"corpus_args does not suit {shared.corpus} ({error}): its docstring says what it takes."
-        ) from error
-    prepared = prepare(_text_of(shared, hub), seed=shared.seed, **shared.corpus_args)
-    for configuration, splits in prepared.items():
-        for split, rows in splits.items():
-            if not rows:
-                raise ZooError(
-                    f"{shared.dataset_name or shared.corpus} leaves the split {split} of {configuration} empty: "
-                    "give more text."
-                )
-    return prepared
-
-
-def _text_of(shared: RecipeConfig, hub: Hub) -> str | None:
-    """Returns the `dataset_name` for a corpus, which reads a folder or the Hub of the environment.
-
-    What only the source Hub has is downloaded first. A name that no Hub has is passed on: the corpus knows what it
-    takes.
-    """
-    name = shared.dataset_name
-    if hub.source is None or name is None or not hub_id(name) or Path(name).exists():
-        return name
-    try:
-        source = find_data(name, shared.dataset_revision, hub)
-    except ZooError:
-        return name
-    if source.hub is not hub.source or not source.lineage["commit"]:
-        return name
-    with refusals_as(f"The data set {name} cannot be had from {source.hub.name}", "try again."):
-        return str(source.hub.snapshot(name, repo_type="dataset", revision=source.revision))
-
-
-def add_configuration(context: RunContext, configuration: str, splits: Mapping[str, Iterable[Mapping]]) -> DataSource:
-    """Adds a configuration that a stage made, such as simulated preferences; the data set is then sent again."""
-    record = context.record("data")
-    write_configuration(record.path, configuration, splits)
-    write_text(record.path / "README.md", _card(record.read(), _configurations(split_files(record.path))))
-    return _prepared(context)
-
-
-def write_configuration(folder: Path, configuration: str, splits: Mapping[str, Iterable[Mapping]]) -> None:
-    """Writes FOLDER/CONFIGURATION/SPLIT.jsonl, each file atomically."""
-    for split, rows in splits.items():
-        text = "".join(json.dumps(dict(row), ensure_ascii=False) + "\n" for row in rows)
-        write_text(folder / configuration / f"{split}.jsonl", text)
-
-
-def split_files(folder: Path) -> list[str]:
-    """Returns CONFIGURATION/SPLIT.jsonl of each split in a folder, sorted."""
-    return sorted(path.relative_to(folder).as_posix() for path in folder.glob("*/*.jsonl") if path.is_file())
-
-
-def _configurations(names: Iterable[str]) -> dict[str, list[str]]:
-    """Returns configuration -> its splits, from names CONFIGURATION/SPLIT.jsonl."""
-    splits_by_name: dict[str, list[str]] = {}
-    for path in sorted(map(PurePosixPath, names)):
-        if path.suffix == ".jsonl" and len(path.parts) == 2:
-            splits_by_name.setdefault(path.parts[0], []).append(path.stem)
-    return splits_by_name
-
-
-def card_head(about: Mapping[str, Any], recipe: str, configurations: Mapping[str, Iterable[str]]) -> str:
-    """Returns the YAML head of a data set's README, from the keys of recipe.yaml and each configuration's splits."""
-    import yaml
-
-    front = {
-        "license": about["license"],
-        "language": [about["language"]],
-        "tags": ["rlhf-zoo", f"recipe:{recipe}"] + (["simulated"] if about["simulated"] else []),
-        "configs": [
-            {
-                "config_name": name,
-                "data_files": [{"split": split, "path": f"{name}/{split}.jsonl"} for split in splits],
-                **({"default": True} if name == "lines" else {}),
-            }
-            for name, splits in configurations.items()
-        ],
-    }
-    return f"---\n{yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}---\n\n"
-
-
-def _card(document: Mapping[str, Any], configurations: Mapping[str, list[str]]) -> str:
-    """Returns the data set's README, from what run.json records of the recipe."""
-    about, recipe = document["about"], document["recipe"]
-    notice = (
-        "\n**This is a simulated world**: a program wrote every line, and preferences are simulated too.\n"
-        if about["simulated"]
-        else ""
-    )
-    source = f"\nText: {about['attribution']}\n" if about["attribution"] else ""
-    if about["preferences"] and "preferences" in configurations:
-        source += f"\nPreferences: {about['preferences']}\n"
-    rows = "".join(f"| `{name}` | {', '.join(splits)} |\n" for name, splits in configurations.items())
-    return (
-        f"{card_head(about, recipe, configurations)}# {recipe}: data\n\n"
-        f"{about['description']}\n{notice}{source}\n| configuration | splits |\n|---|---|\n{rows}\n"
-        f"Prepared by `rlhf-zoo run {recipe}` (seed {about['seed']}).\n"
-    )
-
-
-def _prepared(context: RunContext) -> DataSource:
-    """Opens the corpus's data in the run directory, whether or not a Hub answers; its lineage names the Hub's copy."""
-    document = context.record("data").read()
-    lineage = {"repo": None, "commit": None, "fingerprint": document["fingerprint"]}
-    repo = document.get("repo")
-    if context.publish and repo and not pending_data(context):
-        lineage |= {"repo": repo["id"], "commit": repo["commit"], "hub": repo["hub"]}
-    return DataSource(str(context.record("data").path), None, lineage)
-
-
-def pending_data(context: RunContext) -> bool:
-    """Whether the run directory holds finished corpus data that this Hub does not have, or has in an older state."""
-    record = context.record("data")
-    document = record.read()
-    if document.get("status") != "finished":
-        return False
-    repo = document.get("repo") or {}
-    sent = (repo.get("hub"), repo.get("id"), repo.get("content"))
-    return sent != (context.hub.label, context.dataset_repo, digest(record.path, ".jsonl"))
-
-
-def send_data(context: RunContext) -> None:
-    """Sends the data as one commit, and records it in run.json."""
-    record = context.record("data")
-    content = digest(record.path, ".jsonl")  # before the upload reads the files: later changes are then sent again
-    commit = _send(context, record.path)
-    repo = {"id": context.dataset_repo, "commit": commit, "tags": {}, "hub": context.hub.label, "content": content}
-    record.write(repo=repo)
-
-
-def forget_lost_data(context: RunContext) -> None:
-    """Marks the data as not sent where the Hub no longer has them."""
-    record = context.record("data")
-    repo = record.read().get("repo") or {}
-    if repo.get("hub") != context.hub.label:
-        return
-    if not context.hub.api().revision_exists(repo["id"], repo["commit"], repo_type="dataset"):
-        record.write(repo=None)
-
-
-def _send(context: RunContext, folder: Path) -> str:
-    """Sends a folder. The card also lists what other runs sent: `rlhf-zoo ppo` alone has no preferences to send."""
-    import tempfile
-
-    from huggingface_hub.errors import RepositoryNotFoundError
-
-    try:
-        there = context.hub.api().list_repo_files(context.dataset_repo, repo_type="dataset")
-    except RepositoryNotFoundError:
-        there = []
-    with tempfile.TemporaryDirectory() as scratch:
-        for name in split_files(folder):
-            target = Path(scratch) / name
-            target.parent.mkdir(exist_ok=True)
-            shutil.copy(folder / name, target)
-        configurations = _configurations({*there, *split_files(folder)})
-        card = _card(context.record("data").read(), configurations)
-        (Path(scratch) / "README.md").write_text(card, encoding="utf-8")
-        return publish_folder(
-            Path(scratch),
-            context.dataset_repo,
-            repo_type="dataset",
-            message=f"{context.recipe.name}: data",
-            private=context.private,
-            hub=context.hub,
-        )

@@ -23,7 +23,8 @@ from rlhf_zoo.pipeline.stages.callbacks import ProgressCallback, StageCallback
 from rlhf_zoo.pipeline.stages.interrupt import Stopped
 from rlhf_zoo.runs.code import is_same_code, judges_code
 from rlhf_zoo.runs.context import RunContext
-from rlhf_zoo.runs.dataset import check_same_data
+from rlhf_zoo.runs.dataset import check_same_data, data_source, stage_source
+from rlhf_zoo.runs.prepared import add_configuration, send_data
 from rlhf_zoo.runs.record import COMPLETE, timeless
 
 pytestmark = pytest.mark.attack
@@ -294,6 +295,41 @@ def test_stages_run_singly_read_the_data_that_the_first_one_learned_from(folder:
     check_same_data(replace(context, restart=True), "sft")
     file.write_text(before)
     check_same_data(context, "ppo")
+
+
+def letters(name: str | None, *, seed: int) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """A corpus."""
+    rows = [{"prompt": "abc", "answer": "d"}, {"prompt": "bcd", "answer": "e"}]
+    return {"prompts": dict.fromkeys(("train", "test"), rows), "lines": {"train": [{"text": "abcdef"}]}}
+
+
+def test_prepared_data_that_changed_are_refused_and_not_sent(folder: Path) -> None:
+    context = make_context(folder)
+    shared = {key: value for key, value in context.recipe.shared.items() if key != "dataset_name"}
+    recipe = replace(context.recipe, shared={**shared, "corpus": "test_resumed_stages:letters"})
+    context, data = replace(context, recipe=recipe), context.record("data")
+    data_source(context)
+    pairs = {"train": [{"prompt": "abc", "chosen": "d", "rejected": "e"}]}
+    add_configuration(context, "preferences", pairs)
+    prepared = data.read()
+    assert set(prepared["files"]) == {"prompts", "lines", "preferences"}
+    for name in ("prompts", "preferences"):
+        file = data.path / name / "train.jsonl"
+        before = file.read_bytes()
+        for content in (before.replace(b"abc", b"abd"), before * 2, None):
+            file.unlink() if content is None else file.write_bytes(content)
+            for use in (lambda: stage_source(context, "reward"), lambda: send_data(context)):
+                with pytest.raises(ZooError, match=rf"data/{name} changed since the run prepared it: .*--restart`"):
+                    use()
+        assert data.read() == prepared
+        file.write_bytes(before)
+    data_source(context)
+    (data.path / "lines" / "train.jsonl").write_text("")
+    data_source(replace(context, restart=True), again=True)
+    assert (data.path / "lines" / "train.jsonl").read_text() == '{"text": "abcdef"}\n'
+    data.write(files={})  # as a run has it that was begun before digests were recorded
+    add_configuration(context, "preferences", pairs)
+    assert data.read()["files"] == {"preferences": prepared["files"]["preferences"]}
 
 
 REWARD = "import {helper}\n\n\ndef pay(completions, **_):\n    return [float(len(one)) for one in completions]\n"

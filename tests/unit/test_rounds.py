@@ -98,6 +98,12 @@ def test_new_pairs_lie_beside_the_older_ones(first: RunContext, labels: str, lon
     assert held_out is not None and len(train) + len(held_out[0]) == len(rows)
     again = _make_pairs(this, first, wanted=30)
     assert again == made, "they are made once"
+    file = this.round.folder / "preferences" / "train.jsonl"
+    before = file.read_bytes()
+    file.write_bytes(before[: before.rindex(b"{")])
+    with pytest.raises(ZooError, match=f"{this.round.folder} changed since the round made it: .*remove"):
+        stage_source(this, "reward")
+    file.write_bytes(before)
     with pytest.raises(ZooError, match="another value of 'pairs' made"):
         _make_pairs(this, first, wanted=31)
 

@@ -22,8 +22,9 @@ from ...modeling.reserved_columns import passed_on
 from ...plugins import PREFERENCES, load_object
 from ...runs.context import Publisher, RunContext
 from ...runs.data.sources import digest
-from ...runs.dataset import MADE, card_head, labeled_rows, learned_rows, stage_rows, stage_source, write_configuration
+from ...runs.dataset import MADE, labeled_rows, learned_rows, stage_rows, stage_source
 from ...runs.judge import evaluation_of
+from ...runs.prepared import card_head, write_configuration
 from ...runs.record import first_difference
 from ...runs.rounds import CONFIGURATION, GOLD, JUDGE, check_rounds, note_round, round_run
 from ...runs.settings.judge_names import SAME_LABELS, kind_of

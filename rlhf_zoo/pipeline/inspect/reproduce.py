@@ -27,8 +27,9 @@ from ...publishing.adapters import sent_instead
 from ...publishing.catalog.family import clean
 from ...rewards.loading import find_loader
 from ...runs.context import RunContext, versions
-from ...runs.dataset import corpus_settings, data_source, split_files
+from ...runs.dataset import data_source
 from ...runs.lock import LOCK, sole_writer
+from ...runs.prepared import configuration_digests, corpus_settings, split_files
 from ...runs.record import COMPLETE, StageRecord, fingerprint
 from ...runs.registry import PARENT_TITLES, REWARD_ROLES
 from ...runs.trusted_names import LOADERS
@@ -230,6 +231,7 @@ def _place(context: RunContext, folder: Path) -> None:
         resolved=resolved,
         versions=versions(),
         repo=None,
+        files=configuration_digests(record.path),
     )
 
 

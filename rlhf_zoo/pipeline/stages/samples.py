@@ -20,9 +20,10 @@ from ...runs.context import RunContext
 from ...runs.data.generate import complete
 from ...runs.data.layout import in_form
 from ...runs.data.sources import NoSuchPart
-from ...runs.dataset import DataSource, add_configuration, parts, stage_rows, stage_source
+from ...runs.dataset import DataSource, parts, stage_rows, stage_source
 from ...runs.models import ParentCheckpoint
 from ...runs.pairs import sampling
+from ...runs.prepared import add_configuration
 from ...runs.settings.parse import StageSettings
 from .merged import whole_model
 from .pairs import training_pairs
@@ -213,6 +214,7 @@ def simulated_pairs(
         splits[split] = _pairs(chosen, two_samples(context, chosen, seed, (stream,), sft), prefer, rng)
     with distributed.main_process_first():
         if distributed.first():
+            note.unlink(missing_ok=True)  # a kill from here on must not leave it beside other pairs
             source = add_configuration(context, "preferences", splits)
             write_json(note, made)
     return source

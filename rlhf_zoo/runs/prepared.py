@@ -1,0 +1,283 @@
+"""The data that a recipe's corpus prepares: written into the run directory, checked, and published.
+
+They are read from the run directory, not back from the Hub: a stage must begin also while the Hub is away. So run.json
+records a digest of each configuration as it is written, and whatever opens or sends the data compares.
+"""
+
+import inspect
+import json
+import shutil
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from ..errors import ZooError
+from ..fileio import hub_id, now, write_text
+from ..hub.client.connect import Hub
+from ..hub.client.publish import publish_folder
+from ..hub.client.refusals import refusals_as
+from ..plugins import CORPORA, load_object
+from .context import RunContext
+from .data.sources import DataSource, digest, find_data
+from .settings.parse import RecipeConfig
+
+
+def corpus_source(context: RunContext, *, again: bool) -> DataSource:
+    """Opens the data of the recipe's corpus; prepares them first where they are not there, or `again`.
+
+    Args:
+        context: The run.
+        again: Whether to prepare them also where they are there.
+
+    Returns:
+        The data in the run directory.
+
+    Raises:
+        ZooError: The run directory holds another run's data and --restart was not given, the corpus leaves a split
+            empty, or the data changed since they were prepared.
+    """
+    shared, record = context.shared, context.record("data")
+    resolved = corpus_settings(shared)
+    if not record.run_file.exists() and record.path.is_dir() and any(record.path.iterdir()):
+        raise ZooError(f"{record.path} holds files that no run wrote: choose another --output_dir.")
+    try:
+        context.check_begun("data", resolved)
+    except ZooError:
+        if not context.restart:
+            raise
+        again = True
+    if again or record.read().get("status") != "finished":
+        started = time.monotonic()
+        prepared = _prepare(shared, context.hub)
+        if record.path.is_dir():
+            shutil.rmtree(record.path)
+        record.write(
+            **context.head("data", "running", seed=shared.seed, resolved=resolved),
+            parents={},
+            hub=context.hub.label,
+            repo=None,
+            about=asdict(shared),
+            command=context.command,
+        )
+        for configuration, splits in prepared.items():
+            write_configuration(record.path, configuration, splits)
+        write_text(record.path / "README.md", _card(record.read(), _configurations(split_files(record.path))))
+        files = configuration_digests(record.path)
+        record.write(status="finished", files=files, seconds=time.monotonic() - started, finished=now())
+    return _prepared(context)
+
+
+def configuration_digests(folder: Path) -> dict[str, str]:
+    """Returns configuration -> the sha256 over its splits' names and bytes, of a folder of prepared data."""
+    return {name: digest(folder / name, ".jsonl") for name in _configurations(split_files(folder))}
+
+
+def _check_digests(context: RunContext) -> None:
+    """Raises ZooError where a configuration is not what was written. Runs from before there were digests pass."""
+    record = context.record("data")
+    recorded = record.read().get("files") or {}
+    present = configuration_digests(record.path)
+    for name, sha256 in recorded.items():
+        if present.get(name) != sha256:
+            raise ZooError(
+                f"{record.path / name} changed since the run prepared it: restore it, choose another --output_dir, or "
+                f"begin again with `rlhf-zoo run {context.recipe.called} --restart`."
+            )
+
+
+def corpus_settings(shared: RecipeConfig) -> dict[str, Any]:
+    """Returns the keys that decide the data a corpus prepares."""
+    return {key: getattr(shared, key) for key in ("corpus", "corpus_args", "dataset_name", "seed")}
+
+
+def _prepare(shared: RecipeConfig, hub: Hub) -> Mapping[str, Mapping[str, list[dict[str, Any]]]]:
+    prepare = load_object(str(shared.corpus), group=CORPORA)
+    try:
+        inspect.signature(prepare).bind(shared.dataset_name, seed=shared.seed, **shared.corpus_args)
+    except TypeError as error:
+        raise ZooError(
+            f"corpus_args does not suit {shared.corpus} ({error}): its docstring says what it takes."
+        ) from error
+    prepared = prepare(_text_of(shared, hub), seed=shared.seed, **shared.corpus_args)
+    for configuration, splits in prepared.items():
+        for split, rows in splits.items():
+            if not rows:
+                raise ZooError(
+                    f"{shared.dataset_name or shared.corpus} leaves the split {split} of {configuration} empty: "
+                    "give more text."
+                )
+    return prepared
+
+
+def _text_of(shared: RecipeConfig, hub: Hub) -> str | None:
+    """Returns the `dataset_name` for a corpus, which reads a folder or the Hub of the environment.
+
+    What only the source Hub has is downloaded first. A name that no Hub has is passed on: the corpus knows what it
+    takes.
+    """
+    name = shared.dataset_name
+    if hub.source is None or name is None or not hub_id(name) or Path(name).exists():
+        return name
+    try:
+        source = find_data(name, shared.dataset_revision, hub)
+    except ZooError:
+        return name
+    if source.hub is not hub.source or not source.lineage["commit"]:
+        return name
+    with refusals_as(f"The data set {name} cannot be had from {source.hub.name}", "try again."):
+        return str(source.hub.snapshot(name, repo_type="dataset", revision=source.revision))
+
+
+def add_configuration(context: RunContext, configuration: str, splits: Mapping[str, Iterable[Mapping]]) -> DataSource:
+    """Adds a configuration that a stage made, such as simulated preferences; the data set is then sent again.
+
+    Args:
+        context: The run.
+        configuration: Its name; one of that name is replaced.
+        splits: Split -> rows.
+
+    Returns:
+        The data with it.
+
+    Raises:
+        ZooError: Another configuration changed since it was written.
+    """
+    record = context.record("data")
+    files = {name: sha256 for name, sha256 in (record.read().get("files") or {}).items() if name != configuration}
+    record.write(files=files)  # a kill from here on leaves no digest of what was overwritten
+    write_configuration(record.path, configuration, splits)
+    write_text(record.path / "README.md", _card(record.read(), _configurations(split_files(record.path))))
+    record.write(files={**files, configuration: configuration_digests(record.path)[configuration]})
+    return _prepared(context)
+
+
+def write_configuration(folder: Path, configuration: str, splits: Mapping[str, Iterable[Mapping]]) -> None:
+    """Writes FOLDER/CONFIGURATION/SPLIT.jsonl, each file atomically."""
+    for split, rows in splits.items():
+        text = "".join(json.dumps(dict(row), ensure_ascii=False) + "\n" for row in rows)
+        write_text(folder / configuration / f"{split}.jsonl", text)
+
+
+def split_files(folder: Path) -> list[str]:
+    """Returns CONFIGURATION/SPLIT.jsonl of each split in a folder, sorted."""
+    return sorted(path.relative_to(folder).as_posix() for path in folder.glob("*/*.jsonl") if path.is_file())
+
+
+def _configurations(names: Iterable[str]) -> dict[str, list[str]]:
+    """Returns configuration -> its splits, from names CONFIGURATION/SPLIT.jsonl."""
+    splits_by_name: dict[str, list[str]] = {}
+    for path in sorted(map(PurePosixPath, names)):
+        if path.suffix == ".jsonl" and len(path.parts) == 2:
+            splits_by_name.setdefault(path.parts[0], []).append(path.stem)
+    return splits_by_name
+
+
+def card_head(about: Mapping[str, Any], recipe: str, configurations: Mapping[str, Iterable[str]]) -> str:
+    """Returns the YAML head of a data set's README, from the keys of recipe.yaml and each configuration's splits."""
+    import yaml
+
+    front = {
+        "license": about["license"],
+        "language": [about["language"]],
+        "tags": ["rlhf-zoo", f"recipe:{recipe}"] + (["simulated"] if about["simulated"] else []),
+        "configs": [
+            {
+                "config_name": name,
+                "data_files": [{"split": split, "path": f"{name}/{split}.jsonl"} for split in splits],
+                **({"default": True} if name == "lines" else {}),
+            }
+            for name, splits in configurations.items()
+        ],
+    }
+    return f"---\n{yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}---\n\n"
+
+
+def _card(document: Mapping[str, Any], configurations: Mapping[str, list[str]]) -> str:
+    """Returns the data set's README, from what run.json records of the recipe."""
+    about, recipe = document["about"], document["recipe"]
+    notice = (
+        "\n**This is a simulated world**: a program wrote every line, and preferences are simulated too.\n"
+        if about["simulated"]
+        else ""
+    )
+    source = f"\nText: {about['attribution']}\n" if about["attribution"] else ""
+    if about["preferences"] and "preferences" in configurations:
+        source += f"\nPreferences: {about['preferences']}\n"
+    rows = "".join(f"| `{name}` | {', '.join(splits)} |\n" for name, splits in configurations.items())
+    return (
+        f"{card_head(about, recipe, configurations)}# {recipe}: data\n\n"
+        f"{about['description']}\n{notice}{source}\n| configuration | splits |\n|---|---|\n{rows}\n"
+        f"Prepared by `rlhf-zoo run {recipe}` (seed {about['seed']}).\n"
+    )
+
+
+def _prepared(context: RunContext) -> DataSource:
+    """Opens the corpus's data in the run directory, whether or not a Hub answers; its lineage names the Hub's copy."""
+    _check_digests(context)
+    document = context.record("data").read()
+    lineage = {"repo": None, "commit": None, "fingerprint": document["fingerprint"]}
+    repo = document.get("repo")
+    if context.publish and repo and not pending_data(context):
+        lineage |= {"repo": repo["id"], "commit": repo["commit"], "hub": repo["hub"]}
+    return DataSource(str(context.record("data").path), None, lineage)
+
+
+def pending_data(context: RunContext) -> bool:
+    """Whether the run directory holds finished corpus data that this Hub does not have, or has in an older state."""
+    record = context.record("data")
+    document = record.read()
+    if document.get("status") != "finished":
+        return False
+    repo = document.get("repo") or {}
+    sent = (repo.get("hub"), repo.get("id"), repo.get("content"))
+    return sent != (context.hub.label, context.dataset_repo, digest(record.path, ".jsonl"))
+
+
+def send_data(context: RunContext) -> None:
+    """Sends the data as one commit, and records it in run.json. Raises ZooError where they changed since."""
+    _check_digests(context)
+    record = context.record("data")
+    content = digest(record.path, ".jsonl")  # before the upload reads the files: later changes are then sent again
+    commit = _send(context, record.path)
+    repo = {"id": context.dataset_repo, "commit": commit, "tags": {}, "hub": context.hub.label, "content": content}
+    record.write(repo=repo)
+
+
+def forget_lost_data(context: RunContext) -> None:
+    """Marks the data as not sent where the Hub no longer has them."""
+    record = context.record("data")
+    repo = record.read().get("repo") or {}
+    if repo.get("hub") != context.hub.label:
+        return
+    if not context.hub.api().revision_exists(repo["id"], repo["commit"], repo_type="dataset"):
+        record.write(repo=None)
+
+
+def _send(context: RunContext, folder: Path) -> str:
+    """Sends a folder. The card also lists what other runs sent: `rlhf-zoo ppo` alone has no preferences to send."""
+    import tempfile
+
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    try:
+        there = context.hub.api().list_repo_files(context.dataset_repo, repo_type="dataset")
+    except RepositoryNotFoundError:
+        there = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in split_files(folder):
+            target = Path(scratch) / name
+            target.parent.mkdir(exist_ok=True)
+            shutil.copy(folder / name, target)
+        configurations = _configurations({*there, *split_files(folder)})
+        card = _card(context.record("data").read(), configurations)
+        (Path(scratch) / "README.md").write_text(card, encoding="utf-8")
+        return publish_folder(
+            Path(scratch),
+            context.dataset_repo,
+            repo_type="dataset",
+            message=f"{context.recipe.name}: data",
+            private=context.private,
+            hub=context.hub,
+        )
