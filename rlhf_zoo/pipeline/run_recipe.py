@@ -56,8 +56,16 @@ def run_stage(context: RunContext, stage: str, publisher: Publisher | None = Non
 
     Returns:
         False when the stage was finished before.
+
+    Raises:
+        ZooError: The adapter of this stage or a later one could not be published, or the data changed.
     """
+    stages = list(context.recipe.stages)
     with sole_writer(context.directory, command=context.command):
+        if publisher is not None and not context.checked and stage in stages:
+            # A later stage may need a key of this one, such as push_merged, which cannot be set once this is trained.
+            for later in stages[stages.index(stage) :]:
+                check_plan(context, later)
         for earlier in context.recipe.stages:
             if earlier == stage:
                 break

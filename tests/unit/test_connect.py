@@ -14,11 +14,12 @@ from warm import PYTHON
 from zoo_process import environment, hubs_over, wait_until, zoo
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.client.connect import REAL, Hub, choose, home
+from rlhf_zoo.hub.client.connect import REAL, Hub, choose, choose_source, home
 from rlhf_zoo.hub.server.application import Application
 
 OTHER = "https://hub.example.com"
 SECRET = "hf_secret"
+SERVED = "http://127.0.0.1:8123"
 
 
 def chosen(flag: str | None, push: bool, env: dict[str, str]) -> Hub:
@@ -49,6 +50,22 @@ def test_the_rule(flag, push, env, kind, endpoint, why, tmp_path):
     assert hub.why.startswith(why) or why in hub.why
     assert hub.label == ("local" if kind == "local" else endpoint)
     assert why in hub.described
+
+
+@pytest.mark.parametrize(("flag", "env"), [(None, {"HF_ENDPOINT": SERVED}), (SERVED + "/", {})])
+def test_the_address_of_the_served_embedded_hub_means_the_embedded_hub(tmp_path, flag, env):
+    env = {"RLHF_ZOO_HOME": str(tmp_path), "HF_HOME": str(tmp_path), **env}
+    (tmp_path / "hub").mkdir()
+    record = tmp_path / "hub" / "server.json"
+    for content, kind in ((None, "other"), ("{", "other"), ('{"url": "http://127.0.0.1:9"}', "other")):
+        if content is not None:
+            record.write_text(content)
+        assert chosen(flag, False, env).kind == kind
+    record.write_text(json.dumps({"url": SERVED, "pid": 1}))
+    hub = chosen(flag, False, env)
+    assert (hub.kind, hub.endpoint, hub.label) == ("local", None, "local")
+    with patch.dict(os.environ, env, clear=True):
+        assert choose_source(None, hub) is None or flag is not None
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from card_run import COMMITS, cells, head_and_body, over_training
@@ -16,6 +16,7 @@ from rlhf_zoo.hub.client.connect import Hub
 from rlhf_zoo.pipeline.inspect.doctor import examine
 from rlhf_zoo.pipeline.inspect.examination import FAILED, OK
 from rlhf_zoo.pipeline.inspect.published import Published, recipe_of
+from rlhf_zoo.pipeline.run_recipe import run_stage
 from rlhf_zoo.pipeline.stages import ppo
 from rlhf_zoo.publishing.adapters import check_bases, check_plan, kept_here, name_base
 from rlhf_zoo.publishing.cards.card import CARD_FILE, make_card
@@ -104,6 +105,17 @@ def test_all_that_another_seed_needs_is_told_at_once(tmp_path):
     for one in (replace(context, namespace="second"), replace(context, hub=elsewhere)):
         with pytest.raises(ZooError, match="choose another --output_dir, or"):
             one.check_begun("sft", other)
+
+
+@pytest.mark.parametrize("stage", ["sft", "reward"])
+def test_a_stage_alone_is_refused_where_the_adapter_of_a_later_one_could_not_be_published(tmp_path, stage):
+    make_recipe(tmp_path)
+    context = make_context(tmp_path)
+    adapters = {one: {"use_peft": True} for one in ("sft", "ppo")}
+    context = replace(context, flags={**adapters, "sft": {"use_peft": True, "model_name_or_path": "maker/base"}})
+    with pytest.raises(ZooError, match=r"use_peft of the stage ppo cannot be published.*set push_merged in sft.yaml"):
+        run_stage(context, stage, cast("Any", object()))
+    assert context.record(stage).read() == {}
 
 
 LORA = {
