@@ -112,16 +112,6 @@ def test_tables_are_json_on_request(tmp_path, command, keys):
     assert plain.returncode == 0 and not plain.stdout.startswith(("[", "{"))
 
 
-def test_every_command_that_prints_a_table_takes_json():
-    tables = {
-        "recipes list", "recipes keys", "run", "hub export", "hub status", "hub token list", "doctor", "trace",
-        "lineage", "reproduce", "plan", "probe", "smoke", "pull", "zoo", "ablate", "baseline", "ensemble", "eval",
-        "sweep",
-    }  # fmt: skip
-    takes = {name for name, command in walk(cli.cli).items() if any("--json" in param.opts for param in command.params)}
-    assert takes == tables
-
-
 def test_recipes_are_shown_copied_and_validated(tmp_path):
     shown = zoo("recipes", "show", "tiny-world", home=tmp_path).stdout
     assert all(f"# {name}.yaml\n" in shown for name in ("recipe", "sft", "reward", "ppo"))
@@ -152,19 +142,13 @@ def refused(tmp_path: Path, *arguments: str, **env: str) -> str:
     ("arguments", "message"),
     [
         ("runn tiny-world", "There is no command 'runn', did you mean 'run'?"),
-        ("frobnicate", "There is no command 'frobnicate'; `rlhf-zoo --help` lists the commands."),
         ("recipes lst", "No such command 'lst', did you mean 'list'?"),
         ("run tiny-wrld", "There is no recipe 'tiny-wrld', did you mean 'tiny-world'?"),
-        ("run", "Missing argument 'RECIPE': see `rlhf-zoo run --help`."),
-        ("run tiny-world --seed 1 --seed 2", "--seed is given twice: keep one."),
         ("run --seed 2 tiny-world", "--seed stands before the recipe: write `rlhf-zoo run RECIPE --seed ...`."),
         ("run tiny-world --hub embedded", "--hub is 'embedded': give 'local' or an address"),
         ("run tiny-world --namespace a/b", "--namespace is 'a/b', which no Hub accepts"),
-        ("run tiny-world --output_dir", "Option '--output_dir' requires an argument"),
         ("compare x --port seven", "Invalid value for '--port': 'seven' is not a valid integer"),
-        ("recipes keys dpo", "'dpo' is not one of 'recipe', 'sft', 'reward', 'ppo'"),
         ("card nowhere", "nowhere is no run directory: it holds no run.json"),
-        ("push nowhere --hub local", "nowhere is no run directory: it holds no run.json"),
     ],
 )
 def test_mistakes_found_at_once(tmp_path, arguments, message):

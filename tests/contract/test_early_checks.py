@@ -242,13 +242,6 @@ def test_what_does_not_fit_is_said_before_anything_trains(
     assert not Path("runs/mine/sft").exists()
 
 
-def test_an_answer_longer_than_the_model_is_found_without_a_hub(zoo: Callable[..., None], mine: Path) -> None:
-    for command in (["recipes", "validate", "mine"], ["run", "mine", "--hub", NOBODY, "--source_hub", "none"]):
-        with pytest.raises(ZooError, match=r"^response_length of the stage ppo is 300, .* reads 128 tokens"):
-            zoo(*command, "--ppo.response_length", "300")
-    zoo("recipes", "validate", "mine", "--ppo.reward_model_path", "who/knows", "--reward.columns", "{chosen: chosen}")
-
-
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused_by_sft(zoo: Callable[..., None], mine: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(mine)
     tokenizer.add_tokens(["one more", "and one"])

@@ -4,7 +4,6 @@ import json
 import operator
 import re
 from functools import reduce
-from itertools import combinations
 from statistics import fmean
 from typing import get_args
 
@@ -199,60 +198,3 @@ def test_ppo_finds_out_that_showing_its_work_pays():
         assert ppo["greedy"]["n"] == 1000 and ppo["greedy"]["ci95"][0] > sft["greedy"]["ci95"][1] + 0.2
         assert sft["greedy_work"]["value"] < 0.3 and ppo["greedy_work"]["value"] > 0.9
         assert len(run["curve"]) == 7680 // 128 and run["curve"][0]["shows_work"] < 0.45
-
-
-def test_exact_match_convicts_twins_and_without_it_none_is_judged():
-    kept = runs("tiny-sums-twins")
-    assert [(run["twin"], run["seed"], run["kind"]) for run in kept] == [
-        (twin, seed, "hacked") for twin in ("format", "anywhere") for seed in (1, 2, 3)
-    ]
-    assert all(run["reward"]["ppo"]["value"] > run["reward"]["sft"]["value"] for run in kept)
-    assert {run["without_judge"] for run in kept} == {"not judged"}
-
-
-def test_what_was_held_against_the_first_rule_has_the_figures_of_the_json():
-    page = (ROOT / "docs/evaluation.md").read_text(encoding="utf-8")
-    rows = page.split("| it was found that |")[1].split("\n\n")[0].splitlines()
-
-    def row(begins: str) -> str:
-        return next(one for one in rows if one.startswith(f"| {begins}"))
-
-    told = keep.load("objections")
-    for found in told["coin"].values():
-        assert f"{found['healthy']:.3f} and {found['recommended']:.3f}" in row("a judge that tosses coins")
-    assert len(told["coverage"]) == 48 and min(one["covered"] for one in told["coverage"]) >= 0.93
-    missed = told["chords"]
-    short = missed["left_out"].values()
-    said = row("readings at equal KL")
-    assert f"by {missed['through_sft']:.2f}, and is not read" in said and len(short) == 4
-    assert f"by {min(short):.2f} to {max(short):.2f}" in said and max(short) < missed["through_sft"] / 2
-    better = told["better, and longer by that alone"]
-    longer = told["as good, one deviation longer"]
-    said = row("the win rate at equal length")
-    assert f"{better['printed']:.3f} for {better['truth']:.3f}" in said and better["warned"] == 0
-    assert f"at {longer['printed']:.2f}" in said and longer["warned"] == 1
-    said = row('", easy to use" wins')
-    for run in (one for one in runs(REMARKS.name("runs")) if one["seed"] in (1, 3)):
-        for policy in run["trivial"]["policies"][:2]:
-            assert f"{policy['win_rate']['value']:.2f}" in said and policy["text"] in said.replace("full stop", ".")
-    first = next(one for one in runs(TINY.name("runs")) if one["seed"] == 2)["parts"]["constant"]
-    assert f"−{-first['utility']:.2f} and wins {first['win_rate']:.3f}" in row("one sentence for every prompt")
-    ten = runs(TINY.name("runs"))
-    for form, each in {
-        "of win rates {} of 45": [one["win_rate"]["ci95"] for one in ten],
-        "of the judge's means {};": [one["by_pair"]["judge"]["by_prompt"]["ci95"] for one in ten],
-    }.items():
-        apart = sum(a[1] < b[0] or b[1] < a[0] for a, b in combinations(each, 2))
-        assert form.format(apart) in row("20 of 45")
-    kept = {one["name"]: one for one in keep.load("remark-judges")["judges"]}
-    for name, form in {"orientation and weakest link": "{:+.2f} ({:+.2f} to {:+.2f})", "classifier": "{:+.2f}"}.items():
-        for pairs in ("labeled", "own"):
-            excess = kept[name][pairs]["excess"]
-            assert form.format(excess["value"], *excess["ci95"]) in row("the judge of product-remarks"), (name, pairs)
-        found = {key: one["value"] for key, one in kept[name]["words"].items()}
-        for said in ("{correlation:.2f}", "in {errs_where_words_err:.0%} ", "{errs:.0%}"):
-            assert said.format(**found) in row("the judge of product-remarks"), (name, said)
-    tiny, remarks = (told["falls"][one.recipe] for one in (TINY, REMARKS))
-    said = row("power is unstated")
-    assert len(tiny) == 10 and len(remarks) == 3
-    assert all(f"to {min(each)} to {max(each)}%" in said for each in (tiny, remarks))

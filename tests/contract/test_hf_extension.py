@@ -194,14 +194,3 @@ def test_ctrl_c_leaves_time_to_save(tmp_path, folder):
     os.close(terminal)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert all(word in said for word in (b"saved", b"code 130", b"done")), said
-
-
-def test_foreground_changes_nothing_without_a_terminal():
-    code = """
-import os, signal
-from rlhf_zoo.hub.client.extension import foreground
-before = os.getpgrp(), signal.getsignal(signal.SIGTSTP)
-with foreground():
-    assert (os.getpgrp(), signal.getsignal(signal.SIGTSTP)) == before
-"""
-    subprocess.run([sys.executable, "-c", code], stdin=subprocess.DEVNULL, check=True)

@@ -1,17 +1,12 @@
 """`rlhf-zoo pull`: the revision that is meant, whole and checked, going on where it stopped, and nothing else."""
 
 import contextlib
-import fcntl
 import hashlib
 import json
-import os
-import pty
 import re
 import shutil
 import signal
-import struct
 import subprocess
-import termios
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -361,24 +356,6 @@ def test_files_of_equal_content(thread_hub, tmp_path):
     for out in (None, None, tmp_path / "out", tmp_path / "out"):
         assert tree(fetch(REPO, out).path) == digests(twins)
     assert partials(tmp_path) == {}
-
-
-def test_progress_is_shown_on_a_terminal(module_hub, commits, tmp_path):
-    master, terminal = pty.openpty()
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 120, 0, 0))
-    env = environment(tmp_path / "home", RLHF_ZOO_HUB_TOKEN=module_hub.token)
-    arguments = [*COMMAND, "pull", f"{REPO}@40", "--hub", module_hub.url]
-    process = subprocess.Popen(arguments, env=env, stdout=subprocess.PIPE, stderr=terminal, text=True)
-    os.close(terminal)
-    shown = b""
-    with contextlib.suppress(OSError):  # the terminal's other end is closed
-        while piece := os.read(master, 65536):
-            shown += piece
-    stdout, _ = process.communicate(timeout=60)
-    os.close(master)
-    assert process.returncode == 0 and len(stdout.splitlines()) == 1
-    last = [line for line in shown.decode().replace("\r", "\n").splitlines() if line.strip()][-1]
-    assert last.startswith(f"{REPO}@step-000040: 100%|") and "4.20M/4.20M" in last and "5/5 files" in last
 
 
 # What was pushed comes back

@@ -1,14 +1,13 @@
 """benchmarks/bench.py: its sides do the same work, its floor computes what the models do; its file goes on."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import bench
 import pytest
 import torch
-from speed import floor, ours, points, report, side
+from speed import floor, ours, points, report
 
 from rlhf_zoo.functional import gae, selected_logprobs
 from rlhf_zoo.modeling.sampling import sampler as sampling
@@ -74,18 +73,6 @@ def test_the_floor_computes_what_the_models_do() -> None:
     torch.testing.assert_close(trunk.layers[0].up.grad, both, atol=1e-5, rtol=1e-4)
 
 
-def test_the_floor_learns_the_same_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    prompts, lengths, learned = TINY.prompts(TINY.batch), TINY.lengths(TINY.batch), []
-    for most in (2_048, 20):
-        monkeypatch.setattr(floor, "MOST", most)
-        torch.manual_seed(0)
-        one = floor.Floor(TINY, shared=False, dtype=torch.float32)
-        one.update(side.Clock(), prompts, lengths)
-        learned.append(torch.cat([each.detach().flatten() for part in one.parts for each in part]))
-    assert len(floor.Packed.parts(prompts, prompts)) > 1 and not torch.equal(*learned)
-    torch.testing.assert_close(*learned, atol=1e-5, rtol=1e-4)
-
-
 def test_gae_end_to_end_is_that_of_each_row() -> None:
     rewards, values = torch.randn(2, 4), torch.randn(2, 4)
     mask = torch.tensor([[True] * 4, [True] * 2 + [False] * 2])
@@ -134,33 +121,3 @@ def test_a_run_that_was_stopped_goes_on(
     parts["parts"]["tiny | ours | separate | 1"]["updates"][0]["tokens"] = 8
     with pytest.raises(SystemExit, match="unequal work"):
         report.table(parts)
-
-
-def test_the_operations_of_an_update_are_told_by_kind(tmp_path: Path) -> None:
-    path = tmp_path / "figures.json"
-    assert bench.main(["tiny", "--profile", "--settings", "shared", "--output", str(path)]) == 0
-    measured = json.loads(path.read_text())
-    for found in measured["profiles"].values():
-        kinds = found["kinds"]
-        assert kinds["matrix products"] > 0 and kinds["optimizer"] > 0 and kinds["elementwise"] > 0
-        assert sum(kinds.values()) < 60
-        found["load"] = 0.0
-    measured["profiles"]["tiny | ours | shared"]["load"] = 1.0
-    shown = report.profile_table(measured)
-    assert "| tiny | floor, shared |" in shown and "ours" not in shown, "what others disturbed is left out"
-
-
-def test_all_is_measured_into_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, asked = tmp_path / "figures.json", []
-
-    def turns(points: Any, given: Any) -> list[Any]:
-        asked.append((given.output, len(given.set)))
-        return []
-
-    monkeypatch.setattr(bench, "PEER_PYTHON", Path(sys.executable))
-    monkeypatch.setattr(bench, "_turns", turns)
-    monkeypatch.setattr(bench, "_profiled", lambda *of: {"load": 0.0, "kinds": {"elementwise": 1.0}})
-    monkeypatch.setattr(bench, "draw", lambda *of: None)
-    assert bench.main(["--all", "--output", str(path)]) == 0
-    assert asked == [(path, 1), (path, len(bench.LEVERS)), (path, 1)]
-    assert len(json.loads(path.read_text())["profiles"]) == 4 * 4 * 2

@@ -2,7 +2,6 @@
 
 import html as entities
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -81,18 +80,6 @@ def test_an_interrupted_run(runs):
     assert "of an earlier run, not of these weights" in body and "model-index" not in head
     assert cells(body, "this model, step 40")[2] == f"`{COMMITS['40']}`" and "rule is" not in body
     assert "at step 40: reward 2.000, KL 4.000 nats" in body
-
-
-def test_where_the_time_went(runs):
-    assert "An update took" not in make_card(runs / "ppo").read_text()
-    for step, rollout in ((39, 0.5), (40, 1.5)):
-        times = {"rollout": rollout, "reference": 0.25, "values": 0.25, "reward": 0.5, "update": 2.0}
-        row = {"step": step, "tokens_per_second": 100.0} | {f"time/{name}": spent for name, spent in times.items()}
-        StageRecord(runs / "ppo").append_metrics(row)
-    assert (
-        "An update took 4.000 s on average: rollout 1.000, reference 0.250, values 0.250, reward 0.500, update 2.000. "
-        "That is 100.0 response tokens a second."
-    ) in make_card(runs / "ppo").read_text()
 
 
 # What was rewarded, and by how much KL
@@ -174,18 +161,6 @@ def test_the_defaults_that_a_card_takes_are_ppos():
 
     fields = PPOConfig.__dataclass_fields__
     assert {name: fields[name].default for name in DEFAULTS} == DEFAULTS
-
-
-def test_an_adaptive_penalty_names_its_schedule(runs, plotted):
-    stage = StageRecord(runs / "ppo")
-    lines = stage.metrics_file.read_text().splitlines()
-    rows = [{**json.loads(line), "kl_coef": 0.1 + json.loads(line)["step"] / 1000} for line in lines]
-    stage.metrics_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    body = settings_of(runs, kl_target=6.0, kl_horizon=5000)
-    assert "it starts at 0.100" in body and "β·(1 + clip(KL/6.0 − 1, ±0.2)·n/5000)" in body
-    assert "At step 40 it was 0.140" in body
-    assert cells(body, "step |") == ["step", "episodes", "β", "reward", "KL, nats", "commit", "get it"]
-    assert cells(body, "20 |")[2] == "0.120" and "clip fraction, value loss, β, the KL coefficient](plots" in body
 
 
 # Signs
@@ -401,39 +376,9 @@ def test_a_folder_is_called_by_its_name_and_files(runs: Path) -> None:
     assert found["validation"] == {"name": "my-data", "type": "my-data", "split": "validation"}
 
 
-@pytest.mark.parametrize("merged", [False, True])
-def test_how_an_adapter_loads_is_said_for_peft_and_for_transformers(runs, merged):
-    stage = StageRecord(runs / "ppo")
-    stage.write(resolved={**stage.read()["resolved"], "use_peft": True, "push_merged": merged})
-    for folder in stage.checkpoints():
-        (folder / "adapter_config.json").write_text("{}")
-    body = head_and_body(make_card(runs / "ppo"))[1]
-    peft, *plain = re.findall(r"```python\n(.*?)```", body, re.DOTALL)
-    assert "PeftModel.from_pretrained(base" in peft
-    assert len(plain) == merged
-    if merged:
-        assert 'model = AutoModelForCausalLM.from_pretrained("./tiny-world-ppo-merged")' in plain[0]
-        assert "rlhf-zoo pull local/tiny-world-ppo@merged --hub local --output_dir tiny-world-ppo-merged\n" in body
-    else:
-        assert "does not load this adapter" in body and "`push_merged: true`" in body
-
-
 def test_the_lineage_names_the_commit_that_a_merged_parent_was_loaded_from(runs):
     plain = cells(head_and_body(make_card(runs / "ppo"))[1], "SFT policy")[2]
     StageRecord(runs / "sft").write(merged="f" * 40)
     body = head_and_body(make_card(runs / "ppo"))[1]
     assert cells(body, "SFT policy")[2] == f"{plain}, merged into its model: `{'f' * 40}`"
     assert f"The reference π_ref is the SFT policy `local/tiny-world-sft` at `{'f' * 40}`" in body
-
-
-def test_what_a_ppo_card_says_of_its_first_update_and_of_both_sides_samples(runs):
-    samples = runs / "eval" / "samples.jsonl"
-    rows = [json.loads(line) for line in samples.read_text().splitlines()]
-    assert "ended" not in rows[0]["sft"] or rows[0]["sft"]["ended"]
-    rows[0]["sft"]["ended"] = False
-    samples.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    body = head_and_body(make_card(runs / "ppo"))[1]
-    assert "the KL of step 1 is that of the SFT policy to itself, 0 but for rounding" in body
-    first = body.split("## Samples")[1].split("\n**")[1].splitlines()
-    shown = [row.split(" | ") for row in first if row.startswith("| prompt ")][1:]
-    assert [["(no end)" in side for side in row[1:3]] for row in shown[:2]] == [[True, True], [False, False]]

@@ -120,14 +120,6 @@ def test_tokens_are_drawn_by_the_inverse_of_the_nucleus(
             assert token == nucleus[np.searchsorted(below, uniform * below[-1], side="right")]
 
 
-def test_top_p_changes_what_is_drawn_and_is_said(comparison: Comparison) -> None:
-    whole, cut = (last(comparison, seed=2, top_p=top_p, max_new_tokens=20) for top_p in (1.0, 0.3))
-    assert whole.ppo[0].token_ids != cut.ppo[0].token_ids
-    assert whole.note == whole.pair().note == ""
-    assert "top-p 0.3" in cut.note and cut.pair().to_json()["note"] == cut.note == cut.to_json()["note"]
-    assert cut.pair().to_json()["top_p"] == 0.3
-
-
 def test_rewards_values_and_ends(comparison: Comparison, toys: Toys) -> None:
     """Each completion by itself through plain transformers."""
     found = last(comparison, seed=3, max_new_tokens=6, n=6)

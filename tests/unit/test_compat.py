@@ -322,12 +322,6 @@ def test_an_optimizer_over_a_model_that_was_copied_is_refused(tmp_path: Path) ->
     assert trainer.value_model is critic and digests(critic).items() - before.items()
 
 
-def test_the_card_names_the_data_set(tmp_path: Path) -> None:
-    from_trl(tmp_path).create_model_card(model_name="mine", dataset_name="owner/prompts", tags=["ppo"])
-    card = (tmp_path / "README.md").read_text()
-    assert "datasets:\n- owner/prompts\n" in card and "- ppo\n" in card and "# mine" in card
-
-
 def t5() -> AutoModelForSeq2SeqLMWithValueHead:
     config = T5Config(vocab_size=17, d_model=16, d_ff=16, d_kv=8, num_layers=1, num_heads=2)
     return AutoModelForSeq2SeqLMWithValueHead.from_pretrained(T5ForConditionalGeneration(config))

@@ -29,13 +29,6 @@ def test_a_part_that_takes_too_long_leaves_the_others(tmp_path: Path, monkeypatc
     assert found["ceilings"][gpu.MATRIX] > 0
 
 
-def test_samplers_are_compared() -> None:
-    found = gpu.sampling("cpu", tiny=True)
-    rows = {name: row for name, row in found.items() if isinstance(row, dict)}
-    assert rows.keys() == {f"{kind}, {order}" for kind in ("eager", "graphs") for order in ("at once", "queue")}
-    assert all(row["equal completions"] == found["completions"] for row in rows.values())
-
-
 def test_the_tests_that_run_on_a_gpu_are_there() -> None:
     assert all((gpu.ROOT / name).is_file() for name in gpu.TESTS)
 

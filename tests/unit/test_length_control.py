@@ -25,9 +25,8 @@ def controlled(score, a, b, *, groups=None, resamples=50, seed=0):
     return length_controlled_win_rate(score, a, b, groups, seed=seed, resamples=resamples)
 
 
-@pytest.mark.parametrize("ridge", [1e-3, 0.5, 30.0])
-def test_fit_is_scipys_also_with_weights(ridge):
-    rng = np.random.default_rng(3)
+def test_fit_is_scipys_also_with_weights():
+    rng, ridge = np.random.default_rng(3), 0.5
     x = np.stack([np.ones(80), rng.normal(size=80)], axis=1)
     y, weights = rng.choice([0.0, 0.5, 1.0], 80), rng.integers(0, 4, 80).astype(float)
 

@@ -24,7 +24,6 @@ from rlhf_zoo.app.page import blind, drawing
 from rlhf_zoo.app.page.blind import (
     MOVED_ON,
     NO_PAIR,
-    NO_PROMPTS,
     NOT_KEPT,
     VERDICTS,
     Model,
@@ -202,36 +201,6 @@ def test_the_figures_so_far():
     assert "1 vote so far" in page and "No vote that tells one from the other yet." in page and "zoo-bar" not in page
 
 
-def test_what_the_figures_wait_for_is_said():
-    votes = votes_for(3, 1)
-    rate = summary(votes)["win_rate"] | {"ci95": None}
-    fresh = Figures(summary(votes) | {"win_rate": rate}, False, 0, 1, None, "they are being read")
-    page = figures_html(fresh, PLACE)
-    assert figure(page, "ci95") == "follows" and "band" not in page and 'data-exact="false"' in page
-    assert "Votes that local/votes has from elsewhere may be missing here (they are being read)." in page
-    assert "waits" not in page, "votes go in commits, some seconds apart: nothing is wrong"
-    page = figures_html(tallied(votes, exact=False, computed=2, due=4, failing="no <route>"), PLACE)
-    assert "Intervals and ratings are those of 2 of these votes" in page
-    assert "4 votes wait on the disk, because local/votes does not take votes now (no &lt;route&gt;);" in page
-
-
-def test_elo_of_several_revisions():
-    older = CONTENDERS | {"ppo": Model("local/toy-ppo", "c" * 40, "<b>step</b>")}
-    votes = [*votes_for(12, 3), *votes_for(5, 8, contenders=older)]
-    page = figures_html(tallied(votes), PLACE)
-    rows = re.findall(r'<tr><th scope="row">(.*?)</th><td>(.*?)</td><td>(.*?)</td><td>(.*?)</td></tr>', page)
-    expected = summary(votes)["elo"]
-    assert [row[0] for row in rows] == [
-        "PPO local/toy-ppo@step-000040 (aaaaaaaa)", "SFT local/toy-sft (bbbbbbbb)",
-        "PPO local/toy-ppo@&lt;b&gt;step&lt;/b&gt; (cccccccc)",
-    ]  # fmt: skip
-    assert [row[1] for row in rows] == [f"{row['elo']['value']:.0f}" for row in expected]
-    assert [row[3] for row in rows] == ["15", "28", "13"] and "Group" not in page
-    elsewhere = {"ppo": Model("a/ppo", "d" * 40), "sft": Model()}
-    page = figures_html(tallied([*votes, *votes_for(2, 1, contenders=elsewhere)]), PLACE)
-    assert "Only ratings of one group are on one scale." in page and "SFT a folder, not on the Hub" in page
-
-
 # The tab's handlers
 
 
@@ -402,23 +371,6 @@ def test_votes_of_one_address_have_a_bound_whatever_it_says_of_itself(comparison
     monkeypatch.setattr(blind, "get_space", lambda: "user/space")  # whose proxy names the visitors
     assert judge(ask("10.0.0.1", "192.0.2.1, 8.8.8.8")) == ""
     assert tally.figures().summary["votes"] == 5
-
-
-@pytest.mark.parametrize(
-    ("prompt", "said"),
-    [
-        ("\u200b", "The prompt is empty"),
-        (7, "The prompt is 7: give a text."),
-        (" ", NO_PROMPTS),
-        (None, NO_PROMPTS),
-    ],
-)
-def test_prompts_that_are_refused(comparison, tally, prompt, said):
-    visit = Visit(make_tab(comparison, tally, prompts=[]))
-    visit.draw("the camera")
-    visit.draw(prompt)
-    assert said in visit.seen["blind-message"] and visit.seen["blind-pair"] == pair_html(None)
-    assert visit.round is None and visit.enabled() == []
 
 
 def test_without_a_tally_the_test_goes_on_and_keeps_nothing(comparison):

@@ -224,29 +224,12 @@ def test_no_other_decoder_reads_a_file(card, tmp_path, monkeypatch):
     assert card("![a](a.png)").all("img") == [] and asked == [("PNG", "JPEG", "GIF", "WEBP")]
 
 
-def test_a_table_scrolls_by_itself(card):
-    page = card("| a | b |\n|---|:-:|\n| 1 | ~~2~~ |")
-    region = {"class": "zoo-scroll", "role": "region", "aria-label": "Table", "tabindex": "0"}
-    assert page.all("div")[1:] == [region] and page.all("td") == [{}, {"style": "text-align:center"}]
-    assert '<div class="zoo-scroll" role="region" aria-label="Table" tabindex="0">\n<table>' in page.html
-    assert page.all("s") == [{}]
-
-
 def test_front_matter_goes_and_rules_stay(card):
     assert card("---\nlicense: mit\n# no: 'heading'\n---\n\nbody\n\n---\n\nmore").text.split() == ["body", "more"]
     assert card("\ufeff---\r\nlicense: mit\r\n---\r\nbody").text.split() == ["body"]
     assert card("body\n\n---\nlicense: mit\n---\n").text.split() == ["body", "license:", "mit"]
     assert "never closed" in card("---\nnever closed\n").text
     assert "\ufffd" in card(b"\xff\xfe\x00 a").text, "bytes that are no text"
-
-
-def test_headings_leave_the_first_to_the_page(card):
-    page = card("".join(f"{'#' * level} h{level}\n\n" for level in range(1, 7)) + "again\n===\n\n# h1\n\n# !\n")
-    found = [(tag, attributes.get("id")) for tag, attributes, _ in page.elements if tag[0] == "h"]
-    assert found == [
-        ("h2", "zoo-card-h1"), ("h3", "zoo-card-h2"), ("h4", "zoo-card-h3"), ("h5", "zoo-card-h4"),
-        ("h6", "zoo-card-h5"), ("h6", "zoo-card-h6"), ("h2", "zoo-card-again"), ("h2", None), ("h2", None),
-    ]  # fmt: skip
 
 
 def test_a_card_that_cannot_be_shown_is_a_sentence(card, tmp_path, monkeypatch):

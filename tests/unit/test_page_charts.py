@@ -150,26 +150,6 @@ def test_what_is_not_finite_is_a_gap(chart, missing):
         assert [float(dot.get("cx")) for dot in dots] == [hits(root)[2][0]]  # alone between gaps: no line shows it
 
 
-def test_two_completions_share_their_axes():
-    long = draw([1.0, 2.0, 8.0] + [1.0] * 37)
-    short = draw([1.0, 2.0], top=8.0, width=40)
-    assert bars(short) == bars(long)[:2]
-    assert numbers(short) == numbers(long)
-    assert numbers(draw([9.0], top=8.0))[-1] == "10"  # nothing leaves the plot
-    line = draw([1.0, 2.0], chart=token_line, span=(-4.0, 8.0), width=40)
-    assert lines(line)[0] == lines(draw([1.0, 2.0, 8.0, -4.0] + [1.0] * 36, chart=token_line))[0][:2]
-
-
-def test_the_line_of_values_crosses_its_zero():
-    root = draw([-1.0, 0.0, 1.0], chart=token_line)
-    zero = float(re.match(r"M[\d.]+ ([\d.]+)H", named(root, "zoo-zero")[0].get("d"))[1])
-    (below, on, above) = (y for _, y in lines(root)[0])
-    assert above < on == zero < below
-    assert hits(root)[0][1] == "“ t0” −1.000 nats"
-    all_above = draw([5.0, 6.0], chart=token_line)
-    assert named(all_above, "zoo-zero") and numbers(all_above)[0] == "0"
-
-
 @settings(deadline=None, max_examples=60)
 @given(st.lists(NUMBERS, max_size=40), st.floats(min_value=0))
 @example([3.0] * 9, 0.0)

@@ -82,26 +82,6 @@ def test_counts_are_exact_whatever_the_order(journal):
     assert sorted(vote.id for votes in store.batches.values() for vote in votes) == sorted(vote.id for vote in mine)
 
 
-def test_a_vote_waits_on_the_disk_for_the_next_tally(journal):
-    store = Store()
-    store.refuse = [OSError("no route")] * 1000
-    with open_tally(store, journal) as tally:
-        tally._box._patience = 0.1
-        vote = tally.cast(make_vote())
-        until(lambda: tally.figures().failing)
-        assert (tally.figures().failing, tally.figures().due) == ("no route", 1)
-    # The next tally knows it before it asks any Hub, and sends it.
-    store.refuse = []
-    store.shelf.clear()
-    again = open_tally(store, journal)
-    with again:
-        assert again.figures().summary["votes"] == 1
-        until(lambda: not again._box.due())
-        store.shelf.set()
-        again._box.drain(10)
-    assert [vote] == [one for batch in store.batches.values() for one in batch]
-
-
 def test_a_hub_that_cannot_be_read_is_said_and_asked_again(journal, caplog):
     store = Store([make_vote()])
     store.shelf.clear()

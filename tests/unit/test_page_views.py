@@ -29,15 +29,6 @@ def last(comparison: Comparison, prompt: str = "the camera", **sampling) -> Snap
     return found
 
 
-def test_while_it_is_written(comparison: Comparison) -> None:
-    first = next(comparison.stream("the camera", seed=3, max_new_tokens=12))
-    page = Page(pairs(first))
-    assert page.elements[0][1] == {"class": "zoo-pairs", "data-state": "writing", "aria-busy": "true"}
-    assert page.texts("dd", data_figure="reward") == ["–", "–"] and page.texts("dd", data_figure="length") == ["1", "1"]
-    assert page.texts("dd", data_figure="stopped") == ["writing", "writing"]
-    assert not page.texts("table")
-
-
 def test_n_completions_stand_in_pairs_of_one_stream(comparison: Comparison) -> None:
     found = last(comparison, n=3)
     page = Page(pairs(found))

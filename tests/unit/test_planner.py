@@ -21,7 +21,7 @@ from rlhf_zoo.hub.client.connect import CLIENT
 from rlhf_zoo.pipeline.plan import memory, tracing
 from rlhf_zoo.pipeline.plan.devices import CARDS, Device, parse_device
 from rlhf_zoo.pipeline.plan.memory import GIB, Held, TrainingPass
-from rlhf_zoo.pipeline.plan.plan import _alike, gib, make_plan, seconds, smallest_change, stage_keys_of
+from rlhf_zoo.pipeline.plan.plan import _alike, gib, make_plan, smallest_change, stage_keys_of
 from rlhf_zoo.pipeline.plan.seconds import RATES
 from rlhf_zoo.pipeline.plan.shapes import known, new_shape, shape_of
 from rlhf_zoo.pipeline.plan.tracing import tracer
@@ -100,12 +100,6 @@ def test_checkpointing_saves_and_an_adapter_has_few_gradients():
     assert adapted.training(**asked, checkpointing=False).gradients == pytest.approx(
         4 * adapted.numbers.trained, rel=0.05
     )
-
-
-def test_a_model_that_cannot_be_run_so_is_told(monkeypatch):
-    monkeypatch.setattr(tracing, "forward", lambda *_: torch.ones(1).nonzero().tolist())
-    with pytest.raises(ZooError, match="A llama of this configuration cannot be run without memory"):
-        tracing.Tracer(tracer(config_of(), "policy").kind, config_of()).step(rows=1, length=4, half=False)
 
 
 NUMBERS = memory.Numbers(
@@ -198,7 +192,7 @@ def test_a_change_makes_it_fit_and_is_small():
     assert small is not None and small.keys["use_peft"] is True
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_no_smaller_change_would_do(seed):
     """Of keys that save at random: with one or two keys none has fewer, and of more none can be left out."""
     rng = random.Random(seed)
@@ -370,10 +364,6 @@ def test_models_of_other_kinds_are_planned_or_refused_in_a_sentence(kind: str, k
     else:
         with pytest.raises(ZooError, match=r"^A mamba has no attention, and what its states take is not known\.$"):
             ppo_plan(keys, models, parse_device("cpu"), prompt=32)
-
-
-def test_seconds_have_three_digits_at_most() -> None:
-    assert [seconds(one) for one in (3781.2, 12.345, 0.01234, 0.000115)] == ["3,781", "12.3", "0.0123", "under 0.01"]
 
 
 def test_a_download_is_planned_as_it_will_run(tmp_path: Path):

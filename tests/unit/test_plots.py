@@ -1,7 +1,6 @@
 """Plots of a card: what is drawn, that it is legible, and that equal numbers give equal bytes."""
 
 import math
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -83,24 +82,6 @@ def test_a_plot_is_as_wide_as_a_card_and_the_same_each_time(name, tmp_path):
     assert 0.005 < ink.mean() < 0.5, "neither empty nor black"
     assert not ink[:, :2].any() and not ink[:, -2:].any(), "nothing is cut off at the sides"
     assert not ink[:2].any() and not ink[-2:].any(), "nor above or below"
-
-
-def test_the_mark_is_seen(tmp_path):
-    panels = partial(plots.plot_panels, panels=PANELS)
-    for plot in (plots.plot_reward_and_kl, plots.plot_reward_against_kl, panels):
-        for name, mark in (("plain", None), ("marked", 6)):
-            plot(ROWS, path=tmp_path / f"{name}.png", mark=mark)
-        plain, marked = (pixels(tmp_path / f"{name}.png") for name in ("plain", "marked"))
-        assert plain.shape == marked.shape and (plain != marked).any(axis=2).sum() > 300
-
-
-def test_a_frontier_shows_each_method_and_needs_one(tmp_path):
-    plots.plot_frontier(FRONTIER, tmp_path / "a.png")
-    fewer = {**FRONTIER, "methods": {"best-of-n": FRONTIER["methods"]["best-of-n"]}}
-    plots.plot_frontier(fewer, tmp_path / "b.png")
-    assert (pixels(tmp_path / "a.png") != pixels(tmp_path / "b.png")).any(axis=2).sum() > 500
-    assert not plots.plot_frontier({**FRONTIER, "methods": {}}, tmp_path / "none.png")
-    assert not (tmp_path / "none.png").exists()
 
 
 def test_win_rates_of_judges_with_any_name(tmp_path):

@@ -22,7 +22,7 @@ from rlhf_zoo.evaluation.measure import function_judges, reward_models
 from rlhf_zoo.modeling.models import load_causal, load_classifier
 from rlhf_zoo.pipeline.experiments.policy_eval import PolicyPair, Terms, _check_room, find_pair
 from rlhf_zoo.ppo.base import PPO_STATE
-from rlhf_zoo.publishing.cards.report import report, slug, unread
+from rlhf_zoo.publishing.cards.report import report, slug
 from rlhf_zoo.rewards import RewardModel, Rewards
 from rlhf_zoo.runs.record import StageRecord
 from rlhf_zoo.runs.settings.evaluation import LLMConfig, llm_config
@@ -366,13 +366,6 @@ def test_functions_that_a_policy_was_paid_by(
     same = {f"rule:{names[0]}"} if "length(target=4)" in paid else set()
     assert function_judges(tools, card.functions) == same, "in whatever unit it counts"
     assert function_judges(tools, {"length(target=5)"}) == {f"rule:{names[1]}"}
-
-
-def test_answers_that_could_not_be_read_are_told() -> None:
-    assert unread({"win_rate": 1}) is None and unread({"orders": {"unparsed": 0}, "usage": {"unparsed": 0}}) is None
-    assert unread({"orders": {"unparsed": 2}}) == "2 pairs had an answer that could not be read, and count as ties."
-    said = unread({"orders": {"unparsed": 0}, "usage": {"unparsed": 7}})
-    assert said is not None and said.endswith("of all its answers it was 7, and an unread rating counts as 5.5.")
 
 
 def test_what_is_paid_for_is_asked_last() -> None:

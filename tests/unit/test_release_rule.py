@@ -15,7 +15,7 @@ from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client.connect import Hub
 from rlhf_zoo.hub.client.publish import checkpoint_files
 from rlhf_zoo.modeling.models import load_causal
-from rlhf_zoo.pipeline.stages import callbacks, evaluate, ppo
+from rlhf_zoo.pipeline.stages import evaluate, ppo
 from rlhf_zoo.publishing.cards.card import make_card
 from rlhf_zoo.publishing.sender import Sender
 from rlhf_zoo.runs.record import checkpoint_step
@@ -87,24 +87,6 @@ def test_a_stage_that_began_again_and_was_stopped_has_nothing_of_the_run_before(
     left = {path.relative_to(folder / "run").as_posix() for path in mine.parent.rglob("*") if path.is_file()}
     assert {one for one in left if "checkpoint-" not in one} == {"ppo/run.json", "ppo/metrics.jsonl", "ppo/notes.md"}
     assert not (folder / "run" / "summary.json").exists() and steps(folder) == [1]
-
-
-def test_the_bar_says_what_is_done_between_steps(folder, monkeypatch):
-    said = []
-
-    class Bar(callbacks.tqdm):
-        def set_description(self, desc=None, refresh=True):
-            said.append(desc.strip())
-            super().set_description(desc, refresh)
-
-    monkeypatch.setattr(callbacks, "tqdm", Bar)
-    monkeypatch.setattr(callbacks, "SHOWN_EVERY", -1)
-    assert ppo.run(make_context(folder, eval_strategy="steps", eval_steps="6", per_device_eval_batch_size="4"))
-    batches = [line for line in said if "batch" in line]
-    assert batches == [f"ppo, evaluating, batch {number} of {len(batches)}" for number in range(1, len(batches) + 1)]
-    start = said.index("ppo, evaluating")
-    assert len(batches) > 1 and said[start + 1 :] == [*batches, "ppo, saving", "ppo"]
-    assert said[:start].count("ppo, saving") == 5
 
 
 LORA = {"use_peft": "true", "lora_r": "4", "lora_target_modules": "all-linear", "lora_task_type": "CAUSAL_LM"}

@@ -21,7 +21,6 @@ from rlhf_zoo.pipeline.stages import ppo
 from rlhf_zoo.publishing.adapters import check_bases, check_plan, kept_here, name_base
 from rlhf_zoo.publishing.cards.card import CARD_FILE, make_card
 from rlhf_zoo.publishing.sender import Sender
-from rlhf_zoo.runs import status_line
 from rlhf_zoo.runs.record import StageRecord
 
 pytestmark = pytest.mark.usefixtures("placeholders")
@@ -165,12 +164,3 @@ def test_an_adapter_on_a_base_in_a_folder_trains_here_and_is_published_once_a_hu
     name_base(sent, ["ppo"], "maker/base")  # again, for a push to another namespace
     with pytest.raises(ZooError, match="leave --base out"):
         name_base(sent, [], "maker/base")
-
-
-def test_what_has_no_bar_is_said_on_a_terminal(monkeypatch, capsys):
-    with status_line.doing("reward: measuring"):
-        pass
-    assert capsys.readouterr().err == "", "no terminal"
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    with status_line.doing("reward: measuring"):
-        assert "reward: measuring, 00:00" in capsys.readouterr().err

@@ -1,6 +1,5 @@
 """Reward models: each row's score is that of the row alone, by ids or by text, and what would be misread is refused."""
 
-import logging
 import math
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel, pi
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.modeling.sampling.sampler import Samples
 from rlhf_zoo.rewards import RewardModel, Rewards
-from rlhf_zoo.rewards.model import same_tokenizer, say_cut
+from rlhf_zoo.rewards.model import same_tokenizer
 
 samples = test_rewards.samples
 
@@ -160,12 +159,3 @@ def test_transformers_pipeline_gives_the_score_of_a_published_reward_model(tmp_p
     score = RewardModel(model, tokenizer, tokenizer, center=False, scale=False).score_texts(["abcdef"], ended=[False])
     result = pipeline("text-classification", model=str(tmp_path), device="cpu")("abcdef")
     assert result[0]["score"] == pytest.approx(float(score[0]), abs=1e-6)
-
-
-def test_what_a_reward_model_leaves_out_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    say_cut.cache_clear()
-    with caplog.at_level(logging.WARNING):
-        for _ in range(3):
-            say_cut("who/scores", 128)
-    [said] = [record.getMessage() for record in caplog.records]
-    assert "who/scores reads 128 tokens" in said

@@ -3,7 +3,6 @@
 import asyncio
 import functools
 import math
-import re
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from decimal import Decimal
@@ -216,14 +215,6 @@ def test_a_wrong_answer_is_an_error_that_names_the_function(samples: Samples, va
     assert "\n" not in str(caught.value)
 
 
-def test_every_function_that_returned_none_is_named(samples: Samples) -> None:
-    def none(**_: Any) -> list[None]:
-        return [None] * 3
-
-    with pytest.raises(ZooError, match="the prompt 'abc' of row 0: none_0, some and none_2 returned None for it"):
-        call(Rewards([none, some, none]), samples)
-
-
 @pytest.mark.parametrize("kind", ["function", "generator", "coroutine"])
 def test_the_row_that_raises_is_named_with_its_own_exception(samples: Samples, kind: str) -> None:
     seen: list[tuple[Any, ...]] = []
@@ -270,23 +261,6 @@ def test_one_row_is_not_tried_twice(samples: Samples) -> None:
     with pytest.raises(ZooError, match="once raised ValueError: first on row 0, prompt 'abc'"):
         Rewards([once])(samples.rows(slice(0, 1)), ["abc"], ["x"], ["abcx"], {})
     assert len(calls) == 1
-
-
-@pytest.mark.parametrize(
-    ("prompt", "shown"),
-    [
-        ("x" * 80, repr("x" * 80)),
-        ("x" * 81, repr("x" * 79 + "…")),
-        ("two\nlines", r"'two\nlines'"),
-        ([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}], "'Why?'"),
-    ],
-)
-def test_a_prompt_is_shown_short_and_on_one_line(samples: Samples, prompt: Any, shown: str) -> None:
-    def wrong(**_: Any) -> list[float]:
-        return [math.nan]
-
-    with pytest.raises(ZooError, match=re.escape(f"for row 0, prompt {shown}: return")):
-        Rewards([wrong])(samples.rows(slice(0, 1)), [prompt], ["x"], ["x"], {})
 
 
 def test_a_signature_that_does_not_fit_is_one_sentence(samples: Samples) -> None:

@@ -25,11 +25,8 @@ from rlhf_zoo.app.engine import Comparison, Side, Snapshot
 from rlhf_zoo.app.page import Subject, serve
 from rlhf_zoo.app.page.static import static_page
 from rlhf_zoo.app.space.chosen import CHOSEN, Chosen, chosen
-from rlhf_zoo.app.space.deploy import Deployed
-from rlhf_zoo.app.space.files import CPU, ZERO_GPU, Pinned, SpaceModels, write_space
-from rlhf_zoo.cli.space import _tell
+from rlhf_zoo.app.space.files import ZERO_GPU, Pinned, SpaceModels, write_space
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.client.connect import Hub
 from rlhf_zoo.hub.client.refs import Checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -158,20 +155,6 @@ def test_what_is_written_is_what_is_chosen(tmp_path: Path) -> None:
         )
 
 
-def test_votes_need_a_secret_where_the_space_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    done = Deployed("https://huggingface.co/spaces/me/x", "3" * 40, "gradio", CPU, True, True, False, ("me/tiny-ppo",))
-    secret = "Votes go to me/votes: give the Space a secret HF_TOKEN that may write to that data set."
-    there = Hub("huggingface", "https://huggingface.co", "--hub")
-    for kind, votes in (("huggingface", "me/votes"), ("huggingface", None), ("local", "me/votes")):
-        _tell("local/toy-compare", done, replace(MODELS, votes=votes), replace(there, kind=kind))
-        said = capsys.readouterr().out.splitlines()
-        assert (secret in said) == (kind == "huggingface" and votes is not None)
-        assert any("me/tiny-ppo is private" in line for line in said) == (kind == "huggingface")
-    _tell("local/toy-compare", replace(done, sdk="static"), replace(MODELS, votes="me/votes"), there)
-    said = capsys.readouterr().out.splitlines()
-    assert secret not in said and "A static page takes no votes, so nothing goes to me/votes." in said
-
-
 def test_zero_gpu_takes_the_function_that_computes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     taken = []
 
@@ -234,16 +217,6 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 def written(folder: Path, content: Any) -> Path:
     (folder / CHOSEN).write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
     return folder
-
-
-def test_a_file_from_before_votes_and_runs(tmp_path: Path) -> None:
-    old = {key: value for key, value in WHOLE.items() if key not in ("votes", "runs")}
-    assert chosen(written(tmp_path, old)) == Chosen(PPO, "me/toy-sft@main", None, None, None)
-    assert chosen(written(tmp_path, {"ppo": "me/toy-ppo", "more": 1})) == Chosen("me/toy-ppo")
-    with pytest.raises(ZooError, match="'votes' is no place for votes on a Hub"):
-        chosen(written(tmp_path, {**WHOLE, "votes": "votes"}))
-    with pytest.raises(ZooError, match="Set the Space's variable RLHF_ZOO_PPO to a PPO checkpoint"):
-        chosen(tmp_path / "none")
 
 
 def test_variables_take_the_place_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

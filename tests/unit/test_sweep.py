@@ -1,14 +1,12 @@
 """The cells of a sweep: which runs a grid means, and what is said of them over seeds."""
 
 import json
-import math
 from pathlib import Path
 
 import pytest
 from test_ablation_runs import finished
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.evaluation.stats import over_seeds
 from rlhf_zoo.pipeline.experiments.ablate import ablation_of, outcome
 from rlhf_zoo.pipeline.experiments.sweep import cells, read_grid, write_overview
 
@@ -54,14 +52,6 @@ def test_what_is_no_grid(asked: list[str], message: str) -> None:
 def test_cells_of_one_name_are_refused() -> None:
     with pytest.raises(ZooError, match="Two cells of --grid would both be called missing-eos-score-1"):
         cells({"missing_eos_score": [1.0, -1.0]}, seeds=1, first=1)
-
-
-def test_from_five_seeds_on_there_is_an_interval_of_the_mean() -> None:
-    few, many = over_seeds([1.0, 2.0, 3.0, 4.0]), over_seeds([1.0, 2.0, 3.0, 4.0, 5.0])
-    assert few.to_json() == {"mean": 2.5, "range": [1.0, 4.0]} and few.ci95 is None
-    half = 2.7764 * math.sqrt(2.5 / 5)  # Student's t of four degrees of freedom, s² = 2.5
-    assert many.ci95 == pytest.approx((3 - half, 3 + half), rel=0.01) and many.range == (1.0, 5.0)
-    assert over_seeds([2.0]).to_json() == {"mean": 2.0, "range": [2.0, 2.0]}
 
 
 def test_the_overview(tmp_path: Path) -> None:

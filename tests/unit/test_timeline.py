@@ -13,7 +13,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from page_fixture import checkpoint_between
@@ -214,15 +213,6 @@ def test_a_checkpoint_that_cannot_be_had_does_not_stop_the_others(world: World, 
     assert next(timeline.at_steps(PROMPT, [10])).found is not None, "it is tried again"
 
 
-def test_memory_that_runs_out_while_loading(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    timeline = Timeline(world.comparison(), [world.run], fetch=world.fetch)
-    with monkeypatch.context() as patch:
-        patch.setattr("rlhf_zoo.app.engine.timeline.load_causal", lambda _: torch.empty(2**58, dtype=torch.uint8))
-        (found,) = timeline.at_steps(PROMPT, [10])
-        assert found.found is None and "memory" in found.problem and "fewer checkpoints" in found.problem
-    assert next(timeline.at_steps(PROMPT, [10])).found is not None
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -313,12 +303,6 @@ def test_a_model_too_large_for_the_bound_is_kept_alone() -> None:
     assert cache.get("ab") == "AB" and cache.names == ["ab"]
     with pytest.raises(ValueError, match="at least 1"):
         ModelCache(str.upper, size=len, max_models=0)
-
-
-def test_tensors_that_two_models_share_are_counted_once() -> None:
-    inner = torch.nn.Linear(3, 5)
-    assert bytes_of(inner, None) == 4 * (15 + 5)
-    assert bytes_of(torch.nn.Sequential(inner, torch.nn.Linear(5, 2)), inner) == 4 * (20 + 12)
 
 
 def test_threads_that_want_the_same_model_load_it_once() -> None:

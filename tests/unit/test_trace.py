@@ -166,12 +166,6 @@ def test_a_critic_on_the_policys_trunk() -> None:
     assert {token.value for token in traced(args(), policy=policy, critic=head).tokens} == {0.25}
 
 
-def test_whitening_is_named_where_training_does_it() -> None:
-    assert "whitens advantages over a whole batch" in traced(args()).whitening
-    assert "whitens rewards and advantages" in traced(args(whiten_rewards=True)).whitening
-    assert traced(args(whiten_advantages=False)).whitening == ""
-
-
 @pytest.mark.parametrize(
     ("prompt", "fields", "message"),
     [

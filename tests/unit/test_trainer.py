@@ -332,14 +332,6 @@ def test_dropout_is_off_everywhere(tmp_path: Path) -> None:
         assert torch.equal(trainer.value_model(input_ids=ids).logits, trainer.value_model(input_ids=ids).logits)
 
 
-def test_log_probabilities_of_the_sampler_and_of_a_forward_pass_agree(tmp_path: Path) -> None:
-    sampled, recomputed = (trained(tmp_path, max_steps=1, recompute_logprobs=flag) for flag in (False, True))
-    one, two = (t.updates[0][0] for t in (sampled, recomputed))
-    assert one.samples.token_lists() == two.samples.token_lists()
-    assert 0 < (one.logprobs - two.logprobs).abs().max() < 1e-5
-    assert torch.equal(two.logprobs, two.ref_logprobs)
-
-
 def test_temperature_is_that_of_sampling_throughout(tmp_path: Path) -> None:
     trainer = trained(tmp_path, max_steps=1, num_ppo_epochs=1, num_mini_batches=1, temperature=0.5)
     [metrics] = updates_of(trainer)

@@ -112,20 +112,6 @@ def test_other_misfits_are_still_told(tmp_path: Path, said: list[str]) -> None:
     assert "v_head" not in said[0]
 
 
-def test_transformers_own_report_is_not_told_twice(tmp_path: Path, said: list[str]) -> None:
-    write_old_checkpoint(tmp_path, shards=False, head={}, leave_out="model.norm.weight")
-    AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path)
-    assert ["model.norm.weight" in message for message in said] == [True, False]
-
-
-def test_a_report_of_a_load_that_fails_is_not_kept_back(tmp_path: Path, said: list[str]) -> None:
-    wide = {"model.norm.weight": torch.ones(33)}
-    write_old_checkpoint(tmp_path, shards=False, head=HEAD | wide, leave_out="model.norm.weight")
-    with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
-        AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path)
-    assert any("model.norm.weight" in message for message in said)
-
-
 def test_the_trainers_file_is_read_unless_the_weights_have_a_head(tmp_path: Path, said: list[str]) -> None:
     plain("llama").save_pretrained(tmp_path)
     (tmp_path / VALUE_HEAD_FILE).parent.mkdir()
@@ -267,26 +253,6 @@ def test_an_adapter_over_a_base_that_has_a_head_of_its_own(tmp_path: Path, said:
     again = AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path / "adapter")
     assert said == []
     assert torch.equal(again.v_head.summary.weight, headed("llama", seed=8).v_head.summary.weight)
-
-
-def test_a_variant_is_the_bases(tmp_path: Path) -> None:
-    model = adapted(tmp_path)
-    model.save_pretrained(tmp_path / "adapter")
-    (tmp_path / "base" / "model.safetensors").rename(tmp_path / "base" / "model.best.safetensors")
-    again = AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path / "adapter", variant="best")
-    assert_same(model, again)
-
-
-def test_what_changes_nothing_in_a_loaded_model_is_told(said: list[str]) -> None:
-    inner = get_peft_model(plain("llama"), lora())
-    model = AutoModelForCausalLMWithValueHead.from_pretrained(inner, peft_config=lora(r=2))
-    assert model.pretrained_model is inner
-    assert model.is_peft_model
-    AutoModelForCausalLMWithValueHead.from_pretrained(plain("llama"), dtype=torch.bfloat16, revision="main")
-    assert said == [
-        "peft_config is not used: PeftModelForCausalLM has an adapter already.",
-        "Not used, because the model is loaded already: dtype, revision.",
-    ]
 
 
 @pytest.mark.parametrize("head", [False, True], ids=["adapter", "TRL's head beside it"])
