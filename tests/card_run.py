@@ -12,6 +12,7 @@ import yaml
 from warm import quick_pictures
 
 from rlhf_zoo.evaluation.calibration import preference_report
+from rlhf_zoo.evaluation.length_control import length_controlled_win_rate
 from rlhf_zoo.fileio import write_json
 from rlhf_zoo.publishing import plots
 from rlhf_zoo.publishing.cards import card
@@ -185,8 +186,9 @@ def plotted() -> None:
 
 @pytest.fixture
 def pictures(monkeypatch):
-    """Plots are not drawn, which is most of a card's time; test_plots.py draws them."""
+    """Plots are not drawn, which is most of a card's time, and intervals at equal length are of few resamples."""
     monkeypatch.setattr(plots, "_save", plots._save)
+    monkeypatch.setitem(length_controlled_win_rate.__kwdefaults__, "resamples", 50)
     quick_pictures()
 
 

@@ -185,6 +185,32 @@ def quick_pictures() -> None:
     plots._save = save
 
 
+def few_refits() -> None:
+    """From now on an interval at equal length is of 50 resamples, each of which is a fit, and not of 1000."""
+    from rlhf_zoo.evaluation.length_control import length_controlled_win_rate
+
+    length_controlled_win_rate.__kwdefaults__["resamples"] = 50
+
+
+def keep_traces(folder: str) -> None:
+    """From now on commands of one test run share what the planner traced: seconds for each of them."""
+    from hashlib import sha256
+    from pathlib import Path
+
+    from rlhf_zoo.fileio import write_bytes
+    from rlhf_zoo.pipeline.plan.tracing import Tracer
+
+    trace = Tracer._at_depth
+
+    def kept(self: Any, key: tuple[Any, ...], run: Any) -> list[int]:
+        path = Path(folder, sha256(repr((self.kind, self.depth, key)).encode()).hexdigest())
+        if not path.is_file():
+            write_bytes(path, json.dumps(trace(self, key, run)).encode())
+        return json.loads(path.read_bytes())
+
+    Tracer._at_depth = kept
+
+
 def _text(descriptor: int, **options: Any) -> io.TextIOWrapper:
     return io.TextIOWrapper(io.BufferedWriter(io.FileIO(descriptor, "w", closefd=False)), **options)
 
@@ -209,8 +235,10 @@ def _run(arguments: list[str], cwd: str, environment: dict[str, str]) -> int:
     point_clients()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.path[:0] = ["", *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
-    if "WARM_QUICK_PICTURES" in environment:
+    if "WARM_QUICK" in environment:
         quick_pictures()
+        few_refits()
+        keep_traces(f"{environment['WARM_SOCKET']}.traces")
     status = 0
     try:
         if arguments[0] == "-c":

@@ -17,8 +17,8 @@ COMMAND = [*PYTHON, "-m", "rlhf_zoo.cli"]
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
-    """Nothing of the user's own: caches, tokens and the embedded Hub lie under `home`. Plots are not drawn."""
-    own = {"HOME": str(home), "RLHF_ZOO_HOME": str(home / "zoo"), "COLUMNS": "100", "WARM_QUICK_PICTURES": "1"}
+    """Nothing of the user's own: caches, tokens and the embedded Hub lie under `home`. Plots are not drawn: warm.py."""
+    own = {"HOME": str(home), "RLHF_ZOO_HOME": str(home / "zoo"), "COLUMNS": "100", "WARM_QUICK": "1"}
     return base_environment() | own | more
 
 

@@ -75,7 +75,7 @@ def user(folder: Path) -> dict[str, str]:
 def place(tmp_path_factory):
     """A working directory with the small recipe, and the environment of a user without any Hub."""
     folder = tmp_path_factory.mktemp("readme")
-    environment = user(folder) | {"WARM_QUICK_PICTURES": "1"}
+    environment = user(folder) | {"WARM_QUICK": "1"}
     copy_recipe("tiny-world", folder / "tiny-world")
     for name, small in SMALL.items():
         path = folder / "tiny-world" / f"{name}.yaml"

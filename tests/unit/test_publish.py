@@ -395,15 +395,6 @@ def test_a_chosen_checkpoint_that_is_gone_goes_to_another_namespace_from_the_fir
     assert (checkpoint / "model.safetensors").read_bytes() == weights
 
 
-def test_the_only_checkpoint_that_is_gone_goes_to_another_namespace_too(thread_hub, tmp_path):
-    checkpoint = save(tmp_path, 5)
-    finish(tmp_path, 5)
-    send(thread_hub, tmp_path)
-    shutil.rmtree(checkpoint)
-    send(thread_hub, tmp_path, namespace="elsewhere")
-    assert list(tags(thread_hub, "elsewhere/toy-ppo")) == ["best", "step-000005"]
-
-
 def test_what_a_copy_names_as_its_base_is_not_its_weights(thread_hub, tmp_path):
     """There and back: the tag stays, though adapter_config.json names the base by another commit. Weights move none."""
     checkpoint = save(tmp_path, 5, extra=("adapter_model.safetensors", "adapter_config.json"))
