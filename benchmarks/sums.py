@@ -7,11 +7,11 @@ from typing import Any
 from figures import keep
 from figures.experiments import RUNS, shown
 
+from rlhf_zoo.evaluation.head_to_head import read_lines
 from rlhf_zoo.evaluation.stats import share
 from rlhf_zoo.fileio import read_json, write_json
 from rlhf_zoo.modeling.loading import load_tokenizer
 from rlhf_zoo.modeling.models import load_causal
-from rlhf_zoo.pipeline.experiments.baseline import read_lines
 from rlhf_zoo.publishing.cards.facts import FRONTIER
 from rlhf_zoo.rewards.verifiable import ExactMatch
 from rlhf_zoo.runs.corpora.tiny_sums import shows_work

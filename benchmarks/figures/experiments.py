@@ -4,7 +4,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlhf_zoo.pipeline.experiments.ablate import Variant, variants
+from rlhf_zoo.pipeline.experiments.runner import Variant, variants
+from rlhf_zoo.pipeline.experiments.sweep import ABLATION
 
 ROOT = Path(__file__).parents[2]
 #: Where the runs lie: under the repository, or where RLHF_ZOO_EVIDENCE_RUNS says.
@@ -51,7 +52,7 @@ class Experiment:
     @property
     def variants(self) -> list[Variant]:
         """The runs of the ablation, β = 0 first."""
-        return variants("kl_coef", f"0,{self.beta:g}", given={}, seeds=self.ppo_seeds, first=self.ablated)
+        return self._variants(0.0, self.beta, first=self.ablated)
 
     @property
     def ablated(self) -> int:
@@ -61,7 +62,10 @@ class Experiment:
     @property
     def spread(self) -> list[Variant]:
         """PPO beside the baselines: under the recipe's β and a larger one, under as many seeds as each of them."""
-        return variants("kl_coef", self._betas, given={}, seeds=self.ppo_seeds, first=self.seeds[0])
+        return self._variants(self.beta, self.weaker, first=self.seeds[0])
+
+    def _variants(self, *betas: float, first: int) -> list[Variant]:
+        return variants({"kl_coef": betas}, folder=ABLATION, seeds=self.ppo_seeds, first=first)
 
     @property
     def _betas(self) -> str:

@@ -1,61 +1,54 @@
-"""`rlhf-zoo baseline`: what simpler methods than PPO make of the SFT policy of a finished run."""
+"""`rlhf-zoo baseline`: simpler methods than PPO, from the SFT policy of a finished run."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..errors import ZooError
-from .common import FLAGS, TRUST, TRUST_RUN, UserPath, run_flags
+from .common import run_flags
 from .open_run import run_context
+from .options import FLAGS, finished_run_options, json_option, seeds_option
 from .tables import interval, table
 
 if TYPE_CHECKING:
     from ..pipeline.experiments.baseline import Method
 
-METHODS = ("best-of-n", "sft", "rejection", "dpo", "rloo")
-#: The options that a method takes.
-TAKES = {
+#: The methods, and the options that each takes.
+OPTIONS = {
     "best-of-n": ("pool",),
     "sft": ("seeds", "learning_rate"),
     "rejection": ("seeds", "learning_rate"),
     "dpo": ("beta", "seeds", "learning_rate"),
     "rloo": ("beta", "seeds", "learning_rate"),
 }
-SEEDS = 3
+SEEDS, POOL = 3, 64
 
 
 @click.command(context_settings=FLAGS)
 @click.argument("recipe")
-@click.option("--method", required=True, type=click.Choice(METHODS), help="What to compare PPO with.")
-@click.option(
-    "--beta", metavar="LIST", help="Of dpo and rloo: values of β.  [default: PPO's kl_coef, its half, twice it]"
-)
-@click.option("--seeds", type=click.IntRange(min=1), help=f"Of all but best-of-n: runs, of each β.  [default: {SEEDS}]")
+@click.option("--method", required=True, type=click.Choice([*OPTIONS]), help="What to compare PPO with.")
+@click.option("--beta", metavar="LIST", help="dpo, rloo: values of β.  [default: PPO's kl_coef, its half, twice it]")
+@seeds_option(f"All but best-of-n: runs of each β.  [default: {SEEDS}]", default=None)
 @click.option(
     "--learning_rate",
     "--learning-rate",
     "learning_rate",
     type=click.FloatRange(min=0, min_open=True),
-    help="Of all but best-of-n.  [default: PPO's; of sft its own]",
+    help="All but best-of-n.  [default: PPO's; of sft its own]",
 )
-@click.option("--pool", type=click.IntRange(min=1), help="Of best-of-n: samples of each prompt.  [default: 64]")
+@click.option("--pool", type=click.IntRange(min=1), help=f"best-of-n: samples of each prompt.  [default: {POOL}]")
 @click.option(
     "--served",
     type=click.IntRange(min=0),
     help="Completions that compute counts beside training.  [default: as many as are evaluated]",
 )
-@click.option("--output_dir", "--output-dir", type=UserPath(), help="The run.  [default: runs/RECIPE]")
-@click.option("--hub", help="'local' (the embedded Hub) or an address.")
-@TRUST
-@TRUST_RUN
-@click.option("--restart", is_flag=True, help="Do again what is asked for, also where it is finished.")
-@click.option("--json", "as_json", is_flag=True, help="Print frontier.json instead of tables.")
+@finished_run_options("Run this method again, even where it is finished.")
+@json_option("Print frontier.json instead of tables.")
 @click.pass_context
 def baseline(
     ctx: click.Context,
@@ -66,7 +59,7 @@ def baseline(
     restart: bool,
     as_json: bool,
     served: int | None,
-    **asked: Any,
+    **options: Any,
 ) -> None:
     """Compare PPO with a simpler method: at equal KL to the SFT policy, and at equal compute.
 
@@ -79,29 +72,25 @@ def baseline(
       rlhf-zoo baseline tiny-world --method best-of-n
     """
     flags = run_flags(ctx, recipe)
-    if refused := [name for name, value in asked.items() if value is not None and name not in TAKES[method]]:
-        raise ZooError(f"--{refused[0]} is no option of --method {method}: leave it out.")
+    if wrong := [name for name, value in options.items() if value is not None and name not in OPTIONS[method]]:
+        raise ZooError(f"--{wrong[0]} is no option of --method {method}: leave it out.")
     with run_context(recipe, flags, output_dir=output_dir, hub=hub, read_only=True) as (context, _):
-        from ..pipeline.experiments.baseline import (
-            HELD,
-            betas,
-            default_betas,
-            open_baseline,
-            run_best_of_n,
-            run_trained,
-        )
+        from ..pipeline.experiments.baseline import open_baseline
+        from ..pipeline.experiments.baseline_methods import run_method
         from ..pipeline.experiments.baseline_report import write_report
         from ..publishing.cards.card import make_card
 
-        listed = None if asked["beta"] is None else betas(asked["beta"], method)
-        opened = open_baseline(replace(context, restart=False), method)
-        if method == "best-of-n":
-            run_best_of_n(opened, pool=asked["pool"] or 64, restart=restart)
-        else:
-            first, rate = context.shared.seed, asked["learning_rate"]
-            for value in (default_betas(context) if listed is None else listed) if method in HELD else [None]:
-                for seed in range(first, first + (asked["seeds"] or SEEDS)):
-                    run_trained(opened, method, seed, beta=value, learning_rate=rate, restart=restart)
+        listed = None if options["beta"] is None else read_betas(options["beta"], method)
+        opened = open_baseline(context, method)
+        run_method(
+            opened,
+            method,
+            betas=listed,
+            seeds=options["seeds"] or SEEDS,
+            learning_rate=options["learning_rate"],
+            pool=options["pool"] or POOL,
+            restart=restart,
+        )
         frontier = write_report(opened, method, served=served)
         make_card(context.record("ppo").path)
     path = context.directory / "baseline" / "frontier.json"
@@ -114,12 +103,31 @@ def baseline(
         click.echo(f"`rlhf-zoo push --resume {shlex.quote(str(context.directory))}` sends PPO's card with them.")
 
 
-def _show(frontier: Mapping[str, Any]) -> None:
-    from ..publishing.cards.markdown import estimate
+def read_betas(listed: str, method: Method) -> list[float]:
+    """Reads the option --beta.
 
+    Args:
+        listed: Its value, such as "0.05,0.1".
+        method: The method.
+
+    Returns:
+        The values, each once.
+
+    Raises:
+        ZooError: An item is not such a number, or is 0 with DPO, whose loss is then constant.
+    """
+    from ..runs.settings.values import listed_numbers
+
+    values = listed_numbers("--beta", listed, example="0.05,0.1,0.2")
+    if method == "dpo" and 0.0 in values:
+        raise ZooError("--beta lists 0, and DPO learns nothing with it: give numbers above 0.")
+    return values
+
+
+def _show(frontier: Mapping[str, Any]) -> None:
     beside = list(frontier["sft"]["beside"])
     rows = [_row("SFT", frontier["sft"], beside), _row("PPO", frontier["ppo"], beside)]
-    # What the ablation computed is not counted, and its serving alone would look like all.
+    # The compute of an ablation is not counted, so FLOPs of serving alone would look like all.
     rows += [[*_row(point["label"], point, beside)[:-1], ""] for point in frontier["ppo_ablation"]]
     for policy in (frontier["trivial"] or {}).get("policies", []):
         reward = interval(policy["reward"]) if policy["reward"] else ""
@@ -149,10 +157,17 @@ def _show(frontier: Mapping[str, Any]) -> None:
         ["", "", "judge", "PPO's judge less this"],
         against,
     )
-    for of, fit in frontier["fits"].get("best-of-n", {}).items():
+    _show_curve(frontier)
+
+
+def _show_curve(frontier: Mapping[str, Any]) -> None:
+    """Prints the curve of best-of-n, the filter that reaches PPO's reward, and when PPO has paid off."""
+    from ..publishing.cards.markdown import estimate
+
+    for score, fit in frontier["fits"].get("best-of-n", {}).items():
         alpha, beta = (str(estimate(fit[name])) for name in ("alpha", "beta"))
         peak = f"a peak at d = {estimate(fit['peak']['d'])}" if fit["peak"] else fit["no_peak"]
-        title = "the reward" if of == "proxy" else "the judge"
+        title = "the reward" if score == "proxy" else "the judge"
         click.echo(f"Best-of-n's gain of {title} over SFT is d·(α − β·d), d = √KL: α {alpha}, β {beta}; {peak}")
     if price := frontier["filter"]:
         click.echo(
@@ -171,10 +186,10 @@ def _show(frontier: Mapping[str, Any]) -> None:
 def _row(label: str, point: Mapping[str, Any], beside: Sequence[str]) -> list[str]:
     kl = f"{'≤ ' if point['kl']['is_bound'] else ''}{point['kl']['value']:.2f}"
     won = [f"{point['win_rate'][side]['value']:.3f}" for side in ("sft", "ppo")]
-    others = [interval(point["beside"][name]) if name in point["beside"] else "" for name in beside]
+    more = [interval(point["beside"][name]) if name in point["beside"] else "" for name in beside]
     flops = f"{point['compute']['flops']:.2e}"
-    return [label, kl, interval(point["reward"]), interval(point["judge"]), *won, *others, flops]
+    return [label, kl, interval(point["reward"]), interval(point["judge"]), *won, *more, flops]
 
 
-def _against(title: str, found: Mapping[str, Any]) -> list[str]:
-    return [title, found["label"], interval(found["judge"]), interval(found["ppo_less_this"]["judge"], sign="+")]
+def _against(title: str, point: Mapping[str, Any]) -> list[str]:
+    return [title, point["label"], interval(point["judge"]), interval(point["ppo_less_this"]["judge"], sign="+")]

@@ -1,11 +1,10 @@
-"""What commands share: options, flags of a recipe, and checks of names."""
+"""What commands share beside their options: flags of a recipe, and checks of names."""
 
 from __future__ import annotations
 
 import contextlib
 import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,88 +12,7 @@ import click
 
 from ..errors import ZooError
 from ..runs.registry import STAGES
-
-FLAGS = {"ignore_unknown_options": True, "allow_extra_args": True}
-
-
-class UserPath(click.Path):
-    """A path; not an empty one, as an unset variable of the shell leaves it, which would mean the folder one is in."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(path_type=Path, **options)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value == "":
-            self.fail("the path is empty", param, ctx)
-        return super().convert(value, param, ctx)
-
-
-OVERWRITE = click.option(
-    "--overwrite_repo",
-    "--overwrite-repo",
-    is_flag=True,
-    help="Publish also where a repository is another run's, which this one then replaces.",
-)
-
-
-#: In a command's context: the tasks that --lm_eval named, which is short for --evaluation.lm_eval.
-TASKS = "rlhf_zoo.lm_eval"
-
-
-def _note_tasks(ctx: click.Context, _: click.Parameter, tasks: str | None) -> None:
-    ctx.meta[TASKS] = tasks
-
-
-LM_EVAL = click.option(
-    "--lm_eval",
-    "--lm-eval",
-    metavar="TASKS",
-    expose_value=False,
-    callback=_note_tasks,
-    help="Measure SFT and PPO on tasks of lm-evaluation-harness too, where it is installed: TASK,TASK or YAML files.",
-)
-SOURCE_HUB = click.option(
-    "--source_hub",
-    "--source-hub",
-    envvar="RLHF_ZOO_SOURCE_HUB",
-    help="Where models and data come from that --hub has not: an address, 'local' or 'none'.  "
-    "[default: HF_ENDPOINT, or the Hugging Face Hub]",
-)
-
-
-def _trust(ctx: click.Context, _: click.Parameter, said: bool) -> None:
-    if said:
-        from ..modeling.remote_code import trusting
-
-        ctx.with_resource(trusting())  # until the command ends
-
-
-TRUST = click.option(
-    "--trust_remote_code",
-    "--trust-remote-code",
-    is_flag=True,
-    expose_value=False,
-    callback=_trust,
-    help="Let models run the program code that they bring. Read it first: no recipe can say so for you.",
-)
-
-
-def _trust_run(ctx: click.Context, _: click.Parameter, said: bool) -> None:
-    if said:
-        from ..hub.client.run_signature import trusting
-
-        ctx.with_resource(trusting())  # until the command ends
-
-
-TRUST_RUN = click.option(
-    "--trust_run",
-    "--trust-run",
-    is_flag=True,
-    expose_value=False,
-    callback=_trust_run,
-    help="Obey the code and addresses that the run directory names, though your rlhf-zoo on this machine did not write "
-    "it.",
-)
+from .options import TASKS
 
 
 def command_line() -> str:
@@ -147,41 +65,6 @@ def quiet_hub(*, bars: bool = False) -> None:
         disable_progress_bars()
 
 
-def run_options(command: Callable) -> Callable:
-    """Adds the options of a command that works on a recipe's run.
-
-    Args:
-        command: A function under `@click.command`.
-    """
-    options = [
-        click.option("--output_dir", "--output-dir", type=UserPath(), help="Run directory.  [default: runs/RECIPE]"),
-        click.option("--hub", help="'local' (the embedded Hub) or an address."),
-        SOURCE_HUB,
-        click.option("--push_to_hub", "--push-to-hub", is_flag=True, help="Publish; --hub local always gets all."),
-        click.option(
-            "--namespace", help="Publish under this name.  [default: the run's, else local, or the token's owner]"
-        ),
-        click.option("--private", is_flag=True, help="Make repositories private."),
-        click.option(
-            "--patience",
-            type=click.FloatRange(min=0),
-            help="At the end, wait so many seconds for a Hub that fails.  [default: 180]",
-        ),
-        click.option(
-            "--resume",
-            type=click.Choice(["auto"]),
-            help="auto, as without the flag: go on from the newest whole checkpoint, or start where there is none.",
-        ),
-        click.option("--restart", is_flag=True, help="Forget what was done before and begin again."),
-        OVERWRITE,
-        TRUST,
-        TRUST_RUN,
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
 def stage_directories(run: Path) -> list[Path]:
     """Finds the stages of a run.
 
@@ -202,11 +85,11 @@ def stage_directories(run: Path) -> list[Path]:
     return directories
 
 
-def columns_of(given: Any, *, example: str) -> dict[str, str]:
+def columns_of(text: Any, *, example: str) -> dict[str, str]:
     """Reads the option --columns.
 
     Args:
-        given: Its value.
+        text: Its value.
         example: How it is written, for the error.
 
     Raises:
@@ -215,9 +98,9 @@ def columns_of(given: Any, *, example: str) -> dict[str, str]:
     from ..runs.settings.values import coerce
 
     try:
-        mapping: dict[str, str] = coerce(given, dict[str, str])
+        mapping: dict[str, str] = coerce(text, dict[str, str])
     except ValueError as error:
-        raise ZooError(f"--columns is {given!r}, and it takes {error}: write '{example}'.") from error
+        raise ZooError(f"--columns is {text!r}, and it takes {error}: write '{example}'.") from error
     return mapping
 
 
@@ -247,7 +130,7 @@ def run_flags(
     from ..runs.settings.values import checked_keys, coerce
 
     if recipe.startswith("-"):
-        raise ZooError(f"{recipe} stands before the recipe: write `{ctx.command_path} RECIPE {recipe} ...`.")
+        raise ZooError(f"Put {recipe} after the recipe: `{ctx.command_path} RECIPE {recipe} ...`.")
     tasks = ctx.meta.get(TASKS)
     flags = parse_flags([*ctx.args, *(["--evaluation.lm_eval", tasks] if tasks is not None else [])])
     bare = flags.pop("")
@@ -271,7 +154,7 @@ def run_flags(
         if evaluation.lm_eval:
             check_harness()
         rewards = {**loaded.stages["ppo"], **flags["ppo"]}.get("reward_funcs")
-        with contextlib.suppress(ValueError):  # what is no list is told with its key
+        with contextlib.suppress(ValueError):  # a value that is no list is reported with its key
             for reward in coerce(rewards, list[str] | None) or ():
                 check_word(reward, group=REWARDS)
     return flags

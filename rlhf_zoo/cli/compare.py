@@ -6,19 +6,18 @@ import click
 
 from ..errors import ZooError
 from ..runs.settings.values import json_object
-from .common import SOURCE_HUB, TRUST, TRUST_RUN
 from .open_run import settle_hub
+from .options import HUB, SOURCE_HUB, TRUST, TRUST_RUN, json_option, lineage_options
 from .tables import console_of, print_json
 
 
 @click.command()
 @click.argument("ppo")
-@click.option("--sft", help="The SFT model.  [default: from the PPO checkpoint's lineage]")
-@click.option("--reward", help="The reward model.  [default: from the lineage]")
+@lineage_options
 @click.option(
     "--votes",
-    help="The data set NAMESPACE/NAME that the blind test adds to; '' keeps no votes.  [default: on the embedded Hub, "
-    "local/NAME-votes, and elsewhere none]",
+    help="The data set NAMESPACE/NAME for votes of the blind test; '' keeps none.  [default: local/NAME-votes on the "
+    "embedded Hub, elsewhere none]",
 )
 @click.option(
     "--votes_per_hour",
@@ -26,7 +25,7 @@ from .tables import console_of, print_json
     type=click.IntRange(min=1),
     default=60,
     show_default=True,
-    help="Take so many votes from one address, and a sixth of them, but at least 10, within a minute.",
+    help="Votes taken from one address in an hour; in a minute a sixth of them, but at least 10.",
 )
 @click.option(
     "--ablation",
@@ -34,7 +33,7 @@ from .tables import console_of, print_json
     multiple=True,
     help="A run of the same ablation, several times.  [default: those of the namespace]",
 )
-@click.option("--hub", help="'local' or an address.")
+@HUB
 @SOURCE_HUB
 @TRUST
 @TRUST_RUN
@@ -70,28 +69,35 @@ def compare(
         try:
             launch(ppo, votes=votes or None, runs=runs or None, hub=connected, **options)
         except KeyboardInterrupt:
-            raise click.exceptions.Exit(130) from None  # how a page ends: nothing is left to go on with
+            raise click.exceptions.Exit(130) from None  # Ctrl-C is how a page ends, so there is nothing to resume
 
 
 @click.command()
 @click.argument("run", metavar="RUN|REPO")
-@click.option("--prompt", required=True, help="The text that the completion goes on from.")
-@click.option("--stage", type=click.Choice(["ppo", "sft"]), default="ppo", help="'sft' is --step 0.")
+@click.option("--prompt", required=True, help="The text to complete.")
+@click.option("--stage", type=click.Choice(["ppo", "sft"]), default="ppo", help="sft is the same as --step 0.")
 @click.option("--step", type=click.IntRange(min=0), help="The checkpoint; 0 is where PPO began.  [default: the last]")
-@click.option("--revision", help="The tag or commit of a repository; REPO@TAG says the same.")
-@click.option("--old", help="What ratios are against: a step, folder or repository.  [default: the checkpoint before]")
+@click.option("--revision", help="The tag or commit of a repository, as in REPO@TAG.")
+@click.option(
+    "--old", help="The policy that ratios divide by: a step, folder or repository.  [default: the checkpoint before]"
+)
 @click.option("--sft", help="The reference.  [default: the run's SFT model]")
 @click.option("--reward", help="The reward model.  [default: the run's]")
-@click.option("--reward_funcs", "--reward-funcs", multiple=True, help="Import this reward function that REPO names.")
+@click.option(
+    "--reward_funcs",
+    "--reward-funcs",
+    multiple=True,
+    help="A reward function of REPO that may be imported.",
+)
 @click.option("--columns", help='The prompt\'s other columns for reward functions, as JSON: \'{"answer": "4"}\'.')
-@click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Of the random stream.")
+@click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Seed of the sample.")
 @click.option("--temperature", type=float, help="[default: the run's]")
 @click.option("--max_new_tokens", "--max-new-tokens", type=click.IntRange(min=1), help="[default: the run's]")
-@click.option("--hub", help="'local' or an address.")
+@HUB
 @SOURCE_HUB
 @TRUST
 @TRUST_RUN
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: the tokens, and totals.")
+@json_option("Print JSON: the tokens, and totals.")
 def trace(
     run: str,
     prompt: str,
@@ -101,9 +107,9 @@ def trace(
     hub: str | None,
     source_hub: str | None,
     as_json: bool,
-    **given: Any,
+    **options: Any,
 ) -> None:
-    """Sample one completion of a PPO checkpoint, and show what PPO makes of each token.
+    """Sample one completion of a PPO checkpoint, and show PPO's quantities for each token.
 
     log π, log π_ref, KL, reward, value, δ and advantage (before whitening), and the ratio to the checkpoint before.
 
@@ -115,13 +121,13 @@ def trace(
         if step:
             raise ZooError(f"--stage sft is step 0, and --step {step} is given too: give one of them.")
         step = 0
-    others = {} if columns is None else json_object(columns, option="--columns", example="'{\"name\": value}'")
-    found_by = {name: given.pop(name) for name in ("revision", "old", "sft", "reward")}
+    prompt_columns = {} if columns is None else json_object(columns, option="--columns", example="'{\"name\": value}'")
+    subject_options = {name: options.pop(name) for name in ("revision", "old", "sft", "reward")}
     with settle_hub(hub, push_to_hub=False, source=source_hub) as connected:
         from ..pipeline.inspect import trace as tracing
 
-        subject = tracing.find(run, step=step, hub=connected, **found_by)
-        traced = tracing.trace_checkpoint(subject, prompt, columns=others, **given)
+        subject = tracing.find(run, step=step, hub=connected, **subject_options)
+        traced = tracing.trace_checkpoint(subject, prompt, columns=prompt_columns, **options)
         if as_json:
             print_json(tracing.document(traced, subject))
             return

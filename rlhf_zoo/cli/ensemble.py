@@ -6,35 +6,26 @@ from typing import Any
 
 import click
 
-from .common import FLAGS, TRUST, TRUST_RUN, UserPath, run_flags
+from .common import run_flags
 from .open_run import run_context
+from .options import FLAGS, finished_run_options, json_option, seeds_option
 from .tables import interval, table
 
 
 @click.command(context_settings=FLAGS)
 @click.argument("recipe")
-@click.option(
-    "--seeds",
-    type=click.IntRange(min=2),
-    default=3,
-    show_default=True,
-    help="Reward models, the recipe's own included.",
-)
-@click.option("--output_dir", "--output-dir", type=UserPath(), help="The run.  [default: runs/RECIPE]")
-@click.option("--hub", help="'local' (the embedded Hub) or an address.")
-@TRUST
-@TRUST_RUN
-@click.option("--restart", is_flag=True, help="Train the further reward models again, also where they are finished.")
-@click.option("--json", "as_json", is_flag=True, help="Print overview.json instead of a table.")
+@seeds_option("Reward models, including the recipe's own.", least=2, default=3)
+@finished_run_options("Train the further reward models again, even where they are finished.")
+@json_option("Print overview.json instead of a table.")
 @click.pass_context
 def ensemble(
     ctx: click.Context, recipe: str, seeds: int, output_dir: Path | None, hub: str | None, restart: bool, as_json: bool
 ) -> None:
-    """Train the reward model under several seeds, on the same pairs, and see where the models disagree.
+    """Train the reward model under several seeds, on the same pairs, and show where the models disagree.
 
-    What is missing before is trained first: the data, SFT, the recipe's own reward model. What is finished is not
-    trained again. Where the run was evaluated, the completions of PPO are scored too. Nothing is published: `rlhf-zoo
-    push` sends the run's own stages. Keys of the recipe are flags as for `rlhf-zoo run`.
+    Data, SFT and the recipe's own reward model are made first where they are missing. What is finished is not trained
+    again. Where the run was evaluated, the completions of PPO are scored too. Nothing is published; `rlhf-zoo push`
+    sends the run's own stages. Keys of the recipe are flags as for `rlhf-zoo run`.
 
     \b
     Example:
@@ -52,14 +43,14 @@ def ensemble(
         runs = train(replace(context, restart=restart), seeds, console)
         console.rule("[bold]scores")
         document = overview(runs)
-        path, plot = write_overview(context.directory, document)
+        path = write_overview(context.directory, document)
     if as_json:
         click.echo(path.read_text(encoding="utf-8").rstrip())
         return
     _show(document)
-    click.echo(f"The figures are in {path}, the plot in {plot}.")
+    click.echo(f"The figures are in {path}, the plot in {path.with_suffix('.png')}.")
     if document["judge"] is None:
-        click.echo(f"PPO's completions are not there to be scored: `rlhf-zoo eval {recipe}` makes them.")
+        click.echo(f"There are no completions of PPO to score: `rlhf-zoo eval {recipe}` makes them.")
 
 
 def _show(document: Mapping[str, Any]) -> None:
@@ -86,9 +77,9 @@ def _show(document: Mapping[str, Any]) -> None:
     click.echo("\n".join(lines))
 
 
-def _row(label: str, one: Mapping[str, Any]) -> list[str]:
-    cells = [label, interval(one["accuracy"], digits=3), f"{one['ece']:.3f}" if "ece" in one else ""]
-    if one["ppo_score"] is None:
+def _row(label: str, model: Mapping[str, Any]) -> list[str]:
+    cells = [label, interval(model["accuracy"], digits=3), f"{model['ece']:.3f}" if "ece" in model else ""]
+    if model["ppo_score"] is None:
         return cells
-    ranked = [f"{correlation['value']:.2f}" if correlation else "" for correlation in one["judge_correlation"].values()]
-    return [*cells, *ranked, f"{one['ppo_score']['value']:+.2f}"]
+    ranked = [f"{rho['value']:.2f}" if rho else "" for rho in model["judge_correlation"].values()]
+    return [*cells, *ranked, f"{model['ppo_score']['value']:+.2f}"]

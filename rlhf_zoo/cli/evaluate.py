@@ -12,8 +12,9 @@ from ..errors import ZooError
 from ..modeling.prompt_keys import format_prompt_count
 from ..runs.settings.judge_names import check_judge_name
 from ..runs.settings.values import json_object
-from .common import FLAGS, LM_EVAL, TASKS, columns_of, command_line, run_flags, run_options
+from .common import columns_of, command_line, run_flags
 from .open_run import settle_hub, writing
+from .options import FLAGS, LM_EVAL, TASKS, json_option, run_options
 from .tables import print_json, table
 from .train import run_one
 
@@ -35,18 +36,18 @@ SHARED = ("dataset_name", "dataset_revision", "dataset_config", "columns", "seed
     "--judge",
     "judges",
     multiple=True,
-    help="A judge, several times; the first is the headline's.  [default: that of its run, or classifier]",
+    help="A judge; may be repeated, and the first decides the headline.  [default: that of its run, or classifier]",
 )
 @click.option("--llm", help='Settings of judges llm:MODEL, as JSON: \'{"price": [0.15, 0.6], "budget": 1}\'.')
-@click.option("--prompts", type=click.IntRange(min=1), help="So many held-out prompts.  [default: 200]")
-@click.option("--samples", type=click.IntRange(min=1), help="Completions a prompt.  [default: 3]")
-@click.option("--reward", help="The reward model; 'none' goes without.  [default: of its run or card]")
+@click.option("--prompts", type=click.IntRange(min=1), help="Held-out prompts.  [default: 200]")
+@click.option("--samples", type=click.IntRange(min=1), help="Completions of each prompt.  [default: 3]")
+@click.option("--reward", help="The reward model; 'none' uses none.  [default: that of its run or card]")
 @click.option("--split", help="Split of the prompts.  [default: what its training held out, else test]")
-@click.option("--temperature", type=float, help="[default: the policy's, of its training]")
-@click.option("--max_new_tokens", "--max-new-tokens", type=int, help="[default: the policy's, of its training]")
+@click.option("--temperature", type=float, help="[default: that of the policy's training]")
+@click.option("--max_new_tokens", "--max-new-tokens", type=int, help="[default: that of the policy's training]")
 @run_options
 @LM_EVAL
-@click.option("--json", "as_json", is_flag=True, help="Print evaluation.json.")
+@json_option("Print evaluation.json.")
 @click.pass_context
 def evaluate(
     ctx: click.Context, subject: str, judges: tuple[str, ...], llm: str | None, as_json: bool, **options: Any
@@ -80,7 +81,7 @@ def evaluate(
         return
     wrong = next((name for name in OF_POLICIES if keys[name] is not None), None)
     if wrong is not None:
-        raise ZooError(f"--{wrong} is of a policy, and {subject} is a recipe: leave it out, or name a policy.")
+        raise ZooError(f"--{wrong} is for a policy, and {subject} is a recipe: leave it out, or name a policy.")
     flags = run_flags(ctx, subject, stage="eval")
     flags["recipe"] |= _recipe_keys(judges, {**keys, "llm": llm_keys}, flags["recipe"])
     folder = run_one(subject, "eval", flags, quietly=as_json, **options)
@@ -100,7 +101,7 @@ def _evaluate_policy(
     """Evaluates a policy that is no recipe's run, and prints the figures. keys: of OF_POLICIES, prompts and samples."""
     wrong = "lm_eval" if ctx.meta[TASKS] is not None else next((name for name in OF_RUNS if options[name]), None)
     if wrong is not None:
-        raise ZooError(f"--{wrong} is of a recipe's run, and {subject} is a policy: leave it out.")
+        raise ZooError(f"--{wrong} is for a recipe's run, and {subject} is a policy: leave it out.")
     shared = _shared(ctx)
     push = options["push_to_hub"]
     with settle_hub(options["hub"], push_to_hub=push, source=options["source_hub"]) as hub:
@@ -116,7 +117,7 @@ def _evaluate_policy(
             folder, document = _compare(subject, judges, {**keys, **shared}, llm, options["output_dir"], hub)
         except KeyboardInterrupt:
             asks_llm = any(judge.startswith("llm:") for judge in judges)
-            note = " What a language model has answered is kept." if asks_llm else ""
+            note = " Answers of language models are kept." if asks_llm else ""
             click.echo(f"Interrupted; no figures were written, and the same command begins anew.{note}", err=True)
             ctx.exit(130)
         if push:
@@ -142,7 +143,7 @@ def _compare(
     hub: Hub,
 ) -> tuple[Path, dict[str, Any]]:
     """Compares the policy with another. Returns the folder of the figures, and evaluation.json as it stands there."""
-    from ..pipeline.experiments import policy_eval as policies
+    from ..pipeline import policy_eval as policies
     from ..publishing.cards.report import slug
     from ..runs.settings.evaluation import llm_config
 
@@ -159,8 +160,8 @@ def _compare(
         return folder, policies.evaluate(contest, terms, out=folder, command=command_line())
 
 
-def _is_policy(subject: str, given: Mapping[str, Any]) -> bool:
-    if given["against"] is not None:
+def _is_policy(subject: str, keys: Mapping[str, Any]) -> bool:
+    if keys["against"] is not None:
         return True
     path = Path(subject)
     if path.is_dir():
@@ -168,9 +169,9 @@ def _is_policy(subject: str, given: Mapping[str, Any]) -> bool:
     return "/" in subject and not subject.startswith(("-", ".", "/"))
 
 
-def _recipe_keys(judges: tuple[str, ...], given: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
+def _recipe_keys(judges: tuple[str, ...], keys: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
     """This command's options as keys of recipe.yaml. Raises ZooError where a key is given in both ways."""
-    keys_of_options = {key: given[name] for name, key in KEYS.items() if given[name] is not None}
+    keys_of_options = {key: keys[name] for name, key in KEYS.items() if keys[name] is not None}
     if judges:
         keys_of_options |= {"evaluation.judge": judges[0], "evaluation.judges": list(judges[1:])}
         # The recipe's own name and description are of its own judge.
@@ -220,10 +221,10 @@ def _show(document: Mapping[str, Any]) -> None:
             rows.append([name, str(estimate(before)), str(estimate(after))])
         if key in document["difference"]:
             apart.append([name, str(estimate(document["difference"][key]))])
-    for what, before, after, difference in answer_rows(document["judges"]):
-        rows.append([what, str(estimate(before)), str(estimate(after))])
+    for name, before, after, difference in answer_rows(document["judges"]):
+        rows.append([name, str(estimate(before)), str(estimate(after))])
         if difference is not None:
-            apart.append([what, str(estimate(difference))])
+            apart.append([name, str(estimate(difference))])
     for name, judged in document["judges"].items():
         rows.append([f"win rate, by {name}", "", str(estimate(judged["win_rate"]))])
     for name, judged in (document.get("votes") or {}).items():
@@ -238,7 +239,7 @@ def _show(document: Mapping[str, Any]) -> None:
         ["", "the other", "the policy"],
         rows,
     )
-    table("The policy less the other, paired by prompt", ["", "difference"], apart)
+    table("The policy minus the other, paired by prompt", ["", "difference"], apart)
     for judged in (document.get("votes") or {}).values():
         if judged["problem"]:
             click.echo(judged["problem"], err=True)
@@ -250,5 +251,6 @@ def _show(document: Mapping[str, Any]) -> None:
             click.echo(f"{name}: {unreadable}", err=True)
         if judged.get("is_training_reward") and not judged.get("checks_answers"):
             click.echo(
-                f"{name} is the policy's own reward: it says that training worked, not that it got better.", err=True
+                f"{name} is the policy's own reward: it shows that training worked, not that answers got better.",
+                err=True,
             )

@@ -8,8 +8,9 @@ from pathlib import Path
 import click
 
 from ..hub.server.cli import hub as embedded
-from .common import UserPath, check_repo, quiet_hub
+from .common import check_repo, quiet_hub
 from .open_run import settle_hub
+from .options import UserPath, json_option
 from .tables import print_json, table
 
 
@@ -27,7 +28,7 @@ from .tables import print_json, table
 )
 @click.option("--private/--public", default=None, help="Visibility there.  [default: as here]")
 @click.option("--root", type=UserPath(), help="Folder of the embedded Hub.  [default: $RLHF_ZOO_HOME/hub]")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option()
 def export(
     repository: str, repo: str, to: str | None, repo_type: str, private: bool | None, root: Path | None, as_json: bool
 ) -> None:

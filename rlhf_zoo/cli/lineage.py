@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .common import SOURCE_HUB, TRUST, UserPath, command_line, quiet_hub
+from .common import command_line, quiet_hub
 from .open_run import settle_hub
+from .options import HUB, SOURCE_HUB, TRUST, UserPath, json_option
 from .tables import console_of, print_json
 
 if TYPE_CHECKING:
@@ -19,9 +20,9 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("repository", metavar="REPO[@REV]|FOLDER")
-@click.option("--hub", help="'local' or an address.")
+@HUB
 @SOURCE_HUB
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: a node with its parents.")
+@json_option("Print JSON: a node with its parents.")
 def lineage(repository: str, hub: str | None, source_hub: str | None, as_json: bool) -> None:
     """Draw what a model came of: SFT policy, reward model, data, base models, each at its commit.
 
@@ -48,9 +49,9 @@ def _tree(node: Node, above: Tree | None = None) -> Tree:
 
     from ..publishing.catalog.family import draw
 
-    first, *rest = draw(node)
+    first, *lines = draw(node)
     label = Text(first, style="bold" if above is None else "")
-    for line in rest:
+    for line in lines:
         label.append(f"\n{line}", style="not bold dim")
     tree = Tree(label) if above is None else above.add(label)
     for parent in node.parents:
@@ -64,19 +65,19 @@ def _tree(node: Node, above: Tree | None = None) -> Tree:
     "--output_dir",
     "--output-dir",
     type=UserPath(),
-    help="Run here, and keep the run.  [default: runs/reproduce/NAMESPACE--NAME@REV]",
+    help="Run directory.  [default: runs/reproduce/NAMESPACE--NAME@REV]",
 )
 @click.option(
     "--allow_import",
     "--allow-import",
     multiple=True,
     metavar="NAME",
-    help="Import this corpus, preference or reward function, which only REPO names.",
+    help="A corpus, preference or reward function that REPO names and that may be imported.",
 )
-@click.option("--hub", help="'local' or an address.")
+@HUB
 @SOURCE_HUB
 @TRUST
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: what was compared, and what differs.")
+@json_option("Print JSON: what was compared, and what differs.")
 def reproduce(
     repository: str,
     output_dir: Path | None,

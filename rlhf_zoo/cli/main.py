@@ -23,9 +23,9 @@ from ..errors import ZooError
 from ..modeling import distributed
 from ..runs.registry import STAGES
 
-#: Where each command stands that is not a stage's: name -> module:attribute.
+#: Commands that are not a stage's: name -> module:attribute.
 COMMANDS = {
-    "ablate": "cli.ablate:ablate",
+    "ablate": "cli.sweep:ablate",
     "baseline": "cli.baseline:baseline",
     "card": "cli.publish:card",
     "compare": "cli.compare:compare",
@@ -50,14 +50,14 @@ COMMANDS = {
     "uninstall-hf-extension": "cli.extension:uninstall",
     "zoo": "cli.zoo:zoo",
 }
-#: What gloo and NCCL say where the process at the other end is gone.
+#: Messages of gloo and NCCL when the process at the other end is gone.
 LOST = re.compile(r"(?i)connection (closed|reset) by peer|broken pipe|remote process exited|gloo|nccl")
-#: Seconds in which the launcher ends the other processes of one that failed.
+#: Seconds that the launcher has to end the other processes when one fails.
 GRACE = 15
 
 
 class Lazy(click.Group):
-    """A group whose commands are imported when they are named."""
+    """A group that imports a command when it is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted([*COMMANDS, *STAGES])
@@ -94,9 +94,9 @@ def cli() -> None:
 
 
 def _sentence(error: click.ClickException) -> str:
-    """What click says in one or two sentences, as one that names the mend."""
-    first, _, rest = error.format_message().partition(". ")
-    sentence = first + (f", {rest[0].lower()}{rest[1:]}" if rest else "")
+    """A message of click, which has one or two sentences, as one sentence that says how to fix it."""
+    first, _, more = error.format_message().partition(". ")
+    sentence = first + (f", {more[0].lower()}{more[1:]}" if more else "")
     if sentence.endswith("?"):
         return sentence
     command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "rlhf-zoo"
@@ -104,7 +104,7 @@ def _sentence(error: click.ClickException) -> str:
 
 
 def _of_the_user(error: BaseException) -> str | None:
-    """The sentence for what the system refused and a user can mend: a full disk, a path. None for a defect."""
+    """The sentence for a system error that a user can fix, such as a full disk or a wrong path. None for a defect."""
     from ..hub.client.refusals import is_disk_full
 
     path = getattr(error, "filename", None)
@@ -120,7 +120,7 @@ def _of_the_user(error: BaseException) -> str | None:
 
 
 def _nobody_reads() -> bool:
-    """Whether the reader of what is printed is gone, as `| head` leaves it."""
+    """Whether nobody reads stdout any more, as after `| head`."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -130,7 +130,7 @@ def _nobody_reads() -> bool:
 
 
 def _as_ctrl_c(process: int, number: int, frame: FrameType | None) -> None:
-    """What SIGTERM does to `process`, by which schedulers take machines back; a child that inherits this just ends."""
+    """Turns SIGTERM, by which schedulers take machines back, into Ctrl-C. A child that inherits this just ends."""
     if os.getpid() != process:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
@@ -138,9 +138,10 @@ def _as_ctrl_c(process: int, number: int, frame: FrameType | None) -> None:
 
 
 def _fail(sentence: str) -> NoReturn:
-    """Of several processes the first one says what is wrong, once: the launcher then ends the others, which wait.
+    """Prints the error and exits with code 2.
 
-    The launcher prints a summary behind that, which nothing turns off; the sentence stands in it as the cause.
+    Of several processes the first prints it; the launcher then ends the other ones, which wait. The launcher also
+    prints a summary, which cannot be turned off, so the sentence is written where it reads the cause.
     """
     _after_the_first()
     click.echo(f"Error: {sentence}", err=True)
@@ -159,22 +160,23 @@ def _after_the_first() -> None:
 def _as_sentence(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """Of a warning, without the line of code that gave it."""
+    """Formats a warning without the line of code that raised it."""
     return f"Warning: {message}\n"
 
 
 def main() -> None:
-    """Exit codes: 0; 2 what a user can mend; 1 a defect, with its traceback, or a closed stdout; 130 after Ctrl-C.
+    """Runs the command line.
 
-    SIGTERM is Ctrl-C: what runs is saved, and what was opened is closed.
+    Exit codes: 0; 2 for an error that the user can fix; 1 for a defect, with its traceback, or a closed stdout; 130
+    after Ctrl-C. SIGTERM is treated as Ctrl-C: the run saves its state and closes what it opened.
     """
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, partial(_as_ctrl_c, os.getpid()))
     if distributed.started() > 1:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP's advice to developers
     if not sys.warnoptions:
-        # What libraries tell their developers, and that this machine has no accelerator, are no user's concern. Nothing
-        # here writes into what a sharded model returns.
+        # Users cannot act on warnings to developers or on a missing accelerator, and nothing here writes into the
+        # output of a sharded model.
         ignored = (
             (DeprecationWarning, ""),
             (FutureWarning, ""),
@@ -219,7 +221,7 @@ def main() -> None:
 
 
 def hf_main() -> None:
-    """`hf rlhf-zoo`: `main`, with the time to save after Ctrl-C that `hf` would not give it."""
+    """Runs `hf rlhf-zoo`: as `main`, with time to save after Ctrl-C, which `hf` does not give an extension."""
     from ..hub.client.extension import foreground
 
     with foreground():

@@ -1,4 +1,4 @@
-"""`rlhf-zoo new`: a recipe for a model and data of one's own."""
+"""`rlhf-zoo new`: a recipe for a model and data of your own."""
 
 import contextlib
 import os
@@ -8,8 +8,9 @@ from typing import Any
 
 import click
 
-from .common import SOURCE_HUB, TRUST, UserPath, columns_of, quiet_hub
+from .common import columns_of, quiet_hub
 from .open_run import settle_hub
+from .options import SOURCE_HUB, TRUST, UserPath
 
 
 @click.command()
@@ -22,20 +23,22 @@ from .open_run import settle_hub
     "--reward",
     "rewards",
     multiple=True,
-    help="A reward function, or another reward model in place of one's own; may be given several times.",
+    help="A reward function, or a reward model to use instead of training one; may be repeated.",
 )
-@click.option("--columns", help="What the data call their columns, as YAML: '{prompt: question, chosen: better}'.")
-@click.option("--judge", help="Who compares PPO with SFT, as `rlhf-zoo eval --judge` takes it.")
+@click.option("--columns", help="Names of the data's columns, as YAML: '{prompt: question, chosen: better}'.")
+@click.option("--judge", help="Judge of PPO against SFT, as for `rlhf-zoo eval --judge`.")
 @click.option(
-    "--memory", type=click.FloatRange(min=0, min_open=True), help="Of the GPU, GiB.  [default: this one's, else 24]"
+    "--memory",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Memory of the GPU, GiB.  [default: this GPU's, else 24]",
 )
 @SOURCE_HUB
 @TRUST
-def new(folder: Path, columns: str | None, memory: float | None, source_hub: str | None, **asked: Any) -> None:
-    """Write a recipe for a model and data of your own, after a look at their files. Nothing is trained.
+def new(folder: Path, columns: str | None, memory: float | None, source_hub: str | None, **options: Any) -> None:
+    """Write a recipe for a model and data of your own, by reading their files. Nothing is trained.
 
-    It says what it took, and why. No weights are downloaded. Data are folders, files of JSON lines, or names of the Hub
-    with or without @REVISION.
+    It prints each choice and why. No weights are downloaded. Data are folders, files of JSON lines, or on the Hub
+    NAMESPACE/NAME, with or without @REVISION.
 
     \b
     Example:
@@ -44,9 +47,9 @@ def new(folder: Path, columns: str | None, memory: float | None, source_hub: str
     from ..pipeline.new.request import RecipeRequest, check_folder
 
     named = {} if columns is None else columns_of(columns, example="{chosen: better}")
-    wish = RecipeRequest(**asked, gib=memory, columns=named)
+    wish = RecipeRequest(**options, gib=memory, columns=named)
     check_folder(folder)
-    wish.check()  # before what takes seconds to import
+    wish.check()  # before imports that take seconds
 
     from ..modeling.remote_code import FLAG, is_trusted
     from ..pipeline.new.recipe import draft, write
@@ -56,8 +59,8 @@ def new(folder: Path, columns: str | None, memory: float | None, source_hub: str
     with contextlib.nullcontext() if here else settle_hub(source_hub, push_to_hub=False, option="--source_hub"):
         made = draft(wish, title=os.path.basename(os.path.abspath(folder)))
         write(made, folder)
-    for what, taken, why in made.said:
-        click.echo(f"{what}: {taken} ({why})")
+    for key, choice, why in made.said:
+        click.echo(f"{key}: {choice} ({why})")
     click.echo(made.plan.line)
     name = shlex.quote(str(folder)) + (f" --source_hub {shlex.quote(source_hub)}" if source_hub else "")
     name += f" {FLAG}" if is_trusted() else ""

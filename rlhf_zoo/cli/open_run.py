@@ -98,7 +98,7 @@ def run_context(
             connected,
             push_to_hub=push_to_hub,
             namespace=namespace,
-            asked=push_to_hub or hub is not None,
+            explicit=push_to_hub or hub is not None,
             **options,
         ) as run,
     ):
@@ -150,70 +150,80 @@ def settle_run(recipe: str | Recipe, *, output_dir: Path | None, namespace: str 
 
 @contextlib.contextmanager
 def open_run(
-    found: Recipe,
+    recipe: Recipe,
     directory: Path,
     flags: Mapping[str, Mapping[str, Any]],
     connected: Hub,
     *,
-    push_to_hub: bool,
-    namespace: str | None = None,
-    private: bool = False,
     restart: bool = False,
     resume: str | None = None,
-    overwrite_repo: bool = False,
     patience: float | None = None,
-    read_only: bool = False,
     stages: tuple[str, ...] | None = None,
     again: bool = False,
-    base: Path | None = None,
-    variant: str | None = None,
-    own: tuple[str, ...] | None = None,
-    asked: bool = True,
+    **options: Any,
 ) -> Iterator[tuple[RunContext, Publisher | None]]:
     """Opens a run, and its outbox where it publishes; sends what is left at the end.
 
     Args:
-        found: The recipe.
+        recipe: The recipe.
         directory: The run directory.
         flags: By stage, as `run_flags` returns them.
         connected: The Hub.
-        push_to_hub: Whether the user asked to publish.
-        namespace: To publish under; None for the run's own, else that of the token.
-        private: Whether repositories are private.
-        restart: Whether to forget what was done before.
+        restart: Whether to discard what was done before.
         resume: The value of --resume, to check.
-        overwrite_repo: Whether another run's repository may be overwritten.
         patience: Seconds to wait at the end for a Hub that fails.
-        read_only: Publish nothing, whatever the flags say.
         stages: See `Sender`.
         again: See `Sender`.
-        base: See `RunContext`.
-        variant: See `RunContext`.
-        own: See `RunContext`.
-        asked: Whether the user said where to publish; the embedded Hub that nobody named gets no adapter without its
-            base.
+        **options: Options of `rlhf-zoo run`, and fields of `RunContext`: see `_context`.
 
     Raises:
         ZooError: The flags contradict each other, nobody may publish there, or the directory is another recipe's.
+    """
+    if resume is not None and restart:
+        raise ZooError("--resume auto goes on with what lies in the run directory, and --restart forgets it: keep one.")
+    quiet_hub()  # uploads go on behind the training's own progress bar
+    context = _context(recipe, directory, flags, connected, restart=restart, **options)
+    if not restart:  # before anything is sent under this recipe's names
+        context.check_recipe(["data", *STAGES, "eval"])
+    with publishing(context, patience=patience, stages=stages, again=again) as publisher:
+        yield context, publisher
+
+
+def _context(
+    recipe: Recipe,
+    directory: Path,
+    flags: Mapping[str, Mapping[str, Any]],
+    hub: Hub,
+    *,
+    push_to_hub: bool,
+    restart: bool,
+    namespace: str | None = None,
+    private: bool = False,
+    overwrite_repo: bool = False,
+    read_only: bool = False,
+    base: Path | None = None,
+    variant: str | None = None,
+    own: tuple[str, ...] | None = None,
+    explicit: bool = True,
+) -> RunContext:
+    """Makes the context of a run, and prints where it publishes.
+
+    Unless `explicit`, the user named no Hub; then an adapter whose base no Hub has is not sent to the embedded one.
     """
     from ..hub.client.publish import check_access
     from ..publishing.adapters import kept_here
     from ..runs.context import OWN, RunContext
 
-    if resume is not None and restart:
-        raise ZooError("--resume auto goes on with what lies in the run directory, and --restart forgets it: keep one.")
-    quiet_hub()  # uploads go on behind the training's own bar
-    publish = push_to_hub or connected.kind == "local"
+    publish = push_to_hub or hub.kind == "local"
     if publish:
-        namespace = namespace or _namespace_before(directory, base, connected)
-        namespace = check_access(namespace or ("local" if connected.kind == "local" else None), hub=connected)
-        publish = not read_only
+        namespace = namespace or _namespace_before(directory, base, hub)
+        namespace = check_access(namespace or ("local" if hub.kind == "local" else None), hub=hub)
     context = RunContext(
-        recipe=found,
+        recipe=recipe,
         directory=directory,
-        hub=connected,
+        hub=hub,
         namespace=namespace or "local",
-        publish=publish,
+        publish=publish and not read_only,
         restart=restart,
         fresh=restart,
         overwrite=overwrite_repo,
@@ -224,18 +234,15 @@ def open_run(
         own=own or OWN,
         variant=variant,
     )
-    kept = kept_here(context) if publish and not asked else None
+    kept = kept_here(context) if context.publish and not explicit else None
     if kept is not None:
-        context = replace(context, publish=False)
-        click.echo(f"Nothing is published: {kept}", err=True)
-    elif publish:
-        click.echo(f"Publishing to {namespace}/{found.name}-{f'{variant}-' if variant else ''}*", err=True)
+        click.echo(f"Not publishing: {kept}", err=True)
+        return replace(context, publish=False)
+    if context.publish:
+        click.echo(f"Publishing to {namespace}/{recipe.name}-{f'{variant}-' if variant else ''}*", err=True)
     else:
-        click.echo(f"Nothing is published{'.' if read_only else ': --push_to_hub would.'}", err=True)
-    if not restart:  # before anything is sent under this recipe's names
-        context.check_recipe(["data", *STAGES, "eval"])
-    with publishing(context, patience=patience, stages=stages, again=again) as publisher:
-        yield context, publisher
+        click.echo(f"Not publishing.{'' if read_only else ' Pass --push_to_hub to publish.'}", err=True)
+    return context
 
 
 @contextlib.contextmanager

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import ZooError
-from .common import FLAGS, SOURCE_HUB, quiet_hub, run_flags
+from .common import quiet_hub, run_flags
 from .open_run import settle_hub
+from .options import FLAGS, SOURCE_HUB, json_option
 from .tables import print_json, table
 
 if TYPE_CHECKING:
@@ -24,16 +25,16 @@ COLUMNS = ("weights", "gradients", "optimizer", "activations", "cache", "logits"
 
 
 @contextlib.contextmanager
-def looking_hub(asked: bool, source: str | None) -> Iterator[Hub]:
+def reading_hub(needed: bool, source: str | None) -> Iterator[Hub]:
     """Connects to the Hubs that a command which publishes nothing reads: those that `rlhf-zoo run` asks without --hub.
 
     Args:
-        asked: Whether the recipe names anything that lies on a Hub; else none is started.
+        needed: Whether the recipe names anything on a Hub; else none is started.
         source: The value of --source_hub.
     """
     from ..hub.client.connect import CLIENT
 
-    with settle_hub(None, push_to_hub=False, source=source) if asked else contextlib.nullcontext(CLIENT) as hub:
+    with settle_hub(None, push_to_hub=False, source=source) if needed else contextlib.nullcontext(CLIENT) as hub:
         quiet_hub()
         yield hub
 
@@ -41,11 +42,11 @@ def looking_hub(asked: bool, source: str | None) -> Iterator[Hub]:
 @click.command(context_settings=FLAGS)
 @click.argument("recipe")
 @click.option("--gpu", help="h100:8, rtx4090, 24gb:2, cpu, …  [default: this machine's, else the recipe's]")
-@click.option("--lora", is_flag=True, help="As if every stage trained LoRA adapters, on weights in bfloat16.")
-@click.option("--load_in_4bit", "--load-in-4bit", is_flag=True, help="And as if these weights were held in 4 bits.")
+@click.option("--lora", is_flag=True, help="Assume that every stage trains LoRA adapters on weights in bfloat16.")
+@click.option("--load_in_4bit", "--load-in-4bit", is_flag=True, help="Also assume that these weights are in 4 bits.")
 @click.option("--prompt_length", "--prompt-length", type=click.IntRange(min=1), help="Tokens of the longest prompt.")
 @SOURCE_HUB
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option()
 @click.pass_context
 def plan(
     ctx: click.Context,
@@ -57,7 +58,7 @@ def plan(
     source_hub: str | None,
     as_json: bool,
 ) -> None:
-    """Say what a recipe needs: memory of each device by phase, the smallest change that makes it fit, and time.
+    """Compute what a recipe needs: memory of each device by phase, the smallest change that makes it fit, and time.
 
     Nothing is trained and no weights are loaded. Keys of the recipe are flags, as in `rlhf-zoo run`.
 
@@ -68,7 +69,7 @@ def plan(
     flags = run_flags(ctx, recipe, names=False)
     from ..pipeline.plan.devices import here, parse_device
 
-    device = None if gpu is None else parse_device(gpu)  # a mistake in it is told at once
+    device = None if gpu is None else parse_device(gpu)  # reports a mistake before the slow imports
     from ..pipeline.plan.plan import LORA, make_plan, models_elsewhere
     from ..runs.recipe import load_recipe
     from ..runs.registry import STAGES
@@ -91,7 +92,7 @@ def plan(
             assumed += [f"{stage}.{key} {json.dumps(keys[key])}, as the recipe's zoo.yaml says for {device}"
                         for key in keys if key not in flags[stage]]  # fmt: skip
             flags[stage] = {**keys, **flags[stage]}
-    with looking_hub(models_elsewhere(loaded, flags), source_hub) as hub:
+    with reading_hub(models_elsewhere(loaded, flags), source_hub) as hub:
         made = make_plan(loaded, device, flags, prompt=prompt_length, hub=hub)
     made = replace(made, assumed=[*made.assumed, *assumed])
     if as_json:

@@ -1,4 +1,4 @@
-"""`rlhf-zoo probe`: anybody's rollouts against the SFT model's, by the probes and the verdict's rule."""
+"""`rlhf-zoo probe`: probes for reward hacking, and the verdict, on rollouts of any trainer."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import ZooError
-from .common import SOURCE_HUB, TRUST, UserPath
 from .open_run import settle_hub
+from .options import HUB, SOURCE_HUB, TRUST, UserPath, json_option
 from .tables import console_of, print_json, table
 
 if TYPE_CHECKING:
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 @click.option(
     "--verifiable",
     is_flag=True,
-    help="The reward is a program that checks answers: it is its own judge, and may acquit.",
+    help="The reward is a program that checks answers, so it may serve as its own judge.",
 )
-@click.option("--hub", help="'local' or an address.")
+@HUB
 @SOURCE_HUB
 @TRUST
-@click.option("--seed", type=int, default=1, show_default=True, help="Of permutations and intervals.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--seed", type=int, default=1, show_default=True, help="Seed of permutations and intervals.")
+@json_option()
 def probe(
     completions: Path,
     against: Path,

@@ -7,8 +7,9 @@ import click
 
 from ..errors import ZooError
 from ..runs.registry import STAGES
-from .common import OVERWRITE, TRUST_RUN, UserPath, stage_directories
+from .common import stage_directories
 from .open_run import run_context, writing
+from .options import OVERWRITE, PATIENCE, PRIVATE, TRUST_RUN, UserPath
 
 
 @click.command()
@@ -31,16 +32,14 @@ def card(run: Path, step: int | None) -> None:
 
 @click.command()
 @click.argument("run", type=UserPath())
-@click.option("--resume", is_flag=True, help="Send what the run was to publish, to where it was to go.")
+@click.option("--resume", is_flag=True, help="Send what the run was meant to publish, to the Hub it was meant for.")
 @click.option("--hub", help="'local' or an address.  [default: as for the training commands]")
 @click.option("--namespace", help="Publish under this name.  [default: local, or the token's owner]")
-@click.option("--private", is_flag=True, help="Make repositories private.")
-@click.option(
-    "--patience", type=click.FloatRange(min=0), help="Wait so many seconds for a Hub that fails.  [default: 180]"
-)
+@PRIVATE
+@PATIENCE
 @OVERWRITE
 @TRUST_RUN
-@click.option("--base", "named", help="Where the model is published that LoRA adapters lie on, if it lay in a folder.")
+@click.option("--base", "named", help="Published name of the base model of LoRA adapters, if it was in a folder.")
 def push(
     run: Path, resume: bool, hub: str | None, namespace: str | None, private: bool, named: str | None, **options: Any
 ) -> None:
@@ -54,7 +53,7 @@ def push(
       rlhf-zoo push --resume runs/demo
     """
     from ..hub.client.run_signature import FLAG
-    from ..pipeline.experiments.ablate import ablation_of
+    from ..pipeline.experiments.runner import variant_of
     from ..runs.recipe import Recipe
     from ..runs.record import StageRecord
     from ..runs.rounds import round_of
@@ -92,7 +91,7 @@ def push(
         private=private,
         stages=None if resume else tuple(folder.name for folder in folders),
         again=not resume,
-        **(ablation_of(root) or round_of(root)),
+        **(variant_of(root) or round_of(root)),
         **options,
     ) as (context, publisher):
         assert publisher is not None

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import ZooError
-from .common import UserPath
 from .open_run import settle_hub
+from .options import HUB, UserPath, json_option
 from .tables import print_json, table
 
 if TYPE_CHECKING:
@@ -21,12 +21,12 @@ _SHOWN = 5
 
 @click.command()
 @click.argument("repository", metavar="REPOSITORY[@REVISION]")
-@click.option("--output_dir", "--output-dir", type=UserPath(), help="Put the files here.")
+@click.option("--output_dir", "--output-dir", type=UserPath(), help="Folder for the files.")
 @click.option("--list", "listing", is_flag=True, help="Show its checkpoints with reward and KL; fetch nothing.")
-@click.option("--hub", help="'local' or an address.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@HUB
+@json_option()
 def pull(repository: str, output_dir: Path | None, listing: bool, hub: str | None, as_json: bool) -> None:
-    """Fetch a checkpoint and print where it lies.
+    """Download a checkpoint and print its path.
 
     REVISION is a branch, a tag such as best, a commit, or a step: step-40, or 40 unless a branch or tag is called that.
     Without one it is main. An interrupted download goes on where it stopped, and each file is checked against the

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..runs.registry import STAGES
-from .common import FLAGS, SOURCE_HUB, UserPath, run_flags
-from .plan import looking_hub
+from .common import run_flags
+from .options import FLAGS, SOURCE_HUB, UserPath, json_option
+from .plan import reading_hub
 from .tables import print_json, table
 
 if TYPE_CHECKING:
@@ -31,8 +32,10 @@ def recipes() -> None:
 
 
 @recipes.command("list")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--readme", type=UserPath(), help="Put a table of ours between the markers of this file.")
+@json_option()
+@click.option(
+    "--readme", type=UserPath(), help="Write the package's recipes as a table between the markers of this file."
+)
 def recipes_list(as_json: bool, readme: Path | None) -> None:
     """The recipes that come with the package, and those of other packages, by what they need.
 
@@ -130,12 +133,12 @@ def _validate(recipe: str, flags: dict[str, dict[str, Any]], source_hub: str | N
             reward_functions(settings)
     if "ppo" in checked:
         check_parents(loaded, checked["ppo"])
-    with looking_hub(on_a_hub(loaded, shared, checked), source_hub) as hub:
-        _look_on(hub, loaded, shared, checked)
+    with reading_hub(on_a_hub(loaded, shared, checked), source_hub) as hub:
+        _check_on_hub(hub, loaded, shared, checked)
 
 
-def _look_on(hub: Hub, found: Recipe, shared: RecipeConfig, checked: dict[str, StageSettings]) -> None:
-    """What of a recipe can be checked only with a look at its models and data."""
+def _check_on_hub(hub: Hub, recipe: Recipe, shared: RecipeConfig, checked: dict[str, StageSettings]) -> None:
+    """Checks what needs the files of the recipe's models and data."""
     from ..evaluation.judges.named import check_names, needing_labels
     from ..evaluation.lm_eval import check_tasks
     from ..hub.client.refusals import reason
@@ -143,14 +146,16 @@ def _look_on(hub: Hub, found: Recipe, shared: RecipeConfig, checked: dict[str, S
     from ..runs.checks.splits import check_forms, check_labeled, check_own_pairs
     from ..runs.judge import with_judge
 
-    last = hub.source or hub  # the one that is asked last
+    last = hub.source or hub  # the Hub that is tried last
     silence = last.silence()
-    if silence is not None:  # asked once, not for each name
+    if silence is not None:  # so that it is not tried again for each name
         last = replace(last, offline=True)
         hub = last if hub.source is None else replace(hub, source=last)
-    unseen = {f"the columns of {name}": why for name, why in check_forms(shared, checked, hub, every_row=True).items()}
+    unchecked = {
+        f"the columns of {name}": why for name, why in check_forms(shared, checked, hub, every_row=True).items()
+    }
     models = named_models(checked, hub, leniently=True)
-    unseen |= {f"the context of {model.name}": model.unseen for model in models.values() if model.unseen is not None}
+    unchecked |= {f"the context of {model.name}": model.unseen for model in models.values() if model.unseen is not None}
     if "ppo" in checked:
         check_label(models, checked["ppo"])
         check_tokenizers(models, checked["ppo"])
@@ -159,24 +164,24 @@ def _look_on(hub: Hub, found: Recipe, shared: RecipeConfig, checked: dict[str, S
         check_names(names, shared.evaluation.asked_llm, hub=None)
         if "classifier" in names:
             with needing_labels():
-                unseen |= {f"the labels of {name}": why for name, why in check_labeled(shared, hub).items()}
+                unchecked |= {f"the labels of {name}": why for name, why in check_labeled(shared, hub).items()}
         check_tasks(shared.evaluation.lm_eval)
-        unseen |= {f"the pairs of {name}": why for name, why in check_own_pairs(found, shared, hub).items()}
+        unchecked |= {f"the pairs of {name}": why for name, why in check_own_pairs(recipe, shared, hub).items()}
     cut = cut_by_sft(shared, checked["sft"], models.get("policy"), hub) if "sft" in checked else None
-    click.echo(f"{found.name} is valid: {', '.join(found.stages)}.")
+    click.echo(f"{recipe.name} is valid: {', '.join(recipe.stages)}.")
     if cut is not None and cut.cut:
         click.echo(f"Of the stage sft {cut.line}.")
-    if unseen:
-        why = next(iter(unseen.values())) if silence is None else f"it does not answer: {reason(silence)}"
+    if unchecked:
+        why = next(iter(unchecked.values())) if silence is None else f"it does not answer: {reason(silence)}"
         click.echo(
-            f"Not looked at: {', '.join(unseen)}, which {last.address} does not show ({why}); --source_hub names "
+            f"Not checked: {', '.join(unchecked)}, which {last.address} does not show ({why}); --source_hub names "
             "another Hub."
         )
 
 
 @recipes.command("keys")
 @click.argument("stage", type=click.Choice(["recipe", *STAGES]))
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option()
 def recipes_keys(stage: str, as_json: bool) -> None:
     """Every key that a stage takes, in its YAML or as a flag.
 
@@ -188,7 +193,10 @@ def recipes_keys(stage: str, as_json: bool) -> None:
     from ..runs.settings.parse import recipe_keys
 
     if stage == "recipe":
-        keys = {name: (str(getattr(hint, "__name__", hint)), *rest) for name, (hint, *rest) in recipe_keys().items()}
+        keys = {
+            name: (str(getattr(hint, "__name__", hint)), default, text)
+            for name, (hint, default, text) in recipe_keys().items()
+        }
     else:
         keys = {name: (key.type, key.default, key.help) for name, key in declared_keys(stage).items()}
     rows = [

@@ -12,8 +12,9 @@ from pathlib import Path
 import click
 
 from ..errors import ZooError
-from .common import UserPath, quiet_hub
+from .common import quiet_hub
 from .open_run import open_run, settle_hub, writing
+from .options import UserPath, json_option
 from .tables import print_json
 
 log = logging.getLogger(__name__)
@@ -22,7 +23,7 @@ log = logging.getLogger(__name__)
 @click.command()
 @click.argument("recipe")
 @click.option("--keep", type=UserPath(), help="Keep the run and its Hub in this folder, which is new or empty.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option()
 def smoke(recipe: str, keep: Path | None, as_json: bool) -> None:
     """Train a recipe for a few steps on miniatures of its models and data, through every stage and a Hub of its own.
 
@@ -38,8 +39,8 @@ def smoke(recipe: str, keep: Path | None, as_json: bool) -> None:
     loaded = load_recipe(recipe)
     if not loaded.zoo:
         raise ZooError(
-            f"There is no {loaded.source('zoo')}, which says of what its models and data are miniatures: "
-            "write one as CONTRIBUTING.md has it, or run the recipe shortened, by --ppo.max_steps and the like."
+            f"There is no {loaded.source('zoo')}, which describes miniatures of its models and data: write one as in "
+            "CONTRIBUTING.md, or run the recipe with fewer steps, by --ppo.max_steps and the like."
         )
     if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
         raise ZooError(f"{keep} is there already and is not empty: give --keep another folder.")
@@ -73,15 +74,15 @@ def smoke(recipe: str, keep: Path | None, as_json: bool) -> None:
         if as_json:
             print_json({"recipe": loaded.name, "passed": failed is None, "seconds": seconds, "error": failed})
         else:
-            what = "passed" if failed is None else f"FAILED: {failed}"
-            console.print(f"{loaded.name}: {what} ({seconds:.0f} s)", highlight=False, markup=False)
+            verdict = "passed" if failed is None else f"FAILED: {failed}"
+            console.print(f"{loaded.name}: {verdict} ({seconds:.0f} s)", highlight=False, markup=False)
     if failed is not None:
         raise click.exceptions.Exit(1)
 
 
 @contextlib.contextmanager
 def _home(folder: Path) -> Iterator[None]:
-    """A home of rlhf-zoo's own, with its Hub and caches; the environment is then as it was."""
+    """Sets RLHF_ZOO_HOME, with its Hub and caches, to a folder; restores the environment at the end."""
     before = dict(os.environ)
     os.environ["RLHF_ZOO_HOME"] = str(folder.absolute())
     try:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import ZooError
-from .common import SOURCE_HUB, check_repo, quiet_hub
+from .common import check_repo, quiet_hub
 from .open_run import settle_hub
+from .options import HUB, SOURCE_HUB, lineage_options
 
 if TYPE_CHECKING:
     from ..app.space.deploy import Deployed
@@ -20,17 +21,16 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("ppo")
 @click.option("--repo", help="The Space, NAMESPACE/NAME.  [default: local or the token's owner, NAME-compare]")
-@click.option("--sft", help="The SFT model.  [default: from the PPO checkpoint's lineage]")
-@click.option("--reward", help="The reward model.  [default: from the lineage]")
+@lineage_options
 @click.option("--votes", metavar="NAMESPACE/NAME", help="The data set for blind votes.  [default: none are kept]")
 @click.option(
     "--ablation",
     metavar="REPO",
     multiple=True,
-    help="Another run from the same SFT checkpoint; again for more, PPO itself for none.  [default: found by recipe]",
+    help="Another run from the same SFT checkpoint; may be repeated; PPO itself for none.  [default: by recipe]",
 )
-@click.option("--private/--public", default=None, help="Who sees it.  [default: private if one of its models is]")
-@click.option("--hub", help="'local' or an address.")
+@click.option("--private/--public", default=None, help="Visibility.  [default: private if one of its models is]")
+@HUB
 @SOURCE_HUB
 def deploy(
     ppo: str,
@@ -39,7 +39,7 @@ def deploy(
     private: bool | None,
     hub: str | None,
     source_hub: str | None,
-    **given: Any,
+    **options: Any,
 ) -> None:
     """Make or update a Space with the comparison page: SFT and PPO side by side, with rewards and KL.
 
@@ -60,7 +60,7 @@ def deploy(
 
         quiet_hub()
         own = check_access("local" if connected.kind == "local" else None, hub=connected)
-        models = find_models(ppo, **given)
+        models = find_models(ppo, **options)
         models, problem = with_runs(models, ablation or None)
         if problem is not None:
             click.echo(problem, err=True)
@@ -76,11 +76,11 @@ def deploy(
 
 
 def _tell(name: str, done: Deployed, models: SpaceModels, hub: Hub) -> None:
-    what = "made" if done.created else "updated" if done.changed else "unchanged"
+    state = "created" if done.created else "updated" if done.changed else "unchanged"
     # The embedded Hub's address ends with this command.
     where = f"{name} on the embedded Hub" if hub.kind == "local" else done.url
     kind = "a live page" if done.sdk == "gradio" else "a static page"
-    click.echo(f"Space: {where} ({kind}, {what}, commit {done.commit[:10]})")
+    click.echo(f"Space: {where} ({kind}, {state}, commit {done.commit[:10]})")
     if done.refused is not None:
         click.echo(
             f"It is a static page: this account may have no Gradio Space (402: {done.refused}), so it holds "
@@ -104,8 +104,7 @@ def _tell(name: str, done: Deployed, models: SpaceModels, hub: Hub) -> None:
 
 
 def _collect(models: SpaceModels, space: str, hub: Hub, *, private: bool) -> None:
-    """Puts the Space into its recipe's Collection. A Hub or token that has no Collections is said, and costs nothing
-    else."""
+    """Puts the Space into its recipe's Collection. A Hub or token without Collections costs a message alone."""
     from ..publishing.collections import collect
 
     if models.recipe is None:

@@ -1,21 +1,33 @@
-"""`rlhf-zoo sweep`: a recipe's PPO over a grid of its keys and over seeds."""
+"""`rlhf-zoo sweep|ablate`: a recipe's PPO under several settings and seeds."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import contextlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..errors import ZooError
-from .ablate import show_spread
-from .common import FLAGS, LM_EVAL, run_flags, run_options
-from .open_run import run_context
+from ..runs.registry import STAGES
+from .common import run_flags
+from .open_run import open_run, run_context, settle_hub, settle_run, writing
+from .options import FLAGS, LM_EVAL, json_option, run_options, seeds_option
+from .tables import interval
 
 if TYPE_CHECKING:
-    from ..pipeline.experiments.ablate import Outcome, Variant
+    from rich.console import Console
+
+    from ..evaluation.stats import Spread
+    from ..pipeline.experiments.runner import Outcome, Variant
     from ..runs.context import Publisher, RunContext
+    from ..runs.recipe import Recipe
+
+EXAMPLE = "kl_coef=0.02,0.05,0.1"
+#: Columns of the table of figures. More would not fit into 80 columns of text.
+COLUMNS = {"reward": "reward", "judge": "judge", "kl": "KL", "length": "tokens", "distinct_2": "distinct-2"}
 
 
 @click.command(context_settings=FLAGS)
@@ -27,10 +39,10 @@ if TYPE_CHECKING:
     metavar="KEY=LIST",
     help="Values of a key of PPO, kl_coef=0.02,0.05,0.1; several times for the combinations of several keys.",
 )
-@click.option("--seeds", type=click.IntRange(min=1), default=1, show_default=True, help="PPO runs of each combination.")
+@seeds_option("PPO runs of each combination.")
 @run_options
 @LM_EVAL
-@click.option("--json", "as_json", is_flag=True, help="Print overview.json at the end instead of a table.")
+@json_option("Print overview.json at the end instead of a table.")
 @click.pass_context
 def sweep(ctx: click.Context, recipe: str, grid: tuple[str, ...], seeds: int, as_json: bool, **options: Any) -> None:
     """Train PPO under every combination of a grid and several seeds, each a tag, and show one table.
@@ -44,74 +56,224 @@ def sweep(ctx: click.Context, recipe: str, grid: tuple[str, ...], seeds: int, as
     Example:
       rlhf-zoo sweep tiny-world --grid kl_coef=0.02,0.05,0.1 --seeds 3
     """
-    from ..pipeline.experiments.sweep import cells, read_grid, write_overview
+    from ..pipeline.experiments.sweep import SWEEP, train, write_overview
     from ..runs.recipe import load_recipe
 
     flags = run_flags(ctx, recipe)
     loaded = load_recipe(recipe)
-    if "ppo" not in loaded.stages:
-        raise ZooError(f"The recipe {loaded.name} has no stage ppo, so there is nothing to sweep: give it a ppo.yaml.")
-    values = read_grid(grid, given=flags.get("ppo", {}))
+    _check_ppo(loaded, "sweep")
+    values = read_grid(grid, flags=flags.get("ppo", {}))
     with run_context(recipe, flags, **options) as (context, publisher):
         from rich.console import Console
 
-        from ..pipeline.experiments.ablate import own_seed
+        from ..pipeline.experiments.runner import own_seed, variants
 
         run = context.directory
         first = own_seed(context.recipe, flags, run) if seeds > 1 else 1
-        outcomes, unsent = _train(context, publisher, cells(values, seeds=seeds, first=first), flags)
-        path = write_overview(run, loaded.name, values, outcomes)
+        cells = variants(values, folder=SWEEP, seeds=seeds, first=first)
+        outcomes, refused = train(context, publisher, cells, flags, Console(stderr=True))
+        path = write_overview(run, loaded.name, outcomes, values)
         if as_json:
             click.echo(path.read_text(encoding="utf-8").rstrip())
         else:
-            show_spread(Console(), "Held-out prompts, by cell; KL in nats per completion", outcomes)
+            _show_figures(Console(), "Held-out prompts, by cell; KL in nats per completion", outcomes)
             if context.publish:
                 tag = f"{context.repo('ppo')}@{outcomes[0].variant.name}"
                 click.echo(f"Each run is a tag, as in `rlhf-zoo pull {tag} --hub {context.hub.label}`.")
             click.echo(f"The figures are in {path}.")
-        if unsent is not None:
-            raise unsent
+        if refused is not None:
+            raise refused
 
 
-def _train(
-    context: RunContext, publisher: Publisher | None, every: Sequence[Variant], flags: Mapping[str, Mapping[str, Any]]
-) -> tuple[list[Outcome], ZooError | None]:
-    """What came of each cell, and what a Hub said that refused a tag."""
-    from rich.console import Console
+@click.command(context_settings=FLAGS)
+@click.argument("recipe")
+@click.option("--kl_coef", "--kl-coef", "kl_coef", required=True, metavar="LIST", help="Values of β: 0,0.02,0.1,0.5.")
+@seeds_option("PPO runs of each value.")
+@run_options
+@json_option("Print overview.json at the end instead of a table.")
+@click.pass_context
+def ablate(
+    ctx: click.Context,
+    recipe: str,
+    kl_coef: str,
+    seeds: int,
+    output_dir: Path | None,
+    hub: str | None,
+    source_hub: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Train PPO under several β from one SFT and reward model, and compare the runs.
 
-    from ..pipeline import run_recipe as pipeline
-    from ..pipeline.experiments.ablate import outcome
-    from ..publishing.sweep_tags import send_cell
-    from ..runs.lock import sole_writer
+    Each run is published as RECIPE-kl-coef-VALUE-ppo, and `rlhf-zoo compare` on one of them has a slider over all. SFT
+    and reward model are the recipe's own, in the same run directory; what is finished is not trained again. Other keys
+    are flags as for `rlhf-zoo run`. With --seeds, figures are means over PPO's seeds, with the range.
 
-    run, console = context.directory, Console(stderr=True)
-    opened = [
-        (each, replace(context, directory=each.directory(run), base=run, variant=each.name, flags=each.flags(flags)))
-        for each in every
-    ]
-    for variant, cell in opened:
-        if variant.seed is None:  # what a seed changes is no mistake
-            pipeline.check(cell)
-    shared = replace(context, restart=False, checked=True)  # --restart is of the cells
-    pipeline.claim(shared, publisher)
-    for stage in context.recipe.stages:
-        if stage != "ppo":
-            console.rule(f"[bold]{stage}")
-            pipeline.run_stage(shared, stage, publisher)
-    if publisher is not None:
-        publisher.drain()
-    outcomes: list[Outcome] = []
-    refused: ZooError | None = None
-    for place, (variant, cell) in enumerate(opened, start=1):
-        console.rule(f"[bold]{variant.label} ({place} of {len(opened)})")
-        variant.note(run)
-        with sole_writer(cell.directory, command=context.command):
-            pipeline.run(cell, console)
-            if publisher is not None:
-                try:
-                    send_cell(context, cell, variant.name)
-                except ZooError as error:
-                    console.print(f"Warning: {error}", highlight=False, markup=False)
-                    refused = error
-        outcomes.append(outcome(variant, run))
-    return outcomes, refused
+    \b
+    Example:
+      rlhf-zoo ablate tiny-world --kl_coef 0,0.02,0.1,0.5
+    """
+    from ..pipeline.experiments.runner import own_seed, run_variants, variants
+    from ..pipeline.experiments.sweep import ABLATION, write_overview
+
+    flags = run_flags(ctx, recipe)
+    loaded, run = settle_run(recipe, output_dir=output_dir, namespace=options["namespace"])
+    _check_ppo(loaded, "ablate")
+    values = read_values("kl_coef", kl_coef, flags=flags.get("ppo", {}))
+    with writing(run), settle_hub(hub, push_to_hub=options["push_to_hub"], source=source_hub) as connected:
+        from rich.console import Console
+
+        first = own_seed(loaded, flags, run) if seeds > 1 else 1
+        runs = variants(values, folder=ABLATION, seeds=seeds, first=first)
+        contexts = []
+
+        @contextlib.contextmanager
+        def opened(variant: Variant) -> Iterator[tuple[RunContext, Publisher | None]]:
+            fields = variant.fields(run, flags)
+            directory = fields["directory"]
+            with writing(directory), open_run(loaded, connected=connected, **fields, **options) as (own, publisher):
+                contexts.append(own)
+                yield own, publisher
+
+        outcomes = run_variants(run, runs, opened, Console(stderr=True))
+        path = write_overview(run, loaded.name, outcomes)
+        if as_json:
+            click.echo(path.read_text(encoding="utf-8").rstrip())
+            return
+        console = Console()
+        _show_figures(console, "Held-out prompts, by β; KL in nats per completion", outcomes)
+        _show_samples(console, outcomes)
+        click.echo(f"The figures are in {path}, the curves in {path.with_suffix('.png')}.")
+        if contexts[-1].publish:
+            click.echo(f"\nTry next:\n  rlhf-zoo compare {outcomes[0].repo} --hub {connected.label}")
+
+
+def read_grid(options: Sequence[str], *, flags: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Reads the options --grid.
+
+    Args:
+        options: Their values, such as ["kl_coef=0.02,0.05"].
+        flags: The other flags of PPO.
+
+    Returns:
+        Key -> its values, each once.
+
+    Raises:
+        ZooError: A key is not PPO's, has a wrong value, or is given twice.
+    """
+    listed = dict(_parts(option) for option in options)
+    if len(listed) < len(options):
+        raise ZooError("--grid lists the values of one key twice: write them into one list.")
+    for key in listed:
+        _check_key(key, flags)
+    from ..runs.settings.declared import refused_keys
+    from ..runs.settings.values import checked_keys, coerce
+
+    hints, refused = _hints(listed), refused_keys("ppo")
+    grid: dict[str, list[Any]] = {}
+    for key, text in listed.items():
+        for item in coerce(text, list[str]):
+            value = {key: item.strip()}
+            value = checked_keys(value, hints, "--grid", of="the stage ppo", refused=refused, flag="--grid ")
+            if value[key] not in grid.setdefault(key, []):
+                grid[key].append(value[key])
+    return grid
+
+
+def _hints(keys: Iterable[str]) -> dict[str, Any]:
+    """The types of PPO's keys. Those of numbers and booleans are read without a slow import of the dataclass."""
+    from ..runs.settings.declared import declared_keys
+
+    declared = {key: entry.hint for key, entry in declared_keys("ppo").items()}
+    if all(declared.get(key, Any) is not None for key in keys):
+        return declared
+    from ..runs.settings.parse import stage_keys
+
+    return {key: hint for key, (hint, _, _) in stage_keys("ppo").items()}
+
+
+def _parts(option: str) -> tuple[str, str]:
+    key, _, text = option.partition("=")
+    if not key.strip() or not text.strip():
+        raise ZooError(f"--grid is {option!r}: write KEY=VALUE,VALUE, such as {EXAMPLE}.")
+    return key.strip().removeprefix("ppo.").replace("-", "_"), text
+
+
+def _check_key(key: str, flags: Mapping[str, Any]) -> None:
+    from ..runs.data.layout import HOLDS_OUT
+
+    if key.partition(".")[0] in STAGES:
+        raise ZooError(f"--grid lists {key}, and all cells share one SFT policy and reward model: list keys of PPO.")
+    if key in HOLDS_OUT:
+        raise ZooError(f"--grid lists {key}, which may decide what SFT learns from: list keys of PPO's training.")
+    if key == "seed":
+        raise ZooError("--grid lists seeds: say how many by --seeds.")
+    if key in flags:
+        raise ZooError(f"--ppo.{key} is given and --grid lists values of it: leave --ppo.{key} out.")
+
+
+def read_values(key: str, listed: str, *, flags: Mapping[str, Any]) -> dict[str, list[float]]:
+    """Reads the option of an ablation as a grid.
+
+    Args:
+        key: A key of PPO whose values are numbers.
+        listed: Its values, such as "0,0.02,0.1".
+        flags: The other flags of PPO.
+
+    Raises:
+        ZooError: An item is not a number, or is negative; or `flags` has the key too.
+    """
+    from ..runs.settings.values import listed_numbers
+
+    if key in flags:
+        raise ZooError(f"--ppo.{key} is given and --{key} lists values: leave --ppo.{key} out.")
+    return {key: listed_numbers(f"--{key}", listed, example="0,0.02,0.1")}
+
+
+def _check_ppo(recipe: Recipe, verb: str) -> None:
+    if "ppo" not in recipe.stages:
+        raise ZooError(f"The recipe {recipe.name} has no stage ppo, so there is nothing to {verb}: give it a ppo.yaml.")
+
+
+def _show_figures(console: Console, title: str, outcomes: Sequence[Outcome]) -> None:
+    """Prints a table with a row for each setting, its figures over seeds and its verdicts; and which probes fire."""
+    from rich.table import Table
+
+    from ..pipeline.experiments.runner import over_settings
+
+    table = Table(title=title)
+    for heading in ("", *COLUMNS.values(), "win rate", "verdict"):
+        table.add_column(heading, justify="left" if heading in ("", "verdict") else "right")
+    for setting, figures, group in over_settings(outcomes):
+        cells = [_over_seeds(figures[name]) for name in COLUMNS]
+        one_run = len(group) == 1
+        won = interval(group[0].win_rate, digits=3) if one_run else _over_seeds(figures["win_rate"], digits=3)
+        verdicts = [outcome.verdict or "none" for outcome in group]
+        if not one_run:  # without the part in brackets, which differs from run to run
+            counts = Counter(verdict.partition(" (")[0] for verdict in verdicts)
+            verdicts = [f"{count} {name}" for name, count in counts.items()]
+        table.add_row(setting, *cells, won, ", ".join(verdicts))
+    console.print(table)
+    for outcome in outcomes:
+        if outcome.fired:
+            console.print(f"{outcome.variant.label}: probes fire for {', '.join(outcome.fired)}.", highlight=False)
+
+
+def _show_samples(console: Console, outcomes: Sequence[Outcome]) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title="The same prompts and random numbers under each β", show_lines=True)
+    for heading in ("prompt", *(outcome.variant.label for outcome in outcomes)):
+        table.add_column(heading)
+    for rows in zip(*(outcome.samples for outcome in outcomes), strict=True):
+        cells = [f"{escape(text)}\n[dim]reward {reward:.2f}, judge {judge:.2f}[/]" for _, text, reward, judge in rows]
+        table.add_row(escape(rows[0][0]), *cells)
+    console.print(table)
+
+
+def _over_seeds(figure: Spread, *, digits: int = 2) -> str:
+    """A mean over seeds, with its 95% interval, or of few seeds with the range."""
+    low, high = (f"{end:.{digits}f}" for end in figure.ci95 or figure.range)
+    within = f" [{low}, {high}]" if figure.ci95 else f" ({low} to {high})"
+    return f"{figure.mean:.{digits}f}" + (within if figure.n > 1 else "")

@@ -13,9 +13,9 @@ from ..errors import printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-# What a reader copies stays on one line.
+# Columns that readers copy from; their cells stay on one line.
 COPIED = ("revision", "commit", "date", "key", "model", "repository", "step")
-# Letters of a word that a table never breaks.
+# A table never breaks a word of at most so many letters.
 SHORT = 16
 
 
@@ -70,16 +70,16 @@ def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
 
     rows = [[printable(cell) for cell in row] for row in rows]
     cells = [*zip(columns, *rows, strict=True)]
-    whole = [max(cell_len(line) for cell in column for line in cell.splitlines() or [""]) for column in cells]
+    full = [max(cell_len(line) for cell in column for line in cell.splitlines() or [""]) for column in cells]
     words = [
         most if column[0] in COPIED else max(cell_len(word) for cell in column for word in cell.split() or [""])
-        for most, column in zip(whole, cells, strict=True)
+        for most, column in zip(full, cells, strict=True)
     ]
     console, apart = console_of(120), 3 * len(columns) + 1
     close = console.is_terminal and sum(words) + apart > console.width
     around = len(columns) - 1 if close else apart
     breakable = [place for place, column in enumerate(columns) if column not in COPIED]
-    while close and breakable and sum(words) + around > console.width:  # long names alone are broken
+    while close and breakable and sum(words) + around > console.width:  # only long names are broken
         longest = max(breakable, key=words.__getitem__)
         if words[longest] <= SHORT:
             break
@@ -88,9 +88,9 @@ def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
     table = Table(title=title or None, box=box.SIMPLE_HEAD, padding=0 if close else (0, 1), show_edge=not close)
     widths = dict(enumerate(words))
     for left, place in enumerate(
-        sorted(widths, key=lambda place: whole[place] - words[place])
-    ):  # who needs least first
-        more = min(whole[place] - words[place], room // (len(columns) - left))
+        sorted(widths, key=lambda place: full[place] - words[place])
+    ):  # the column that needs least first
+        more = min(full[place] - words[place], room // (len(columns) - left))
         widths[place] += more
         room -= more
     for place, column in enumerate(columns):

@@ -1,4 +1,4 @@
-"""`rlhf-zoo sft|reward|ppo|run|doctor`: what trains, and what looks before."""
+"""`rlhf-zoo sft|reward|ppo|run|doctor`: training, and the checks before it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from ..errors import ZooError
 from ..modeling import distributed
 from ..runs.registry import STAGES, Stage
 from ..runs.settings.judge_names import check_judge_name
-from .common import FLAGS, LM_EVAL, run_flags, run_options
+from .common import run_flags
 from .open_run import publishing, run_context
+from .options import FLAGS, LM_EVAL, json_option, run_options
 from .plan import say
 from .tables import interval, print_json, table
 
@@ -27,22 +28,20 @@ if TYPE_CHECKING:
     from ..runs.context import RunContext
 
 
-#: Labels of further rounds that are no judge's name.
+#: Labelers of further rounds that are no judge's name.
 LABELS = ("gold", "judge")
 
 
 def run_one(
     recipe: str, stage: str, flags: Mapping[str, Mapping[str, Any]], quietly: bool = False, **options: Any
 ) -> Path:
-    """Runs one stage of a recipe, and says what came of it.
-
-    In several processes the first one says it.
+    """Runs one stage of a recipe and prints its result. Of several processes the first one prints it.
 
     Args:
         recipe: A name or a folder.
         stage: Its name; eval too.
         flags: By stage.
-        quietly: Whether to say it on the error stream, for a command that prints JSON.
+        quietly: Whether to print on stderr, for a command that prints JSON.
         **options: Of `run_context`.
 
     Returns:
@@ -50,13 +49,13 @@ def run_one(
     """
     distributed.join()
     with run_context(recipe, flags, **options) as (context, publisher):
-        from ..pipeline.run_recipe import renew_cards, run_stage, said
+        from ..pipeline.run_recipe import renew_cards, run_stage, summary_line
 
-        # --restart begins this stage again, and leaves the others as they are.
+        # --restart is of this stage alone.
         context.check_recipe([name for name in STAGES if name != stage])
         for named in STAGES:
             if context.flags[named]:
-                context.settings(named)  # a mistake in another stage's flags is one too
+                context.settings(named)  # checks the flags of other stages too
         if stage == "ppo" and distributed.first():
             say(context.recipe, context.flags, stage=stage, hub=context.hub)
         done = run_stage(context, stage, publisher)
@@ -68,7 +67,7 @@ def run_one(
             publisher.drain()
         if done:
             renew_cards(context, stage)
-        click.echo(f"{said(context, stage)}\nIn {context.directory / stage}", err=quietly)
+        click.echo(f"{summary_line(context, stage)}\nIn {context.directory / stage}", err=quietly)
         return context.directory / stage
 
 
@@ -97,7 +96,7 @@ def stage_command(stage: Stage) -> click.Command:
 @click.command(context_settings=FLAGS)
 @click.argument("recipe")
 @run_options
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option()
 @click.pass_context
 def doctor(ctx: click.Context, recipe: str, as_json: bool, **options: Any) -> None:
     """Run the guards of a recipe's PPO stage that need no training. Exit code 2 where one fails.
@@ -122,10 +121,10 @@ def doctor(ctx: click.Context, recipe: str, as_json: bool, **options: Any) -> No
     else:
         waiting = [finding for finding in findings if finding.status == SKIPPED]
         rows = [finding for finding in findings if finding not in waiting]
-        table("", ["check", "", "what was found"], [[finding.check, finding.status, finding.said] for finding in rows])
+        table("", ["check", "", "result"], [[finding.check, finding.status, finding.said] for finding in rows])
         for why in dict.fromkeys(finding.said for finding in waiting):
-            click.echo(f"Skipped ({why}): {', '.join(one.check for one in waiting if one.said == why)}.")
-    if any(one.status == FAILED for one in findings):
+            click.echo(f"Skipped ({why}): {', '.join(each.check for each in waiting if each.said == why)}.")
+    if any(finding.status == FAILED for finding in findings):
         raise click.exceptions.Exit(2)
 
 
@@ -138,20 +137,20 @@ def doctor(ctx: click.Context, recipe: str, as_json: bool, **options: Any) -> No
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="So often the reward model learns and PPO runs: each time also from pairs of samples of the last PPO policy.",
+    help="Number of rounds of reward-model training and PPO. Later rounds also learn from samples of the last policy.",
 )
 @click.option(
     "--labels",
-    help="Who puts these pairs in order: gold (`preference` of the reward stage), judge (the evaluation's), "
+    help="Labeler for the new pairs: gold (`preference` of the reward stage), judge (the evaluation's), "
     "votes:NAMESPACE/NAME, or a judge as in `rlhf-zoo eval`.  [default: gold where the recipe has it, else judge]",
 )
 @click.option(
     "--round_pairs",
     "--round-pairs",
     type=click.IntRange(min=1),
-    help="So many pairs in each round.  [default: simulated_pairs of the reward stage, else 1000]",
+    help="New pairs in each round.  [default: simulated_pairs of the reward stage, else 1000]",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print summary.json, or rounds.json, instead of tables.")
+@json_option("Print summary.json, or rounds.json, instead of tables.")
 @click.pass_context
 def run(
     ctx: click.Context,
@@ -162,20 +161,19 @@ def run(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Run every stage of a recipe that is not finished, and show what came of it.
+    """Run every stage of a recipe that is not finished, and show the results.
 
-    A key of a stage is a flag with the stage before it; keys of recipe.yaml stand alone.
+    A key of a stage is a flag with the stage in front, --ppo.kl_coef; a key of recipe.yaml is a flag by itself.
 
     \b
     Example:
       rlhf-zoo run tiny-world --seed 2 --ppo.kl_coef 0.2
       rlhf-zoo run tiny-world --rounds 2 --labels gold
     """
-    flags_of_rounds = {"--labels": labels, "--round_pairs": round_pairs}
-    if rounds == 1 and (
-        flag_given := next((flag for flag, value in flags_of_rounds.items() if value is not None), None)
-    ):
-        raise ZooError(f"{flag_given} is of further rounds, and there is one: give --rounds 2, or leave it out.")
+    of_rounds = {"--labels": labels, "--round_pairs": round_pairs}
+    option = next((name for name, value in of_rounds.items() if value is not None), None)
+    if rounds == 1 and option is not None:
+        raise ZooError(f"{option} is for further rounds, and --rounds is 1: give --rounds 2, or leave it out.")
     if labels not in (None, *LABELS):
         check_judge_name(str(labels), also=LABELS)
     flags = run_flags(ctx, recipe)
@@ -195,7 +193,7 @@ def run(
 
             labels = further.check_labels(context, labels)
         path = pipeline.run(context, console, publisher)
-        if path is None:  # the first process says what came of it
+        if path is None:  # the first process prints the results
             return
         if rounds > 1:
             opened = partial(publishing, patience=options["patience"])
@@ -239,7 +237,7 @@ def _show_rounds(rounds: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _next_steps(context: RunContext) -> list[str]:
-    # Where make has installed it, the program is not on the PATH.
+    # Installed by make, the program is not on the PATH.
     program = Path(sys.argv[0])
     hidden = program.name == "rlhf-zoo" and shutil.which(program.name) is None
     zoo = shlex.quote(os.path.relpath(program)) if hidden else "rlhf-zoo"
@@ -250,5 +248,6 @@ def _next_steps(context: RunContext) -> list[str]:
         return [card, f"{zoo} push {shlex.quote(str(context.directory))}{hub}"]
     repo = context.repo(last)
     compare = [f"{zoo} compare {repo}{hub}"] if last == "ppo" else []
-    none = (context.record(last).read().get("chosen") or {}).get("none")  # nothing is recommended: `main` is the last
+    # Where no checkpoint is recommended, there is no tag `best`, and `main` is the last.
+    none = (context.record(last).read().get("chosen") or {}).get("none")
     return [*compare, f"{zoo} pull {repo}{'' if none else '@best'}{hub}", card]

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from ..runs.registry import STAGES
-from .common import UserPath, check_namespace
+from .common import check_namespace
 from .open_run import settle_hub
+from .options import HUB, UserPath, json_option
 from .tables import print_json, table
 
 if TYPE_CHECKING:
@@ -23,14 +24,14 @@ _README = "recipes/README.md"
 
 
 @click.command()
-@click.option("--namespace", help="Whose zoo.  [default: local, or the token's owner]")
+@click.option("--namespace", help="User or organization.  [default: local, or the token's owner]")
 @click.option("--stage", type=click.Choice([*STAGES]), help="Only models of this stage.")
 @click.option("--recipe", help="Only models of this recipe.")
 @click.option("--base", help="Only models that started from this one, NAMESPACE/NAME or NAME.")
 @click.option("--sort", type=click.Choice(_SORTS), help="The best or newest first.  [default: by recipe and stage]")
-@click.option("--reverse", is_flag=True, help="The other way round.")
-@click.option("--hub", help="'local' or an address.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, with 95% intervals and sample sizes.")
+@click.option("--reverse", is_flag=True, help="Reverse the order.")
+@HUB
+@json_option("Print JSON, with 95% intervals and sample sizes.")
 @click.option(
     "--readme",
     is_flag=False,

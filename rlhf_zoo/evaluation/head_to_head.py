@@ -4,12 +4,14 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from datasets import Dataset
 from transformers import PreTrainedModel
 
+from ..errors import ZooError
 from ..modeling.chat import display_text, plain_text
 from .judges.check import JudgeCheck, split_half
 from .judges.llm import LLMJudge
@@ -368,3 +370,38 @@ def head_to_head(
         if checks_answers(judge)
     }
     return HeadToHead(tools, measured, prompts, samples, seed, paid, checks or {}, read)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Reads the rows of a samples.jsonl.
+
+    Args:
+        path: The file.
+    """
+    # Only a newline ends a row: a completion may hold other characters that `splitlines` would split at.
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+
+
+def read_samples(path: Path, prompts: Sequence[Any], per_prompt: int) -> list[dict[str, Any]]:
+    """Reads the samples.jsonl of an eval stage and checks its prompts.
+
+    Args:
+        path: The file.
+        prompts: The held-out prompts.
+        per_prompt: Samples of each.
+
+    Returns:
+        The rows.
+
+    Raises:
+        ZooError: It is damaged, or has other prompts.
+    """
+    mend = "make it again with `rlhf-zoo eval --restart`."
+    try:
+        rows = read_lines(path)
+    except (FileNotFoundError, ValueError) as error:
+        raise ZooError(f"{path} cannot be read ({error}): {mend}") from error
+    expected = [display_text(prompt).rstrip() for prompt in prompts for _ in range(per_prompt)]
+    if [row["prompt"].rstrip() for row in rows] != expected:
+        raise ZooError(f"{path} holds other prompts than the data set: {mend}")
+    return rows

@@ -178,15 +178,7 @@ def run(context: RunContext, console: Any, publisher: Publisher | None = None) -
     distributed.wait()
     evaluates = "ppo" in context.recipe.stages
     context = replace(context, checked=True, restart=False)
-    trained = False
-    for stage in [*context.recipe.stages, *(["eval"] if evaluates else [])]:
-        if distributed.first():
-            console.rule(f"[bold]{stage}")
-        done = run_stage(context, stage, publisher)
-        trained = trained or done
-        if distributed.first():
-            again = f"{stage} was finished before; --restart does it again."
-            console.print(said(context, stage) if done else again)
+    trained = run_stages(context, [*context.recipe.stages, *(["eval"] if evaluates else [])], console, publisher)
     if not distributed.part():
         return None
     try:
@@ -197,6 +189,33 @@ def run(context: RunContext, console: Any, publisher: Publisher | None = None) -
         path = write_summary(context, trained=trained)
         _make_cards(context, context.recipe.stages)  # now that each commit that was sent has its name
     return path
+
+
+def run_stages(
+    context: RunContext, stages: Iterable[str], console: Any, publisher: Publisher | None = None, *, note: str = ""
+) -> bool:
+    """Runs stages one after the other, and prints one line on each.
+
+    Args:
+        context: The run.
+        stages: Their names; eval too.
+        console: A rich console.
+        publisher: Sends checkpoints and cards.
+        note: Follows the name of a stage in its heading.
+
+    Returns:
+        Whether any was not finished before.
+    """
+    trained = False
+    for stage in stages:
+        if distributed.first():
+            console.rule(f"[bold]{stage}{note}")
+        ran = run_stage(context, stage, publisher)
+        trained = trained or ran
+        if distributed.first():
+            finished = f"{stage}{note} was finished before; --restart does it again."
+            console.print(summary_line(context, stage) if ran else finished)
+    return trained
 
 
 def renew_cards(context: RunContext, stage: str) -> None:
@@ -243,7 +262,7 @@ def _forget(context: RunContext) -> None:
             record.clear()
 
 
-def said(context: RunContext, stage: str) -> str:
+def summary_line(context: RunContext, stage: str) -> str:
     """Writes one line on a stage that is done: how long it took, where it was published, what it reached.
 
     Args:

@@ -406,7 +406,7 @@ def test_before_anything_is_trained(tmp_path: Path) -> None:
     assert status == {check: OK if check in ready else SKIPPED for check in status}
     assert rows["tokenizer"]["said"] == "train the sft stage first"
     assert rows["reward head"]["said"] == "train the reward stage first"
-    assert "Nothing is published." in done.stderr and "Publishing" not in done.stderr
+    assert "Not publishing." in done.stderr and "Publishing" not in done.stderr
     assert not (tmp_path / "run").exists() and PPO["max_steps"] == 3
     with pytest.raises(ZooError, match="There is no recipe 'none'"):
         cli.cli.main(["doctor", "none"], standalone_mode=False)

@@ -82,9 +82,7 @@ def test_validate_says_at_once_what_no_hub_showed(zoo: Callable[..., None], tmp_
     zoo("recipes", "validate", "mine", "--source_hub", NOBODY)
     assert time.monotonic() - started < 20, "the client's own tries take 35 s"
     said = capsys.readouterr().out
-    assert said.startswith(
-        "mine is valid: sft, reward, ppo.\nNot looked at: the columns of maker/pairs, the context of"
-    )
+    assert said.startswith("mine is valid: sft, reward, ppo.\nNot checked: the columns of maker/pairs, the context of")
     assert f"which {NOBODY} does not show (it does not answer: " in said
 
 

@@ -19,10 +19,10 @@ from json_keys import unexplained
 from toy_run import make_context, make_recipe, save_start
 
 from rlhf_zoo.cli import main as cli
-from rlhf_zoo.cli.baseline import METHODS
+from rlhf_zoo.cli.baseline import OPTIONS
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.pipeline.experiments import baseline
-from rlhf_zoo.pipeline.experiments.baseline_stages import sample_liked
+from rlhf_zoo.pipeline.experiments import baseline, baseline_methods
+from rlhf_zoo.pipeline.experiments.baseline_methods import draw_samples
 from rlhf_zoo.pipeline.stages import evaluate, ppo
 from rlhf_zoo.publishing.cards.card import make_card
 from rlhf_zoo.rewards import Rewards
@@ -105,7 +105,7 @@ def test_each_method_is_laid_beside_ppo(folder: Path, compare: Compare, capsys: 
     frontier = compare("--method", "rloo", "--beta", "0.05,0.5", "--seeds", "1")
     run = folder / "run" / "baseline"
     assert json.loads(capsys.readouterr().out) == frontier
-    assert tuple(frontier["methods"]) == METHODS == baseline.METHODS
+    assert tuple(frontier["methods"]) == baseline.METHODS == tuple(OPTIONS)
     labels = {method: [point["label"] for point in points] for method, points in frontier["methods"].items()}
     assert labels == {
         "best-of-n": ["n = 1", "n = 2", "n = 4"],
@@ -124,7 +124,7 @@ def test_each_method_is_laid_beside_ppo(folder: Path, compare: Compare, capsys: 
     assert frontier["ppo"]["win_rate"]["sft"]["value"] == pytest.approx(evaluation["win_rate"]["value"])
     assert frontier["ppo"]["win_rate"]["ppo"]["value"] == 0.5
     assert frontier["fits"] == {}, "a curve needs three values of n above 1"
-    assert set(frontier["equal_compute"]) == set(METHODS) == {*frontier["equal_kl"], "sft"}
+    assert set(frontier["equal_compute"]) == set(OPTIONS) == {*frontier["equal_kl"], "sft"}
     assert {method: command.rpartition("--method ")[2] for method, command in frontier["commands"].items()} == {
         "best-of-n": "best-of-n --pool 4",
         "sft": "sft --seeds 2",
@@ -159,7 +159,7 @@ def is_of_sft(folder: Path, method: str, frontier: dict[str, Any], *, name: str 
 def test_rejection_learns_from_what_the_reward_likes_of_as_many_completions(
     finished: Path, folder: Path, compare: Compare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that ended and were paid more than the mean; by PPO's steps and minibatches. Cut off, it samples nothing
+    """Those that ended and were rewarded above the mean; by PPO's steps and minibatches. Cut off, it samples nothing
     anew; at a rate of nothing it says what SFT says.
     """
     asked_for, run = ("--method", "rejection", "--seeds", "1", *STILL), folder / "run/baseline/rejection/seed-1"
@@ -168,7 +168,7 @@ def test_rejection_learns_from_what_the_reward_likes_of_as_many_completions(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(baseline, "sft_again", cut_off)
+        patch.setattr(baseline_methods, "sft_again", cut_off)
         with pytest.raises(click.Abort):
             compare(*asked_for)
     assert StageRecord(run).read()["status"] == "interrupted"
@@ -263,7 +263,7 @@ def test_a_reward_that_likes_nothing_leaves_nothing_to_learn_from(finished: Path
     with pytest.raises(
         ZooError, match=r"Of 5 completions of the SFT policy [0-5] ended, and none .* the mean of all, 1, so"
     ):
-        sample_liked(same, opened.prompts(), 5, seed=1)
+        draw_samples(same, opened.prompts(), 5, seed=1)
 
 
 def test_rloo_samples_as_many_completions_as_ppo_and_counts_them(folder: Path, compare: Compare) -> None:
@@ -315,7 +315,7 @@ def test_dpo_stands_beside_ppo_under_another_beta_and_not_beside_what_is_of_anot
     assert at["farthest"]["ppo_less_this"]["judge"]["value"] == pytest.approx(0.0, abs=1e-2), "both are SFT there"
 
     with pytest.raises(
-        ZooError, match=r"beta-0.1-seed-1 holds a run with arguments.learning_rate = 1e-30.*given, or --restart\.$"
+        ZooError, match=r"beta-0.1-seed-1 holds a run with arguments.learning_rate = 1e-30.*or --restart\.$"
     ):
         compare(*dpo)
     assert compare(*dpo, "--restart")["methods"]["dpo"][0]["kl"]["value"] > 1e-4
@@ -379,15 +379,15 @@ def test_ctrl_c_leaves_what_is_finished(folder: Path, compare: Compare, monkeypa
             raise KeyboardInterrupt
         return keep(opened, trained, desc=desc)
 
-    keep = baseline._measure
-    monkeypatch.setattr(baseline, "_measure", cut_off)
+    keep = baseline_methods._measure
+    monkeypatch.setattr(baseline_methods, "_measure", cut_off)
     asked_for = ("--method", "dpo", "--beta", "0.1", "--seeds", "2")
     with pytest.raises(click.Abort):
         compare(*asked_for)
     run = folder / "run/baseline/dpo"
     status = {path.name: StageRecord(path).read()["status"] for path in run.iterdir()}
     assert status == {"beta-0.1-seed-1": "finished", "beta-0.1-seed-2": "interrupted"}
-    monkeypatch.setattr(baseline, "_measure", lambda *a, **k: measured.append(k["desc"]) or keep(*a, **k))
+    monkeypatch.setattr(baseline_methods, "_measure", lambda *a, **k: measured.append(k["desc"]) or keep(*a, **k))
     measured.clear()
     frontier = compare(*asked_for)
     assert measured == ["evaluating dpo beta 0.1 seed 2"]
@@ -400,7 +400,7 @@ def test_what_cannot_be_compared(folder: Path, compare: Compare) -> None:
         (("--method", "best-of-n", "--seeds", "3"), "--seeds is no option of --method best-of-n: leave it out."),
         (("--method", "rejection", "--beta", "1"), "--beta is no option of --method rejection: leave it out."),
         (("--method", "rloo", "--beta", "0.1,x"), "--beta lists 'x': give numbers"),
-        (("--method", "dpo", "--ppo.kl_coef", "9"), "ran with another kl_coef than this command says"),
+        (("--method", "dpo", "--ppo.kl_coef", "9"), "ran with another kl_coef than this command has"),
         (("--method", "sft", "--sft.max_steps", "9"), "The stage sft in .* ran with another max_steps than this"),
         (("--method", "dpo", "--evaluation.samples", "3"), "ran with another evaluation.samples than this command"),
         (("--method", "dpo", "--ppo.kl_coeff", "9"), "did you mean 'kl_coef'"),

@@ -1,33 +1,41 @@
 """The parts of an ablation: which runs a list of values means, where they lie, and what is read of them."""
 
+import contextlib
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from toy_run import make_context, make_recipe
 
 from rlhf_zoo.app.engine import TimelineRun
+from rlhf_zoo.cli.sweep import read_values
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.stats import Spread
 from rlhf_zoo.fileio import write_json
 from rlhf_zoo.pipeline import run_recipe as pipeline
-from rlhf_zoo.pipeline.experiments.ablate import (
+from rlhf_zoo.pipeline.experiments.runner import (
     SAMPLES,
     Variant,
-    ablation_of,
-    outcome,
-    spread,
+    open_part,
+    over_settings,
+    read_outcome,
+    run_variants,
+    variant_of,
     variants,
-    write_overview,
 )
+from rlhf_zoo.pipeline.experiments.sweep import ABLATION, write_overview
+from rlhf_zoo.pipeline.stages.interrupt import Stopped
 from rlhf_zoo.ppo.config import PPOConfig
 from rlhf_zoo.publishing.catalog.ablation import Run
+from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.runs.record import StageRecord
 
 
 def test_a_list_of_values_is_a_run_for_each() -> None:
-    found = variants("kl_coef", "0, 0.02,0.5,2e-2", given={})
+    found = variants(read_values("kl_coef", "0, 0.02,0.5,2e-2", flags={}), folder=ABLATION)
     assert [one.value for one in found] == [0.0, 0.02, 0.5], "equal values are one run"
     assert [one.name for one in found] == ["kl-coef-0", "kl-coef-0.02", "kl-coef-0.5"]
     assert [one.label for one in found] == ["β = 0", "β = 0.02", "β = 0.5"]
@@ -35,7 +43,7 @@ def test_a_list_of_values_is_a_run_for_each() -> None:
 
 
 def test_several_seeds_of_each_value() -> None:
-    found = variants("kl_coef", "0,0.5", given={}, seeds=3, first=7)
+    found = variants({"kl_coef": [0.0, 0.5]}, folder=ABLATION, seeds=3, first=7)
     names = ["kl-coef-0", "kl-coef-0-seed-8", "kl-coef-0-seed-9"]
     assert [one.name for one in found] == [*names, *(name.replace("-0", "-0.5", 1) for name in names)]
     assert found[1].label == "β = 0, seed 8" and found[1].setting == found[0].setting == "β = 0"
@@ -46,19 +54,19 @@ def test_several_seeds_of_each_value() -> None:
 def test_what_is_no_list_of_values() -> None:
     for listed in ("", "a", "0.1,", "-1", "nan", "inf", "0.1 0.2"):
         with pytest.raises(ZooError, match="give numbers that are not negative"):
-            variants("kl_coef", listed, given={})
+            read_values("kl_coef", listed, flags={})
     with pytest.raises(ZooError, match=r"leave --ppo.kl_coef out"):
-        variants("kl_coef", "0,1", given={"kl_coef": 0.1})
+        read_values("kl_coef", "0,1", flags={"kl_coef": 0.1})
 
 
 def test_a_run_of_an_ablation_has_ppo_alone(tmp_path: Path) -> None:
     make_recipe(tmp_path)
     plain = make_context(tmp_path)
-    variant = Variant((("kl_coef", 0.5),))
+    variant = Variant((("kl_coef", 0.5),), None, ABLATION)
     run = tmp_path / "run"
     variant.note(run)
-    told = ablation_of(variant.directory(run))
-    assert ablation_of(run) == {} and told["variant"] == "kl-coef-0.5" and told["base"].resolve() == run.resolve()
+    told = variant_of(variant.directory(run))
+    assert variant_of(run) == {} and told["variant"] == "kl-coef-0.5" and told["base"].resolve() == run.resolve()
     own = replace(plain, directory=variant.directory(run), **told)
     for stage in ("data", "sft", "reward"):
         assert own.record(stage).path.resolve() == plain.record(stage).path.resolve()
@@ -74,8 +82,8 @@ def test_a_run_of_an_ablation_has_ppo_alone(tmp_path: Path) -> None:
 
 
 def finished(run: Path, value: float, reward: float, seed: int | None = None, verdict: str = "healthy") -> Variant:
-    """The directory of a run, with what `outcome` reads."""
-    variant = Variant((("kl_coef", value),), seed)
+    """The directory of a run, with what `read_outcome` reads."""
+    variant = Variant((("kl_coef", value),), seed, ABLATION)
     folder = variant.directory(run)
     record = StageRecord(folder / "ppo")
     record.write(repo={"id": f"local/x-{variant.name}-ppo"})
@@ -100,14 +108,15 @@ def finished(run: Path, value: float, reward: float, seed: int | None = None, ve
 
 def test_the_overview_with_means_and_ranges_over_seeds(tmp_path: Path) -> None:
     runs = [(0.0, 2.0, None, "hacked"), (0.0, 5.0, 2, "healthy"), (0.5, 1.0, None, "healthy")]
-    outcomes = [outcome(finished(tmp_path, *one), tmp_path) for one in runs]
+    outcomes = [read_outcome(finished(tmp_path, *one), tmp_path) for one in runs]
     names = ["kl-coef-0", "kl-coef-0-seed-2", "kl-coef-0.5"]
     assert [one.repo for one in outcomes] == [f"local/x-{name}-ppo" for name in names]
     assert [one.fired for one in outcomes] == [["length", "stuffing"], [], []]
     assert [text for _, text, _, _ in outcomes[0].samples] == ["c0", "c2", "c4", "c6"] and SAMPLES == 4
-    (loose, figures, both), (_, _, one) = spread(outcomes)
+    (loose, figures, both), (_, _, one) = over_settings(outcomes)
     assert loose == "β = 0" and figures["reward"] == Spread(3.5, (2.0, 5.0), 2) and (len(both), len(one)) == (2, 1)
-    path, plot = write_overview(tmp_path, "x", outcomes)
+    path = write_overview(tmp_path, "x", outcomes)
+    plot = path.with_suffix(".png")
     document = json.loads(path.read_text())
     assert document["key"] == "kl_coef" and [run["directory"] for run in document["runs"]] == names
     shown = [(run["value"], run["figures"]["reward"]["value"], run["seed"]) for run in document["runs"]]
@@ -119,6 +128,59 @@ def test_the_overview_with_means_and_ranges_over_seeds(tmp_path: Path) -> None:
     assert first.startswith(b"\x89PNG")
     write_overview(tmp_path, "x", outcomes)
     assert plot.read_bytes() == first, "equal runs give equal pictures"
+
+
+def test_variants_are_run_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is open while it runs, its directory says whose it is by then, and the next begins after it is closed."""
+    make_recipe(tmp_path)
+    base, steps = make_context(tmp_path), []
+    run = base.directory
+
+    @contextlib.contextmanager
+    def opened(variant: Variant) -> Iterator[tuple[RunContext, None]]:
+        steps.append(f"open {variant.name}")
+        yield replace(base, **variant.fields(run, {"ppo": {"lam": 1.0}})), None
+        steps.append(f"close {variant.name}")
+
+    def trained(context: RunContext, *_: object) -> None:
+        steps.append(f"run {context.flags['ppo']['kl_coef']:g} {context.flags['ppo'].get('seed')}")
+        assert variant_of(context.directory)["variant"] == context.variant
+        finished(run, context.flags["ppo"]["kl_coef"], 1.0, context.flags["ppo"].get("seed"))
+
+    monkeypatch.setattr(pipeline, "run", trained)
+    grid = variants({"kl_coef": [0.5]}, folder=ABLATION, seeds=2)
+    outcomes = run_variants(run, grid, opened, Console(quiet=True))
+    assert [outcome.variant for outcome in outcomes] == grid
+    names = ("kl-coef-0.5", "kl-coef-0.5-seed-2")
+    assert steps == [f"open {names[0]}", "run 0.5 None", f"close {names[0]}", f"open {names[1]}", "run 0.5 2",
+                     f"close {names[1]}"]  # fmt: skip
+
+
+def test_a_part_is_interrupted_finished_or_begun_again(tmp_path: Path) -> None:
+    make_recipe(tmp_path)
+    context, folder = make_context(tmp_path), tmp_path / "part"
+
+    def opened(restart: bool = False, **settings: int) -> contextlib.AbstractContextManager[StageRecord | None]:
+        return open_part(context, folder, settings, stage="baseline", restart=restart)
+
+    def cut_off() -> None:
+        with opened(beta=1) as record:
+            assert record is not None and record.read()["status"] == "running"
+            record.write(kept=True)
+            raise KeyboardInterrupt
+
+    with pytest.raises(Stopped):
+        cut_off()
+    assert StageRecord(folder).read()["status"] == "interrupted"
+    with opened(beta=1) as record:
+        assert record is not None and record.read()["kept"]
+    assert StageRecord(folder).read()["status"] == "finished"
+    with opened(beta=1) as record:
+        assert record is None
+    with pytest.raises(ZooError, match="beta = 1, and this one has 2"), opened(beta=2):
+        pass
+    with opened(restart=True, beta=2) as record:
+        assert record is not None and "kept" not in record.read()
 
 
 def test_the_beta_of_a_run_on_the_hub_is_the_one_by_which_the_timeline_sorts_it() -> None:

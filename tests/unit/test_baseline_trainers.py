@@ -9,8 +9,10 @@ from datasets import Dataset
 from toy_run import make_context, make_recipe
 from trainer_fixture import EOS, good, make_tokenizer
 
+from rlhf_zoo.cli.baseline import read_betas
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.pipeline.experiments.baseline import betas, default_betas, read_lines
+from rlhf_zoo.evaluation.head_to_head import read_lines
+from rlhf_zoo.pipeline.experiments.baseline import default_betas
 from rlhf_zoo.pipeline.experiments.baseline_trainers import (
     Meter,
     Start,
@@ -75,7 +77,7 @@ def test_prompts_that_begin_an_answer(tmp_path: Path) -> None:
     begun = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "c"}]
     start = Start(tmp_path, make_tokenizer(), 0.1, 1, StageRecord(tmp_path), "")
     terms: Any = {"arguments": {}, "sizes": {}, "missing_eos": {}, "score_clip": None}
-    with pytest.raises(ZooError, match=r"PPO goes on with, and trl's RLOO would close it .* compare with dpo"):
+    with pytest.raises(ZooError, match=r"PPO continues, and trl's RLOO would close it .* compare with dpo"):
         train_rloo(start, Dataset.from_list([{"prompt": begun}]), Rewards([good]), **terms)
 
 
@@ -123,10 +125,10 @@ def test_a_line_of_samples_ends_with_a_newline_alone(tmp_path: Path) -> None:
 
 
 def test_values_of_beta(tmp_path: Path) -> None:
-    assert betas("0.05, 0.1,5e-2,0", "rloo") == [0.05, 0.1, 0.0], "each once, in the order given"
+    assert read_betas("0.05, 0.1,5e-2,0", "rloo") == [0.05, 0.1, 0.0], "each once, in the order given"
     with pytest.raises(ZooError, match="--beta lists"):
-        betas("a", "rloo")
+        read_betas("a", "rloo")
     with pytest.raises(ZooError, match="DPO learns nothing with it"):
-        betas("0.1,0", "dpo")
+        read_betas("0.1,0", "dpo")
     make_recipe(tmp_path, ppo={"kl_coef": 0.2})
     assert default_betas(make_context(tmp_path)) == [0.1, 0.2, 0.4]

@@ -29,8 +29,8 @@ from rlhf_zoo.evaluation.votes.data import HubVotes
 from rlhf_zoo.fileio import read_json
 from rlhf_zoo.hub.client.connect import Hub
 from rlhf_zoo.pipeline import run_recipe as pipeline
-from rlhf_zoo.pipeline.experiments.policy_eval import Terms, find_pair
-from rlhf_zoo.pipeline.experiments.policy_eval import evaluate as evaluate_pair
+from rlhf_zoo.pipeline.policy_eval import Terms, find_pair
+from rlhf_zoo.pipeline.policy_eval import evaluate as evaluate_pair
 from rlhf_zoo.pipeline.stages import evaluate, ppo, reward
 from rlhf_zoo.pipeline.stages.evaluate import check_prompts
 from rlhf_zoo.publishing.cards.card import make_card

@@ -23,9 +23,9 @@ from rlhf_zoo.fileio import hub_id, write_json
 from rlhf_zoo.hub.client.run_signature import trusting
 from rlhf_zoo.modeling.loading import load_tokenizer
 from rlhf_zoo.modeling.models import load_causal
-from rlhf_zoo.pipeline.experiments.policy_eval import Terms, find_pair
 from rlhf_zoo.pipeline.inspect.published import Published, named_objects, recipe_of
 from rlhf_zoo.pipeline.inspect.trace import find, trace_checkpoint
+from rlhf_zoo.pipeline.policy_eval import Terms, find_pair
 from rlhf_zoo.pipeline.stages import ppo
 from rlhf_zoo.plugins import CORPORA, JUDGES, PREFERENCES, REWARDS, entry_points, load_object, registered
 from rlhf_zoo.ppo.saved_critic import load_critic

@@ -20,7 +20,7 @@ from rlhf_zoo.evaluation.judges.named import Panel, RewardJudge, cheapest_first,
 from rlhf_zoo.evaluation.judges.rule import RuleJudge
 from rlhf_zoo.evaluation.measure import function_judges, reward_models
 from rlhf_zoo.modeling.models import load_causal, load_classifier
-from rlhf_zoo.pipeline.experiments.policy_eval import PolicyPair, Terms, _check_room, find_pair
+from rlhf_zoo.pipeline.policy_eval import PolicyPair, Terms, _check_room, find_pair
 from rlhf_zoo.ppo.base import PPO_STATE
 from rlhf_zoo.publishing.cards.report import report, slug
 from rlhf_zoo.rewards import RewardModel, Rewards

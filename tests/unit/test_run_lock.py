@@ -87,7 +87,7 @@ def test_every_command_that_writes_there_is_refused(
     capsys: pytest.CaptureFixture,
 ) -> None:
     from rlhf_zoo.hub.client import connect
-    from rlhf_zoo.pipeline.experiments import policy_eval as policies
+    from rlhf_zoo.pipeline import policy_eval as policies
     from rlhf_zoo.pipeline.inspect import reproduce
 
     run, _ = held

@@ -16,7 +16,7 @@ from rlhf_zoo.app.page.compare import _notes
 from rlhf_zoo.hub.client.refs import Checkpoint
 from rlhf_zoo.modeling.chat import display_text
 from rlhf_zoo.pipeline.experiments import ensemble
-from rlhf_zoo.pipeline.experiments.policy_eval import _published_labels
+from rlhf_zoo.pipeline.policy_eval import _published_labels
 from rlhf_zoo.publishing.catalog.lineage import Lineage
 from rlhf_zoo.runs.record import StageRecord
 

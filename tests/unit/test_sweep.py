@@ -6,15 +6,16 @@ from pathlib import Path
 import pytest
 from test_ablation_runs import finished
 
+from rlhf_zoo.cli.sweep import read_grid
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.pipeline.experiments.ablate import ablation_of, outcome
-from rlhf_zoo.pipeline.experiments.sweep import cells, read_grid, write_overview
+from rlhf_zoo.pipeline.experiments.runner import read_outcome, variant_of, variants
+from rlhf_zoo.pipeline.experiments.sweep import SWEEP, write_overview
 
 
 def test_a_grid_is_every_combination_under_each_seed() -> None:
-    grid = read_grid(["kl_coef=0,0.05,5e-2", "ppo.whiten-rewards=true", "kl_target=none,6"], given={})
+    grid = read_grid(["kl_coef=0,0.05,5e-2", "ppo.whiten-rewards=true", "kl_target=none,6"], flags={})
     assert grid == {"kl_coef": [0, 0.05], "whiten_rewards": [True], "kl_target": [None, 6]}
-    found = cells(grid, seeds=2, first=7)
+    found = variants(grid, folder=SWEEP, seeds=2, first=7)
     assert len(found) == 8 and len({cell.name for cell in found}) == 8
     assert [found[place].name for place in (0, 1, 6)] == [
         "kl-coef-0-whiten-rewards-True-kl-target-none", "kl-coef-0-whiten-rewards-True-kl-target-none-seed-8",
@@ -33,10 +34,10 @@ def test_a_grid_is_every_combination_under_each_seed() -> None:
     [
         (["kl_coef"], "--grid is 'kl_coef': write KEY=VALUE,VALUE, such as kl_coef=0.02,0.05,0.1."),
         (["kl_coef="], "write KEY=VALUE,VALUE"),
-        (["kl_cof=1"], "--grid lists kl_cof, which is no key of PPO, did you mean 'kl_coef'?"),
-        (["zzz=1"], "no key of PPO: `rlhf-zoo recipes keys ppo` lists them."),
-        (["kl_coef=0.1,high"], "--grid lists 'high' for kl_coef: give a number."),
-        (["num_ppo_epochs=1,2.5"], "--grid lists '2.5' for num_ppo_epochs: give a whole number."),
+        (["kl_cof=1"], "--grid kl_cof is no key of the stage ppo, did you mean 'kl_coef'?"),
+        (["zzz=1"], "no key of the stage ppo: `rlhf-zoo recipes keys ppo` lists them."),
+        (["kl_coef=0.1,high"], "--grid kl_coef is 'high', and it takes a number."),
+        (["num_ppo_epochs=1,2.5"], "--grid num_ppo_epochs is '2.5', and it takes a whole number."),
         (["kl_coef=1", "kl-coef=2"], "lists the values of one key twice"),
         (["seed=1,2"], "--grid lists seeds: say how many by --seeds."),
         (["sft.learning_rate=1,2"], "lists sft.learning_rate, and all cells share one SFT policy and reward model"),
@@ -45,13 +46,13 @@ def test_a_grid_is_every_combination_under_each_seed() -> None:
 )
 def test_what_is_no_grid(asked: list[str], message: str) -> None:
     with pytest.raises(ZooError) as caught:
-        read_grid(asked, given={"lam": "1"})
+        read_grid(asked, flags={"lam": "1"})
     assert message in str(caught.value)
 
 
 def test_cells_of_one_name_are_refused() -> None:
-    with pytest.raises(ZooError, match="Two cells of --grid would both be called missing-eos-score-1"):
-        cells({"missing_eos_score": [1.0, -1.0]}, seeds=1, first=1)
+    with pytest.raises(ZooError, match="Two runs would both be called missing-eos-score-1"):
+        variants({"missing_eos_score": [1.0, -1.0]}, folder=SWEEP)
 
 
 def test_the_overview(tmp_path: Path) -> None:
@@ -59,13 +60,13 @@ def test_the_overview(tmp_path: Path) -> None:
     reached = [(2.0, "hacked"), (5.0, "healthy"), (1.0, "healthy"), (1.0, "healthy")]
     outcomes = []
     (tmp_path / "sweep").mkdir()
-    for cell, (reward, verdict) in zip(cells(grid, seeds=2, first=1), reached, strict=True):
+    for cell, (reward, verdict) in zip(variants(grid, folder=SWEEP, seeds=2), reached, strict=True):
         made = finished(tmp_path, 0.0, reward, verdict=verdict).directory(tmp_path)
         made.rename(cell.directory(tmp_path))
         cell.note(tmp_path)
-        assert ablation_of(cell.directory(tmp_path))["variant"] == cell.name
-        outcomes.append(outcome(cell, tmp_path))
-    document = json.loads(write_overview(tmp_path, "x", grid, outcomes).read_text())
+        assert variant_of(cell.directory(tmp_path))["variant"] == cell.name
+        outcomes.append(read_outcome(cell, tmp_path))
+    document = json.loads(write_overview(tmp_path, "x", outcomes, grid).read_text())
     assert document["grid"] == grid and [run["directory"] for run in document["runs"]][:2] == [
         "kl-coef-0", "kl-coef-0-seed-2",
     ]  # fmt: skip

@@ -1,9 +1,8 @@
 """DPO and RLOO by trl's trainers, from the SFT policy of a run, on its own pairs, prompts and reward.
 
-What can be equal to PPO is: RLOO samples as many completions from the same prompts at the same temperature, in batches
-of the same size, is paid PPO's reward less PPO's penalty for a missing end, and makes as many passes and optimizer
-steps. DPO goes over the reward model's pairs in its batches and epochs. Both take PPO's policy learning rate, unless
-one is given.
+RLOO samples as many completions as PPO from the same prompts at the same temperature, in rollouts of the same size, has
+PPO's reward less PPO's penalty for a missing end, and makes as many passes and optimizer steps. DPO learns from the
+reward model's pairs, in its batches and epochs. Both take PPO's policy learning rate, unless --learning_rate is given.
 """
 
 import math
@@ -37,7 +36,7 @@ from ...runs.settings.parse import StageSettings
 from ..stages.callbacks import ProgressCallback
 from ..stages.sft import without_second_bos
 
-#: Completions of a prompt, in RLOO: each has the mean of the others as its baseline (Ahmadian et al. 2024 take 2 or 4).
+#: Completions of a prompt in RLOO. The baseline of each is the mean of the other ones (Ahmadian et al. 2024: 2 or 4).
 GENERATIONS = 4
 _OPTIMIZER = (
     "optim", "adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "max_grad_norm", "lr_scheduler_type",
@@ -47,7 +46,17 @@ _OPTIMIZER = (
 
 @dataclass(frozen=True)
 class Start:
-    """What every run begins with. sft: the policy that it starts from; desc: before its progress bar."""
+    """What a run of either trainer starts with.
+
+    Attributes:
+        sft: The policy to start from.
+        tokenizer: Its tokenizer.
+        beta: β.
+        seed: Seed of the trainer.
+        record: Receives the metrics.
+        desc: Label of the progress bar.
+        peft_config: Trains an adapter; None trains all weights.
+    """
 
     sft: Path
     tokenizer: PreTrainedTokenizerBase
@@ -59,7 +68,13 @@ class Start:
 
 
 def dpo_arguments(ppo: StageSettings, reward: StageSettings, *, learning_rate: float | None) -> dict[str, Any]:
-    """Fields of DPOConfig, less β and seed: batches, epochs and schedule of the reward model, PPO's learning rate."""
+    """Returns the fields of DPOConfig, without β and seed.
+
+    Args:
+        ppo: Settings of the stage ppo.
+        reward: Settings of the stage reward, whose batches, epochs and schedule DPO takes.
+        learning_rate: None for PPO's.
+    """
     args = reward.trainer
     own = {name: getattr(args, name) for name in (*_OPTIMIZER, "warmup_steps", "num_train_epochs", "max_steps")}
     return {
@@ -72,10 +87,15 @@ def dpo_arguments(ppo: StageSettings, reward: StageSettings, *, learning_rate: f
 
 
 def rloo_arguments(ppo: StageSettings, *, episodes: int, learning_rate: float | None) -> dict[str, Any]:
-    """Fields of RLOOConfig, less β and seed: those of PPO, under RLOO's names.
+    """Returns the fields of RLOOConfig, without β and seed: those of PPO under RLOO's names.
 
-    episodes: completions that PPO sampled; RLOO samples as many, rounded up to whole rollouts. Raises ZooError where a
-    rollout of PPO does not divide into RLOO's groups, and where PPO cut its completions.
+    Args:
+        ppo: Settings of the stage ppo.
+        episodes: Completions that PPO sampled. RLOO samples as many, rounded up to full rollouts.
+        learning_rate: None for PPO's.
+
+    Raises:
+        ZooError: A rollout of PPO does not divide into RLOO's groups, or PPO cut its completions.
     """
     args = ppo.trainer
     if args.truncation:
@@ -109,13 +129,21 @@ def rloo_arguments(ppo: StageSettings, *, episodes: int, learning_rate: float | 
 
 
 def rollout_of(args: Any) -> tuple[int, int]:
-    """Completions of PPO's rollout, and optimizer steps of one pass over it."""
+    """Returns the completions of PPO's rollout, and the optimizer steps of one pass over it.
+
+    Args:
+        args: A PPOConfig.
+    """
     rollout = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.num_generations
     return rollout, args.num_mini_batches if rollout % args.num_mini_batches == 0 else 1
 
 
 def in_optimizer_steps(args: Any) -> float:
-    """PPO's warm-up, which it counts in updates; below 1 it is a share."""
+    """Returns PPO's warm-up in optimizer steps, where PPO counts updates; below 1 it is a share of all.
+
+    Args:
+        args: A PPOConfig.
+    """
     steps = rollout_of(args)[1]
     return float(args.warmup_steps if args.warmup_steps < 1 else args.warmup_steps * steps * args.num_ppo_epochs)
 
@@ -123,7 +151,17 @@ def in_optimizer_steps(args: Any) -> float:
 def train_dpo(
     start: Start, pairs: Dataset, *, arguments: Mapping[str, Any], sizes: Mapping[str, int]
 ) -> tuple[PreTrainedModel, Compute]:
-    """The policy of one DPO run, and what it computed. sizes: N by role."""
+    """Trains a policy by DPO.
+
+    Args:
+        start: The policy to start from.
+        pairs: Rows of prompt, chosen and rejected.
+        arguments: Fields of DPOConfig.
+        sizes: Parameters in matrices by role.
+
+    Returns:
+        The policy, and the compute of its training.
+    """
     from trl import DPOConfig, DPOTrainer
 
     rows = without_second_bos(pairs.select_columns(["prompt", "chosen", "rejected"]), start.tokenizer)
@@ -150,23 +188,36 @@ def train_rloo(
     missing_eos: Mapping[str, float | None],
     score_clip: float | None,
 ) -> tuple[PreTrainedModel, Compute]:
-    """The policy of one RLOO run, and what it computed. prompts: with the columns that reward functions read.
+    """Trains a policy by RLOO.
 
-    missing_eos: PPO's `penalty` and `score` of a completion that did not end. sizes: N by role.
+    Args:
+        start: The policy to start from.
+        prompts: Rows of prompts, with the columns that reward functions read.
+        rewards: PPO's reward.
+        arguments: Fields of RLOOConfig.
+        sizes: Parameters in matrices by role.
+        missing_eos: PPO's `penalty` and `score` of a completion that did not end.
+        score_clip: PPO's.
+
+    Returns:
+        The policy, and the compute of its training.
+
+    Raises:
+        ZooError: Prompts end in an assistant's turn.
     """
     from trl import RLOOConfig, RLOOTrainer
 
     if any(map(has_answer_prefix, prompts["prompt"])):
         raise ZooError(
-            "Some prompts end in the assistant's turn, which PPO goes on with, and trl's RLOO would close it and open "
+            "Some prompts end in the assistant's turn, which PPO continues, and trl's RLOO would close it and open "
             "another: compare with dpo or best-of-n."
         )
     prompts = without_second_bos(prompts, start.tokenizer)
-    prompts = prompts.remove_columns(withheld(prompts.column_names))  # trl would call functions with a name twice
+    prompts = prompts.remove_columns(withheld(prompts.column_names))  # trl would pass these names twice to functions
     meter = Meter()
-    paid = ppo_reward(rewards, start.tokenizer, meter, missing_eos=missing_eos, score_clip=score_clip)
+    reward = ppo_reward(rewards, start.tokenizer, meter, missing_eos=missing_eos, score_clip=score_clip)
     _, policy = _train(
-        start, RLOOTrainer, RLOOConfig, prompts, {**arguments, "disable_dropout": True}, reward_funcs=paid
+        start, RLOOTrainer, RLOOConfig, prompts, {**arguments, "disable_dropout": True}, reward_funcs=reward
     )
     compute = rloo_compute(
         sizes if start.beta > 0 else {role: size for role, size in sizes.items() if role != "reference"},
@@ -180,7 +231,7 @@ def train_rloo(
 def _train(
     start: Start, kind: Any, config: Any, rows: Dataset, arguments: Mapping[str, Any], **own: Any
 ) -> tuple[Any, PreTrainedModel]:
-    """A trainer of trl's that has trained, and its policy."""
+    """Trains by one of trl's trainers. Returns the trainer and the policy."""
     with tempfile.TemporaryDirectory() as scratch:
         sft = _loadable(start.sft, Path(scratch) / "start")
         trainer = kind(
@@ -208,7 +259,7 @@ def _train(
 
 
 def _loadable(path: Path, scratch: Path) -> Path:
-    """`path`, or the policy merged into its base where it is an adapter: trl loads the reference from there again."""
+    """The path that trl loads policy and reference from: an adapter is merged into its base in `scratch`."""
     if not (path / ADAPTER_CONFIG).is_file():
         return path
     load_causal(path).save_pretrained(scratch)
@@ -216,7 +267,7 @@ def _loadable(path: Path, scratch: Path) -> Path:
 
 
 def _trained(trainer: Any, start: Path) -> PreTrainedModel:
-    """The trained weights in a model of their own, without what trl and accelerate put around the forward."""
+    """The trained weights in a fresh model, without the wrappers of trl and accelerate."""
     policy = trainer.accelerator.unwrap_model(trainer.model)
     if is_peft(policy):
         policy = policy.merge_and_unload()
@@ -227,7 +278,7 @@ def _trained(trainer: Any, start: Path) -> PreTrainedModel:
 
 @dataclass
 class Meter:
-    """Tokens of all batches that were sampled so far."""
+    """Counts the tokens of all batches that were sampled."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -241,7 +292,15 @@ def ppo_reward(
     missing_eos: Mapping[str, float | None],
     score_clip: float | None,
 ) -> Callable[..., list[float]]:
-    """PPO's score of a batch of completions as one reward function of trl's."""
+    """Makes PPO's score of completions a reward function for trl.
+
+    Args:
+        rewards: PPO's reward.
+        tokenizer: The policy's.
+        meter: Counts the tokens.
+        missing_eos: PPO's `penalty` and `score` of a completion that did not end.
+        score_clip: PPO's.
+    """
 
     def reward(
         prompts: Sequence[str], completions: Sequence[str], completion_ids: Sequence[list[int]], **columns: Any
@@ -249,10 +308,10 @@ def ppo_reward(
         samples = written_samples(prompts, completion_ids, tokenizer, stop_ids(None, tokenizer))
         meter.prompt_tokens += int(samples.prompt_mask.sum())
         meter.completion_tokens += int(samples.mask.sum())
-        # trl decodes completions alone, which loses the space before a first word.
-        said = decode_completions(tokenizer, prompts, samples.prompt_lists(), completion_ids)
-        written = list(zip(prompts, said, strict=True))
-        completions, texts = [wrap_completion(*one) for one in written], [append_completion(*one) for one in written]
+        # trl decodes completions without their prompts, which loses the space before a first word.
+        decoded = decode_completions(tokenizer, prompts, samples.prompt_lists(), completion_ids)
+        pairs = list(zip(prompts, decoded, strict=True))
+        completions, texts = [wrap_completion(*pair) for pair in pairs], [append_completion(*pair) for pair in pairs]
         state = columns.get("trainer_state")
         scores = rewards(samples, prompts, completions, texts, columns, trainer_state=state).total
         scores = F.shape_scores(scores, mean=0.0, std=1.0, clip=score_clip)

@@ -1,97 +1,88 @@
-"""The runs of a sweep: one recipe, one SFT and reward model, and PPO runs over a grid of its keys and over seeds.
+"""Sweeps and ablations: PPO under several values of its keys and several seeds, from one SFT and reward model.
 
-runs/RECIPE/sweep/NAME/ holds the stages ppo and eval of a cell; what comes before PPO lies in runs/RECIPE, as for the
-recipe's own run. A cell's name is its tag in the recipe's PPO repository.
+A cell of a sweep lies in runs/RECIPE/sweep/NAME/, and NAME is its tag in the recipe's PPO repository. A run of an
+ablation, which is over one key, lies in runs/RECIPE/ablation/NAME/ and has repositories of its own.
 """
 
-import itertools
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ...errors import ZooError
 from ...fileio import write_json
-from ...plugins import did_you_mean
-from ...runs.data.layout import HOLDS_OUT
-from ...runs.registry import STAGES
-from ...runs.settings.declared import declared_keys
-from ...runs.settings.values import coerce
-from .ablate import Outcome, Variant, told
+from ...publishing.plots import plot_ablation
+from ...publishing.sweep_tags import send_cell
+from ...runs.context import Publisher, RunContext
+from ...runs.lock import sole_writer
+from .. import run_recipe
+from .runner import Flags, Outcome, Variant, overview_rows, run_variants
 
-FOLDER = "sweep"
-EXAMPLE = "kl_coef=0.02,0.05,0.1"
+SWEEP, ABLATION = "sweep", "ablation"
 
 
-def read_grid(asked: Sequence[str], *, given: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """PPO's keys and the values of each, every one once, in the order of `asked`: ["kl_coef=0.02,0.05", ...].
+def train(
+    context: RunContext, publisher: Publisher | None, cells: Sequence[Variant], flags: Flags, console: Any
+) -> tuple[list[Outcome], ZooError | None]:
+    """Trains what the cells share, then each cell, and sends each as a tag.
 
-    given: the other flags of PPO. Raises ZooError for what is no key of PPO or no value of it, and for a key that is
-    given twice.
+    Args:
+        context: The recipe's own run.
+        publisher: Its publisher.
+        cells: The cells.
+        flags: The command's flags, by stage.
+        console: A rich console.
+
+    Returns:
+        The outcomes, and the last error of a Hub that refused a tag.
     """
-    listed = dict(_parts(one) for one in asked)
-    if len(listed) < len(asked):
-        raise ZooError("--grid lists the values of one key twice: write them into one list.")
-    for key in listed:
-        _check_key(key, given)
-    from ...runs.settings.parse import stage_keys
+    run, refused = context.directory, []
+    for cell in cells:
+        if cell.seed is None:  # another seed cannot make a key wrong
+            run_recipe.check(replace(context, **cell.fields(run, flags)))
+    shared = replace(context, restart=False, checked=True)
+    run_recipe.claim(shared, publisher)
+    run_recipe.run_stages(shared, [stage for stage in context.recipe.stages if stage != "ppo"], console, publisher)
+    if publisher is not None:
+        publisher.drain()
 
-    hints = {key: hint for key, (hint, _, _) in stage_keys("ppo").items()}
-    return {key: _values(key, text, hints[key]) for key, text in listed.items()}
+    @contextlib.contextmanager
+    def opened(cell: Variant) -> Iterator[tuple[RunContext, None]]:
+        own = replace(context, **cell.fields(run, flags))
+        with sole_writer(own.directory, command=context.command):
+            yield own, None
+            if publisher is not None:
+                try:
+                    send_cell(context, own, cell.name)
+                except ZooError as error:  # the next cells train all the same; the command fails at its end
+                    console.print(f"Warning: {error}", highlight=False, markup=False)
+                    refused.append(error)
 
-
-def _parts(asked: str) -> tuple[str, str]:
-    key, _, text = asked.partition("=")
-    if not key.strip() or not text.strip():
-        raise ZooError(f"--grid is {asked!r}: write KEY=VALUE,VALUE, such as {EXAMPLE}.")
-    return key.strip().removeprefix("ppo.").replace("-", "_"), text
-
-
-def _check_key(key: str, given: Mapping[str, Any]) -> None:
-    known = declared_keys("ppo")
-    if key.partition(".")[0] in STAGES:
-        raise ZooError(f"--grid lists {key}, and all cells share one SFT policy and reward model: list keys of PPO.")
-    if key in HOLDS_OUT:
-        raise ZooError(f"--grid lists {key}, which may decide what SFT learns from: list keys of PPO's training.")
-    if key == "seed":
-        raise ZooError("--grid lists seeds: say how many by --seeds.")
-    if key not in known:
-        hint = did_you_mean(key, known) or ": `rlhf-zoo recipes keys ppo` lists them."
-        raise ZooError(f"--grid lists {key}, which is no key of PPO{hint}")
-    if key in given:
-        raise ZooError(f"--ppo.{key} is given and --grid lists values of it: leave --ppo.{key} out.")
+    return run_variants(run, cells, opened, console), next(reversed(refused), None)
 
 
-def _values(key: str, text: str, hint: Any) -> list[Any]:
-    found = []
-    for one in coerce(text, list[str]):
-        try:
-            found.append(coerce(one.strip(), hint))
-        except ValueError as error:
-            raise ZooError(f"--grid lists {one.strip()!r} for {key}: give {error}.") from error
-    return [value for place, value in enumerate(found) if value not in found[:place]]
+def write_overview(
+    run: Path, recipe: str, outcomes: Sequence[Outcome], grid: Mapping[str, Sequence[Any]] | None = None
+) -> Path:
+    """Writes overview.json beside the runs of a sweep; for an ablation, which has no grid, with overview.png.
 
+    Args:
+        run: The run directory.
+        recipe: Name of the recipe.
+        outcomes: Of the variants.
+        grid: Key -> its values; None for an ablation.
 
-def cells(grid: Mapping[str, Sequence[Any]], *, seeds: int, first: int) -> list[Variant]:
-    """Every combination of the grid's values under each seed: the first has the seed that the recipe has anyway.
-
-    Raises ZooError where two of them would have one name.
+    Returns:
+        The path of overview.json.
     """
-    made = [
-        Variant(tuple(zip(grid, values, strict=True)), first + more if more else None, FOLDER)
-        for values in itertools.product(*grid.values())
-        for more in range(seeds)
-    ]
-    names = [cell.name for cell in made]
-    twice = next((cell for place, cell in enumerate(made) if cell.name in names[:place]), None)
-    if twice is not None:
-        raise ZooError(
-            f"Two cells of --grid would both be called {twice.name}: write values that differ in their words."
-        )
-    return made
-
-
-def write_overview(run: Path, recipe: str, grid: Mapping[str, Sequence[Any]], outcomes: Sequence[Outcome]) -> Path:
-    """Writes overview.json beside the cells; returns its path."""
-    path = run / FOLDER / "overview.json"
-    write_json(path, {"schema": 1, "recipe": recipe, "grid": dict(grid), **told(outcomes)})
+    first = outcomes[0].variant
+    about = {"key": first.settings[0][0]} if grid is None else {"grid": dict(grid)}
+    path = run / first.folder / "overview.json"
+    rows = overview_rows(
+        outcomes, lambda variant: {"value": variant.value} if grid is None else {"settings": dict(variant.settings)}
+    )
+    write_json(path, {"schema": 1, "recipe": recipe, **about, **rows})
+    if grid is None:
+        plot_ablation({outcome.variant.label: outcome.rows for outcome in outcomes}, path.with_suffix(".png"))
     return path

@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ from .merged import whole_model
 from .pairs import training_pairs
 
 Preference = Callable[[str, str, random.Random], int]
+#: (prompts, first completions, second ones, columns) -> the preferred one of each pair, 0 or 1; None for a tie.
+Labeler = Callable[[Sequence[Any], Sequence[str], Sequence[str], Mapping[str, Sequence[Any]]], list[int | None]]
 
 
 def prompts_of(context: RunContext, source: DataSource, split: str) -> list[Any]:
@@ -223,20 +225,45 @@ def simulated_pairs(
 def _pairs(
     prompts: list[str], drawn: tuple[list[int], list[str], list[str]], prefer: Preference, rng: random.Random
 ) -> list[dict[str, Any]]:
-    rows = []
-    for place, *texts in zip(*drawn, strict=True):
-        prompt = prompts[place]
-        winner = prefer(plain_text(prompt) + texts[0], plain_text(prompt) + texts[1], rng)
-        pair = {
-            "chosen": wrap_completion(prompt, texts[winner]),
-            "rejected": wrap_completion(prompt, texts[1 - winner]),
-        }
-        rows.append({"prompt": prompt, **pair, "simulated": True})
+    kept, first, second = drawn
+    chosen = [prompts[place] for place in kept]
+    rows = ordered_pairs(chosen, first, second, labels_of(prefer, rng)(chosen, first, second, {}))
     if not rows:
         raise ZooError(
             f"Of {len(prompts)} simulated pairs none is left, as no two samples of the SFT model differed and ended by "
             "themselves: train it longer, or raise PPO's response_length."
         )
+    return [{**row, "simulated": True} for row in rows]
+
+
+def labels_of(prefer: Preference, rng: random.Random) -> Labeler:
+    """Makes a labeler of a preference function.
+
+    Args:
+        prefer: The function.
+        rng: Its random numbers.
+    """
+    return lambda prompts, first, second, _: [
+        prefer(plain_text(prompt) + a, plain_text(prompt) + b, rng)
+        for prompt, a, b in zip(prompts, first, second, strict=True)
+    ]
+
+
+def ordered_pairs(
+    prompts: Sequence[Any], first: Sequence[str], second: Sequence[str], labels: Sequence[int | None]
+) -> list[dict[str, Any]]:
+    """Returns rows of prompt, chosen and rejected; ties are left out.
+
+    Args:
+        prompts: The prompt of each pair.
+        first, second: Its completions.
+        labels: For each pair the preferred completion, 0 or 1; None for a tie.
+    """
+    rows = []
+    for prompt, *texts, label in zip(prompts, first, second, labels, strict=True):
+        if label is not None:
+            chosen, rejected = (wrap_completion(prompt, texts[side]) for side in (label, 1 - label))
+            rows.append({"prompt": prompt, "chosen": chosen, "rejected": rejected})
     return rows
 
 

@@ -70,6 +70,16 @@ def declared_keys(stage: str) -> Mapping[str, Declared]:
     }
 
 
+def default_of(stage: str, key: str) -> Any:
+    """Returns the default of a key, for readers of a run or card that sets none.
+
+    Args:
+        stage: Name of the stage.
+        key: The key. Its default must be a literal.
+    """
+    return declared_keys(stage)[key].default
+
+
 @functools.cache
 def refused_keys(stage: str) -> frozenset[str]:
     """Returns keys of the stage's dataclasses that it would not obey, or that would make its record untrue.

@@ -1,4 +1,4 @@
-"""`rlhf-zoo eval POLICY --against SFT`: any policy against any other of the same tokenizer, on held-out prompts."""
+"""`rlhf-zoo eval POLICY --against SFT`: any policy against another with the same tokenizer, on held-out prompts."""
 
 import logging
 import time
@@ -10,60 +10,69 @@ from typing import Any
 from datasets import Dataset
 from transformers import PreTrainedModel
 
-from ...errors import ZooError
-from ...evaluation.head_to_head import head_to_head
-from ...evaluation.judges.check import JudgeCheck
-from ...evaluation.judges.named import check_names, checked, open_panel
-from ...evaluation.judges.people import votes_on
-from ...evaluation.measure import Evaluator, function_judges, paid_functions, reward_models
-from ...evaluation.reward_reading import READ, reading_of
-from ...fields import check_limits
-from ...fileio import at, finite, hub_id, now, write_json, write_text
-from ...hub.client.connect import CLIENT, Hub
-from ...hub.client.refs import Checkpoint
-from ...hub.client.run_signature import FLAG
-from ...modeling.chat import tokenize_prompt
-from ...modeling.chat_template import Chat
-from ...modeling.devices import on_device
-from ...modeling.models import context_of, load_causal
-from ...modeling.prompt_keys import count_distinct_prompts, describe_prompt_count
-from ...modeling.sampling.truncation import Truncation
-from ...modeling.special_tokens import stop_ids
-from ...publishing.cards.report import WIN_RATES
-from ...publishing.catalog.card import Card, clean
-from ...publishing.catalog.lineage import Lineage, find_policy, prompts_at
-from ...publishing.plots import plot_win_rates
-from ...rewards import Rewards
-from ...rewards.loading import load_reward
-from ...rewards.model import same_tokenizer
-from ...runs.context import versions
-from ...runs.data.layout import check_columns, distinct_first, in_form, parts_of
-from ...runs.data.sources import DataSource, check_unchanged, find_data
-from ...runs.pairs import COLUMNS
-from ...runs.record import StageRecord
-from ...runs.settings.evaluation import EvaluationConfig, LabeledArguments, LLMConfig
-from ...runs.settings.judge_names import SAME_LABELS
-from ...runs.settings.key_classes import check_repository
-from ...runs.settings.parse import recorded_settings
-from ...runs.trusted_names import LOADERS, check_object, is_vouched_judge
-from ..inspect.trace import find, tokenizer_of
-from ..stages.train import quiet
+from ..errors import ZooError
+from ..evaluation.head_to_head import head_to_head
+from ..evaluation.judges.check import JudgeCheck
+from ..evaluation.judges.named import check_names, checked, open_panel
+from ..evaluation.judges.people import votes_on
+from ..evaluation.measure import Evaluator, function_judges, paid_functions, reward_models
+from ..evaluation.reward_reading import READ, reading_of
+from ..fields import check_limits
+from ..fileio import at, finite, hub_id, now, write_json, write_text
+from ..hub.client.connect import CLIENT, Hub
+from ..hub.client.refs import Checkpoint
+from ..hub.client.run_signature import FLAG
+from ..modeling.chat import tokenize_prompt
+from ..modeling.chat_template import Chat
+from ..modeling.devices import on_device
+from ..modeling.models import context_of, load_causal
+from ..modeling.prompt_keys import count_distinct_prompts, describe_prompt_count
+from ..modeling.sampling.truncation import Truncation
+from ..modeling.special_tokens import stop_ids
+from ..publishing.cards.report import WIN_RATES
+from ..publishing.catalog.card import Card, clean
+from ..publishing.catalog.lineage import Lineage, find_policy, prompts_at
+from ..publishing.plots import plot_win_rates
+from ..rewards import Rewards
+from ..rewards.loading import load_reward
+from ..rewards.model import same_tokenizer
+from ..runs.context import versions
+from ..runs.data.layout import check_columns, distinct_first, in_form, parts_of
+from ..runs.data.sources import DataSource, check_unchanged, find_data
+from ..runs.pairs import COLUMNS
+from ..runs.record import StageRecord
+from ..runs.settings.declared import default_of
+from ..runs.settings.evaluation import EvaluationConfig, LabeledArguments, LLMConfig
+from ..runs.settings.judge_names import SAME_LABELS
+from ..runs.settings.key_classes import check_repository
+from ..runs.settings.parse import recorded_settings
+from ..runs.trusted_names import LOADERS, check_object, is_vouched_judge
+from .inspect.trace import find, tokenizer_of
+from .stages.train import quiet
 
 log = logging.getLogger(__name__)
 
 CONFIGURATION = "prompts"
 PAIRS = "preferences"
-#: Tokens of a completion where nothing says how many: TRL's own default of PPO.
-LENGTH = 53
-#: Prompts below which an interval by resampling them is too narrow.
+#: With fewer prompts, an interval by resampling them is too narrow.
 FEW = 20
 
 
 @dataclass(frozen=True)
 class Terms:
-    """How two policies are compared. None takes what the policy was trained with, or names in its card.
+    """How two policies are compared.
 
-    dataset_config: "" for data without one.
+    Attributes:
+        prompts: Held-out prompts.
+        samples: Completions of each.
+        split: Split of the prompts; None for what training held out, else test.
+        seed: Seed of the samples.
+        temperature, max_new_tokens: None for those of the policy's training.
+        dataset_name, dataset_revision: The data set with the prompts; None for that of the policy's run or card.
+        dataset_config: Its configuration; "" for data without one, None for that of the policy's run or card.
+        columns: Names of its columns.
+        judges: Names of the judges, the headline's first; () for that of the policy's run.
+        llm: Settings of judges llm:MODEL.
     """
 
     prompts: int = 200
@@ -88,15 +97,24 @@ class Terms:
 
 @dataclass(frozen=True)
 class PolicyPair:
-    """A policy, what it is compared with, and its reward models; () without one.
+    """A policy and what it is compared with.
 
-    data: where its prompts are, None where nothing says. settings: temperature and response_length of its training.
-    judge: what its run on this machine was judged by; None for others. described: the name of the judge in its card.
-    labeled: where the texts are that the judge `classifier` learns from.
-    functions: the reward functions that its training was paid by. prompts_at: see `Lineage.prompts_at`. held_out:
-    the share of which split its training held out. reading: how reward models are read, by `load_reward`'s keywords.
-    cuts: how its training cut completions, by the fields of `Truncation`. loader: the code of this machine's run that
-    loads its reward model.
+    Attributes:
+        policy: The policy.
+        against: The policy it is compared with.
+        rewards: Its reward models; () without one.
+        data: Where its prompts are; None where its run or card does not say.
+        settings: temperature and response_length of its training.
+        judge: The judge of its run on this machine; None for other policies.
+        described: Name of the judge in its card.
+        labeled: Where the texts are that the judge `classifier` learns from.
+        functions: Names of the reward functions of its training.
+        prompts_at: See `Lineage.prompts_at`.
+        held_out: The share that its training held out, and of which split.
+        reading: How its reward models are read, as keywords of `load_reward`.
+        cuts: How its training cut completions, as fields of `Truncation`.
+        loader: The code that loads its reward model, for a run of this machine.
+        hub: The Hub.
     """
 
     policy: Checkpoint
@@ -117,10 +135,17 @@ class PolicyPair:
 
 
 def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Terms, hub: Hub = CLIENT) -> PolicyPair:
-    """Finds what `policy` means: a run directory of PPO, a checkpoint of one, a model's folder, NAMESPACE/NAME[@TAG].
+    """Finds a policy and what it is compared with.
 
-    against and reward take the place of what its run or card names; reward "none" leaves it out. Raises ZooError where
-    a model cannot be had, and where nothing names the other policy.
+    Args:
+        policy: A run directory of PPO, a checkpoint of one, a model's folder, or NAMESPACE/NAME[@TAG].
+        against: Replaces the SFT policy that its run or card names.
+        reward: Replaces the reward model that its run or card names; "none" for no reward model.
+        terms: How they are compared.
+        hub: The Hub.
+
+    Raises:
+        ZooError: A model cannot be loaded, or neither run nor card names the other policy.
     """
     without = reward == "none"
     named = None if without else reward
@@ -136,8 +161,8 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
             data = DataSource(str(beside), None, {})
         data = data or _named_data(stage, subject.resolved, hub)
         evaluation = StageRecord(stage.parent / "eval")
-        asked = (evaluation.read().get("resolved") or {}).get("evaluation") or {}
-        judge = asked.get("judge")
+        evaluated = (evaluation.read().get("resolved") or {}).get("evaluation") or {}
+        judge = evaluated.get("judge")
         loader = _loader(subject.resolved, str(subject.where)) if reward is None else None
         if not terms.judges:
             _check_judge(evaluation, judge)
@@ -150,8 +175,8 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
             data,
             {name: float(value) for name, value in read.items()},
             judge=f"reward:{stage.parent / 'judge' / 'reward'}" if judge == SAME_LABELS else judge,
-            labeled=EvaluationConfig(labeled=asked.get("labeled") or {}).labeled_data,
-            functions=_paid(subject.resolved),
+            labeled=EvaluationConfig(labeled=evaluated.get("labeled") or {}).labeled_data,
+            functions=_reward_functions(subject.resolved),
             prompts_at=prompts_at(subject.resolved),
             held_out=_held_out(subject.resolved),
             reading=reading_of(recorded_settings(subject.resolved, "ppo", READ, where=str(subject.where))),
@@ -161,7 +186,7 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
         )
     lineage = find_policy(policy, against=against, reward=named, without_reward=without, hub=hub)
     settings = {"temperature": lineage.setting("temperature", 1.0)}
-    settings["response_length"] = lineage.setting("response_length", LENGTH)
+    settings["response_length"] = lineage.setting("response_length", default_of("ppo", "response_length"))
     described: Any = lineage.card
     for key in ("evaluation", "judge", "target"):
         described = described.get(key) if isinstance(described, Mapping) else None
@@ -173,7 +198,7 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
         settings,
         described=clean(described) if isinstance(described, str) else None,
         labeled=_published_labels(lineage),
-        functions=_paid(lineage.card.get("settings")),
+        functions=_reward_functions(lineage.card.get("settings")),
         prompts_at=lineage.prompts_at,
         held_out=_held_out(lineage.card.get("settings")),
         reading=lineage.reward_reading,
@@ -207,18 +232,18 @@ def _check_judge(evaluation: StageRecord, judge: Any) -> None:
 def _loader(resolved: Mapping[str, Any], where: str) -> str | None:
     """What loads a run's reward model, where no classifier does."""
     name = "reward_model_loader"
-    found: str | None = recorded_settings(resolved, "ppo", (name,), where=where)[name]
-    return found
+    loader: str | None = recorded_settings(resolved, "ppo", (name,), where=where)[name]
+    return loader
 
 
 def _published_labels(lineage: Lineage) -> LabeledArguments:
     """Where the judge of a published policy learned, by its card; the usual place where that names no repository."""
-    found = at(lineage.card, "evaluation", "labeled")
-    if not isinstance(found, Mapping) or ("dataset_name" in found and hub_id(found["dataset_name"]) is None):
+    labeled = at(lineage.card, "evaluation", "labeled")
+    if not isinstance(labeled, Mapping) or ("dataset_name" in labeled and hub_id(labeled["dataset_name"]) is None):
         return LabeledArguments()
-    if (name := found.get("dataset_name")) is not None:
+    if (name := labeled.get("dataset_name")) is not None:
         check_repository(name, key="evaluation.labeled.dataset_name", where=f"The card of {lineage.ppo.name}")
-    return EvaluationConfig(labeled=dict(found)).labeled_data
+    return EvaluationConfig(labeled=dict(labeled)).labeled_data
 
 
 def _cuts(resolved: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -229,8 +254,8 @@ def _cuts(resolved: Mapping[str, Any], where: str) -> dict[str, Any]:
     return cuts if cuts["shortest"] or cuts["text"] else {}
 
 
-def _paid(settings: Any) -> frozenset[str]:
-    """The reward functions that paid, by a run's settings or by a card's, which are a stranger's words."""
+def _reward_functions(settings: Any) -> frozenset[str]:
+    """The reward functions of a training, by its settings or by a card's, which are not trusted."""
     settings = settings if isinstance(settings, Mapping) else {}
     names, weights = settings.get("reward_funcs"), settings.get("reward_weights")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -256,9 +281,19 @@ def _data_of(lineage: Lineage, hub: Hub) -> DataSource | None:
 
 
 def evaluate(contest: PolicyPair, terms: Terms, *, out: Path, command: str) -> dict[str, Any]:
-    """Compares both on held-out prompts; writes evaluation.json and samples.jsonl into `out`, and returns the first.
+    """Compares two policies on held-out prompts. Writes evaluation.json, samples.jsonl and a plot.
 
-    Raises ZooError for judges, prompts or models that cannot be had or do not belong together.
+    Args:
+        contest: The policies.
+        terms: How they are compared.
+        out: Folder for the files.
+        command: The command line, to record.
+
+    Returns:
+        What evaluation.json holds.
+
+    Raises:
+        ZooError: A judge, prompts or a model cannot be loaded, or the policies have different tokenizers.
     """
     started = time.monotonic()
     quiet()
@@ -270,14 +305,14 @@ def evaluate(contest: PolicyPair, terms: Terms, *, out: Path, command: str) -> d
     rows = distinct_first(rows)
     rows = rows.select(range(min(terms.prompts, len(rows))))
     if (distinct := count_distinct_prompts(rows["prompt"])) < terms.prompts:
-        log.warning("The split %s has %s prompts; all of them are taken.", split, describe_prompt_count(rows))
+        log.warning("The split %s has only %s prompts: all are taken.", split, describe_prompt_count(rows))
     if distinct < FEW:
         log.warning("%d prompts are few: read the intervals as too narrow.", distinct)
     tools = _yardstick(contest, contest.data, terms, names, out)
     policy = load_causal(contest.policy.path).eval()
     _check_room(policy, tools, rows["prompt"])
     checks = _checks(tools, contest.data, terms)
-    found = head_to_head(
+    comparison = head_to_head(
         policy,
         tools,
         rows,
@@ -286,7 +321,7 @@ def evaluate(contest: PolicyPair, terms: Terms, *, out: Path, command: str) -> d
         paid=reward_models(tools) | function_judges(tools, contest.functions),
         checks=checks,
     )
-    figures = found.to_json()
+    figures = comparison.to_json()
     if tools.panel.votes:
         sides = {"ppo": _origins(contest.policy), "sft": _origins(contest.against)}
         figures["votes"] = {
@@ -294,10 +329,10 @@ def evaluate(contest: PolicyPair, terms: Terms, *, out: Path, command: str) -> d
         }
     document = {
         "schema": 1,
-        "policy": _told(contest.policy),
-        "against": _told(contest.against),
-        "reward": _told(contest.rewards[0]) if contest.rewards else None,
-        **({"rewards": list(map(_told, contest.rewards))} if len(contest.rewards) > 1 else {}),
+        "policy": _named(contest.policy),
+        "against": _named(contest.against),
+        "reward": _named(contest.rewards[0]) if contest.rewards else None,
+        **({"rewards": list(map(_named, contest.rewards))} if len(contest.rewards) > 1 else {}),
         "data": {"location": contest.data.location, "revision": contest.data.revision, "split": split},
         "split": split,
         "seed": terms.seed,
@@ -311,7 +346,7 @@ def evaluate(contest: PolicyPair, terms: Terms, *, out: Path, command: str) -> d
     out.mkdir(parents=True, exist_ok=True)
     tools.panel.save(out)
     write_json(out / "evaluation.json", document)
-    write_text(out / "samples.jsonl", found.jsonl())
+    write_text(out / "samples.jsonl", comparison.jsonl())
     plot_win_rates(document, out / WIN_RATES)
     return document
 
@@ -322,8 +357,8 @@ def _prompts(contest: PolicyPair, data: DataSource, terms: Terms) -> tuple[Datas
     share, train = contest.held_out if terms.split is None else (None, None)
     split = train or terms.split or "test"
     keys = {"configuration": "--dataset_config", "split": "--split"}
-    asked = configuration if terms.dataset_config is None else terms.dataset_config or None
-    rows = data.load(asked, split, columns=[], keys=keys)
+    configuration = configuration if terms.dataset_config is None else terms.dataset_config or None
+    rows = data.load(configuration, split, columns=[], keys=keys)
     of = f"The data set {data.location}, split {split},"
     named = terms.columns or ({} if column == "prompt" else {"prompt": column})
     turns = Chat.of(tokenizer_of(contest.policy)) is not None
@@ -375,7 +410,7 @@ def _yardstick(contest: PolicyPair, data: DataSource, terms: Terms, names: Seque
         tokenizer.pad_token_id = tokenizer.eos_token_id
     rewards = None
     if contest.rewards:
-        paths = [one.path for one in contest.rewards]
+        paths = [model.path for model in contest.rewards]
         reward = load_reward(paths, tokenizer, place=on_device, loader=contest.loader, **contest.reading)
         rewards = Rewards([reward])
     length = terms.max_new_tokens or int(contest.settings["response_length"])
@@ -426,6 +461,6 @@ def _origins(source: Checkpoint) -> list[tuple[str, str]]:
     return [(repo, commit)] if repo is not None and commit is not None else []
 
 
-def _told(source: Checkpoint) -> dict[str, Any]:
+def _named(source: Checkpoint) -> dict[str, Any]:
     repo, commit, tag = source.published_at
     return {"name": source.name, "repo": repo, "commit": commit, "tag": tag}

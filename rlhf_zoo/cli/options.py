@@ -1,0 +1,175 @@
+"""Options that several commands have, each written once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+#: Settings of a command that takes the keys of a recipe as flags.
+FLAGS = {"ignore_unknown_options": True, "allow_extra_args": True}
+
+
+def with_options(*options: Callable) -> Callable:
+    """Makes one decorator of several, for a group of options.
+
+    Args:
+        *options: The decorators, in the order of `--help`.
+    """
+
+    def decorate(command: Callable) -> Callable:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+class UserPath(click.Path):
+    """A path that is not empty: an unset variable of the shell leaves "", which would mean the current folder."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(path_type=Path, **options)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("the path is empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+OVERWRITE = click.option(
+    "--overwrite_repo",
+    "--overwrite-repo",
+    is_flag=True,
+    help="Publish even where a repository belongs to another run, and replace its content.",
+)
+
+
+#: Key in a command's context: the tasks of --lm_eval, which is short for --evaluation.lm_eval.
+TASKS = "rlhf_zoo.lm_eval"
+
+
+def _note_tasks(ctx: click.Context, _: click.Parameter, tasks: str | None) -> None:
+    ctx.meta[TASKS] = tasks
+
+
+LM_EVAL = click.option(
+    "--lm_eval",
+    "--lm-eval",
+    metavar="TASKS",
+    expose_value=False,
+    callback=_note_tasks,
+    help="Also measure SFT and PPO on tasks of lm-evaluation-harness, if installed: TASK,TASK or YAML files.",
+)
+SOURCE_HUB = click.option(
+    "--source_hub",
+    "--source-hub",
+    envvar="RLHF_ZOO_SOURCE_HUB",
+    help="Hub of models and data that --hub does not have: an address, 'local' or 'none'.  "
+    "[default: HF_ENDPOINT, or the Hugging Face Hub]",
+)
+
+
+def _trust(ctx: click.Context, _: click.Parameter, trusted: bool) -> None:
+    if trusted:
+        from ..modeling.remote_code import trusting
+
+        ctx.with_resource(trusting())  # until the command ends
+
+
+TRUST = click.option(
+    "--trust_remote_code",
+    "--trust-remote-code",
+    is_flag=True,
+    expose_value=False,
+    callback=_trust,
+    help="Let models run the code in their repositories. Read it first. No recipe can set this for you.",
+)
+
+
+def _trust_run(ctx: click.Context, _: click.Parameter, trusted: bool) -> None:
+    if trusted:
+        from ..hub.client.run_signature import trusting
+
+        ctx.with_resource(trusting())  # until the command ends
+
+
+TRUST_RUN = click.option(
+    "--trust_run",
+    "--trust-run",
+    is_flag=True,
+    expose_value=False,
+    callback=_trust_run,
+    help="Use code and addresses that a run directory names which your rlhf-zoo on this machine did not write.",
+)
+HUB = click.option("--hub", help="'local' (the embedded Hub) or an address.")
+OUTPUT_DIR = click.option(
+    "--output_dir", "--output-dir", type=UserPath(), help="Run directory.  [default: runs/RECIPE]"
+)
+PRIVATE = click.option("--private", is_flag=True, help="Make repositories private.")
+PATIENCE = click.option(
+    "--patience",
+    type=click.FloatRange(min=0),
+    help="Seconds to wait at the end for a Hub that fails.  [default: 180]",
+)
+
+#: Options that replace models of a PPO checkpoint's lineage.
+lineage_options = with_options(
+    click.option("--sft", help="The SFT model.  [default: from the PPO checkpoint's lineage]"),
+    click.option("--reward", help="The reward model.  [default: from the lineage]"),
+)
+
+
+def json_option(text: str = "Print JSON.") -> Callable:
+    """Makes the option --json.
+
+    Args:
+        text: Its help.
+    """
+    return click.option("--json", "as_json", is_flag=True, help=text)
+
+
+#: Options of a command that works on a recipe's run.
+run_options = with_options(
+    OUTPUT_DIR,
+    HUB,
+    SOURCE_HUB,
+    click.option("--push_to_hub", "--push-to-hub", is_flag=True, help="Publish; with --hub local this is always on."),
+    click.option(
+        "--namespace", help="Publish under this name.  [default: the run's, else local, or the token's owner]"
+    ),
+    PRIVATE,
+    PATIENCE,
+    click.option(
+        "--resume",
+        type=click.Choice(["auto"]),
+        help="auto, the default: resume from the newest complete checkpoint, or start where there is none.",
+    ),
+    click.option("--restart", is_flag=True, help="Discard what was done before and start again."),
+    OVERWRITE,
+    TRUST,
+    TRUST_RUN,
+)
+
+
+def finished_run_options(restart: str) -> Callable:
+    """Makes the options of a command that reads a recipe's run and publishes nothing.
+
+    Args:
+        restart: Help of --restart.
+    """
+    return with_options(OUTPUT_DIR, HUB, TRUST, TRUST_RUN, click.option("--restart", is_flag=True, help=restart))
+
+
+def seeds_option(text: str, *, least: int = 1, default: int | None = 1) -> Callable:
+    """Makes the option --seeds.
+
+    Args:
+        text: Its help.
+        least: The least number of seeds.
+        default: The default; None where the command decides.
+    """
+    shown = default is not None
+    return click.option("--seeds", type=click.IntRange(min=least), default=default, show_default=shown, help=text)

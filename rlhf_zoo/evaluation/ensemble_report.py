@@ -1,0 +1,144 @@
+"""What the reward models of an ensemble agree on: on held-out pairs, and on completions of SFT and PPO."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .calibration import calibration
+from .ensemble import agreements, by_kl, disagreement, standardised, unrelated
+from .stats import accuracy, bootstrap_mean, correlation
+
+Scores = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Texts:
+    """N completions.
+
+    Attributes:
+        prompts: The prompt of each.
+        texts: Each with its prompt in front, a text or a conversation.
+        ended: Whether each ended by itself.
+        judge: The judge's scores; None where nothing was evaluated.
+        kl: Σ log π − log π_SFT of each, nats; None where nothing was evaluated.
+    """
+
+    prompts: Sequence[str]
+    texts: Sequence[Any]
+    ended: Sequence[bool]
+    judge: Sequence[float] | None = None
+    kl: Sequence[float] | None = None
+
+
+@dataclass(frozen=True)
+class EnsembleScores:
+    """What M reward models score.
+
+    Attributes:
+        margins: (M, pairs) chosen − rejected on held-out pairs. A tie counts as wrong, as on a reward model's card.
+        pair_prompts: Keys that tell the pairs' prompts apart.
+        raw: For sft, and ppo where it was evaluated, (M, N) scores of its completions.
+        texts: The completions of the same sides.
+        seed: Seed of the resamples of intervals.
+    """
+
+    margins: Scores
+    pair_prompts: Sequence[Hashable]
+    raw: Mapping[str, Scores]
+    texts: Mapping[str, Texts]
+    seed: int
+
+    @cached_property
+    def scores(self) -> dict[str, Scores]:
+        """The raw scores by side, where each model gives SFT's completions 0 ± 1."""
+        return {side: standardised(rows, self.raw["sft"]) for side, rows in self.raw.items()}
+
+    def report(self, seeds: Sequence[int], directories: Sequence[str]) -> dict[str, Any]:
+        """Returns the models, their ensemble and their disagreement as overview.json holds them.
+
+        Args:
+            seeds: The seed of each model.
+            directories: The directory of each model.
+        """
+        # A model with larger scores would weigh more in the mean, so margins are in units of each one's deviation.
+        mean_margin = (self.margins / self.raw["sft"].std(axis=1, keepdims=True)).mean(axis=0)
+        agreed = agreements(self.margins)
+        models = []
+        for place, margin in enumerate(self.margins):
+            calibrated = calibration(margin, seed=self.seed)
+            models.append(
+                {
+                    "seed": seeds[place],
+                    "directory": directories[place],
+                    "accuracy": accuracy(margin > 0, self.pair_prompts).to_json(),
+                    "ece": calibrated["ece"],
+                    "ece_by_chance": calibrated["ece_by_chance"],
+                    **self._on_texts({side: rows[place] for side, rows in self.scores.items()}),
+                }
+            )
+        return {
+            "seeds": list(seeds),
+            "models": models,
+            "ensemble": {
+                "accuracy": accuracy(mean_margin > 0, self.pair_prompts).to_json(),
+                **self._on_texts({side: rows.mean(axis=0) for side, rows in self.scores.items()}),
+            },
+            "agreement": {
+                "mean": fmean(share.value for share in agreed.values()),
+                "pairs": [{"seeds": [seeds[a], seeds[b]], **share.to_json()} for (a, b), share in agreed.items()],
+            },
+            "disagreement": self._disagreement(),
+            "own_less_others": self._own_less_others(),
+        }
+
+    def _on_texts(self, scores: Mapping[str, Scores]) -> dict[str, Any]:
+        """Of evaluated completions: PPO's mean score, where SFT's have 0 ± 1, and by side Spearman's ρ with the judge.
+
+        Both are None where nothing was evaluated, and ρ where one of its sides does not vary.
+        """
+        if "ppo" not in self.texts:
+            return {"ppo_score": None, "judge_correlation": None}
+        ranked = {
+            side: correlation(scores[side], texts.judge, texts.prompts, seed=self.seed, ranks=True)
+            for side, texts in self.texts.items()
+            if texts.judge is not None
+        }
+        return {
+            "ppo_score": self._mean(scores["ppo"]),
+            "judge_correlation": {side: rho.to_json() if rho else None for side, rho in ranked.items()},
+        }
+
+    def _mean(self, values: Scores) -> dict[str, Any]:
+        """The mean over completions, with an interval over prompts, which both sides share."""
+        return bootstrap_mean(values, self.texts["sft"].prompts, seed=self.seed).to_json()
+
+    def _disagreement(self) -> dict[str, Any]:
+        apart = {side: disagreement(rows) for side, rows in self.scores.items()}
+        ppo = self.texts.get("ppo")
+        figures: dict[str, Any] = {
+            "over": "completions of the evaluation" if ppo else "samples of the SFT model on training prompts",
+            "unrelated": unrelated(len(self.margins)),
+            "sft": self._mean(apart["sft"]),
+            "ppo": None,
+            "ppo_less_sft": None,
+            "by_kl": [],
+        }
+        if ppo is not None and ppo.kl is not None:
+            figures["ppo"] = self._mean(apart["ppo"])
+            figures["ppo_less_sft"] = self._mean(apart["ppo"] - apart["sft"])
+            figures["by_kl"] = by_kl(apart["ppo"], ppo.kl, ppo.prompts, seed=self.seed)
+        return figures
+
+    def _own_less_others(self) -> dict[str, Any] | None:
+        """By how much the run's own model, the first, scores PPO's completions higher than the mean of the others."""
+        if "ppo" not in self.texts:
+            return None
+        ppo = self.scores["ppo"]
+        return self._mean(ppo[0] - ppo[1:].mean(axis=0))

@@ -1,0 +1,154 @@
+"""Methods beside PPO: each point as JSON, and a method at PPO's KL and at PPO's compute."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .compute import break_even
+from .frontier import NEAR, Floats, Point, at_kl, best_within, difference
+from .overoptimization import FEWEST, fit
+from .stats import Estimate
+
+
+@dataclass(frozen=True)
+class BesidePPO:
+    """What methods are compared with, all on the same prompts.
+
+    Attributes:
+        sft: The SFT policy.
+        ppo: PPO, over its seeds.
+        ablated: PPO under other β.
+        seed: Seed of the resamples of intervals.
+        served: Completions that compute counts beside training.
+    """
+
+    sft: Point
+    ppo: Point
+    ablated: Sequence[Point]
+    seed: int
+    served: int
+
+    def row(self, point: Point) -> dict[str, Any]:
+        """Returns the figures of a point as JSON.
+
+        Args:
+            point: The point.
+        """
+        kl: dict[str, Any] = {"value": point.mean_kl, "ci95": None, "n": point.n}
+        if not point.kl_is_bound:
+            kl = point.estimate(point.kl, seed=self.seed).to_json()
+        document: dict[str, Any] = {
+            "label": point.label,
+            "kl": {**kl, "is_bound": point.kl_is_bound},
+            **self._scores(point),
+            "win_rate": {side: point.rate(values).to_json() for side, values in point.wins.items()},
+            "beside": {name: self._beside(name, values, point).to_json() for name, values in point.beside.items()},
+            "compute": {
+                "training": point.training.to_json(),
+                "serving": point.serving.to_json(),
+                "flops": point.flops(self.served),
+            },
+        }
+        if point.seeds:
+            document["seeds"] = [
+                {"label": each.label, **{name: float(getattr(each, name).mean()) for name in ("reward", "judge", "kl")}}
+                for each in point.seeds
+            ]
+        return document
+
+    def rows(self, points: Sequence[Point]) -> list[dict[str, Any]]:
+        """Returns the points of a method as JSON, each beside PPO at the same KL where PPO was run under other β.
+
+        Args:
+            points: The points.
+        """
+        documents = [{**self.row(point), **self._ppo_there(point)} for point in points]
+        if points[0].kl_is_bound:  # of best-of-n; n = 1 is SFT, which serves at PPO's price for as many tokens
+            for document, point in zip(documents[1:], points[1:], strict=True):
+                document["break_even"] = break_even(
+                    self.ppo.training.flops,
+                    self.ppo.serving.flops,
+                    other_training=point.training.flops,
+                    other=point.serving.flops,
+                )
+        return documents
+
+    def at_equal_kl(self, points: Sequence[Point]) -> dict[str, Any]:
+        """Reads a method at PPO's KL, or where it was not measured near it, PPO at the KL of its farthest point.
+
+        Args:
+            points: The method's points. Each line begins at SFT, where β is infinite, or n is one.
+        """
+        ppo, line = self.ppo, points if points[0].kl_is_bound else [self.sft, *points]
+        there = at_kl(line, ppo.mean_kl)
+        if there is not None:  # a mixture's KL is linear in its share and not in √KL, so PPO's is written
+            return {"inside": True, **self._compared(there, ppo), "kl": ppo.mean_kl}
+        reach = sorted(max(0.0, point.mean_kl) for point in line)  # a mean of log-ratios may be negative
+        why = f"outside its range: KL {reach[0]:.2f} to {reach[-1]:.2f}, and PPO's is {ppo.mean_kl:.2f}"
+        if reach[0] <= ppo.mean_kl <= reach[-1]:
+            below, above = max(kl for kl in reach if kl <= ppo.mean_kl), min(kl for kl in reach if kl >= ppo.mean_kl)
+            why = (
+                f"not measured: its points next to PPO's KL of {ppo.mean_kl:.2f} are at {below:.2f} and {above:.2f}, "
+                f"more than {NEAR} √nats apart; run one between"
+            )
+        farthest = self._ppo_there(max(points, key=lambda point: point.mean_kl))
+        return {"inside": False, "said": why, "farthest": farthest.get("ppo_at_its_kl")}
+
+    def at_equal_compute(self, points: Sequence[Point]) -> dict[str, Any]:
+        """Reads the highest judge's score of a method within PPO's FLOPs.
+
+        Args:
+            points: The method's points.
+        """
+        limit = self.ppo.flops(self.served)
+        best = best_within(points, limit, served=self.served)
+        if best is None:
+            least = min(point.flops(self.served) for point in points) / limit
+            return {"inside": False, "said": f"every point takes more: the cheapest {least:.2f} times PPO's FLOPs"}
+        return {"inside": True, "share_of_flops": best.flops(self.served) / limit, **self._compared(best, self.ppo)}
+
+    def fitted(self, points: Sequence[Point]) -> dict[str, Any]:
+        """Fits d·(α − β·d) of Gao et al. 2022 to the gains of best-of-n over n = 1, d the root of the bound on its KL.
+
+        n = 1 is the SFT policy on the samples that are chosen among. The SFT policy of the evaluation drew other
+        samples, whose difference would bend the curve.
+
+        Args:
+            points: The points of best-of-n, n = 1 first.
+
+        Returns:
+            The fits of proxy and judge; {} where n has fewer than three values above 1.
+        """
+        moved = [point for point in points if point.mean_kl > 0]
+        if len(moved) < FEWEST:
+            return {}
+        kl = np.stack([point.by_prompt(point.kl) for point in moved])
+        gains = {
+            "proxy": [point.by_prompt(point.reward - points[0].reward) for point in moved],
+            "judge": [point.by_prompt(point.judge - points[0].judge) for point in moved],
+        }
+        return {name: fit("best-of-n", kl, np.stack(gain), seed=self.seed).to_json() for name, gain in gains.items()}
+
+    def _scores(self, point: Point) -> dict[str, Any]:
+        return {name: point.estimate(getattr(point, name), seed=self.seed).to_json() for name in ("reward", "judge")}
+
+    def _beside(self, name: str, values: Floats, point: Point) -> Estimate:
+        """A rule's score of each completion is any number; a figure over all of a prompt's is a share of prompts."""
+        if name.startswith("rule:"):
+            return point.estimate(values, seed=self.seed)
+        return point.rate(values, n=len(values) * max(1, len(point.seeds)))
+
+    def _ppo_there(self, point: Point) -> dict[str, Any]:
+        """PPO at the KL of another's point; {} where PPO was not run under other β, or not so far."""
+        there = at_kl([self.sft, *self.ablated, self.ppo], point.mean_kl) if self.ablated else None
+        return {} if there is None else {"ppo_at_its_kl": self._compared(point, there)}
+
+    def _compared(self, point: Point, ppo: Point) -> dict[str, Any]:
+        less = difference(ppo, point, seed=self.seed)
+        return {
+            "label": point.label, "kl": point.mean_kl, **self._scores(point), "ppo": ppo.label, "ppo_less_this": less,
+        }  # fmt: skip

@@ -1,0 +1,373 @@
+"""How each baseline is made and measured: samples of SFT, or a policy that is trained from it.
+
+More SFT is twice as long, or rejection fine-tuning (Yuan et al. 2023, arXiv:2308.01825), which learns from those of its
+own completions that the reward scores highly. Both are variants of the recipe's SFT stage and resume as it does.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from datasets import Dataset
+from transformers import PreTrainedModel
+
+from ...errors import ZooError
+from ...evaluation.compute import Compute, sft_compute
+from ...evaluation.head_to_head import keys_of
+from ...evaluation.judges.named import scores
+from ...evaluation.measure import Evaluator, Measured, measure, repeated
+from ...fileio import write_text
+from ...modeling.chat import display_text, tokenize_for_reward, wrap_completion
+from ...modeling.loading import load_tokenizer
+from ...modeling.models import load_causal
+from ...modeling.text_ids import settle_ends
+from ...runs.context import RunContext
+from ...runs.data.layout import sft_text
+from ...runs.dataset import parts, stage_source
+from ...runs.record import StageRecord, checkpoint_step, fingerprint, first_difference
+from ...runs.settings.parse import StageSettings
+from ..run_recipe import run_stage
+from ..stages.merged import whole_model
+from .baseline import FOLDER, WITH_BETA, Baseline, Method, Trained, default_betas
+from .baseline_trainers import (
+    Start,
+    dpo_arguments,
+    in_optimizer_steps,
+    rloo_arguments,
+    rollout_of,
+    train_dpo,
+    train_rloo,
+)
+from .runner import open_part, overlay
+
+POOL_STREAM, SAMPLES_STREAM = 9, 10
+LINES = "lines"  # the folder of the data that rejection fine-tuning learns from
+_BLOCK, _DRAWN = 8, 1024  # prompts whose pools are scored, and completions that are drawn, between two writes
+
+
+def run_method(
+    baseline: Baseline,
+    method: Method,
+    *,
+    betas: Sequence[float] | None,
+    seeds: int,
+    learning_rate: float | None,
+    pool: int,
+    restart: bool,
+) -> None:
+    """Runs every part of a method that is not finished.
+
+    Args:
+        baseline: The run to compare with.
+        method: The method.
+        betas: The values of β of DPO and RLOO; None for `default_betas`.
+        seeds: Policies to train under each β. The first seed is the recipe's.
+        learning_rate: None for PPO's, or of more SFT its own.
+        pool: Samples of each prompt for best-of-n.
+        restart: Whether to begin again.
+    """
+    if method == "best-of-n":
+        _run_best_of_n(baseline, pool, restart)
+        return
+    first = baseline.context.shared.seed
+    values = (default_betas(baseline.context) if betas is None else betas) if method in WITH_BETA else [None]
+    for beta in values:
+        for seed in range(first, first + seeds):
+            _run_trained(baseline, method, seed, beta, learning_rate, restart)
+
+
+def _run_best_of_n(baseline: Baseline, pool: int, restart: bool) -> None:
+    """Samples and scores one pool for each held-out prompt; prompts that were scored before are left.
+
+    Rows of metrics.jsonl: step (the prompt's place), reward, judge, length: (pool,) each.
+    """
+    resolved = baseline.resolved(pool=pool)
+    with open_part(baseline.context, baseline.folder / "best-of-n", resolved, stage=FOLDER, restart=restart) as record:
+        if record is not None:
+            scored = {row["step"] for row in record.metrics()}
+            left = [place for place in range(len(baseline.rows)) if place not in scored]
+            for start in range(0, len(left), _BLOCK):
+                _score_pools(baseline, left[start : start + _BLOCK], pool, record)
+
+
+def _score_pools(baseline: Baseline, places: Sequence[int], pool: int, record: StageRecord) -> None:
+    tools = baseline.tools
+    _, prompts, columns = repeated(baseline.rows.select(places), pool)
+    keys = [(POOL_STREAM, place, k) for place in places for k in range(pool)]
+    desc = f"pools of prompts {places[0] + 1} to {places[-1] + 1}"
+    done = tools.sampled(tools.reference, prompts, keys=keys, seed=baseline.context.shared.seed, desc=desc)
+    reward: list[float] = []
+    for batch in done.batches:
+        chosen = slice(len(reward), len(reward) + len(batch))
+        reward += tools.reward_of(batch, chosen, prompts, done.texts, columns)
+    judge = scores(tools.judge, prompts, done.texts, columns)
+    for number, place in enumerate(places):
+        own = slice(number * pool, (number + 1) * pool)
+        record.append_metrics({"step": place, "reward": reward[own], "judge": judge[own], "length": done.lengths[own]})
+
+
+def _run_trained(
+    baseline: Baseline, method: Trained, seed: int, beta: float | None, learning_rate: float | None, restart: bool
+) -> None:
+    """Trains and measures one policy, unless that is finished."""
+    arguments = _arguments(baseline, method, learning_rate)
+    under = {} if beta is None else {"beta": beta}
+    resolved = baseline.resolved(method=method, **under, seed=seed, arguments=arguments)
+    name = f"seed-{seed}" if beta is None else f"beta-{beta:g}-seed-{seed}"
+    folder = baseline.folder / method / name
+    if restart:
+        StageRecord(folder / "sft").clear()
+    elif beta is None:
+        _measure_anew(StageRecord(folder), resolved)
+    with open_part(baseline.context, folder, resolved, stage=FOLDER, restart=restart) as record:
+        if record is None:
+            return
+        record.metrics_file.unlink(missing_ok=True)  # trl's trainers do not resume, so an interrupted run starts over
+        if method == "dpo" or method == "rloo":
+            assert beta is not None
+            policy, compute = _train(baseline, method, beta, seed, arguments, record)
+        else:
+            policy, compute = _more_sft(baseline, method, seed, arguments, record)
+        measured = _measure(baseline, policy, desc=f"evaluating {method} {name.replace('-', ' ')}")
+        write_text(record.path / "samples.jsonl", _lines(baseline, measured))
+        record.write(**under, seed=seed, compute=compute.to_json())
+
+
+def _measure_anew(record: StageRecord, resolved: Mapping[str, Any]) -> None:
+    """Lets a trained policy be measured again for another evaluation, without training it again."""
+    before = record.read().get("resolved") or {}
+    measured_by = ("evaluation", "evaluation_seed")
+    learned = [{key: value for key, value in each.items() if key not in measured_by} for each in (before, resolved)]
+    if before and first_difference(*learned) is None and first_difference(before, resolved) is not None:
+        record.write(status="interrupted", resolved=dict(resolved), fingerprint=fingerprint(resolved))
+
+
+def _arguments(baseline: Baseline, method: Trained, learning_rate: float | None) -> dict[str, Any]:
+    settings = baseline.context.settings
+    if method == "dpo":
+        arguments = dpo_arguments(settings("ppo"), settings("reward"), learning_rate=learning_rate)
+    elif method == "rloo":
+        arguments = rloo_arguments(settings("ppo"), episodes=baseline.episodes, learning_rate=learning_rate)
+    elif method == "rejection":
+        updates = baseline.updates
+        arguments = rejection_arguments(settings("ppo"), settings("sft"), updates=updates, learning_rate=learning_rate)
+    else:
+        arguments = longer_arguments(settings("sft"), learning_rate=learning_rate)
+    return {name: getattr(value, "value", value) for name, value in arguments.items()}  # enums as text
+
+
+def _more_sft(
+    baseline: Baseline,
+    method: Literal["sft", "rejection"],
+    seed: int,
+    arguments: Mapping[str, Any],
+    record: StageRecord,
+) -> tuple[PreTrainedModel, Compute]:
+    context, flags = baseline.context, {**arguments, "seed": seed}
+    if method == "rejection":
+        if "sampled" not in record.read():
+            lines, counts = draw_samples(baseline.tools, baseline.prompts(), baseline.episodes, seed=seed)
+            write_text(record.path / LINES / "train.jsonl", _jsonl(lines))
+            StageRecord(record.path / "sft").clear()  # it learned from other samples
+            record.write(sampled=counts)
+        start = whole_model(context, baseline.checkpoints["sft"])
+        flags |= {"model_name_or_path": str(start), "dataset_name": str(record.path / LINES)}
+    run = sft_again(context, record.path, flags)
+    policy = load_causal(run.checkpoint("sft").path)
+    tokens = trained_tokens(run, parts(run, "sft", stage_source(run, "sft"))[0], baseline.tools.tokenizer)
+    if method == "sft":  # half of it is the run's own SFT, which counts for no method
+        return policy, sft_compute(baseline.sizes, trained_tokens=tokens / 2)
+    sampled = record.read()["sampled"]
+    read = {name: sampled[name] for name in ("prompt_tokens", "completion_tokens")}
+    return policy, sft_compute(baseline.sizes, trained_tokens=tokens, **read)
+
+
+def _train(
+    baseline: Baseline,
+    method: Literal["dpo", "rloo"],
+    beta: float,
+    seed: int,
+    arguments: Mapping[str, Any],
+    record: StageRecord,
+) -> tuple[PreTrainedModel, Compute]:
+    from transformers import set_seed
+    from trl import get_peft_config
+
+    ppo = baseline.context.settings("ppo")
+    sft, desc = baseline.checkpoints["sft"].path, f"{method} β={beta:g} seed {seed}"
+    tokenizer = load_tokenizer(sft)
+    settle_ends(tokenizer)  # trl reads prompts by the tokenizer alone
+    start = Start(sft, tokenizer, beta, seed, record, desc, get_peft_config(ppo.model))
+    set_seed(seed)
+    if method == "dpo":
+        return train_dpo(start, baseline.pairs(), arguments=arguments, sizes=baseline.sizes)
+    return train_rloo(
+        start,
+        baseline.prompts(),
+        baseline.rewards,
+        arguments=arguments,
+        sizes=baseline.sizes,
+        missing_eos={"penalty": ppo.trainer.missing_eos_penalty, "score": ppo.trainer.missing_eos_score},
+        score_clip=ppo.trainer.score_clip,
+    )
+
+
+@torch.no_grad()
+def _measure(baseline: Baseline, policy: PreTrainedModel, *, desc: str) -> Measured:
+    """Measures as the eval stage measures PPO: with the same prompts, keys and seed."""
+    _, prompts, columns = repeated(baseline.rows, baseline.per_prompt)
+    keys, seed = keys_of(len(prompts), baseline.per_prompt), baseline.context.shared.seed
+    return measure(policy, baseline.tools, prompts, keys=keys, seed=seed, desc=desc, columns=columns)
+
+
+def _lines(baseline: Baseline, measured: Measured) -> str:
+    per_prompt = baseline.per_prompt
+    prompts = [display_text(prompt) for prompt in baseline.rows["prompt"] for _ in range(per_prompt)]
+    return _jsonl(
+        {"prompt": prompt, "sample": i % per_prompt, **measured.row(i, baseline.judge)}
+        for i, prompt in enumerate(prompts)
+    )
+
+
+def _jsonl(rows: Iterable[Mapping[str, Any]]) -> str:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def longer_arguments(sft: StageSettings, *, learning_rate: float | None) -> dict[str, Any]:
+    """Returns flags of SFT by which it takes twice the steps.
+
+    Args:
+        sft: Settings of the stage sft.
+        learning_rate: None for the stage's own.
+    """
+    args = sft.trainer
+    key = "max_steps" if args.max_steps > 0 else "num_train_epochs"
+    return {key: 2 * getattr(args, key), **({} if learning_rate is None else {"learning_rate": learning_rate})}
+
+
+def rejection_arguments(
+    ppo: StageSettings, sft: StageSettings, *, updates: int, learning_rate: float | None
+) -> dict[str, Any]:
+    """Returns flags of SFT by which it takes PPO's optimizer steps, each over a minibatch of PPO's size.
+
+    Args:
+        ppo: Settings of the stage ppo.
+        sft: Settings of the stage sft.
+        updates: PPO's updates.
+        learning_rate: None for PPO's.
+    """
+    args = ppo.trainer
+    rollout, steps = rollout_of(args)
+    batch = rollout // steps
+    micro = math.gcd(batch, sft.trainer.per_device_train_batch_size)
+    most = updates * steps * args.num_ppo_epochs
+    return {
+        "learning_rate": args.learning_rate if learning_rate is None else learning_rate,
+        "lr_scheduler_type": args.lr_scheduler_type,
+        "warmup_steps": in_optimizer_steps(args),
+        "per_device_train_batch_size": micro,
+        "gradient_accumulation_steps": batch // micro,
+        "max_steps": most,
+        "save_strategy": "steps",
+        "save_steps": most,
+        "eval_strategy": "no",
+        "metric_for_best_model": None,
+        "release": "last",
+        "push_steps": None,
+        "dataset_revision": None,
+        "dataset_config": None,
+        "dataset_train_split": "train",
+        "dataset_test_split": None,
+        "held_out_share": None,
+        "columns": {},
+        "keep_above": {},
+    }
+
+
+def draw_samples(
+    tools: Evaluator, prompts: Dataset, count: int, *, seed: int
+) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """Draws completions of the SFT policy and keeps those that ended and are rewarded above the mean of all.
+
+    Args:
+        tools: The evaluator, with the SFT policy as its reference.
+        prompts: The prompts, taken in turn.
+        count: Completions to draw.
+        seed: Seed of the samples.
+
+    Returns:
+        The kept ones as rows of SFT's data; the numbers of completions and tokens, for run.json.
+
+    Raises:
+        ZooError: None is kept.
+    """
+    written: list[tuple[Any, str]] = []
+    rewards: list[float] = []
+    ended: list[bool] = []
+    tokens = np.zeros(2, dtype=int)
+    for start in range(0, count, _DRAWN):
+        block = range(start, min(start + _DRAWN, count))
+        _, chosen, columns = repeated(prompts.select([place % len(prompts) for place in block]), 1)
+        keys = [(SAMPLES_STREAM, place % len(prompts), place // len(prompts)) for place in block]
+        desc = f"completions {start + 1} to {block[-1] + 1} of {count}"
+        done = tools.sampled(tools.reference, chosen, keys=keys, seed=seed, desc=desc)
+        at = 0
+        for batch in done.batches:
+            rewards += tools.reward_of(batch, slice(at, at + len(batch)), chosen, done.texts, columns)
+            tokens += int(batch.prompt_mask.sum()), int(batch.mask.sum())
+            at += len(batch)
+        written += zip(chosen, done.texts, strict=True)
+        ended += done.ended
+    mean = float(np.mean(rewards))
+    lines = [
+        {"prompt": prompt, "completion": wrap_completion(prompt, text)}
+        for (prompt, text), reward, complete in zip(written, rewards, ended, strict=True)
+        if complete and reward > mean
+    ]
+    if not lines:
+        raise ZooError(
+            f"Of {count} completions of the SFT policy {sum(ended)} ended, and none of these was rewarded above the "
+            f"mean of all, {mean:g}, so there is nothing to learn from: check PPO's reward, or train SFT longer."
+        )
+    sizes = {"prompt_tokens": int(tokens[0]), "completion_tokens": int(tokens[1])}
+    return lines, {"completions": count, "kept": len(lines), **sizes}
+
+
+def sft_again(context: RunContext, folder: Path, flags: Mapping[str, Any]) -> RunContext:
+    """Runs the SFT stage again.
+
+    Args:
+        context: The run.
+        folder: Directory of the new run.
+        flags: Flags of SFT, beside the run's own.
+
+    Returns:
+        The new run, on the data of the first.
+    """
+    base, flags = context.directory, overlay(context.flags, "sft", flags)
+    run = replace(context, directory=folder, base=base, own=("sft",), flags=flags, publish=False, restart=False)
+    run_stage(run, "sft")
+    return run
+
+
+def trained_tokens(run: RunContext, rows: Dataset, tokenizer: Any) -> float:
+    """Counts the tokens that a finished SFT stage trained on.
+
+    Args:
+        run: The run.
+        rows: Its training rows.
+        tokenizer: Its tokenizer.
+    """
+    args, last = run.settings("sft").trainer, run.record("sft").last_checkpoint()
+    assert last is not None  # a finished stage has one
+    batch = args.per_device_train_batch_size * args.gradient_accumulation_steps
+    if args.packing:  # packed batches are full
+        return float(checkpoint_step(last) * batch * args.max_length)
+    lengths = [len(tokenize_for_reward(sft_text(row, args.dataset_text_field), tokenizer, ended=True)) for row in rows]
+    most = args.max_length or max(lengths)
+    return float(checkpoint_step(last) * batch * np.mean(np.minimum(lengths, most)))

@@ -1,0 +1,359 @@
+"""The one runner of variants, under sweep, ablate, ensemble, rounds and baseline.
+
+A variant is a run in RUN/FOLDER/NAME that trains some stages under keys of its own. The stages before them are those of
+RUN and are trained once. What is finished is not trained again, `--restart` is of the variants alone, and the same
+command continues after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...errors import ZooError
+from ...evaluation.head_to_head import read_lines
+from ...evaluation.stats import Spread, over_seeds
+from ...fileio import now, read_json, write_json
+from ...runs.context import Publisher, RunContext, versions
+from ...runs.recipe import Recipe
+from ...runs.record import StageRecord, fingerprint
+from ...runs.settings.parse import stage_settings
+from .. import run_recipe
+from ..stages.interrupt import Stopped
+
+#: In a variant's directory: which variant it is, and where the stages before it are.
+VARIANT_FILE = "ablation.json"
+SAMPLES = 4  # held-out prompts whose completions an overview compares
+_FIGURES = ("reward", "judge", "kl", "length", "eos_rate", "distinct_2", "repetition")
+
+Flags = Mapping[str, Mapping[str, Any]]
+
+
+# Which variants there are, where they lie, and what they change
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A run that changes keys of PPO. Without arguments, the run itself.
+
+    Attributes:
+        settings: The keys with their values.
+        seed: Seed of PPO; None for the recipe's own.
+        folder: Folder of the experiment in the run directory.
+    """
+
+    settings: tuple[tuple[str, Any], ...] = ()
+    seed: int | None = None
+    folder: str = ""
+
+    @property
+    def value(self) -> Any:
+        """The value of its first key."""
+        return self.settings[0][1]
+
+    @property
+    def name(self) -> str:
+        """Name of its directory and tag; part of its repository's name."""
+        words = [f"{key.replace('_', '-')}-{_slug(_shown(value))}" for key, value in self.settings]
+        return "-".join([*words, *([] if self.seed is None else [f"seed-{self.seed}"])])
+
+    @property
+    def setting(self) -> str:
+        """The values, for a table."""
+        return ", ".join(f"{'β' if key == 'kl_coef' else key} = {_shown(value)}" for key, value in self.settings)
+
+    @property
+    def label(self) -> str:
+        """The values and the seed, for a table."""
+        return self.setting + (f", seed {self.seed}" if self.seed is not None else "")
+
+    def directory(self, run: Path) -> Path:
+        """Returns its directory.
+
+        Args:
+            run: The run directory.
+        """
+        return run / self.folder / self.name
+
+    def flags(self, flags: Flags) -> dict[str, dict[str, Any]]:
+        """Returns the flags of its run.
+
+        Args:
+            flags: The command's flags, by stage.
+        """
+        keys = dict(self.settings)
+        if keys.get("kl_coef") == 0:  # without a penalty PPO holds no reference, and variants are compared by KL
+            keys = {"reference": flags.get("ppo", {}).get("reference", True), **keys}
+        return overlay(flags, "ppo", keys if self.seed is None else {**keys, "seed": self.seed})
+
+    def fields(self, run: Path, flags: Flags) -> dict[str, Any]:
+        """Returns the fields of its `RunContext` that differ from those of the run.
+
+        Args:
+            run: The run directory.
+            flags: The command's flags, by stage.
+        """
+        return {"directory": self.directory(run), "base": run, "variant": self.name, "flags": self.flags(flags)}
+
+    def note(self, run: Path) -> None:
+        """Writes into its directory which run it belongs to.
+
+        Args:
+            run: The run directory.
+        """
+        write_json(self.directory(run) / VARIANT_FILE, {"schema": 1, "variant": self.name, "base": "../.."})
+
+
+def variant_of(directory: Path) -> dict[str, Any]:
+    """Reads which run a variant's directory belongs to.
+
+    Args:
+        directory: The directory.
+
+    Returns:
+        {base, variant} for `RunContext`; {} where it is no variant's.
+    """
+    path = directory / VARIANT_FILE
+    if not path.is_file():
+        return {}
+    # The base is always two folders up, whatever the file says: a downloaded folder must not name another run.
+    return {"base": directory / ".." / "..", "variant": read_json(path)["variant"]}
+
+
+def variants(grid: Mapping[str, Sequence[Any]], *, folder: str, seeds: int = 1, first: int = 1) -> list[Variant]:
+    """Combines the values of a grid.
+
+    Args:
+        grid: Key of PPO -> its values.
+        folder: Folder in the run directory that holds the variants.
+        seeds: Runs of each combination. The first has the recipe's own seed.
+        first: The recipe's own seed.
+
+    Returns:
+        The variants, all seeds of a combination in a row.
+
+    Raises:
+        ZooError: Two would have the same name.
+    """
+    made = [
+        Variant(tuple(zip(grid, values, strict=True)), first + more if more else None, folder)
+        for values in itertools.product(*grid.values())
+        for more in range(seeds)
+    ]
+    names = [variant.name for variant in made]
+    if twice := next((name for place, name in enumerate(names) if name in names[:place]), None):
+        raise ZooError(f"Two runs would both be called {twice}: give values that differ in letters, digits or points.")
+    return made
+
+
+def own_seed(recipe: Recipe, flags: Flags, run: Path) -> int:
+    """Returns the seed of PPO in a run without variants.
+
+    Args:
+        recipe: The recipe.
+        flags: The command's flags, by stage.
+        run: The run directory.
+    """
+    own, shared = flags.get("ppo", {}), flags.get("recipe", {})
+    return int(stage_settings(recipe, "ppo", own, shared_flags=shared, output_dir=run / "ppo").trainer.seed)
+
+
+def overlay(flags: Flags, stage: str, keys: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Returns a copy of flags in which keys of a stage are replaced.
+
+    Args:
+        flags: Flags by stage.
+        stage: The stage.
+        keys: Its new keys.
+    """
+    copy = {name: dict(values) for name, values in flags.items()}
+    copy[stage] = {**copy.get(stage, {}), **keys}
+    return copy
+
+
+def _shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else "none" if value is None else str(value)
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-.") or "empty"
+
+
+# Running them
+
+
+def run_variants(
+    run: Path,
+    variants: Sequence[Variant],
+    opened: Callable[[Variant], AbstractContextManager[tuple[RunContext, Publisher | None]]],
+    console: Any,
+) -> list[Outcome]:
+    """Runs every variant that is not finished, one after the other.
+
+    Args:
+        run: The run directory.
+        variants: The variants.
+        opened: Opens the run of a variant, with its publisher, and closes it.
+        console: A rich console.
+
+    Returns:
+        The outcome of each variant.
+    """
+    outcomes = []
+    for number, variant in enumerate(variants, start=1):
+        with opened(variant) as (context, publisher):
+            console.rule(f"[bold]{variant.label} ({number} of {len(variants)})")
+            variant.note(run)
+            run_recipe.run(context, console, publisher)
+        outcomes.append(read_outcome(variant, run))
+    return outcomes
+
+
+@contextlib.contextmanager
+def open_part(
+    context: RunContext, folder: Path, resolved: Mapping[str, Any], *, stage: str, restart: bool
+) -> Iterator[StageRecord | None]:
+    """Opens a part of an experiment that is not a stage. Its record says whether it runs, was interrupted or finished.
+
+    Args:
+        context: The run.
+        folder: The part's directory.
+        resolved: Its settings.
+        stage: Name of the experiment.
+        restart: Whether to begin again.
+
+    Yields:
+        The record; None where the part is finished.
+
+    Raises:
+        ZooError: The directory holds a part of other settings.
+        Stopped: It was interrupted.
+    """
+    record, started = StageRecord(folder), time.monotonic()
+    if restart:
+        record.clear()
+    recipe = context.recipe.name
+    record.check_fingerprint(resolved, recipe=recipe, mend="give the options it was made with, or --restart")
+    if record.read().get("status") == "finished":
+        yield None
+        return
+    about = {"fingerprint": fingerprint(resolved), "resolved": dict(resolved), "versions": versions()}
+    record.write(stage=stage, recipe=recipe, status="running", **about, command=context.command)
+    before = record.read().get("seconds", 0.0)
+    try:
+        yield record
+    except KeyboardInterrupt as error:
+        record.write(status="interrupted", seconds=before + time.monotonic() - started)
+        raise Stopped from error
+    record.write(status="finished", seconds=before + time.monotonic() - started, finished=now())
+
+
+# What came of them
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a finished run of PPO reached.
+
+    Attributes:
+        variant: The variant.
+        repo: Its repository; None where it is not published.
+        figures: PPO's figures on held-out prompts, {value, ci95, n} each.
+        win_rate: Win rate of PPO over SFT, likewise.
+        rows: The rows of its training metrics.
+        samples: (prompt, completion, reward, judge) of the first held-out prompts.
+        verdict: The verdict over its checkpoints; None where there is none.
+        fired: Families of the probes that fire at its end.
+    """
+
+    variant: Variant
+    repo: str | None
+    figures: Mapping[str, Mapping[str, Any]]
+    win_rate: Mapping[str, Any]
+    rows: Sequence[Mapping[str, Any]]
+    samples: Sequence[tuple[str, str, float, float]]
+    verdict: str | None = None
+    fired: Sequence[str] = ()
+
+
+def read_outcome(variant: Variant, run: Path) -> Outcome:
+    """Reads the outcome of a finished variant.
+
+    Args:
+        variant: The variant.
+        run: The run directory.
+    """
+    directory = variant.directory(run)
+    record = StageRecord(directory / "ppo")
+    evaluation = read_json(directory / "eval" / "evaluation.json")
+    probes = ((evaluation.get("over_training") or {}).get("probes") or {}).get("probes", [])
+    rows = [row for row in read_lines(directory / "eval" / "samples.jsonl") if row["sample"] == 0][:SAMPLES]
+    return Outcome(
+        variant,
+        (record.read().get("repo") or {}).get("id"),
+        {name: evaluation["ppo"][name] for name in _FIGURES},
+        evaluation["win_rate"],
+        record.metrics(),
+        [(row["prompt"], *(row["ppo"][name] for name in ("completion", "reward", "judge"))) for row in rows],
+        evaluation.get("verdict"),
+        list(dict.fromkeys(probe["family"] for probe in probes if probe["fired"])),
+    )
+
+
+def over_settings(outcomes: Sequence[Outcome]) -> list[tuple[str, dict[str, Spread], list[Outcome]]]:
+    """Groups outcomes by the values of their keys.
+
+    Args:
+        outcomes: Outcomes of variants.
+
+    Returns:
+        (values, figure -> its spread over seeds, outcomes) of each group, in order.
+    """
+    groups: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        groups.setdefault(outcome.variant.setting, []).append(outcome)
+    spreads = []
+    for setting, group in groups.items():
+        values = {name: [outcome.figures[name]["value"] for outcome in group] for name in _FIGURES}
+        values["win_rate"] = [outcome.win_rate["value"] for outcome in group]
+        spreads.append((setting, {name: over_seeds(each) for name, each in values.items()}, group))
+    return spreads
+
+
+def overview_rows(outcomes: Sequence[Outcome], at: Callable[[Variant], dict[str, Any]]) -> dict[str, Any]:
+    """Returns what an overview.json holds of variants: each run, and each setting over its seeds.
+
+    Args:
+        outcomes: Outcomes of variants.
+        at: What identifies a variant's setting in a row.
+    """
+    runs = [
+        {
+            **at(outcome.variant),
+            "seed": outcome.variant.seed,
+            "directory": outcome.variant.name,
+            "repo": outcome.repo,
+            "figures": dict(outcome.figures),
+            "win_rate": dict(outcome.win_rate),
+            "verdict": outcome.verdict,
+            "fired": list(outcome.fired),
+        }
+        for outcome in outcomes
+    ]
+    by_setting = [
+        {
+            **at(group[0].variant),
+            "seeds": len(group),
+            "figures": {name: figure.to_json() for name, figure in figures.items()},
+            "verdicts": [outcome.verdict for outcome in group],
+        }
+        for _, figures, group in over_settings(outcomes)
+    ]
+    return {"runs": runs, "over_seeds": by_setting}
