@@ -155,14 +155,6 @@ def test_what_kl_means_is_what_was_trained(runs, settings, said):
     assert ("γ_ptx" in meaning) is ("ptx_coef" in settings)
 
 
-def test_the_defaults_that_a_card_takes_are_ppos():
-    from rlhf_zoo.ppo.config import PPOConfig
-    from rlhf_zoo.publishing.cards.kl import DEFAULTS
-
-    fields = PPOConfig.__dataclass_fields__
-    assert {name: fields[name].default for name in DEFAULTS} == DEFAULTS
-
-
 # Signs
 
 

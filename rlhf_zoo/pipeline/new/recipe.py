@@ -21,6 +21,8 @@ from ...plugins import REWARDS, did_you_mean, load_object
 from ...rewards.verifiable import Verifiable
 from ...runs.data.layout import as_turns, sft_text
 from ...runs.recipe import Recipe, load_recipe
+from ...runs.registry import STAGES
+from ...runs.settings.declared import declared_keys
 from ...runs.settings.evaluation import LLMConfig
 from ...runs.settings.judge_names import SAME_LABELS
 from ..plan.devices import Device, here
@@ -424,4 +426,5 @@ def _rendered(name: str, about: Mapping[str, Any]) -> str:
         keep_trailing_newline=True, autoescape=False,
     )  # fmt: skip
     environment.filters["yaml"] = plain
-    return environment.get_template(f"{name}.yaml.jinja").render(about)
+    defaults = {key: entry.default for key, entry in declared_keys(name).items()} if name in STAGES else {}
+    return environment.get_template(f"{name}.yaml.jinja").render({**about, "defaults": defaults})

@@ -11,6 +11,7 @@ from ...errors import ZooError
 from ...hub.client.connect import Hub
 from ...hub.client.publish import publish_folder
 from ...runs.recipe import Recipe, is_repository_name
+from ...runs.settings.declared import default_of
 from ...runs.settings.key_classes import check_architecture, check_download, obeyed
 from ...runs.settings.loading import BITS_OPTIMIZERS
 from .models import family_of, save_model
@@ -54,7 +55,7 @@ def small(recipe: Recipe) -> dict[str, dict[str, Any]]:
             own["score_samples"] = 4
             own |= {"simulated_pairs": 16, "simulated_test_pairs": 8} if keys.get("simulated_pairs") else {}
         if stage == "ppo":
-            own["response_length"] = min(keys.get("response_length", 53), RESPONSE)
+            own["response_length"] = min(keys.get("response_length", default_of("ppo", "response_length")), RESPONSE)
         if missing and any(word in str(keys.get("optim")) for word in BITS_OPTIMIZERS):
             own["optim"] = "adamw_torch"
         if missing and (keys.get("load_in_4bit") or keys.get("load_in_8bit")):

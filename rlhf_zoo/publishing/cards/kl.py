@@ -2,20 +2,13 @@
 
 from typing import Any
 
+from ...runs.settings.declared import default_of
 from .facts import Facts
 
-#: Defaults of PPOConfig. They stand here too because the card is made without importing it.
-DEFAULTS: dict[str, Any] = {
-    "temperature": 0.7,
-    "kl_coef": 0.05,
-    "reference": None,
-    "kl_estimator": "k1",
-    "kl_in": "reward",
-    "kl_horizon": 10_000,
-    "action_level": "token",
-    "response_length": 53,
-    "ptx_coef": 0.0,
-}
+_KEYS = (
+    "temperature", "kl_coef", "reference", "kl_estimator", "kl_in", "kl_target", "kl_horizon", "action_level",
+    "response_length", "ptx_coef",
+)  # fmt: skip
 _IN_REWARD = {
     "k1": "k1 = log π − log π_ref, the same as is reported",
     "k3": "k3 = π_ref/π − 1 − log(π_ref/π), which is never negative and has the same mean as k1; its gradient through "
@@ -38,11 +31,11 @@ def kl_settings(facts: Facts) -> dict[str, Any]:
     Returns:
         Key -> value, and the estimator in words as `formula`.
     """
-    settings = {key: facts.setting(key, default) for key, default in DEFAULTS.items()}
-    if settings["reference"] is None:  # decided by the run: a reference was held where its KL is logged
+    settings = {key: facts.setting(key, default_of("ppo", key)) for key in _KEYS}
+    if settings["reference"] is None:  # the run decided: where it held a reference, it logged the KL
         settings["reference"] = not facts.metrics or any("objective/kl" in row for row in facts.metrics)
     formulas = _IN_REWARD if settings["kl_in"] == "reward" else _IN_LOSS
-    return {**settings, "kl_target": facts.setting("kl_target"), "formula": formulas.get(settings["kl_estimator"])}
+    return {**settings, "formula": formulas.get(settings["kl_estimator"])}
 
 
 def penalty_varies(facts: Facts) -> bool:

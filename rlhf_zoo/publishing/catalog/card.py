@@ -18,8 +18,8 @@ from ...hub.client.connect import CLIENT, Hub
 from ...hub.client.refusals import client_errors, is_disk_full, reason
 from ...hub.client.weights import Origin
 from ...runs.registry import PARENT_TITLES, STAGES, parent_title, starts_on_base
+from ...runs.settings.declared import default_of
 from ..cards.card import CARD_FILE
-from ..cards.kl import DEFAULTS
 
 ROLES = {**PARENT_TITLES, "value": "value model", "data": "data set", "base": "base model"}
 """What a card may name as a parent, in the order in which it is drawn."""
@@ -161,7 +161,7 @@ class Card(dict[str, Any]):
     def beta(self) -> float | None:
         """The coefficient of its KL penalty, at the start where it adapts; None where the card has no settings."""
         settings = self.get("settings")
-        return number(settings.get("kl_coef", DEFAULTS["kl_coef"])) if isinstance(settings, Mapping) else None
+        return number(settings.get("kl_coef", default_of("ppo", "kl_coef"))) if isinstance(settings, Mapping) else None
 
     @property
     def checkpoints(self) -> list[Mapping[str, Any]]:

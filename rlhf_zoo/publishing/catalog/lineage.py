@@ -17,6 +17,7 @@ from ...runs.checkpoint_choice import resolve_model
 from ...runs.parents import member_beside
 from ...runs.record import StageRecord
 from ...runs.registry import REWARD_ROLES, parent_title
+from ...runs.settings.declared import default_of
 from ...runs.settings.key_classes import is_revision
 from ..cards.card import CARD_FILE, card_json
 from ..cards.facts import Facts, estimate_at
@@ -81,12 +82,16 @@ class Lineage:
 
         Args:
             key: The key.
-            default: The value where the card has none.
+            default: The value for a model whose card has no settings. Where they leave the key out, it had PPO's
+                default.
 
         Returns:
             The number.
         """
-        value = at(self.card, "settings", key)
+        settings = self.card.get("settings")
+        if not isinstance(settings, Mapping):
+            return default
+        value = settings.get(key, default_of("ppo", key))
         return value if finite(value) else default
 
     @property
