@@ -346,6 +346,13 @@ def test_pairs_of_a_reward_model_without_configurations(runs: Path) -> None:
     dataset = head["model-index"][0]["results"][0]["dataset"]
     assert (dataset["split"], dataset.get("config")) == ("test_prefs", None)
     assert "It was trained on the `train_prefs` split of `maker/questions`." in body
+    for counts, sentence in (
+        ({"held_out_by_ppo": 59, "max_length": 1200, "max_prompt_length": 0},
+         "Rows left out: 59 whose prompts PPO holds out and 1,200 that `max_length` leaves out."),
+        ({"max_prompt_length": 102}, "Rows left out: 102 whose prompts are longer than `max_prompt_length`."),
+    ):  # fmt: skip
+        StageRecord(runs / "reward").write(left_out=counts)
+        assert f"`maker/questions`. {sentence}\n" in head_and_body(make_card(runs / "reward"))[1]
     pairs = "The pairs are of the `test_prefs` split of `maker/questions`"
     assert f"{pairs}. " in body, "nobody counted"
     for seen, clause in (

@@ -15,7 +15,7 @@ from ...fileio import finite, hub_id, write_json, write_text
 from ...runs.registry import PARENT_TITLES, REWARD_ROLES, STAGES
 from . import commands, markdown
 from .benchmark import benchmark_results, results_file
-from .data import DataPart, evaluated_on, of_stage, training_saw
+from .data import DataPart, evaluated_on, left_out, of_stage, training_saw
 from .facts import Facts, estimate_at
 from .hacking_signs import watched
 from .kl import penalty_varies
@@ -243,6 +243,7 @@ def _render(facts: Facts, card: StageCard, drawn: Mapping[str, Raw]) -> str:
             columns=_columns(facts, card),
             lineage=_lineage(facts),
             trained_on=of_stage(facts),
+            left_out=left_out(facts),
             training_saw=Raw(training_saw(facts)),
             evaluated_on=lambda found=None: evaluated_on(facts, found),
             settings={

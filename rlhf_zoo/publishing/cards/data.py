@@ -86,6 +86,29 @@ def of_stage(facts: Facts) -> DataPart:
     return _part(facts, stage_key(facts, "dataset_train_split"), share, trained=True)
 
 
+#: Key of `left_out` in run.json -> which rows these are.
+LEFT_OUT = {
+    "held_out_by_ppo": "whose prompts PPO holds out",
+    "max_prompt_length": "whose prompts are longer than `max_prompt_length`",
+    "max_length": "that `max_length` leaves out",
+}
+
+
+def left_out(facts: Facts) -> Raw:
+    """Returns a sentence on the rows of its data that the stage did not train on.
+
+    Args:
+        facts: The facts of the stage.
+
+    Returns:
+        The sentence, with a space before it; "" where all rows were trained on.
+    """
+    counts = facts.run.get("left_out")
+    counts = counts if isinstance(counts, Mapping) else {}
+    parts = [f"{counts[key]:,} {rows}" for key, rows in LEFT_OUT.items() if finite(counts.get(key)) and counts[key]]
+    return Raw(f" Rows left out: {_listed(parts, 'and')}." if parts else "")
+
+
 def validated_on(facts: Facts) -> DataPart:
     """Returns the rows that were evaluated while the stage trained.
 
