@@ -24,8 +24,9 @@ import numpy as np
 from speed.points import EPOCHS, POINTS, Point
 
 from rlhf_zoo.pipeline.plan.devices import CARDS, Device, parse_device
-from rlhf_zoo.pipeline.plan.estimate import PPOModels, Reward, Work, ppo_plan
+from rlhf_zoo.pipeline.plan.estimate import Work
 from rlhf_zoo.pipeline.plan.plan import stage_keys_of
+from rlhf_zoo.pipeline.plan.ppo import PPOModels, Reward, ppo_plan
 from rlhf_zoo.pipeline.plan.seconds import RATES, Rates
 from rlhf_zoo.pipeline.plan.shapes import new_shape
 

@@ -117,7 +117,7 @@ KNOWN = {**SETTINGS, **TABLE}
 
 def predicted(setting: Setting, device: str = "cpu") -> dict[str, Any]:
     """What the planner says: MiB, by phase."""
-    from rlhf_zoo.pipeline.plan.devices import here
+    from rlhf_zoo.pipeline.plan.devices import local_device
     from rlhf_zoo.pipeline.plan.plan import make_plan
     from rlhf_zoo.runs.recipe import Recipe
 
@@ -126,7 +126,11 @@ def predicted(setting: Setting, device: str = "cpu") -> dict[str, Any]:
     stages = {"sft": {}, **({"reward": {}} if setting.reward else {}), setting.stage: setting.all_keys}
     recipe = Recipe("check", ROOT, shared, stages)
     [found] = make_plan(
-        recipe, here(use_cpu=device == "cpu"), prompt=setting.prompt, stages=[setting.stage], mends=False
+        recipe,
+        local_device(use_cpu=device == "cpu"),
+        prompt=setting.prompt,
+        stages=[setting.stage],
+        suggest_changes=False,
     ).stages
     phases = {name: round(need.total / 2**20) for name, need in found.phases.items()}
     return {"predicted_mib": round(found.peak / 2**20), "worst": found.worst, "phases": phases}

@@ -203,7 +203,7 @@ def keep_traces(folder: str) -> None:
     trace = Tracer._at_depth
 
     def kept(self: Any, key: tuple[Any, ...], run: Any) -> list[int]:
-        path = Path(folder, sha256(repr((self.kind, self.depth, key)).encode()).hexdigest())
+        path = Path(folder, sha256(repr((self.spec, self.depth, key)).encode()).hexdigest())
         if not path.is_file():
             write_bytes(path, json.dumps(trace(self, key, run)).encode())
         return json.loads(path.read_bytes())

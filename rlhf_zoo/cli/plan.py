@@ -67,7 +67,7 @@ def plan(
       rlhf-zoo plan tldr-pythia-6.9b --gpu h100:8 --sft.fsdp2 true --reward.fsdp2 true --ppo.fsdp2 true
     """
     flags = run_flags(ctx, recipe, names=False)
-    from ..pipeline.plan.devices import here, parse_device
+    from ..pipeline.plan.devices import local_device, parse_device
 
     device = None if gpu is None else parse_device(gpu)  # reports a mistake before the slow imports
     from ..pipeline.plan.plan import LORA, make_plan, models_elsewhere
@@ -83,7 +83,7 @@ def plan(
             flags[stage]["load_in_4bit"] = True
     assumed: list[str] = []
     if device is None:
-        device = here()
+        device = local_device()
         if device.cpu and loaded.zoo.get("gpu"):
             device = parse_device(loaded.zoo["gpu"])
     if device == parse_device(loaded.zoo.get("gpu", "cpu")) and not lora:
@@ -143,10 +143,10 @@ def show(made: Plan) -> None:
             click.echo(f"Seconds of {stage.stage}: not known, as nothing was measured on such a device.")
             continue
         parts = ", ".join(f"{name} {seconds(value)}" for name, value in spent.seconds.items() if value)
-        in_all = made.in_all(stage.stage)
+        total_time = made.total_time(stage.stage)
         click.echo(
-            f"Seconds of {stage.stage}: about {seconds(spent.total)} {unit} of the longest texts{in_all}: {parts}; "
-            f"{spent.said}."
+            f"Seconds of {stage.stage}: about {seconds(spent.total)} {unit} of the longest texts{total_time}: {parts}; "
+            f"{spent.basis}."
         )
     for assumption in made.assumed:
         click.echo(f"Assumed: {assumption}.")
@@ -162,7 +162,7 @@ def say(recipe: Recipe, flags: Mapping[str, Mapping[str, Any]], *, hub: Hub, sta
         stage: The only stage that will run; None for all.
     """
     from ..modeling import distributed
-    from ..pipeline.plan.devices import here
+    from ..pipeline.plan.devices import local_device
     from ..pipeline.plan.plan import make_plan
     from ..runs.settings.key_classes import obeyed
 
@@ -170,7 +170,7 @@ def say(recipe: Recipe, flags: Mapping[str, Mapping[str, Any]], *, hub: Hub, sta
     keys = {name: {**obeyed(recipe, name, recipe.stages[name]), **flags.get(name, {})} for name in chosen}
     on_cpu = any(each.get("use_cpu") for each in keys.values())
     try:
-        device = replace(here(use_cpu=on_cpu), count=distributed.count())
-        click.echo(make_plan(recipe, device, flags, stages=chosen, mends=False, hub=hub).line, err=True)
+        device = replace(local_device(use_cpu=on_cpu), count=distributed.count())
+        click.echo(make_plan(recipe, device, flags, stages=chosen, suggest_changes=False, hub=hub).line, err=True)
     except ZooError as error:
         click.echo(f"No plan: {error}", err=True)

@@ -20,10 +20,10 @@ from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client.connect import CLIENT
 from rlhf_zoo.pipeline.plan import memory, tracing
 from rlhf_zoo.pipeline.plan.devices import CARDS, Device, parse_device
-from rlhf_zoo.pipeline.plan.memory import GIB, Held, TrainingPass
-from rlhf_zoo.pipeline.plan.plan import _alike, gib, make_plan, smallest_change, stage_keys_of
+from rlhf_zoo.pipeline.plan.memory import GIB, ModelMemory, TrainingPass
+from rlhf_zoo.pipeline.plan.plan import _equivalent_changes, gib, make_plan, smallest_change, stage_keys_of
 from rlhf_zoo.pipeline.plan.seconds import RATES
-from rlhf_zoo.pipeline.plan.shapes import known, new_shape, shape_of
+from rlhf_zoo.pipeline.plan.shapes import new_shape, published_shapes, shape_of
 from rlhf_zoo.pipeline.plan.tracing import tracer
 from rlhf_zoo.runs.recipe import Recipe, list_recipes, load_recipe
 
@@ -38,12 +38,12 @@ def config_of(**more):
     return new_shape({**SMALL, **more}, vocabulary=128).config
 
 
-@pytest.mark.parametrize("name", known())
+@pytest.mark.parametrize("name", published_shapes())
 def test_shapes_have_the_parameters_that_are_published(name):
-    shape, said = shape_of(name), known()[name]
+    shape, said = shape_of(name), published_shapes()[name]
     what = "classifier" if "labels" in said else "policy"
-    wanted = said.get("parameters") or known()[said["like"]]["parameters"]
-    assert tracer(shape.config, what, trains=False).numbers.everything == wanted
+    wanted = said.get("parameters") or published_shapes()[said["like"]]["parameters"]
+    assert tracer(shape.config, what, trains=False).counts.parameters == wanted
 
 
 MIXTURE = {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
@@ -54,7 +54,7 @@ MIXTURE = {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2
 def test_what_a_pass_saves_is_what_a_real_one_saves(half, more):
     """Of a real model of this size: bytes of the tensors that autograd keeps, each storage once, weights left out."""
     config = config_of(**more)
-    traced = tracer(config, "policy").training(rows=3, length=24, half=half, checkpointing=False)
+    traced = tracer(config, "policy").training_pass(rows=3, length=24, half=half, checkpointing=False)
     model = AutoModelForCausalLM.from_config(config).train()
     weights = {weight.untyped_storage().data_ptr() for weight in (*model.parameters(), *model.buffers())}
     seen = {}
@@ -78,54 +78,64 @@ def test_two_depths_tell_of_all_layers(monkeypatch):
     config = config_of()
     shallow = tracer(config, "policy")
     monkeypatch.setattr(tracing, "DEPTHS", (6, 6))
-    whole = tracing.Tracer(shallow.kind, config)
-    assert shallow.numbers == whole.numbers
+    whole = tracing.Tracer(shallow.spec, config)
+    assert shallow.counts == whole.counts
     for checkpointing in (False, True):
         asked = {"rows": 2, "length": 32, "half": False, "checkpointing": checkpointing}
-        few, many = shallow.training(**asked), whole.training(**asked)
-        assert few.saved == pytest.approx(many.saved, rel=0.01) and few.first == pytest.approx(many.first, rel=0.02)
+        few, many = shallow.training_pass(**asked), whole.training_pass(**asked)
+        assert few.saved == pytest.approx(many.saved, rel=0.01) and few.first_peak == pytest.approx(
+            many.first_peak, rel=0.02
+        )
     reading = {"rows": 2, "length": 32, "half": True}
-    assert shallow.step(**reading).peak == pytest.approx(whole.step(**reading).peak, rel=0.02)
-    assert shallow.reading(**reading).casts == pytest.approx(whole.reading(**reading).casts, rel=0.02)
+    assert shallow.decode_step(**reading).peak == pytest.approx(whole.decode_step(**reading).peak, rel=0.02)
+    assert shallow.forward_pass(**reading).casts == pytest.approx(whole.forward_pass(**reading).casts, rel=0.02)
 
 
 def test_checkpointing_saves_and_an_adapter_has_few_gradients():
     from peft import LoraConfig
 
     config, asked = config_of(), {"rows": 2, "length": 64, "half": False}
-    usual = tracer(config, "policy").training(**asked, checkpointing=False)
-    assert tracer(config, "policy").training(**asked, checkpointing=True).saved < 0.3 * usual.saved
+    usual = tracer(config, "policy").training_pass(**asked, checkpointing=False)
+    assert tracer(config, "policy").training_pass(**asked, checkpointing=True).saved < 0.3 * usual.saved
     adapted = tracer(config, "policy", peft_config=LoraConfig(r=2, target_modules="all-linear"))
-    assert adapted.numbers.trained == 2 * 6 * (4 * 64 + 2 * (64 + 32) + 3 * (64 + 96))
-    assert adapted.training(**asked, checkpointing=False).gradients == pytest.approx(
-        4 * adapted.numbers.trained, rel=0.05
+    assert adapted.counts.trained == 2 * 6 * (4 * 64 + 2 * (64 + 32) + 3 * (64 + 96))
+    assert adapted.training_pass(**asked, checkpointing=False).gradients == pytest.approx(
+        4 * adapted.counts.trained, rel=0.05
     )
 
 
-NUMBERS = memory.Numbers(
-    everything=1000, trained=1000, linear=800, tables=100, layers=2, width=10, vocabulary=10, cached=40, attended=10
+COUNTS = memory.Counts(
+    parameters=1000,
+    trained=1000,
+    linear=800,
+    embeddings=100,
+    layers=2,
+    width=10,
+    vocabulary=10,
+    kv_values=40,
+    attention_width=10,
 )
 
 
 def test_a_weight_that_trains_takes_sixteen_bytes():
-    assert memory.held(NUMBERS, size=4, state=8).total == 16_000
-    lora = SimpleNamespace(**{**vars(NUMBERS), "everything": 1100, "trained": 100})
-    adapter = memory.Numbers(**vars(lora))
-    assert memory.held(adapter, size=2, state=8).total == 2 * 1000 + 16 * 100
-    assert memory.held(adapter, size=2, state=8, bits="4bit").weights == 2 * 200 + 800 * 0.5625 + 4 * 100
-    assert memory.held(adapter, size=4, state=8, own=False).total == 16 * 100
-    assert memory.held(NUMBERS, size=4, state=memory.state_bytes("sgd")).total == 8_000
+    assert memory.model_memory(COUNTS, size=4, state=8).total == 16_000
+    lora = SimpleNamespace(**{**vars(COUNTS), "parameters": 1100, "trained": 100})
+    adapter = memory.Counts(**vars(lora))
+    assert memory.model_memory(adapter, size=2, state=8).total == 2 * 1000 + 16 * 100
+    assert memory.model_memory(adapter, size=2, state=8, bits="4bit").weights == 2 * 200 + 800 * 0.5625 + 4 * 100
+    assert memory.model_memory(adapter, size=4, state=8, own=False).total == 16 * 100
+    assert memory.model_memory(COUNTS, size=4, state=memory.state_bytes("sgd")).total == 8_000
     assert memory.state_bytes("adamw_torch_fused") == 8 and memory.state_bytes("adamw_8bit") == 2.03
     assert memory.state_bytes("something_new") is None
 
 
 def test_the_worst_moment_of_an_update():
-    policy, critic = Held(100, 100, 200), Held(80, 80, 160)
-    passes = TrainingPass(saved=50, first=120, again=70, gradients=100), TrainingPass(40, 95, 60, 80)
-    one = {"others": 30, "logits": 5, "head": 7}
-    several = memory.update_need(policy, critic, passes, several=True, **one)
+    policy, critic = ModelMemory(100, 100, 200), ModelMemory(80, 80, 160)
+    passes = TrainingPass(saved=50, first_peak=120, repeat_peak=70, gradients=100), TrainingPass(40, 95, 60, 80)
+    one = {"frozen": 30, "logits": 5, "head": 7}
+    several = memory.update_memory(policy, critic, passes, several=True, **one)
     assert (several.total, several.gradients) == (100 + 80 + 30 + 180 + 360 + 50 + 7 + 60, 180)
-    single = memory.update_need(policy, critic, passes, several=False, **one)
+    single = memory.update_memory(policy, critic, passes, several=False, **one)
     assert single.total == 100 + 80 + 30 + 360 + (
         80 + 120 + 7
     )  # the policy's pass backward, the critic's gradients there
@@ -145,7 +155,7 @@ LLAMA_7B = {
 
 def test_the_table_of_four_models_of_7b():
     recipe = four_models(LLAMA_7B, per_device_train_batch_size=1, gradient_accumulation_steps=64, response_length=256)
-    [plan] = make_plan(recipe, parse_device("h100"), prompt=256, stages=["ppo"], mends=False).stages
+    [plan] = make_plan(recipe, parse_device("h100"), prompt=256, stages=["ppo"], suggest_changes=False).stages
     assert plan.models["policy"].total == 16 * 6_738_415_616
     for name, one in plan.models.items():
         parts = (one.weights, one.gradients, one.optimizer, one.total)
@@ -159,7 +169,7 @@ def test_updates_are_counted_where_the_keys_say_how_many():
     def counted(gpu, **keys):
         recipe = four_models({**LLAMA_7B, "num_hidden_layers": 2}, per_device_train_batch_size=8, **keys)
         made = make_plan(recipe, parse_device(gpu), prompt=64, stages=["ppo"])
-        return made.stages[0].about.get("updates"), made.in_all("ppo")
+        return made.stages[0].about.get("updates"), made.total_time("ppo")
 
     keys = {"gradient_accumulation_steps": 4, "num_generations": 2, "total_episodes": 1000}
     for gpu in ("h100", "h100:4"):
@@ -172,7 +182,7 @@ def test_updates_are_counted_where_the_keys_say_how_many():
 def test_seconds_are_of_the_precision_that_weights_are_held_in(keys, precision):
     recipe = four_models({**LLAMA_7B, "num_hidden_layers": 2}, bf16=False, **keys)
     spent = make_plan(recipe, parse_device("cpu"), prompt=64, stages=["ppo"]).durations["ppo"]
-    assert spent is not None and f" in {precision} (" in spent.said
+    assert spent is not None and f" in {precision} (" in spent.basis
 
 
 def test_a_change_makes_it_fit_and_is_small():
@@ -213,7 +223,7 @@ def test_no_smaller_change_would_do(seed):
     if found is None:
         return
     assert fits(found.keys)
-    parts = list(_alike("ppo", keys, device))
+    parts = list(_equivalent_changes("ppo", keys, device))
     if any(all(found.keys.get(name) == value for name, value in one.items()) for one in parts):
         fewest = [one for one in parts if fits(one)] or [a | b for a, b in combinations(parts, 2) if fits(a | b)]
         assert not fewest or found.keys in fewest
@@ -227,14 +237,16 @@ def test_shards_lora_and_few_bits_need_less():
     recipe = four_models({**LLAMA_7B, "num_hidden_layers": 8}, **keys)
 
     def peak(gpu, **more):
-        return make_plan(recipe, parse_device(gpu), {"ppo": more}, prompt=256, stages=["ppo"], mends=False).peak
+        return make_plan(
+            recipe, parse_device(gpu), {"ppo": more}, prompt=256, stages=["ppo"], suggest_changes=False
+        ).peak
 
     lora = {"use_peft": True, "lora_target_modules": ["all-linear"], "dtype": "bfloat16"}
     assert peak("h100:8", fsdp2=True) < 0.3 * peak("h100:8")
     for stage in ("sft", "reward"):
         asked = recipe, parse_device("h100:8")
         shared, whole = (
-            make_plan(*asked, {stage: {"fsdp2": each}}, stages=[stage], mends=False) for each in (True, False)
+            make_plan(*asked, {stage: {"fsdp2": each}}, stages=[stage], suggest_changes=False) for each in (True, False)
         )
         assert shared.peak < 0.4 * whole.peak
     assert peak("h100:2") > peak("h100"), "processes that exchange gradients hold buckets of them"
@@ -256,7 +268,7 @@ def test_two_processes_with_shards_are_planned_within_a_tenth_of_what_they_take(
     }  # fmt: skip
     shared = {"description": "A check.", "architecture": shape, "tokenizer": {"vocab_size": 49_152}}
     recipe = Recipe("check", Path(), shared, {"sft": {}, "ppo": keys})
-    [stage] = make_plan(recipe, parse_device("cpu:2"), prompt=16, stages=["ppo"], mends=False).stages
+    [stage] = make_plan(recipe, parse_device("cpu:2"), prompt=16, stages=["ppo"], suggest_changes=False).stages
     planned = {name: round(need.total / 2**20) for name, need in stage.phases.items()}
     assert max(planned, key=planned.get) == "save" and planned["save"] == pytest.approx(4619, rel=0.1)
     assert max(of for name, of in planned.items() if name != "save") == pytest.approx(4048, rel=0.1)
@@ -269,17 +281,24 @@ def test_two_processes_with_shards_are_planned_within_a_tenth_of_what_they_take(
             "sft",
             "h100:8",
             {"use_peft": True},
-            "fsdp2 of the stage sft does not go with use_peft: leave one of them out",
+            "fsdp2 of the stage sft does not work with use_peft: leave one of them out",
         ),
-        ("ppo", "h100:8", {"critic": "shared"}, "fsdp2 of the stage ppo does not go with critic shared"),
-        ("reward", "h100:8", {"optim": "adafactor"}, "has no shards for the optimizer adafactor: give optim one of"),
+        ("ppo", "h100:8", {"critic": "shared"}, "fsdp2 of the stage ppo does not work with critic shared"),
+        ("reward", "h100:8", {"optim": "adafactor"}, "cannot shard the optimizer adafactor: set optim to one of"),
         ("reward", "h100", {}, "this plan is for one: give --gpu NAME:COUNT"),
     ],
 )
 def test_shards_that_there_are_none_of(stage, gpu, keys, said):
     recipe = four_models({**LLAMA_7B, "num_hidden_layers": 2})
     with pytest.raises(ZooError, match=said):
-        make_plan(recipe, parse_device(gpu), {stage: {"fsdp2": True, **keys}}, prompt=64, stages=[stage], mends=False)
+        make_plan(
+            recipe,
+            parse_device(gpu),
+            {stage: {"fsdp2": True, **keys}},
+            prompt=64,
+            stages=[stage],
+            suggest_changes=False,
+        )
 
 
 @pytest.mark.parametrize("text", ["h100:0", "h100:many", "h10", "", "12"])
@@ -293,7 +312,9 @@ def test_what_is_no_device(text):
 @pytest.mark.parametrize("name", list_recipes())
 def test_the_memory_of_each_recipe_is_the_planners(name):
     recipe = load_recipe(name)
-    made = make_plan(recipe, parse_device(recipe.zoo.get("gpu", "cpu")), recipe.zoo.get("gpu_flags"), mends=False)
+    made = make_plan(
+        recipe, parse_device(recipe.zoo.get("gpu", "cpu")), recipe.zoo.get("gpu_flags"), suggest_changes=False
+    )
     needs = f"{f'{made.device.count} × ' if made.device.count > 1 else ''}{gib(made.peak)} GiB"
     assert recipe.zoo["memory"] == needs
     if "gpu" in recipe.zoo:
@@ -311,7 +332,7 @@ def test_flags_of_a_recipe_hold_for_its_own_device():
 
     own, by_hand = told(), told("--gpu", "h100:8")
     assert own == by_hand and own.count("fsdp2 true, as the recipe's zoo.yaml says for 8 × h100") == 3
-    assert "what devices send each other is not in it" in own and "DOES NOT FIT" not in own
+    assert "communication between devices is not included" in own and "DOES NOT FIT" not in own
     other = told("--gpu", "h100:8", "--sft.fsdp2", "false")
     assert "DOES NOT FIT: sft" in other and "makes it fit is fsdp2: true" in other
 
@@ -323,7 +344,7 @@ def test_rates_are_those_of_the_measurements():
 def test_a_command_says_the_plan_in_a_line_and_refuses_nothing(capsys):
     say(load_recipe("tiny-world"), {"ppo": {"use_cpu": True}}, stage="ppo", hub=CLIENT)
     assert re.fullmatch(
-        r"Plan for cpu \([\d.]+ GiB\): ppo [\d.]+ GiB, about .* s an update of PPO \(40 of them: [\d.]+ min\)\.\n",
+        r"Plan for cpu \([\d.]+ GiB\): ppo [\d.]+ GiB, about .* s per PPO update \(40 of them: [\d.]+ min\)\.\n",
         capsys.readouterr().err,
     )
     unknown = Recipe(
@@ -334,7 +355,7 @@ def test_a_command_says_the_plan_in_a_line_and_refuses_nothing(capsys):
     assert said.startswith("No plan: The model no/where") and said.count("\n") == 1
     huge = four_models({**LLAMA_7B, "num_hidden_layers": 400})
     say(huge, {}, stage="ppo", hub=CLIENT)
-    assert "ppo may not fit: `rlhf-zoo plan check` says what would" in capsys.readouterr().err
+    assert "ppo may not fit: `rlhf-zoo plan check` shows what would" in capsys.readouterr().err
 
 
 def test_the_planner_is_as_near_to_real_runs_as_the_docs_say():
@@ -353,7 +374,7 @@ def test_models_of_other_kinds_are_planned_or_refused_in_a_sentence(kind: str, k
     """One has no bound on its positions, one no attention."""
     from transformers import AutoConfig
 
-    from rlhf_zoo.pipeline.plan.estimate import PPOModels, Reward, ppo_plan
+    from rlhf_zoo.pipeline.plan.ppo import PPOModels, Reward, ppo_plan
     from rlhf_zoo.pipeline.plan.shapes import Shape
 
     shape = Shape(AutoConfig.for_model(kind, hidden_size=32, num_hidden_layers=2, vocab_size=100), "float32")
@@ -362,7 +383,7 @@ def test_models_of_other_kinds_are_planned_or_refused_in_a_sentence(kind: str, k
     if known:
         assert ppo_plan(keys, models, parse_device("cpu"), prompt=32).peak > 0
     else:
-        with pytest.raises(ZooError, match=r"^A mamba has no attention, and what its states take is not known\.$"):
+        with pytest.raises(ZooError, match=r"^A mamba has no attention, so the memory of its state is not known\.$"):
             ppo_plan(keys, models, parse_device("cpu"), prompt=32)
 
 
@@ -374,7 +395,7 @@ def test_a_download_is_planned_as_it_will_run(tmp_path: Path):
     device = parse_device("cpu")
 
     def peaks(recipe: Recipe) -> list[float]:
-        return [stage.peak for stage in make_plan(recipe, device, mends=False).stages]
+        return [stage.peak for stage in make_plan(recipe, device, suggest_changes=False).stages]
 
     expected = peaks(replace(own, stages=plain))
     assert peaks(replace(own, stages=eager, download=tmp_path)) == expected != peaks(replace(own, stages=eager))

@@ -25,7 +25,7 @@ from ...runs.registry import STAGES
 from ...runs.settings.declared import declared_keys
 from ...runs.settings.evaluation import LLMConfig
 from ...runs.settings.judge_names import SAME_LABELS
-from ..plan.devices import Device, here
+from ..plan.devices import Device, local_device
 from ..plan.memory import BFLOAT16, FLOAT32, GIB
 from ..plan.plan import Plan, gib, make_plan
 from .data import COUNTED, Reading, Source, look_at_data, read_as
@@ -347,7 +347,7 @@ def _planned(about: Mapping[str, Any], device: Device) -> Plan:
 
     said = {name.removesuffix(".yaml"): yaml.safe_load(text) for name, text in _files({**about, "memory": {}}).items()}
     recipe = Recipe(about["title"], Path(about["title"]), said.pop("recipe"), said)
-    return make_plan(recipe, device, mends=False)
+    return make_plan(recipe, device, suggest_changes=False)
 
 
 def _files(about: Mapping[str, Any]) -> dict[str, str]:
@@ -361,7 +361,7 @@ def _card(size: float | None) -> tuple[Device, str]:
     if size is not None:
         return Device("GPU", size, bfloat16=half), "as --memory says"
     if _accelerated():
-        return here(), "of the GPU here"
+        return local_device(), "of the GPU here"
     return Device("GPU", ASSUMED_GIB), "assumed, as no GPU is here; --memory says otherwise"
 
 

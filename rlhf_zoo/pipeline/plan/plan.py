@@ -1,6 +1,6 @@
-"""The plan of a recipe on a device: what each stage needs, whether it fits, and what would make it fit."""
+"""Plans a recipe on a device: the memory of each stage, whether it fits, and the smallest change that makes it fit."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import combinations
 from types import SimpleNamespace
@@ -14,20 +14,21 @@ from ...runs.registry import STAGES, is_member
 from ...runs.settings.key_classes import obeyed
 from ...runs.settings.parse import RecipeConfig, recipe_config, recorded_settings
 from .devices import Device
-from .estimate import PPOModels, Reward, StagePlan, ppo_plan, reward_plan, sft_plan
+from .estimate import StagePlan, reward_plan, sft_plan
 from .memory import GIB, state_bytes
+from .ppo import PPOModels, Reward, ppo_plan
 from .seconds import Duration, duration
-from .shapes import Shape, is_at_hand, new_shape, shape_of
+from .shapes import Shape, is_local_shape, new_shape, shape_of
 
-#: Tokens of the longest prompt where neither the recipe nor the command says how many.
+#: Tokens of the longest prompt where neither the recipe nor the command sets them.
 PROMPT = 512
-#: What makes a stage train an adapter on weights that stand still: docs/models.md.
+#: Keys that make a stage train LoRA adapters on frozen bfloat16 weights (docs/models.md).
 LORA: Mapping[str, Any] = {"use_peft": True, "lora_target_modules": ["all-linear"], "dtype": "bfloat16"}
-_BOTH = (
+_SHARED_KEYS = (
     "per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "bf16", "optim",
     "learning_rate", "max_steps", "fsdp2",
 )  # fmt: skip
-_KEYS = {
+_STAGE_KEYS = {
     "sft": ("max_length",),
     "reward": ("max_length",),
     "ppo": (
@@ -42,7 +43,12 @@ _KEYS = {
 
 @dataclass(frozen=True)
 class Change:
-    """Keys of a stage that make it fit, and the bytes that it then takes."""
+    """A change that makes a stage fit.
+
+    Attributes:
+        keys: The stage's keys that it sets.
+        peak: Bytes on each device with them.
+    """
 
     keys: Mapping[str, Any]
     peak: float
@@ -53,9 +59,15 @@ class Change:
 
 @dataclass(frozen=True)
 class Plan:
-    """changes: of each stage that does not fit, the smallest change that makes it fit; None where none was found.
+    """The plan of a recipe.
 
-    assumed: what was taken for granted, in sentences.
+    Attributes:
+        recipe: Its name.
+        device: What it runs on.
+        stages: The memory and work of each stage.
+        durations: Of an update or step, by stage; None without measured rates.
+        changes: For each stage that does not fit, the smallest change that makes it fit; None if there is none.
+        assumed: Assumptions of the plan, in sentences.
     """
 
     recipe: str
@@ -67,24 +79,31 @@ class Plan:
 
     @property
     def peak(self) -> float:
-        """Bytes on each device in the stage that needs most."""
+        """Bytes on each device in the largest stage."""
         return max(stage.peak for stage in self.stages)
 
     @property
     def line(self) -> str:
         """The plan in one line."""
-        parts = [f"{one.stage} {gib(one.peak)}" for one in self.stages]
-        said = f"Plan for {self.device}: {', '.join(parts)} GiB"
+        parts = [f"{stage.stage} {gib(stage.peak)}" for stage in self.stages]
+        text = f"Plan for {self.device}: {', '.join(parts)} GiB"
         spent = self.durations.get("ppo")
         if spent is not None:
-            said += f", about {seconds(spent.total)} s an update of PPO{self.in_all('ppo')}"
+            text += f", about {seconds(spent.total)} s per PPO update{self.total_time('ppo')}"
         if self.changes:
-            said += f"; {' and '.join(self.changes)} may not fit: `rlhf-zoo plan {self.recipe}` says what would"
-        return said + "."
+            text += f"; {' and '.join(self.changes)} may not fit: `rlhf-zoo plan {self.recipe}` shows what would"
+        return text + "."
 
-    def in_all(self, stage: str) -> str:
-        """How long a stage takes that says how many updates it makes, as the end of a sentence on one; else nothing."""
-        [updates] = [one.about.get("updates") for one in self.stages if one.stage == stage]
+    def total_time(self, stage: str) -> str:
+        """The duration of a stage whose number of updates is known, in parentheses.
+
+        Args:
+            stage: Its name.
+
+        Returns:
+            Such as " (40 of them: 2.0 h)"; "" where the number of updates or their duration is unknown.
+        """
+        [updates] = [plan.about.get("updates") for plan in self.stages if plan.stage == stage]
         spent = self.durations[stage]
         if spent is None or updates is None:
             return ""
@@ -92,6 +111,7 @@ class Plan:
         return f" ({updates:,} of them: {f'{hours:,.1f} h' if hours >= 1 else f'{60 * hours:.1f} min'})"
 
     def to_json(self) -> dict[str, Any]:
+        """The plan as docs/json.md describes it."""
         return {
             "recipe": self.recipe,
             "device": asdict(self.device),
@@ -99,15 +119,15 @@ class Plan:
             "stages": [
                 {
                     "stage": stage.stage,
-                    "models": {name: {**vars(one), "total": one.total} for name, one in stage.models.items()},
-                    "phases": {name: {**vars(one), "total": one.total} for name, one in stage.phases.items()},
+                    "models": {name: {**vars(model), "total": model.total} for name, model in stage.models.items()},
+                    "phases": {name: {**vars(phase), "total": phase.total} for name, phase in stage.phases.items()},
                     "worst": stage.worst,
                     "peak": stage.peak,
                     "about": stage.about,
                     "fits": stage.stage not in self.changes,
                     "change": None if (change := self.changes.get(stage.stage)) is None else dict(change.keys),
                     "seconds": None if (spent := self.durations[stage.stage]) is None else dict(spent.seconds),
-                    "seconds_by": None if spent is None else spent.said,
+                    "seconds_by": None if spent is None else spent.basis,
                 }
                 for stage in self.stages
             ],
@@ -116,12 +136,20 @@ class Plan:
 
 
 def seconds(value: float) -> str:
-    """Three digits, and none below a hundredth: what a call itself takes is not in it."""
+    """Formats seconds with three digits, and none below a hundredth: the overhead of a call is not modeled.
+
+    Args:
+        value: Seconds.
+    """
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}" if value >= 0.01 else "under 0.01"
 
 
 def gib(size: float) -> str:
-    """Bytes in GiB, for people."""
+    """Formats bytes in GiB.
+
+    Args:
+        size: Bytes.
+    """
     return f"{size / GIB:.2f}" if size < 10 * GIB else f"{size / GIB:.1f}"
 
 
@@ -132,40 +160,38 @@ def make_plan(
     *,
     prompt: int | None = None,
     stages: Sequence[str] | None = None,
-    mends: bool = True,
+    suggest_changes: bool = True,
     hub: Hub = CLIENT,
 ) -> Plan:
-    """The plan of a recipe on a device.
+    """Plans a recipe on a device.
 
     Args:
         recipe: The recipe.
         device: What it is to run on.
-        flags: By stage, as `run_flags` gives them.
+        flags: By stage, as `run_flags` returns them.
         prompt: Tokens of the longest prompt.
-        stages: Those to plan; None is the recipe's.
-        mends: Whether to look for what makes a stage fit.
-        hub: Where models are looked for that are no folders.
+        stages: Those to plan; None for all of the recipe's.
+        suggest_changes: Whether to search for changes that make a stage fit.
+        hub: The Hub to search for models that are not folders.
 
     Raises:
-        ZooError: Nothing is known of a model.
+        ZooError: A model's shape is not available.
     """
-    given = flags or {}
-    shared = recipe_config(recipe, given.get("recipe", {}))
+    flags = flags or {}
+    shared = recipe_config(recipe, flags.get("recipe", {}))
     obeyed_keys = {stage: obeyed(recipe, stage, own) for stage, own in recipe.stages.items()}
     keys = {
-        stage: stage_keys_of(stage, {**own, **given.get(stage, {})}, where=str(recipe.source(stage)))
+        stage: stage_keys_of(stage, {**own, **flags.get(stage, {})}, where=str(recipe.source(stage)))
         for stage, own in obeyed_keys.items()
     }
     shapes = _Shapes(recipe, shared, keys, hub)
-    assumed = (
-        [] if device.cpu else ["what is computed here holds on a GPU: it was held against real runs on a CPU alone"]
-    )
+    assumed = [] if device.cpu else ["the plan holds on a GPU, although it was compared with real runs on CPUs only"]
     if "ppo" in keys and prompt is None:
         prompt = keys["ppo"].max_prompt_length or recipe.zoo.get("prompt_length")
         if prompt is None:
             prompt = min(PROMPT, max(shapes.base.context - keys["ppo"].response_length, 1))
             assumed.append(
-                f"the longest prompt has {prompt} tokens: max_prompt_length or --prompt_length says otherwise"
+                f"the longest prompt has {prompt} tokens; set max_prompt_length or --prompt_length to change this"
             )
 
     def estimate(stage: str, own: SimpleNamespace) -> StagePlan:
@@ -175,40 +201,54 @@ def make_plan(
 
     plans, durations, changes = [], {}, {}
     for stage in stages or recipe.stages:
-        found = estimate(stage, keys[stage])
-        plans.append(found)
-        held_in_half = keys[stage].dtype == "bfloat16"  # which most of the arithmetic is then done in, also with LoRA
-        durations[stage] = duration(found.work, device, half=found.half or held_in_half)
+        plan = estimate(stage, keys[stage])
+        plans.append(plan)
+        loaded_in_half = keys[stage].dtype == "bfloat16"  # then most of the arithmetic is bfloat16, also with LoRA
+        durations[stage] = duration(plan.work, device, half=plan.half or loaded_in_half)
         optimizer = str(keys[stage].optim)
         if state_bytes(optimizer) is None:
-            assumed.append(f"the optimizer {optimizer} of the stage {stage} keeps as much as Adam")
-        if found.peak > device.room * GIB:
-            changes[stage] = smallest_change(stage, keys[stage], device, estimate) if mends else None
+            assumed.append(f"the optimizer {optimizer} of the stage {stage} has as much state as Adam")
+        if plan.peak > device.room * GIB:
+            changes[stage] = smallest_change(stage, keys[stage], device, estimate) if suggest_changes else None
     return Plan(recipe.name, device, plans, durations, changes, assumed)
 
 
 def models_elsewhere(recipe: Recipe, flags: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether a recipe names a model whose shape a Hub has to be asked for. flags: as for `make_plan`."""
+    """Whether the shape of any model of the recipe has to be fetched from a Hub.
+
+    Args:
+        recipe: The recipe.
+        flags: By stage, as for `make_plan`.
+    """
     named: list[Any] = []
     for stage, own in recipe.stages.items():
         keys = {**own, **flags.get(stage, {})}
         named += [keys.get("model_name_or_path"), keys.get("value_model_name_or_path")]
         named += reward_names(keys.get("reward_model_path")) if stage == "ppo" else []
     names = [str(name) for name in named if name is not None]
-    return not all(name in STAGES or is_member(name) or is_at_hand(name) for name in names)
+    return not all(name in STAGES or is_member(name) or is_local_shape(name) for name in names)
 
 
-def stage_keys_of(stage: str, said: Mapping[str, Any], *, where: str) -> SimpleNamespace:
-    """A stage's keys that decide what it needs, typed, with the defaults of those that nobody set."""
-    names = [*_BOTH, *_KEYS[stage], *STAGES[stage].model_keys]
-    found = SimpleNamespace(**recorded_settings(said, stage, names, where=where))
+def stage_keys_of(stage: str, values: Mapping[str, Any], *, where: str) -> SimpleNamespace:
+    """Parses the keys of a stage that its memory and time depend on.
+
+    Args:
+        stage: Its name.
+        values: Its keys; missing ones get their defaults.
+        where: The file that they come from, for messages.
+
+    Returns:
+        The keys as attributes.
+    """
+    names = [*_SHARED_KEYS, *_STAGE_KEYS[stage], *STAGES[stage].model_keys]
+    keys = SimpleNamespace(**recorded_settings(values, stage, names, where=where))
     for name in ("load_in_4bit", "load_in_8bit"):
-        vars(found).setdefault(name, False)
-    return found
+        vars(keys).setdefault(name, False)
+    return keys
 
 
 class _Shapes:
-    """The models of a recipe, by the stage that begins with them."""
+    """The models that the stages of a recipe start from."""
 
     def __init__(self, recipe: Recipe, shared: RecipeConfig, keys: Mapping[str, SimpleNamespace], hub: Hub) -> None:
         self.recipe, self.keys, self.hub = recipe, keys, hub
@@ -222,8 +262,8 @@ class _Shapes:
         else:
             size = int((shared.tokenizer or {}).get("vocab_size", 1024))
             self.base = new_shape(shared.architecture or {}, vocabulary=size)
-        #: One step at the rate 0 leaves the weights as they were published.
-        self._untouched = sft is not None and name is not None and sft.learning_rate == 0
+        # A learning rate of 0 leaves the weights as they were published.
+        self._unchanged = sft is not None and name is not None and sft.learning_rate == 0
 
     def of_ppo(self, ppo: SimpleNamespace) -> PPOModels:
         name = ppo.model_name_or_path
@@ -235,13 +275,13 @@ class _Shapes:
         )
         return PPOModels(
             policy=policy,
-            rewards=[self._reward(one, policy, ppo) for one in reward_names(ppo.reward_model_path)],
+            rewards=[self._reward(reward, policy, ppo) for reward in reward_names(ppo.reward_model_path)],
             value=of_value,
-            exact=other or self._untouched,
+            exact=other or self._unchanged,
         )
 
     def _trained(self, stage: str) -> Shape:
-        """A reward model of the recipe: held as its stage held the weights that it was made of."""
+        """A reward model that the recipe trains; an adapter's is in the dtype that its base was loaded in."""
         keys = self.keys.get(stage)
         adapted = keys is not None and keys.use_peft and keys.dtype != "auto"
         return Shape(self.base.config, keys.dtype if keys is not None and adapted else "float32")
@@ -251,54 +291,67 @@ class _Shapes:
             return Reward(self._trained("reward"))
         if ppo.reward_model_loader is not None:
             raise ZooError(
-                f"The reward model {name} is loaded by {ppo.reward_model_loader}: what it takes is not known."
+                f"The reward model {name} is loaded by {ppo.reward_model_loader}, so its memory is not known."
             )
         shape = shape_of(name, hub=self.hub)
         same = shape.config.model_type == policy.config.model_type
         alike = same and shape.config.vocab_size == policy.config.vocab_size
-        return Reward(shape, begins=alike and ppo.reward_label is None)
+        return Reward(shape, initializes_critic=alike and ppo.reward_label is None)
 
 
-# What would make a stage fit
+# Changes that make a stage fit
 
 
-def smallest_change(stage: str, keys: SimpleNamespace, device: Device, estimate: Any) -> Change | None:
-    """The first that suffices: of keys that leave the results as they are but for rounding one, then two, then several,
-    and only then one or several of those that do not.
+def smallest_change(
+    stage: str, keys: SimpleNamespace, device: Device, estimate: Callable[[str, SimpleNamespace], StagePlan]
+) -> Change | None:
+    """Finds the smallest change of keys that makes a stage fit.
 
-    Of several those are taken back that are not needed. estimate: (stage, keys) -> StagePlan.
+    First it tries changes that only affect rounding: each alone, then pairs, then more of them. Then it tries those
+    that change training. From a combination it drops what is not needed.
+
+    Args:
+        stage: The stage's name.
+        keys: Its keys.
+        device: What it runs on.
+        estimate: Plans the stage with given keys.
+
+    Returns:
+        The change; None if no change is enough.
     """
-    alike, other = [*_alike(stage, keys, device)], [*_other(stage, keys, device)]
+    equivalent = [*_equivalent_changes(stage, keys, device)]
+    training = [*_training_changes(stage, keys, device)]
 
     def joined(changes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        found = {name: value for one in changes for name, value in one.items()}
-        return {name: value for name, value in found.items() if value != getattr(keys, name)}
+        merged = {name: value for change in changes for name, value in change.items()}
+        return {name: value for name, value in merged.items() if value != getattr(keys, name)}
 
     def fits(changes: Sequence[Mapping[str, Any]]) -> Change | None:
         changed = joined(changes)
         try:
             size = estimate(stage, SimpleNamespace(**{**vars(keys), **changed})).peak
         except ZooError:
-            return None  # a key that does not go with the others is no mend
+            return None  # these keys do not work together
         return Change(changed, size) if size <= device.room * GIB else None
 
     several: list[list[dict[str, Any]]] = []
-    if fits(alike) is not None:
-        several = [*map(list, combinations(alike, 2)), *(alike[: place + 1] for place in range(len(alike)))]
-    more = [[*alike, *other[: place + 1]] for place in range(len(other))]
-    for tried in ([[one] for one in alike], several, [[one] for one in other], more):
-        enough = next((taken for taken in tried if fits(taken) is not None), None)
+    if fits(equivalent) is not None:
+        prefixes = (equivalent[: count + 1] for count in range(len(equivalent)))
+        several = [*map(list, combinations(equivalent, 2)), *prefixes]
+    combined = [[*equivalent, *training[: count + 1]] for count in range(len(training))]
+    for candidates in ([[change] for change in equivalent], several, [[change] for change in training], combined):
+        enough = next((changes for changes in candidates if fits(changes) is not None), None)
         if enough is None:
             continue
-        for one in enough:
-            rest = [left for left in enough if left is not one]
-            enough = rest if fits(rest) is not None else enough
+        for change in enough:
+            fewer = [kept for kept in enough if kept is not change]
+            enough = fewer if fits(fewer) is not None else enough
         return fits(enough)
     return None
 
 
-def _alike(stage: str, keys: SimpleNamespace, device: Device) -> Iterator[dict[str, Any]]:
-    """Changes of keys that leave the results as they are but for rounding."""
+def _equivalent_changes(stage: str, keys: SimpleNamespace, device: Device) -> Iterator[dict[str, Any]]:
+    """Changes that affect only rounding."""
     size, steps = keys.per_device_train_batch_size, keys.gradient_accumulation_steps
     while size % 2 == 0 and size > device.count:
         size, steps = size // 2, steps * 2
@@ -308,23 +361,23 @@ def _alike(stage: str, keys: SimpleNamespace, device: Device) -> Iterator[dict[s
     if not device.cpu and not keys.fsdp2 and not keys.use_peft and device.count > 1:
         yield {"fsdp2": True}
     if stage == "ppo":
-        yield from _ppo_levers(keys, device)
+        yield from _ppo_changes(keys, device)
     if device.bfloat16 and keys.bf16 is False:
         yield {"bf16": True}
 
 
-def _other(stage: str, keys: SimpleNamespace, device: Device) -> Iterator[dict[str, Any]]:
-    """Changes of keys that train otherwise."""
+def _training_changes(stage: str, keys: SimpleNamespace, device: Device) -> Iterator[dict[str, Any]]:
+    """Changes that affect what is trained."""
     if not device.cpu and (state_bytes(str(keys.optim)) or 8) > 3:
         yield {"optim": "adamw_8bit"}
-    lora = {} if keys.use_peft else {**LORA, "fsdp2": False}  # adapters have no shards
+    lora = {} if keys.use_peft else {**LORA, "fsdp2": False}  # adapters cannot be sharded
     if lora:
         yield lora
     if "load_in_4bit" in STAGES[stage].model_keys and not keys.load_in_4bit and not device.cpu:
         yield {**lora, "load_in_4bit": True}
 
 
-def _ppo_levers(keys: SimpleNamespace, device: Device) -> Iterator[dict[str, Any]]:
+def _ppo_changes(keys: SimpleNamespace, device: Device) -> Iterator[dict[str, Any]]:
     for rows in (16, 4, 1):
         if keys.local_rollout_forward_batch_size > rows:
             yield {"local_rollout_forward_batch_size": rows}

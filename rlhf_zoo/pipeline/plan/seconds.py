@@ -1,7 +1,7 @@
-"""How long an update takes: rates that were measured on some machine, applied to what it computes.
+"""The duration of an update: its FLOPs and counts times measured rates.
 
-The rates are those of rates.json, which benchmarks/calibrate.py makes of what `make bench` and `make gpu` measured. On
-a card that nobody measured they are scaled by what the makers publish.
+The rates are in rates.json, which benchmarks/calibrate.py writes from the results of `make bench` and `make gpu`. For
+a GPU that was never measured they are scaled by the makers' TFLOP/s.
 """
 
 import json
@@ -18,10 +18,23 @@ RATES = Path(__file__).parent / "rates.json"
 
 @dataclass(frozen=True)
 class Rates:
-    """Seconds for each FLOP of a kind, for a layer's step of sampling, and for a number that an optimizer step changes.
+    """Measured seconds per unit of `Work` on one device.
 
-    device: "cpu" or a card; points: how many shapes of work they were fitted to; error, largest: mean and largest
-    relative error of a whole update at a point that the fit leaves out, None of a single one. source: the file.
+    Attributes:
+        device: "cpu" or a name in `CARDS`.
+        machine: What it was measured on.
+        precision: "float32" or "bfloat16".
+        source: The file of the measurements.
+        points: Shapes of work that the rates were fitted to.
+        error: Mean relative error of a whole update at a point left out of the fit; None for a single point.
+        largest: The largest such error.
+        forward: Seconds per FLOP of a forward pass.
+        head: Seconds per FLOP of the head.
+        update: Seconds per FLOP of forward and backward passes.
+        update_head: Seconds per FLOP of the head in them.
+        decode: Seconds per FLOP of sampling.
+        layer_step: Seconds per layer and sampled token, for launching kernels.
+        trained: Seconds per parameter and optimizer step.
     """
 
     device: str
@@ -40,7 +53,11 @@ class Rates:
     trained: float
 
     def phases(self, work: Work) -> dict[str, float]:
-        """Seconds by phase."""
+        """Predicts the seconds of each phase.
+
+        Args:
+            work: What the update computes.
+        """
         return {
             "sample": self.forward * work.prefill + self.decode * work.decode + self.layer_step * work.steps,
             "read": self.forward * work.passes + self.head * work.head,
@@ -50,10 +67,15 @@ class Rates:
 
 @dataclass(frozen=True)
 class Duration:
-    """seconds: of an update or step, by phase. said: on what that rests, and how far it may be off."""
+    """The predicted duration of an update or a training step.
+
+    Attributes:
+        seconds: By phase.
+        basis: The rates that it comes from and their error, for people.
+    """
 
     seconds: Mapping[str, float]
-    said: str
+    basis: str
 
     @property
     def total(self) -> float:
@@ -61,35 +83,44 @@ class Duration:
 
 
 @cache
-def measured() -> Sequence[Rates]:
-    """rates.json."""
-    return [Rates(**one) for one in json.loads(RATES.read_text(encoding="utf-8"))["rates"]]
+def measured_rates() -> Sequence[Rates]:
+    """Reads rates.json."""
+    return [Rates(**entry) for entry in json.loads(RATES.read_text(encoding="utf-8"))["rates"]]
 
 
 def duration(work: Work, device: Device, *, half: bool) -> Duration | None:
-    """None where no rates are known that could be applied to the device."""
+    """Predicts the duration of an update.
+
+    Args:
+        work: What it computes.
+        device: What it runs on.
+        half: Whether it computes in bfloat16.
+
+    Returns:
+        The prediction; None without rates that apply to the device.
+    """
     precision = "bfloat16" if half else "float32"
-    rates = [one for one in measured() if one.precision == precision]
-    found = next((one for one in rates if one.device == device.name), None)
+    candidates = [rates for rates in measured_rates() if rates.precision == precision]
+    rates = next((rates for rates in candidates if rates.device == device.name), None)
     factor, scaled = 1.0, ""
-    if found is None:  # of a cpu that nobody measured no teraflops are said, so it ends here
-        found = next((one for one in rates if one.device in CARDS), None)
-        if found is None or not device.teraflops:
+    if rates is None:
+        rates = next((rates for rates in candidates if rates.device in CARDS), None)
+        if rates is None or not device.teraflops:  # a CPU has none
             return None
-        factor = CARDS[found.device][1] / device.teraflops
-        scaled = f"; scaled to a {device.name} by published rates, which nobody has checked"
-    spent = {name: each * (1 if name == "sample" else factor) for name, each in found.phases(work).items()}
+        factor = CARDS[rates.device][1] / device.teraflops
+        scaled = f"; scaled to {device.name} by the makers' TFLOP/s, which is not verified"
+    spent = {name: value * (1 if name == "sample" else factor) for name, value in rates.phases(work).items()}
     # Sampling takes at least as long as reading weights and cache from memory.
     slowest = work.read / (device.bandwidth * 1e9) if device.bandwidth else 0.0
-    alone = "" if device.count == 1 else "; what devices send each other is not in it"
-    return Duration({**spent, "sample": max(spent["sample"], slowest)}, _said(found) + scaled + alone)
+    without = "" if device.count == 1 else "; communication between devices is not included"
+    return Duration({**spent, "sample": max(spent["sample"], slowest)}, _basis(rates) + scaled + without)
 
 
-def _said(rates: Rates) -> str:
-    where = f"by rates of {rates.machine} in {rates.precision} ({rates.source})"
+def _basis(rates: Rates) -> str:
+    source = f"from rates of {rates.machine} in {rates.precision} ({rates.source})"
     if rates.error is None or rates.largest is None:
-        return f"{where}, from {rates.points} shape of work alone, so its error is not known"
+        return f"{source}, fitted to a single shape of work, so the error is unknown"
     return (
-        f"{where}, off by {rates.error:.0%} on average and at most {rates.largest:.0%} at {rates.points} points, each "
+        f"{source}, off by {rates.error:.0%} on average and {rates.largest:.0%} at most at {rates.points} points, each "
         "left out of the fit in turn"
     )

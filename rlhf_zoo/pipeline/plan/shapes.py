@@ -1,4 +1,4 @@
-"""The configurations of the models that a recipe names, without their weights."""
+"""Configurations of the models that a recipe names, without their weights."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,77 +15,94 @@ from ...runs.recipe import read_mapping, shipped
 
 @dataclass(frozen=True)
 class Shape:
-    """config: transformers' own. dtype: in which the weights are saved, a name of torch's."""
+    """The architecture of a model.
+
+    Attributes:
+        config: Its transformers configuration.
+        dtype: The dtype of the saved weights, by torch's name.
+    """
 
     config: Any
     dtype: str
 
     @property
     def context(self) -> int:
-        """Tokens; 1024 where nothing bounds it."""
+        """Tokens of context; 1024 where the configuration sets no bound."""
         return int(getattr(self.config.get_text_config(), "max_position_embeddings", None) or 1024)
 
 
-#: Of a model, what says its shape.
-READ = ("config.json", ADAPTER_CONFIG, "*.py")
+#: The files that a model's shape is read from.
+SHAPE_FILES = ("config.json", ADAPTER_CONFIG, "*.py")
 
 
-def is_at_hand(name: str) -> bool:
-    """Whether a model's shape is known without asking a Hub."""
-    return Path(name).is_dir() or split_revision(name)[0] in known()
-
-
-def shape_of(name: str, *, revision: str | None = None, hub: Hub = CLIENT) -> Shape:
-    """A model's shape: of a folder, of recipes/shapes.yaml, or of a Hub, in this order.
+def is_local_shape(name: str) -> bool:
+    """Whether a model's shape is available without a Hub.
 
     Args:
         name: A folder, or NAMESPACE/NAME with or without @REVISION.
-        revision: Of the repository, where the name says none.
-        hub: Where to look; its source comes after it.
+    """
+    return Path(name).is_dir() or split_revision(name)[0] in published_shapes()
+
+
+def shape_of(name: str, *, revision: str | None = None, hub: Hub = CLIENT) -> Shape:
+    """Finds a model's shape in a folder, in recipes/shapes.yaml, or on a Hub, in this order.
+
+    Args:
+        name: A folder, or NAMESPACE/NAME with or without @REVISION.
+        revision: Of the repository, where the name has none.
+        hub: The Hub to search; its source is searched after it.
 
     Raises:
-        ZooError: None of them has it.
+        ZooError: The model is in none of them.
     """
     if Path(name).is_dir():
         return _read(name, f"The model {name}")
     repo, at = split_revision(name)
-    if repo in known():
-        return _known(repo)
+    if repo in published_shapes():
+        return _published(repo)
     folder = look_at(
         repo,
         revision or at,
         hub,
-        patterns=READ,
+        patterns=SHAPE_FILES,
         what=f"The model {repo} is no folder, is not in recipes/shapes.yaml and",
         mend="check its name, --hub and --source_hub, or give the folder of its config.json.",
     )
     return _read(str(folder), f"The model {repo}")
 
 
-def _read(folder: str, what: str) -> Shape:
-    config = load_config(folder, what=what)
+def _read(folder: str, title: str) -> Shape:
+    config = load_config(folder, what=title)
     return Shape(config, str(config.dtype or "float32").removeprefix("torch."))
 
 
-def known() -> Mapping[str, Mapping[str, Any]]:
-    """recipes/shapes.yaml."""
+def published_shapes() -> Mapping[str, Mapping[str, Any]]:
+    """Reads recipes/shapes.yaml: the shapes of models that recipes use, by repository."""
     return read_mapping(shipped() / "shapes.yaml")
 
 
-def _known(name: str) -> Shape:
-    keys = dict(known()[name])
+def _published(name: str) -> Shape:
+    keys = dict(published_shapes()[name])
     if (other := keys.pop("like", None)) is not None:
-        keys = {**known()[other], **keys}
+        keys = {**published_shapes()[other], **keys}
     dtype, labels, _ = keys.pop("dtype"), keys.pop("labels", None), keys.pop("parameters")
-    return Shape(_configuration(keys, what=f"recipes/shapes.yaml says of {name} a shape that", labels=labels), dtype)
+    return Shape(_configuration(keys, title=f"The shape of {name} in recipes/shapes.yaml", labels=labels), dtype)
 
 
 def new_shape(architecture: Mapping[str, Any], *, vocabulary: int) -> Shape:
-    """Of a model that SFT makes: `architecture` of recipe.yaml."""
-    return Shape(_configuration({"vocab_size": vocabulary, **architecture}, what="The architecture"), "float32")
+    """The shape of a model that SFT creates.
+
+    Args:
+        architecture: The key of that name in recipe.yaml.
+        vocabulary: Tokens.
+
+    Raises:
+        ZooError: transformers cannot build it.
+    """
+    return Shape(_configuration({"vocab_size": vocabulary, **architecture}, title="The architecture"), "float32")
 
 
-def _configuration(keys: Mapping[str, Any], *, what: str, labels: int | None = None) -> Any:
+def _configuration(keys: Mapping[str, Any], *, title: str, labels: int | None = None) -> Any:
     from transformers import AutoConfig
 
     fields = dict(keys)
@@ -95,4 +112,4 @@ def _configuration(keys: Mapping[str, Any], *, what: str, labels: int | None = N
     try:
         return AutoConfig.for_model(kind, **fields)
     except (ValueError, TypeError) as error:
-        raise ZooError(f"{what} cannot be built ({first_line(error)}).") from error
+        raise ZooError(f"{title} cannot be built ({first_line(error)}): correct its keys.") from error

@@ -1,0 +1,326 @@
+"""The memory and the work of PPO, phase by phase."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+
+from ...modeling.logprobs import CHUNK, CHUNK_ELSEWHERE
+from ...modeling.sampling.cuda_graphs import COLUMNS, bucket
+from ...modeling.sampling.kv_cache import ROOM
+from ...ppo.config import holds_reference, usual_tokens
+from ...runs.data.batch_share import divided
+from . import memory
+from .devices import Device
+from .estimate import (
+    StagePlan,
+    Work,
+    computes_in_bfloat16,
+    forward_flops,
+    gathered_bytes,
+    quantization,
+    resident_memory,
+    saving_phase,
+    shard_count,
+    stage_tracer,
+    training_cost,
+    update_count,
+    weight_dtype,
+    weight_size,
+    with_process,
+)
+from .memory import BFLOAT16, FLOAT32, ModelMemory, PhaseMemory, TrainingPass
+from .shapes import Shape
+from .tracing import Tracer
+
+NO_MEMORY = ModelMemory()
+#: Tensors of the size of a sampled token's logits: the logits, scaled logits, and probabilities.
+SAMPLED_COPIES = 3
+
+
+@dataclass(frozen=True)
+class Reward:
+    """A reward model.
+
+    Attributes:
+        shape: Its architecture.
+        initializes_critic: Whether a critic may start from it.
+    """
+
+    shape: Shape
+    initializes_critic: bool = True
+
+
+@dataclass(frozen=True)
+class PPOModels:
+    """The models that PPO starts from.
+
+    Attributes:
+        policy: The policy, as saved.
+        rewards: The reward models.
+        value: The model that the critic starts from; None without one of its own.
+        exact: Whether the policy has its published weights, so that the reference may keep their dtype.
+    """
+
+    policy: Shape
+    rewards: Sequence[Reward] = ()
+    value: Shape | None = None
+    exact: bool = False
+
+
+def ppo_plan(keys: SimpleNamespace, models: PPOModels, device: Device, *, prompt: int) -> StagePlan:
+    """Plans PPO.
+
+    Args:
+        keys: The stage's keys, as attributes.
+        models: The models that it starts from.
+        device: What it runs on.
+        prompt: Tokens of the longest prompt.
+
+    Raises:
+        ZooError: A model cannot be planned, or fsdp2 does not support the keys.
+    """
+    return _PPO(keys, models, device, prompt).plan()
+
+
+class _PPO:
+    """One process of PPO: its models, how it splits a batch, and the memory of each phase."""
+
+    def __init__(self, keys: SimpleNamespace, models: PPOModels, device: Device, prompt: int) -> None:
+        self.keys, self.device, self.prompt = keys, device, prompt
+        self.response: int = keys.response_length
+        self.length = prompt + self.response
+        self.half = computes_in_bfloat16(keys, device)
+        rows, steps = divided(keys.per_device_train_batch_size, keys.gradient_accumulation_steps, device.count)
+        self.prompts = rows * steps
+        self.rows = self.prompts * keys.num_generations
+        self.minibatch = math.ceil(self.rows / keys.num_mini_batches)
+        budget = keys.max_tokens_per_micro_batch or usual_tokens(cpu=device.cpu, bf16=self.half)
+        fitting = self.rows if budget is None else max(budget // self.length, 1)
+        self.micro = min(self.minibatch, fitting, self.minibatch if keys.max_tokens_per_micro_batch else rows)
+        self.read = min(self.rows, keys.local_rollout_forward_batch_size, fitting)
+        self.policy = stage_tracer(models.policy, "policy", keys, weight_dtype(keys, models.policy), self.half)
+        self.critic, self.critic_own = self._critic(models)
+        # A critic on the policy's trunk gets its values while sampling, unless log-probabilities are recomputed.
+        recomputed = keys.recompute_logprobs or keys.rollout_engine != "native"
+        self.value_reader = self.critic or (self.policy if recomputed else None)
+        self.adapts = self.policy.spec.adapter is not None
+        from_reward = any(reward.initializes_critic for reward in models.rewards) and keys.critic != "policy"
+        self._copies_policy = self.adapts and self.critic is not None and models.value is None and not from_reward
+        unsharded = {
+            "use_peft": self.adapts, "critic shared": self.critic is None, "offload_frozen": keys.offload_frozen
+        }  # fmt: skip
+        self.shards = shard_count("ppo", keys, device, **unsharded)
+        self.reference = None
+        if holds_reference(keys, given=False) and not self.adapts:
+            dtype = "bfloat16" if self.half and models.exact and models.policy.dtype != "float32" else "float32"
+            frozen = SimpleNamespace(use_peft=False, attn_implementation=keys.attn_implementation)
+            self.reference = stage_tracer(models.policy, "policy", frozen, dtype, self.half, trains=False)
+        frozen = SimpleNamespace(use_peft=False)
+        self.rewards = {
+            "reward model" if place == 1 else f"reward model {place}": stage_tracer(
+                reward.shape, "classifier", frozen, reward.shape.dtype, False, trains=False
+            )
+            for place, reward in enumerate(models.rewards, start=1)
+        }
+
+    def _critic(self, models: PPOModels) -> tuple[Tracer | None, bool]:
+        """The critic, None for a head on the policy; and whether it has frozen weights of its own."""
+        keys, quantized = self.keys, quantization(self.keys) is not None
+        reward = next((reward.shape for reward in models.rewards if reward.initializes_critic), None)
+        shape = models.value
+        if shape is None and keys.critic != "shared":
+            if reward is not None and keys.critic != "policy":
+                shape = reward
+            elif not quantized:
+                shape = models.policy
+        if shape is None:
+            return None, True
+        lora = SimpleNamespace(**{**vars(keys), "use_peft": keys.use_peft and keys.critic_lora})
+        shares = lora.use_peft and shape is reward and (self.half or shape.dtype == "float32")
+        dtype = shape.dtype if shares else "float32"
+        return stage_tracer(shape, "classifier", lora, dtype, self.half), not shares
+
+    def plan(self) -> StagePlan:
+        keys, device = self.keys, self.device
+        plain = SimpleNamespace(optim=keys.optim)
+        models = {"policy": resident_memory(self.policy, keys)}
+        if self.critic is not None:
+            models["critic"] = resident_memory(self.critic, plain, own=self.critic_own)
+        if self.reference is not None:
+            bits = "8bit" if keys.ref_load_in_8bit else None
+            models["reference"] = resident_memory(self.reference, plain, bits=bits)
+        for name, reward in self.rewards.items():
+            models[name] = resident_memory(reward, plain)
+        self.models = {name: model.per_device(self.shards) for name, model in models.items()}
+        phases = {
+            **({"load": self._load()} if self._copies_policy else {}),
+            "sample": self._sample(),
+            **({"values": self._values(self.value_reader)} if self.value_reader else {}),
+            **({"reference": self._reference()} if holds_reference(keys, given=False) else {}),
+            **({"reward": self._reward()} if self.rewards else {}),
+            "update": self._update(),
+        }
+        about = {
+            "prompt": self.prompt, "response": self.response, "rows": self.rows,
+            "sampled_at_once": self._sampling_shape()[0],
+            "micro_batch": self.micro, "read_at_once": self.read, **update_count(keys, self.rows * device.count),
+        }  # fmt: skip
+        peaks = {name: with_process(device, phase, self.shards) for name, phase in phases.items()}
+        peaks |= saving_phase(device, self.shards, self._trained(), self._frozen())
+        return StagePlan("ppo", self.models, peaks, about, self._work(), self.half)
+
+    # What stays on the device
+
+    def _trained(self) -> list[ModelMemory]:
+        return [self.models[name] for name in ("policy", "critic") if name in self.models]
+
+    def _frozen(self, *in_use: str) -> float:
+        """Bytes of the frozen models' weights; with offload_frozen, of those in use alone."""
+        names = [name for name in self.models if name not in ("policy", "critic")]
+        offloads = self.keys.offload_frozen and (self.critic is None or self.critic_own)
+        return sum(self.models[name].weights for name in names if not offloads or name in in_use)
+
+    def _resident(self, *in_use: str, gathered: Tracer | None = None) -> PhaseMemory:
+        """Memory outside of any pass; `gathered` is a model whose shards are gathered while it runs."""
+        trained = self._trained()
+        weights = sum(model.weights for model in trained) + self._frozen(*in_use)
+        if gathered is not None and self.shards > 1:
+            weights += weight_size(gathered) * gathered.counts.parameters  # besides the shard, which stays
+        shape = self._graph_cache()
+        cache = 0 if shape is None else shape[0] * shape[1] * self._kv_bytes()
+        return PhaseMemory(weights=weights, optimizer=sum(model.optimizer for model in trained), cache=cache)
+
+    def _kv_bytes(self) -> float:
+        """Bytes of a token's keys and values."""
+        size = BFLOAT16 if self.half else weight_size(self.policy)
+        return size * self.policy.counts.kv_values
+
+    def _graph_cache(self) -> tuple[int, int] | None:
+        """Rows and columns of a KV cache that CUDA graphs keep between rollouts; None without graphs."""
+        keys, rows = self.keys, bucket(self.rows)
+        if self.device.cpu or keys.rollout_engine != "native" or not keys.rollout_graphs or self.shards > 1:
+            return None
+        columns = -(-self.length // COLUMNS) * COLUMNS
+        if keys.max_rollout_batch_tokens is not None:
+            while rows > 1 and rows * columns > keys.max_rollout_batch_tokens:
+                rows = next(fewer for fewer in range(rows - 1, 0, -1) if bucket(fewer) == fewer)
+        return rows, columns
+
+    def _sampling_shape(self) -> tuple[int, int]:
+        """Rows that are sampled at a time, and columns of their KV cache."""
+        if (shape := self._graph_cache()) is not None:
+            return min(shape[0], self.rows), shape[1]
+        limit = self.keys.max_rollout_batch_tokens
+        rows = self.rows if limit is None else min(self.rows, max(limit // self.length, 1))
+        grown = max(math.ceil((self.response - 1 - ROOM) / (ROOM + 1)), 0)
+        return rows, self.prompt + ROOM + grown * (ROOM + 1)
+
+    # Phases
+
+    def _load(self) -> PhaseMemory:
+        """Building the critic from the policy with its adapter merged, which needs a copy of the policy's weights."""
+        policy, critic = self.models["policy"].weights, self.models["critic"].weights
+        return PhaseMemory(weights=2 * policy + critic + self._frozen())
+
+    def _sample(self) -> PhaseMemory:
+        resident, (rows, columns) = self._resident(gathered=self.policy), self._sampling_shape()
+        fresh = math.ceil(rows / self.keys.num_generations)  # equal prompts are read once
+        prefill = self.policy.forward_pass(rows=fresh, length=self.prompt, half=self.half)
+        step = self.policy.decode_step(rows=rows, length=self.length, half=self.half)
+        counts = self.policy.counts
+        cache = resident.cache or rows * columns * self._kv_bytes()
+        if not resident.cache and columns > self.prompt + ROOM:  # each layer in turn is copied into a larger buffer
+            step = replace(step, peak=step.peak + round(cache / counts.layers))
+        # During prefill the cache is only as long as the prompts.
+        unused = 0 if resident.cache else cache * (1 - (self.prompt + ROOM) / columns)
+        working = max(step.peak, prefill.peak - unused)
+        logits = SAMPLED_COPIES * FLOAT32 * rows * counts.vocabulary
+        return replace(resident, activations=working, cache=cache, logits=logits)
+
+    def _values(self, reader: Tracer) -> PhaseMemory:
+        read = reader.forward_pass(rows=self.read, length=self.length, half=self.half)
+        return replace(self._resident(gathered=reader), activations=read.peak)
+
+    def _reference(self) -> PhaseMemory:
+        reader = self.reference or self.policy
+        read = reader.forward_pass(rows=self.read, length=self.length, half=self.half)
+        gathered = None if self.reference is None else reader
+        resident, casts = self._resident("reference", gathered=gathered), 0
+        if self.critic is not None:  # the bfloat16 casts of its weights stay during the reference's pass
+            casts = self.critic.forward_pass(rows=self.read, length=self.length, half=self.half).casts
+        return replace(resident, activations=read.peak + casts, logits=self._logits(self.read, learns=False))
+
+    def _reward(self) -> PhaseMemory:
+        peaks = []
+        for name, reward in self.rewards.items():
+            context = getattr(reward.config.get_text_config(), "max_position_embeddings", None) or self.length
+            read = reward.forward_pass(rows=self.read, length=min(self.length, context), half=False)
+            peaks.append(replace(self._resident(name, gathered=reward), activations=read.peak))
+        return max(peaks, key=lambda peak: peak.total)
+
+    def _logits(self, rows: int, *, learns: bool) -> float:
+        tokens, counts = rows * self.response, self.policy.counts
+        exact = learns and self.keys.kl_in == "loss" and self.keys.kl_estimator == "full"
+        if self.shards > 1 or exact or _adapts_head(self.keys):
+            return memory.whole_logits(tokens=tokens, counts=counts) * (2 if exact else 1)
+        chunk = CHUNK if self.device.cpu else CHUNK_ELSEWHERE
+        return memory.chunk_logits(tokens=tokens, counts=counts, chunk=chunk, half=self.half, learns=learns)
+
+    def _update(self) -> PhaseMemory:
+        counts, keys = self.policy.counts, self.keys
+        checkpointing = bool(keys.gradient_checkpointing)
+        passes = [
+            TrainingPass()
+            if model is None
+            else model.training_pass(rows=self.micro, length=self.length, half=self.half, checkpointing=checkpointing)
+            for model in (self.policy, self.critic)
+        ]
+        learns = counts.trained == counts.parameters
+        head = memory.head_gradient(tokens=self.micro * self.response, counts=counts, learns=learns)
+        policy, critic = (self.models.get(name, NO_MEMORY) for name in ("policy", "critic"))
+        resident = self._resident()
+        exchanged = policy.gradients + critic.gradients if self.device.count > 1 and self.shards == 1 else 0
+        peak = memory.update_memory(
+            policy,
+            critic,
+            (passes[0], passes[1]),
+            frozen=self._frozen(),
+            logits=self._logits(self.micro, learns=True),
+            head=head,
+            several=self.micro < self.minibatch or self.shards > 1,
+            buckets=exchanged,
+            cache=resident.cache,
+        )
+        return replace(peak, weights=peak.weights + gathered_bytes(self.shards, self.policy, self.critic))
+
+    def _work(self) -> Work:
+        keys, policy = self.keys, self.policy.counts
+        rows, _ = self._sampling_shape()
+        tokens, response_tokens = self.rows * self.length, self.rows * self.response
+        rounds = math.ceil(self.rows / rows)
+        head = 2 * response_tokens * policy.width * policy.vocabulary
+        readers = [model.counts for model in (self.value_reader, *self.rewards.values()) if model is not None]
+        if holds_reference(keys, given=False):
+            readers.append(policy)
+        learning = [model.counts for model in (self.policy, self.critic) if model is not None]
+        epochs = keys.num_ppo_epochs
+        training = sum(forward_flops(counts, tokens, self.length) * training_cost(counts, keys) for counts in learning)
+        return Work(
+            prefill=forward_flops(policy, self.prompts * self.prompt, self.prompt),
+            decode=forward_flops(policy, response_tokens, self.length + self.prompt) + head,
+            steps=rounds * self.response * policy.layers,
+            read=rounds * self.response * (weight_size(self.policy) * policy.parameters)
+            + response_tokens * (self.length + self.prompt) / 2 * self._kv_bytes(),
+            passes=sum(forward_flops(counts, tokens, self.length) for counts in readers),
+            head=head if holds_reference(keys, given=False) else 0,
+            update=epochs * training,
+            update_head=epochs * head * 3,
+            trained=epochs * keys.num_mini_batches * sum(counts.trained for counts in learning),
+        )
+
+
+def _adapts_head(keys: SimpleNamespace) -> bool:
+    """Whether the head has an adapter, or trains next to one."""
+    modules = [*(keys.lora_modules_to_save or ()), *(keys.lora_target_modules or ())]
+    return bool(keys.use_peft and {"lm_head", "embed_out"} & {*modules})
