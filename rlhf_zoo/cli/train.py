@@ -121,9 +121,9 @@ def doctor(ctx: click.Context, recipe: str, as_json: bool, **options: Any) -> No
     else:
         waiting = [finding for finding in findings if finding.status == SKIPPED]
         rows = [finding for finding in findings if finding not in waiting]
-        table("", ["check", "", "result"], [[finding.check, finding.status, finding.said] for finding in rows])
-        for why in dict.fromkeys(finding.said for finding in waiting):
-            click.echo(f"Skipped ({why}): {', '.join(each.check for each in waiting if each.said == why)}.")
+        table("", ["check", "", "result"], [[finding.check, finding.status, finding.detail] for finding in rows])
+        for why in dict.fromkeys(finding.detail for finding in waiting):
+            click.echo(f"Skipped ({why}): {', '.join(each.check for each in waiting if each.detail == why)}.")
     if any(finding.status == FAILED for finding in findings):
         raise click.exceptions.Exit(2)
 

@@ -88,11 +88,11 @@ def world(sound: World, tmp_path: Path) -> World:
 def test_a_sound_run_passes(sound: World) -> None:
     found = sound.examined()
     assert {one.check: one.status for one in found.values()} == dict.fromkeys(CHECKS, OK)
-    assert found["prompts"].said == "12 to roll out, 12 held out; columns prompt, answer, row"
-    assert found["batch"].said == "4 of 12 prompts an update, 4 completions in 1 minibatches"
-    assert found["prompt length"].said == f"the longest has 4 tokens, with 10 to answer 14 of {CONTEXT}"
-    assert found["tokenizer"].said == "EOS <eos> = 1, PAD <pad> = 0; ids to 16, 17 embedding rows"
-    kl, mismatch = found["KL at the start"].said.split()[0], found["ratio"].said.split()[3]
+    assert found["prompts"].detail == "12 for rollouts, 12 held out; columns prompt, answer, row"
+    assert found["batch"].detail == "4 of 12 prompts an update, 4 completions in 1 minibatches"
+    assert found["prompt length"].detail == f"the longest has 4 tokens; with a response of 10: 14 of {CONTEXT}"
+    assert found["tokenizer"].detail == "EOS <eos> = 1, PAD <pad> = 0; ids to 16, 17 embedding rows"
+    kl, mismatch = found["KL at the start"].detail.split()[0], found["ratio"].detail.split()[3]
     assert abs(float(kl)) < 1e-4 and float(mismatch) < 1e-5
     assert not (sound.folder / "run/ppo").exists()
 
@@ -158,7 +158,7 @@ FAULTS: dict[str, tuple[Callable[[World], None] | None, dict[str, Any], str, str
     "PAD is EOS": (pads_with_eos, {}, "tokenizer", "name another of its tokens by pad_token of the stage"),
     "policy's tokenizer swapped": (
         numbers_the_policys_letters_backwards, {}, "policy's tokenizer",
-        "is not the one that the policy was trained with, for the prompts' tokens cost the policy ",
+        "is not the one that the policy was trained with, as the policy's loss on the prompts is ",
     ),
     "reward's tokenizer swapped": (
         numbers_the_rewards_letters_backwards, {}, "reward model's tokenizer",
@@ -204,10 +204,12 @@ def test_a_planted_fault_is_found_by_its_name(world: World, name: str) -> None:
     if plant is not None:
         plant(world)
     found = world.examined(**flags)
-    assert (found[check].status, message in found[check].said) == (FAILED, True), found[check]
+    assert (found[check].status, message in found[check].detail) == (FAILED, True), found[check]
     failed = [one for one in CHECKS if found[one].status == FAILED]
     assert failed == [check], "and nothing else is blamed"
-    assert {one.said for one in found.values() if one.status == SKIPPED} <= {f"needs the check {check!r}, which failed"}
+    assert {one.detail for one in found.values() if one.status == SKIPPED} <= {
+        f"needs the check {check!r}, which failed"
+    }
     if check == "keys":
         assert all(found[one].status == SKIPPED for one in CHECKS[1:])
     elif flags:
@@ -218,7 +220,7 @@ def test_a_planted_fault_is_found_by_its_name(world: World, name: str) -> None:
 
 
 def failed(found: dict[str, Finding]) -> dict[str, str]:
-    return {one.check: one.said for one in found.values() if one.status == FAILED}
+    return {one.check: one.detail for one in found.values() if one.status == FAILED}
 
 
 def trains_otherwise(trainer: Any) -> None:
@@ -280,7 +282,7 @@ def test_an_end_token_outside_the_mask(sound: World, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("flags", "check", "message"),
     [
-        ({"num_ppo_epochs": 5}, "epochs", "num_ppo_epochs is 5: beyond 4 the rollout is far from the policy"),
+        ({"num_ppo_epochs": 5}, "epochs", "num_ppo_epochs is 5: beyond 4 the policy is far from the rollout"),
         ({"kl_estimator": "k3"}, "trainer", "kl_estimator 'k3' in the reward follows"),
         (
             {"reward_model_path": "none", "reward_funcs": "test_doctor:alike"}, "rewards",
@@ -293,13 +295,13 @@ def test_a_warning_is_said_once_and_fails_nothing(
 ) -> None:
     found = sound.examined(**flags)
     assert {one.check for one in found.values() if one.status != OK} == {check}
-    assert found[check].status == WARNING and found[check].said.startswith(message)
+    assert found[check].status == WARNING and found[check].detail.startswith(message)
 
 
 def test_a_policy_that_learned_nothing_is_a_warning(world: World) -> None:
     make_policy().save_pretrained(world.sft)
     found = world.examined()
-    assert found["policy's tokenizer"].status == WARNING and "may be untrained" in found["policy's tokenizer"].said
+    assert found["policy's tokenizer"].status == WARNING and "may be untrained" in found["policy's tokenizer"].detail
     assert not failed(found)
 
 
@@ -311,7 +313,7 @@ def test_the_judge_of_a_reward_model_that_was_trained_otherwise(world: World) ->
     found = world.examined()["judges"]
     assert (
         found.status == FAILED
-        and "keeps none from it: set judge_share there, such as 0.5, and train it again with `" in found.said
+        and "keeps none from it: set judge_share there, such as 0.5, and train it again with `" in found.detail
     )
 
 
@@ -330,9 +332,9 @@ def test_the_judge_of_a_reward_model_that_was_trained_otherwise(world: World) ->
 )
 def test_other_settings_pass_as_well(sound: World, flags: dict[str, Any]) -> None:
     found = sound.examined(**flags)
-    assert {one.check: one.said for one in found.values() if one.status != OK} == {}
+    assert {one.check: one.detail for one in found.values() if one.status != OK} == {}
     if "ptx_coef" in flags:
-        assert "12 texts for ptx_coef" in found["prompts"].said and "8 completions" in found["batch"].said
+        assert "12 texts for ptx_coef" in found["prompts"].detail and "8 completions" in found["batch"].detail
 
 
 def test_data_of_the_run_are_read_where_they_lie(world: World) -> None:
@@ -342,12 +344,12 @@ def test_data_of_the_run_are_read_where_they_lie(world: World) -> None:
         f"corpus_args: {{lines: 300}}\n{EVALUATED}"
     )
     found = world.examined()
-    assert found["prompts"].status == OK and "columns prompt" in found["prompts"].said
+    assert found["prompts"].status == OK and "columns prompt" in found["prompts"].detail
     StageRecord(world.folder / "run/data").write(
         stage="data", recipe="toy", status="finished", resolved={"seed": 7}, fingerprint="of another run"
     )
     found = world.examined()
-    assert found["prompts"].status == FAILED and "holds a run with" in found["prompts"].said
+    assert found["prompts"].status == FAILED and "holds a run with" in found["prompts"].detail
     assert found["policy"].status == OK
 
 
@@ -379,7 +381,7 @@ def test_the_table_and_exit_codes(command: Callable[..., tuple[int, str]], sound
     assert code == 2
     rows = {row["check"]: row for row in json.loads(shown)}
     wrong = rows["reward functions"]
-    assert list(rows) == CHECKS and wrong["status"] == FAILED and "[red]" in wrong["said"]
+    assert list(rows) == CHECKS and wrong["status"] == FAILED and "[red]" in wrong["detail"]
     assert tree(sound.folder) == before
 
 
@@ -404,8 +406,8 @@ def test_before_anything_is_trained(tmp_path: Path) -> None:
     assert status.pop("reward functions") == FAILED
     ready = ("keys", "columns", "epochs", "prompts", "batch", "models", "room", "evaluation's prompts", "value model")
     assert status == {check: OK if check in ready else SKIPPED for check in status}
-    assert rows["tokenizer"]["said"] == "train the sft stage first"
-    assert rows["reward head"]["said"] == "train the reward stage first"
+    assert rows["tokenizer"]["detail"] == "train the sft stage first"
+    assert rows["reward head"]["detail"] == "train the reward stage first"
     assert "Not publishing." in done.stderr and "Publishing" not in done.stderr
     assert not (tmp_path / "run").exists() and PPO["max_steps"] == 3
     with pytest.raises(ZooError, match="There is no recipe 'none'"):

@@ -201,7 +201,7 @@ def test_every_stage_comes_out_bit_for_bit(answers, stage, when):
     data = found["data"]
     # Lines and prompts are three splits each; the reward stage made the pairs again too.
     assert (data["repo"], data["how"], data["compared"], data["differing"]) == (
-        "local/toy", "made again by its corpus", 8 if stage == "reward" else 6, [],
+        "local/toy", "prepared again by its corpus", 8 if stage == "reward" else 6, [],
     )  # fmt: skip
 
 
@@ -297,11 +297,11 @@ def test_data_of_a_folder_of_the_publishers_are_taken_as_published(answers):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("no-recipe", "local/no-recipe holds no recipe.json, so it cannot be made again"),
+        ("no-recipe", "local/no-recipe has no recipe.json, so it cannot be reproduced"),
         ("unpublished-sft", "The SFT policy of local/unpublished-sft was never published"),
         ("sft-gone", "There is no repository 'local/gone' on"),
         ("folder-gone", "were made from /somewhere, a folder of the machine that published it"),
-        ("data-gone", "The data set local/gone cannot be had from"),
+        ("data-gone", "The data set local/gone cannot be loaded from"),
         ("own-reward", "takes its reward_funcs from their_rewards:good, which is neither rlhf-zoo's own nor"),
     ],
 )
@@ -319,7 +319,7 @@ def test_a_function_of_a_stranger_runs_only_where_the_user_says_so(answers):
 
 
 def test_settings_that_do_not_lead_to_the_step(answers):
-    assert "ended before step 10, of which local/short is" in answers["short"]["error"]
+    assert "ended before step 10, the step of local/short" in answers["short"]["error"]
 
 
 # The command

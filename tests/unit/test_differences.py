@@ -89,7 +89,7 @@ def test_other_shapes_names_and_files(sides):
     save_file({**WEIGHTS, "a": torch.zeros(3, 2), "more": torch.zeros(1)}, sides[1] / "model.safetensors")
     (sides[1] / "critic" / "model.safetensors").unlink()
     critic, policy = compare_weights(*sides)
-    assert critic["problem"] == "there is none here"
+    assert critic["problem"] == "is missing here"
     assert (policy["differing"], policy["problem"]) == (2, "a is float32[2, 3] and float32[3, 2]")
     save_file({**WEIGHTS, "more": torch.zeros(1)}, sides[1] / "model.safetensors")
     assert compare_weights(*sides)[1]["problem"] == "more is only here"
@@ -109,8 +109,8 @@ def test_files_beside_the_weights(sides):
         (published / beside).write_text("of the run")
     assert compare_files(published, here) == [
         {"file": "config.json", "problem": "layers differs"},
-        {"file": "merges.txt", "problem": "1 bytes published and 2 here, of other content"},
-        {"file": "tokenizer.json", "problem": "is not here"},
+        {"file": "merges.txt", "problem": "has 1 bytes published and 2 here, with different content"},
+        {"file": "tokenizer.json", "problem": "is missing here"},
     ]
 
 
@@ -141,9 +141,15 @@ def test_what_is_no_number_has_no_distance(value):
 
 def test_rows_of_other_steps():
     here = [ROWS[0], {"step": 3, "loss": 0.5}]
-    assert compare_metrics(ROWS, here, step=9)["problem"] == "row 2 is of step 2 published and of step 3 here"
-    assert compare_metrics(ROWS, ROWS[:2], step=9)["problem"] == "row 3 is of step 2 published and of no step here"
-    assert compare_metrics(ROWS[:1], ROWS, step=9)["problem"] == "row 2 is of no step published and of step 2 here"
+    assert compare_metrics(ROWS, here, step=9)["problem"] == "row 2 has step 2 in the published metrics and step 3 here"
+    assert (
+        compare_metrics(ROWS, ROWS[:2], step=9)["problem"]
+        == "row 3 has step 2 in the published metrics and no step here"
+    )
+    assert (
+        compare_metrics(ROWS[:1], ROWS, step=9)["problem"]
+        == "row 2 has no step in the published metrics and step 2 here"
+    )
     assert compare_metrics(ROWS[:2], ROWS, step=2)["problem"] is None, "logged after the checkpoint was sent"
     assert compare_metrics(ROWS, ROWS[:2], step=2)["problem"] is not None
 

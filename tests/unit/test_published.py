@@ -187,7 +187,7 @@ def test_names_of_the_package_and_of_entry_points(name):
 
 
 def test_an_import_that_nothing_asks_for():
-    with pytest.raises(ZooError, match=r"--allow_import names my:own, and recipe\.json of x/toy@best names rlhf_zoo"):
+    with pytest.raises(ZooError, match=r"--allow_import names my:own, but recipe\.json of x/toy@best names rlhf_zoo"):
         recipe_of(published("sft", {}), ["my:own"])
 
 

@@ -110,11 +110,13 @@ def test_an_evaluation_says_prompts_and_rows(both: dict[str, Any]) -> None:
     once, two = both["once"], both["twice"]
     asked = [check_prompts(one, stage_source(one, "ppo")) for one in (once, two)]
     assert asked[0]["prompt"][:] == asked[1]["prompt"][:], "as many different ones as before"
-    said = {one.check: one.said for one in examine(two)}
-    assert said["prompts"].startswith("12 (in 24 rows) to roll out, 12 (in 24 rows) held out")
+    said = {one.check: one.detail for one in examine(two)}
+    assert said["prompts"].startswith("12 (in 24 rows) for rollouts, 12 (in 24 rows) held out")
     assert said["batch"].startswith("4 of 12 (in 24 rows) prompts an update")
     more = asking(two, 18)
-    assert {one.check: one.said for one in examine(more)}["evaluation's prompts"].startswith("12 (in 18 rows) held-out")
+    assert {one.check: one.detail for one in examine(more)}["evaluation's prompts"].startswith(
+        "12 (in 18 rows) held-out"
+    )
 
 
 def test_figures_of_repeated_rows(both: dict[str, Any]) -> None:

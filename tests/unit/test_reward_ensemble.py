@@ -232,8 +232,8 @@ def test_its_models_judge_nothing(run: RunContext) -> None:
 def test_what_looks_at_a_run_scores_with_all_of_them(run: RunContext) -> None:
     findings = {one.check: one for one in doctor.examine(run)}
     assert all(one.status != examination.FAILED for one in findings.values()), findings
-    assert findings["reward functions"].said == "1 × worst of 2 reward models"
-    assert findings["reward model's tokenizer"].said.count("the policy's: ids are passed") == 2
+    assert findings["reward functions"].detail == "1 × worst of 2 reward models"
+    assert findings["reward model's tokenizer"].detail.count("the policy's: it reads ids") == 2
 
     subject = trace.find(str(run.directory))
     assert [one.path.parent.parent.name for one in subject.rewards] == ["run", "seed-2"]
@@ -268,7 +268,7 @@ def test_members_are_looked_for_before_anything_trains(tmp_path: Path) -> None:
     with pytest.raises(ZooError, match=rf"names {MEMBER}, and .* holds no finished reward model: {trains}\.$"):
         check_members(context)
     skipped = {one.check: one for one in doctor.examine(context)}["reward checkpoint"]
-    assert (skipped.status, skipped.said) == (examination.SKIPPED, f"train {MEMBER} with `rlhf-zoo ensemble` first")
+    assert (skipped.status, skipped.detail) == (examination.SKIPPED, f"train {MEMBER} with `rlhf-zoo ensemble` first")
     save_member(tmp_path, sft="another")
     with pytest.raises(ZooError, match=rf"is of another SFT policy than .*: {trains} anew with --restart\.$"):
         ppo.run(context)

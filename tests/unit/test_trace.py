@@ -210,14 +210,14 @@ def test_a_run_is_found_with_all_its_parts(run: Path) -> None:
         "reference": run / "sft/checkpoint-4",
         "old": run / "ppo/checkpoint-2",
     }
-    assert (found.step, found.begins, found.trusted) == (3, False, True)
+    assert (found.step, found.at_start, found.trusted) == (3, False, True)
     assert find(str(run / "ppo")) == found == find(str(run / "ppo" / "checkpoint-3"))
     assert find(str(run), step=1).old is None, "before the first checkpoint there is the reference"
     assert find(str(run), old="1").old.path == run / "ppo/checkpoint-1"
     assert find(str(run), old=str(run / "ppo/checkpoint-1")).old.path == run / "ppo/checkpoint-1"
     assert find(str(run), old="0").old is None
     first = find(str(run), step=0)
-    assert (first.policy, first.step, first.begins) == (first.reference, 0, True)
+    assert (first.policy, first.step, first.at_start) == (first.reference, 0, True)
 
 
 def test_figures_of_a_run_are_those_of_its_checkpoints(run: Path) -> None:
@@ -249,7 +249,7 @@ def test_a_critic_from_elsewhere_is_traced_at_its_commit_or_not_at_all(run: Path
     record = StageRecord(copy / "ppo")
     resolved = {**record.read()["resolved"], "value_model_name_or_path": "reward"}
     record.write(resolved=resolved)
-    with pytest.raises(ZooError, match="its critic began from reward, and at which commit is not known"):
+    with pytest.raises(ZooError, match=r"The critic of .* started from reward at an unknown commit"):
         trace_checkpoint(find(str(copy), step=0), "cd", columns={"answer": "e"})
     record.write(parents={**record.read()["parents"], "value": record.read()["parents"]["reward"]})
     found = find(str(copy), step=0)
@@ -265,12 +265,12 @@ def test_a_reward_function_that_misses_its_column_says_so(run: Path) -> None:
 @pytest.mark.parametrize(
     ("where", "options", "message"),
     [
-        (".", {"step": 9}, "run/ppo has no checkpoint of step 9: it has 1, 2, 3, and 0 is where PPO began."),
+        (".", {"step": 9}, "run/ppo has no checkpoint of step 9: it has 1, 2, 3, and 0 is the start of PPO."),
         (".", {"old": "9"}, "has no checkpoint of step 9"),
         (".", {"revision": "best"}, "is a run directory, which has no revisions: give --step instead."),
-        ("sft", {}, "holds a run of the stage sft, and PPO's is traced: give its own."),
-        ("ppo/checkpoint-2", {"step": 1}, "is the checkpoint of one step, and --step is given too"),
-        ("..", {}, "holds no run of PPO and no checkpoint of one: give runs/RECIPE, or train it first."),
+        ("sft", {}, "holds a run of the stage sft: give that of the PPO stage."),
+        ("ppo/checkpoint-2", {"step": 1}, "is the checkpoint of one step, so it does not take --step"),
+        ("..", {}, "has no PPO run and no checkpoint of one: give runs/RECIPE, or train it first."),
     ],
 )
 def test_what_a_run_directory_does_not_hold(run: Path, where: str, options: dict[str, Any], message: str) -> None:
@@ -282,7 +282,7 @@ def test_what_a_run_directory_does_not_hold(run: Path, where: str, options: dict
 def test_parents_trained_again_are_others(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "run")
     StageRecord(tmp_path / "run" / "reward").write(fingerprint="another")
-    with pytest.raises(ZooError, match=r"The reward model .* neither beside it nor published"):
+    with pytest.raises(ZooError, match=r"The reward model .* neither in its run directory nor published"):
         find(str(tmp_path / "run"))
     found = find(str(tmp_path / "run"), reward=str(run / "reward/checkpoint-4"))
     assert [one.path for one in found.rewards] == [run / "reward/checkpoint-4"]
@@ -294,7 +294,9 @@ def test_another_tokenizer_and_a_lost_critic(run: Path, tmp_path: Path) -> None:
     (tmp_path / "old" / "COMPLETE").unlink()  # it says what training saved, and this is to be another
     make_tokenizer("lkjihgfedcba:;").save_pretrained(tmp_path / "old")
     strange = replace(found, old=Checkpoint("strange", tmp_path / "old"))
-    with pytest.raises(ZooError, match=r"strange has another tokenizer than .*checkpoint-3, so its log-probabilities"):
+    with pytest.raises(
+        ZooError, match=r"strange has a different tokenizer from .*checkpoint-3, so their log-probabilities"
+    ):
         trace_checkpoint(strange, "cd", columns={"answer": "e"})
     shutil.rmtree(tmp_path / "old" / "critic")
     lost = replace(
@@ -346,27 +348,29 @@ def test_a_repository_gives_the_figures_of_its_run(run: Path, hub: dict[str, Pat
     assert second.old.name == "local/toy-ppo@step-000001" and find("local/toy-ppo", step=1).old is None
     pulled = find(str(hub["local/toy-ppo"]))
     assert (pulled.step, pulled.old, pulled.trusted) == (3, None, False)
-    assert find("local/toy-ppo", step=0).begins
+    assert find("local/toy-ppo", step=0).at_start
 
 
 def test_no_code_that_a_download_names_is_imported_unasked(hub: dict[str, Path]) -> None:
     found = find("local/toy-ppo")
-    with pytest.raises(ZooError, match="rewarded by toy_run:answered too, and no code that a download names"):
+    with pytest.raises(ZooError, match="also rewarded by toy_run:answered, and code that a download names"):
         trace_checkpoint(found, "cd")
     evil = replace(
         found, resolved={**found.resolved, "reward_funcs": ["no_such_module:f"], "reward_weights": [1.0, 0.0]}
     )
     assert set(trace_checkpoint(evil, "cd").scores) == {"reward_model"}, "what weighs nothing is left out"
-    with pytest.raises(ZooError, match=r"--reward_funcs names os:system, and .* was rewarded by toy_run:answered"):
+    with pytest.raises(
+        ZooError, match=r"--reward_funcs names os:system, but the reward functions of .* are toy_run:answered"
+    ):
         trace_checkpoint(found, "cd", reward_funcs=["os:system"])
 
 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("local/toy-sft", {}, "local/toy-sft is no PPO policy of rlhf-zoo (it holds no ppo_state.json)"),
+        ("local/toy-sft", {}, "local/toy-sft is not a PPO policy of rlhf-zoo (it has no ppo_state.json)"),
         ("local/toy-ppo", {"step": 9}, "local/toy-ppo@step-000009 has no such revision."),
-        ("local/toy-ppo@best", {"step": 1}, "is asked for at more than one revision"),
+        ("local/toy-ppo@best", {"step": 1}, "has more than one revision"),
         ("local/none", {}, "local/none has no such revision."),
     ],
 )
@@ -380,10 +384,10 @@ def test_what_a_repository_is_not(hub: dict[str, Path], name: str, options: dict
     ("change", "message"),
     [
         ({"cliprange": "wide"}, "cliprange in .*recipe.json is 'wide', and it takes a number."),
-        ({"reward_weights": [1.0]}, "gives 1 reward_weights for 2 rewards"),
+        ({"reward_weights": [1.0]}, "has 1 reward_weights for 2 rewards"),
         (
             {"reward_model_path": None, "reward_weights": [1.0]},
-            "was trained without a reward model: leave --reward out",
+            "was trained without a reward model: leave out --reward",
         ),
     ],
 )
@@ -397,7 +401,7 @@ def test_a_state_that_ppo_did_not_write(hub: dict[str, Path]) -> None:
     state = hub["local/toy-ppo"] / "ppo_state.json"
     for content in ('{"kl_coef": "x"}', '{"kl_coef": 1, "scores_seen": ["x"]}', "[]"):
         state.write_text(content)
-        with pytest.raises(ZooError, match="is not what PPO writes there"):
+        with pytest.raises(ZooError, match="was not written by PPO"):
             trace_checkpoint(find("local/toy-ppo"), "cd", reward_funcs=["toy_run:answered"])
 
 

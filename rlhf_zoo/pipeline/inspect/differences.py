@@ -1,6 +1,6 @@
-"""Two runs of the same stage, compared: their checkpoints tensor by tensor, their metrics column by column.
+"""Compares two runs of the same stage: checkpoints tensor by tensor, metrics column by column.
 
-`published` and `here` are the two sides. Nothing is rounded and nothing has a tolerance: equal means the same bits.
+The two sides are called `published` and `here`. There is no rounding and no tolerance: equal means the same bits.
 """
 
 import hashlib
@@ -18,23 +18,31 @@ from ...hub.client.claims import CLAIM_FILE, RECIPE_FILE
 from ...publishing.cards.card import CARD_FILE
 from ...runs.record import COMPLETE, first_difference, timeless
 
-FOLDERS = (".", "critic")  # merged/ follows from the adapter and its base
-# About the run and not of the model, or compared by themselves.
-BESIDE = (
+#: Folders of a checkpoint to compare; merged/ follows from the adapter and its base.
+FOLDERS = (".", "critic")
+#: Files that describe the run rather than the model, or have a comparison of their own.
+NOT_COMPARED = (
     CARD_FILE, CLAIM_FILE, RECIPE_FILE, COMPLETE, "README.md", "metrics.jsonl", "trainer_state.json", "published.json",
 )  # fmt: skip
-# Which release wrote a file is among the versions.
-LARGEST = 1e300  # as JSON, an integer of a download has no bound
+#: Larger numbers are not subtracted: an integer in downloaded JSON has no bound.
+LARGEST = 1e300
+#: Keys that name the release that wrote a file, which `compare_versions` reports.
 VERSION_KEYS = ("transformers_version", "peft_version")
 BASE_KEYS = ("base_model_name_or_path", "revision")
 
 
 def compare_weights(published: Path, here: Path) -> list[dict[str, Any]]:
-    """One row a file of weights: {file, tensors, differing, max_abs, max_rel, worst, problem}.
+    """Compares the safetensors files of two checkpoints.
 
-    differing counts tensors that differ in a bit. max_abs is the largest |a − b| over all of them, of the tensor
-    `worst`; max_rel is max |a − b| / max |a| of the tensor where that is largest; None where they are not finite.
-    problem: what else is different.
+    Args:
+        published: The folder of the first checkpoint.
+        here: The folder of the second.
+
+    Returns:
+        A row per file: {file, tensors, differing, max_abs, max_rel, worst, problem}. `differing` counts the tensors
+        that differ in any bit. `max_abs` is the largest |a − b|, in the tensor `worst`; `max_rel` the largest
+        max |a − b| / max |a| of any tensor; both are None where they are not finite. `problem` is any other
+        difference.
     """
     names = sorted({*_files(published, ".safetensors"), *_files(here, ".safetensors")})
     return [_compare_file(name, published / name, here / name) for name in names]
@@ -46,7 +54,7 @@ def _compare_file(name: str, published: Path, here: Path) -> dict[str, Any]:
     }  # fmt: skip
     for side, path in (("published", published), ("here", here)):
         if not path.is_file():
-            return row | {"problem": f"there is none {'among what was published' if side == 'published' else 'here'}"}
+            return row | {"problem": f"is missing {'in the published checkpoint' if side == 'published' else 'here'}"}
     try:
         with safe_open(published, framework="pt") as first, safe_open(here, framework="pt") as second:
             keys = sorted({*first.keys(), *second.keys()})
@@ -66,10 +74,10 @@ def _compare_file(name: str, published: Path, here: Path) -> dict[str, Any]:
 def _compare_tensor(row: dict[str, Any], key: str, a: torch.Tensor, b: torch.Tensor) -> None:
     if a.shape != b.shape or a.dtype != b.dtype:
         row["differing"] += 1
-        shapes = " and ".join(f"{str(one.dtype).removeprefix('torch.')}{list(one.shape)}" for one in (a, b))
+        shapes = " and ".join(f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}" for tensor in (a, b))
         row["problem"] = row["problem"] or f"{key} is {shapes}"
         return
-    if torch.equal(*(one.contiguous().reshape(-1).view(torch.uint8) for one in (a, b))):
+    if torch.equal(*(tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (a, b))):
         return
     row["differing"] += 1
     wide, other = a.double(), b.double()
@@ -82,19 +90,24 @@ def _compare_tensor(row: dict[str, Any], key: str, a: torch.Tensor, b: torch.Ten
 
 
 def compare_files(published: Path, here: Path) -> list[dict[str, str]]:
-    """{file, problem} for what differs beside the weights: configurations, tokenizer, the trainer's state.
+    """Compares the published files other than weights: configurations, tokenizer, the trainer's state.
 
-    What was not published is not looked at.
+    Args:
+        published: The folder of the published checkpoint.
+        here: The folder of the other one; files that only it has are ignored.
+
+    Returns:
+        {file, problem} for each file that differs.
     """
-    found = []
+    differing = []
     for name in _files(published):
-        if name.endswith(".safetensors") or Path(name).name in BESIDE or name.endswith((".pt", ".pth", ".bin")):
+        if Path(name).name in NOT_COMPARED or name.endswith((".safetensors", ".pt", ".pth", ".bin")):
             continue
         if not (here / name).is_file():
-            found.append({"file": name, "problem": "is not here"})
+            differing.append({"file": name, "problem": "is missing here"})
         elif problem := _difference(published / name, here / name):
-            found.append({"file": name, "problem": problem})
-    return found
+            differing.append({"file": name, "problem": problem})
+    return differing
 
 
 def _difference(published: Path, here: Path) -> str | None:
@@ -104,15 +117,15 @@ def _difference(published: Path, here: Path) -> str | None:
     try:
         first, second = json.loads(a), json.loads(b)
     except ValueError:
-        return f"{len(a)} bytes published and {len(b)} here, of other content"
+        return f"has {len(a)} bytes published and {len(b)} here, with different content"
     if not isinstance(first, dict) or not isinstance(second, dict):
-        return "other content"
+        return "has different content"
     # An adapter's base is named by its repository when it is published, and by its folder where it was trained.
     ignored = (*VERSION_KEYS, *(BASE_KEYS if published.name == "adapter_config.json" else ()))
     for key in ignored:
         first.pop(key, None)
         second.pop(key, None)
-    for side in (first, second):  # peft keeps these names in a set, whose order is another in each process
+    for side in (first, second):  # peft keeps these names in a set, whose order varies between processes
         if isinstance(names := side.get("target_modules"), list):
             side["target_modules"] = sorted(map(str, names))
     differing = first_difference(first, second)
@@ -122,21 +135,28 @@ def _difference(published: Path, here: Path) -> str | None:
 def compare_metrics(
     published: Sequence[Mapping[str, Any]], here: Sequence[Mapping[str, Any]], *, step: int
 ) -> dict[str, Any]:
-    """Rows up to `step`, one by one: {rows, rows_here, columns, differing, problem}.
+    """Compares the rows of metrics up to a step.
 
-    columns: how many were compared. differing: {column, rows, of, max_abs, first_step} for each column that is not the
-    same in all rows; max_abs is None where one side has no number. problem: where the rows are not of the same steps.
+    Args:
+        published: The rows of the first run.
+        here: The rows of the second.
+        step: The last step to compare.
+
+    Returns:
+        {rows, rows_here, columns, differing, problem}: `columns` counts those compared, `differing` has {column, rows,
+        of, max_abs, first_step} for each column with a differing row (`max_abs` is None where a side has no number),
+        and `problem` names the first row whose step differs.
     """
     sides = [[row for row in rows if row["step"] <= step] for rows in (published, here)]
     # A checkpoint may be sent before the last row of its step is written, such as an evaluation's.
     while len(sides[1]) > len(sides[0]) and sides[1][-1]["step"] == step:
         sides[1].pop()
     steps = [[row["step"] for row in rows] for rows in sides]
-    found: dict[str, Any] = {"rows": len(sides[0]), "rows_here": len(sides[1]), "problem": None}
+    comparison: dict[str, Any] = {"rows": len(sides[0]), "rows_here": len(sides[1]), "problem": None}
     if steps[0] != steps[1]:
         row, both = next((row, both) for row, both in enumerate(zip_longest(*steps), 1) if both[0] != both[1])
-        there, made = ("no step" if one is None else f"step {one}" for one in both)
-        found["problem"] = f"row {row} is of {there} published and of {made} here"
+        first, second = ("no step" if side is None else f"step {side}" for side in both)
+        comparison["problem"] = f"row {row} has {first} in the published metrics and {second} here"
     columns: dict[str, dict[str, Any]] = {}
     for a, b in zip(*(map(timeless, rows) for rows in sides), strict=False):
         for name in sorted({*a, *b} - {"step"}):
@@ -147,20 +167,28 @@ def compare_metrics(
             column["rows"] += 1
             column["first_step"] = column["first_step"] or a["step"]
             distance = _distance(a.get(name), b.get(name))
-            known = column["max_abs"] is not None and distance is not None
-            column["max_abs"] = max(column["max_abs"], distance) if known else None
-    found["columns"] = len(columns)
-    found["differing"] = [column for column in columns.values() if column["rows"]]
-    return found
+            numeric = column["max_abs"] is not None and distance is not None
+            column["max_abs"] = max(column["max_abs"], distance) if numeric else None
+    comparison["columns"] = len(columns)
+    comparison["differing"] = [column for column in columns.values() if column["rows"]]
+    return comparison
 
 
 def _distance(a: Any, b: Any) -> float | None:
-    numbers = all(type(one) in (int, float) and abs(one) < LARGEST for one in (a, b))
+    numbers = all(type(value) in (int, float) and abs(value) < LARGEST for value in (a, b))
     return abs(float(a) - float(b)) if numbers else None
 
 
 def compare_settings(published: Mapping[str, Any], here: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """{key, published, here} for each setting that differs; keys inside `recipe` and `parents` are joined by dots."""
+    """Compares two sets of settings.
+
+    Args:
+        published: The first.
+        here: The second.
+
+    Returns:
+        {key, published, here} for each setting that differs; nested keys are joined by dots.
+    """
     rows = []
     for key in sorted(published.keys() | here.keys()):
         a, b = published.get(key), here.get(key)
@@ -174,14 +202,30 @@ def compare_settings(published: Mapping[str, Any], here: Mapping[str, Any]) -> l
 
 
 def compare_versions(published: Mapping[str, Any], here: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """{name, published, here} for each version that differs; None for one that was not recorded."""
+    """Compares recorded versions.
+
+    Args:
+        published: Of the published run.
+        here: Of this one.
+
+    Returns:
+        {name, published, here} for each that differs; None for one that was not recorded.
+    """
     names = dict.fromkeys([*here, *published])
     rows = [{"name": name, "published": published.get(name), "here": here.get(name)} for name in names]
     return [row for row in rows if row["published"] != row["here"]]
 
 
 def contents(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """sha256 of each file in a folder."""
+    """Computes the sha256 of files.
+
+    Args:
+        folder: The folder that holds them.
+        names: Their paths in it.
+
+    Returns:
+        Hexadecimal digests by path.
+    """
     return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
 
 

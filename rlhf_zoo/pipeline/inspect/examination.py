@@ -1,4 +1,4 @@
-"""Checks one after another, each with what it found or why it could not be made."""
+"""Runs checks in order, each with its result or the reason why it was skipped."""
 
 from __future__ import annotations
 
@@ -14,52 +14,66 @@ OK, WARNING, FAILED, SKIPPED = "ok", "warning", "failed", "skipped"
 
 
 class NotYet(ZooError):
-    """What a check needs is not trained yet."""
+    """A check needs something that is not trained yet."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A check, its status (ok, warning, failed, skipped), and the figure or sentence that says why."""
+    """The outcome of a check.
+
+    Attributes:
+        check: Its name.
+        status: ok, warning, failed or skipped.
+        detail: The figure that was measured, or the reason for the status.
+    """
 
     check: str
     status: str
-    said: str
+    detail: str
 
 
 class Examination:
-    """Checks in their order; one may need what earlier ones found, and is skipped where they found nothing."""
+    """Runs checks in order; one that depends on the result of a failed or skipped check is skipped."""
 
     def __init__(self) -> None:
         self.findings: list[Finding] = []
-        self._found: dict[str, Any] = {}
-        self._why_not: dict[str, str] = {}
+        self._results: dict[str, Any] = {}
+        self._skip_reasons: dict[str, str] = {}
         self._warned: set[str] = set()
 
     def check(self, name: str, test: Callable[..., tuple[Any, str]], *needs: str) -> None:
-        """test(what each check in `needs` found) -> (what this one finds, the figure). It raises ZooError to fail."""
-        missing = next((need for need in needs if need not in self._found), None)
+        """Runs one check and appends its finding.
+
+        Args:
+            name: The check's name.
+            test: Takes the results of `needs`, and returns its own result and a detail to show. It raises ZooError to
+                fail, and NotYet to be skipped.
+            *needs: Names of earlier checks.
+        """
+        missing = next((need for need in needs if need not in self._results), None)
         if missing is not None:
-            self._without(name, SKIPPED, self._why_not[missing])
+            self._no_result(name, SKIPPED, self._skip_reasons[missing])
             return
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("ignore")
             warnings.simplefilter("always", GuardWarning)
             try:
-                self._found[name], said = test(*(self._found[need] for need in needs))
+                self._results[name], detail = test(*(self._results[need] for need in needs))
             except NotYet as reason:
-                self._without(name, SKIPPED, str(reason))
+                self._no_result(name, SKIPPED, str(reason))
                 return
             except Exception as error:
-                # What a library raises is a finding too; `rlhf-zoo ppo` shows its traceback.
-                first = (str(error).strip().splitlines() or ["it says nothing"])[0]
-                said = str(error) if isinstance(error, ZooError) else f"{type(error).__name__}: {first}"
-                self._without(name, FAILED, said, f"needs the check {name!r}, which failed")
+                # An error of a library fails the check too; `rlhf-zoo ppo` shows its traceback.
+                first = (str(error).strip().splitlines() or ["no message"])[0]
+                detail = str(error) if isinstance(error, ZooError) else f"{type(error).__name__}: {first}"
+                self._no_result(name, FAILED, detail, f"needs the check {name!r}, which failed")
                 return
-        # A trainer warns again of what a check of its own has found before.
-        warned = [text for text in dict.fromkeys(str(one.message) for one in caught) if text not in self._warned]
+        # The trainer repeats the warnings of earlier checks.
+        messages = dict.fromkeys(str(warning.message) for warning in caught)
+        warned = [text for text in messages if text not in self._warned]
         self._warned.update(warned)
-        self.findings.append(Finding(name, WARNING if warned else OK, " ".join(warned) or said))
+        self.findings.append(Finding(name, WARNING if warned else OK, " ".join(warned) or detail))
 
-    def _without(self, name: str, status: str, said: str, why_not: str | None = None) -> None:
-        self._why_not[name] = why_not or said
-        self.findings.append(Finding(name, status, said))
+    def _no_result(self, name: str, status: str, detail: str, skip_reason: str | None = None) -> None:
+        self._skip_reasons[name] = skip_reason or detail
+        self.findings.append(Finding(name, status, detail))

@@ -1,7 +1,7 @@
-"""A published checkpoint as a recipe that can be run again. What its files say is a stranger's word: see `recipe_of`.
+"""Turns a published checkpoint into a recipe that can be run again. Its files are not trusted: see `recipe_of`.
 
-recipe.json holds what a stage's run was asked for (its own keys, those of recipe.yaml under `recipe`), rlhf_card.json
-the commits that it started from.
+recipe.json holds the keys of the stage, and those of recipe.yaml under `recipe`; rlhf_card.json holds the commits that
+the run started from.
 """
 
 import re
@@ -36,10 +36,10 @@ from ...runs.settings.key_classes import (
 from ...runs.settings.parse import BESIDE_KEYS, RecipeConfig, stage_keys
 from ...runs.trusted_names import check_object
 
-#: Of the machine or account that ran it: no result hangs on it, and it is left out.
+#: Keys of the machine or account that ran it, which do not affect results and are left out.
 NOT_OBEYED = machine_keys()
-# Under `ppo`: how a reward model's samples were sampled, and which prompts PPO held out of earlier stages.
-_OF_PPO = ("response_length", "temperature", *CUTS, *HOLDS_OUT)
+#: Keys under `ppo` of an earlier stage: how a reward model's samples were sampled, and which prompts PPO holds out.
+_PPO_KEYS = ("response_length", "temperature", *CUTS, *HOLDS_OUT)
 _MODELS = ("model_name_or_path", "reward_model_path", "value_model_name_or_path")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 RECIPE_FIELDS = frozenset(RecipeConfig.__dataclass_fields__)
@@ -48,7 +48,16 @@ ALLOW = "--allow_import"
 
 @dataclass(frozen=True)
 class Published:
-    """A checkpoint as it was fetched: name as the user wrote it, folder, commit (None: a folder), and its files."""
+    """A published checkpoint that was fetched.
+
+    Attributes:
+        name: As the user wrote it.
+        folder: Where its files are.
+        commit: Of the repository; None for a folder.
+        card: rlhf_card.json.
+        resolved: recipe.json.
+        metrics: The rows of metrics.jsonl.
+    """
 
     name: str
     folder: Path
@@ -67,13 +76,13 @@ class Published:
 
     @property
     def versions(self) -> Mapping[str, Any]:
-        """What its card says that it ran with."""
-        found = self.card.get("versions")
-        return found if isinstance(found, Mapping) else {}
+        """The versions that its card records."""
+        versions = self.card.get("versions")
+        return versions if isinstance(versions, Mapping) else {}
 
     @property
     def title(self) -> str:
-        """For the name of a folder: NAMESPACE--NAME@REVISION."""
+        """NAMESPACE--NAME@REVISION, as the name of a folder."""
         if self.commit is None:
             return self.folder.resolve().name
         repo, revision = split_revision(self.name)
@@ -85,25 +94,40 @@ class Published:
 
     @property
     def where(self) -> str:
-        """What holds its settings, for messages."""
+        """The file of its settings, for messages."""
         return f"{RECIPE_FILE} of {self.name}"
 
     def parent(self, role: str) -> tuple[str, str] | None:
-        """(repository, commit) of a parent, where the card names both."""
-        found = self.card["parents"].get(role)
-        found = found if isinstance(found, Mapping) else {}
-        repo, commit = hub_id(found.get("repo")), found.get("commit")
+        """The repository and commit of a parent.
+
+        Args:
+            role: Such as sft, reward, value or data.
+
+        Returns:
+            (repository, commit); None where the card does not name both.
+        """
+        parent = self.card["parents"].get(role)
+        parent = parent if isinstance(parent, Mapping) else {}
+        repo, commit = hub_id(parent.get("repo")), parent.get("commit")
         return (repo, commit) if repo and isinstance(commit, str) and _COMMIT.fullmatch(commit) else None
 
 
 def fetch(name: str, hub: Hub = CLIENT) -> Published:
-    """NAMESPACE/NAME[@REVISION] or a folder that was pulled. Raises ZooError where a file that is needed is missing."""
-    found = resolve(name, hub, but=())
-    folder = found.path
+    """Fetches a published checkpoint.
+
+    Args:
+        name: NAMESPACE/NAME[@REVISION], or a folder that was pulled.
+        hub: Where the repository is.
+
+    Raises:
+        ZooError: A file is missing, or does not describe a checkpoint that rlhf-zoo published.
+    """
+    checkpoint = resolve(name, hub, but=())
+    folder = checkpoint.path
     for needed in (CARD_FILE, RECIPE_FILE, "metrics.jsonl"):
         if not (folder / needed).is_file():
             raise ZooError(
-                f"{name} holds no {needed}, so it cannot be made again: give a checkpoint that rlhf-zoo published."
+                f"{name} has no {needed}, so it cannot be reproduced: give a checkpoint that rlhf-zoo published."
             )
     card, resolved = read_json(folder / CARD_FILE), read_json(folder / RECIPE_FILE)
     if not isinstance(card, dict) or not isinstance(card.get("parents"), dict) or card.get("stage") not in STAGES:
@@ -111,30 +135,39 @@ def fetch(name: str, hub: Hub = CLIENT) -> Published:
     if not isinstance(resolved, dict) or not isinstance(resolved.get("recipe"), dict):
         raise ZooError(f"{RECIPE_FILE} of {name} holds no settings of a stage: publish it again with this rlhf-zoo.")
     if card.get("merged"):
-        raise ZooError(f"{name} is an adapter merged into its base, which no training saved: give the adapter's tag.")
+        raise ZooError(f"{name} is an adapter merged into its base after training: give the tag of the adapter.")
     if type(card.get("step")) is not int or card["step"] < 1:
         raise ZooError(f"{CARD_FILE} of {name} does not say its step: publish it again with this rlhf-zoo.")
     if not is_repository_name(str(card.get("recipe"))):
         raise ZooError(f"{CARD_FILE} of {name} names no recipe: publish it again with this rlhf-zoo.")
-    return Published(name, folder, found.commit, card, resolved, StageRecord(folder).metrics())
+    return Published(name, folder, checkpoint.commit, card, resolved, StageRecord(folder).metrics())
 
 
 @dataclass(frozen=True)
 class _ReadFrom(Recipe):
-    """A recipe that was read from one file, which is what messages name."""
+    """A recipe that was read from one file, which messages name for every stage."""
 
     def source(self, stage: str) -> Path:
         return self.folder
 
 
 def recipe_of(published: Published, allowed: Sequence[str] = ()) -> tuple[Recipe, dict[str, str]]:
-    """The recipe that its recipe.json says, and stage -> REPOSITORY@COMMIT for the stages before it.
+    """Rebuilds the recipe of a published checkpoint.
 
-    allowed: names of Python objects outside this package, and registered by no package, that may be imported.
+    recipe.json may come from a stranger, so it may only set numbers and choose among what is installed:
+    `runs.settings.key_classes` has what each key may hold, and which keys are ignored or refused.
 
-    recipe.json may be a stranger's, so it may choose numbers, and among what is installed: `key_classes` says of
-    each key what it may hold, and which are left out or refused. Raises ZooError for what it may not hold, for names of
-    Python objects that neither `trusted_names` nor `allowed` vouches for, and for a parent that was never published.
+    Args:
+        published: The checkpoint.
+        allowed: Names of Python objects that may be imported although neither this package nor the registration of
+            another one vouches for them.
+
+    Returns:
+        The recipe, and REPOSITORY@COMMIT for each earlier stage.
+
+    Raises:
+        ZooError: A key holds what a download may not set, a Python object is not trusted, or a parent was never
+            published.
     """
     own = {key: value for key, value in published.resolved.items() if key not in (*BESIDE_KEYS, *NOT_OBEYED)}
     _check_keys(published, own)
@@ -144,47 +177,62 @@ def recipe_of(published: Published, allowed: Sequence[str] = ()) -> tuple[Recipe
     if published.stage == "reward":
         if published.card.get("round") is not None:
             raise ZooError(
-                f"{published.name} learned also from samples of an earlier round's PPO policy, so that it is made "
-                "again with the rounds before it alone: `rlhf-zoo run RECIPE --rounds N`, as its card says."
+                f"{published.name} also learned from samples of an earlier round's PPO policy, so it can only be "
+                "reproduced with the rounds before it: `rlhf-zoo run RECIPE --rounds N`, as its card says."
             )
         pinned["sft"] = _pinned(published, "sft")
         stages["sft"] = {}
     elif published.stage == "ppo":
         models = {"sft": own.get("model_name_or_path") or "sft", **reward_roles(own.get("reward_model_path", "reward"))}
-        found = {role: _pinned(published, role) for role in models}
-        pinned = {role: at for role, at in found.items() if models[role] == role}
+        commits = {role: _pinned(published, role) for role in models}
+        pinned = {role: commit for role, commit in commits.items() if models[role] == role}
         stages |= {role: {} for role in pinned}
-        begun = {role: role if role in pinned else at for role, at in found.items()}
-        paid = [name for role, name in begun.items() if role != "sft"]
+        names = {role: role if role in pinned else commit for role, commit in commits.items()}
+        rewards = [name for role, name in names.items() if role != "sft"]
         if "sft" not in pinned:
-            stages["ppo"] = {**stages["ppo"], "model_name_or_path": begun["sft"]}
-        if paid and paid != ["reward"]:
-            stages["ppo"] = {**stages["ppo"], "reward_model_path": paid if len(paid) > 1 else paid[0]}
-    if published.stage != "ppo" and isinstance(of_ppo := published.resolved.get("ppo"), Mapping):
-        stages["ppo"] = {key: of_ppo[key] for key in _OF_PPO if key in of_ppo}
-        if of_ppo.get("held_out_share") is not None:  # beside which no split is taken
+            stages["ppo"] = {**stages["ppo"], "model_name_or_path": names["sft"]}
+        if rewards and rewards != ["reward"]:
+            stages["ppo"] = {**stages["ppo"], "reward_model_path": rewards if len(rewards) > 1 else rewards[0]}
+    if published.stage != "ppo" and isinstance(ppo := published.resolved.get("ppo"), Mapping):
+        stages["ppo"] = {key: ppo[key] for key in _PPO_KEYS if key in ppo}
+        if ppo.get("held_out_share") is not None:  # which excludes a test split
             stages["ppo"] |= {"dataset_test_split": None}
-        if (data := of_ppo.get("dataset_name")) is not None:
+        if (data := ppo.get("dataset_name")) is not None:
             _check_data(published, "dataset_name of the stage ppo", data)
     stages = {stage: stages[stage] for stage in STAGES if stage in stages}
     shared = {key: value for key, value in published.shared.items() if key not in ("description", "evaluation")}
-    shared["description"] = f"{published.name}, made again."
-    if isinstance(asked := published.resolved.get("evaluation"), Mapping) and "dataset_test_split" in asked:
-        shared["evaluation"] = {"dataset_test_split": asked["dataset_test_split"]}
+    shared["description"] = f"A reproduction of {published.name}."
+    if isinstance(evaluation := published.resolved.get("evaluation"), Mapping) and "dataset_test_split" in evaluation:
+        shared["evaluation"] = {"dataset_test_split": evaluation["dataset_test_split"]}
     return _ReadFrom(published.card["recipe"], Path(published.where), shared, stages), pinned
 
 
 def comparable(resolved: Mapping[str, Any], like: Published) -> dict[str, Any]:
-    """The settings of a run in the terms of the published ones: names without commits, nothing that is not obeyed."""
-    found = {key: value for key, value in resolved.items() if key not in NOT_OBEYED}
+    """Prepares settings for a comparison with the published ones.
+
+    Args:
+        resolved: The settings of a run.
+        like: The published checkpoint.
+
+    Returns:
+        The settings without ignored keys, with models named as the published run named them.
+    """
+    settings = {key: value for key, value in resolved.items() if key not in NOT_OBEYED}
     for key in _MODELS:
-        if key in found and found[key] != like.resolved.get(key) and "@" in str(found[key]):
-            found[key] = like.resolved.get(key)
-    return found
+        if key in settings and settings[key] != like.resolved.get(key) and "@" in str(settings[key]):
+            settings[key] = like.resolved.get(key)
+    return settings
 
 
 def named_objects(published: Published) -> Iterator[tuple[str, str, str]]:
-    """(key, name, group of entry points) of every Python object that the settings name."""
+    """Iterates over the Python objects that the settings name.
+
+    Args:
+        published: The checkpoint.
+
+    Yields:
+        (key, name, group of entry points).
+    """
     for kinds, settings in ((SHARED_KEYS, published.shared), (STAGE_KEYS, published.resolved)):
         for key, kind in kinds.items():
             if kind is Kind.OBJECT and (value := settings.get(key)) is not None:
@@ -193,9 +241,9 @@ def named_objects(published: Published) -> Iterator[tuple[str, str, str]]:
 
 
 def _check_keys(published: Published, own: Mapping[str, Any]) -> None:
-    """Raises ZooError for a key of the stage or of recipe.yaml that a download may not set, or not to that value.
+    """Raises ZooError for a key that a download may not set, or not to that value.
 
-    A key that neither takes is told by `stage_settings`, with the others of its kind.
+    Unknown keys are refused later, by `stage_settings`.
     """
     taken = stage_keys(published.stage)
     for key, value in own.items():
@@ -211,7 +259,7 @@ def _check_names(published: Published, allowed: Sequence[str]) -> None:
     named = list(named_objects(published))
     if strange := [name for name in allowed if name not in [name for _, name, _ in named]]:
         listed = ", ".join(name for _, name, _ in named) or "nothing"
-        raise ZooError(f"{ALLOW} names {strange[0]}, and {published.where} names {listed}: leave it out.")
+        raise ZooError(f"{ALLOW} names {strange[0]}, but {published.where} names {listed}: leave it out.")
     for key, name, group in named:
         check_object(name, group, key=key, where=published.where, flag=ALLOW, allowed=allowed)
     for key in _MODELS:
@@ -226,7 +274,7 @@ def _check_names(published: Published, allowed: Sequence[str]) -> None:
     data = published.shared.get("dataset_name")
     if data is not None and published.shared.get("corpus") is None:
         _check_data(published, "dataset_name", data)
-    elif hub_id(data) is not None:  # else a folder of the publisher's: `reproduce` takes the published data instead
+    elif hub_id(data) is not None:  # else it is a folder of the publisher: `reproduce` uses the published data instead
         _check_namespace(published, "dataset_name", data)
 
 
@@ -236,17 +284,17 @@ def _check_data(published: Published, key: str, name: Any) -> None:
 
 
 def _check_namespace(published: Published, key: str, name: Any) -> None:
-    """Without a namespace the name of a data set could be that of a loader of `datasets`, such as json."""
+    """A name without a namespace could be that of a loader of `datasets`, such as json."""
     if "/" not in str(name):
-        raise ZooError(f"{published.where} says that {key} is {name!r}, without a namespace: it is not loaded.")
+        raise ZooError(f"{published.where} sets {key} to {name!r}, without a namespace: it is not loaded.")
 
 
 def _pinned(published: Published, role: str) -> str:
-    at = published.parent(role)
-    if at is None:
+    parent = published.parent(role)
+    if parent is None:
         title = parent_title(role, on_base=Card(published.card).on_base)
         raise ZooError(
-            f"The {title} of {published.name} was never published, or its card does not say at which commit: it cannot "
-            "be made again."
+            f"The {title} of {published.name} was never published, or the card does not name its commit, so the "
+            "checkpoint cannot be reproduced."
         )
-    return "@".join(at)
+    return "@".join(parent)

@@ -1,6 +1,6 @@
-"""`rlhf-zoo reproduce`: runs the one stage that made a published checkpoint again, and compares the two.
+"""`rlhf-zoo reproduce`: runs the stage of a published checkpoint again, and compares the two checkpoints.
 
-The stages before it are not run: it starts from their published checkpoints, at the commits that its card names.
+Earlier stages are not run: the stage starts from their published checkpoints, at the commits that the card names.
 """
 
 import contextlib
@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -37,24 +37,36 @@ from ..run_recipe import run_stage
 from .differences import compare_files, compare_metrics, compare_settings, compare_versions, compare_weights, contents
 from .published import Published, comparable, fetch, named_objects, recipe_of
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 NOTE = "reproduce.json"
 SCHEMA = 1
 _MOST_THREADS = 1024
+#: Differing metrics that the table shows.
 _SHOWN = 12
 
 
 def reproduce(
     name: str, *, hub: Hub, directory: Path | None = None, allowed: Sequence[str] = (), command: str = ""
 ) -> dict[str, Any]:
-    """Makes a published checkpoint again, up to its step, and says how the two compare, also in its reproduce.json.
+    """Trains a published checkpoint again, up to its step, and compares the two.
 
-    name: NAMESPACE/NAME[@REVISION], or a folder that was pulled. directory: None is runs/reproduce/NAMESPACE--NAME@REV.
-    What it holds of an earlier try is gone on with, and compared again where that was finished. allowed: Python objects
-    that may be imported although only the download names them.
+    An earlier attempt in the directory is continued; a finished one is only compared again.
 
-    Keys of the answer: bit_equal (weights, files beside them, and metrics; not the versions), weights, files, metrics,
-    settings, data, versions, notes, and what was made from where. Raises ZooError, before anything trains, for what is
-    missing or not to be trusted.
+    Args:
+        name: NAMESPACE/NAME[@REVISION], or a folder that was pulled.
+        hub: Where the checkpoint and its parents are.
+        directory: The run directory; None for runs/reproduce/NAMESPACE--NAME@REV.
+        allowed: Python objects that may be imported although only the download names them.
+        command: The command line, for the record.
+
+    Returns:
+        The comparison, which is also written to reproduce.json in the directory: bit_equal (weights, other files and
+        metrics; not versions), weights, files, metrics, settings, data, versions, notes, and the checkpoint's name.
+
+    Raises:
+        ZooError: Before training, something is missing or not trusted.
     """
     published = fetch(name, hub)
     recipe, pinned = recipe_of(published, allowed)
@@ -70,30 +82,21 @@ def reproduce(
         checked=True,  # nothing is evaluated
     )
     if context.directory.exists() and not context.directory.is_dir():
-        raise ZooError(f"{context.directory} is a file, so no run can be kept in it: give another --output_dir.")
+        raise ZooError(f"{context.directory} is a file, not a directory: give another --output_dir.")
     with sole_writer(context.directory, command=command):
-        return _reproduced(published, context)
+        return _reproduce(published, context)
 
 
-def _reproduced(published: Published, context: RunContext) -> dict[str, Any]:
+def _reproduce(published: Published, context: RunContext) -> dict[str, Any]:
     note = context.directory / NOTE
     _check_directory(context.directory, published)
     context.settings(published.stage)
-    for _, wanted, group in named_objects(published):
+    for _, object_name, group in named_objects(published):
         if group == LOADERS:
-            find_loader(wanted)
+            find_loader(object_name)
         else:
-            load_object(wanted, group=group)
-    rounded = []
-    for role in ("sft", *REWARD_ROLES):
-        if (at := published.parent(role)) is not None:
-            settings = resolve("@".join(at), context.hub, published=True).path / RECIPE_FILE
-            dtype = read_json(settings).get("push_dtype") if settings.is_file() else None
-            if dtype is not None:
-                rounded.append(
-                    f"its {PARENT_TITLES[role]} was published in {clean(str(dtype))}, and the run began from the "
-                    "weights before they were rounded: these figures come near, and not bit for bit"
-                )
+            load_object(object_name, group=group)
+    rounded = _rounded_parents(published, context)
     if not note.is_file():
         write_json(note, {**_head(published), "begun": now()})
     data, data_notes = _data(context, published)
@@ -106,20 +109,35 @@ def _reproduced(published: Published, context: RunContext) -> dict[str, Any]:
             run_stage(context, published.stage)
     if not (checkpoint / COMPLETE).is_file():
         raise ZooError(
-            f"The run in {record.path} ended before step {published.step}, of which {published.name} is: its settings "
-            "do not lead there, so its recipe.json is of another run."
+            f"The run in {record.path} ended before step {published.step}, the step of {published.name}, so its "
+            "recipe.json is from another run."
         )
     check_integrity(checkpoint)
     document = {
         **_head(published),
         "directory": str(context.directory),
         "seconds": round(time.monotonic() - started, 1) if trained else None,
-        **_compared(published, context, checkpoint),
-        "data": _compared_data(context.directory / "data", data),
+        **_compare(published, context, checkpoint),
+        "data": _compare_data(context.directory / "data", data),
         "notes": [*_notes(published), *rounded, *data_notes],
     }
     write_json(note, document)
     return document
+
+
+def _rounded_parents(published: Published, context: RunContext) -> list[str]:
+    """A note for each parent whose published weights are rounded, while the run started from the exact ones."""
+    notes = []
+    for role in ("sft", *REWARD_ROLES):
+        if (parent := published.parent(role)) is not None:
+            settings = resolve("@".join(parent), context.hub, published=True).path / RECIPE_FILE
+            dtype = read_json(settings).get("push_dtype") if settings.is_file() else None
+            if dtype is not None:
+                notes.append(
+                    f"its {PARENT_TITLES[role]} was published in {clean(str(dtype))}, but the run started from the "
+                    "weights before rounding: figures will be close, but not bit-equal"
+                )
+    return notes
 
 
 def _head(published: Published) -> dict[str, Any]:
@@ -135,7 +153,7 @@ def _head(published: Published) -> dict[str, Any]:
 
 
 def _check_directory(directory: Path, published: Published) -> None:
-    """Raises ZooError where it holds anything but an earlier try to make the same checkpoint."""
+    """Raises ZooError where it holds anything but an earlier attempt to reproduce the same checkpoint."""
     note = directory / NOTE
     if note.is_file():
         before = read_json(note)
@@ -149,7 +167,7 @@ def _check_directory(directory: Path, published: Published) -> None:
 
 @contextlib.contextmanager
 def _threads(recorded: Any) -> Iterator[None]:
-    """As many threads of torch as the published run had: sums are split among them, which decides the last bits."""
+    """Sets torch's threads to those of the published run: sums are split among them, which affects the last bits."""
     before = torch.get_num_threads()
     count = int(recorded) if str(recorded).isdecimal() else before
     torch.set_num_threads(count if 1 <= count <= _MOST_THREADS else before)
@@ -163,52 +181,54 @@ def _threads(recorded: Any) -> Iterator[None]:
 
 
 def _data(context: RunContext, published: Published) -> tuple[dict[str, Any], list[str]]:
-    """Has the stage's data at hand, before anything trains. Returns {repo, commit, how, folder} of it, and notes.
+    """Prepares the stage's data before training. Returns {repo, commit, how, folder} of it, and notes.
 
-    folder: the published data set, to compare with; None where there is none, or the stage loads it from there.
+    `folder` holds the published data set to compare with; it is None without one, or if the stage loads it itself.
     """
-    shared, at = context.shared, published.parent("data")
-    repo, commit = at or (None, None)
+    shared, parent = context.shared, published.parent("data")
+    repo, commit = parent or (None, None)
     if shared.corpus is None:
         _check_data_set(str(shared.dataset_name), shared.dataset_revision, context.hub)
         notes = []
         if shared.dataset_revision is None:
-            notes.append(f"the published run did not pin {shared.dataset_name}: what it holds now was loaded")
+            notes.append(f"the published run did not pin {shared.dataset_name}: its current revision was loaded")
         how = f"loaded from {shared.dataset_name}"
         return {"repo": shared.dataset_name, "commit": shared.dataset_revision, "how": how, "folder": None}, notes
-    found: dict[str, Any] = {"repo": repo, "commit": commit, "how": "made again by its corpus", "folder": None}
+    data: dict[str, Any] = {"repo": repo, "commit": commit, "how": "prepared again by its corpus", "folder": None}
     notes = []
-    if at is None:
-        notes.append("the data set was never published: what the corpus makes could not be compared with it")
+    if parent is None:
+        notes.append("the data set was never published: the output of the corpus could not be compared with it")
     else:
         try:
-            rows = ["*/*.jsonl"]
-            found["folder"] = context.hub.snapshot(at[0], repo_type="dataset", revision=at[1], allow_patterns=rows)
+            data["folder"] = context.hub.snapshot(
+                parent[0], repo_type="dataset", revision=parent[1], allow_patterns=["*/*.jsonl"]
+            )
         except client_errors() as error:
             notes.append(f"the data set {repo} at {commit} could not be compared ({reason(error)})")
     if shared.dataset_name is not None and (hub_id(shared.dataset_name) is None or Path(shared.dataset_name).exists()):
-        if found["folder"] is None:
+        if data["folder"] is None:
             raise ZooError(
                 f"The data of {published.name} were made from {clean(shared.dataset_name)}, a folder of the machine "
-                f"that published it, and its data set is not to be had ({'; '.join(notes)}): it cannot be made again."
+                f"that published it, and its data set is not available ({'; '.join(notes)}), so the checkpoint cannot "
+                "be reproduced."
             )
-        _place(context, found["folder"])
-        found["how"] = f"taken as published: its corpus reads {clean(shared.dataset_name)}, a folder of the publisher's"
+        _copy_data(context, data["folder"])
+        data["how"] = f"taken as published: its corpus reads {clean(shared.dataset_name)}, a folder of the publisher's"
     data_source(context)
-    return found, notes
+    return data, notes
 
 
 def _check_data_set(name: str, revision: str | None, hub: Hub) -> None:
-    def look(one: Hub) -> None:
-        what = f"The data set {f'{name}@{revision}' if revision else name} cannot be had from {one.name}"
-        with refusals_as(what, "check --hub and the token."):
-            one.api().dataset_info(name, revision=revision)
+    def check(candidate: Hub) -> None:
+        title = f"The data set {f'{name}@{revision}' if revision else name} cannot be loaded from {candidate.name}"
+        with refusals_as(title, "check --hub and the token."):
+            candidate.api().dataset_info(name, revision=revision)
 
-    ask(name, hub, look)
+    ask(name, hub, check)
 
 
-def _place(context: RunContext, folder: Path) -> None:
-    """Puts published data where the corpus would have put what it makes. Only the rows: no word of the card."""
+def _copy_data(context: RunContext, folder: Path) -> None:
+    """Copies the rows of published data, without their card, to where the corpus would have written its own."""
     import yaml
 
     record, shared = context.record("data"), context.shared
@@ -235,24 +255,24 @@ def _place(context: RunContext, folder: Path) -> None:
     )
 
 
-def _compared_data(here: Path, data: Mapping[str, Any]) -> dict[str, Any]:
-    """{repo, commit, how, compared, differing}: files of the data set by sha256; those of other stages are left out."""
+def _compare_data(here: Path, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Compares the stage's data files by sha256: {repo, commit, how, compared, differing}."""
     published = data["folder"]
     names = [name for name in split_files(published) if (here / name).is_file()] if published is not None else []
-    there, made = (contents(folder, names) if names else {} for folder in (published, here))
+    expected, actual = (contents(folder, names) if names else {} for folder in (published, here))
     source = {key: data[key] for key in ("repo", "commit", "how")}
-    return {**source, "compared": len(names), "differing": [name for name in names if there[name] != made[name]]}
+    return {**source, "compared": len(names), "differing": [name for name in names if expected[name] != actual[name]]}
 
 
 # Comparing
 
 
-def _compared(published: Published, context: RunContext, checkpoint: Path) -> dict[str, Any]:
+def _compare(published: Published, context: RunContext, checkpoint: Path) -> dict[str, Any]:
     record = context.record(published.stage)
     run = record.read()
-    with _as_sent(context, record, checkpoint) as made:
-        weights = compare_weights(published.folder, made)
-        files = compare_files(published.folder, made)
+    with _as_sent(context, record, checkpoint) as folder:
+        weights = compare_weights(published.folder, folder)
+        files = compare_files(published.folder, folder)
     metrics = compare_metrics(published.metrics, record.metrics(), step=published.step)
     recorded = published.card.get("fingerprint")
     return {
@@ -278,7 +298,7 @@ def _compared(published: Published, context: RunContext, checkpoint: Path) -> di
 
 @contextlib.contextmanager
 def _as_sent(context: RunContext, record: StageRecord, checkpoint: Path) -> Iterator[Path]:
-    """A folder that holds a checkpoint as it would be published: rounded, say, where the recipe rounds."""
+    """A folder with the checkpoint as it would be published, such as rounded to `push_dtype`."""
     with tempfile.TemporaryDirectory() as scratch:
         folder, altered = Path(scratch) / "sent", Path(scratch) / "altered"
         overrides = sent_instead(context, record, checkpoint, altered)
@@ -289,13 +309,12 @@ def _as_sent(context: RunContext, record: StageRecord, checkpoint: Path) -> Iter
 
 
 def _altered(published: Published, recorded: Any) -> list[dict[str, Any]]:
-    """What recipe.json says otherwise than the card, which names the settings that the run was fingerprinted by."""
+    """Settings in recipe.json that differ from the card's, whose fingerprint is that of the run."""
     if recorded == fingerprint(published.resolved):
         return []
     settings = published.card.get("settings")
     settings = settings if isinstance(settings, Mapping) else {}
-    known = {key: value for key, value in published.resolved.items() if key in settings}
-    rows = compare_settings(settings, known)
+    rows = compare_settings(settings, {key: value for key, value in published.resolved.items() if key in settings})
     rows = [{"key": f"{row['key']} (card, recipe.json)", **{k: row[k] for k in ("published", "here")}} for row in rows]
     return rows or [{"key": "fingerprint (card, recipe.json)", "published": recorded, "here": "another"}]
 
@@ -305,25 +324,30 @@ def _notes(published: Published) -> list[str]:
     sampler = str(published.versions.get("sampler", "unknown"))
     if published.stage in ("reward", "ppo") and sampler != str(SAMPLER):
         notes.append(
-            f"it was sampled by version {clean(sampler)} of the sampler, and this is version {SAMPLER}, whose sums are "
-            "rounded otherwise: the figures come near, and not bit for bit"
+            f"it was sampled by version {clean(sampler)} of the sampler, and this is version {SAMPLER}, which rounds "
+            "sums differently: figures will be close, but not bit-equal"
         )
     name, revision = own.get("model_name_or_path"), own.get("model_revision")
     if published.stage == "sft" and name is not None and revision in (None, "main"):
-        notes.append(f"the published run did not pin the base model {clean(str(name))}: what it holds now was loaded")
+        notes.append(f"the published run did not pin {clean(str(name))}, its base: the current revision was loaded")
     critic = own.get("value_model_name_or_path")
     if critic is not None and published.parent("value") is None:
         notes.append(f"no card names the commit of value_model_name_or_path {clean(str(critic))}")
     if published.stage == "reward" and not isinstance(own.get("ppo"), Mapping):
-        notes.append("recipe.json does not say how its samples were sampled: temperature 1, at most 64 tokens")
+        notes.append("recipe.json does not record how samples were drawn: temperature 1, at most 64 tokens were used")
     return notes
 
 
-# Showing
+# Printing
 
 
-def show(document: Mapping[str, Any], console: Any) -> None:
-    """Prints a table of what was compared, one of what differs, and the verdict. Downloads' texts are cleaned."""
+def show(document: Mapping[str, Any], console: "Console") -> None:
+    """Prints what was compared, what differs, and the verdict; texts of a download are cleaned.
+
+    Args:
+        document: What `reproduce` returned.
+        console: Where to print.
+    """
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -333,8 +357,8 @@ def show(document: Mapping[str, Any], console: Any) -> None:
     table = Table(box=box.SIMPLE_HEAD)
     for column in ("", "compared", "differ"):
         table.add_column(column, overflow="fold", justify="right" if column == "differ" else "left")
-    for what, compared, differing in _summary(document):
-        table.add_row(what, Text(clean(compared)), str(differing))
+    for part, compared, differing in _summary(document):
+        table.add_row(part, Text(clean(compared)), str(differing))
     console.print(table)
     if rows := list(_rows(document)):
         table = Table(box=box.SIMPLE_HEAD)
@@ -350,12 +374,12 @@ def show(document: Mapping[str, Any], console: Any) -> None:
 
 
 def _summary(document: Mapping[str, Any]) -> Iterator[tuple[str, str, int]]:
-    """(what, what of it was compared, how much of that differs)."""
+    """(part, what was compared of it, how many of these differ)."""
     weights, metrics, data = document["weights"], document["metrics"], document["data"]
     tensors, differing = (sum(row[key] for row in weights) for key in ("tensors", "differing"))
     yield "weights", f"{tensors} tensors in {', '.join(row['file'] for row in weights)}", differing
     yield "metrics", f"{metrics['rows']} rows of {metrics['columns']} columns", len(metrics["differing"])
-    yield "files", "configuration, tokenizer and what else lies beside the weights", len(document["files"])
+    yield "files", "configuration, tokenizer and everything else but weights", len(document["files"])
     files = f", {data['compared']} files" if data["compared"] else ""
     yield "data", data["how"] + files, len(data["differing"])
     yield "settings", "recipe.json, its card and this run", len(document["settings"]["differing"])
@@ -367,23 +391,23 @@ def _rows(document: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
         if row["problem"]:
             yield "weights", row["file"], row["problem"], ""
         if row["worst"] is not None:
-            apart, relative = (
+            largest, relative = (
                 "not finite" if row[key] is None else f"{row[key]:.3g}" for key in ("max_abs", "max_rel")
             )
-            far = f"max |a − b| {apart} ({row['worst']}), max relative {relative}"
-            yield "weights", row["file"], f"{row['differing']} of {row['tensors']} tensors differ", far
+            distance = f"max |a − b| {largest} ({row['worst']}), max relative {relative}"
+            yield "weights", row["file"], f"{row['differing']} of {row['tensors']} tensors differ", distance
     for row in document["files"]:
         yield "files", row["file"], row["problem"], ""
     metrics = document["metrics"]
     if metrics["problem"]:
         yield "metrics", "rows", metrics["problem"], ""
     for row in metrics["differing"][:_SHOWN]:
-        far = "no number on one side" if row["max_abs"] is None else f"max |a − b| {row['max_abs']:.3g}"
-        yield "metrics", row["column"], f"{row['rows']} of {row['of']} rows, from step {row['first_step']}", far
+        distance = "no number on one side" if row["max_abs"] is None else f"max |a − b| {row['max_abs']:.3g}"
+        yield "metrics", row["column"], f"{row['rows']} of {row['of']} rows, from step {row['first_step']}", distance
     if (more := len(metrics["differing"]) - _SHOWN) > 0:
         yield "metrics", f"and {more} more columns", "", ""
     for name in document["data"]["differing"]:
-        yield "data", name, "other content", ""
+        yield "data", name, "has different content", ""
     for row in document["settings"]["differing"]:
         yield "settings", row["key"], str(row["published"]), str(row["here"])
     for row in document["versions"]:
