@@ -8,7 +8,8 @@ from typing import Any
 
 from rlhf_zoo.modeling.models import build_causal
 from rlhf_zoo.modeling.special_tokens import train_tokenizer
-from rlhf_zoo.pipeline.stages.train import make_trainer, train_stage
+from rlhf_zoo.pipeline.stages.train import train_stage
+from rlhf_zoo.pipeline.stages.trainers import make_trainer
 from rlhf_zoo.publishing import plots
 from rlhf_zoo.publishing.cards.data import DataPart, of_stage
 from rlhf_zoo.publishing.cards.facts import Facts

@@ -47,21 +47,23 @@ def new(folder: Path, columns: str | None, memory: float | None, source_hub: str
     from ..pipeline.new.request import RecipeRequest, check_folder
 
     named = {} if columns is None else columns_of(columns, example="{chosen: better}")
-    wish = RecipeRequest(**options, gib=memory, columns=named)
+    request = RecipeRequest(**options, gib=memory, columns=named)
     check_folder(folder)
-    wish.check()  # before imports that take seconds
+    request.check()  # before imports that take seconds
 
     from ..modeling.remote_code import FLAG, is_trusted
-    from ..pipeline.new.recipe import draft, write
+    from ..pipeline.new.recipe import make_recipe, write
 
     here = source_hub in (None, "none")
     quiet_hub()
     with contextlib.nullcontext() if here else settle_hub(source_hub, push_to_hub=False, option="--source_hub"):
-        made = draft(wish, title=os.path.basename(os.path.abspath(folder)))
-        write(made, folder)
-    for key, choice, why in made.said:
-        click.echo(f"{key}: {choice} ({why})")
-    click.echo(made.plan.line)
+        recipe = make_recipe(request, title=os.path.basename(os.path.abspath(folder)))
+        write(recipe, folder)
+    for setting, value, reason in recipe.decisions:
+        click.echo(f"{setting}: {value} ({reason})")
+    click.echo(recipe.plan.line)
     name = shlex.quote(str(folder)) + (f" --source_hub {shlex.quote(source_hub)}" if source_hub else "")
     name += f" {FLAG}" if is_trusted() else ""
-    click.echo(f"\n{folder} holds {', '.join(made.files)}. Try next:\n  rlhf-zoo doctor {name}\n  rlhf-zoo run {name}")
+    click.echo(
+        f"\n{folder} holds {', '.join(recipe.files)}. Try next:\n  rlhf-zoo doctor {name}\n  rlhf-zoo run {name}"
+    )

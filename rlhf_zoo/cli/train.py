@@ -62,7 +62,7 @@ def run_one(
         if not distributed.first():
             return context.directory / stage
         if not done:
-            click.echo(f"{stage} was finished before in {context.directory}; --restart does it again.", err=quietly)
+            click.echo(f"{stage} is already finished in {context.directory}; --restart runs it again.", err=quietly)
         if publisher is not None:
             publisher.drain()
         if done:

@@ -1,4 +1,4 @@
-"""A whole recipe: every stage, the cards, and what came of it, pulled back from the Hub."""
+"""Runs every stage of a recipe, publishes them with their cards, and shows the result."""
 
 import logging
 import tempfile
@@ -34,15 +34,16 @@ from ..runs.settings.loading import check_installed
 from ..runs.status_line import doing
 from .stages import evaluate, ppo
 from .stages.evaluate import check_judges, check_prompts, check_rules, same_weights
-from .stages.merged import whole_model
+from .stages.merged import merged_model
 from .stages.reward import check_pairs
-from .stages.seen import prompts_seen
 from .stages.summary import write_summary
 from .stages.train import quiet
+from .stages.trained_prompts import count_trained_prompts
 
 log = logging.getLogger(__name__)
 
 SHOWN_PROMPTS = 6
+#: Tells the random numbers of `show` from others under the seed.
 SHOW_STREAM = 6
 
 
@@ -51,11 +52,11 @@ def run_stage(context: RunContext, stage: str, publisher: Publisher | None = Non
 
     Args:
         context: The run.
-        stage: Its name; eval too.
+        stage: Its name, or "eval".
         publisher: Sends checkpoints and cards.
 
     Returns:
-        False when the stage was finished before.
+        False when the stage was already finished.
 
     Raises:
         ZooError: The adapter of this stage or a later one could not be published, or the data changed.
@@ -72,30 +73,30 @@ def run_stage(context: RunContext, stage: str, publisher: Publisher | None = Non
             with distributed.main_process_first():
                 context.restore_chosen(earlier)
                 if earlier == "sft" and context.record(earlier).read().get("status") == "finished":
-                    whole_model(context, context.checkpoint(earlier))  # what later adapters lie on
+                    merged_model(context, context.checkpoint(earlier))  # later adapters are trained on it
         check_same_data(context, stage)
         if stage == "ppo" and not context.checked:
-            _foresee(context)
+            _warn_of_evaluation(context)
         runs = evaluate.run if stage == "eval" else STAGES[stage].load("run")
         return runs(context, publisher)
 
 
-def _foresee(context: RunContext) -> None:
-    """Says, before PPO alone trains, what the evaluation would stumble over; it can be mended later."""
+def _warn_of_evaluation(context: RunContext) -> None:
+    """Warns, before PPO trains on its own, if the evaluation would fail; that can be fixed later."""
     if "ppo" not in to_train(context):
         return
     try:
         source = stage_source(context, "ppo")
         prompts = check_prompts(context, source)
-        prompts_seen(context, prompts, planned=["ppo"])
+        count_trained_prompts(context, prompts, planned=["ppo"])
         check_rules(context, source, prompts)
         check_judges(context)
     except ZooError as error:
-        log.warning("`rlhf-zoo eval %s` will not work as it is: %s", context.recipe.called, error)
+        log.warning("`rlhf-zoo eval %s` would fail: %s", context.recipe.called, error)
 
 
 def check(context: RunContext) -> None:
-    """Checks, before anything trains, whatever can be checked then, also for the last stages.
+    """Checks all stages, before the first one trains.
 
     Args:
         context: The run.
@@ -104,12 +105,12 @@ def check(context: RunContext) -> None:
         ZooError: A setting, the data, a model, a reward or a judge does not work.
     """
     quiet()
-    if distributed.first():  # which alone brings lost files back
+    if distributed.first():  # only this process restores lost files
         for stage in context.recipe.stages:
             _check_begun(context, stage)
     distributed.wait()
     settings_to_train = to_train(context)
-    if context.round is not None:  # its pairs are the run's own
+    if context.round is not None:  # the run makes the pairs of a later round
         settings_to_train.pop("reward", None)
     check_forms(context.shared, settings_to_train, context.hub)
     if "ppo" in settings_to_train:
@@ -133,7 +134,7 @@ def check(context: RunContext) -> None:
             distributed.from_first(lambda: ppo.try_functions(settings, functions, data))
             log.info("Prompts: %s.", check_prompt_lengths(context, models, data["train_dataset"]["prompt"]))
         prompts = check_prompts(context, source)
-        prompts_seen(context, prompts, planned=to_train(context))
+        count_trained_prompts(context, prompts, planned=to_train(context))
         check_rules(context, source, prompts)
         check_judges(context, anew=context.restart)
         if distributed.first() and not context.restart:
@@ -141,14 +142,14 @@ def check(context: RunContext) -> None:
 
 
 def claim(context: RunContext, publisher: Publisher | None) -> None:
-    """Makes the repositories of all stages this run's, where it publishes.
+    """Claims the repositories of all stages for this run, if it publishes.
 
     Args:
         context: The run.
-        publisher: None where it does not publish.
+        publisher: None if it does not publish.
 
     Raises:
-        ZooError: A repository cannot be made or belongs to another run.
+        ZooError: A repository cannot be created or belongs to another run.
     """
     if publisher is not None:
         for stage in context.recipe.stages:
@@ -160,7 +161,7 @@ def claim(context: RunContext, publisher: Publisher | None) -> None:
 def run(context: RunContext, console: Any, publisher: Publisher | None = None) -> Path | None:
     """Runs every stage of the recipe that is not finished, and publishes.
 
-    Of several processes all run the stages. Then the first goes on alone, and the others return None.
+    All processes run the stages. Only the first one writes the summary and the cards.
 
     Args:
         context: The run.
@@ -168,13 +169,13 @@ def run(context: RunContext, console: Any, publisher: Publisher | None = None) -
         publisher: Sends checkpoints and cards.
 
     Returns:
-        The path of summary.json.
+        The path of summary.json; None in all processes but the first.
     """
     check(context)
     claim(context, publisher)
-    distributed.wait()  # until none reads what --restart takes away
+    distributed.wait()  # until no process reads what --restart deletes
     if context.restart and distributed.first():
-        _forget(context)
+        _clear(context)
     distributed.wait()
     evaluates = "ppo" in context.recipe.stages
     context = replace(context, checked=True, restart=False)
@@ -187,24 +188,24 @@ def run(context: RunContext, console: Any, publisher: Publisher | None = None) -
             console.print(f"Every checkpoint and its card is on {context.hub.described}.", highlight=False)
     finally:
         path = write_summary(context, trained=trained)
-        _make_cards(context, context.recipe.stages)  # now that each commit that was sent has its name
+        _make_cards(context, context.recipe.stages)  # now they can name every commit
     return path
 
 
 def run_stages(
     context: RunContext, stages: Iterable[str], console: Any, publisher: Publisher | None = None, *, note: str = ""
 ) -> bool:
-    """Runs stages one after the other, and prints one line on each.
+    """Runs stages in order, and prints a line about each.
 
     Args:
         context: The run.
-        stages: Their names; eval too.
+        stages: Their names, or "eval".
         console: A rich console.
         publisher: Sends checkpoints and cards.
-        note: Follows the name of a stage in its heading.
+        note: Added to the name of a stage.
 
     Returns:
-        Whether any was not finished before.
+        Whether any of them ran.
     """
     trained = False
     for stage in stages:
@@ -213,20 +214,21 @@ def run_stages(
         ran = run_stage(context, stage, publisher)
         trained = trained or ran
         if distributed.first():
-            finished = f"{stage}{note} was finished before; --restart does it again."
+            finished = f"{stage}{note} is already finished; --restart runs it again."
             console.print(summary_line(context, stage) if ran else finished)
     return trained
 
 
 def renew_cards(context: RunContext, stage: str) -> None:
-    """Makes the card of a stage that ran, and remakes the existing cards of the others, which may name it.
+    """Makes the card of a stage, and remakes the cards of other stages, which may name it.
 
     Args:
         context: The run.
         stage: The stage that ran.
     """
-    there = [name for name in context.recipe.stages if (context.record(name).path / "README.md").is_file()]
-    _make_cards(context, [name for name in context.recipe.stages if name == stage or name in there])
+    names = context.recipe.stages
+    cards = [name for name in names if name == stage or (context.record(name).path / "README.md").is_file()]
+    _make_cards(context, cards)
 
 
 def _make_cards(context: RunContext, stages: Iterable[str]) -> None:
@@ -236,10 +238,7 @@ def _make_cards(context: RunContext, stages: Iterable[str]) -> None:
 
 
 def _check_begun(context: RunContext, stage: str) -> None:
-    """Raises ZooError for keys that are wrong, or that differ from those of the run that the directory holds.
-
-    Also where a stage that is finished has lost what the later ones start from.
-    """
+    """Raises ZooError for wrong keys, for keys that differ from those of an existing run, and for lost checkpoints."""
     settings, record = context.settings(stage), context.record(stage)
     check_installed(settings)
     before = record.read().get("resolved")
@@ -254,8 +253,8 @@ def _check_begun(context: RunContext, stage: str) -> None:
         context.checkpoint(stage)
 
 
-def _forget(context: RunContext) -> None:
-    """Clears all that stages left, and summary.json; what they start from stays until they make it anew."""
+def _clear(context: RunContext) -> None:
+    """Deletes summary.json and the records of all stages in this directory."""
     (context.directory / SUMMARY).unlink(missing_ok=True)
     for record in map(context.record, reversed([*STAGES, "eval"])):
         if record.run_file.exists() and record.path.parent == context.directory:
@@ -263,11 +262,11 @@ def _forget(context: RunContext) -> None:
 
 
 def summary_line(context: RunContext, stage: str) -> str:
-    """Writes one line on a stage that is done: how long it took, where it was published, what it reached.
+    """Describes a finished stage in one line: its duration, its checkpoints on the Hub, its figures.
 
     Args:
         context: The run.
-        stage: Its name; eval too.
+        stage: Its name, or "eval".
     """
     record = context.record(stage)
     document = record.read()
@@ -275,8 +274,8 @@ def summary_line(context: RunContext, stage: str) -> str:
     if context.publish and document.get("publish"):
         sent = len([tag for tag in published_tags(record, context.repo(stage), hub=context.hub.label) if tag != "best"])
         left = len(unpublished(record, context.repo(stage), hub=context.hub.label))
-        on_the_way = f", {left} on the way" if left else ""
-        parts.append(f"{sent} of {sent + left} checkpoints are in {context.repo(stage)}{on_the_way}")
+        pending = f", {left} still to be sent" if left else ""
+        parts.append(f"{sent} of {sent + left} checkpoints are in {context.repo(stage)}{pending}")
     if (document.get("chosen") or {}).get("open"):
         parts.append("`main` waits for the verdict of `rlhf-zoo eval`")
     if stage == "reward" and document.get("reward_model", {}).get("accuracy") is not None:
@@ -295,26 +294,27 @@ def summary_line(context: RunContext, stage: str) -> str:
 
 
 def _verdict(figures: Mapping[str, Any]) -> str:
-    """A run's verdict and recommended checkpoint, by its evaluation or its summary."""
+    """The verdict and the recommended checkpoint, from an evaluation or a summary."""
     if figures.get("verdict") is None:
         return "no verdict"
     step = figures.get("recommended")
     over = figures.get("over_training") or {}
-    why = ""
+    reason = ""
     if over.get("kind") == "not judged" and over.get("reasons"):
-        why = f" ({over['reasons'][0].removeprefix('Not judged: ').rstrip('.')})"
-    return f"verdict {figures['verdict']}{why}, recommended {f'step {step}' if step is not None else 'no checkpoint'}"
+        reason = f" ({over['reasons'][0].removeprefix('Not judged: ').rstrip('.')})"
+    recommended = f"step {step}" if step is not None else "no checkpoint"
+    return f"verdict {figures['verdict']}{reason}, recommended {recommended}"
 
 
 def show(context: RunContext, console: Any) -> None:
-    """Pulls each stage from the Hub into an empty cache, and prints what SFT and PPO write to held-out prompts.
+    """Pulls each stage from the Hub into an empty cache, and prints completions of SFT and PPO for held-out prompts.
 
     Args:
         context: The run.
         console: A rich console.
 
     Raises:
-        ZooError: Other weights came back than were sent.
+        ZooError: The weights on the Hub differ from the run's.
     """
     from rich.table import Table
     from rich.text import Text
@@ -328,15 +328,14 @@ def show(context: RunContext, console: Any) -> None:
         hub, pulled = replace(context.hub, cache=Path(cache)), {}
         for stage in context.recipe.stages:
             repo = context.record(stage).read()["repo"]
-            with doing(f"{stage}: pulling back what was sent"):
+            with doing(f"{stage}: pulling from the Hub"):
                 at = f"{repo['id']}@{repo['tags'].get('best') or repo['commit']}"
                 pulled[stage] = resolve(at, hub, own=True).path
             here = context.checkpoint(stage).path
-            if not same_weights(
-                pulled[stage], here, sent_instead(context, context.record(stage), here, Path(altered) / stage)
-            ):
-                raise ZooError(f"{repo['id']} came back from the Hub with other weights than were sent: run --restart.")
-        pulled.setdefault("sft", context.checkpoint("sft").path)  # of a recipe without SFT, what PPO starts from
+            overrides = sent_instead(context, context.record(stage), here, Path(altered) / stage)
+            if not same_weights(pulled[stage], here, overrides):
+                raise ZooError(f"The weights of {repo['id']} on the Hub are not those that were sent: use --restart.")
+        pulled.setdefault("sft", context.checkpoint("sft").path)  # without an SFT stage, what PPO starts from
         tools = make_evaluator(context, pulled["sft"]).with_one_judge
         keys = [(SHOW_STREAM, i) for i in range(len(prompts))]
         measured = {
@@ -353,23 +352,23 @@ def show(context: RunContext, console: Any) -> None:
             if stage != "reward"
         }
     judge = tools.judge.name
-    title = "SFT and PPO, pulled back from the Hub into an empty cache (weights equal by sha256)"
+    title = "SFT and PPO, pulled from the Hub into an empty cache (weights equal by sha256)"
     table = Table(title=title, show_lines=True)
     for name in ("", "completion of a held-out prompt", "reward", f"judge: {judge}", "log-ratio"):
         table.add_column(name, justify="left" if name in ("", "completion of a held-out prompt") else "right")
     for i, prompt in enumerate(prompts):
         for stage in ("sft", "ppo"):
-            written = measured[stage]
+            sampled = measured[stage]
             table.add_row(
                 stage.upper(),
-                Text(plain_text(prompt) + written.completions[i]),
-                f"{written.reward[i]:.2f}",
-                f"{written.judges[judge][i]:.2f}",
-                f"{written.kl[i]:.2f}",
+                Text(plain_text(prompt) + sampled.completions[i]),
+                f"{sampled.reward[i]:.2f}",
+                f"{sampled.judges[judge][i]:.2f}",
+                f"{sampled.kl[i]:.2f}",
             )
     console.print(table)
     console.print(
-        "log-ratio: Σ log π − log π_SFT of this one completion, in nats; its mean over many completions is the KL."
+        "log-ratio: Σ log π − log π_SFT of this completion, in nats; its mean over many completions is the KL."
     )
 
 

@@ -212,6 +212,19 @@ def _texts(
     )
 
 
+def warn_if_many_epochs(epochs: int) -> None:
+    """Warns about more epochs over a rollout than PPO can use.
+
+    Args:
+        epochs: `num_ppo_epochs`.
+    """
+    if epochs > MANY_EPOCHS:
+        warn_of(
+            f"num_ppo_epochs is {epochs}: beyond {MANY_EPOCHS} the policy is far from the rollout, and clipping stops "
+            "most of the update; watch policy/clipfrac, or set early_stop_kl."
+        )
+
+
 def _check_settings(args: PPOConfig) -> None:
     if args.load_best_model_at_end:
         raise ZooError("load_best_model_at_end does not work with PPO: pull the best checkpoint by its tag instead.")
@@ -226,11 +239,7 @@ def _check_settings(args: PPOConfig) -> None:
             "merge_adapter pushes a merged model at the end, and what the checkpoints push before, the adapter, would "
             "stay beside it: set hub_strategy to 'end'."
         )
-    if args.num_ppo_epochs > MANY_EPOCHS:
-        warn_of(
-            f"num_ppo_epochs is {args.num_ppo_epochs}: beyond {MANY_EPOCHS} the rollout is far from the policy, and "
-            "the clip stops most of it; watch policy/clipfrac, or set early_stop_kl."
-        )
+    warn_if_many_epochs(args.num_ppo_epochs)
     if args.kl_in == "reward" and args.kl_estimator == "k3":
         warn_of(
             "kl_estimator 'k3' in the reward follows ∇KL(π‖ref) − ∇KL(ref‖π), not the gradient of a KL: it is here for "

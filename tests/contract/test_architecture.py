@@ -1,13 +1,16 @@
-"""docs/architecture.md names what is there, and the package has the shape that it says."""
+"""The package has the shape that docs/architecture.md describes, and pages name files and functions that exist."""
 
+import ast
 import importlib
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+FILES = [path.as_posix() for folder in ("rlhf_zoo", "tests", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
 PACKAGES = re.findall(r"(?m)^([a-z]+) {3,}\S", TEXT.partition("```")[2].partition("```")[0])
 
 
@@ -18,17 +21,48 @@ def test_the_picture_is_the_package():
     assert loose == {"errors", "fileio", "fields", "plugins", "functional"}
 
 
-NAMES = sorted(set(re.findall(r"`((?:rlhf_zoo|tests|examples|recipes)[\w./-]*(?::[\w.]+)?)`", TEXT)))
+PAGES = [
+    page.relative_to(ROOT).as_posix()
+    for folder, pattern in (("docs", "*.md"), ("recipes", "*/README.md"), ("", "README.md"), ("", "CONTRIBUTING.md"))
+    for page in sorted((ROOT / folder).glob(pattern))
+]
+#: A file or folder of this repository, or a Python file by the end of its path; then a function after : or ::.
+REFERENCE = re.compile(
+    r"(?<![\w./:-])((?:(?:rlhf_zoo|tests|benchmarks|spaces)/[\w./-]*[\w/]|docs/[\w-]+\.md|(?:[\w-]+/)*\w+\.py(?!\w)))"
+    r"(?:::?([A-Za-z_]\w*(?:(?:\.|::)\w+)*))?"
+)
+#: Scripts of other projects, and of a reader's own.
+FOREIGN = {"my_rewards.py", "launch.py", "train_policy.py", "trl/trainer/ppo_config.py", "app.py"}
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_what_it_names_is_there(name):
-    path, _, attribute = name.partition(":")
-    assert (ROOT / path).exists()
-    if attribute:
-        value = importlib.import_module(path.removesuffix(".py").replace("/", "."))
-        for part in attribute.split("."):
-            value = getattr(value, part)
+def defines(path: Path, name: str) -> bool:
+    """Whether a Python file has a function, class, method or constant."""
+    if path.is_relative_to(ROOT / "rlhf_zoo"):
+        value: Any = importlib.import_module(path.relative_to(ROOT).with_suffix("").as_posix().replace("/", "."))
+        return all((value := getattr(value, part, None)) is not None for part in name.split("."))
+    node: Any = ast.parse(path.read_text(encoding="utf-8"))
+    for part in name.split("::"):
+        node = next((child for child in node.body if getattr(child, "name", None) == part), None)
+        if node is None:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_and_functions_that_a_page_names_exist(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    # What is out of the tree is named with its last commit.
+    removed = {Path(path).name for path in re.findall(r"git show\s+\w+:([\w./-]+)", text)}
+    missing = []
+    for path, name in REFERENCE.findall(re.sub(r"https?://\S+|git show\s+\S+", "", text)):
+        if path in FOREIGN or Path(path).name in removed or "DATE" in path:
+            continue
+        places = [(ROOT / page).parent / path, ROOT / path]
+        places += [Path(file) for file in FILES if file.endswith(f"/{path}")]
+        file = next((place for place in places if place.exists()), None)
+        if file is None or (name and file.suffix == ".py" and not defines(file, name)):
+            missing.append(f"{path}:{name}" if name else path)
+    assert missing == []
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -198,7 +198,7 @@ def test_mistakes_in_keys_leave_nothing(sentence, tmp_path, arguments, message):
         ("ablate tiny-world --kl_coef 0,x", "--kl_coef lists 'x'"),
         ("ensemble without-reward", "has no stage reward"),
         ("sweep tiny-world --grid kl_cof=0.1", "--grid kl_cof is no key of the stage ppo, did you mean 'kl_coef'?"),
-        ("sweep tiny-world --grid per_device_train_batch_size=32,100000", "has 352 rows and an update takes 200000"),
+        ("sweep tiny-world --grid per_device_train_batch_size=32,100000", "has 352 rows, but an update needs 200000"),
         ("sweep tiny-world --grid num_mini_batches=2,7", "num_mini_batches"),
     ],
 )
@@ -301,7 +301,7 @@ def test_directories_that_no_run_wrote_are_left_alone(sentence, tmp_path):
 def test_too_few_prompts_are_found_before_anything_is_trained(sentence, tmp_path):
     options = ("--corpus_args", '{"lines": 50}', "--evaluation.prompts", "5000", "--output_dir", "run")
     said = sentence("run", "tiny-world", *options)
-    assert "prompts and evaluation.prompts asks for 5000: lower it, or prepare more data." in said
+    assert "prompts, but evaluation.prompts is 5000: lower it, or prepare more data." in said
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["data"]
 
 

@@ -89,7 +89,7 @@ def test_a_sound_run_passes(sound: World) -> None:
     found = sound.examined()
     assert {one.check: one.status for one in found.values()} == dict.fromkeys(CHECKS, OK)
     assert found["prompts"].detail == "12 for rollouts, 12 held out; columns prompt, answer, row"
-    assert found["batch"].detail == "4 of 12 prompts an update, 4 completions in 1 minibatches"
+    assert found["batch"].detail == "4 of 12 prompts per update, 4 completions in 1 minibatches"
     assert found["prompt length"].detail == f"the longest has 4 tokens; with a response of 10: 14 of {CONTEXT}"
     assert found["tokenizer"].detail == "EOS <eos> = 1, PAD <pad> = 0; ids to 16, 17 embedding rows"
     kl, mismatch = found["KL at the start"].detail.split()[0], found["ratio"].detail.split()[3]
@@ -186,10 +186,10 @@ FAULTS: dict[str, tuple[Callable[[World], None] | None, dict[str, Any], str, str
     "no such judge": (evaluates(judge="clasifier"), {}, "judges", "did you mean 'classifier'?"),
     "few held-out prompts": (
         evaluates(prompts=99), {}, "evaluation's prompts",
-        "The test split has 12 prompts and evaluation.prompts asks for 99",
+        "The test split has 12 prompts, but evaluation.prompts is 99",
     ),
     "few prompts": (
-        None, {"per_device_train_batch_size": 13}, "batch", "has 12 rows and an update takes 13: give more prompts",
+        None, {"per_device_train_batch_size": 13}, "batch", "has 12 rows, but an update needs 13: give more prompts",
     ),
     "no such model": (None, {"model_name_or_path": "a b"}, "models", "The model a b cannot be found on"),
     "wrong count": (None, {"reward_funcs": "test_doctor:broken"}, "rewards", "returned 7 rewards for 8 completions"),

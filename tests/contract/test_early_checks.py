@@ -244,7 +244,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused_by_sft(zoo: Call
     tokenizer = AutoTokenizer.from_pretrained(mine)
     tokenizer.add_tokens(["one more", "and one"])
     tokenizer.save_pretrained(mine)
-    with pytest.raises(ZooError, match=r"base has \d+ embedding rows and its tokenizer the token \d+"):
+    with pytest.raises(ZooError, match=r"base has \d+ embedding rows, but its tokenizer has the token \d+"):
         zoo("sft", "mine", "--hub", NOBODY, "--source_hub", "none")
     assert not Path("runs/mine/sft/run.json").exists()
 
@@ -371,7 +371,7 @@ def test_ppo_alone_says_what_its_evaluation_would_stumble_over(
     toy_run.save_start(tmp_path)
     context = replace(toy_run.make_context(tmp_path), flags={"recipe": {"evaluation.prompts": 10_000}})
     assert run_stage(context, "ppo")
-    assert f"`rlhf-zoo eval {tmp_path}/toy` will not work as it is: The test split has " in caplog.text
+    assert f"`rlhf-zoo eval {tmp_path}/toy` would fail: The test split has " in caplog.text
 
 
 def test_bf16_where_the_machine_has_it(tmp_path: Path) -> None:

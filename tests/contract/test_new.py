@@ -19,8 +19,8 @@ from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client.connect import Hub
 from rlhf_zoo.pipeline.inspect.doctor import examine
 from rlhf_zoo.pipeline.inspect.examination import FAILED
-from rlhf_zoo.pipeline.new.model import look_at_model
-from rlhf_zoo.pipeline.new.recipe import draft
+from rlhf_zoo.pipeline.new.model import inspect_model
+from rlhf_zoo.pipeline.new.recipe import make_recipe
 from rlhf_zoo.pipeline.new.request import RecipeRequest
 from rlhf_zoo.pipeline.plan.devices import parse_device
 from rlhf_zoo.pipeline.plan.memory import GIB
@@ -77,7 +77,7 @@ def test_preferences_become_a_recipe_that_passes_every_check(
     said = capsys.readouterr().out
     keys = recipe()
     assert keys.keys() == {"recipe", "sft", "reward", "ppo"}
-    assert keys["sft"]["columns"] == PREFERENCES[name] and "same-labels (nobody was named" in said
+    assert keys["sft"]["columns"] == PREFERENCES[name] and "same-labels (no judge was given" in said
     assert (keys["recipe"]["evaluation"]["judge"], keys["reward"]["judge_share"]) == ("same-labels", 0.3)
     assert ("TOO FEW FOR A VERDICT" in said) == (keys["recipe"]["evaluation"]["prompts"] < 20)
     talks = miniatures.FAMILIES[family].template is not None and name != "Anthropic/hh-rlhf"
@@ -175,10 +175,10 @@ def test_columns_of_any_name(capsys: pytest.CaptureFixture[str]) -> None:
     named = {"prompt": "asked", "chosen": "better", "rejected": "worse"}
     schemas.write_data(Path("pairs"), [{named[name]: text for name, text in row.items()} for row in rows])
     words = ["new", "mine", "--model", "base", "--preferences", "pairs", "--judge", BY_LENGTH]
-    with pytest.raises(ZooError, match=r"say which those are by --columns '\{chosen: …, rejected: …, prompt: …\}'"):
+    with pytest.raises(ZooError, match=r"name them by --columns '\{chosen: …, rejected: …, prompt: …\}'"):
         zoo(*words)
     for wrong, said in (
-        ("{chosn: better}", "names 'chosn', which nothing reads, did you mean 'chosen'"),
+        ("{chosn: better}", "names 'chosn', which no stage reads, did you mean 'chosen'"),
         ("[1]", "it takes"),
     ):
         with pytest.raises(ZooError, match=said):
@@ -238,11 +238,11 @@ def test_on_a_gpu_lora_takes_few_bits_where_it_needs_them_and_a_reward_without_l
     monkeypatch.setattr("rlhf_zoo.pipeline.new.recipe.importlib", there)
     needed = {}
     for gib in (1, 0.00005):
-        made = draft(RecipeRequest("base", prompts="trl-lib/tldr", rewards=["length"], gib=gib), title="mine")
+        made = make_recipe(RecipeRequest("base", prompts="trl-lib/tldr", rewards=["length"], gib=gib), title="mine")
         needed[gib] = {name: yaml.safe_load(text) for name, text in made.files.items()}
         assert needed[gib]["recipe.yaml"]["evaluation"]["judge"] == "rule:length(unit='words')"
-        why = next(why for what, _, why in made.said if what == "judge")
-        assert "the reward itself says that training worked, not that answers got better" in why
+        why = next(reason for setting, _, reason in made.decisions if setting == "judge")
+        assert "the reward itself shows that training worked, not that answers got better" in why
         assert "# what is rewarded" in made.files["ppo.yaml"] and "added to" not in made.files["ppo.yaml"]
     assert not {"use_peft", "dtype", "optim"} & needed[1]["ppo.yaml"].keys()
     for stage in ("sft", "ppo"):
@@ -258,21 +258,27 @@ def test_on_a_gpu_lora_takes_few_bits_where_it_needs_them_and_a_reward_without_l
     [
         (
             ["--preferences", "trl-lib/tldr"],
-            "has the columns prompt, completion, and preferences have the columns chosen",
+            "has the columns prompt, completion, but preferences need the columns chosen",
         ),
-        (["--preferences", "asked"], "has the columns prompt, and preferences have the columns chosen and rejected"),
-        (["--preferences", "trl-lib/ultrafeedback_binarized"], "has no chat template: take a model"),
-        (["--prompts", "trl-lib/tldr"], "Nothing says what is better: give --preferences, or --reward with --prompts."),
-        (["--reward", "numeric_match"], "There are no prompts to answer: give --prompts"),
-        (["--prompts", "trl-lib/tldr", "--reward", "numeric_mach"], "no model's name, did you mean 'numeric_match'?"),
+        (["--preferences", "asked"], "has the columns prompt, but preferences need the columns chosen and rejected"),
+        (["--preferences", "trl-lib/ultrafeedback_binarized"], "has no chat template: use a model"),
+        (
+            ["--prompts", "trl-lib/tldr"],
+            "There is neither preference data nor a reward: give --preferences, or --reward.",
+        ),
+        (["--reward", "numeric_match"], "There are no prompts for PPO: give --prompts"),
+        (
+            ["--prompts", "trl-lib/tldr", "--reward", "numeric_mach"],
+            "a folder or a repository, did you mean 'numeric_match'?",
+        ),
         (
             ["--prompts", "asked", "--reward", "length"],
-            ", and SFT learns from messages, prompt and completion, or text: name",
+            ", but SFT reads messages, prompt and completion, or text: give",
         ),
         (["--preferences", "trl-lib/tldr", "--judge", "clasifier"], "clasifier"),
         (
             ["--preferences", "trl-lib/ultrafeedback_binarized", "--columns", "{chosen: chsen}"],
-            "--columns calls chosen 'chsen', and the data have no such column, did you mean 'chosen'?",
+            "--columns maps chosen to 'chsen', but the data have no such column, did you mean 'chosen'?",
         ),
         (["--preferences", "torn"], "torn has nothing in the column 'chosen': mend it, or take it out."),
         (["--preferences", "empty"], "empty cannot be loaded: train.jsonl is empty: give it rows."),
@@ -281,13 +287,16 @@ def test_on_a_gpu_lora_takes_few_bits_where_it_needs_them_and_a_reward_without_l
             ["--preferences", "mixed"],
             "mixed has a conversation, and row 0 a text, in the column 'prompt': mend it",
         ),
-        (["--preferences", "nowhere"], "The data set nowhere is no folder, no file, and cannot be found"),
+        (["--preferences", "nowhere"], "The data set nowhere is neither a folder nor a file, and cannot be found"),
         (["--preferences", "notes.txt"], "notes.txt is read as JSON lines, and its name says otherwise"),
         (["--preferences", "latin.jsonl"], "line 2 of latin.jsonl is not UTF-8; write the file in that."),
-        (["--prompts", "same", "--reward", "length"], "same has 1 different prompts that fit, and some are held out"),
+        (
+            ["--prompts", "same", "--reward", "length"],
+            "same has 1 different prompts that are short enough, and some are held out",
+        ),
         (
             ["--preferences", "trl-lib/ultrafeedback_binarized", "--columns", "{chosen:better}"],
-            "--columns names 'chosen:better', which nothing reads: YAML wants a space behind a colon.",
+            "--columns names 'chosen:better', which no stage reads: YAML needs a space after a colon.",
         ),
     ],
 )
@@ -312,7 +321,7 @@ def test_what_no_recipe_can_be_made_of_is_said_and_nothing_written(words: list[s
 def test_it_writes_over_nothing() -> None:
     Path("mine").mkdir()
     Path("mine/notes.txt").write_text("mine")
-    with pytest.raises(ZooError, match="mine is there already and is not empty"):
+    with pytest.raises(ZooError, match="mine already exists and is not empty"):
         zoo("new", "mine", "--model", "base", "--preferences", "trl-lib/tldr-preference")
 
 
@@ -323,8 +332,8 @@ def test_memory_is_that_of_the_planner_as_the_page_says(capsys: pytest.CaptureFi
         vocab_size=151936, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16,
         num_key_value_heads=8, head_dim=128, max_position_embeddings=32768, tie_word_embeddings=True,
     ).save_pretrained("base")  # fmt: skip
-    facts = look_at_model("base")
-    assert (facts.parameters, facts.cached) == (596_049_920, 57_344)
+    facts = inspect_model("base")
+    assert (facts.parameters, facts.kv_values) == (596_049_920, 57_344)
     zoo("new", "mine", "--model", "base", "--preferences", "trl-lib/ultrafeedback_binarized", "--memory", "80")
     assert "Plan for GPU (80 GiB): sft " in capsys.readouterr().out
     made = load_recipe("mine")

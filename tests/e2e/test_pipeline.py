@@ -191,7 +191,7 @@ def test_running_it_again_changes_nothing_and_other_settings_are_refused(base):
     done = base.zoo(*base.command())
     assert (done.returncode, errors(done.stderr)) == (0, [])
     for stage in (*STAGES, "eval"):
-        assert f"{stage} was finished before; --restart does it again." in done.stdout
+        assert f"{stage} is already finished; --restart runs it again." in done.stdout
     assert done.stdout.rstrip().splitlines()[-4:] == [
         "Try next:",
         "  rlhf-zoo compare local/tiny-world-ppo --hub local",
@@ -206,7 +206,7 @@ def test_running_it_again_changes_nothing_and_other_settings_are_refused(base):
     assert "`rlhf-zoo ppo recipes/tiny-world --output_dir run --restart`, with your other flags, leaves" in said
     # How it is evaluated later does not touch what was trained.
     done = base.zoo(*base.command("ppo", "--evaluation.lexicon", "none"))
-    assert done.returncode == 0 and "ppo was finished before in run" in done.stdout
+    assert done.returncode == 0 and "ppo is already finished in run" in done.stdout
     assert re.search(r"^Plan for cpu \(.* GiB\): ppo [\d.]+ GiB, about ", done.stderr, re.MULTILINE)
     assert (tree(base.path), tree(base.root)) == before
 
@@ -320,7 +320,7 @@ def test_ctrl_c_saves_the_step_under_way_and_neither_it_nor_a_kill_changes_the_r
     run = base.before_ppo(tmp_path / "copy")
     code, said = stop(run, run.command("ppo"), lambda: logged(run, "ppo") >= 1, signal.SIGINT)
     assert code == 130, said
-    assert "Saving the ppo stage after the step under way, or after this batch of an evaluation; Ctrl-C again" in said
+    assert "Saving the ppo stage after this step, or after this batch of an evaluation; press Ctrl-C again" in said
     assert said.rstrip().endswith("Interrupted; the same command goes on from what is saved.")
     assert "Traceback" not in said
     record, document, step = run.record("ppo"), run.json("ppo", "run.json"), logged(run, "ppo")

@@ -116,7 +116,7 @@ def test_votes_that_come_later_change_a_run_only_by_restart(place):
     run = place.json("reward", "run.json")
     cast(place.server, place.folder, VOTES, some_votes(40, seed=2))
     done = place.reward()
-    assert done.returncode == 0 and "reward was finished before" in done.stdout, done.stderr
+    assert done.returncode == 0 and "reward is already finished" in done.stdout, done.stderr
     assert place.json("reward", "run.json")["dataset"] == run["dataset"]
     done = place.reward("--restart")
     assert done.returncode == 0, done.stderr

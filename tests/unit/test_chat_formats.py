@@ -6,7 +6,7 @@ import datasets
 import pytest
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.pipeline.new.data import Part, Source, read_as
+from rlhf_zoo.pipeline.new.data import InspectedData, Subset, stage_data
 from rlhf_zoo.runs.data.layout import Form, in_form
 
 ASKED = {"from": "human", "value": "2+2?"}
@@ -118,7 +118,7 @@ def test_a_turn_from_nobody_known_is_named_with_its_row() -> None:
     ],
 )
 def test_new_drafts_a_recipe_on_sharegpt(form: Form, row: dict[str, Any], wanted: dict[str, Any]) -> None:
-    part = Part(None, {"train": 1}, {"train": [row]}, lambda split: [row])
-    found = read_as(Source("some/data", None, [part]), form)
+    part = Subset(None, {"train": 1}, {"train": [row]}, lambda split: [row])
+    found = stage_data(InspectedData("some/data", None, [part]), form)
     assert found is not None and not found.plain
     assert wanted.items() <= found.rows[0].items()

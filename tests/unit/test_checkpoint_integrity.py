@@ -153,7 +153,7 @@ def test_a_run_goes_on_from_the_last_checkpoint_that_is_whole(folder: Path, capl
         assert ppo.run(context)
     (said,) = [one.getMessage() for one in caplog.records if "checkpoint-2" in one.getMessage()]
     assert said.startswith(str(record.checkpoint_path(2) / "optimizer.pt"))
-    assert said.endswith("damaged-checkpoint-*, and training goes on from checkpoint-1, which is whole.")
+    assert said.endswith("damaged-checkpoint-*, and training resumes from checkpoint-1.")
     assert (record.path / "damaged-checkpoint-2" / "model.safetensors").is_file()
     assert [path.name for path in record.checkpoints()] == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
     assert (record.checkpoint_path(3) / "model.safetensors").read_bytes() == weights

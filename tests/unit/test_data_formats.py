@@ -19,7 +19,7 @@ from thread_hub import ThreadHub
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client.connect import CLIENT
 from rlhf_zoo.hub.client.data_gate import gated, without_media
-from rlhf_zoo.pipeline.new.data import look_at_data
+from rlhf_zoo.pipeline.new.data import inspect_data
 from rlhf_zoo.runs.data.sources import find_data
 from rlhf_zoo.runs.pairs import NamedPairs
 
@@ -77,7 +77,7 @@ def read_all(name: str) -> list[list[Any]]:
     source = find_data(name, None, CLIENT)
     loaded = source.load(None, "train", columns=["prompt"])
     first = source.first_row(None, "train") or {}
-    (part,) = look_at_data(name).parts
+    (part,) = inspect_data(name).subsets
     return [[*loaded[0].items()], [*first.items()], [*part.rows["train"][0].items()]]
 
 

@@ -19,7 +19,7 @@ from thread_hub import ThreadHub
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client.connect import CLIENT
 from rlhf_zoo.hub.client.data_gate import check_card, gated, leads_out
-from rlhf_zoo.pipeline.new.data import look_at_data
+from rlhf_zoo.pipeline.new.data import inspect_data
 from rlhf_zoo.runs.corpora.source import read_splits
 from rlhf_zoo.runs.data.sources import find_data
 from rlhf_zoo.runs.recipe import load_recipe
@@ -152,7 +152,7 @@ def test_a_folder_reads_nothing_outside_of_it(
     for read in (
         lambda: source.load(None, "train", columns=[]),
         lambda: source.first_row(None, "train"),
-        lambda: look_at_data(str(folder)),
+        lambda: inspect_data(str(folder)),
     ):
         with pytest.raises(ZooError, match="data_files"):
             read()
@@ -178,7 +178,7 @@ def test_a_repository_sends_and_reads_nothing(
         with pytest.raises(ZooError, match=f"{name} is not loaded"):
             find_data(name, None, CLIENT).first_row(None, "train")
         with pytest.raises(ZooError, match=f"{name} is not loaded"):
-            look_at_data(name)
+            inspect_data(name)
         with pytest.raises(ZooError, match=f"{name} is not loaded"):
             read_splits(name, ["train"], ["text"], mend="fetch it")
     assert trap.heard == []
@@ -292,7 +292,7 @@ def test_ordinary_cards_are_loaded_from_a_hub_and_from_a_folder(hub: ThreadHub, 
         }
         assert sizes == {("prompts", "train"): 4, ("prompts", "test"): 2, ("others", "train"): 2}
         assert source.first_row("prompts", "test") == {"prompt": "a"}
-    assert [part.configuration for part in look_at_data("local/good").parts] == ["prompts", "others"]
+    assert [part.configuration for part in inspect_data("local/good").subsets] == ["prompts", "others"]
 
 
 def test_parquet_and_a_plain_file_are_loaded(tmp_path: Path) -> None:

@@ -162,9 +162,9 @@ def test_answers_of_the_data_stand_beside_both_policies(trained: RunContext) -> 
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"column": "summary"}, "names the column summary, and the evaluation's prompts have .*answer.*: name one"),
+        ({"column": "summary"}, "names the column summary, but the evaluation's prompts have .*answer.*: name one"),
         ({"temperature": 0.5}, "evaluation.reference names no column"),
-        ({"column": "row"}, "in which not every prompt has a text or messages"),
+        ({"column": "row"}, "in which some prompt has neither a text nor messages"),
         (
             {"column": "answer", "temperature": 0.0},
             "temperature in evaluation.reference is 0.0: completions are sampled, so",
@@ -187,7 +187,7 @@ class Silent:
     [
         ({"judge": None}, "The judge classifier has no labeled texts to learn from .* name another judge"),
         ({"judge": "reward:no where"}, "no folder and no repository"),
-        ({"prompts": 99}, "asks for 99: lower it"),
+        ({"prompts": 99}, "evaluation.prompts is 99: lower it"),
     ],
 )
 def test_what_the_evaluation_needs_is_known_before_anything_trains(

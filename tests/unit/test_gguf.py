@@ -17,7 +17,7 @@ from rlhf_zoo.modeling import loading as model_files
 from rlhf_zoo.modeling.loading import check_no_gguf, check_plain_weights, with_plain_weights
 from rlhf_zoo.modeling.models import load_causal
 from rlhf_zoo.modeling.value_head import AutoModelForCausalLMWithValueHead
-from rlhf_zoo.pipeline.new.model import look_at_model
+from rlhf_zoo.pipeline.new.model import inspect_model
 from rlhf_zoo.runs.settings.declared import declared_keys, refused_keys
 from rlhf_zoo.runs.settings.values import checked_keys
 
@@ -119,7 +119,7 @@ def test_a_recipe_takes_no_gguf_file_and_says_what_to_do(tmp_path: Path) -> None
     file.touch()
     for name in (file, file.parent):
         with pytest.raises(ZooError, match=rf"--model names .*{FILE}, a GGUF file, and .*: save it unpacked"):
-            look_at_model(str(name))
+            inspect_model(str(name))
     (file.parent / "config.json").write_text("{}")
     check_no_gguf(file.parent, key="--model")  # which has weights beside it, or says itself that it has none
     for where in ({"flag": "--sft."}, {"refused": refused_keys("sft")}):

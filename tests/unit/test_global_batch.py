@@ -21,7 +21,7 @@ def trainer(coefficient: float | None = None) -> Any:
         _metrics={"train": defaultdict(list), "eval": defaultdict(list)},
         _total_train_tokens=100.0,
     )
-    made._note = lambda *seen: GlobalReward._note(made, *seen)
+    made._log_metrics = lambda *seen: GlobalReward._log_metrics(made, *seen)
     return made
 
 

@@ -28,6 +28,4 @@ def test_a_signal_amid_a_progress_bar(monkeypatch, capfd):
         assert interrupt.requested
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-    assert capfd.readouterr().err.startswith(
-        "\nSaving the ppo stage after the step under way, or after this batch of an"
-    )
+    assert capfd.readouterr().err.startswith("\nSaving the ppo stage after this step, or after this batch of an")

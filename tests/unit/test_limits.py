@@ -11,7 +11,7 @@ from trainer_fixture import good, make_policy, make_reward_model, make_tokenizer
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.fields import LIMITS, check_limits
-from rlhf_zoo.pipeline.stages.train import make_trainer
+from rlhf_zoo.pipeline.stages.trainers import make_trainer
 from rlhf_zoo.runs.recipe import Recipe
 from rlhf_zoo.runs.registry import STAGES
 from rlhf_zoo.runs.settings.parse import StageSettings, recipe_keys, stage_keys, stage_settings

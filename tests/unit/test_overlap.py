@@ -13,8 +13,8 @@ from schemas import make_recipe
 from rlhf_zoo.hub.client.connect import Hub
 from rlhf_zoo.modeling.chat import plain_text
 from rlhf_zoo.pipeline.stages.evaluate import check_prompts
-from rlhf_zoo.pipeline.stages.pair_report import pairs_seen
-from rlhf_zoo.pipeline.stages.seen import prompts_seen
+from rlhf_zoo.pipeline.stages.pair_report import count_trained_pairs
+from rlhf_zoo.pipeline.stages.trained_prompts import count_trained_prompts
 from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.runs.data.layout import hold_out, in_form
 from rlhf_zoo.runs.data.overlap import CHARACTERS, WORDS, normalized, overlap
@@ -189,11 +189,15 @@ def test_prompts_that_each_stage_trains_on_are_counted(
     """The evaluation asks for two prompts; of a split of its own PPO holds out one of them, which only watches."""
     context = replace(a_run(tmp_path), flags=flags)
     prompts = check_prompts(context, data_source(context))
-    assert prompts_seen(context, prompts, planned=["sft", "ppo"]) == seen
-    told = [record.getMessage() for record in caplog.records if record.name == "rlhf_zoo.pipeline.stages.seen"]
+    assert count_trained_prompts(context, prompts, planned=["sft", "ppo"]) == seen
+    told = [
+        record.getMessage() for record in caplog.records if record.name == "rlhf_zoo.pipeline.stages.trained_prompts"
+    ]
     assert len(told) == (mend is not None) and all(str(mend) in sentence for sentence in told)
-    assert prompts_seen(context, prompts) == {"sft": None, "ppo": None}, "nothing here says what it learned from"
-    assert prompts_seen(context, prompts, planned=["ppo"]) == {"sft": None, "ppo": seen["ppo"]}
+    assert count_trained_prompts(context, prompts) == {"sft": None, "ppo": None}, (
+        "nothing here says what it learned from"
+    )
+    assert count_trained_prompts(context, prompts, planned=["ppo"]) == {"sft": None, "ppo": seen["ppo"]}
 
 
 def test_held_out_pairs_that_are_trained_on_are_counted() -> None:
@@ -202,10 +206,10 @@ def test_held_out_pairs_that_are_trained_on_are_counted() -> None:
 
     learned = Dataset.from_list([pair("one"), pair("two"), pair("three", "x", "y")])
     held_out = [pair("ONE ", "it is bad", "It is  good"), pair("two", "other"), pair("two", "another"), pair("four")]
-    assert pairs_seen(Dataset.from_list(held_out), learned) == {"prompts": 2, "pairs": 1}
-    assert pairs_seen(Dataset.from_list(held_out[3:]), learned) == {"prompts": 0, "pairs": 0}
+    assert count_trained_pairs(Dataset.from_list(held_out), learned) == {"prompts": 2, "pairs": 1}
+    assert count_trained_pairs(Dataset.from_list(held_out[3:]), learned) == {"prompts": 0, "pairs": 0}
     nameless = Dataset.from_list([pair("", "a"), pair("")])
-    assert pairs_seen(nameless, learned) == {"prompts": None, "pairs": 0}
+    assert count_trained_pairs(nameless, learned) == {"prompts": None, "pairs": 0}
 
 
 def test_a_value_that_is_cut_is_known_by_the_whole_of_it() -> None:

@@ -264,7 +264,7 @@ def test_texts_that_cannot_be_modelled(folder: Path, flags: dict[str, str], mess
         ({"reward_model_path": "none"}, "The stage ppo has no reward: give reward_model_path or reward_funcs."),
         (
             {"reward_model_path": "none", "reward_funcs": "toy_run:answered", "reward_label": "GOOD"},
-            "reward_label of the stage ppo is 'GOOD', and it has no reward model: give reward_model_path.",
+            "reward_label of the stage ppo is 'GOOD', but it has no reward model: give reward_model_path.",
         ),
         ({"reward_model_loader": "toy_run:lader"}, "There is no 'lader' in the module 'toy_run'"),
     ],

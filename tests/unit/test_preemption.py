@@ -28,7 +28,7 @@ from rlhf_zoo.pipeline.inspect.differences import compare_files, compare_weights
 from rlhf_zoo.pipeline.stages import evaluate, ppo
 from rlhf_zoo.pipeline.stages.callbacks import NoRoom, StageCallback
 from rlhf_zoo.pipeline.stages.interrupt import Interruptible
-from rlhf_zoo.pipeline.stages.reporting import one_run
+from rlhf_zoo.pipeline.stages.reporting import report_to_one_run
 from rlhf_zoo.ppo.config import PPOConfig, holds_reference
 from rlhf_zoo.publishing.adapters import sent_instead
 from rlhf_zoo.publishing.cards.card import make_card
@@ -54,7 +54,7 @@ def test_a_checkpoint_that_would_not_fit_is_not_begun(tmp_path: Path, monkeypatc
         make_trainer(tmp_path, callbacks=[callback], **SAVED).train()
 
     rooms[:] = [1000]
-    with pytest.raises(NoRoom, match=r"has 0.0 MiB left and a checkpoint takes 0.\d"):
+    with pytest.raises(NoRoom, match=r"has 0.0 MiB free, but a checkpoint takes 0.\d"):
         train()
     assert not record.checkpoints()
     rooms[:] = [1000, 10**9, 10**9]  # the start, the first checkpoint, the second
@@ -71,13 +71,13 @@ def test_reports_go_on_under_the_name_of_the_run(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("WANDB_RUN_ID", raising=False)
     args = SimpleNamespace(report_to=["wandb", "trackio"], run_name=None, output_dir="runs/x/sft",
                            project="huggingface")  # fmt: skip
-    with one_run(args, "tiny-world-sft-1a2b", project="tiny-world"):
+    with report_to_one_run(args, "tiny-world-sft-1a2b", project="tiny-world"):
         assert (os.environ["WANDB_RUN_ID"], os.environ["WANDB_RESUME"]) == ("tiny-world-sft-1a2b", "allow")
     assert (args.project, args.run_name) == ("tiny-world", "tiny-world-sft-1a2b") and ended == ["tiny-world-sft-1a2b"]
     assert "WANDB_RUN_ID" not in os.environ and "WANDB_RESUME" not in os.environ
     named = SimpleNamespace(report_to=["trackio"], run_name="mine", output_dir="runs/x/sft", project="own")
     monkeypatch.setenv("WANDB_RUN_ID", "of-the-user")
-    with one_run(named, "tiny-world-sft-1a2b", project="tiny-world"):
+    with report_to_one_run(named, "tiny-world-sft-1a2b", project="tiny-world"):
         assert (named.project, named.run_name) == ("own", "mine") and os.environ["WANDB_RUN_ID"] == "of-the-user"
     assert len(ended) == 1
 

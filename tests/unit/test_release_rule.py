@@ -56,7 +56,7 @@ def test_the_best_checkpoint_is_chosen_by_the_watched_reward_and_kept(folder):
 
 
 def test_a_rewarded_metric_is_refused_before_the_directory_is_claimed(folder):
-    with pytest.raises(ZooError, match=r"choose by eval_rewards/answered, which PPO is rewarded for"):
+    with pytest.raises(ZooError, match=r"choose by eval_rewards/answered, which PPO maximizes"):
         ppo.run(make_context(folder, **{**WATCHED, "reward_weights": "1,1"}))
     with pytest.raises(ZooError, match="there is no reward silver"):
         ppo.reward_functions(

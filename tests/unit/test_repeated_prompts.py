@@ -17,7 +17,7 @@ from rlhf_zoo.evaluation.stats import bootstrap_mean, share
 from rlhf_zoo.fileio import read_json
 from rlhf_zoo.modeling.prompt_keys import count_distinct_prompts, format_prompt_count, prompt_key
 from rlhf_zoo.pipeline.inspect.doctor import examine
-from rlhf_zoo.pipeline.new.data import look_at_data, read_as
+from rlhf_zoo.pipeline.new.data import inspect_data, stage_data
 from rlhf_zoo.pipeline.stages import evaluate, ppo
 from rlhf_zoo.pipeline.stages.evaluate import check_prompts
 from rlhf_zoo.runs.context import RunContext
@@ -112,7 +112,7 @@ def test_an_evaluation_says_prompts_and_rows(both: dict[str, Any]) -> None:
     assert asked[0]["prompt"][:] == asked[1]["prompt"][:], "as many different ones as before"
     said = {one.check: one.detail for one in examine(two)}
     assert said["prompts"].startswith("12 (in 24 rows) for rollouts, 12 (in 24 rows) held out")
-    assert said["batch"].startswith("4 of 12 (in 24 rows) prompts an update")
+    assert said["batch"].startswith("4 of 12 (in 24 rows) prompts per update")
     more = asking(two, 18)
     assert {one.check: one.detail for one in examine(more)}["evaluation's prompts"].startswith(
         "12 (in 18 rows) held-out"
@@ -138,10 +138,10 @@ def test_figures_of_repeated_rows(both: dict[str, Any]) -> None:
 def test_a_new_recipe_counts_prompts_and_not_rows(tmp_path: Path) -> None:
     rows = [{"prompt": f"How is item {place % 14}?"} for place in range(469)]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = read_as(look_at_data(str(tmp_path)), "prompts")
-    assert found is not None and (found.count, found.prompts, found.tested) == (469, 14, None)
+    found = stage_data(inspect_data(str(tmp_path)), "prompts")
+    assert found is not None and (found.count, found.prompts, found.test_prompts) == (469, 14, None)
     distinct = [{"prompt": f"How is item {place}?"} for place in range(469)]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in distinct))
     (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = read_as(look_at_data(str(tmp_path)), "prompts")
-    assert found is not None and (found.count, found.prompts, found.tested) == (469, 469, 14)
+    found = stage_data(inspect_data(str(tmp_path)), "prompts")
+    assert found is not None and (found.count, found.prompts, found.test_prompts) == (469, 469, 14)

@@ -195,7 +195,7 @@ def test_rows_of_which_max_length_leaves_no_answer_are_counted(folder: Path, cap
     run, context = _sft(folder, "short")
     own = {**context.flags["sft"], "dataset_name": str(folder / "long"), "dataset_config": None, "max_steps": 1}
     assert run(replace(context, flags={"sft": own}))
-    assert "1 of 6 rows are left out: max_length, 16, leaves no token of their answers." in caplog.text
+    assert "1 of 6 rows are left out, as max_length, 16, leaves no token of their answers." in caplog.text
     assert context.record("sft").read()["left_out"] == {"max_length": 1}
 
 
@@ -255,12 +255,12 @@ def test_a_language_model_that_does_not_answer_is_told_before_anything_trains(
 def test_pairs_whose_sides_are_the_same_are_counted(caplog: pytest.LogCaptureFixture) -> None:
     pairs = datasets.Dataset.from_list([{"chosen_ids": [3, 4], "rejected_ids": [3] * (2 + row)} for row in range(4)])
     same = pairs.map(lambda row: {"rejected_ids": row["chosen_ids"]})
-    with pytest.raises(ZooError, match=r"Both sides of all pairs of mine are the same"):
-        reward._look_for_equal(same, of="mine")
-    reward._look_for_equal(pairs, of="mine")
+    with pytest.raises(ZooError, match=r"All pairs of mine have equal sides"):
+        reward._check_equal_sides(same, of="mine")
+    reward._check_equal_sides(pairs, of="mine")
     assert not caplog.text
-    reward._look_for_equal(datasets.concatenate_datasets([pairs, same.select([0])]), of="mine")
-    assert "Of 1 of 5 pairs of mine both sides are the same" in caplog.text
+    reward._check_equal_sides(datasets.concatenate_datasets([pairs, same.select([0])]), of="mine")
+    assert "1 of 5 pairs of mine have equal sides" in caplog.text
 
 
 def write_json_lines(path: Path, rows: list[dict[str, Any]]) -> None:

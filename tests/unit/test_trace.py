@@ -302,7 +302,7 @@ def test_another_tokenizer_and_a_lost_critic(run: Path, tmp_path: Path) -> None:
     lost = replace(
         found, policy=Checkpoint("lost", tmp_path / "old"), reference=Checkpoint("lost", tmp_path / "old"), old=None
     )
-    with pytest.raises(ZooError, match=r"lost has no critic in critic/, and .* train with `push_critic: true`"):
+    with pytest.raises(ZooError, match=r"lost has no critic in critic/, .* train with `push_critic: true`"):
         trace_checkpoint(lost, "cd", columns={"answer": "e"})
 
 
@@ -466,5 +466,7 @@ def test_the_command_and_its_mistakes(run: Path, tmp_path: Path, capsys: pytest.
     done = zoo("trace", "runs/none", "--prompt", "cd", home=tmp_path, cwd=tmp_path)
     assert done.returncode == 2 and done.stdout == ""
     (said,) = errors(done.stderr)
-    assert said.startswith("Error: runs/none is no run directory, and the embedded Hub has no repository of this name")
+    assert said.startswith(
+        "Error: runs/none is not a run directory, and the embedded Hub has no repository of this name"
+    )
     assert said.endswith(": give runs/RECIPE or NAMESPACE/NAME.")

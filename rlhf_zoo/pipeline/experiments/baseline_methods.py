@@ -32,7 +32,7 @@ from ...runs.dataset import parts, stage_source
 from ...runs.record import StageRecord, checkpoint_step, fingerprint, first_difference
 from ...runs.settings.parse import StageSettings
 from ..run_recipe import run_stage
-from ..stages.merged import whole_model
+from ..stages.merged import merged_model
 from .baseline import FOLDER, WITH_BETA, Baseline, Method, Trained, default_betas
 from .baseline_trainers import (
     Start,
@@ -175,7 +175,7 @@ def _more_sft(
             write_text(record.path / LINES / "train.jsonl", _jsonl(lines))
             StageRecord(record.path / "sft").clear()  # it learned from other samples
             record.write(sampled=counts)
-        start = whole_model(context, baseline.checkpoints["sft"])
+        start = merged_model(context, baseline.checkpoints["sft"])
         flags |= {"model_name_or_path": str(start), "dataset_name": str(record.path / LINES)}
     run = sft_again(context, record.path, flags)
     policy = load_causal(run.checkpoint("sft").path)

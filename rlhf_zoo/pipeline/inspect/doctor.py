@@ -25,7 +25,7 @@ from ...modeling.models import context_of, load_causal
 from ...modeling.prompt_keys import describe_prompt_count
 from ...modeling.prompts import prepare_prompts
 from ...modeling.reserved_columns import GENERATION, PROMPT_TOKENS
-from ...ppo.assembly import MANY_EPOCHS
+from ...ppo.assembly import MANY_EPOCHS, warn_if_many_epochs
 from ...ppo.base import TRAIN_STREAM
 from ...ppo.custom_loop import given_samples
 from ...ppo.guards import (
@@ -161,11 +161,7 @@ def _columns(context: RunContext) -> tuple[None, str]:
 
 def _epochs(settings: StageSettings) -> tuple[None, str]:
     epochs = settings.trainer.num_ppo_epochs
-    if epochs > MANY_EPOCHS:
-        warn_of(
-            f"num_ppo_epochs is {epochs}: beyond {MANY_EPOCHS} the policy is far from the rollout, and clipping stops "
-            "most of the update; watch policy/clipfrac, or set early_stop_kl."
-        )
+    warn_if_many_epochs(epochs)
     return None, f"{epochs} over each rollout, at most {MANY_EPOCHS}"
 
 

@@ -1,7 +1,7 @@
-"""What the rows of a data set look like, and by which keys each stage reads them."""
+"""Inspects the splits and columns of a data set, and chooses the keys by which each stage reads it."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -19,18 +19,20 @@ from ...runs.data.sources import wrong_in
 from ...runs.data.tables import dataset_of
 from ...runs.data.turns import SHAREGPT, speaker
 
-#: Rows that are looked at, of a split whose size nobody says.
-COUNTED = 5000
-LOOKED_AT = 200
-#: What data sets call the column that a stage reads, the likeliest first.
-CALLED = {
+#: Rows that are counted at most, in a split whose size is not declared.
+MAX_COUNTED = 5000
+#: Rows of each split that are inspected.
+SAMPLE_ROWS = 200
+#: The names that data sets use for the columns that stages read, the likeliest first.
+COLUMN_NAMES = {
     "prompt": ("prompt", "question", "instruction", "query", "problem", "input", "text"),
     "completion": ("completion", "answer", "output", "response", "solution"),
     "chosen": ("chosen", "chosen_response", "preferred"),
     "rejected": ("rejected", "rejected_response", "dispreferred"),
 }
-#: A split for a stage: what its name begins with, the likeliest first.
+#: Prefixes of the names of splits to train on, by form, the likeliest first.
 TRAIN = {"texts": ("train_sft", "train"), "pairs": ("train_prefs", "train"), "prompts": ("train_gen", "train")}
+#: The same for splits to evaluate on.
 TEST = {
     "texts": ("validation", "test_sft", "test", "eval"), "pairs": ("test_prefs", "test", "validation", "eval"),
     "prompts": ("test_gen", "test"),
@@ -38,60 +40,78 @@ TEST = {
 
 
 @dataclass(frozen=True)
-class Part:
-    """A configuration of a data set: its splits, and the first rows of each that was looked at, by its name.
+class Subset:
+    """A subset of a data set, which `datasets` calls a configuration.
 
-    counted: the first `COUNTED` rows of a split, read when they are asked for.
+    Attributes:
+        configuration: Its name; None where the data set has only one.
+        splits: The number of rows of each split.
+        rows: The first `SAMPLE_ROWS` rows of each split.
+        read: Reads the first `MAX_COUNTED` rows of a split.
     """
 
     configuration: str | None
     splits: Mapping[str, int]
     rows: Mapping[str, Sequence[Mapping[str, Any]]]
-    counted: Callable[[str], Iterable[Mapping[str, Any]]]
+    read: Callable[[str], Iterable[Mapping[str, Any]]]
 
 
 @dataclass(frozen=True)
-class Source:
-    """A data set by its name and commit, None of a folder."""
+class InspectedData:
+    """A data set whose first rows were read.
+
+    Attributes:
+        name: A repository, folder or file.
+        revision: Its commit; None for a folder or file.
+        subsets: Its configurations.
+    """
 
     name: str
     revision: str | None
-    parts: Sequence[Part]
+    subsets: Sequence[Subset]
 
 
 @dataclass(frozen=True)
-class Reading:
-    """How a stage reads a data set: keys of its YAML, the rows that it trains on, some of these in the stage's form.
+class StageData:
+    """How a stage reads a data set.
 
-    plain: whether their prompts or texts are no conversations. prompts: how many different ones the rows of the split
-    hold, and tested those of the split to evaluate on, None without one; both at the least where rows beyond `COUNTED`
-    were not read. They count rows for other stages than PPO.
+    Attributes:
+        data: The data set.
+        keys: Keys for the stage's YAML.
+        count: Rows to train on; at least so many where it is `MAX_COUNTED`.
+        rows: The first of them, in the stage's form.
+        prompts: Different prompts among the rows, for PPO; rows for other stages.
+        test_prompts: Different prompts of the split to evaluate on; None without one.
     """
 
-    data: Source
+    data: InspectedData
     keys: Mapping[str, Any]
     count: int
     rows: Sequence[Mapping[str, Any]]
     prompts: int
-    tested: int | None = None
+    test_prompts: int | None = None
 
     @property
     def plain(self) -> bool:
+        """Whether the rows are texts, not conversations."""
         return not any(
             is_conversation(self.rows[0].get(name)) for name in ("prompt", "messages", "completion", "chosen")
         )
 
     @property
-    def asks(self) -> bool:
-        """Whether prompt and answer stand in columns of their own."""
+    def has_prompt(self) -> bool:
+        """Whether the prompt is in a column of its own."""
         return "prompt" in self.rows[0]
 
 
-def look_at_data(name: str) -> Source:
-    """The splits of each configuration, with their first rows: of a folder, a file of JSON lines, whose split is train,
-    or NAMESPACE/NAME[@REVISION].
+def inspect_data(name: str) -> InspectedData:
+    """Reads the splits of each configuration, and their first rows.
 
-    Raises ZooError for what cannot be loaded.
+    Args:
+        name: A folder, a file of JSON lines, or NAMESPACE/NAME[@REVISION].
+
+    Raises:
+        ZooError: It cannot be loaded.
     """
     here = Path(name).exists()
     repo, _, revision = (name, "", "") if here else name.partition("@")
@@ -99,49 +119,57 @@ def look_at_data(name: str) -> Source:
     if not here:
         from huggingface_hub import HfApi
 
-        what = f"The data set {repo} is no folder, no file, and cannot be found on {CLIENT.address}"
-        with refusals_as(what, "check its name and --source_hub."):
+        title = f"The data set {repo} is neither a folder nor a file, and cannot be found on {CLIENT.address}"
+        with refusals_as(title, "check its name and --source_hub."):
             commit = str(HfApi().dataset_info(repo, revision=revision or None).sha)
     try:
         with gated(repo, commit) as gate:
             names = [""] if Path(name).is_file() else gate.configurations()
-            parts = [_part(gate, config if len(names) > 1 else None) for config in names]
+            subsets = [_inspect_subset(gate, config if len(names) > 1 else None) for config in names]
     except (ValueError, datasets.exceptions.DatasetsError, *client_errors()) as error:
-        said = wrong_in(Path(repo)) or f"{reason(error)}; check what it holds"
-        raise ZooError(f"The data set {name} cannot be loaded: {said}.") from error
-    return Source(repo, commit, parts)
+        problem = wrong_in(Path(repo)) or f"{reason(error)}; check its files"
+        raise ZooError(f"The data set {name} cannot be loaded: {problem}.") from error
+    return InspectedData(repo, commit, subsets)
 
 
-def _part(gate: GatedData, configuration: str | None) -> Part:
-    known = gate.builder(configuration).info.splits or {}
+def _inspect_subset(gate: GatedData, configuration: str | None) -> Subset:
+    infos = gate.builder(configuration).info.splits or {}
     sizes, rows = {}, {}
     for split in gate.splits(configuration):
         stream = gate.stream(configuration, split)
-        rows[split] = list(islice(stream, LOOKED_AT))
-        said = known[split].num_examples if split in known else 0
-        sizes[split] = said or (
-            len(rows[split]) if len(rows[split]) < LOOKED_AT else sum(1 for _ in islice(stream, COUNTED))
+        rows[split] = list(islice(stream, SAMPLE_ROWS))
+        declared = infos[split].num_examples if split in infos else 0
+        sizes[split] = declared or (
+            len(rows[split]) if len(rows[split]) < SAMPLE_ROWS else sum(1 for _ in islice(stream, MAX_COUNTED))
         )
 
-    def counted(split: str) -> Iterable[Mapping[str, Any]]:
-        return islice(gate.stream(configuration, split), COUNTED)
+    def read(split: str) -> Iterable[Mapping[str, Any]]:
+        return islice(gate.stream(configuration, split), MAX_COUNTED)
 
-    return Part(configuration, sizes, rows, counted)
+    return Subset(configuration, sizes, rows, read)
 
 
-def read_as(data: Source, form: Form, named: Mapping[str, str] | None = None) -> Reading | None:
-    """How a stage would read the data set; None where nothing in it has the stage's form.
+def stage_data(data: InspectedData, form: Form, named: Mapping[str, str] | None = None) -> StageData | None:
+    """Chooses how a stage reads a data set, from the first configuration that has the stage's form.
 
-    Of several configurations the first that has it is taken. named: what somebody says that columns are called, ours ->
-    theirs. Raises ZooError where the columns of the form are there, and what they hold is none.
+    Args:
+        data: The data set.
+        form: The form that the stage reads.
+        named: The data set's names of columns, by those of the stage.
+
+    Returns:
+        The choice; None where no configuration has columns of this form.
+
+    Raises:
+        ZooError: The columns exist, but their values do not have the form.
     """
     refused = None
-    for part in data.parts:
-        train = _first(part.splits, TRAIN[form])
-        if train is None or not part.rows[train]:
+    for subset in data.subsets:
+        train = _first(subset.splits, TRAIN[form])
+        if train is None or not subset.rows[train]:
             continue
-        names = dict.fromkeys(name for row in part.rows[train] for name in row)
-        rows = dataset_of({name: [row.get(name) for row in part.rows[train]] for name in names})
+        names = dict.fromkeys(name for row in subset.rows[train] for name in row)
+        rows = dataset_of({name: [row.get(name) for row in subset.rows[train]] for name in names})
         columns = _columns(rows, form, named or {})
         if columns is None:
             continue
@@ -150,25 +178,26 @@ def read_as(data: Source, form: Form, named: Mapping[str, str] | None = None) ->
         except ZooError as error:
             refused = error
             continue
-        test = _first(part.splits, TEST.get(form, ()))
+        test = _first(subset.splits, TEST.get(form, ()))
         keys: dict[str, Any] = {
-            "dataset_config": part.configuration,
+            "dataset_config": subset.configuration,
             "dataset_train_split": train,
             "dataset_test_split": test,
             "columns": columns,
         }
-        found = Reading(data, keys, part.splits[train], list(shaped), part.splits[train])
+        count = subset.splits[train]
         if form != "prompts":
-            return found
-        tested = None if test is None else _distinct(part, test, columns, data.name)
-        return replace(found, prompts=_distinct(part, train, columns, data.name), tested=tested)
+            return StageData(data, keys, count, list(shaped), prompts=count)
+        prompts = _distinct(subset, train, columns, data.name)
+        test_prompts = None if test is None else _distinct(subset, test, columns, data.name)
+        return StageData(data, keys, count, list(shaped), prompts, test_prompts)
     if refused is not None:
         raise refused
     return None
 
 
-def _distinct(part: Part, split: str, columns: Mapping[str, str], name: str) -> int:
-    """How many different prompts a split holds; of one whose first rows repeat none, as many as rows."""
+def _distinct(subset: Subset, split: str, columns: Mapping[str, str], name: str) -> int:
+    """Counts the different prompts of a split; where the first rows repeat none, every row counts as different."""
 
     def among(rows: Sequence[Mapping[str, Any]]) -> int:
         if not rows:
@@ -179,38 +208,40 @@ def _distinct(part: Part, split: str, columns: Mapping[str, str], name: str) -> 
             in_form(table, "prompts", columns=columns, turns=False, text="text", of=of)["prompt"]
         )
 
-    looked_at = part.rows[split]
-    return part.splits[split] if among(looked_at) == len(looked_at) else among(list(part.counted(split)))
+    sample = subset.rows[split]
+    return subset.splits[split] if among(sample) == len(sample) else among(list(subset.read(split)))
 
 
-def _first(splits: Mapping[str, int], beginnings: Sequence[str]) -> str | None:
-    """The split whose name begins with the first of these that any begins with."""
-    return next((name for start in beginnings for name in sorted(splits) if name.startswith(start)), None)
+def _first(splits: Mapping[str, int], prefixes: Sequence[str]) -> str | None:
+    """The first split with the likeliest of these prefixes."""
+    return next((name for prefix in prefixes for name in sorted(splits) if name.startswith(prefix)), None)
 
 
 def _columns(rows: datasets.Dataset, form: Form, named: Mapping[str, str]) -> dict[str, str] | None:
-    """The key `columns`: empty where the data set's own names are the stage's; None where it has no such columns."""
+    """The key `columns`: empty where the data set uses the stage's names; None where it has no such columns."""
     names, first = rows.column_names, rows[0]
-    called = {ours: (named.get(ours), *theirs) for ours, theirs in CALLED.items()}
-    found = {ours: next((one for one in theirs if one in names), None) for ours, theirs in called.items()}
-    renamed = {ours: theirs for ours, theirs in found.items() if theirs is not None}
+    renamed = {}
+    for ours, usual in COLUMN_NAMES.items():
+        theirs = next((name for name in (named.get(ours), *usual) if name in names), None)
+        if theirs is not None:
+            renamed[ours] = theirs
 
     def only(*wanted: str) -> dict[str, str]:
         return {ours: renamed[ours] for ours in wanted if renamed[ours] != ours}
 
     pairs = "chosen" in renamed and "rejected" in renamed
-    asked = renamed.get("prompt") not in (None, "text")
-    if SHAREGPT in names and "prompt" not in (*names, *named):  # which the likes of `input` do not take the place of
-        asked = False
+    has_prompt = renamed.get("prompt") not in (None, "text")
+    if SHAREGPT in names and "prompt" not in (*names, *named):  # a column such as `input` is not the prompt then
+        has_prompt = False
     if form == "pairs":
-        return only("chosen", "rejected", *(["prompt"] if asked else [])) if pairs else None
+        return only("chosen", "rejected", *(["prompt"] if has_prompt else [])) if pairs else None
     if "messages" in names or (SHAREGPT in names and not pairs):
         return {}
     if form == "prompts":
-        if pairs and not asked:
+        if pairs and not has_prompt:
             return only("chosen", "rejected")
         return only("prompt") if "prompt" in renamed else None
-    if asked and "completion" in renamed:
+    if has_prompt and "completion" in renamed:
         return only("prompt", "completion")
     if pairs:
         chosen = renamed["chosen"]
@@ -218,5 +249,5 @@ def _columns(rows: datasets.Dataset, form: Form, named: Mapping[str, str]) -> di
             return {"messages": chosen}
         if SHAREGPT in names:
             return only("chosen", "rejected")
-        return {**only("prompt"), "completion": chosen} if asked else {"text": chosen}
+        return {**only("prompt"), "completion": chosen} if has_prompt else {"text": chosen}
     return {} if "text" in names else None

@@ -1,4 +1,4 @@
-"""What the files of a model say, without its weights: size, context, template, special tokens, layers for LoRA."""
+"""Inspects a model's files without its weights: size, context, template, special tokens, layers for LoRA."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,10 +21,20 @@ from ...modeling.remote_code import is_trusted
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """revision: the commit, None of a folder. context: in tokens, None where nothing bounds it.
+    """What a recipe needs to know of a model.
 
-    target_names: of the linear layers that an adapter goes on. license: None where nobody says. thinks: whether the
-    template asks for `enable_thinking`.
+    Attributes:
+        name: A folder or repository.
+        revision: Its commit; None for a folder.
+        architecture: The class in transformers.
+        parameters: How many.
+        dtype: Of the saved weights.
+        context: Tokens; None without a bound.
+        kv_values: Keys and values of a token in the KV cache, over all layers.
+        target_names: Names of the linear layers that an adapter goes on.
+        tokenizer: Its tokenizer.
+        thinks: Whether the chat template has the variable `enable_thinking`.
+        license: By its card; None without one.
     """
 
     name: str
@@ -33,7 +43,7 @@ class ModelFacts:
     parameters: int
     dtype: str
     context: int | None
-    cached: int
+    kv_values: int
     target_names: Sequence[str]
     tokenizer: PreTrainedTokenizerBase
     thinks: bool
@@ -41,25 +51,30 @@ class ModelFacts:
 
     @property
     def template(self) -> bool:
+        """Whether the tokenizer has a chat template."""
         return self.tokenizer.chat_template is not None
 
 
-def look_at_model(name: str) -> ModelFacts:
-    """Reads a model's configuration and tokenizer: of a folder, or NAMESPACE/NAME[@REVISION]. Downloads no weights.
+def inspect_model(name: str) -> ModelFacts:
+    """Reads a model's configuration and tokenizer, and no weights.
 
-    Raises ZooError for what is no causal language model that can be trained here.
+    Args:
+        name: A folder, or NAMESPACE/NAME[@REVISION].
+
+    Raises:
+        ZooError: It is not a causal language model that can be trained here.
     """
     check_no_gguf(name, key="--model")
-    repo, commit, terms = _settled(name)
-    what = f"The model {name}"
-    model = _without_weights(AutoModelForCausalLM, repo, commit, what)
+    repo, commit, terms = _pin(name)
+    title = f"The model {name}"
+    model = _without_weights(AutoModelForCausalLM, repo, commit, title)
     config = model.config
-    if model.config.is_encoder_decoder:
-        raise ZooError(f"{what} has an encoder, and PPO rolls out decoder-only models: give another.")
-    tokenizer = load_tokenizer(repo, name=what, revision=commit)
-    text = model.config.get_text_config()
+    if config.is_encoder_decoder:
+        raise ZooError(f"{title} has an encoder, and PPO needs a decoder-only model: give another.")
+    tokenizer = load_tokenizer(repo, name=title, revision=commit)
+    text = config.get_text_config()
     if getattr(text, "num_attention_heads", None) is None:
-        raise ZooError(f"{what} has no attention, and PPO's sampler keeps keys and values: give another.")
+        raise ZooError(f"{title} has no attention, and PPO's sampler needs a KV cache: give another.")
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     return ModelFacts(
@@ -69,56 +84,60 @@ def look_at_model(name: str) -> ModelFacts:
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         dtype=str(config.dtype or "float32").removeprefix("torch."),
         context=getattr(text, "max_position_embeddings", None),
-        cached=2 * text.num_hidden_layers * heads * width,
-        target_names=_linear(model),
+        kv_values=2 * text.num_hidden_layers * heads * width,
+        target_names=_linear_names(model),
         tokenizer=tokenizer,
         license=terms,
         thinks="enable_thinking" in str(tokenizer.chat_template or ""),
     )
 
 
-def look_at_reward_model(name: str) -> list[str]:
-    """The labels of a reward model, a folder or NAMESPACE/NAME[@REVISION]. Downloads no weights.
+def reward_labels(name: str) -> list[str]:
+    """Reads the labels of a reward model, and no weights.
 
-    Raises ZooError for one that cannot be read, or whose score would be read one token early.
+    Args:
+        name: A folder, or NAMESPACE/NAME[@REVISION].
+
+    Raises:
+        ZooError: It cannot be read, or its score would be read one token early.
     """
     check_no_gguf(name, key="--reward")
-    repo, commit, _ = _settled(name)
-    what = f"The reward model {name}"
-    model = _without_weights(AutoModelForSequenceClassification, repo, commit, what)
-    tokenizer = load_tokenizer(repo, name=what, revision=commit)
+    repo, commit, _ = _pin(name)
+    title = f"The reward model {name}"
+    model = _without_weights(AutoModelForSequenceClassification, repo, commit, title)
+    tokenizer = load_tokenizer(repo, name=title, revision=commit)
     if tokenizer.pad_token_id is not None and tokenizer.pad_token_id == tokenizer.eos_token_id:
         raise ZooError(
-            f"{what} pads with its end-of-sequence token, so its score would be read one token early: "
-            "save it in a folder with a tokenizer that has another pad_token, or name one by reward_pad_token in a "
-            "recipe of your own."
+            f"{title} pads with its end-of-sequence token, so its score would be read one token early: "
+            "save it to a folder with a tokenizer that has another pad_token, or set reward_pad_token in a recipe of "
+            "your own."
         )
     labels = model.config.id2label
     return [labels[key] for key in sorted(labels)]
 
 
-def _without_weights(kind: Any, repo: str, revision: str | None, what: str) -> Any:
+def _without_weights(auto_class: Any, repo: str, revision: str | None, title: str) -> Any:
     import torch
 
-    with loading(what), torch.device("meta"):
-        config = load_config(repo, what=what, revision=revision)
-        return kind.from_config(config, trust_remote_code=is_trusted())
+    with loading(title), torch.device("meta"):
+        config = load_config(repo, what=title, revision=revision)
+        return auto_class.from_config(config, trust_remote_code=is_trusted())
 
 
-def _settled(name: str) -> tuple[str, str | None, str | None]:
-    """A model's folder or repository, the commit that its revision means now, and the license that its card names."""
+def _pin(name: str) -> tuple[str, str | None, str | None]:
+    """A model's folder or repository, the current commit of its revision, and the license on its card."""
     if Path(name).is_dir():
         return name, None, None
     repo, revision = split_revision(name)
-    mend = "check its name, its revision and --source_hub."
-    with refusals_as(f"The model {repo} is no folder and cannot be found on {CLIENT.address}", mend):
+    advice = "check its name, its revision and --source_hub."
+    with refusals_as(f"The model {repo} is not a folder, and cannot be found on {CLIENT.address}", advice):
         info = CLIENT.api().model_info(repo, revision=revision)
     terms = getattr(info.card_data, "license", None)
     return repo, str(info.sha), terms if isinstance(terms, str) else None
 
 
-def _linear(model: Any) -> list[str]:
-    """The names of linear layers but the output's, as LoRA's `all-linear` takes them."""
+def _linear_names(model: Any) -> list[str]:
+    """The names of all linear layers except the head, as LoRA's `all-linear` selects them."""
     from torch import nn
     from transformers.pytorch_utils import Conv1D
 

@@ -1,4 +1,4 @@
-"""A recipe for a model and data of one's own: what is decided from their files, and the YAML that says it."""
+"""Writes a recipe for a user's model and data, with values chosen from their files."""
 
 import importlib.util
 import math
@@ -28,69 +28,88 @@ from ...runs.settings.judge_names import SAME_LABELS
 from ..plan.devices import Device, local_device
 from ..plan.memory import BFLOAT16, FLOAT32, GIB
 from ..plan.plan import Plan, gib, make_plan
-from .data import COUNTED, Reading, Source, look_at_data, read_as
-from .model import ModelFacts, look_at_model, look_at_reward_model
+from .data import MAX_COUNTED, InspectedData, StageData, inspect_data, stage_data
+from .model import ModelFacts, inspect_model, reward_labels
 from .request import RecipeRequest, check_folder
 
 TEMPLATES = Path(__file__).parent / "templates"
+#: GiB of the GPU where there is none and --memory is not given.
 ASSUMED_GIB = 24.0
-CACHED = 0.25  # the most of a card that keys and values may take
+#: The largest share of a GPU's memory for the KV cache.
+CACHE_SHARE = 0.25
+#: Of LoRA.
 RANK = 16
-MOST_PROMPTS, MOST_EPISODES, MOST_RESPONSE, MOST_TOKENS = 200, 20_000, 256, 1024
-#: Prompts whose texts differ, at the least.
-FEWEST_DIFFERENT = 8
-UPDATE, MICRO = 64, 4
-JUDGED = 0.3  # of the pairs, for the judge same-labels
+MAX_PROMPTS, MAX_EPISODES, MAX_RESPONSE, MAX_TOKENS = 200, 20_000, 256, 1024
+#: Different prompts that are needed, as some are held out.
+MIN_PROMPTS = 8
+#: Completions of an update and of a micro-batch.
+ROLLOUT, MICRO_BATCH = 64, 4
+#: The share of the pairs for the judge same-labels.
+JUDGE_SHARE = 0.3
 
 
 @dataclass(frozen=True)
-class Draft:
-    """files: name -> text. said: (what, what was taken, why), in order. plan: of these files."""
+class NewRecipe:
+    """A recipe that is not written yet.
+
+    Attributes:
+        files: Texts by file name.
+        decisions: (setting, value, reason), in order.
+        plan: What the recipe needs.
+    """
 
     files: Mapping[str, str]
-    said: Sequence[tuple[str, str, str]]
+    decisions: Sequence[tuple[str, str, str]]
     plan: Plan
 
 
 @dataclass
-class _Said:
+class _Decisions:
     rows: list[tuple[str, str, str]] = field(default_factory=list)
 
-    def __call__(self, what: str, taken: Any, why: str) -> None:
-        self.rows.append((what, str(taken), why))
+    def add(self, setting: str, value: Any, reason: str) -> None:
+        self.rows.append((setting, str(value), reason))
 
 
-def draft(wish: RecipeRequest, *, title: str) -> Draft:
-    """Looks at the model and the data, and decides. Raises ZooError for what no recipe can be made of."""
-    said = _Said()
-    wish.check()
-    functions, reward_model = wish.functions, next(iter(wish.models), None)
-    if wish.judge is not None:
-        check_names([wish.judge], LLMConfig(), hub=None)
+def make_recipe(request: RecipeRequest, *, title: str) -> NewRecipe:
+    """Inspects the model and the data, and chooses the recipe's settings.
+
+    Args:
+        request: What the recipe is to use.
+        title: Its name.
+
+    Raises:
+        ZooError: No recipe can be made of the request.
+    """
+    decisions = _Decisions()
+    request.check()
+    functions, reward_model = request.functions, next(iter(request.models), None)
+    if request.judge is not None:
+        check_names([request.judge], LLMConfig(), hub=None)
     for name in functions:
         load_object(name, group=REWARDS)
-    model = look_at_model(wish.model)
-    readings = _readings(wish)
-    conversational, chat = _conversations(model, readings, said)
-    _say_model(model, said)
+    model = inspect_model(request.model)
+    readings = _stage_data(request)
+    conversational, chat = _conversations(model, readings, decisions)
+    _describe_model(model, decisions)
     for stage, reading in readings.items():
         columns = ", ".join(f"{ours} from {theirs}" for ours, theirs in reading.keys["columns"].items())
         split = reading.keys["dataset_train_split"]
         where = ":".join(filter(None, (reading.data.name, reading.keys["dataset_config"], split)))
-        least = "at least " if reading.count == COUNTED else ""
+        least = "at least " if reading.count == MAX_COUNTED else ""
         of = "" if reading.prompts == reading.count else f" of {reading.prompts:,} different prompts"
-        said(f"{stage}'s rows", where, f"{least}{reading.count:,} rows{of}{f', {columns}' if columns else ''}")
+        reason = f"{least}{reading.count:,} rows{of}{f', {columns}' if columns else ''}"
+        decisions.add(f"data of {stage}", where, reason)
     if conversational:
         chat.write(model.tokenizer)
-    sizes = _sizes(model, readings, conversational, said)
-    labels = [""] if reward_model is None else look_at_reward_model(reward_model)
+    sizes = _sizes(model, readings, conversational, decisions)
+    labels = [""] if reward_model is None else reward_labels(reward_model)
     label = labels[-1] if len(labels) > 1 else None
     if label is not None:
-        said("reward_label", label, f"GUESSED: the last of {', '.join(labels)}; its output is the reward")
-    judge = _judge(wish, readings, said)
+        decisions.add("reward_label", label, f"GUESSED: the last of {', '.join(labels)}; its output is the reward")
+    judge = _judge(request, readings, decisions)
     about = {
         "title": title,
-        "wish": wish,
         "model": model,
         "readings": readings,
         "shared": readings["ppo" if "reward" not in readings else "reward"].data,
@@ -102,184 +121,196 @@ def draft(wish: RecipeRequest, *, title: str) -> Draft:
         "sizes": sizes,
         "rank": RANK,
         "judge": judge,
-        "judged": JUDGED if judge.get("judge") == SAME_LABELS else None,
+        "judged": JUDGE_SHARE if judge.get("judge") == SAME_LABELS else None,
     }
-    files, plan = _fitting(about, model, wish, said)
-    return Draft(files, said.rows, plan)
+    files, plan = _fitting(about, model, request, decisions)
+    return NewRecipe(files, decisions.rows, plan)
 
 
-def write(made: Draft, folder: Path) -> None:
-    """Writes the recipe, once it is valid, into a folder that is not there or empty. Raises ZooError otherwise."""
+def write(recipe: NewRecipe, folder: Path) -> None:
+    """Checks the recipe, and writes it.
+
+    Args:
+        recipe: The recipe.
+        folder: Where to write it; missing or empty.
+
+    Raises:
+        ZooError: The recipe is not valid, or the folder cannot be written.
+    """
     check_folder(folder)
     with tempfile.TemporaryDirectory() as scratch:
-        recipe = Path(scratch) / os.path.basename(os.path.abspath(folder))
-        recipe.mkdir()
-        for name, text in made.files.items():
-            (recipe / name).write_text(text, encoding="utf-8")
-        _check(recipe)
+        copy = Path(scratch) / os.path.basename(os.path.abspath(folder))
+        copy.mkdir()
+        for name, text in recipe.files.items():
+            (copy / name).write_text(text, encoding="utf-8")
+        _check(copy)
         try:
-            shutil.copytree(recipe, folder, dirs_exist_ok=True)
+            shutil.copytree(copy, folder, dirs_exist_ok=True)
         except OSError as error:
-            raise ZooError(f"{folder} cannot be written ({error.strerror or error}): choose another place.") from error
+            raise ZooError(f"{folder} cannot be written ({error.strerror or error}): choose another folder.") from error
 
 
-def _check(recipe: Path) -> None:
+def _check(folder: Path) -> None:
     from ...runs.checks.splits import check_forms
     from ...runs.settings.parse import recipe_config, stage_settings
 
-    found = load_recipe(str(recipe))
+    recipe = load_recipe(str(folder))
     stages = {
-        stage: stage_settings(found, stage, {}, shared_flags={}, output_dir=Path("runs")) for stage in found.stages
+        stage: stage_settings(recipe, stage, {}, shared_flags={}, output_dir=Path("runs")) for stage in recipe.stages
     }
-    check_forms(recipe_config(found), stages)
+    check_forms(recipe_config(recipe), stages)
 
 
-# What is decided
+# Decisions
 
 
-def _readings(wish: RecipeRequest) -> dict[str, Reading]:
-    """How each stage reads its data. Raises ZooError where one has none."""
-    seen: dict[str, Source] = {}
-
-    def look(name: str) -> Source:
-        return seen[name] if name in seen else seen.setdefault(name, look_at_data(name))
-
-    for given in filter(None, (wish.preferences, wish.prompts, wish.texts)):
-        look(given)
-    looked_at = (rows for data in seen.values() for part in data.parts for rows in part.rows.values())
-    there = {column for rows in looked_at for row in rows[:1] for column in row}
-    for ours, theirs in wish.columns.items():
-        if theirs not in there:
-            near = did_you_mean(theirs, there) or f": they have {', '.join(sorted(there))}."
-            raise ZooError(f"--columns calls {ours} {theirs!r}, and the data have no such column{near}")
+def _stage_data(request: RecipeRequest) -> dict[str, StageData]:
+    """How each stage reads its data. Raises ZooError for a stage without data."""
+    names = filter(None, (request.preferences, request.prompts, request.texts))
+    inspected = {name: inspect_data(name) for name in dict.fromkeys(names)}
+    samples = (rows for data in inspected.values() for subset in data.subsets for rows in subset.rows.values())
+    columns = {column for rows in samples for row in rows[:1] for column in row}
+    for ours, theirs in request.columns.items():
+        if theirs not in columns:
+            near = did_you_mean(theirs, columns) or f": they have {', '.join(sorted(columns))}."
+            raise ZooError(f"--columns maps {ours} to {theirs!r}, but the data have no such column{near}")
     pairs = None
-    if wish.preferences is not None and not wish.models:
-        pairs = read_as(look(wish.preferences), "pairs", wish.columns)
+    if request.preferences is not None and not request.models:
+        preferences = inspected[request.preferences]
+        pairs = stage_data(preferences, "pairs", request.columns)
         if pairs is None:
             raise ZooError(
-                f"{_columns_of(look(wish.preferences))}, and preferences have the columns chosen and rejected: say "
-                "which those are by --columns '{chosen: …, rejected: …, prompt: …}', or give another --preferences."
+                f"{_columns_of(preferences)}, but preferences need the columns chosen and rejected: name them by "
+                "--columns '{chosen: …, rejected: …, prompt: …}', or give another --preferences."
             )
-    texts = [name for name in ([wish.texts] if wish.texts else [wish.preferences, wish.prompts]) if name]
-    found = next((one for name in texts if (one := read_as(look(name), "texts", wish.columns)) is not None), None)
-    if found is None:
+    texts = [request.texts] if request.texts else [request.preferences, request.prompts]
+    candidates = [inspected[name] for name in texts if name]
+    readings = (stage_data(data, "texts", request.columns) for data in candidates)
+    sft = next((reading for reading in readings if reading is not None), None)
+    if sft is None:
         raise ZooError(
-            f"{' and '.join(_columns_of(look(name)) for name in texts)}, and SFT learns from messages, prompt and "
-            "completion, or text: name such texts by --texts, or the columns by --columns."
+            f"{' and '.join(map(_columns_of, candidates))}, but SFT reads messages, prompt and completion, or text: "
+            "give such data by --texts, or name the columns by --columns."
         )
-    readings = {"sft": found} | ({} if pairs is None else {"reward": pairs})
-    name = wish.prompts or wish.preferences
-    assert name is not None  # checked before
-    prompts = read_as(look(name), "prompts", wish.columns)
+    name = request.prompts or request.preferences
+    assert name is not None  # `RecipeRequest.check` refuses this
+    prompts = stage_data(inspected[name], "prompts", request.columns)
     if prompts is None:
         raise ZooError(
-            f"{_columns_of(look(name))}, and PPO reads prompt, messages, or chosen and rejected: give other --prompts."
+            f"{_columns_of(inspected[name])}, but PPO reads prompt, messages, or chosen and rejected: give other "
+            "--prompts."
         )
-    readings["ppo"] = prompts
-    return readings
+    return {"sft": sft, **({} if pairs is None else {"reward": pairs}), "ppo": prompts}
 
 
-def _columns_of(data: Source) -> str:
-    rows = next((rows for part in data.parts for rows in part.rows.values() if rows), [{}])
+def _columns_of(data: InspectedData) -> str:
+    rows = next((rows for subset in data.subsets for rows in subset.rows.values() if rows), [{}])
     return f"The data set {data.name} has the columns {', '.join(rows[0])}"
 
 
-def _conversations(model: ModelFacts, readings: Mapping[str, Reading], said: _Said) -> tuple[bool, Chat]:
+def _conversations(model: ModelFacts, readings: Mapping[str, StageData], decisions: _Decisions) -> tuple[bool, Chat]:
     """Whether the model reads conversations, and how they are rendered."""
-    talks = [stage for stage, reading in readings.items() if not reading.plain]
-    if talks and not model.template:
+    stages = [stage for stage, reading in readings.items() if not reading.plain]
+    if stages and not model.template:
         raise ZooError(
-            f"The data of {talks[0]} are conversations, and {model.name} has no chat template: take a model that has "
-            "one, or data in plain texts."
+            f"The data of {stages[0]} are conversations, but {model.name} has no chat template: use a model that has "
+            "one, or plain texts."
         )
-    asks = all(reading.asks or not reading.plain for reading in readings.values())
-    conversational = model.template and asks
+    separate = all(reading.has_prompt or not reading.plain for reading in readings.values())
+    conversational = model.template and separate
     kwargs = {"enable_thinking": False} if model.thinks else {}
     if conversational:
-        why = "the data are conversations" if talks else "the tokenizer has a chat template and prompts are apart"
-        said("prompts", "conversations", f"{why}; plain ones become a user's turn")
+        reason = "the data are conversations" if stages else "the tokenizer has a chat template, and prompts a column"
+        decisions.add("prompts", "conversations", f"{reason}; a plain prompt becomes a user turn")
         if kwargs:
-            said(
-                "chat_template_kwargs", "enable_thinking: false", "the template asks, and answers here have no thoughts"
-            )
+            reason = "the template has this variable, and the answers have no thoughts"
+            decisions.add("chat_template_kwargs", "enable_thinking: false", reason)
     else:
-        why = "the tokenizer has no chat template" if not model.template else "prompts and answers are one text"
-        said("prompts", "plain texts", why)
+        reason = "the tokenizer has no chat template" if not model.template else "prompts and answers are one text"
+        decisions.add("prompts", "plain texts", reason)
     return conversational, Chat(chat_template_kwargs=kwargs)
 
 
-def _say_model(model: ModelFacts, said: _Said) -> None:
+def _describe_model(model: ModelFacts, decisions: _Decisions) -> None:
     size = f"{model.parameters / 1e6:,.0f}M" if model.parameters >= 1e6 else f"{model.parameters:,}"
-    said("model", f"{model.architecture}, {size} parameters, {model.dtype}", f"config.json of {model.name}")
-    said("context", model.context or "no bound", "tokens, by its configuration")
-    token = model.tokenizer
-    ends = "SFT settles another, as it must not be EOS" if token.pad_token in (None, token.eos_token) else "its own"
-    said("special tokens", f"EOS {token.eos_token}, PAD {token.pad_token}", f"PAD: {ends}")
+    description = f"{model.architecture}, {size} parameters, {model.dtype}"
+    decisions.add("model", description, f"config.json of {model.name}")
+    decisions.add("context", model.context or "no bound", "tokens, by its configuration")
+    tokenizer = model.tokenizer
+    shared = tokenizer.pad_token in (None, tokenizer.eos_token)
+    reason = "PAD: SFT chooses another, as it must differ from EOS" if shared else "PAD: the tokenizer's own"
+    decisions.add("special tokens", f"EOS {tokenizer.eos_token}, PAD {tokenizer.pad_token}", reason)
 
 
-def _sizes(model: ModelFacts, readings: Mapping[str, Reading], conversational: bool, said: _Said) -> dict[str, Any]:
-    """Tokens, batches, and how many prompts are held out."""
-    context, tokenizer = model.context or MOST_TOKENS, model.tokenizer
+def _sizes(
+    model: ModelFacts, readings: Mapping[str, StageData], conversational: bool, decisions: _Decisions
+) -> dict[str, Any]:
+    """Lengths in tokens, batch sizes, and the number of held-out prompts."""
+    context, tokenizer = model.context or MAX_TOKENS, model.tokenizer
     ppo = readings["ppo"]
     prompts: Iterable[Mapping[str, Any]] = map(as_turns, ppo.rows) if conversational else ppo.rows
     by_row = [(prompt_key(row["prompt"]), len(tokenize_prompt(row["prompt"], tokenizer))) for row in prompts]
     lengths = sorted(dict(by_row).values())
     texts, answers = _lengths(readings, tokenizer, conversational)
-    usual, longest = _usual(lengths), _usual(texts)
-    prompt = min(_up(usual), context - max(8, context // 8))
-    response = min(MOST_RESPONSE, context - prompt, _up(2 * _usual(answers)) if answers else MOST_RESPONSE)
+    usual, longest = _percentile_95(lengths), _percentile_95(texts)
+    prompt = min(_round_up(usual), context - max(8, context // 8))
+    response = min(MAX_RESPONSE, context - prompt)
+    if answers:
+        response = min(response, _round_up(2 * _percentile_95(answers)))
     if lengths[0] > prompt:
         raise ZooError(
-            f"The shortest of {len(lengths)} prompts has {lengths[0]} tokens, and {model.name} reads {context}, of "
-            f"which {response} are for the answer: take shorter prompts."
+            f"The shortest of {len(lengths)} prompts has {lengths[0]} tokens, but the context of {model.name} is "
+            f"{context}, of which {response} are for the answer: use shorter prompts."
         )
     usable = max(int(ppo.count * sum(length <= prompt for _, length in by_row) / len(by_row)), 1)
-    # What is held out is held out by its text, so that of one prompt in many rows all are, or none.
+    # Prompts are held out by their text, so all rows of a prompt are held out, or none.
     different = int(ppo.prompts * sum(length <= prompt for length in lengths) / len(lengths))
-    if different < FEWEST_DIFFERENT:
+    if different < MIN_PROMPTS:
         raise ZooError(
-            f"{ppo.data.name} has {different} different prompts that fit, and some are held out of training: give "
-            f"--prompts with {FEWEST_DIFFERENT} at the least."
+            f"{ppo.data.name} has {different} different prompts that are short enough, and some are held out of "
+            f"training: give --prompts with at least {MIN_PROMPTS}."
         )
-    asked = max(2, min(MOST_PROMPTS, different // 8))
-    own = ppo.keys["dataset_test_split"] is not None  # of the evaluation: then both shares are to watch training by
-    share = min(0.1 if own else 0.2, max(0.005, math.ceil((750 if own else 1500) * asked / different) / 1000))
-    rollout = max(2, min(UPDATE, 2 ** int(math.log2(max(usable * (1 - 2 * share) / 2, 2)))))
-    rows = min(MICRO, rollout)
-    episodes = max(rollout, min(MOST_EPISODES, int(usable * (1 - 2 * share))) // rollout * rollout)
+    evaluated = max(2, min(MAX_PROMPTS, different // 8))
+    test = ppo.keys["dataset_test_split"]
+    # Without a test split half of the held-out prompts are for the evaluation; the others monitor training.
+    share = min(0.1 if test else 0.2, max(0.005, math.ceil((750 if test else 1500) * evaluated / different) / 1000))
+    rollout = max(2, min(ROLLOUT, 2 ** int(math.log2(max(usable * (1 - 2 * share) / 2, 2)))))
+    rows = min(MICRO_BATCH, rollout)
+    episodes = max(rollout, min(MAX_EPISODES, int(usable * (1 - 2 * share))) // rollout * rollout)
     updates = episodes // rollout
-    text = min(context, MOST_TOKENS, max(16, _up(longest)))
-    said("max_length", text, f"95 of 100 texts have at most {longest} tokens")
-    said("max_prompt_length", prompt, f"95 of 100 of {len(lengths)} prompts have at most {usual} tokens")
-    known = f"95 of 100 answers have at most {_usual(answers)} tokens: twice that; " if answers else ""
-    said("response_length", response, f"{known}at most {MOST_RESPONSE}, and what prompts leave of the context")
-    if test := ppo.keys["dataset_test_split"]:
-        asked = min(asked, ppo.tested or 0)
-    few = "" if asked >= FEWEST else f"; TOO FEW FOR A VERDICT, which takes {FEWEST}: give --prompts with more"
-    for_it = f"{asked} prompts for the evaluation"
+    text = min(context, MAX_TOKENS, max(16, _round_up(longest)))
+    decisions.add("max_length", text, f"95% of texts have at most {longest} tokens")
+    decisions.add("max_prompt_length", prompt, f"95% of {len(lengths)} prompts have at most {usual} tokens")
+    twice = f"twice {_percentile_95(answers)}, which 95% of answers do not exceed; " if answers else ""
+    reason = f"{twice}at most {MAX_RESPONSE}, and what prompts leave of the context"
+    decisions.add("response_length", response, reason)
     if test:
-        said("evaluation.dataset_test_split", test, f"{for_it}{few}")
-    watched = "prompts to watch training by" if test else f"{for_it}, as many to watch training by{few}"
-    said("held_out_share", share, watched)
+        evaluated = min(evaluated, ppo.test_prompts or 0)
+    few = "" if evaluated >= FEWEST else f"; TOO FEW FOR A VERDICT, which needs {FEWEST}: give --prompts with more"
+    evaluation = f"{evaluated} prompts for the evaluation"
+    if test:
+        decisions.add("evaluation.dataset_test_split", test, f"{evaluation}{few}")
+    reason = "prompts to monitor training" if test else f"{evaluation}, and as many to monitor training{few}"
+    decisions.add("held_out_share", share, reason)
     return {
-        "prompt": prompt, "response": response, "text": text, "evaluated": asked, "share": share, "rollout": rollout,
-        "rows": rows, "accumulated": rollout // rows, "episodes": episodes, "updates": updates,
+        "prompt": prompt, "response": response, "text": text, "evaluated": evaluated, "share": share,
+        "rollout": rollout, "rows": rows, "accumulated": rollout // rows, "episodes": episodes, "updates": updates,
         "save": max(1, updates // 20), "sft_rows": max(1, min(32, readings["sft"].count // 4)),
     }  # fmt: skip
 
 
-def _usual(lengths: Sequence[int]) -> int:
-    """What 95 of 100 stay below. lengths: rising."""
+def _percentile_95(lengths: Sequence[int]) -> int:
+    """The 95th percentile of sorted lengths."""
     return lengths[int(0.95 * (len(lengths) - 1))]
 
 
-def _up(length: int) -> int:
-    """The next multiple of 32, so that a longer row of those that nobody looked at is not left out by a token."""
+def _round_up(length: int) -> int:
+    """The next multiple of 32, so that a slightly longer row outside of the sample is not left out."""
     return -(-length // 32) * 32
 
 
-def _lengths(readings: Mapping[str, Reading], tokenizer: Any, conversational: bool) -> tuple[list[int], list[int]]:
-    """Tokens, rising, of the whole texts that SFT and the reward model read, and of those answers that stand apart."""
+def _lengths(readings: Mapping[str, StageData], tokenizer: Any, conversational: bool) -> tuple[list[int], list[int]]:
+    """Sorted lengths, in tokens, of the texts that SFT and the reward model read, and of answers with a prompt."""
     texts, answers = [], []
     for prompt, text in _texts(readings, conversational):
         texts.append(len(tokenize_for_reward(text, tokenizer, ended=True)))
@@ -288,8 +319,8 @@ def _lengths(readings: Mapping[str, Reading], tokenizer: Any, conversational: bo
     return sorted(texts), sorted(answers)
 
 
-def _texts(readings: Mapping[str, Reading], conversational: bool) -> Iterator[tuple[Any, Any]]:
-    """The same texts or conversations, each with its prompt, or with None where that does not stand apart."""
+def _texts(readings: Mapping[str, StageData], conversational: bool) -> Iterator[tuple[Any, Any]]:
+    """The same texts or conversations with their prompts; None for a text without a prompt of its own."""
     for row in readings["sft"].rows:
         shaped = {**row, **as_turns(row)} if conversational else row
         prompt = shaped["messages"][:-1] if "messages" in shaped else shaped.get("prompt")
@@ -300,53 +331,56 @@ def _texts(readings: Mapping[str, Reading], conversational: bool) -> Iterator[tu
             yield turns["prompt"], append_completion(turns["prompt"], turns[side])
 
 
-def _fitting(about: dict[str, Any], model: ModelFacts, wish: RecipeRequest, said: _Said) -> tuple[dict[str, str], Plan]:
-    """The files of the recipe and their plan: all weights train where that fits, else an adapter does.
+def _fitting(
+    about: dict[str, Any], model: ModelFacts, request: RecipeRequest, decisions: _Decisions
+) -> tuple[dict[str, str], Plan]:
+    """The files of the recipe and their plan.
 
-    An adapter on weights in float32, or in bfloat16 where that does not fit either.
+    All weights train if that fits; else an adapter does, on float32 weights, or on bfloat16 ones if these do not fit.
     """
-    device, source = _card(wish.gib)
+    device, source = _device(request.gib)
     sizes, longest = about["sizes"], about["sizes"]["prompt"] + about["sizes"]["response"]
-    token = (BFLOAT16 if device.bfloat16 else FLOAT32) * model.cached
-    kept = int(CACHED * device.gib * GIB / token)
-    sizes["cached"] = max(kept, longest) if sizes["rollout"] * longest > kept else None
+    token_bytes = (BFLOAT16 if device.bfloat16 else FLOAT32) * model.kv_values
+    limit = int(CACHE_SHARE * device.gib * GIB / token_bytes)
+    sizes["cached"] = max(limit, longest) if sizes["rollout"] * longest > limit else None
     if sizes["cached"] is not None:
-        why = f"keys and values of all answers at once take over {CACHED:.0%}"
-        said("max_rollout_batch_tokens", sizes["cached"], why)
-    bits = _accelerated() and importlib.util.find_spec("bitsandbytes") is not None
-    tried: list[Plan] = []
+        reason = f"the KV cache of all answers would take over {CACHE_SHARE:.0%} of the memory"
+        decisions.add("max_rollout_batch_tokens", sizes["cached"], reason)
+    bits = _has_gpu() and importlib.util.find_spec("bitsandbytes") is not None
+    plans: list[Plan] = []
     for lora, bfloat16 in ((False, False), (True, False), (True, True)):
         about |= {"lora": lora, "bfloat16": bfloat16, "eight": lora and bits}
-        plan = _planned(about, device)
-        tried.append(plan)
+        plan = _plan(about, device)
+        plans.append(plan)
         if not plan.changes:
             break
-    about["memory"] = {one.stage: gib(one.peak) for one in plan.stages}
-    said("use_peft", str(lora).lower(), f"of all weights {_most(tried[0])}, of {device.gib:.0f} GiB {source}")
+    about["memory"] = {stage.stage: gib(stage.peak) for stage in plan.stages}
+    reason = f"training all weights, {_largest_stage(plans[0])} of {device.gib:.0f} GiB {source}"
+    decisions.add("use_peft", str(lora).lower(), reason)
     if bfloat16:
-        said("dtype", "bfloat16", f"of the model under LoRA: in float32 {_most(tried[1])}")
+        decisions.add("dtype", "bfloat16", f"of the model under LoRA; in float32 {_largest_stage(plans[1])}")
     if about["eight"]:
-        said("optim", "adamw_8bit", "bitsandbytes is installed")
+        decisions.add("optim", "adamw_8bit", "bitsandbytes is installed")
     if lora and model.revision is None:
-        said(
-            "publishing",
-            "not possible yet",
-            f"{model.name} is a folder, and an adapter is published with a base that others find: upload it to a Hub "
-            "and give that name, or give a --memory that all weights fit",
+        reason = (
+            f"{model.name} is a folder, and an adapter is only published with a base on a Hub: upload the model and "
+            "give its name there, or give a --memory that fits all weights"
         )
+        decisions.add("publishing", "not possible yet", reason)
     return _files(about), plan
 
 
-def _most(plan: Plan) -> str:
-    worst = max(plan.stages, key=lambda one: one.peak)
-    return f"{worst.stage} takes {gib(worst.peak)} GiB"
+def _largest_stage(plan: Plan) -> str:
+    largest = max(plan.stages, key=lambda stage: stage.peak)
+    return f"{largest.stage} takes {gib(largest.peak)} GiB"
 
 
-def _planned(about: Mapping[str, Any], device: Device) -> Plan:
+def _plan(about: Mapping[str, Any], device: Device) -> Plan:
     import yaml
 
-    said = {name.removesuffix(".yaml"): yaml.safe_load(text) for name, text in _files({**about, "memory": {}}).items()}
-    recipe = Recipe(about["title"], Path(about["title"]), said.pop("recipe"), said)
+    files = _files({**about, "memory": {}})
+    stages = {name.removesuffix(".yaml"): yaml.safe_load(text) for name, text in files.items()}
+    recipe = Recipe(about["title"], Path(about["title"]), stages.pop("recipe"), stages)
     return make_plan(recipe, device, suggest_changes=False)
 
 
@@ -355,59 +389,55 @@ def _files(about: Mapping[str, Any]) -> dict[str, str]:
     return {f"{name}.yaml": _rendered(name, about) for name in names}
 
 
-def _card(size: float | None) -> tuple[Device, str]:
-    """The card that the recipe is for, and who says so."""
-    half = not _accelerated() or has_bfloat16()  # where none is, one that has it
-    if size is not None:
-        return Device("GPU", size, bfloat16=half), "as --memory says"
-    if _accelerated():
-        return local_device(), "of the GPU here"
-    return Device("GPU", ASSUMED_GIB), "assumed, as no GPU is here; --memory says otherwise"
+def _device(gib: float | None) -> tuple[Device, str]:
+    """The device that the recipe is for, and where that comes from."""
+    half = not _has_gpu() or has_bfloat16()  # without a GPU, assume one that supports it
+    if gib is not None:
+        return Device("GPU", gib, bfloat16=half), "given by --memory"
+    if _has_gpu():
+        return local_device(), "of this machine's GPU"
+    return Device("GPU", ASSUMED_GIB), "assumed, as this machine has no GPU; set --memory to change this"
 
 
-def _accelerated() -> bool:
+def _has_gpu() -> bool:
     return best_device().type == "cuda"
 
 
+#: The argument that makes a reward count words.
 WORDS = "unit='words'"
 
 
-def _of_texts(name: str) -> str:
-    """A reward's name as that of a judge, which reads texts and no tokens."""
+def _as_judge(name: str) -> str:
+    """A reward's name as that of a judge, which reads texts, not tokens."""
     if getattr(load_object(name, group=REWARDS), "unit", None) != "tokens":
         return name
-    reward, _, given = name.removesuffix(")").partition("(")
-    return f"{reward}({', '.join(filter(None, (given, WORDS)))})"
+    reward, _, arguments = name.removesuffix(")").partition("(")
+    return f"{reward}({', '.join(filter(None, (arguments, WORDS)))})"
 
 
-def _judge(wish: RecipeRequest, readings: Mapping[str, Reading], said: _Said) -> dict[str, Any]:
-    """The keys of the evaluation that say who judges."""
-    if wish.judge is not None:
-        if wish.judge.startswith("reward:"):
-            theirs = wish.judge.removeprefix("reward:")
-            check_outputs(theirs, dict(enumerate(look_at_reward_model(split_label(theirs)[0]))))
-        said("judge", wish.judge, "as --judge says")
-        return {"judge": wish.judge}
-    for name in wish.functions:
-        if isinstance(load_object(name, group=REWARDS), Verifiable):
-            said("judge", f"rule:{name}", "a reward that is checked by a program is its own judge")
-            return {"judge": f"rule:{name}"}
-    if "reward" in readings:
-        said(
-            "judge",
-            SAME_LABELS,
-            f"nobody was named: a second reward model learns from {JUDGED:.0%} of the pairs; another public one, by "
-            "--judge reward:NAMESPACE/NAME, would not err where these labels do",
+def _judge(request: RecipeRequest, readings: Mapping[str, StageData], decisions: _Decisions) -> dict[str, Any]:
+    """The keys of the evaluation that name the judge."""
+    if request.judge is not None:
+        if request.judge.startswith("reward:"):
+            name = request.judge.removeprefix("reward:")
+            check_outputs(name, dict(enumerate(reward_labels(split_label(name)[0]))))
+        judge, reason = request.judge, "given by --judge"
+    elif verifiable := [name for name in request.functions if isinstance(load_object(name, group=REWARDS), Verifiable)]:
+        judge, reason = f"rule:{verifiable[0]}", "a verifiable reward is its own judge"
+    elif "reward" in readings:
+        judge = SAME_LABELS
+        reason = (
+            f"no judge was given: a second reward model trains on {JUDGE_SHARE:.0%} of the pairs; another public one, "
+            "by --judge reward:NAMESPACE/NAME, would not share the errors of these labels"
         )
-        return {"judge": SAME_LABELS}
-    own = f"reward:{wish.models[0]}" if wish.models else f"rule:{_of_texts(wish.functions[0])}"
-    said(
-        "judge",
-        own,
-        "NOBODY WAS NAMED: the reward itself says that training worked, not that answers got better; name another "
-        "reward model with --judge reward:NAMESPACE/NAME",
-    )
-    return {"judge": own}
+    else:
+        judge = f"reward:{request.models[0]}" if request.models else f"rule:{_as_judge(request.functions[0])}"
+        reason = (
+            "NO JUDGE WAS GIVEN: the reward itself shows that training worked, not that answers got better; name "
+            "another reward model by --judge reward:NAMESPACE/NAME"
+        )
+    decisions.add("judge", judge, reason)
+    return {"judge": judge}
 
 
 def _rendered(name: str, about: Mapping[str, Any]) -> str:

@@ -65,7 +65,7 @@ def shape_of(name: str, *, revision: str | None = None, hub: Hub = CLIENT) -> Sh
         revision or at,
         hub,
         patterns=SHAPE_FILES,
-        what=f"The model {repo} is no folder, is not in recipes/shapes.yaml and",
+        what=f"The model {repo} is not a folder, is not in recipes/shapes.yaml, and",
         mend="check its name, --hub and --source_hub, or give the folder of its config.json.",
     )
     return _read(str(folder), f"The model {repo}")

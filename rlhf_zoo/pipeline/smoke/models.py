@@ -1,4 +1,4 @@
-"""Miniatures of public models: their configuration class, vocabulary size, special tokens and template."""
+"""Miniatures of public models, with their configuration class, vocabulary size, special tokens and template."""
 
 from __future__ import annotations
 
@@ -16,20 +16,37 @@ from ...runs.recipe import is_repository_name, read_mapping, shipped
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-#: By every name that a configuration has for a size; each takes those that it knows.
+#: Small sizes by the names that configuration classes use; a class takes those that it has.
 SIZES: Mapping[str, Any] = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8,
     "num_key_value_heads": 2, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_inner": 48, "rotary_dim": 4, "num_layers": 2,
     "num_heads": 4, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48,
 }  # fmt: skip
-#: Tokens that a tokenizer learns, the 256 bytes among them.
+#: Tokens that a tokenizer learns, the 256 bytes included.
 MERGED = 1024
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 @dataclass(frozen=True)
 class Family:
-    """See recipes/families.yaml. labels: of a classifier; 1 is a reward model, None a language model."""
+    """A family of public models, as in recipes/families.yaml.
+
+    Attributes:
+        model_type: Of the transformers configuration.
+        vocab_size: Of the configuration.
+        special: Ids of special tokens.
+        eos: The end-of-sequence token.
+        bos: The beginning-of-sequence token.
+        unk: The unknown token.
+        pad: The padding token.
+        tokens: Tokens of the tokenizer; None for vocab_size.
+        wrap: Tokens that the tokenizer adds before and after a text.
+        stops: Tokens at which generation stops; () for eos.
+        template: The name of a chat template of trl's.
+        byte_fallback: Of the tokenizer.
+        fields: Other fields of the configuration.
+        labels: Of a classifier; 1 for a reward model, None for a language model.
+    """
 
     model_type: str
     vocab_size: int
@@ -48,33 +65,52 @@ class Family:
 
 
 def families() -> dict[str, Family]:
+    """Reads recipes/families.yaml."""
     return {name: Family(**keys) for name, keys in read_mapping(shipped() / "families.yaml").items()}
 
 
 def family_of(keys: Mapping[str, Any], *, of: str) -> Family:
-    """`family` by its name, with the other keys on top. Raises ZooError for one that is not known."""
-    given = dict(keys)
-    name, known = given.pop("family", None), families()
-    if name not in known:
-        raise ZooError(f"The miniature of {of} is of the family {name!r}{did_you_mean(str(name), known) or ''}: see "
-                       "recipes/families.yaml.")  # fmt: skip
-    unknown = given.keys() - {entry.name for entry in fields(Family)}
+    """Builds the family of a miniature.
+
+    Args:
+        keys: `family`, and fields that replace its own.
+        of: The model's name, for messages.
+
+    Raises:
+        ZooError: The family or a field is unknown.
+    """
+    changes = dict(keys)
+    name, by_name = changes.pop("family", None), families()
+    if name not in by_name:
+        raise ZooError(f"The miniature of {of} has the unknown family {name!r}{did_you_mean(str(name), by_name) or ''}"
+                       ": see recipes/families.yaml.")  # fmt: skip
+    unknown = changes.keys() - {entry.name for entry in fields(Family)}
     if unknown:
-        raise ZooError(f"The miniature of {of} says {min(unknown)}, which no family has: leave it out.")
-    template = given.get("template")
+        raise ZooError(f"The miniature of {of} has the unknown key {min(unknown)}: leave it out.")
+    template = changes.get("template")
     if template is not None and not is_repository_name(str(template)):  # it becomes part of a path
         raise ZooError(f"The miniature of {of} has the template {template!r:.200}: give the name of one of trl's.")
-    return replace(known[name], **{**given, "special": {**known[name].special, **given.get("special", {})}})
+    family = by_name[name]
+    return replace(family, **{**changes, "special": {**family.special, **changes.get("special", {})}})
 
 
 def make_tokenizer(
     family: Family, texts: Iterable[str], *, merged: int = MERGED, length: int = 2048
 ) -> PreTrainedTokenizerBase:
-    """Trained on a few texts. Special tokens have their ids, and words that no text is split into have the rest."""
+    """Trains a byte-level BPE tokenizer whose special tokens have the family's ids.
+
+    Ids that neither training nor special tokens use belong to made-up words.
+
+    Args:
+        family: The family.
+        texts: What it is trained on.
+        merged: Tokens that it learns.
+        length: The tokenizer's model_max_length.
+    """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    learned, merges = _trained(texts, merged)
+    learned, merges = _train_bpe(texts, merged)
     taken = {index: token for token, index in family.special.items()}
     names = chain(learned, ("Ġ" + "".join(letters) for letters in product(LETTERS, repeat=4)))
     fresh = (name for name in dict.fromkeys(names) if name not in family.special)
@@ -102,8 +138,8 @@ def make_tokenizer(
     return tokenizer
 
 
-def _trained(texts: Iterable[str], size: int) -> tuple[list[str], list[tuple[str, str]]]:
-    """Tokens, the bytes first, and merges, as byte-level BPE learns them."""
+def _train_bpe(texts: Iterable[str], size: int) -> tuple[list[str], list[tuple[str, str]]]:
+    """The tokens, bytes first, and the merges that byte-level BPE learns."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     backend = Tokenizer(models.BPE())
@@ -116,17 +152,22 @@ def _trained(texts: Iterable[str], size: int) -> tuple[list[str], list[tuple[str
 
 
 def make_model(family: Family, *, seed: int = 0) -> PreTrainedModel:
-    """Two layers of width 32, over all of the family's vocabulary; the global random state stays as it is."""
+    """Makes a model of two layers of width 32, with the family's vocabulary size and random weights.
+
+    Args:
+        family: The family.
+        seed: Of the weights; the global random state does not change.
+    """
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    kind, ids = CONFIG_MAPPING[family.model_type], family.special
-    known = kind().to_dict()
-    sizes = {name: size for name, size in SIZES.items() if name in known}
+    config_class, ids = CONFIG_MAPPING[family.model_type], family.special
+    defaults = config_class().to_dict()
+    sizes = {name: size for name, size in SIZES.items() if name in defaults}
     named = {"eos": family.eos, "bos": family.bos, "pad": family.pad}
     tokens = {f"{name}_token_id": None if token is None else ids[token] for name, token in named.items()}
-    config = kind(**{"vocab_size": family.vocab_size, **sizes, **tokens, **family.fields})
+    config = config_class(**{"vocab_size": family.vocab_size, **sizes, **tokens, **family.fields})
     auto: Any = AutoModelForCausalLM
     if family.labels is not None:
         auto = AutoModelForSequenceClassification
@@ -141,7 +182,16 @@ def make_model(family: Family, *, seed: int = 0) -> PreTrainedModel:
 
 
 def save_model(family: Family, folder: Path, texts: Iterable[str]) -> Path:
-    """texts: what its tokenizer is trained on."""
+    """Makes a miniature and its tokenizer, and saves both.
+
+    Args:
+        family: The family.
+        folder: Where to save them.
+        texts: What the tokenizer is trained on.
+
+    Returns:
+        The folder.
+    """
     make_model(family).save_pretrained(folder)
     make_tokenizer(family, texts).save_pretrained(folder)
     return folder

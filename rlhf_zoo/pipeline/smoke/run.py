@@ -1,4 +1,4 @@
-"""A recipe at the size of a test: what takes the place of its models and data, and which of its keys are made small."""
+"""Shrinks a recipe to a smoke test: miniatures of its models and data, and small values for its keys."""
 
 import importlib.util
 import json
@@ -16,12 +16,13 @@ from ...runs.settings.key_classes import check_architecture, check_download, obe
 from ...runs.settings.loading import BITS_OPTIMIZERS
 from .models import family_of, save_model
 
-#: Rows of each split; a pattern of rows is repeated until there are so many.
+#: Rows of each split; the patterns of rows are repeated.
 ROWS = 64
-#: The share of so few rows that has the prompts which the evaluation asks for.
+#: The share of these rows that holds enough prompts for the evaluation.
 HELD_OUT = 0.1
-#: So much of a completion that what cuts it is reached.
+#: Tokens of a completion: enough for stop tokens and truncation to occur.
 RESPONSE = 24
+#: Small values, by stage.
 SMALL: Mapping[str, Mapping[str, Any]] = {
     "recipe": {
         "evaluation.prompts": 4, "evaluation.samples": 1, "evaluation.checkpoint_prompts": 2,
@@ -41,9 +42,13 @@ SMALL: Mapping[str, Mapping[str, Any]] = {
 
 
 def small(recipe: Recipe) -> dict[str, dict[str, Any]]:
-    """Flags by stage: a few steps of a few short texts on the processor; all else is as the recipe says.
+    """Flags that train a few steps of a few short texts on the CPU, and leave everything else as in the recipe.
 
-    `flags` of zoo.yaml, written as on the command line, are on top.
+    Args:
+        recipe: The recipe; `flags` in its zoo.yaml, written as on the command line, are added.
+
+    Returns:
+        Flags by stage; those of recipe.yaml under "recipe".
     """
     flags: dict[str, dict[str, Any]] = {"recipe": dict(SMALL["recipe"])}
     missing = importlib.util.find_spec("bitsandbytes") is None
@@ -76,7 +81,18 @@ def small(recipe: Recipe) -> dict[str, dict[str, Any]]:
 
 
 def publish_miniatures(recipe: Recipe, hub: Hub) -> list[str]:
-    """Miniatures of the models and data that the recipe names, on a Hub under the names that it uses; those names."""
+    """Publishes miniatures of the recipe's models and data under the names that the recipe uses.
+
+    Args:
+        recipe: The recipe.
+        hub: Where to publish them.
+
+    Returns:
+        The names.
+
+    Raises:
+        ZooError: zoo.yaml does not describe a miniature.
+    """
     models, data = recipe.zoo.get("models") or {}, recipe.zoo.get("data") or {}
     texts = [json.dumps(rows, ensure_ascii=False) for keys in data.values() for rows in keys["rows"]]
     with tempfile.TemporaryDirectory() as scratch:
@@ -94,7 +110,18 @@ def publish_miniatures(recipe: Recipe, hub: Hub) -> list[str]:
 
 
 def write_data(keys: Mapping[str, Any], folder: Path) -> Path:
-    """splits: of the configuration `config`, each ROWS long. rows: patterns, in which {n} is the number of the row."""
+    """Writes a data set of `ROWS` rows per split.
+
+    Args:
+        keys: `splits`, `config`, and `rows`: patterns in which {n} is the number of the row.
+        folder: Where to write it.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ZooError: A split has a name that is not valid.
+    """
     folder.mkdir()
     parts = []
     for split in keys["splits"]:
@@ -114,5 +141,5 @@ def _numbered(value: Any, n: int) -> Any:
     if isinstance(value, str):
         return value.replace("{n}", str(n))
     if isinstance(value, Mapping):
-        return {key: _numbered(one, n) for key, one in value.items()}
-    return [_numbered(one, n) for one in value] if isinstance(value, list) else value
+        return {key: _numbered(item, n) for key, item in value.items()}
+    return [_numbered(item, n) for item in value] if isinstance(value, list) else value

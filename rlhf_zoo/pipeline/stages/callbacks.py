@@ -1,4 +1,4 @@
-"""What a stage adds to any trainer: metrics on disk, a progress bar, whole checkpoints, sending them, Ctrl-C."""
+"""Callbacks of a stage's trainer: metrics on disk, a progress bar, complete checkpoints, publishing, Ctrl-C."""
 
 import shutil
 import time
@@ -15,6 +15,7 @@ from ...modeling.remote_code import add_code
 from ...runs.record import COMPLETE, StageRecord
 from .interrupt import EvaluationEnded, Interruptible
 
+#: Labels of the metrics in the progress bar.
 SHOWN = {
     "loss": "loss",
     "accuracy": "accuracy",
@@ -22,8 +23,9 @@ SHOWN = {
     "objective/kl": "kl",
     "completions/eos_rate": "eos",
 }
-SHOWN_EVERY = 0.5  # seconds
-# Times differ from run to run, and a resumed run must have the metrics of an uninterrupted one.
+#: Seconds between updates of the progress bar.
+SHOWN_EVERY = 0.5
+#: Endings of metrics that differ from run to run: a resumed run must have the metrics of an uninterrupted one.
 LEFT_OUT = (
     "runtime",
     "preparation_time",
@@ -43,43 +45,48 @@ def check_room(record: StageRecord, *, least: int = 0) -> None:
     """Checks that the disk can hold the next checkpoint.
 
     Args:
-        record: The stage's files. The last checkpoint says how large the next one will be.
-        least: Bytes to ask for before there is a checkpoint.
+        record: The stage's files; the next checkpoint is expected to be as large as the last one.
+        least: Bytes to expect before there is a checkpoint.
 
     Raises:
-        NoRoom: The disk has fewer bytes left.
+        NoRoom: Less is free.
     """
     last = record.last_checkpoint()
     size = least if last is None else sum(path.stat().st_size for path in last.rglob("*") if path.is_file())
     free = shutil.disk_usage(record.path).free
     if free < size:
         raise NoRoom(
-            f"The disk of {record.path} has {free / 2**20:,.1f} MiB left and a checkpoint takes {size / 2**20:,.1f}: "
-            "make room, and the same command goes on from the last checkpoint."
+            f"The disk of {record.path} has {free / 2**20:,.1f} MiB free, but a checkpoint takes {size / 2**20:,.1f}: "
+            "free some space, then run the same command again to resume from the last checkpoint."
         )
 
 
 class ProgressCallback(TrainerCallback):
-    """Metrics on disk and a progress bar, which begins with `desc` and with what is done between two steps."""
+    """Writes metrics to disk, and shows a progress bar.
+
+    Args:
+        record: The stage's files.
+        desc: The beginning of the bar, before what is done between two steps.
+    """
 
     def __init__(self, record: StageRecord, desc: str) -> None:
         self._record = record
         self._desc = desc
         self._bar: tqdm | None = None
         self._described = desc
-        self._batches = 0  # of the evaluation under way
+        self._batches = 0  # of the current evaluation
         self._shown = 0.0
 
-    def _say(self, what: str = "") -> None:
-        """Shows what is being done before the next step; nothing while one is trained."""
-        described = f"{self._desc}, {what}" if what else self._desc
+    def _describe(self, activity: str = "") -> None:
+        """Shows what is done before the next step; "" during a step."""
+        described = f"{self._desc}, {activity}" if activity else self._desc
         if self._bar is not None and described != self._described:
             self._described, self._shown = described, time.monotonic()
             self._bar.set_description(described)
 
-    def _say_next(self, control: TrainerControl) -> None:
+    def _describe_next(self, control: TrainerControl) -> None:
         self._batches = 0
-        self._say("evaluating" if control.should_evaluate else "saving" if control.should_save else "")
+        self._describe("evaluating" if control.should_evaluate else "saving" if control.should_save else "")
 
     def on_prediction_step(
         self,
@@ -92,14 +99,14 @@ class ProgressCallback(TrainerCallback):
         self._batches += 1
         if time.monotonic() - self._shown > SHOWN_EVERY:
             total = len(eval_dataloader) if isinstance(eval_dataloader, Sized) else None
-            self._say(f"evaluating, batch {self._batches}{f' of {total}' if total else ''}")
+            self._describe(f"evaluating, batch {self._batches}{f' of {total}' if total else ''}")
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._batches = 0
-        self._say("saving" if control.should_save else "")
+        self._describe("saving" if control.should_save else "")
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._say()
+        self._describe()
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._bar = tqdm(
@@ -113,7 +120,7 @@ class ProgressCallback(TrainerCallback):
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self._bar is not None:
             self._bar.update(state.global_step - self._bar.n)
-        self._say_next(control)
+        self._describe_next(control)
 
     def on_log(
         self,
@@ -124,7 +131,7 @@ class ProgressCallback(TrainerCallback):
         **_: Any,
     ) -> None:
         if "train_runtime" in (logs or {}) and state.global_step < state.max_steps:
-            return  # the summary of an interrupted run: the run that goes on has another
+            return  # the summary of an interrupted run: the resumed run logs its own
         numbers = {name: value for name, value in (logs or {}).items() if not name.endswith(LEFT_OUT)}
         numbers.pop("epoch", None)
         if not numbers or not distributed.first():
@@ -138,23 +145,23 @@ class ProgressCallback(TrainerCallback):
         self.close()
 
     def close(self) -> None:
-        """Ends the bar's line, so that the next message starts on its own."""
+        """Ends the bar's line, so that the next message starts on a new one."""
         if self._bar is not None:
             self._bar.close()
 
 
 class StageCallback(ProgressCallback):
-    """Follows one `trainer.train()` of a stage: completes its checkpoints, and ends it after Ctrl-C.
+    """Completes the checkpoints of a stage's trainer, and stops it after Ctrl-C.
 
-    An evaluation under way ends with EvaluationEnded after its batch: it may take minutes, and changes no weight.
+    A running evaluation stops with EvaluationEnded after its batch, as it may take minutes and changes no weights.
 
     Args:
         record: The stage's files.
-        stop: Says whether Ctrl-C was pressed.
-        finish_checkpoint: Takes a checkpoint's path, and adds to it before it counts as complete. Called in every
+        stop: Has whether Ctrl-C was pressed.
+        finish_checkpoint: Takes a checkpoint's path, and adds to it before it counts as complete; called in every
             process.
         saved: Called in the first process once a checkpoint is complete.
-        stop_after: The step to end after.
+        stop_after: The step to stop after.
     """
 
     def __init__(
@@ -177,9 +184,9 @@ class StageCallback(ProgressCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
     ) -> None:
         super().on_train_begin(args, state, control, **kwargs)
-        trained = [] if model is None else [each for each in model.parameters() if each.requires_grad]
-        # At the least: the optimizer's state comes on top.
-        check_room(self._record, least=sum(each.numel() * each.element_size() for each in trained))
+        trained = [] if model is None else [weight for weight in model.parameters() if weight.requires_grad]
+        # A lower bound, without the optimizer's state.
+        check_room(self._record, least=sum(weight.numel() * weight.element_size() for weight in trained))
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -189,12 +196,12 @@ class StageCallback(ProgressCallback):
         if self._stop.requested or state.global_step == self._stop_after:
             control.should_save = control.should_training_stop = True
         if state.global_step >= state.max_steps:
-            # Now, and not at the end of the epoch, after the checkpoint is saved: its card has the figures then.
+            # Evaluate now, not at the end of the epoch: the card of the last checkpoint needs the figures.
             control.should_evaluate |= args.eval_strategy != IntervalStrategy.NO
             control.should_save = True
         if control.should_save:
             check_room(self._record)
-        self._say_next(control)
+        self._describe_next(control)
         return control
 
     def on_prediction_step(
@@ -213,20 +220,20 @@ class StageCallback(ProgressCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> TrainerControl:
         control.should_evaluate &= self._evaluated != state.global_step
-        # A complete checkpoint may be on its way to the Hub: it is not written again.
+        # A complete checkpoint may be being sent, so it is not written again.
         complete = self._record.checkpoint_path(state.global_step) / COMPLETE
         control.should_save &= not distributed.from_first(complete.is_file)
-        self._say_next(control)
+        self._describe_next(control)
         return control
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        distributed.wait()  # what each of them adds to the checkpoint lies there
+        distributed.wait()  # until all processes have written their files
         checkpoint = self._record.checkpoint_path(state.global_step)
         if self._finish_checkpoint is not None:
             self._finish_checkpoint(checkpoint)
         if not distributed.first():
             return
-        # peft writes an empty model card beside each adapter, with this machine's paths. Ours is made when it is sent.
+        # peft writes an empty model card with local paths next to each adapter; ours is made when it is sent.
         for template in checkpoint.rglob("README.md"):
             template.unlink()
         add_code(checkpoint)

@@ -1,4 +1,4 @@
-"""The eval stage: PPO against SFT on held-out prompts, by a judge that is not the training reward."""
+"""The eval stage: compares PPO with SFT on held-out prompts, by a judge that is not the training reward."""
 
 import contextlib
 import hashlib
@@ -45,15 +45,22 @@ from ...runs.settings.judge_names import SAME_LABELS, kind_of
 from ...runs.status_line import doing
 from .interrupt import Stopped
 from .judges import check_on_pairs, judge_reliability, train_same_labels
-from .seen import prompts_seen
 from .train import code_lineage, quiet
+from .trained_prompts import count_trained_prompts
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class _Inputs:
-    """What an evaluation reads: PPO's data, pairs of the policies' own outputs, the checkpoints at the start."""
+    """The inputs of an evaluation.
+
+    Attributes:
+        source: PPO's data.
+        own: Pairs of the policies' own outputs, and their data set.
+        sft: The SFT policy.
+        ppo: The checkpoint of PPO that the run chose so far.
+    """
 
     source: DataSource
     own: tuple[Dataset, DataSource] | None
@@ -61,7 +68,7 @@ class _Inputs:
     ppo: ParentCheckpoint
 
     def resolved(self, context: RunContext) -> dict[str, Any]:
-        """The keys and inputs that tell evaluations of a run apart, for its fingerprint."""
+        """The keys and inputs that identify an evaluation, for its fingerprint."""
         own = {} if self.own is None else {name: self.own[1].lineage.get(name) for name in ("commit", "files")}
         return {
             "evaluation": recorded(evaluation_of(context)),
@@ -74,10 +81,14 @@ class _Inputs:
 
 @dataclass(frozen=True)
 class _Comparison:
-    """What was measured: the PPO checkpoint `ppo` against SFT, and all checkpoints, or why they were not measured.
+    """The results of an evaluation.
 
-    figures: of trivial policies and reference answers, for evaluation.json. chosen: the checkpoint that the verdict
-    chose, for run.json; None where the recipe chose it.
+    Attributes:
+        result: PPO against SFT.
+        ppo: The checkpoint that was compared.
+        trajectory: All checkpoints, or the reason why they were not measured.
+        figures: Of trivial policies and reference answers, for evaluation.json.
+        chosen: The checkpoint that the verdict chose, for run.json; None if the recipe chose it.
     """
 
     result: HeadToHead
@@ -91,19 +102,19 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     """Evaluates the finished PPO policy against its SFT policy.
 
     Writes eval/evaluation.json and eval/samples.jsonl. The figures are over held-out prompts, with a count of those
-    that each stage trained on. Another judge, or other prompts, make another evaluation, which replaces the one before
-    once it is done; until then, and where it fails, nothing of the run directory changes. Several processes sample and
+    that each stage trained on. With another judge or other prompts it evaluates again, and replaces the earlier
+    evaluation at the end; until then, and if it fails, the run directory does not change. All processes sample and
     measure; the first one asks the judges, and writes.
 
     Args:
         context: The run.
-        publisher: Sends the cards of what was measured, at the end.
+        publisher: Sends the new cards at the end.
 
     Returns:
-        Whether it evaluated: False when that was done already.
+        Whether it evaluated: False if that was already done.
 
     Raises:
-        ZooError: A judge, the data or a checkpoint cannot be had.
+        ZooError: A judge, the data or a checkpoint is not available.
         Stopped: After Ctrl-C.
     """
     started = time.monotonic()
@@ -118,19 +129,19 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     own, source = own_pairs(context), stage_source(context, "ppo")
     inputs = _Inputs(source, own, sft=context.checkpoint("sft"), ppo=context.checkpoint("ppo"))
     resolved = inputs.resolved(context)
-    code = judges_code(config.names)  # as it is now: what is edited while judges score is not what scored
+    code = judges_code(config.names)  # now, as files may be edited while the judges score
     done = _is_done(context, resolved, code)
     if distributed.from_first(lambda: done):
         return False
     distributed.from_first(lambda: check_data(config.lm_eval, context.hub))
     prompts = check_prompts(context, source, inputs.sft.path)
     check_rules(context, source, prompts, inputs.sft.path)
-    seen_by_stage = prompts_seen(context, prompts)
+    trained_on = count_trained_prompts(context, prompts)
     try:
         if SAME_LABELS in config.names:
             train_same_labels(context)
         tools = make_evaluator(context, inputs.sft.path)
-        with doing("eval: looking at the judges"):
+        with doing("eval: checking the judges"):
             checks = check_on_pairs(context, tools, None if own is None else own[0])
         comparison = _compare(context, inputs, tools, prompts, checks)
         if not distributed.first():
@@ -146,7 +157,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         raise Stopped from error
     seconds = time.monotonic() - started
     document = {
-        **_head(context, source, seen_by_stage),
+        **_head(context, source, trained_on),
         **figures,
         **{name: keys for name in ("labeled", "own_pairs") if (keys := getattr(config, name))},
         **_verdict(record.path, comparison.trajectory),
@@ -160,12 +171,12 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         context.record("ppo").write(chosen=comparison.chosen, weights=weights)
     _record(context, parents, resolved, code, seconds)
     if publisher is not None:
-        publisher.notify()  # the cards of what it measured are due
+        publisher.notify()  # the cards of both stages are new
     return True
 
 
 def _is_done(context: RunContext, resolved: Mapping[str, Any], code: Mapping[str, Any]) -> bool:
-    """Whether the run directory holds this evaluation, and nothing asks for it again."""
+    """Whether the run directory has this evaluation, and it need not be repeated."""
     before = context.record("eval").read()
     undecided = (context.record("ppo").read().get("chosen") or {}).get("open")
     done = before.get("status") == "finished" and before.get("fingerprint") == fingerprint(resolved)
@@ -176,9 +187,9 @@ def _is_done(context: RunContext, resolved: Mapping[str, Any], code: Mapping[str
 def _compare(
     context: RunContext, inputs: _Inputs, tools: Evaluator, prompts: Dataset, checks: Mapping[str, JudgeCheck]
 ) -> _Comparison:
-    """Measures every checkpoint on validation prompts, and one of them against SFT on the test prompts.
+    """Measures every checkpoint on validation prompts, and compares one of them with SFT on the test prompts.
 
-    That one is the checkpoint of the run, or where the run leaves the choice to the verdict, the one it recommends.
+    That is the run's checkpoint, or, with `release: recommended`, the one that the verdict recommends.
     """
     config, seed = evaluation_of(context), context.shared.seed
     headline = checks[tools.judge.name]
@@ -208,7 +219,7 @@ def _compare(
     if not isinstance(trajectory, str):
         trivial = score_trivial(result, trajectory.trivial, prompts)
         trajectory = trajectory.of(replace(trajectory.standing, winnable=trivial.winnable))
-        # What trivial policies win may take the recommendation back: then the last checkpoint is compared instead.
+        # The trivial policies' win rates may withdraw the recommendation: then the last checkpoint is compared.
         if open_choice and trajectory.verdict.recommended is None and step != (step := _last_step(context)):
             ppo, result = against_sft(step)
             trivial = score_trivial(result, trajectory.trivial, prompts)
@@ -252,8 +263,8 @@ def _lm_eval(context: RunContext, parents: Mapping[str, ParentCheckpoint]) -> di
     return {"lm_eval": tasks}
 
 
-def _head(context: RunContext, source: DataSource, seen: Mapping[str, Any]) -> dict[str, Any]:
-    """The first keys of evaluation.json: the run, its data, and what its rewards came from."""
+def _head(context: RunContext, source: DataSource, trained_on: Mapping[str, Any]) -> dict[str, Any]:
+    """The first keys of evaluation.json: the run, its data and its reward model."""
     where = evaluated_part(context)
     return {
         "schema": 1,
@@ -264,7 +275,7 @@ def _head(context: RunContext, source: DataSource, seen: Mapping[str, Any]) -> d
             "location": source.lineage["repo"],
             "revision": source.lineage["commit"],
             **where,
-            "seen": seen,
+            "seen": trained_on,
         },
         "simulated": context.shared.simulated,
         "reward_model": context.record("reward").read().get("reward_model"),
@@ -278,7 +289,7 @@ def _record(
     code: Mapping[str, Any],
     seconds: float,
 ) -> None:
-    """Writes run.json of the evaluation. code: of the judges."""
+    """Writes run.json of the evaluation; `code` is that of the judges."""
     record = context.record("eval")
     record.clear()
     record.write(
@@ -297,23 +308,23 @@ def _record(
 
 
 def recorded(config: EvaluationConfig) -> dict[str, Any]:
-    """The keys that tell evaluations apart, of a config whose judge is settled.
+    """The keys that identify an evaluation.
 
     Args:
-        config: The evaluation.
+        config: The evaluation, with its judge.
 
     Returns:
-        Its keys. Those that came later are left out at their defaults, so that fingerprints of older runs still hold.
+        Its keys, without optional ones at their defaults.
     """
-    later: dict[str, Any] = {
+    optional: dict[str, Any] = {
         "judges": [], "llm": {}, "dataset_test_split": None, "labeled": {}, "own_pairs": {}, "lm_eval": [],
         "lm_eval_limit": None, "lm_eval_fewshot": None, "reference": {},
     }  # fmt: skip
-    return {key: value for key, value in asdict(config).items() if later.get(key) != value}
+    return {key: value for key, value in asdict(config).items() if optional.get(key) != value}
 
 
 def origins(context: RunContext, stage: str, checkpoint: ParentCheckpoint) -> list[Origin]:
-    """Where a stage's checkpoint is published.
+    """Finds where a stage's checkpoint is published.
 
     Args:
         context: The run.
@@ -321,9 +332,9 @@ def origins(context: RunContext, stage: str, checkpoint: ParentCheckpoint) -> li
         checkpoint: Its checkpoint.
 
     Returns:
-        Repository and commit; [] where it is not published yet.
+        Repositories and commits; [] if it is not published yet.
     """
-    if stage not in context.recipe.stages:  # what PPO starts from in its place
+    if stage not in context.recipe.stages:  # PPO starts from a model from elsewhere
         repo, commit = checkpoint.lineage["repo"], checkpoint.lineage["commit"]
         return [(repo, commit)] if repo and commit else []
     repo = context.repo(stage)
@@ -333,12 +344,12 @@ def origins(context: RunContext, stage: str, checkpoint: ParentCheckpoint) -> li
 
 
 def check_prompts(context: RunContext, source: DataSource, path: Path | None = None) -> Dataset:
-    """Reads the held-out prompts that the evaluation asks for, with as few repeats as possible.
+    """Reads the held-out prompts of the evaluation, with as few repeats as possible.
 
     Args:
         context: The run.
         source: PPO's data.
-        path: The SFT policy, where it is trained.
+        path: The SFT policy, if it is trained.
 
     Returns:
         `evaluation.prompts` rows.
@@ -350,44 +361,44 @@ def check_prompts(context: RunContext, source: DataSource, path: Path | None = N
     prompts = evaluation_rows(context, source, path=path)
     if len(prompts) < wanted:
         raise ZooError(
-            f"The {_words(evaluated_part(context))} has {describe_prompt_count(prompts)} prompts and "
-            f"evaluation.prompts asks for {wanted}: lower it, or prepare more data."
+            f"The {_describe(evaluated_part(context))} has {describe_prompt_count(prompts)} prompts, but "
+            f"evaluation.prompts is {wanted}: lower it, or prepare more data."
         )
     prompts = prompts.select(range(wanted))
     if (distinct := count_distinct_prompts(prompts["prompt"])) < wanted:
         log.warning(
-            "evaluation.prompts asks for %d, and the %s has %d different prompts: %d rows repeat one, and intervals "
-            "count each prompt once.",
-            wanted, _words(evaluated_part(context)), distinct, wanted - distinct,
+            "evaluation.prompts is %d, but the %s has %d different prompts: %d rows repeat one, and intervals count "
+            "each prompt once.",
+            wanted, _describe(evaluated_part(context)), distinct, wanted - distinct,
         )  # fmt: skip
     answers = context.shared.evaluation.reference_answers
     if answers is not None and answers.column not in prompts.column_names:
         raise ZooError(
-            f"evaluation.reference names the column {answers.column}, and the evaluation's prompts have "
+            f"evaluation.reference names the column {answers.column}, but the evaluation's prompts have "
             f"{', '.join(unmarked(prompts).column_names)}: name one of these."
         )
     if answers is not None and not all(isinstance(value, str | list) for value in prompts[answers.column]):
         raise ZooError(
-            f"evaluation.reference names the column {answers.column}, in which not every prompt has a text or "
-            "messages: name one that holds answers."
+            f"evaluation.reference names the column {answers.column}, in which some prompt has neither a text nor "
+            "messages: name a column of answers."
         )
     return prompts
 
 
-def _words(where: Mapping[str, Any]) -> str:
+def _describe(where: Mapping[str, Any]) -> str:
     share, split = where["held_out_share"], where["split"]
     return f"{split} split" if share is None else f"share of {share:g} that PPO holds out of the {split} split"
 
 
 def check_judges(context: RunContext, *, anew: bool = False) -> None:
-    """Checks, before anything trains, that the judges and the lexicon can be had.
+    """Checks, before training, that the judges and the lexicon are available.
 
     Args:
         context: The run.
-        anew: Whether the run begins again, so that nothing of an earlier judge counts.
+        anew: Whether the run starts again, so that an earlier judge does not count.
 
     Raises:
-        ZooError: A judge, its data, its endpoint or a task of lm-evaluation-harness cannot be had.
+        ZooError: A judge, its data, its endpoint or a task of lm-evaluation-harness is not available.
     """
     config = evaluation_of(context)
     check_same_labels(context, anew=anew)
@@ -402,13 +413,13 @@ def check_judges(context: RunContext, *, anew: bool = False) -> None:
 
 
 def check_rules(context: RunContext, source: DataSource, prompts: Dataset, path: Path | None = None) -> None:
-    """Checks that judges which are rules can score answers to every prompt of the evaluation.
+    """Checks that rule judges can score answers to every prompt of the evaluation.
 
     Args:
         context: The run.
         source: PPO's data.
-        prompts: Those of the evaluation at the end. The prompts that checkpoints are measured on are checked too.
-        path: The SFT policy, where it is trained.
+        prompts: The test prompts; validation prompts, if there are any, are checked too.
+        path: The SFT policy, if it is trained.
 
     Raises:
         ZooError: A rule cannot score some prompt.
@@ -419,12 +430,12 @@ def check_rules(context: RunContext, source: DataSource, prompts: Dataset, path:
         return
     rows_by_part = {"test": prompts}
     if config.checkpoint_prompts > 0:
-        with contextlib.suppress(ZooError):  # without validation prompts there is no verdict, which the evaluation says
+        with contextlib.suppress(ZooError):  # the evaluation reports missing validation prompts
             rows = evaluation_rows(context, source, "validation", path=path)
             rows_by_part["validation"] = rows.select(range(min(config.checkpoint_prompts, len(rows))))
     for rule in rules:
         for part, rows in rows_by_part.items():
-            rule.check_prompts(rows, of=f"the {_words(evaluated_part(context, part))}")
+            rule.check_prompts(rows, of=f"the {_describe(evaluated_part(context, part))}")
 
 
 def _last_step(context: RunContext) -> int:
@@ -434,9 +445,9 @@ def _last_step(context: RunContext) -> int:
 
 
 def _choose(step: int, followed: Trajectory | str) -> dict[str, Any]:
-    """The chosen checkpoint, for run.json, where the run's rule leaves it to the verdict.
+    """The chosen checkpoint for run.json, with `release: recommended`.
 
-    Where none is recommended, the last one is chosen: `main`, and no tag `best`.
+    Without a recommendation the last one is chosen: it becomes `main`, and there is no tag `best`.
     """
     recommended = None if isinstance(followed, str) else followed.verdict.recommended
     chosen = {"step": step, "rule": "recommended", "metric": None, "value": None}
@@ -444,7 +455,7 @@ def _choose(step: int, followed: Trajectory | str) -> dict[str, Any]:
 
 
 def _verdict(folder: Path, followed: Trajectory | str) -> dict[str, Any]:
-    """What evaluation.json says of the run's checkpoints; their scores by prompt go to a file beside it."""
+    """The verdict for evaluation.json; the checkpoints' scores by prompt are written to a file next to it."""
     scores = folder / "over_training.json"
     if isinstance(followed, str):
         scores.unlink(missing_ok=True)
@@ -455,12 +466,12 @@ def _verdict(folder: Path, followed: Trajectory | str) -> dict[str, Any]:
 
 
 def same_weights(a: Path, b: Path, overrides: Mapping[str, Path | None] = NOTHING) -> bool:
-    """Whether two checkpoints hold the same weight files, of those that are published, by sha256.
+    """Compares the published weight files of two checkpoints by sha256.
 
     Args:
         a: A checkpoint.
         b: Another.
-        overrides: Files to read in place of b's, by name.
+        overrides: Replacements for b's files, by name.
     """
     ours, theirs = (
         {

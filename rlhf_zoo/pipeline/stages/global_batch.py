@@ -1,7 +1,7 @@
-"""trl's trainers in several processes: the batches, losses and metrics of one process.
+"""Makes trl's trainers compute the same batches, losses and metrics in several processes as in one.
 
-Trainer fills the last batch of a pass up with rows of its first, and trl averages by process what one process averages
-over a batch. Here the rows of each batch are dealt out evenly, once each, and a loss is the mean over all of them.
+transformers' Trainer pads the last batch of an epoch with rows of the first one, and trl averages within each process.
+Here the rows of each batch are distributed evenly, once each, and a loss is the mean over all of them.
 """
 
 from collections.abc import Iterator
@@ -16,10 +16,10 @@ from trl import RewardConfig, RewardTrainer
 from ...modeling import distributed
 
 
-class _Dealt(BatchSamplerShard):
-    """Every process's share of each batch of all; the last one's rows are dealt out one by one.
+class _EvenShard(BatchSamplerShard):
+    """This process's share of each global batch; the rows of an incomplete last batch are distributed one by one.
 
-    A process that gets none of them has the first row, which is not to count.
+    A process without a row gets the first one, which does not count.
     """
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -29,44 +29,51 @@ class _Dealt(BatchSamplerShard):
             if sum(map(len, batches)) == self.num_processes * self.batch_size:
                 yield batches[self.process_index]
                 batches = []
-        left = [row for batch in batches for row in batch]
-        if left and not self.drop_last:
-            yield left[self.process_index :: self.num_processes] or left[:1]
+        remaining = [row for batch in batches for row in batch]
+        if remaining and not self.drop_last:
+            yield remaining[self.process_index :: self.num_processes] or remaining[:1]
 
     def __len__(self) -> int:
-        whole, left = divmod(len(self.batch_sampler), self.num_processes)
-        return whole + (left > 0 and not self.drop_last)
+        full, remaining = divmod(len(self.batch_sampler), self.num_processes)
+        return full + (remaining > 0 and not self.drop_last)
 
 
 class GlobalBatch(Trainer):
-    """Stands before a trainer of trl's."""
+    """A mixin before trl's SFTTrainer and others."""
 
-    def _dealt(self, loader: Any) -> Any:
-        loader.batch_sampler.__class__ = _Dealt
+    def _even(self, loader: Any) -> Any:
+        loader.batch_sampler.__class__ = _EvenShard
         return loader
 
     def get_train_dataloader(self) -> Any:
-        return self._dealt(super().get_train_dataloader())
+        return self._even(super().get_train_dataloader())
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        return self._dealt(super().get_eval_dataloader(eval_dataset))
+        return self._even(super().get_eval_dataloader(eval_dataset))
 
-    def rows(self, here: int) -> tuple[int, int]:
-        """Of a batch of `here` rows: how many count, and how many do in all processes."""
-        reading = self.accelerator.gradient_state
-        if not reading.end_of_dataloader or reading.remainder <= 0:
-            return here, here * self.args.world_size
-        each, left = divmod(reading.remainder, self.args.world_size)
-        return each + (self.args.process_index < left), reading.remainder
+    def rows(self, local: int) -> tuple[int, int]:
+        """Counts the rows of the current batch without padding.
 
-    def _counting(self, inputs: Any) -> Any:
-        """Leaves out the targets of a row that is not to count."""
+        Args:
+            local: Rows in this process.
+
+        Returns:
+            The rows that count in this process, and in all processes.
+        """
+        state = self.accelerator.gradient_state
+        if not state.end_of_dataloader or state.remainder <= 0:
+            return local, local * self.args.world_size
+        share, extra = divmod(state.remainder, self.args.world_size)
+        return share + (self.args.process_index < extra), state.remainder
+
+    def _mask_padding(self, inputs: Any) -> Any:
+        """Masks the labels of a row that does not count."""
         if "labels" in inputs and self.rows(len(inputs["labels"]))[0] == 0:
             inputs["labels"] = torch.full_like(inputs["labels"], -100)
         return inputs
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
-        return super().get_batch_samples(map(self._counting, epoch_iterator), num_batches, device)
+        return super().get_batch_samples(map(self._mask_padding, epoch_iterator), num_batches, device)
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
@@ -76,12 +83,12 @@ class GlobalBatch(Trainer):
         return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
 
     def prediction_step(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        loss, *rest = super().prediction_step(model, self._counting(inputs), *args, **kwargs)
-        return (self.accelerator.reduce(loss, "mean"), *rest)
+        loss, *outputs = super().prediction_step(model, self._mask_padding(inputs), *args, **kwargs)
+        return (self.accelerator.reduce(loss, "mean"), *outputs)
 
 
 class GlobalReward(GlobalBatch):
-    """Stands before trl's RewardTrainer."""
+    """A mixin before trl's RewardTrainer."""
 
     args: RewardConfig
     _metrics: Any
@@ -90,22 +97,22 @@ class GlobalReward(GlobalBatch):
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """−log σ(chosen − rejected − margin), and the centering, averaged over the pairs of all processes."""
+        """−log σ(chosen − rejected − margin) and the centering penalty, averaged over the pairs of all processes."""
         mode, coefficient = "train" if model.training else "eval", self.args.center_rewards_coefficient
         outputs = model(**inputs, use_cache=False)
         chosen, rejected = torch.chunk(outputs.logits.squeeze(-1), chunks=2)
-        each = -nn.functional.logsigmoid(chosen - rejected - inputs.get("margin", 0))
+        losses = -nn.functional.logsigmoid(chosen - rejected - inputs.get("margin", 0))
         if coefficient is not None:
-            each = each + coefficient * (chosen + rejected) ** 2
-        count, of_all = self.rows(len(each))
-        weight = (torch.arange(len(each), device=each.device) < count).to(each)
+            losses = losses + coefficient * (chosen + rejected) ** 2
+        count, total = self.rows(len(losses))
+        weight = (torch.arange(len(losses), device=losses.device) < count).to(losses)
         # Gradients are averaged over the processes.
-        loss = (each * weight).sum() * self.args.world_size / of_all
-        self._note(mode, chosen[:count].detach(), rejected[:count].detach(), inputs["attention_mask"].sum())
+        loss = (losses * weight).sum() * self.args.world_size / total
+        self._log_metrics(mode, chosen[:count].detach(), rejected[:count].detach(), inputs["attention_mask"].sum())
         return (loss, outputs) if return_outputs else loss
 
-    def _note(self, mode: str, chosen: Tensor, rejected: Tensor, tokens: Tensor) -> None:
-        """trl's metrics, over the pairs of all processes."""
+    def _log_metrics(self, mode: str, chosen: Tensor, rejected: Tensor, tokens: Tensor) -> None:
+        """Computes trl's metrics over the pairs of all processes."""
         gathered = distributed.gathered((chosen.tolist(), rejected.tolist(), int(tokens)))
         wins, losses = (
             torch.tensor([score for scores_of_process in gathered for score in scores_of_process[side]])
@@ -126,8 +133,16 @@ class GlobalReward(GlobalBatch):
             metrics[name].append(float(value))
 
 
-def in_processes(kind: Any) -> Any:
-    """This trainer of trl's as several processes train it; itself in one."""
+def in_processes(trainer_class: Any) -> Any:
+    """Adapts a trl trainer to several processes.
+
+    Args:
+        trainer_class: Its class.
+
+    Returns:
+        A subclass, or the class itself in a single process.
+    """
     if distributed.count() == 1:
-        return kind
-    return type(kind.__name__, (GlobalReward if issubclass(kind, RewardTrainer) else GlobalBatch, kind), {})
+        return trainer_class
+    mixin = GlobalReward if issubclass(trainer_class, RewardTrainer) else GlobalBatch
+    return type(trainer_class.__name__, (mixin, trainer_class), {})

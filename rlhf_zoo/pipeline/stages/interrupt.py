@@ -1,4 +1,4 @@
-"""Ctrl-C that waits for the step under way; a second one aborts."""
+"""Handles Ctrl-C: the first one waits for the current step, the second one aborts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STDERR = 2
 
 
 class Stopped(KeyboardInterrupt):
-    """The run was interrupted and what it had done is saved."""
+    """The run was interrupted, and its finished steps are saved."""
 
 
 class EvaluationEnded(WaitEnded):
@@ -25,16 +25,18 @@ class EvaluationEnded(WaitEnded):
 
 
 class Interruptible:
-    """While open, the first SIGINT or SIGTERM sets `requested`; the second SIGINT raises KeyboardInterrupt at once.
+    """A context in which the first SIGINT or SIGTERM sets `requested`, and a second SIGINT aborts.
 
-    A reward function that runs at the first one has `deadline.GRACE` seconds left.
+    At the first one a running reward function gets at most `modeling.time_limit.GRACE` more seconds. Signals reach only
+    the main thread; elsewhere this changes nothing.
 
-    Signals reach only the main thread; elsewhere this changes nothing.
+    Args:
+        activity: What is saved after a signal, for the message.
     """
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, activity: str) -> None:
         self.requested = False
-        self._what = what
+        self._activity = activity
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> Interruptible:
@@ -52,10 +54,10 @@ class Interruptible:
             raise KeyboardInterrupt
         self.requested = True
         if distributed.first():
-            # A signal may come while a progress bar is being written, when stderr's own buffer refuses a second write.
+            # A signal may arrive while a progress bar is written, and stderr's buffer then refuses a second write.
             message = (
-                f"\nSaving {self._what} after the step under way, or after this batch of an evaluation; "
-                "Ctrl-C again aborts at once.\n"
+                f"\nSaving {self._activity} after this step, or after this batch of an evaluation; "
+                "press Ctrl-C again to abort.\n"
             )
             os.write(STDERR, message.encode())
-        hurry()  # a reward function that hangs keeps no finished update from being saved
+        hurry()  # so that a hanging reward function does not keep finished updates from being saved

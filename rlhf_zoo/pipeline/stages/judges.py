@@ -1,4 +1,4 @@
-"""The judges of the eval stage: training `same-labels`, checks on labeled pairs, and what a verdict may rely on."""
+"""The judges of the eval stage: trains `same-labels`, and checks judges on labeled pairs."""
 
 import logging
 from collections.abc import Collection
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 def train_same_labels(context: RunContext) -> None:
-    """Trains the judge `same-labels`, unless that was done for this reward model.
+    """Trains the judge `same-labels`, unless there is one for this reward model.
 
     Args:
         context: The run.
@@ -35,7 +35,7 @@ def train_same_labels(context: RunContext) -> None:
     judge, trained = judge_run(context), context.record("reward").read()
     if trained.get("status") != "finished":
         raise ZooError(
-            f"The judge {SAME_LABELS} needs the reward model of this run, and {context.record('reward').path} holds no "
+            f"The judge {SAME_LABELS} needs the reward model of this run, but {context.record('reward').path} has no "
             "finished one: train it there, or name another judge."
         )
     before = judge.record("reward").read().get("fingerprint", trained["fingerprint"])
@@ -48,15 +48,15 @@ def check_on_pairs(context: RunContext, tools: Evaluator, own: Dataset | None) -
 
     Args:
         context: The run.
-        tools: The judges, and what the policy is rewarded by.
-        own: Pairs of the policies' own outputs, in order; None without any.
+        tools: The judges and the rewards.
+        own: Pairs of the policies' own outputs, the better one chosen; None without any.
 
     Returns:
         The check of each judge, by its name.
     """
     learned = tools.rewards.learned if tools.rewards is not None else []
     same_labels = [JUDGES_OF_LABELS[name] for name in evaluation_of(context).names if of_same_labels(context, name)]
-    if context.round is not None:  # the judge that put its pairs in order
+    if context.round is not None:  # the judge that labeled its pairs
         same_labels += [judge.name for name, judge in tools.panel.named.items() if name == context.round.labels]
     return checked(
         tools.panel,
@@ -69,14 +69,14 @@ def check_on_pairs(context: RunContext, tools: Evaluator, own: Dataset | None) -
 
 
 def _labeled_pairs(context: RunContext) -> Dataset | None:
-    """The reward model's held-out pairs, simulated ones in the order that their preference means; None without any."""
+    """The reward model's held-out pairs, simulated ones labeled without noise; None without any."""
     if "reward" not in context.recipe.stages:
         return None
     try:
         owner, source = open_pairs(context)
         held_out = held_out_pairs(owner, source)
     except ZooError as error:
-        log.info("The judges are not checked on labeled pairs: %s", error)
+        log.info("The judges cannot be checked on labeled pairs: %s", error)
         return None
     data = owner.settings("reward").data
     if held_out is None or not are_simulated(owner, data):
@@ -86,12 +86,12 @@ def _labeled_pairs(context: RunContext) -> Dataset | None:
 
 
 def judge_reliability(tools: Evaluator, paid: Collection[str], check: JudgeCheck) -> JudgeReliability:
-    """What the verdict may rely on of the headline's judge.
+    """Describes how far a verdict may rely on the main judge.
 
     Args:
         tools: The judges.
-        paid: Names of judges that PPO was rewarded by.
-        check: That of the headline's judge on labeled pairs.
+        paid: Names of judges that are also PPO's rewards.
+        check: Of this judge, on labeled pairs.
     """
     return JudgeReliability(
         name=tools.judge.name,

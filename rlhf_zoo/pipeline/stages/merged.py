@@ -1,4 +1,4 @@
-"""Adapters merged into their base: what a later stage starts from, and what is published as the branch `merged`."""
+"""Merges adapters into their base, for later stages and for the published branch `merged`."""
 
 import hashlib
 import shutil
@@ -19,11 +19,10 @@ from ...runs.record import COMPLETE, write_complete
 from ...runs.status_line import doing
 
 
-def whole_model(context: RunContext, parent: ParentCheckpoint) -> Path:
-    """Returns the folder of a policy's weights as a plain checkpoint: its own, or one with its adapter merged.
+def merged_model(context: RunContext, parent: ParentCheckpoint) -> Path:
+    """Returns the folder of a policy without an adapter, merging its adapter if it has one.
 
-    An adapter that is not merged yet is merged once: beside the adapter in this run, or into the run directory if the
-    adapter came from elsewhere.
+    The merged model is written once: next to an adapter of this run, or into the run directory for another adapter.
 
     Args:
         context: The run.
@@ -41,13 +40,12 @@ def whole_model(context: RunContext, parent: ParentCheckpoint) -> Path:
 
 
 def save_merged(checkpoint: Path, target: Path, *, dtype: str) -> None:
-    """Merges a checkpoint's adapter into its base, and writes the model with its tokenizer.
+    """Merges a checkpoint's adapter into its base, in float32, and saves the model with its tokenizer.
 
     Args:
         checkpoint: The folder of the adapter.
-        target: The folder to write. What is there is deleted.
-        dtype: What to save the weights in, that of the base while it trained; "auto" takes the one it was saved in. The
-            merge itself is computed in float32.
+        target: The folder to write, which is deleted first.
+        dtype: Of the saved weights: that of the base during training, or "auto" for the one that it was saved in.
     """
     with doing(f"merging the adapter of {checkpoint.name} into its base"):
         _save_merged(checkpoint, target, dtype=dtype)
@@ -56,8 +54,8 @@ def save_merged(checkpoint: Path, target: Path, *, dtype: str) -> None:
 def _save_merged(checkpoint: Path, target: Path, *, dtype: str) -> None:
     shutil.rmtree(target, ignore_errors=True)
     tokenizer = load_tokenizer(checkpoint)
-    scores = read_json(checkpoint / ADAPTER_CONFIG).get("task_type") == "SEQ_CLS"
-    load: Any = load_classifier if scores else load_causal
+    is_classifier = read_json(checkpoint / ADAPTER_CONFIG).get("task_type") == "SEQ_CLS"
+    load: Any = load_classifier if is_classifier else load_causal
     model = load(checkpoint)
     model.to(load(checkpoint, how=AS_SAVED).dtype if dtype == "auto" else getattr(torch, dtype))
     make_room(model, tokenizer)

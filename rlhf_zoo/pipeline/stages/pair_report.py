@@ -1,4 +1,4 @@
-"""A reward model on pairs that it did not learn from."""
+"""Measures a reward model on held-out pairs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,14 +19,14 @@ from ...runs.data.overlap import normalized, overlap, whole_question
 def held_out_report(
     model: Any, tokenizer: Any, pairs: Dataset, *, seed: int, utility: Callable[[str], float] | None = None
 ) -> dict[str, Any]:
-    """Measures a reward model on held-out pairs, by its raw scores: only of these is σ(margin) a probability.
+    """Measures a reward model on held-out pairs, by its raw scores, for which σ(margin) is a probability.
 
     Args:
         model: The reward model.
         tokenizer: Its tokenizer.
-        pairs: The held-out pairs. A column `margin` says how much better the chosen side is, 0 of a tie.
-        seed: Of the bootstrap, and of the wrong completions that best-of-n chooses among.
-        utility: The score of prompt + completion that labeled simulated pairs; None where it is unknown.
+        pairs: The held-out pairs; a column `margin` has how much better the chosen side is, 0 for a tie.
+        seed: Of the bootstrap, and of the wrong completions in best-of-n.
+        utility: Scores prompt + completion, and labeled simulated pairs; None where it is unknown.
 
     Returns:
         The figures for run.json and the card.
@@ -53,7 +53,7 @@ def held_out_report(
     def of_clear(values: Any) -> Any:
         return None if values is None else [values[place] for place in clear]
 
-    made = choices(
+    chosen = choices(
         prompts, written["chosen"], written["rejected"], seed=seed, without=set(np.flatnonzero(tied).tolist())
     )
     best = None
@@ -63,11 +63,11 @@ def held_out_report(
                 worth["chosen"][choice.pair],
                 *(utility(prompts[choice.pair] + written["rejected"][place]) for place in choice.wrong),
             ]
-            for choice in made
+            for choice in chosen
         ]
     return {
         **report,
-        "best_of_n": best_of_n(made, _scores_of(made, scorer, pairs, scores), prompts, gold=best),
+        "best_of_n": best_of_n(chosen, _scores_of(chosen, scorer, pairs, scores), prompts, gold=best),
         "ties": ties(margins, tied, same, prompts, seed=seed),
         "hard": hard_pairs(
             of_clear(margins),
@@ -84,28 +84,31 @@ def held_out_report(
 
 
 def _margin(pairs: Dataset) -> list[float] | None:
-    """The data's own word on how much better each chosen side is, where it has one for every pair."""
+    """The column `margin`, if it has a number for every pair."""
     margins = list(pairs["margin"]) if "margin" in pairs.column_names else [None]
     numbers = [float(margin) for margin in margins if finite(margin)]
     return numbers if len(numbers) == len(margins) else None
 
 
 def _scores_of(
-    made: Sequence[Choice], scorer: RewardModel, pairs: Dataset, scores: dict[str, list[float]]
+    candidates: Sequence[Choice], scorer: RewardModel, pairs: Dataset, scores: dict[str, list[float]]
 ) -> list[list[float]]:
-    """(C, n) of each choice, the chosen completion's first; what was written for another prompt is read behind this."""
+    """Scores (C, n) of C choices among n completions, the chosen one first.
+
+    A completion that was written for another prompt is scored after the choice's own.
+    """
     prompts, rejected = list(pairs["prompt"]), list(pairs["rejected"])
-    borrowed = [
-        (choice.pair, place) for choice in made for place in choice.wrong if prompts[place] != prompts[choice.pair]
+    foreign = [
+        (choice.pair, row) for choice in candidates for row in choice.wrong if prompts[row] != prompts[choice.pair]
     ]
-    texts = [append_completion(prompts[pair], rejected[place]) for pair, place in borrowed]
-    read = dict(zip(borrowed, scorer.score_texts(texts, ended=[True] * len(texts)).tolist(), strict=True))
+    texts = [append_completion(prompts[pair], rejected[row]) for pair, row in foreign]
+    foreign_scores = dict(zip(foreign, scorer.score_texts(texts, ended=[True] * len(texts)).tolist(), strict=True))
     return [
         [
             scores["chosen"][choice.pair],
-            *(read.get((choice.pair, place), scores["rejected"][place]) for place in choice.wrong),
+            *(foreign_scores.get((choice.pair, row), scores["rejected"][row]) for row in choice.wrong),
         ]
-        for choice in made
+        for choice in candidates
     ]
 
 
@@ -126,27 +129,27 @@ def score_pairs(scorer: RewardModel, pairs: Dataset) -> dict[str, list[float]]:
     return scores
 
 
-def pairs_seen(held_out: Dataset, learned: Dataset) -> dict[str, int | None]:
-    """How many of a reward model's held-out pairs it learned from.
+def count_trained_pairs(held_out: Dataset, learned: Dataset) -> dict[str, int | None]:
+    """Counts the held-out pairs that a reward model was trained on.
 
     Args:
         held_out: The pairs that it is measured on.
-        learned: Those that it learned from.
+        learned: The pairs that it was trained on.
 
     Returns:
-        `prompts`, how many different ones of the held-out pairs, None where these have no prompts; `pairs`, how many
-        pairs, whichever side is the chosen one.
+        `prompts`: different prompts of the held-out pairs, None if they have none; `pairs`: pairs, with either side
+        chosen.
     """
-    asks = any(whole_question(row) for row in held_out)
-    asked_again = sorted(overlap(held_out, learned).asked)
-    learned_pairs = set(map(_pair, learned))
+    has_prompts = any(whole_question(row) for row in held_out)
+    repeated = sorted(overlap(held_out, learned).asked)
+    learned_pairs = set(map(_pair_key, learned))
     return {
-        "prompts": count_distinct_prompts(held_out.select(asked_again)["prompt"]) if asks else None,
-        "pairs": sum(_pair(row) in learned_pairs for row in held_out),
+        "prompts": count_distinct_prompts(held_out.select(repeated)["prompt"]) if has_prompts else None,
+        "pairs": sum(_pair_key(row) in learned_pairs for row in held_out),
     }
 
 
-def _pair(row: Mapping[str, Any]) -> tuple[str, frozenset[str]]:
-    """What is the same of two rows that hold the same pair."""
+def _pair_key(row: Mapping[str, Any]) -> tuple[str, frozenset[str]]:
+    """A key that is equal for rows with the same prompt and sides."""
     sides = frozenset(normalized(plain_text(row[side])) for side in ("chosen", "rejected"))
     return whole_question(row), sides

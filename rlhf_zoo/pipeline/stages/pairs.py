@@ -1,4 +1,4 @@
-"""The reward stage's pairs: which are trained on, which are held out, and where they are."""
+"""Reads the reward stage's pairs, to train on and held out."""
 
 from datasets import Dataset
 
@@ -10,13 +10,13 @@ from ...runs.pairs import named_pairs, on_pairs
 
 
 def open_pairs(context: RunContext) -> tuple[RunContext, DataSource]:
-    """Finds the reward model's pairs.
+    """Opens the data set of the reward model's pairs.
 
     Args:
         context: The run.
 
     Returns:
-        The run as its reward model is trained, which differs where `--dataset_name` names pairs alone; the data set.
+        The run with which the reward model is trained, another one if `--dataset_name` names only pairs; the data set.
     """
     pairs = None if context.round is not None else named_pairs(context)
     if pairs is None:
@@ -25,15 +25,15 @@ def open_pairs(context: RunContext) -> tuple[RunContext, DataSource]:
 
 
 def training_pairs(context: RunContext, source: DataSource, *, marked: bool = False) -> tuple[Dataset, dict[str, int]]:
-    """The pairs to train on: those kept for the judge `same-labels` in its run, the others in every other run.
+    """The pairs to train on; the share for the judge `same-labels` in its own run, and the others in other runs.
 
     Args:
         context: The run.
         source: The data set of the pairs.
-        marked: Whether they keep the column by which `overlap` compares prompts.
+        marked: Whether to keep the column by which `overlap` compares prompts.
 
     Returns:
-        The pairs, and how many rows `learned_rows` left out, by the key for which it did.
+        The pairs, and how many rows `learned_rows` left out, by the key that is the reason.
     """
     data = context.settings("reward").data
     train, left_out = learned_rows(context, "reward", source)
@@ -52,7 +52,7 @@ def held_out_pairs(context: RunContext, source: DataSource) -> tuple[Dataset, st
         source: The data set of the pairs.
 
     Returns:
-        The pairs, and a name for them; None where the stage holds none out.
+        The pairs, and a name for them; None if there are none.
     """
     data = context.settings("reward").data
     if data.held_out_share is not None:

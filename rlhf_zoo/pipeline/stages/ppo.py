@@ -1,4 +1,4 @@
-"""PPO: the SFT policy, trained against the reward model, on our own PPOTrainer."""
+"""The ppo stage: trains the SFT policy against the reward model, with PPOTrainer."""
 
 import copy
 import logging
@@ -30,22 +30,23 @@ from ...runs.parents import parent, parent_names, reward_roles
 from ...runs.registry import REWARD_ROLES
 from ...runs.settings.loading import loading_of
 from ...runs.settings.parse import StageSettings
-from .merged import whole_model
+from .merged import merged_model
 from .train import quiet, train_stage
 
 log = logging.getLogger(__name__)
 
-TRIED = 2  # prompts that reward functions are tried on
+#: Prompts that reward functions are tried on.
+TRIED = 2
 
 
 def reward_functions(settings: StageSettings) -> list[RewardFunction]:
-    """Loads the reward functions that the settings name. Reads no model.
+    """Loads the reward functions that the settings name, and no model.
 
     Args:
         settings: The stage's.
 
     Raises:
-        ZooError: A name cannot be loaded, there is no reward at all, or the weights are of another number.
+        ZooError: A name cannot be loaded, there is no reward, or the number of weights does not match.
     """
     data = settings.data
     functions = [load_object(name, group=REWARDS) for name in data.reward_funcs or []]
@@ -53,17 +54,17 @@ def reward_functions(settings: StageSettings) -> list[RewardFunction]:
     check_ensemble(models, settings.trainer.reward_ensemble)
     if not models and not functions:
         raise ZooError("The stage ppo has no reward: give reward_model_path or reward_funcs.")
-    of_model = {
+    model_keys = {
         "reward_label": settings.trainer.reward_label,
         "reward_pad_token": settings.trainer.reward_pad_token,
         "reward_model_loader": data.reward_model_loader,
     }
-    for key, value in of_model.items():
+    for key, value in model_keys.items():
         if value is not None and not models:
-            raise ZooError(f"{key} of the stage ppo is {value!r}, and it has no reward model: give reward_model_path.")
+            raise ZooError(f"{key} of the stage ppo is {value!r}, but it has no reward model: give reward_model_path.")
     if data.reward_model_loader is not None:
         find_loader(data.reward_model_loader)
-    model = [_in_place_of_the_model] if models else []
+    model = [_model_placeholder] if models else []
     rewards = Rewards([*model, *functions], weights=settings.trainer.reward_weights)
     _check_rule(settings, ["reward_model", *rewards.names[1:]] if model else rewards.names, rewards.weights)
     return functions
@@ -73,31 +74,34 @@ def reward_model(settings: StageSettings, path: Path) -> Any:
     """Loads a reward model.
 
     Args:
-        settings: The stage's, which say how.
-        path: Its checkpoint.
+        settings: The stage's.
+        path: The checkpoint.
     """
     how = Loading(dtype="auto", attention=settings.model.attn_implementation)
     label, loader = settings.trainer.reward_label, settings.data.reward_model_loader
     return load_reward_model(path, label=label, loader=loader, how=how)
 
 
-def _in_place_of_the_model(completions: list[Any], **_: Any) -> list[None]:
+def _model_placeholder(completions: list[Any], **_: Any) -> list[None]:
     return [None] * len(completions)
 
 
 def load_data(context: RunContext, source: DataSource) -> dict[str, Any]:
-    """Reads PPOTrainer's data sets, by its keywords: prompts with all their columns, and the texts of ptx_coef.
+    """Reads PPOTrainer's data sets: prompts with all their columns, and the texts of ptx_coef.
 
     Args:
         context: The run.
         source: PPO's data.
+
+    Returns:
+        The data sets, by the trainer's keywords.
     """
     train, held_out, _ = parts(context, "ppo", source)
     return {"train_dataset": train, "eval_dataset": held_out, "ptx_dataset": ptx_rows(context, source)}
 
 
 def check_answers(settings: StageSettings, functions: Sequence[Any], data: Mapping[str, Any]) -> str:
-    """Checks the answers that reward functions read in columns of the prompts.
+    """Checks the answers that reward functions read from columns of the prompts.
 
     Args:
         settings: The stage's.
@@ -110,25 +114,25 @@ def check_answers(settings: StageSettings, functions: Sequence[Any], data: Mappi
     Raises:
         ZooError: A column is missing, an answer cannot be read, or no reward applies to a row.
     """
-    reading = [function for function in functions if isinstance(function, Answered)]
-    alone = len(reading) == len(functions) and not reward_roles(settings.data.reward_model_path)
+    verifiable = [function for function in functions if isinstance(function, Answered)]
+    no_other = len(verifiable) == len(functions) and not reward_roles(settings.data.reward_model_path)
     for name, of in (("train_dataset", "the prompts"), ("eval_dataset", "the prompts to evaluate on")):
         rows = data.get(name)
-        if rows is None or not reading:
+        if rows is None or not verifiable:
             continue
-        answered = [function.answered(rows, of=of) for function in reading]
-        without = next((place for place, each in enumerate(zip(*answered, strict=True)) if not any(each)), None)
-        if alone and without is not None:
-            columns = " or ".join(dict.fromkeys(repr(function.column) for function in reading))
+        answered = [function.answered(rows, of=of) for function in verifiable]
+        missing = next((row for row, flags in enumerate(zip(*answered, strict=True)) if not any(flags)), None)
+        if no_other and missing is not None:
+            columns = " or ".join(dict.fromkeys(repr(function.column) for function in verifiable))
             raise ZooError(
-                f"Row {without} of {of} has no answer in the column {columns}, and no other reward applies to it: "
-                "write one, take the row out, or add a reward."
+                f"Row {missing} of {of} has no answer in the column {columns}, and no other reward applies to it: "
+                "write one, remove the row, or add a reward."
             )
-    return ", ".join(function.column for function in reading) or "none is read"
+    return ", ".join(function.column for function in verifiable) or "no reward reads answers"
 
 
 def try_functions(settings: StageSettings, functions: Sequence[RewardFunction], data: Mapping[str, Any]) -> None:
-    """Calls the reward functions as the trainer will, on the first prompts, with each prompt's text as its completion.
+    """Calls the reward functions as the trainer will, on the first prompts with their own texts as completions.
 
     Args:
         settings: The stage's.
@@ -136,7 +140,7 @@ def try_functions(settings: StageSettings, functions: Sequence[RewardFunction], 
         data: Data sets, by PPOTrainer's keywords.
 
     Raises:
-        ZooError: A function raises, or does not return a list of as many entries.
+        ZooError: A function raises, or returns a list of another length.
     """
     from transformers import TrainerState
 
@@ -154,7 +158,7 @@ def try_functions(settings: StageSettings, functions: Sequence[RewardFunction], 
         for name, values in answers(calls, batch, timeout=args.reward_timeout).items():
             count_of(name, values, batch)
     except ZooError as error:
-        raise ZooError(f"Tried on prompts as their own answers, before anything trains: {error}") from error.__cause__
+        raise ZooError(f"A reward function failed on the first prompts, used as answers: {error}") from error.__cause__
 
 
 def check_batch(settings: StageSettings, data: dict[str, Any]) -> str:
@@ -165,7 +169,7 @@ def check_batch(settings: StageSettings, data: dict[str, Any]) -> str:
         data: Data sets, by PPOTrainer's keywords.
 
     Returns:
-        How many prompts an update takes, and of how many, for people.
+        The prompts, completions and minibatches of an update, for people.
 
     Raises:
         ZooError: There are too few.
@@ -174,15 +178,15 @@ def check_batch(settings: StageSettings, data: dict[str, Any]) -> str:
     needed = args.prompts_per_update * args.world_size
     if count < needed:
         raise ZooError(
-            f"The prompt data set has {count} rows and an update takes {needed}: give more prompts or a smaller batch."
+            f"The prompt data set has {count} rows, but an update needs {needed}: give more prompts or a smaller batch."
         )
     completions, minibatches = args.episodes_per_update, args.num_mini_batches
     counted = describe_prompt_count(data["train_dataset"])
-    return f"{needed} of {counted} prompts an update, {completions} completions in {minibatches} minibatches"
+    return f"{needed} of {counted} prompts per update, {completions} completions in {minibatches} minibatches"
 
 
 def policy_tokenizer(context: RunContext, path: Path, data: dict[str, Any]) -> Any:
-    """Loads the tokenizer of the policy that PPO starts from; on conversations, with what the recipe says of them.
+    """Loads the tokenizer of the policy that PPO starts from, with the recipe's chat settings on conversations.
 
     Args:
         context: The run.
@@ -203,17 +207,17 @@ def within_length(settings: StageSettings, tokenizer: Any, data: dict[str, Any])
         data: Data sets, by PPOTrainer's keywords.
 
     Returns:
-        The data sets without them, and how many prompts to train on were left out.
+        The data sets without them, and the number of training prompts that were left out.
     """
-    most, kept, left_out = settings.data.max_prompt_length, dict(data), 0
+    limit, kept, left_out = settings.data.max_prompt_length, dict(data), 0
     for name, of in (("eval_dataset", "the prompts to evaluate on"), ("train_dataset", "the prompts")):
         if kept[name] is not None:
-            kept[name], left_out = fitting(kept[name], tokenizer, most, of=of)
+            kept[name], left_out = fitting(kept[name], tokenizer, limit, of=of)
     return kept, left_out
 
 
 def build_trainer(settings: StageSettings, functions: list[RewardFunction], **parts: Any) -> Any:
-    """Makes the stage's PPOTrainer.
+    """Builds the stage's PPOTrainer.
 
     Args:
         settings: The stage's.
@@ -240,11 +244,11 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         publisher: Sends each checkpoint as it is saved.
 
     Returns:
-        Whether it trained: False when it was trained already.
+        Whether it trained: False if it was already finished.
 
     Raises:
         ZooError: The policy, the rewards, the prompts or the settings do not work.
-        Stopped: After Ctrl-C, once the step under way is saved.
+        Stopped: After Ctrl-C, once the current step is saved.
     """
     from transformers import set_seed
 
@@ -289,7 +293,7 @@ def _load_models(
     """The policy, the reward models with their tokenizers and the value model's path, by the trainer's keywords."""
     paths = [parents[role].path for role in REWARD_ROLES if role in parents]
     return {
-        "model": load_causal(whole_model(context, parents["sft"]), how=loading_of(settings)),
+        "model": load_causal(merged_model(context, parents["sft"]), how=loading_of(settings)),
         "reward_model": [reward_model(settings, path) for path in paths] or None,
         "reward_processing_class": [load_tokenizer(path) for path in paths] or None,
         "value_model": parents["value"].path if "value" in parents else None,
@@ -297,27 +301,27 @@ def _load_models(
 
 
 def _conclude(trainer: Any, _: Path) -> dict[str, Any]:
-    """Fields of run.json once training is done: how many texts the reward models read without their beginning."""
+    """Fields of run.json at the end of training: how many texts the reward models truncated."""
     cut = sum(model.truncated for model in trainer.rewards.models)
     if cut:
-        log.warning("%d texts were longer than the reward model reads: it read their end alone.", cut)
+        log.warning("%d texts were longer than the reward model's context: it read only their end.", cut)
     return {"reward_cut": cut} if cut else {}
 
 
 def _check_rule(settings: StageSettings, names: list[str], weights: list[float]) -> None:
-    """Raises ZooError where the checkpoint would be chosen by a reward that PPO maximises, or by none that it has."""
+    """Raises ZooError if the checkpoint would be chosen by a reward that PPO maximizes, or by an unknown one."""
     metric = metric_name(settings.trainer) or ""
     if settings.release.release != "best" or not metric.startswith(REWARD_METRICS):
         return
-    weight_of = dict(zip(names, weights, strict=True))
+    weight_by_name = dict(zip(names, weights, strict=True))
     name = metric.removeprefix(REWARD_METRICS)
-    if name not in weight_of:
+    if name not in weight_by_name:
         raise ZooError(
-            f"release: best of the stage ppo would choose by {metric}, and there is no reward {name}: name one of "
-            f"{', '.join(weight_of)} that has the weight 0."
+            f"release: best of the stage ppo would choose by {metric}, but there is no reward {name}: name one of "
+            f"{', '.join(weight_by_name)} that has the weight 0."
         )
-    if weight_of[name]:
+    if weight_by_name[name]:
         raise ZooError(
-            f"release: best of the stage ppo would choose by {metric}, which PPO is rewarded for: name a reward "
-            "function that has the weight 0 in reward_weights."
+            f"release: best of the stage ppo would choose by {metric}, which PPO maximizes: name a reward function "
+            "that has the weight 0 in reward_weights."
         )

@@ -1,4 +1,4 @@
-"""Runs of trackio and Weights & Biases that go on when a stage does."""
+"""Continues the run of trackio or Weights & Biases when a stage is resumed."""
 
 import os
 import sys
@@ -6,22 +6,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-# Weights & Biases reads these; whoever set them means another run.
+#: Environment variables of Weights & Biases; they are not set if the user has set a run id.
 WANDB = {"WANDB_RUN_ID": "{}", "WANDB_RESUME": "allow"}
-PROJECT = "huggingface"  # transformers', where nobody names one
+#: transformers' default project of trackio.
+PROJECT = "huggingface"
 
 
 @contextmanager
-def one_run(args: Any, name: str, *, project: str) -> Iterator[None]:
-    """Lets a trainer report to the run `name` while open, and go on with it where it exists.
+def report_to_one_run(args: Any, name: str, *, project: str) -> Iterator[None]:
+    """A context in which a trainer reports to the run `name`, continuing it if it exists.
 
-    trackio knows a run by its project and name, and gets those that the keys `project` and `run_name` do not give;
-    Weights & Biases knows it by an id.
+    trackio identifies a run by its project and name, which are set unless the keys `project` and `run_name` are;
+    Weights & Biases identifies it by an id.
 
     Args:
-        args: The trainer's.
-        name: The run's.
-        project: The project, where `args` names none.
+        args: The trainer's arguments, which are changed.
+        name: Of the run.
+        project: Of the run, if `args` has the default project.
     """
     reporters = args.report_to or []
     if "trackio" in reporters:
@@ -29,15 +30,15 @@ def one_run(args: Any, name: str, *, project: str) -> Iterator[None]:
             args.run_name = name
         if args.project == PROJECT:
             args.project = project
-    begins = "wandb" in reporters and "WANDB_RUN_ID" not in os.environ
-    ours = {key: value.format(name) for key, value in WANDB.items()} if begins else {}
-    before = {key: os.environ.get(key) for key in ours}
-    os.environ.update(ours)
+    sets_id = "wandb" in reporters and "WANDB_RUN_ID" not in os.environ
+    variables = {key: value.format(name) for key, value in WANDB.items()} if sets_id else {}
+    before = {key: os.environ.get(key) for key in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
-        if ours and getattr(sys.modules.get("wandb"), "run", None) is not None:
-            sys.modules["wandb"].finish()  # the next stage is another run
+        if variables and getattr(sys.modules.get("wandb"), "run", None) is not None:
+            sys.modules["wandb"].finish()  # the next stage gets a run of its own
         for key, value in before.items():
             if value is None:
                 del os.environ[key]

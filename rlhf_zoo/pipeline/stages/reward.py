@@ -1,6 +1,6 @@
-"""The reward model, on trl.RewardTrainer: from preference pairs, or from SFT samples that a function compares.
+"""The reward stage: trains a reward model with trl.RewardTrainer, on preference pairs or on compared SFT samples.
 
-`--dataset_name` may name pairs alone, such as the votes of a comparison page: see `pairs`.
+`--dataset_name` may name a data set of pairs only, such as the votes of a comparison page: see `pairs`.
 """
 
 import logging
@@ -29,11 +29,12 @@ from ...runs.models import ParentCheckpoint
 from ...runs.settings.loading import loading_of
 from ...runs.settings.parse import StageSettings
 from ...runs.status_line import doing
-from .merged import whole_model
-from .pair_report import held_out_report, pairs_seen
+from .merged import merged_model
+from .pair_report import count_trained_pairs, held_out_report
 from .pairs import held_out_pairs, open_pairs, training_pairs
 from .samples import SFTSamples, preference_of, prompts_of, sft_samples, simulated_pairs, utility_of
-from .train import make_trainer, quiet, train_stage
+from .train import quiet, train_stage
+from .trainers import make_trainer
 
 log = logging.getLogger(__name__)
 
@@ -46,17 +47,17 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         publisher: Sends each checkpoint as it is saved.
 
     Returns:
-        Whether it trained: False when it was trained already.
+        Whether it trained: False if it was already finished.
 
     Raises:
         ZooError: The SFT policy, the pairs or the settings do not work.
-        Stopped: After Ctrl-C, once the step under way is saved.
+        Stopped: After Ctrl-C, once the current step is saved.
     """
     from transformers import set_seed
     from trl import RewardTrainer, get_peft_config
 
     started = time.monotonic()
-    context.settings("reward")  # a mistake in them ends the stage before data are made
+    context.settings("reward")  # so that mistakes in them are reported before data are prepared
     context.check_shared()
     quiet()
     context, source = open_pairs(context)
@@ -66,7 +67,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     if settings.data.simulated_pairs is not None:
         source = simulated_pairs(context, settings, source, sft)
     left_out: dict[str, int] = {}
-    inputs: _Inputs  # once `build` has run
+    inputs: _Inputs  # set by `build`
 
     def build() -> Any:
         nonlocal inputs
@@ -83,7 +84,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         )
 
     def finish_checkpoint(trainer: Any, path: Path) -> None:
-        """Centers the scores of every checkpoint: μ and σ belong to its weights."""
+        """Stores μ and σ of the scores in every checkpoint, as they depend on its weights."""
         model = trainer.accelerator.unwrap_model(trainer.model)
         with sharding.whole(model):
             if distributed.first():
@@ -108,10 +109,14 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
 
 @dataclass(frozen=True)
 class _Inputs:
-    """What the reward model is trained on and measured by.
+    """The data of the reward model.
 
-    train, validation: token ids of pairs. pairs: those of `train`, as texts. samples: of the SFT policy, to center
-    scores by. held_out: pairs to measure accuracy on, and what to call them.
+    Attributes:
+        train: Token ids of the pairs to train on.
+        validation: Token ids of the pairs to validate on.
+        pairs: The pairs to train on, as texts.
+        samples: SFT samples to center the scores by.
+        held_out: The pairs to measure accuracy on, and a name for them.
     """
 
     train: Dataset
@@ -122,11 +127,11 @@ class _Inputs:
 
 
 def _tokenizer(settings: StageSettings, sft: ParentCheckpoint) -> Any:
-    """The SFT policy's tokenizer, with a padding token that ends no text."""
+    """The SFT policy's tokenizer, with a padding token that differs from EOS."""
     tokenizer = load_tokenizer(sft.path)
     pad_token = settings.trainer.pad_token
     pad_apart(tokenizer, pad_token, of=str(sft.path), key="pad_token of the stage reward")
-    tokenizer.pad_token = pad_token or tokenizer.pad_token  # as trl will
+    tokenizer.pad_token = pad_token or tokenizer.pad_token  # as trl does
     return tokenizer
 
 
@@ -138,7 +143,7 @@ def _load(
     tokenizer: Any,
     left_out: dict[str, int],
 ) -> _Inputs:
-    """Reads the pairs and draws the samples; writes into `left_out` how many rows are not trained on, and why."""
+    """Reads the pairs and draws the samples; adds the rows that are not trained on to `left_out`, by reason."""
     data, location = settings.data, source.location
     pairs, spared = training_pairs(context, source, marked=True)
     if conversational(pairs):
@@ -148,8 +153,8 @@ def _load(
     if not context.checked and conversational(pairs):
         check_conversations(context, "reward", source, tokenizer)
     train = _as_read(pairs, tokenizer)
-    _look_for_equal(train, of=location)
-    if (long := _longer(train, settings.trainer.max_length)) > 0:
+    _check_equal_sides(train, of=location)
+    if (long := _count_too_long(train, settings.trainer.max_length)) > 0:
         left_out["max_length"] = long
     validation = None
     if data.dataset_validation_split is not None:
@@ -160,11 +165,11 @@ def _load(
 
 
 def _model(context: RunContext, settings: StageSettings, sft: ParentCheckpoint, tokenizer: Any) -> Any:
-    """The SFT policy with a new head that gives one score."""
+    """The SFT policy with a new head of one output."""
     from transformers import AutoModelForSequenceClassification
 
-    what, path, how = f"The SFT model {sft.path}", whole_model(context, sft), loading_of(settings)
-    model = load_model(AutoModelForSequenceClassification, path, what=what, how=how, may_lack=HEADS, num_labels=1)
+    title, path, how = f"The SFT model {sft.path}", merged_model(context, sft), loading_of(settings)
+    model = load_model(AutoModelForSequenceClassification, path, what=title, how=how, may_lack=HEADS, num_labels=1)
     model.config.pad_token_id = tokenizer.pad_token_id
     return model
 
@@ -172,20 +177,20 @@ def _model(context: RunContext, settings: StageSettings, sft: ParentCheckpoint, 
 def _center(model: Any, tokenizer: Any, samples: SFTSamples, path: Path) -> None:
     """Writes mean and standard deviation of the model's scores of the samples into the checkpoint's configuration."""
     model.config.rlhf_zoo = None
-    # RewardModel freezes the model and leaves it in evaluation mode; training goes on after this.
-    training, needed = model.training, [parameter.requires_grad for parameter in model.parameters()]
+    # RewardModel freezes the model and sets it to evaluation mode; training continues after this.
+    training, trained = model.training, [parameter.requires_grad for parameter in model.parameters()]
     with doing(f"reward: scoring {len(samples.texts)} samples of the SFT policy"):
         raw = RewardModel(model, tokenizer, tokenizer).score_texts(samples.texts, ended=samples.ended)
-    for parameter, needs in zip(model.parameters(), needed, strict=True):
-        parameter.requires_grad_(needs)
+    for parameter, requires_grad in zip(model.parameters(), trained, strict=True):
+        parameter.requires_grad_(requires_grad)
     model.train(training)
     if not raw.isfinite().all():
         raise ZooError(
-            f"The reward model of {path.name} gives scores that are not finite, though its weights are: lower "
+            f"The reward model of {path.name} gives scores that are not finite, although its weights are: lower "
             "learning_rate, or compute in float32 if bf16 is on."
         )
     set_score_statistics(model, mean=float(raw.mean()), std=float(raw.std()), over="samples of the SFT model")
-    if is_peft(model):  # an adapter is saved without the configuration, which holds the statistics
+    if is_peft(model):  # peft saves no configuration with an adapter, but it has the statistics
         model.config.architectures = [type(model.get_base_model()).__name__]
     model.config.save_pretrained(path)
 
@@ -193,7 +198,7 @@ def _center(model: Any, tokenizer: Any, samples: SFTSamples, path: Path) -> None
 def _report(
     context: RunContext, settings: StageSettings, tokenizer: Any, inputs: _Inputs, chosen: Path
 ) -> dict[str, Any]:
-    """What run.json says of the chosen checkpoint: the statistics of its scores, and figures on held-out pairs."""
+    """The chosen checkpoint in run.json: the statistics of its scores, and figures on held-out pairs."""
     model = on_device(load_classifier(chosen), use_cpu=settings.trainer.use_cpu)
     report = {key: model.config.rlhf_zoo[key] for key in ("score_mean", "score_std")}
     if inputs.held_out is not None:
@@ -201,27 +206,27 @@ def _report(
         seed, utility = settings.trainer.seed, utility_of(context, settings)
         with doing(f"reward: measuring on {len(pairs)} held-out pairs"):
             report |= held_out_report(model, tokenizer, pairs, seed=seed, utility=utility)
-        report |= {"split": split, "seen": pairs_seen(pairs, inputs.pairs)}
+        report |= {"split": split, "seen": count_trained_pairs(pairs, inputs.pairs)}
     return report
 
 
 def check_pairs(context: RunContext, tokenizer: Any | None) -> None:
-    """Checks, before SFT trains, all that the reward stage will read: every pair, and the prompts of its samples.
+    """Checks, before SFT trains, everything that the reward stage will read: all pairs, and the prompts of samples.
 
     Args:
         context: The run.
-        tokenizer: The SFT policy's, as far as it is known.
+        tokenizer: The SFT policy's; None before there is one.
 
     Raises:
-        ZooError: A pair lacks a side or cannot be rendered, both sides of all are the same, nothing is left to train
-            on or to measure, there are no prompts, or nothing could label simulated pairs.
+        ZooError: A pair lacks a side or cannot be rendered, all pairs have equal sides, nothing is left to train on or
+            to measure, there are no prompts, or nothing labels simulated pairs.
     """
     owner, source = open_pairs(context)
     data = owner.settings("reward").data
-    alone = "ppo" not in owner.recipe.stages  # else the prompts are PPO's, which has a check of its own
+    own_prompts = "ppo" not in owner.recipe.stages  # PPO's prompts are checked by the ppo stage
     if data.simulated_pairs is not None:
         preference_of(data)
-        if alone:
+        if own_prompts:
             for split in ("train", "validation"):
                 prompts_of(owner, source, split)
         return
@@ -235,12 +240,12 @@ def check_pairs(context: RunContext, tokenizer: Any | None) -> None:
         raise _all_equal(source.location)
     if tokenizer is not None and conversational(pairs):
         check_conversations(owner, "reward", source, tokenizer)
-    if alone:
+    if own_prompts:
         prompts_of(owner, source, "train")
 
 
 def _as_read(pairs: Dataset, tokenizer: Any) -> Dataset:
-    """Texts and conversations as the token ids that the model is read with later."""
+    """Tokenizes pairs as the model reads them later."""
     ids = {
         f"{side}_ids": [
             tokenize_for_reward(append_completion(prompt, text), tokenizer, ended=True)
@@ -251,8 +256,8 @@ def _as_read(pairs: Dataset, tokenizer: Any) -> Dataset:
     return Dataset.from_dict({**ids, **({"margin": pairs["margin"]} if "margin" in pairs.column_names else {})})
 
 
-def _look_for_equal(pairs: Dataset, *, of: str) -> None:
-    """Says of how many pairs both sides are the same, as the model reads them. Raises ZooError where all are."""
+def _check_equal_sides(pairs: Dataset, *, of: str) -> None:
+    """Warns of pairs whose sides have the same tokens. Raises ZooError if all pairs do."""
     equal = sum(
         chosen_ids == rejected_ids
         for chosen_ids, rejected_ids in zip(pairs["chosen_ids"], pairs["rejected_ids"], strict=True)
@@ -260,19 +265,19 @@ def _look_for_equal(pairs: Dataset, *, of: str) -> None:
     if equal == len(pairs):
         raise _all_equal(of)
     if equal:
-        log.warning("Of %d of %d pairs of %s both sides are the same: they teach nothing.", equal, len(pairs), of)
+        log.warning("%d of %d pairs of %s have equal sides, which train nothing.", equal, len(pairs), of)
 
 
 def _all_equal(of: str) -> ZooError:
-    return ZooError(f"Both sides of all pairs of {of} are the same, so that nothing is preferred: give others.")
+    return ZooError(f"All pairs of {of} have equal sides, so there is no preference to learn: give other pairs.")
 
 
-def _longer(pairs: Dataset, most: int | None) -> int:
-    """How many pairs trl will leave out as too long, which is said in a line."""
-    if most is None:
+def _count_too_long(pairs: Dataset, limit: int | None) -> int:
+    """Counts the pairs that trl will leave out as too long, with a warning."""
+    if limit is None:
         return 0
     sides = zip(pairs["chosen_ids"], pairs["rejected_ids"], strict=True)
-    long = sum(max(map(len, pair)) > most for pair in sides)
+    long = sum(max(map(len, pair)) > limit for pair in sides)
     if long:
-        log.warning("%d of %d pairs are left out: they have more than max_length, %d, tokens.", long, len(pairs), most)
+        log.warning("%d of %d pairs have more than max_length, %d, tokens and are left out.", long, len(pairs), limit)
     return long

@@ -1,4 +1,4 @@
-"""Metrics that trl's trainers average between two log lines, kept with a checkpoint so that a resumed run logs them."""
+"""Saves trl's running averages with a checkpoint, so that a resumed run logs the same metrics."""
 
 import json
 from collections import defaultdict
@@ -20,7 +20,7 @@ class RunningMetrics(TrainerCallback):
     Add it before the callback that marks a checkpoint complete.
 
     Args:
-        trainer: One of trl's: its loss and metrics are sums since the last log line, its tokens counted from the start.
+        trainer: A trl trainer: its loss and metrics are sums since the last log line, its tokens a total.
     """
 
     def __init__(self, trainer: Any) -> None:

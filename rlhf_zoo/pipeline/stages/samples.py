@@ -1,4 +1,4 @@
-"""What the reward stage draws from the SFT policy: samples to center scores by, and pairs that a function labels."""
+"""Samples of the SFT policy for the reward stage: to center scores by, and in pairs that a function labels."""
 
 import math
 import random
@@ -25,7 +25,7 @@ from ...runs.models import ParentCheckpoint
 from ...runs.pairs import sampling
 from ...runs.prepared import add_configuration
 from ...runs.settings.parse import StageSettings
-from .merged import whole_model
+from .merged import merged_model
 from .pairs import training_pairs
 
 Preference = Callable[[str, str, random.Random], int]
@@ -34,15 +34,18 @@ Labeler = Callable[[Sequence[Any], Sequence[str], Sequence[str], Mapping[str, Se
 
 
 def prompts_of(context: RunContext, source: DataSource, split: str) -> list[Any]:
-    """The prompts that PPO trains on, to draw samples of the SFT policy.
+    """The prompts for samples of the SFT policy: those that PPO trains on.
 
-    Without a stage ppo they are those of the data's configuration `prompts`, or where there is none those of the pairs.
-    The data of a later round's reward model are pairs alone: then the prompts are those of PPO's own data.
+    Without a ppo stage they are those of the data set's configuration `prompts`, or else those of the pairs. In a later
+    round, whose data set has only pairs, they are those of PPO's own data.
 
     Args:
         context: The run.
         source: The data set of the pairs.
-        split: train or validation.
+        split: "train" or "validation".
+
+    Returns:
+        Texts or conversations.
     """
     if "ppo" not in context.recipe.stages:
         return _prompts_of_data(context, source, split)
@@ -56,17 +59,17 @@ def prompts_of(context: RunContext, source: DataSource, split: str) -> list[Any]
 
 
 def _prompts_of_data(context: RunContext, source: DataSource, split: str) -> list[Any]:
-    """Those of the configuration `prompts`, else of the pairs to train on, of a recipe without PPO."""
-    if not Path(source.location).is_file():  # which has no configurations
+    """The prompts of a recipe without PPO: those of the configuration `prompts`, else of the pairs to train on."""
+    if not Path(source.location).is_file():  # a file has no configurations
         try:
             rows = source.load("prompts", split, columns=["prompt"])
         except NoSuchPart:
             if context.settings("reward").data.simulated_pairs is not None:
                 raise
         else:
-            what = f"The data set {source.location}, configuration prompts, split {split},"
+            title = f"The data set {source.location}, configuration prompts, split {split},"
             turns = context.shared.conversational
-            return list(in_form(rows, "prompts", columns={}, turns=turns, text="text", of=what)["prompt"])
+            return list(in_form(rows, "prompts", columns={}, turns=turns, text="text", of=title)["prompt"])
     return list(training_pairs(context, source)[0]["prompt"])
 
 
@@ -99,41 +102,44 @@ def sft_samples(context: RunContext, settings: StageSettings, source: DataSource
     """
     prompts = prompts_of(context, source, "train")
     tokenizer = context.shared.chat.for_prompts(load_tokenizer(sft.path), prompts)
-    loaded = load_causal(whole_model(context, sft))
-    model, drawn = on_device(loaded, use_cpu=settings.trainer.use_cpu), sampling(context)
-    longest, mend = (context_of(model) or math.inf) - drawn["max_new_tokens"], "lower PPO's response_length"
-    most = context.settings("ppo").data.max_prompt_length if "ppo" in context.recipe.stages else None
-    if most is not None and most < longest:
-        longest, mend = most, "raise PPO's max_prompt_length"
+    loaded = load_causal(merged_model(context, sft))
+    model, options = on_device(loaded, use_cpu=settings.trainer.use_cpu), sampling(context)
+    longest, advice = (context_of(model) or math.inf) - options["max_new_tokens"], "lower PPO's response_length"
+    limit = context.settings("ppo").data.max_prompt_length if "ppo" in context.recipe.stages else None
+    if limit is not None and limit < longest:
+        longest, advice = limit, "raise PPO's max_prompt_length"
     prompts = [prompt for prompt in prompts if 0 < len(tokenize_prompt(prompt, tokenizer)) <= longest]
     if not prompts:
         raise ZooError(
-            f"No prompt of {source.location} has at most {longest:g} tokens, so the SFT model can draw no answers to "
-            f"center scores by: {mend}."
+            f"No prompt of {source.location} has at most {longest:g} tokens, so there are no SFT samples to center "
+            f"scores by: {advice}."
         )
     count = settings.data.score_samples
     chosen = [prompts[i % len(prompts)] for i in range(count)]
-    done = complete(
+    samples = complete(
         model,
         tokenizer,
         chosen,
         keys=[(2, i) for i in range(count)],
         seed=settings.trainer.seed,
         desc="samples to center scores",
-        **drawn,
+        **options,
     )
-    return SFTSamples(
-        chosen, [append_completion(prompt, text) for prompt, text in zip(chosen, done.texts, strict=True)], done.ended
-    )
+    texts = [append_completion(prompt, text) for prompt, text in zip(chosen, samples.texts, strict=True)]
+    return SFTSamples(chosen, texts, samples.ended)
 
 
 def pairs_seed(settings: StageSettings) -> int:
-    """The seed of simulated pairs."""
+    """The seed of simulated pairs.
+
+    Args:
+        settings: The reward stage's.
+    """
     return settings.trainer.seed if settings.data.pairs_seed is None else settings.data.pairs_seed
 
 
 def are_simulated(context: RunContext, data: Any) -> bool:
-    """Whether `preference` labeled the held-out pairs; those of a later round are the first round's.
+    """Whether `preference` labeled the held-out pairs; a later round uses those of the first round.
 
     Args:
         context: The run.
@@ -143,7 +149,7 @@ def are_simulated(context: RunContext, data: Any) -> bool:
 
 
 def utility_of(context: RunContext, settings: StageSettings) -> Callable[[str], float] | None:
-    """The score that labeled simulated pairs, where their preference function exposes it.
+    """The utility behind a preference function that labels simulated pairs, if it has one.
 
     Args:
         context: The run.
@@ -166,7 +172,7 @@ def preference_of(data: Any) -> Preference:
         ZooError: They name no such function, or it cannot be loaded.
     """
     if data.preference is None:
-        raise ZooError("simulated_pairs needs `preference`, the function that labels them: give module:attribute.")
+        raise ZooError("simulated_pairs needs `preference`, the function that labels the pairs: give module:attribute.")
     preference: Preference = load_object(data.preference, group=PREFERENCES)
     return preference
 
@@ -174,7 +180,7 @@ def preference_of(data: Any) -> Preference:
 def simulated_pairs(
     context: RunContext, settings: StageSettings, source: DataSource, sft: ParentCheckpoint
 ) -> DataSource:
-    """Makes pairs of SFT samples of the same prompt, labeled by the recipe's preference function, once.
+    """Makes pairs of SFT samples of the same prompt, labeled by the recipe's preference function, unless they exist.
 
     Args:
         context: The run.
@@ -183,7 +189,7 @@ def simulated_pairs(
         sft: The SFT policy.
 
     Returns:
-        The data set with the pairs in it.
+        The data set with the pairs.
 
     Raises:
         ZooError: The preference cannot be loaded, or no two samples of a prompt can be compared.
@@ -192,7 +198,7 @@ def simulated_pairs(
     prefer = preference_of(data)
     folder = context.record("data").path / "preferences"
     seed = pairs_seed(settings)
-    made = {
+    inputs = {
         "sft": sft.lineage["fingerprint"],
         "seed": seed,
         "train": data.simulated_pairs,
@@ -203,7 +209,7 @@ def simulated_pairs(
         },
     }
     note = folder / "made.json"
-    if distributed.from_first(lambda: note.is_file() and read_json(note) == made):
+    if distributed.from_first(lambda: note.is_file() and read_json(note) == inputs):
         return source
     rng = random.Random(seed)
     splits = {}
@@ -216,9 +222,9 @@ def simulated_pairs(
         splits[split] = _pairs(chosen, two_samples(context, chosen, seed, (stream,), sft), prefer, rng)
     with distributed.main_process_first():
         if distributed.first():
-            note.unlink(missing_ok=True)  # a kill from here on must not leave it beside other pairs
+            note.unlink(missing_ok=True)  # if the process is killed now, the note must not describe other pairs
             source = add_configuration(context, "preferences", splits)
-            write_json(note, made)
+            write_json(note, inputs)
     return source
 
 
@@ -230,8 +236,8 @@ def _pairs(
     rows = ordered_pairs(chosen, first, second, labels_of(prefer, rng)(chosen, first, second, {}))
     if not rows:
         raise ZooError(
-            f"Of {len(prompts)} simulated pairs none is left, as no two samples of the SFT model differed and ended by "
-            "themselves: train it longer, or raise PPO's response_length."
+            f"None of {len(prompts)} simulated pairs can be used, as no two samples of the SFT model differed and both "
+            "ended: train it longer, or raise PPO's response_length."
         )
     return [{**row, "simulated": True} for row in rows]
 
@@ -270,20 +276,20 @@ def ordered_pairs(
 def two_samples(
     context: RunContext, prompts: Sequence[Any], seed: int, stream: tuple[int, ...], policy: ParentCheckpoint
 ) -> tuple[list[int], list[str], list[str]]:
-    """Draws two samples of a policy for each prompt, with PPO's sampling; keeps pairs that differ and ended.
+    """Draws two samples of a policy for each prompt, with PPO's sampling; keeps those that differ and ended.
 
     Args:
         context: The run.
         prompts: Texts or conversations.
         seed: Of the samples.
-        stream: Tells these random numbers from others under the seed.
+        stream: Separates these random numbers from others under the seed.
         policy: The checkpoint to draw from.
 
     Returns:
-        For K pairs that are kept: the places of their prompts, the first completions, and the second ones.
+        For the K pairs that are kept: the indices of their prompts, the first completions, and the second ones.
     """
     tokenizer = context.shared.chat.for_prompts(load_tokenizer(policy.path), list(prompts))
-    loaded = load_causal(whole_model(context, policy))
+    loaded = load_causal(merged_model(context, policy))
     model = on_device(loaded, use_cpu=context.settings("reward").trainer.use_cpu)
     first, second = (
         complete(
@@ -297,7 +303,7 @@ def two_samples(
         )
         for side in (0, 1)
     )
-    # RewardTrainer closes every text with an end-of-sequence token, which a cut one did not have.
+    # RewardTrainer appends an end-of-sequence token to every text, which a truncated one did not have.
     ended = [first_ended and second_ended for first_ended, second_ended in zip(first.ended, second.ended, strict=True)]
     kept = [i for i in range(len(prompts)) if ended[i] and first.texts[i] != second.texts[i]]
     return kept, [first.texts[i] for i in kept], [second.texts[i] for i in kept]

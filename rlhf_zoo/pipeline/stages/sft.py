@@ -1,4 +1,4 @@
-"""SFT: a policy that writes like the recipe's lines, on trl.SFTTrainer."""
+"""The sft stage: trains a policy on the recipe's texts, with trl.SFTTrainer."""
 
 import contextlib
 import copy
@@ -31,7 +31,8 @@ from ...runs.dataset import data_source, parts, stage_source
 from ...runs.models import ParentCheckpoint
 from ...runs.settings.loading import loading_of
 from ...runs.settings.parse import StageSettings
-from .train import make_trainer, quiet, train_stage
+from .train import quiet, train_stage
+from .trainers import make_trainer
 
 log = logging.getLogger(__name__)
 
@@ -44,11 +45,11 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         publisher: Sends each checkpoint as it is saved.
 
     Returns:
-        Whether it trained: False when it was trained already.
+        Whether it trained: False if it was already finished.
 
     Raises:
         ZooError: The base, the data or the settings do not work.
-        Stopped: After Ctrl-C, once the step under way is saved.
+        Stopped: After Ctrl-C, once the current step is saved.
     """
     from transformers import set_seed
     from trl import SFTTrainer
@@ -86,10 +87,10 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
             peft_config=adapter,
         )
         if not trainer.args.packing and (cut := len(train) - len(trainer.train_dataset)) > 0:
-            line = "%d of %d rows are left out: max_length, %s, leaves no token of their answers."
+            line = "%d of %d rows are left out, as max_length, %s, leaves no token of their answers."
             log.warning(line, cut, len(train), trainer.args.max_length)
             left_out["max_length"] = cut
-        leave_out_router_logits(trainer.model)  # which trl asks for by itself
+        leave_out_router_logits(trainer.model)  # trl turns them on
         return trainer
 
     return train_stage(
@@ -111,14 +112,14 @@ def _adapter(settings: StageSettings, base: ParentCheckpoint | None) -> Any:
 
     adapter = get_peft_config(settings.model)
     if adapter is not None and base is not None and base.lineage["commit"]:
-        adapter.revision = base.lineage["commit"]  # of its base, in what is saved of it
+        adapter.revision = base.lineage["commit"]  # the base's revision in the saved configuration
     return adapter
 
 
 def _settle_tokenizer(
     context: RunContext, settings: StageSettings, source: DataSource, model: Any, tokenizer: Any, train: Dataset
 ) -> StageSettings:
-    """Settles ends, template and padding of the tokenizer; returns the settings of a trainer that leaves them alone."""
+    """Sets the tokenizer's special tokens and template; returns settings with which the trainer leaves them alone."""
     if (line := settle_ends(tokenizer)) is not None:
         log.warning("%s", line)
     settings = _with_template(settings, model, tokenizer, context.hub)
@@ -131,7 +132,7 @@ def _settle_tokenizer(
 
 
 def _as_trained(rows: Dataset, settings: StageSettings, tokenizer: Any, *, of: str) -> tuple[Dataset, int]:
-    """The rows without prompts over max_prompt_length and without a second BOS, and how many those prompts were."""
+    """Leaves out rows over max_prompt_length, and a second BOS; returns the rows, and how many were left out."""
     rows, cut = fitting(rows, tokenizer, settings.data.max_prompt_length, of=of)
     return without_second_bos(rows, tokenizer, settings.trainer.dataset_text_field), cut
 
@@ -139,7 +140,7 @@ def _as_trained(rows: Dataset, settings: StageSettings, tokenizer: Any, *, of: s
 def _model_and_tokenizer(
     context: RunContext, settings: StageSettings, base: ParentCheckpoint | None, train: Dataset
 ) -> tuple[Any, Any]:
-    """What SFT starts from; without a base random weights, and a tokenizer that is trained on the rows.
+    """The base and its tokenizer; without a base, random weights and a tokenizer that is trained on the rows.
 
     Raises:
         ZooError: The base has fewer embeddings than its tokenizer has tokens.
@@ -159,23 +160,23 @@ def _model_and_tokenizer(
     table: Any = model.get_input_embeddings()
     if (highest := highest_id(tokenizer)) >= (rows := len(table.weight)):
         raise ZooError(
-            f"{base.path} has {rows} embedding rows and its tokenizer the token {highest}: give a model with the "
+            f"{base.path} has {rows} embedding rows, but its tokenizer has the token {highest}: give a model with the "
             "tokenizer that it was trained with."
         )
     return model, tokenizer
 
 
 def _settle_chat(context: RunContext, source: DataSource, settings: StageSettings, tokenizer: Any) -> None:
-    """Writes what the recipe says of conversations into the tokenizer's template.
+    """Writes the recipe's chat settings into the tokenizer's template.
 
     Raises:
-        ZooError: The template refuses a conversation of the data, or closes no answer where SFT must teach that.
+        ZooError: The template refuses a conversation of the data, or does not end answers as SFT must teach.
     """
     from trl.chat_template_utils import get_training_chat_template, has_generation_markers
 
     assistant_only = settings.trainer.assistant_only_loss
     if assistant_only and not has_generation_markers(tokenizer.chat_template or ""):
-        with contextlib.suppress(ValueError):  # trl knows templates by their whole text, and says if it cannot
+        with contextlib.suppress(ValueError):  # trl recognizes templates by their text; the trainer reports others
             tokenizer.chat_template = get_training_chat_template(tokenizer)
     settings.recipe.chat.write(tokenizer)
     check_conversations(context, "sft", source, tokenizer)
@@ -184,7 +185,7 @@ def _settle_chat(context: RunContext, source: DataSource, settings: StageSetting
 
 
 def _ends_otherwise(context: RunContext) -> bool:
-    """Whether PPO is told what ends an answer, so that SFT need not teach it."""
+    """Whether PPO has its own stop tokens or texts, so that SFT need not teach how answers end."""
     if "ppo" not in context.recipe.stages:
         return False
     ppo = context.settings("ppo").trainer
@@ -192,12 +193,12 @@ def _ends_otherwise(context: RunContext) -> bool:
 
 
 def without_second_bos(rows: Dataset, tokenizer: Any, *names: str) -> Dataset:
-    """Takes away the BOS that texts begin with, where the tokenizer puts one before them anyway.
+    """Removes the BOS at the beginning of texts, where the tokenizer adds one anyway.
 
     Args:
-        rows: Texts, in columns of these names or in `prompt`; other values stay.
-        tokenizer: The one that will read them.
-        *names: Columns of texts that stand alone.
+        rows: Rows with texts in these columns or in `prompt`; other values are unchanged.
+        tokenizer: The tokenizer that will read them.
+        *names: Columns of texts.
     """
     columns = [name for name in ("prompt", *names) if name in rows.column_names and isinstance(rows[0][name], str)]
     if not any(without_bos(text, tokenizer) != text for name in columns for text in rows[name]):
@@ -206,9 +207,9 @@ def without_second_bos(rows: Dataset, tokenizer: Any, *names: str) -> Dataset:
 
 
 def _with_template(settings: StageSettings, model: Any, tokenizer: Any, hub: Hub) -> StageSettings:
-    """Gives the tokenizer the template of chat_template_path, as trl would; the settings without that key.
+    """Sets the tokenizer's template to that of chat_template_path, as trl would; returns settings without that key.
 
-    Only then what the recipe says of conversations can stand at the template's head.
+    The recipe's chat settings are written into the template afterwards.
     """
     name = settings.trainer.chat_template_path
     if name is None:
@@ -221,9 +222,9 @@ def _with_template(settings: StageSettings, model: Any, tokenizer: Any, hub: Hub
     else:
         from trl import clone_chat_template
 
-        with refusals_as(f"The chat template of {name} cannot be had", "check chat_template_path and --hub."):
+        with refusals_as(f"The chat template of {name} cannot be loaded", "check chat_template_path and --hub."):
             path = resolve(name, hub, but=(*NOT_LOADED, "*.safetensors")).path
-            load_tokenizer(path, name=name)  # trl's own loading would ask on the terminal whether its code may run
+            load_tokenizer(path, name=name)  # trl's loading would ask on the terminal whether to run remote code
             clone_chat_template(model, tokenizer, str(path))
     trainer = copy.copy(settings.trainer)
     trainer.chat_template_path = None
@@ -231,10 +232,9 @@ def _with_template(settings: StageSettings, model: Any, tokenizer: Any, hub: Hub
 
 
 def _base(context: RunContext, settings: StageSettings) -> ParentCheckpoint | None:
-    """The model that SFT starts from: of a Hub, at the commit that its revision meant when the run began; of a folder,
-    by the digest of its files.
+    """The model that SFT starts from; None for random weights. Raises ZooError if no Hub has it.
 
-    None for random weights. Raises ZooError where no Hub has such a model.
+    A model on a Hub is pinned to the commit of its revision when the run started, a folder to the digest of its files.
     """
     name, revision = settings.model.model_name_or_path, settings.model.model_revision
     if name is None:
@@ -242,9 +242,9 @@ def _base(context: RunContext, settings: StageSettings) -> ParentCheckpoint | No
     record = context.record("sft")
     before = {} if context.restart else (record.read().get("parents") or {}).get("base") or {}
     if (folder := Path(name)).is_dir():
-        # No other machine knows the path, and the settings that tell runs apart have it.
-        own = {"folder": folder.resolve().name, "files": model_digest(folder)}
-        return ParentCheckpoint(folder, {"repo": None, "commit": None, "fingerprint": None, **own})
+        # The path is not in the lineage: other machines do not have it, and the settings do.
+        files = {"folder": folder.resolve().name, "files": model_digest(folder)}
+        return ParentCheckpoint(folder, {"repo": None, "commit": None, "fingerprint": None, **files})
     name_at_revision = f"{name}@{revision}"
     if before.get("fingerprint") == name_at_revision:
         return ParentCheckpoint(Path(name), before)
@@ -252,8 +252,8 @@ def _base(context: RunContext, settings: StageSettings) -> ParentCheckpoint | No
     def commit_on(hub: Hub) -> str:
         if hub.offline:
             return fetch(f"{name}@{revision or 'main'}", hub=hub, but=NOT_LOADED).commit
-        mend = f"check model_name_or_path, model_revision and {hub.flag}."
-        with refusals_as(f"The model {name} cannot be found on {hub.name}", mend):
+        advice = f"check model_name_or_path, model_revision and {hub.flag}."
+        with refusals_as(f"The model {name} cannot be found on {hub.name}", advice):
             return str(hub.api().model_info(name, revision=revision).sha)
 
     at, commit = ask(name, context.hub, commit_on)

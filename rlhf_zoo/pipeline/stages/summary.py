@@ -1,4 +1,4 @@
-"""summary.json: a run in one file, for other programs."""
+"""Writes summary.json: a run in one file, for other programs."""
 
 import resource
 import sys
@@ -18,11 +18,11 @@ def peak_rss_mib() -> float:
 
 
 def write_summary(context: RunContext, *, trained: bool) -> Path:
-    """Gathers run.json of every stage and eval/evaluation.json into summary.json.
+    """Collects run.json of every stage and eval/evaluation.json in summary.json.
 
     Args:
         context: The run.
-        trained: Whether this process trained any of the stages; the memory of one that only published says nothing.
+        trained: Whether this process trained any stage; the memory of one that only published is not recorded.
 
     Returns:
         The path of summary.json.
@@ -32,7 +32,7 @@ def write_summary(context: RunContext, *, trained: bool) -> Path:
     path = context.directory / SUMMARY
     seconds = {stage: round(document.get("seconds", 0.0), 2) for stage, document in documents.items()}
     prepared = context.record("data").read().get("seconds", 0.0)
-    # A run that was resumed is described by the largest of its processes.
+    # Of a resumed run, the largest process counts.
     peaks = [read_json(path).get("peak_rss_mib", 0.0)] if path.is_file() else []
     if trained or not peaks:
         peaks.append(peak_rss_mib())

@@ -1,7 +1,6 @@
-"""One training stage from a trainer: begin or resume, train, save, send, record."""
+"""Runs a training stage: starts or resumes it, trains, saves and sends checkpoints, and records the result."""
 
 import contextlib
-import copy
 import functools
 import logging
 import shutil
@@ -23,7 +22,6 @@ from ...modeling import distributed
 from ...modeling.integrity import weights_digest
 from ...modeling.remote_code import code_run
 from ...ppo.failures import NoUpdate
-from ...ppo.guards import check_step_size
 from ...ppo.waiting import WaitEnded
 from ...publishing.adapters import check_bases
 from ...publishing.sender import claim_repository, kept_lineage
@@ -41,14 +39,14 @@ from ...runs.status_line import doing
 from .callbacks import NoRoom, StageCallback, check_room
 from .interrupt import Interruptible, Stopped
 from .merged import save_merged
-from .reporting import one_run
+from .reporting import report_to_one_run
 from .running_metrics import RunningMetrics
 
 log = logging.getLogger(__name__)
 
 
 def quiet() -> None:
-    """Turns off the progress bars and the advice of transformers and datasets: the screen shows our own bars."""
+    """Turns off the progress bars and the advice of transformers and datasets; rlhf-zoo has its own bars."""
     import datasets
     import transformers
 
@@ -57,52 +55,46 @@ def quiet() -> None:
     datasets.utils.logging.disable_progress_bar()
 
 
-def make_trainer(kind: Callable[..., Any], settings: StageSettings, **parts: Any) -> Any:
-    """Makes a trainer of TRL over these settings.
-
-    Args:
-        kind: The trainer's class.
-        settings: The stage's.
-        **parts: Models, tokenizers and data sets, by the trainer's keywords.
-
-    Raises:
-        ZooError: The trainer refuses the settings, the learning rate cannot change the model's weights, or no example
-            is left to train on.
-    """
-    from ...modeling.fsdp_trainer import in_shards
-    from ...modeling.length_grouping import grouping_by_length
-    from .global_batch import in_processes
-
-    kind = grouping_by_length(kind)
-    if getattr(settings.data, "fsdp2", False):  # a stage of somebody else need not have it
-        kind = in_shards(kind)
-    try:
-        trainer = in_processes(kind)(args=copy.copy(settings.trainer), **parts)  # a trainer changes its arguments
-    except ValueError as error:
-        first = str(error).strip().splitlines()[0].rstrip(".").replace(". ", "; ")
-        raise ZooError(f"The settings of the stage {settings.stage} do not work: {first}.") from error
-    # trl writes its own card, of the folder that the base lies in, beside each checkpoint: ours is the run's.
-    trainer.create_model_card = lambda **_: None
-    for weight in trainer.model.parameters():  # trl holds adapters on few bits in bfloat16, where small steps vanish
-        if weight.requires_grad and settings.model.use_peft and settings.trainer.bf16:
-            weight.data = weight.data.float()
-    check_step_size(trainer.model, trainer.args.learning_rate, of=f"the model of the stage {settings.stage}")
-    if len(trainer.train_dataset) == 0:
-        raise ZooError(
-            f"max_length {settings.trainer.max_length} of the stage {settings.stage} leaves no example to train on: "
-            "raise it, or set it to null."
-        )
-    return trainer
-
-
 @dataclass(frozen=True)
 class _Plan:
-    """What is to be done of a stage. again: from the start, over what is there; before: run.json as it stands."""
+    """What is left to do of a stage.
+
+    Attributes:
+        finished: Nothing.
+        again: Everything, over the files of an earlier run.
+        before: run.json of the run to resume.
+        resume: The checkpoint to resume from.
+    """
 
     finished: bool
     again: bool = False
     before: Mapping[str, Any] = field(default_factory=dict)
     resume: Path | None = None
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A stage that trains now.
+
+    Attributes:
+        context: The run.
+        settings: The stage's.
+        record: Its files.
+        plan: What is left to do.
+        started: time.monotonic() when it began.
+        publisher: Sends its checkpoints.
+    """
+
+    context: RunContext
+    settings: StageSettings
+    record: StageRecord
+    plan: _Plan
+    started: float
+    publisher: Publisher | None
+
+    def seconds(self) -> float:
+        """The time spent on the stage so far, earlier runs included."""
+        return float(self.plan.before.get("seconds", 0.0) + time.monotonic() - self.started)
 
 
 def train_stage(
@@ -119,7 +111,7 @@ def train_stage(
     left_out: Mapping[str, int] | None = None,
     cut_rows: Mapping[str, int] | None = None,
 ) -> bool:
-    """Runs a stage, or leaves it when it is finished.
+    """Trains a stage, unless it is finished.
 
     Args:
         context: The run.
@@ -127,76 +119,106 @@ def train_stage(
         data: The lineage of the data set.
         parents: The checkpoints that the stage starts from, by role.
         started: time.monotonic() when the stage began.
-        build: Makes the trainer; called only when there is something to train.
+        build: Builds the trainer; called only when there is something to train.
         publisher: Sends each checkpoint as it is saved.
         finish_checkpoint: Takes the trainer and a checkpoint, and adds to it before it counts as complete.
         conclude: Takes the trainer and the chosen checkpoint at the end, and returns fields for run.json.
-        left_out: Rows that `build` leaves out of training, by the key for which it does.
-        cut_rows: What `build` finds of rows that max_length cuts.
+        left_out: Rows that `build` leaves out of training, by the key that is the reason.
+        cut_rows: Rows that `build` finds to be cut by max_length.
 
     Returns:
         Whether it trained.
 
     Raises:
-        ZooError: The stage cannot begin, go on, or be published.
-        Stopped: After Ctrl-C, once the step under way is saved.
+        ZooError: The stage cannot start, resume, or be published.
+        Stopped: After Ctrl-C, once the current step is saved.
     """
     stage = settings.stage
     check_installed(settings)
-    record = context.record(stage)
     lineage = {name: dict(parent.lineage) for name, parent in parents.items()}
     resolved = _resolved(settings, data, lineage)
     code = stage_code(settings)
-    # Of several processes the first one decides what is done, and writes.
+    # Of several processes the first one makes the plan, and writes.
     plan: _Plan = distributed.from_first(lambda: _plan(context, settings, resolved, parents, code, publisher))
     if plan.finished:
         return False
-
-    def spent() -> float:
-        return float(plan.before.get("seconds", 0.0) + time.monotonic() - started)
-
+    run = _Run(context, settings, context.record(stage), plan, started, publisher)
     for role, parent in lineage.items():
         if distributed.first() and parent.get("repo") and not parent.get("path"):
             log.info("The stage %s takes %s from %s at %s.", stage, role, parent["repo"], parent["commit"])
     with Interruptible(f"the {stage} stage") as stop:
-        # Once made it refuses another precision than that of the stage before.
-        if AcceleratorState._shared_state.get("_mixed_precision") != ("bf16" if settings.trainer.bf16 else "no"):
-            AcceleratorState._reset_state()
+        _reset_precision(settings)
         with doing(f"{stage}: loading models and data"):
             trainer = build()
-        # Only now: settings that build refuses must not claim the directory, nor cost what lies there.
+        # Only now, as settings that `build` refuses must not claim the directory, or delete files in it.
         if distributed.first():
             optional = {"code": code, "left_out": left_out, "cut_rows": cut_rows}
-            _begin(context, settings, plan, resolved, lineage, data, optional, publisher)
+            _begin(run, resolved, lineage, data, optional)
         distributed.wait()
-        callback = _attach(trainer, context, settings, record, stop, publisher, finish_checkpoint)
-        run_name = f"{context.recipe.name}-{stage}-{context.run_id(stage)}"
-        with (
-            _whole_checkpoints(record),
-            contextlib.closing(callback),
-            one_run(trainer.args, run_name, project=context.recipe.name),
-        ):
-            _train_or_stop(trainer, plan.resume, record, spent, stop)
-        if _ended_early(trainer, record, context.stop_after, spent, stop) or not distributed.first():
+        if not _train_to_end(run, trainer, stop, finish_checkpoint):
             return True
-        chosen = choose(record, settings.release, trainer.args)
-        path = record.checkpoint_path(chosen["step"])
-        if settings.release.push_merged:
-            save_merged(path, path / MERGED, dtype=settings.model.dtype)
-        concluded = dict(conclude(trainer, path)) if conclude is not None else {}
-    weights = weights_digest(path)
-    record.write(status="finished", chosen=chosen, weights=weights, seconds=spent(), finished=now(), **concluded)
-    if publisher is not None:
-        publisher.notify()
-    if stop.requested:
+        if distributed.first():
+            _finish(run, trainer, conclude)
+    if distributed.first() and stop.requested:
         raise Stopped
     return True
+
+
+def _reset_precision(settings: StageSettings) -> None:
+    """Lets accelerate take another precision than that of an earlier stage, which it would refuse."""
+    if AcceleratorState._shared_state.get("_mixed_precision") != ("bf16" if settings.trainer.bf16 else "no"):
+        AcceleratorState._reset_state()
+
+
+def _train_to_end(
+    run: _Run, trainer: Any, stop: Interruptible, finish_checkpoint: Callable[[Any, Path], None] | None
+) -> bool:
+    """Trains. Returns whether it reached the last step; raises Stopped after a signal before it."""
+    context = run.context
+    callback = _attach(run, trainer, stop, finish_checkpoint)
+    run_name = f"{context.recipe.name}-{run.settings.stage}-{context.run_id(run.settings.stage)}"
+    with (
+        _complete_checkpoints(run.record),
+        contextlib.closing(callback),
+        report_to_one_run(trainer.args, run_name, project=context.recipe.name),
+    ):
+        try:
+            _train(run, trainer)
+        except NoUpdate as error:
+            if not stop.requested:
+                raise
+            log.warning("%s", error)
+            raise Stopped from error
+    step = trainer.state.global_step
+    if step >= trainer.state.max_steps:
+        return True
+    stopped = not stop.requested and step == context.stop_after
+    if distributed.first():
+        run.record.write(status="stopped" if stopped else "interrupted", seconds=run.seconds())
+    if not stopped:
+        raise Stopped
+    return False
+
+
+def _finish(run: _Run, trainer: Any, conclude: Callable[[Any, Path], Mapping[str, Any]] | None) -> None:
+    """Chooses the checkpoint of a stage that trained to its end, and records it."""
+    release = run.settings.release
+    chosen = choose(run.record, release, trainer.args)
+    path = run.record.checkpoint_path(chosen["step"])
+    if release.push_merged:
+        save_merged(path, path / MERGED, dtype=run.settings.model.dtype)
+    concluded = dict(conclude(trainer, path)) if conclude is not None else {}
+    weights = weights_digest(path)
+    fields = {"chosen": chosen, "weights": weights, "seconds": run.seconds(), "finished": now(), **concluded}
+    run.record.write(status="finished", **fields)
+    if run.publisher is not None:
+        run.publisher.notify()
 
 
 def _resolved(
     settings: StageSettings, data: Mapping[str, Any], parents: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """The keys, the data and the parents, by which runs of the stage are told apart."""
+    """The keys, the data and the parents that identify a run of the stage."""
     fingerprints = {
         name: parent["fingerprint"]
         for name, parent in parents.items()
@@ -206,26 +228,24 @@ def _resolved(
 
 
 def _begin(
-    context: RunContext,
-    settings: StageSettings,
-    plan: _Plan,
+    run: _Run,
     resolved: Mapping[str, Any],
     parents: Mapping[str, Mapping[str, Any]],
     data: Mapping[str, Any],
     optional: Mapping[str, Mapping[str, Any] | None],
-    publisher: Publisher | None,
 ) -> None:
-    """Writes run.json of a stage that trains now, over what is there where it begins again.
+    """Writes run.json of a stage that trains now, deleting the files of an earlier run if it starts again.
 
-    parents, data: their lineage. optional: fields of run.json, left out where they are empty.
+    `parents` and `data` are their lineage; `optional` are fields that are left out if they are empty.
     """
-    stage, before, record = settings.stage, plan.before, context.record(settings.stage)
-    remote_code = code_lineage(context)  # reads what is cleared below
-    if plan.again:
+    context, settings, record, publisher = run.context, run.settings, run.record, run.publisher
+    stage, before = settings.stage, run.plan.before
+    remote_code = code_lineage(context)  # reads records that are deleted below
+    if run.plan.again:
         record.clear()
-        (context.directory / SUMMARY).unlink(missing_ok=True)  # of what was before
+        (context.directory / SUMMARY).unlink(missing_ok=True)
         if publisher is not None:
-            claim_repository(context, stage)  # without the tags of what was cleared
+            claim_repository(context, stage)  # without the tags of the earlier run
     record.write(
         **context.head(stage, "running", seed=settings.trainer.seed, resolved=resolved),
         parents={
@@ -246,36 +266,15 @@ def _begin(
     )
 
 
-def _train_or_stop(
-    trainer: Any, resume: Path | None, record: StageRecord, spent: Callable[[], float], stop: Interruptible
-) -> None:
-    """Trains. An update that cannot be made after Ctrl-C is no error: raises Stopped."""
-    try:
-        _train(trainer, resume, record, spent)
-    except NoUpdate as error:
-        if not stop.requested:
-            raise
-        log.warning("%s", error)
-        raise Stopped from error
-
-
-def _ended_early(
-    trainer: Any, record: StageRecord, stop_after: int | None, spent: Callable[[], float], stop: Interruptible
-) -> bool:
-    """Whether training ended at the step `stop_after`, before its last; records it. Raises Stopped after a signal."""
-    step = trainer.state.global_step
-    if step >= trainer.state.max_steps:
-        return False
-    stopped = not stop.requested and step == stop_after
-    if distributed.first():
-        record.write(status="stopped" if stopped else "interrupted", seconds=spent())
-    if not stopped:
-        raise Stopped
-    return True
-
-
 def code_lineage(context: RunContext) -> list[dict[str, Any]]:
-    """The models' own code that ran, under the name that an earlier stage of the run knew it by."""
+    """The models' own code that ran in this process.
+
+    Args:
+        context: The run.
+
+    Returns:
+        The lineage of each code; the same code has the name that an earlier stage of the run recorded.
+    """
     recorded = [code for stage in STAGES for code in context.record(stage).read().get("remote_code") or ()]
     ran = [code.lineage for code in code_run()]
     return [next((earlier for earlier in recorded if earlier["files"] == code["files"]), code) for code in ran]
@@ -289,7 +288,7 @@ def _plan(
     code_named: Mapping[str, Any],
     publisher: Publisher | None,
 ) -> _Plan:
-    """Raises ZooError where the stage cannot begin or go on in its directory, or be published under its name."""
+    """What is left to do. Raises ZooError if the stage cannot start, resume, or be published under its name."""
     stage = settings.stage
     record = context.record(stage)
     recipe = context.recipe.name
@@ -314,7 +313,7 @@ def _plan(
     resume = None
     if not again:
         record.remove_incomplete()
-        resume = _last_whole(record)
+        resume = _last_intact(record)
         record.truncate_metrics(checkpoint_step(resume) if resume else -1)
     return _Plan(False, again, before, resume)
 
@@ -326,7 +325,7 @@ def _template_lineage(settings: StageSettings) -> dict[str, Any]:
 
 
 def _check_files(settings: StageSettings, parents: Mapping[str, ParentCheckpoint], before: Mapping[str, Any]) -> None:
-    """Raises ZooError where a model or a chat template on this machine is not what the stage began with."""
+    """Raises ZooError if a local model or chat template has changed since the stage started."""
     recorded, on_base = before.get("parents") or {}, starts_on_base(settings.stage, settings.resolved)
     for role, parent in parents.items():
         title = parent_title(role, on_base=on_base)
@@ -335,15 +334,15 @@ def _check_files(settings: StageSettings, parents: Mapping[str, ParentCheckpoint
     check_unchanged(f"The chat template {path}", _template_lineage(settings), before.get("chat_template"))
 
 
-def _last_whole(record: StageRecord) -> Path | None:
-    """What to go on from: the last checkpoint that is what was saved. Later ones are set aside, and that is said."""
+def _last_intact(record: StageRecord) -> Path | None:
+    """The last intact checkpoint; damaged later ones are renamed, with a warning."""
     problems = record.set_damaged_aside()
     resume = record.last_checkpoint()
     for problem in problems:
         log.warning(
-            "%s: its checkpoint is now called damaged-checkpoint-*, and training goes on from %s.",
+            "%s: its checkpoint is renamed to damaged-checkpoint-*, and training resumes from %s.",
             problem,
-            f"{resume.name}, which is whole" if resume is not None else "the start, as no other is whole",
+            resume.name if resume is not None else "the start, as no other is intact",
         )
     return resume
 
@@ -353,46 +352,47 @@ def _publication(context: RunContext) -> dict[str, Any]:
     return {"hub": context.hub.label, "namespace": context.namespace, "private": context.private}
 
 
-def _train(trainer: Any, resume: Path | None, record: StageRecord, spent: Callable[[], float]) -> None:
-    """Trains; where an update cannot be made, or a signal ends a wait or an evaluation, saves the updates before it.
+def _train(run: _Run, trainer: Any) -> None:
+    """Trains; if an update fails, or a signal ends a wait or an evaluation, saves the updates before it.
 
-    An evaluation that a signal ended is made before training goes on.
+    An evaluation that a signal ended is repeated before training resumes.
 
     Raises:
         Stopped: After such a signal.
     """
+    resume, record = run.plan.resume, run.record
     try:
         if resume is None:
             trainer.train()
             return
         state = TrainerState.load_from_json(str(resume / TRAINER_STATE_NAME))
-        owed = _owes_evaluation(state, record)
+        must_evaluate = _owes_evaluation(state, record)
         if state.global_step < state.max_steps:
-            trainer.args.eval_on_start = owed
+            trainer.args.eval_on_start = must_evaluate
             trainer.train(resume_from_checkpoint=str(resume))
             return
-        trainer.state = state  # Trainer would make one more step
-        if owed:
+        trainer.state = state  # Trainer.train would make one more step
+        if must_evaluate:
             trainer._load_from_checkpoint(str(resume))
             trainer.evaluate()
     except WaitEnded as error:
         _save_finished(trainer, record, error)
         if distributed.first():
-            record.write(status="interrupted", seconds=spent())
+            record.write(status="interrupted", seconds=run.seconds())
         raise Stopped from error
     except NoUpdate as error:
         if not _save_finished(trainer, record, error):
             raise
         if distributed.first():
-            record.write(status="interrupted", seconds=spent())
+            record.write(status="interrupted", seconds=run.seconds())
         step = trainer.state.global_step
         raise type(error)(f"{error} Step {step} is saved, and the same command goes on from it.") from error.__cause__
 
 
 def _save_finished(trainer: Any, record: StageRecord, error: NoUpdate | WaitEnded) -> bool:
-    """Saves the finished updates. Returns whether they are saved: not where there are none.
+    """Saves the finished updates. Returns False without any, and where other processes still wait.
 
-    Of several processes those that still wait cannot save. Raises the error where the disk has no room.
+    Raises the error again if the disk is full.
     """
     step = trainer.state.global_step
     if (distributed.count() > 1 and not getattr(error, "agreed", False)) or step == 0:
@@ -408,7 +408,7 @@ def _save_finished(trainer: Any, record: StageRecord, error: NoUpdate | WaitEnde
 
 
 def _owes_evaluation(state: TrainerState, record: StageRecord) -> bool:
-    """Whether the evaluation that was due after this step was begun and not finished."""
+    """Whether the evaluation that was due after this step was not finished."""
     callbacks: Any = state.stateful_callbacks
     control = (callbacks or {}).get("TrainerControl", {}).get("args", {})
     return bool(control.get("should_evaluate")) and not any(
@@ -417,8 +417,8 @@ def _owes_evaluation(state: TrainerState, record: StageRecord) -> bool:
 
 
 @contextlib.contextmanager
-def _whole_checkpoints(record: StageRecord) -> Iterator[None]:
-    """Deletes a torn checkpoint where the disk fills up, which is a ZooError, or the run stops making numbers."""
+def _complete_checkpoints(record: StageRecord) -> Iterator[None]:
+    """Deletes an incomplete checkpoint when the disk is full, which raises ZooError, or losses are not finite."""
     try:
         yield
     except (NotFinite, NoRoom):
@@ -441,28 +441,24 @@ def _whole_checkpoints(record: StageRecord) -> Iterator[None]:
 
 
 def _attach(
-    trainer: Any,
-    context: RunContext,
-    settings: StageSettings,
-    record: StageRecord,
-    stop: Interruptible,
-    publisher: Publisher | None,
-    finish_checkpoint: Callable[[Any, Path], None] | None,
+    run: _Run, trainer: Any, stop: Interruptible, finish_checkpoint: Callable[[Any, Path], None] | None
 ) -> StageCallback:
+    """Adds the stage's callbacks to a trainer."""
     from transformers import PrinterCallback
 
+    context, settings, record = run.context, run.settings, run.record
     trainer.remove_callback(PrinterCallback)
     if hasattr(trainer, "_total_train_tokens"):  # of trl; PPOTrainer saves its own
         trainer.add_callback(RunningMetrics(trainer))
 
     def saved() -> None:
         unsent: set[int] = set()
-        if publisher is not None:
-            publisher.notify()
+        if run.publisher is not None:
+            run.publisher.notify()
             waiting = unpublished(record, context.repo(settings.stage), hub=context.hub.label)
             unsent = {checkpoint_step(path) for path in waiting}
-        stay = unsent | promising(record, settings.release, settings.trainer)
-        prune(record, keep=settings.keep, stay=stay)
+        kept = unsent | promising(record, settings.release, settings.trainer)
+        prune(record, keep=settings.keep, stay=kept)
         thin(record, keep=settings.release.save_optimizer_limit)
 
     finish = None if finish_checkpoint is None else functools.partial(finish_checkpoint, trainer)

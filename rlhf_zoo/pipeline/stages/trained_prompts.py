@@ -1,0 +1,95 @@
+"""Counts the prompts of the evaluation that the stages of a run train on."""
+
+import logging
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from datasets import Dataset
+
+from ...errors import ZooError
+from ...modeling.prompt_keys import count_distinct_prompts
+from ...runs.context import RunContext
+from ...runs.data.overlap import overlap
+from ...runs.dataset import HELD_OUT, evaluated_part, parts, ptx_rows, stage_rows, stage_source
+from ...runs.judge import as_trained
+from .pairs import open_pairs, training_pairs
+
+log = logging.getLogger(__name__)
+
+
+def count_trained_prompts(
+    context: RunContext, prompts: Dataset, *, planned: Collection[str] = ()
+) -> dict[str, int | None]:
+    """Counts the evaluation's prompts that each stage trains on, and warns if there are any.
+
+    Args:
+        context: The run.
+        prompts: Those of the evaluation.
+        planned: Stages that will be trained. The data of other stages that are not finished in this run directory are
+            unknown.
+
+    Returns:
+        Different prompts by stage; None where they cannot be counted.
+    """
+    count_by_stage = {
+        stage: _count(context, stage, prompts, planned=stage in planned) for stage in context.recipe.stages
+    }
+    if sum(count or 0 for count in count_by_stage.values()):
+        counts = ", ".join(f"the stage {stage} trains on {count}" for stage, count in count_by_stage.items() if count)
+        total = count_distinct_prompts(prompts["prompt"])
+        log.warning("Of the evaluation's %d prompts %s: %s.", total, counts, _advice(context))
+    return count_by_stage
+
+
+def _advice(context: RunContext) -> str:
+    """How to keep the evaluation's prompts out of training."""
+    if evaluated_part(context)["held_out_share"] is not None:  # stages that are trained from now on leave them out
+        return "train these stages again with --restart to leave them out"
+    if context.settings("ppo").data.held_out_share is not None:
+        return (
+            "set evaluation.dataset_test_split to null to evaluate on what held_out_share of the stage ppo holds out, "
+            "or to another split"
+        )
+    return (
+        "hold out a share of PPO's prompts (held_out_share of the stage ppo), or set evaluation.dataset_test_split to "
+        "another split"
+    )
+
+
+def _count(context: RunContext, stage: str, prompts: Dataset, *, planned: bool) -> int | None:
+    document = {} if planned else context.record(stage).read()
+    finished = document.get("status") == "finished"
+    if not finished and not planned:
+        return None
+    try:
+        run = as_trained(context, stage) if finished else context
+        trained = _training_rows(run, stage, document.get("left_out") or {} if finished else None)
+    except ZooError as error:
+        log.info("Whether the stage %s trains on prompts of the evaluation is unknown: %s", stage, error)
+        return None
+    if trained is None:
+        return None
+    overlaps = [overlap(prompts, rows) for rows in trained]
+    repeated = sorted(set[int]().union(*(result.asked for result in overlaps)))
+    if not repeated and not all(result.told for result in overlaps):
+        return None
+    return count_distinct_prompts(prompts.select(repeated)["prompt"])
+
+
+def _training_rows(context: RunContext, stage: str, left_out: Mapping[str, Any] | None) -> list[Dataset] | None:
+    """The rows that a stage trains on; None for pairs that are still to be simulated from PPO's prompts.
+
+    `left_out` is what a finished stage left out. If it would leave out something else now, it trained on all rows.
+    """
+    if stage == "reward":
+        if left_out is None and context.settings("reward").data.simulated_pairs is not None:
+            return None
+        owner, source = open_pairs(context)
+        rows, leaves_out = training_pairs(owner, source, marked=True)
+    else:
+        owner, source = context, stage_source(context, stage)
+        rows, _, leaves_out = parts(context, stage, source, marked=True)
+    if left_out is not None and left_out.get(HELD_OUT) != leaves_out.get(HELD_OUT):
+        rows = stage_rows(owner, stage, source, owner.settings(stage).data.dataset_train_split)
+    texts = ptx_rows(context, source) if stage == "ppo" else None
+    return [rows] if texts is None else [rows, texts]

@@ -1,0 +1,48 @@
+"""Builds trl's trainers from the settings of a stage."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+from ...errors import ZooError
+from ...ppo.guards import check_step_size
+from ...runs.settings.parse import StageSettings
+
+
+def make_trainer(trainer_class: Callable[..., Any], settings: StageSettings, **parts: Any) -> Any:
+    """Builds a TRL trainer from a stage's settings.
+
+    Args:
+        trainer_class: The trainer's class.
+        settings: The stage's.
+        **parts: Models, tokenizers and data sets, by the trainer's keywords.
+
+    Raises:
+        ZooError: The trainer refuses the settings, the learning rate cannot change the model's weights, or no example
+            is left to train on.
+    """
+    from ...modeling.fsdp_trainer import in_shards
+    from ...modeling.length_grouping import grouping_by_length
+    from .global_batch import in_processes
+
+    trainer_class = grouping_by_length(trainer_class)
+    if getattr(settings.data, "fsdp2", False):  # a third-party stage need not have this key
+        trainer_class = in_shards(trainer_class)
+    try:
+        # The trainer changes its arguments, so it gets a copy.
+        trainer = in_processes(trainer_class)(args=copy.copy(settings.trainer), **parts)
+    except ValueError as error:
+        first = str(error).strip().splitlines()[0].rstrip(".").replace(". ", "; ")
+        raise ZooError(f"The settings of the stage {settings.stage} do not work: {first}.") from error
+    # trl would write a card of its own, with local paths, into each checkpoint.
+    trainer.create_model_card = lambda **_: None
+    for weight in trainer.model.parameters():  # trl keeps adapters of quantized models in bfloat16: small steps vanish
+        if weight.requires_grad and settings.model.use_peft and settings.trainer.bf16:
+            weight.data = weight.data.float()
+    check_step_size(trainer.model, trainer.args.learning_rate, of=f"the model of the stage {settings.stage}")
+    if len(trainer.train_dataset) == 0:
+        raise ZooError(
+            f"max_length {settings.trainer.max_length} of the stage {settings.stage} leaves no example to train on: "
+            "raise it, or set it to null."
+        )
+    return trainer
