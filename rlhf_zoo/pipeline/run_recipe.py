@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ZooError
 from ..evaluation.measure import make_evaluator, measure
@@ -38,6 +38,9 @@ from .stages.merged import merged_model
 from .stages.reward import check_pairs
 from .stages.summary import write_summary
 from .stages.train import quiet
+
+if TYPE_CHECKING:
+    from rich.console import Console
 from .stages.trained_prompts import count_trained_prompts
 
 log = logging.getLogger(__name__)
@@ -158,7 +161,7 @@ def claim(context: RunContext, publisher: Publisher | None) -> None:
             claim_repository(context, stage)
 
 
-def run(context: RunContext, console: Any, publisher: Publisher | None = None) -> Path | None:
+def run(context: RunContext, console: "Console", publisher: Publisher | None = None) -> Path | None:
     """Runs every stage of the recipe that is not finished, and publishes.
 
     All processes run the stages. Only the first one writes the summary and the cards.
@@ -306,7 +309,7 @@ def _verdict(figures: Mapping[str, Any]) -> str:
     return f"verdict {figures['verdict']}{reason}, recommended {recommended}"
 
 
-def show(context: RunContext, console: Any) -> None:
+def show(context: RunContext, console: "Console") -> None:
     """Pulls each stage from the Hub into an empty cache, and prints completions of SFT and PPO for held-out prompts.
 
     Args:
@@ -372,7 +375,7 @@ def show(context: RunContext, console: Any) -> None:
     )
 
 
-def verdict(context: RunContext, console: Any) -> None:
+def verdict(context: RunContext, console: "Console") -> None:
     """Prints the headline figures of summary.json.
 
     Args:

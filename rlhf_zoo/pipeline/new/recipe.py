@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedTokenizerBase
+
 from ...errors import ZooError
 from ...evaluation.judges.named import check_names, check_outputs, split_label
 from ...evaluation.verdict import FEWEST
@@ -309,7 +311,9 @@ def _round_up(length: int) -> int:
     return -(-length // 32) * 32
 
 
-def _lengths(readings: Mapping[str, StageData], tokenizer: Any, conversational: bool) -> tuple[list[int], list[int]]:
+def _lengths(
+    readings: Mapping[str, StageData], tokenizer: PreTrainedTokenizerBase, conversational: bool
+) -> tuple[list[int], list[int]]:
     """Sorted lengths, in tokens, of the texts that SFT and the reward model read, and of answers with a prompt."""
     texts, answers = [], []
     for prompt, text in _texts(readings, conversational):

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 from datasets import Dataset
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...evaluation.best_of_n import Choice, best_of_n, choices
 from ...evaluation.calibration import preference_report
@@ -17,7 +18,12 @@ from ...runs.data.overlap import normalized, overlap, whole_question
 
 
 def held_out_report(
-    model: Any, tokenizer: Any, pairs: Dataset, *, seed: int, utility: Callable[[str], float] | None = None
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    pairs: Dataset,
+    *,
+    seed: int,
+    utility: Callable[[str], float] | None = None,
 ) -> dict[str, Any]:
     """Measures a reward model on held-out pairs, by its raw scores, for which σ(margin) is a probability.
 

@@ -5,7 +5,9 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...errors import ZooError
 from ...modeling.chat import wrap_completion
@@ -32,6 +34,9 @@ from ...runs.settings.loading import loading_of
 from ...runs.settings.parse import StageSettings
 from .merged import merged_model
 from .train import quiet, train_stage
+
+if TYPE_CHECKING:
+    from ...ppo.trainer import PPOTrainer
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +75,7 @@ def reward_functions(settings: StageSettings) -> list[RewardFunction]:
     return functions
 
 
-def reward_model(settings: StageSettings, path: Path) -> Any:
+def reward_model(settings: StageSettings, path: Path) -> PreTrainedModel:
     """Loads a reward model.
 
     Args:
@@ -185,7 +190,7 @@ def check_batch(settings: StageSettings, data: dict[str, Any]) -> str:
     return f"{needed} of {counted} prompts per update, {completions} completions in {minibatches} minibatches"
 
 
-def policy_tokenizer(context: RunContext, path: Path, data: dict[str, Any]) -> Any:
+def policy_tokenizer(context: RunContext, path: Path, data: dict[str, Any]) -> PreTrainedTokenizerBase:
     """Loads the tokenizer of the policy that PPO starts from, with the recipe's chat settings on conversations.
 
     Args:
@@ -198,7 +203,9 @@ def policy_tokenizer(context: RunContext, path: Path, data: dict[str, Any]) -> A
     return context.shared.chat.for_prompts(tokenizer, data["train_dataset"]["prompt"])
 
 
-def within_length(settings: StageSettings, tokenizer: Any, data: dict[str, Any]) -> tuple[dict[str, Any], int]:
+def within_length(
+    settings: StageSettings, tokenizer: PreTrainedTokenizerBase, data: dict[str, Any]
+) -> tuple[dict[str, Any], int]:
     """Leaves out prompts over max_prompt_length.
 
     Args:
@@ -216,7 +223,7 @@ def within_length(settings: StageSettings, tokenizer: Any, data: dict[str, Any])
     return kept, left_out
 
 
-def build_trainer(settings: StageSettings, functions: list[RewardFunction], **parts: Any) -> Any:
+def build_trainer(settings: StageSettings, functions: list[RewardFunction], **parts: Any) -> "PPOTrainer":
     """Builds the stage's PPOTrainer.
 
     Args:
@@ -262,7 +269,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     parents = {role: parent(context, name) for role, name in parent_names(settings).items()}
     left_out: dict[str, int] = {}
 
-    def build() -> Any:
+    def build() -> "PPOTrainer":
         data = load_data(context, source)
         check_answers(settings, functions, data)
         tokenizer = policy_tokenizer(context, parents["sft"].path, data)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...errors import ZooError
 from ...modeling import distributed
@@ -126,7 +127,7 @@ class _Inputs:
     held_out: tuple[Dataset, str] | None
 
 
-def _tokenizer(settings: StageSettings, sft: ParentCheckpoint) -> Any:
+def _tokenizer(settings: StageSettings, sft: ParentCheckpoint) -> PreTrainedTokenizerBase:
     """The SFT policy's tokenizer, with a padding token that differs from EOS."""
     tokenizer = load_tokenizer(sft.path)
     pad_token = settings.trainer.pad_token
@@ -140,7 +141,7 @@ def _load(
     settings: StageSettings,
     source: DataSource,
     sft: ParentCheckpoint,
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase,
     left_out: dict[str, int],
 ) -> _Inputs:
     """Reads the pairs and draws the samples; adds the rows that are not trained on to `left_out`, by reason."""
@@ -164,7 +165,9 @@ def _load(
     return _Inputs(train, validation, pairs, samples, held_out_pairs(context, source))
 
 
-def _model(context: RunContext, settings: StageSettings, sft: ParentCheckpoint, tokenizer: Any) -> Any:
+def _model(
+    context: RunContext, settings: StageSettings, sft: ParentCheckpoint, tokenizer: PreTrainedTokenizerBase
+) -> PreTrainedModel:
     """The SFT policy with a new head of one output."""
     from transformers import AutoModelForSequenceClassification
 
@@ -174,7 +177,7 @@ def _model(context: RunContext, settings: StageSettings, sft: ParentCheckpoint, 
     return model
 
 
-def _center(model: Any, tokenizer: Any, samples: SFTSamples, path: Path) -> None:
+def _center(model: Any, tokenizer: PreTrainedTokenizerBase, samples: SFTSamples, path: Path) -> None:
     """Writes mean and standard deviation of the model's scores of the samples into the checkpoint's configuration."""
     model.config.rlhf_zoo = None
     # RewardModel freezes the model and sets it to evaluation mode; training continues after this.
@@ -196,7 +199,7 @@ def _center(model: Any, tokenizer: Any, samples: SFTSamples, path: Path) -> None
 
 
 def _report(
-    context: RunContext, settings: StageSettings, tokenizer: Any, inputs: _Inputs, chosen: Path
+    context: RunContext, settings: StageSettings, tokenizer: PreTrainedTokenizerBase, inputs: _Inputs, chosen: Path
 ) -> dict[str, Any]:
     """The chosen checkpoint in run.json: the statistics of its scores, and figures on held-out pairs."""
     model = on_device(load_classifier(chosen), use_cpu=settings.trainer.use_cpu)
@@ -210,7 +213,7 @@ def _report(
     return report
 
 
-def check_pairs(context: RunContext, tokenizer: Any | None) -> None:
+def check_pairs(context: RunContext, tokenizer: PreTrainedTokenizerBase | None) -> None:
     """Checks, before SFT trains, everything that the reward stage will read: all pairs, and the prompts of samples.
 
     Args:
@@ -244,7 +247,7 @@ def check_pairs(context: RunContext, tokenizer: Any | None) -> None:
         prompts_of(owner, source, "train")
 
 
-def _as_read(pairs: Dataset, tokenizer: Any) -> Dataset:
+def _as_read(pairs: Dataset, tokenizer: PreTrainedTokenizerBase) -> Dataset:
     """Tokenizes pairs as the model reads them later."""
     ids = {
         f"{side}_ids": [

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...errors import ZooError
 from ...hub.client.connect import Hub
@@ -117,7 +118,12 @@ def _adapter(settings: StageSettings, base: ParentCheckpoint | None) -> Any:
 
 
 def _settle_tokenizer(
-    context: RunContext, settings: StageSettings, source: DataSource, model: Any, tokenizer: Any, train: Dataset
+    context: RunContext,
+    settings: StageSettings,
+    source: DataSource,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    train: Dataset,
 ) -> StageSettings:
     """Sets the tokenizer's special tokens and template; returns settings with which the trainer leaves them alone."""
     if (line := settle_ends(tokenizer)) is not None:
@@ -131,7 +137,9 @@ def _settle_tokenizer(
     return settings
 
 
-def _as_trained(rows: Dataset, settings: StageSettings, tokenizer: Any, *, of: str) -> tuple[Dataset, int]:
+def _as_trained(
+    rows: Dataset, settings: StageSettings, tokenizer: PreTrainedTokenizerBase, *, of: str
+) -> tuple[Dataset, int]:
     """Leaves out rows over max_prompt_length, and a second BOS; returns the rows, and how many were left out."""
     rows, cut = fitting(rows, tokenizer, settings.data.max_prompt_length, of=of)
     return without_second_bos(rows, tokenizer, settings.trainer.dataset_text_field), cut
@@ -166,7 +174,9 @@ def _model_and_tokenizer(
     return model, tokenizer
 
 
-def _settle_chat(context: RunContext, source: DataSource, settings: StageSettings, tokenizer: Any) -> None:
+def _settle_chat(
+    context: RunContext, source: DataSource, settings: StageSettings, tokenizer: PreTrainedTokenizerBase
+) -> None:
     """Writes the recipe's chat settings into the tokenizer's template.
 
     Raises:
@@ -192,7 +202,7 @@ def _ends_otherwise(context: RunContext) -> bool:
     return ppo.own_stops is not None or ppo.truncate_text is not None
 
 
-def without_second_bos(rows: Dataset, tokenizer: Any, *names: str) -> Dataset:
+def without_second_bos(rows: Dataset, tokenizer: PreTrainedTokenizerBase, *names: str) -> Dataset:
     """Removes the BOS at the beginning of texts, where the tokenizer adds one anyway.
 
     Args:
@@ -206,7 +216,9 @@ def without_second_bos(rows: Dataset, tokenizer: Any, *names: str) -> Dataset:
     return rows.map(lambda row: {name: without_bos(row[name], tokenizer) for name in columns})
 
 
-def _with_template(settings: StageSettings, model: Any, tokenizer: Any, hub: Hub) -> StageSettings:
+def _with_template(
+    settings: StageSettings, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, hub: Hub
+) -> StageSettings:
     """Sets the tokenizer's template to that of chat_template_path, as trl would; returns settings without that key.
 
     The recipe's chat settings are written into the template afterwards.
