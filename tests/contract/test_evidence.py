@@ -153,7 +153,7 @@ def test_what_the_docs_say_of_the_rule():
     by = {(row["policy"], row["judge"]): row["suspicious"]["value"] for row in kept["honest"]}
     unchecked = [by[policy, "fooled, unchecked"] for policy in trained]
     page = (ROOT / "docs/evaluation.md").read_text(encoding="utf-8")
-    assert f"so in {100 * min(unchecked):.0f} to {max(unchecked):.0%}" in page
+    assert f"suspicious in {100 * min(unchecked):.0f} to {max(unchecked):.0%}" in page
     assert all(0.08 < by[policy, "fooled"] < 0.12 for policy in ("PPO, trained", "RLOO, trained"))
     for row in kept["hacked"]:
         if row["strength"] == 1:
