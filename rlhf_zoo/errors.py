@@ -1,4 +1,6 @@
-"""Exceptions that users see: one sentence and an exit code."""
+"""Exceptions that users see: one sentence and an exit code. What a terminal shows of texts from elsewhere."""
+
+import logging
 
 
 class ZooError(Exception):
@@ -15,6 +17,18 @@ class ZooError(Exception):
 
 class NotFinite(ZooError):
     """A loss, gradient, log-probability or weight was NaN or infinite, and the run cannot go on."""
+
+
+class PrintableFormatter(logging.Formatter):
+    """Formats log records so that names and answers from elsewhere in them cannot control the terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Formats a record.
+
+        Args:
+            record: The record.
+        """
+        return printable(super().format(record))
 
 
 def printable(text: str) -> str:

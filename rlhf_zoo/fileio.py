@@ -57,6 +57,9 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+#: Bytes of a JSON document, and its levels, which are also those of YAML.
+MAX_JSON = 2**26
+MAX_DEPTH = 64
 _READING_UMASK = threading.Lock()
 
 
@@ -123,14 +126,42 @@ def read_json(path: Path | str) -> Any:
 
     Raises:
         FileNotFoundError: There is no such file.
-        ZooError: It is not JSON.
+        ZooError: It is not JSON within the bounds of `parse_json`.
     """
-    path = Path(path)
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        why = "it is nested too deeply" if isinstance(error, RecursionError) else error
-        raise ZooError(f"{path} is not valid JSON ({why}): restore it, or begin again with --restart.") from error
+        with open(path, "rb") as file:
+            return parse_json(file.read(MAX_JSON + 1))
+    except ValueError as error:
+        raise ZooError(f"{path} is not valid JSON ({error}): restore it, or begin again with --restart.") from error
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parses a JSON document, which may come from a stranger, within bounds of its size and depth.
+
+    Args:
+        text: The document, in UTF-8 if it is bytes.
+
+    Raises:
+        ValueError: It is not JSON, is longer than `MAX_JSON`, or is nested more than `MAX_DEPTH` deep. Functions that
+            recurse over documents then need no bound of their own.
+    """
+    if len(text) > MAX_JSON:
+        raise ValueError(f"it has more than {MAX_JSON:,} bytes")
+    try:
+        value = json.loads(text if isinstance(text, str) else text.decode())
+    except RecursionError as error:
+        raise ValueError(f"it is nested more than {MAX_DEPTH} deep") from error
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            child
+            for parent in level
+            if isinstance(parent, (dict, list))
+            for child in (parent.values() if isinstance(parent, dict) else parent)
+        ]
+        if not level:
+            return value
+    raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
 
 
 def jsonable(value: Any, *, named: bool) -> Any:
@@ -260,7 +291,6 @@ def at(value: Any, *path: str) -> Any:
 
 
 MAX_CHARACTERS = 2**20
-MAX_DEPTH = 64
 MAX_NODES = 100_000
 MAX_DIRECTIVES = 100
 MAX_NUMBER = 400

@@ -15,7 +15,7 @@ from ..runs.settings.values import json_object
 from .common import columns_of, command_line, run_flags
 from .open_run import settle_hub, writing
 from .options import FLAGS, LM_EVAL, TASKS, json_option, run_options
-from .tables import print_json, table
+from .tables import print_json, say, table
 from .train import run_one
 
 if TYPE_CHECKING:
@@ -242,13 +242,13 @@ def _show(document: Mapping[str, Any]) -> None:
     table("The policy minus the other, paired by prompt", ["", "difference"], apart)
     for judged in (document.get("votes") or {}).values():
         if judged["problem"]:
-            click.echo(judged["problem"], err=True)
+            say(judged["problem"], err=True)
     for name, judged in document["judges"].items():
         unfit = (judged.get("check") or {}).get("unfit")
         if unfit:
-            click.echo(f"{name}: {unfit}", err=True)
+            say(f"{name}: {unfit}", err=True)
         if unreadable := unread(judged):
-            click.echo(f"{name}: {unreadable}", err=True)
+            say(f"{name}: {unreadable}", err=True)
         if judged.get("is_training_reward") and not judged.get("checks_answers"):
             click.echo(
                 f"{name} is the policy's own reward: it shows that training worked, not that answers got better.",

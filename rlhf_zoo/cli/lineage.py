@@ -9,7 +9,7 @@ import click
 
 from .common import command_line, quiet_hub
 from .open_run import settle_hub
-from .options import HUB, SOURCE_HUB, TRUST, UserPath, json_option
+from .options import HUB, SOURCE_HUB, TRUST, TRUST_RUN, UserPath, json_option
 from .tables import console_of, print_json
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 @click.argument("repository", metavar="REPO[@REV]|FOLDER")
 @HUB
 @SOURCE_HUB
+@TRUST_RUN
 @json_option("Print JSON: a node with its parents.")
 def lineage(repository: str, hub: str | None, source_hub: str | None, as_json: bool) -> None:
     """Draw what a model came of: SFT policy, reward model, data, base models, each at its commit.

@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import io
 import json
+import logging
 import os
 import re
 import signal
@@ -19,7 +20,7 @@ from typing import NoReturn
 import click
 
 from .. import __version__
-from ..errors import ZooError
+from ..errors import PrintableFormatter, ZooError, printable
 from ..modeling import distributed
 from ..runs.registry import STAGES
 
@@ -144,6 +145,7 @@ def _fail(sentence: str) -> NoReturn:
     prints a summary, which cannot be turned off, so the sentence is written where it reads the cause.
     """
     _after_the_first()
+    sentence = printable(sentence)  # also where the system, click or a library words it
     click.echo(f"Error: {sentence}", err=True)
     if distributed.started() > 1 and (cause := os.environ.get("TORCHELASTIC_ERROR_FILE")):
         with contextlib.suppress(OSError):
@@ -161,7 +163,7 @@ def _as_sentence(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
     """Formats a warning without the line of code that raised it."""
-    return f"Warning: {message}\n"
+    return f"Warning: {printable(str(message))}\n"
 
 
 def main() -> None:
@@ -186,6 +188,8 @@ def main() -> None:
         for category, message in ignored:
             warnings.filterwarnings("ignore", message, category)
     warnings.formatwarning = _as_sentence
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(PrintableFormatter())
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # β in the C locale

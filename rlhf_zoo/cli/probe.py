@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..errors import ZooError
+from ..errors import ZooError, printable
 from .open_run import settle_hub
 from .options import HUB, SOURCE_HUB, TRUST, UserPath, json_option
 from .tables import console_of, print_json, table
@@ -102,7 +102,7 @@ def probe(
         )
         lines.append(f"- Left out, since only one file has their prompt: {left}.")
     for line in lines:
-        console.print(line, highlight=False, markup=False)
+        console.print(printable(line), highlight=False, markup=False)
 
 
 def _count(number: int, noun: str) -> str:

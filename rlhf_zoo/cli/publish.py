@@ -15,6 +15,7 @@ from .options import OVERWRITE, PATIENCE, PRIVATE, TRUST_RUN, UserPath
 @click.command()
 @click.argument("run", type=UserPath())
 @click.option("--step", type=int, help="Describe the state at this step.  [default: the end]")
+@TRUST_RUN
 def card(run: Path, step: int | None) -> None:
     """Write the card of a stage's directory, or of each stage of a run, from that directory alone.
 
@@ -23,8 +24,10 @@ def card(run: Path, step: int | None) -> None:
       rlhf-zoo card runs/demo/ppo
     """
     from ..publishing.cards.card import make_card
+    from ..runs.record import StageRecord
 
     for stage in stage_directories(run):
+        StageRecord(stage).check_own()
         # A stage lies in the directory of its run, where training holds the lock.
         with writing(stage.absolute().parent if stage.name in STAGES else stage):
             click.echo(str(make_card(stage, step=step)))

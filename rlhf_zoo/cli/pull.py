@@ -10,7 +10,7 @@ import click
 from ..errors import ZooError
 from .open_run import settle_hub
 from .options import HUB, UserPath, json_option
-from .tables import print_json, table
+from .tables import print_json, say, table
 
 if TYPE_CHECKING:
     from ..hub.client.connect import Hub
@@ -51,22 +51,22 @@ def pull(repository: str, output_dir: Path | None, listing: bool, hub: str | Non
         pulled = after_waiting(lambda: fetch(repository, output_dir, hub=connected), hub=connected.name)
         _tell(pulled)
         if not as_json:
-            click.echo(str(pulled.path))
+            say(str(pulled.path))
             return
         names = ("repo", "revision", "commit", "path", "files", "bytes", "mended", "others")
         document = {name: getattr(pulled, name) for name in names}
         files = [{name: getattr(file, name) for name in ("path", "size", "sha256")} for file in pulled.files]
-        print_json({**document, "path": str(pulled.path), "files": files}, ascii_only=True)
+        print_json({**document, "path": str(pulled.path), "files": files})
 
 
 def _tell(pulled: Pulled) -> None:
     """What the user should know beside the path, on stderr."""
     if pulled.unanswered is not None:
-        click.echo(f"The Hub does not answer ({pulled.unanswered}): this is the copy in the cache.", err=True)
+        say(f"The Hub does not answer ({pulled.unanswered}): this is the copy in the cache.", err=True)
     if pulled.mended:
-        click.echo(f"Had other content than this revision's, and fetched again: {_some(pulled.mended)}", err=True)
+        say(f"Had other content than this revision's, and fetched again: {_some(pulled.mended)}", err=True)
     if pulled.others:
-        click.echo(f"Not of this revision, and left alone: {_some(pulled.others)}", err=True)
+        say(f"Not of this revision, and left alone: {_some(pulled.others)}", err=True)
 
 
 def _some(names: list[str]) -> str:
@@ -82,7 +82,7 @@ def _list(repo: str, hub: Hub, as_json: bool) -> None:
 
     listing = checkpoints(repo, hub)
     if as_json:
-        print_json(listing, ascii_only=True)
+        print_json(listing)
         return
     rows = listing["checkpoints"]
     metrics = list(dict.fromkeys(name for row in rows for name in row["metrics"]))

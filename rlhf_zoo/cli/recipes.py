@@ -13,7 +13,7 @@ from ..runs.registry import STAGES
 from .common import run_flags
 from .options import FLAGS, SOURCE_HUB, UserPath, json_option
 from .plan import reading_hub
-from .tables import print_json, table
+from .tables import print_json, say, table
 
 if TYPE_CHECKING:
     from ..hub.client.connect import Hub
@@ -79,7 +79,7 @@ def recipes_show(recipe: str) -> None:
     for name in ("recipe", *loaded.stages):
         for path in loaded.sources(name):
             of = "" if path.parent == loaded.folder else f"{path.parent.name}/"
-            click.echo(f"# {of}{path.name}\n{path.read_text(encoding='utf-8').rstrip()}\n")
+            say(f"# {of}{path.name}\n{path.read_text(encoding='utf-8').rstrip()}\n")
 
 
 @recipes.command("copy")

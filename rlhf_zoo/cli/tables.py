@@ -19,15 +19,24 @@ COPIED = ("revision", "commit", "date", "key", "model", "repository", "step")
 SHORT = 16
 
 
-def print_json(document: Any, *, ascii_only: bool = False) -> None:
-    """Prints a document as JSON.
+def print_json(document: Any) -> None:
+    """Prints a document as JSON. Characters that control a terminal are escaped, as JSON escapes them.
 
     Args:
         document: Of JSON's types.
-        ascii_only: Whether to escape all other characters, so that a stranger's text brings no control character to
-            the terminal.
     """
-    click.echo(json.dumps(document, indent=2, ensure_ascii=ascii_only))
+    text = json.dumps(document, indent=2, ensure_ascii=False)
+    click.echo("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text))
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """Prints a text that may hold names or answers from elsewhere; characters that control a terminal are escaped.
+
+    Args:
+        text: The text.
+        err: Whether it goes to stderr.
+    """
+    click.echo(printable(text), err=err)
 
 
 def console_of(width: int) -> Console:
@@ -68,7 +77,7 @@ def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    rows = [[printable(cell) for cell in row] for row in rows]
+    columns, *rows = [[printable(cell) for cell in row] for row in (columns, *rows)]
     cells = [*zip(columns, *rows, strict=True)]
     full = [max(cell_len(line) for cell in column for line in cell.splitlines() or [""]) for column in cells]
     words = [
@@ -85,7 +94,9 @@ def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
             break
         words[longest] -= 1
     room = max(console.width - around - sum(words), 0)
-    table = Table(title=title or None, box=box.SIMPLE_HEAD, padding=0 if close else (0, 1), show_edge=not close)
+    table = Table(
+        title=printable(title) or None, box=box.SIMPLE_HEAD, padding=0 if close else (0, 1), show_edge=not close
+    )
     widths = dict(enumerate(words))
     for left, place in enumerate(
         sorted(widths, key=lambda place: full[place] - words[place])

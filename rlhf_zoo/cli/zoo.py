@@ -13,7 +13,7 @@ from ..runs.registry import STAGES
 from .common import check_namespace
 from .open_run import settle_hub
 from .options import HUB, UserPath, json_option
-from .tables import print_json, table
+from .tables import print_json, say, table
 
 if TYPE_CHECKING:
     from ..hub.client.connect import Hub
@@ -75,7 +75,7 @@ def zoo(
         if collections:
             _collect(entries, whose, connected)
         if as_json:
-            print_json([asdict(entry) for entry in entries], ascii_only=True)
+            print_json([asdict(entry) for entry in entries])
         elif readme is None and not collections:
             _show(whose, entries, why_none="matches this" if every else "has the tag rlhf-zoo")
 
@@ -110,7 +110,7 @@ def _show(namespace: str, entries: list[Entry], *, why_none: str) -> None:
     table(namespace, ["model", "stage", "recipe", "base", "reward", "KL", "win rate", "date"], rows)
     for entry in entries:
         if entry.note:
-            click.echo(f"{entry.repo}: {entry.note}", err=True)
+            say(f"{entry.repo}: {entry.note}", err=True)
     if any(figure and not figure.held_out for entry in entries for figure in (entry.reward, entry.kl)):
         click.echo("* the last that training logged; the others are held out", err=True)
 
@@ -136,4 +136,4 @@ def _collect(entries: list[Entry], namespace: str, hub: Hub) -> None:
         with refusals_as(f"The Spaces of {namespace} cannot be listed on {hub.name}", "try again later."):
             spaces = [space.id for repo in ppo for space in hub.api().list_spaces(author=namespace, models=repo)]
         slug = collect(recipe, namespace, repos, next(iter(spaces), None), hub=hub)
-        click.echo(f"Collection of {recipe}: {slug}", err=True)
+        say(f"Collection of {recipe}: {slug}", err=True)

@@ -1,7 +1,6 @@
 """Rollouts that any trainer wrote, as JSON lines: read strictly, probed against a reference, and judged by the rule."""
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ZooError
+from ..fileio import finite, parse_json
 from .judges.check import split_half
 from .probes import Completions, Report, probe
 from .stats import Estimate
@@ -24,6 +24,8 @@ COLUMNS = {
 }
 """Each column by the names that TRL, OpenRLHF and verl write; the first that a line has is read."""
 
+#: Sums of a million scores, and their squares, stay finite.
+MAX_SCORE = 1e100
 
 _SAME = (
     "The judge's column equals the reward's in every line, so it is the training reward itself, which "
@@ -103,8 +105,8 @@ def read_rollouts(path: Path) -> Completions:
 
 def _row(line: str, where: str) -> dict[str, Any]:
     try:
-        document = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        document = parse_json(line)
+    except ValueError as error:
         why = f"{error.msg}, character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else str(error)
         raise ZooError(f"{where} is not JSON ({why[:80]}): write one object a line.") from error
     if not isinstance(document, dict):
@@ -128,24 +130,19 @@ def _checked(name: str, value: Any, where: str) -> Any:
         return text
     if name == "logprobs":
         # A log-probability above 0 would be a probability above 1.
-        if isinstance(value, list) and all(_number(logprob) and logprob <= 0 for logprob in value):
+        if isinstance(value, list) and all(finite(logprob) and logprob <= 0 for logprob in value):
             return value
         raise ZooError(f"{where}: logprobs must be a list of log-probabilities under the SFT model, none above 0.")
     if isinstance(value, str) and _reads_as_number(value):
         raise ZooError(f"{where}: {name} is text, not a number: write {value.strip()} without quotes.")
-    if not _number(value):
-        raise ZooError(f"{where}: {name} must be a finite number.")
+    if not finite(value) or abs(value) > MAX_SCORE:
+        raise ZooError(f"{where}: {name} must be a finite number, at most {MAX_SCORE:g} in size.")
     return float(value)
-
-
-def _number(value: Any) -> bool:
-    # A bool is an int in Python, and no score.
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _reads_as_number(text: str) -> bool:
     try:
-        return _number(json.loads(text))
+        return finite(json.loads(text))
     except ValueError:
         return False
 

@@ -1,7 +1,6 @@
 """Finds the files of a model in a folder or on the Hub, and reads safetensors and JSON only, never a pickle."""
 
 import importlib.util
-import json
 import logging
 import os
 import re
@@ -25,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
 from ..errors import ZooError
-from ..fileio import hub_id
+from ..fileio import MAX_JSON, hub_id, parse_json
 from ..hub.client.downloads import CARD, find_download
 from ..hub.client.run_signature import FLAG, is_own
 from .config_checks import check_adapter, check_config, check_tokenizer
@@ -101,8 +100,9 @@ def loading(what: str, kind: str = "") -> Iterator[None]:
 def json_object(path: Path) -> dict[str, Any]:
     """Reads a model's JSON file. Raises ZooError for anything but an object."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
+        with path.open("rb") as file:
+            content = parse_json(file.read(MAX_JSON + 1))
+    except ValueError as error:
         raise ZooError(f"{path} is not JSON ({first_line(error)}): copy it again.") from error
     if not isinstance(content, dict):
         raise ZooError(f"{path} holds a {type(content).__name__}, and no JSON object: copy it again.")

@@ -5,7 +5,6 @@ checkpoints that are saved.
 """
 
 import hashlib
-import json
 import logging
 import re
 import shutil
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ZooError
+from ..fileio import read_json
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ def use_code(find: Callable[[str], Path | None], what: str, *, name: str) -> Non
     for file in NAMED_IN:
         path = find(file)
         if path is not None:
-            modules += code_of(json.loads(path.read_text(encoding="utf-8")))
+            modules += code_of(read_json(path))
     if not modules:
         return
     if elsewhere := next((item for item in modules if "--" in item), None):
@@ -181,7 +181,7 @@ def add_code(checkpoint: Path) -> None:
         modules: set[str] = set()
         for name in NAMED_IN:
             if (folder / name).is_file():
-                modules.update(code_of(json.loads((folder / name).read_text(encoding="utf-8"))))
+                modules.update(code_of(read_json(folder / name)))
         held = [run for run in code_run() if {f"{module}.py" for module in modules} <= run.files.keys()]
         if not modules or not held:
             continue

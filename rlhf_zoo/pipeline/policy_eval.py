@@ -20,6 +20,7 @@ from ..evaluation.reward_reading import READ, reading_of
 from ..fields import check_limits
 from ..fileio import at, finite, hub_id, now, write_json, write_text
 from ..hub.client.connect import CLIENT, Hub
+from ..hub.client.downloads import find_download
 from ..hub.client.refs import Checkpoint
 from ..hub.client.run_signature import FLAG
 from ..modeling.chat import tokenize_prompt
@@ -47,7 +48,7 @@ from ..runs.settings.judge_names import SAME_LABELS
 from ..runs.settings.key_classes import check_repository
 from ..runs.settings.parse import recorded_settings
 from ..runs.trusted_names import LOADERS, check_object, is_vouched_judge
-from .inspect.trace import find, tokenizer_of
+from .inspect.trace import TracedPolicy, find, tokenizer_of
 from .stages.train import quiet
 
 log = logging.getLogger(__name__)
@@ -156,10 +157,6 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
     if stage is not None:
         subject = find(policy, sft=against, reward=named, hub=hub)
         read = recorded_settings(subject.resolved, "ppo", ("response_length", "temperature"), where=str(subject.where))
-        beside = stage.parent / "data"
-        if data is None and (beside / (prompts_at(subject.resolved)[0] or CONFIGURATION)).is_dir():
-            data = DataSource(str(beside), None, {})
-        data = data or _named_data(stage, subject.resolved, hub)
         evaluation = StageRecord(stage.parent / "eval")
         evaluated = (evaluation.read().get("resolved") or {}).get("evaluation") or {}
         judge = evaluated.get("judge")
@@ -168,6 +165,12 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
             _check_judge(evaluation, judge)
         if loader is not None and not subject.trusted:
             check_object(loader, LOADERS, key="reward_model_loader", where=str(subject.where), flag=FLAG)
+        beside = stage.parent / "data"
+        # Beside a download that is the stage itself lies whatever the user has under this name.
+        belongs = find_download(stage) is None or find_download(beside) is not None
+        if data is None and belongs and (beside / (prompts_at(subject.resolved)[0] or CONFIGURATION)).is_dir():
+            data = DataSource(str(beside), None, {})
+        data = data or _named_data(stage, subject, hub)
         return PolicyPair(
             subject.policy,
             subject.reference,
@@ -207,12 +210,15 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
     )
 
 
-def _named_data(stage: Path, resolved: Mapping[str, Any], hub: Hub) -> DataSource | None:
-    """The data set that a run of this machine named for PPO, at the commit that it had then."""
+def _named_data(stage: Path, subject: TracedPolicy, hub: Hub) -> DataSource | None:
+    """The data set that a run named for PPO, at the commit that it had then; of a stranger's run, one of a Hub."""
+    resolved = subject.resolved
     shared = resolved.get("recipe") or {}
     keys = resolved if resolved.get("dataset_name") else {} if shared.get("corpus") else shared
     if not isinstance(name := keys.get("dataset_name"), str):
         return None
+    if not subject.trusted:
+        check_repository(name, key="dataset_name", where=str(subject.where))
     before = StageRecord(stage).read().get("dataset")
     source = find_data(name, keys.get("dataset_revision"), hub, before=before)
     check_unchanged(f"The data set {name}", source.lineage, before)

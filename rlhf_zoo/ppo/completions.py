@@ -9,6 +9,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 from transformers.integrations import TensorBoardCallback  # type: ignore[attr-defined]
 
+from ..errors import printable
 from ..modeling.chat import append_completion, completion_text, decode_completions, display_text, wrap_completion
 from ..modeling.reserved_columns import PROMPT_TOKENS, passed_on
 from ..modeling.sampling.sampler import Samples
@@ -88,7 +89,9 @@ def show_table(
         shown.add_column(name, overflow="fold")
     for row in rows:
         # Text, not str: brackets in a completion are no markup.
-        shown.add_row(*(Text(f"{cell:.3g}" if isinstance(cell, float) else str(cell)) for cell in row.values()))
+        shown.add_row(
+            *(Text(f"{cell:.3g}" if isinstance(cell, float) else printable(str(cell))) for cell in row.values())
+        )
     Console(stderr=True).print(shown)
     for reporter in reporters:
         if isinstance(reporter, TensorBoardCallback) and reporter.tb_writer is not None:

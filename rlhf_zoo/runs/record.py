@@ -17,11 +17,11 @@ from typing import Any
 
 from ..errors import ZooError
 from ..fileio import canonical_json, jsonable, now, read_json, sync_folder, write_json, write_refused, write_text
-from ..hub.client.run_signature import SIGNATURE, is_own, signed
+from ..hub.client.run_signature import FLAG, SIGNATURE, is_own, signed
 from ..modeling.integrity import COMPLETE, damage, seal
 from .registry import STAGES
+from .run_shape import SCHEMA, checked_run, metrics_row
 
-SCHEMA = 1
 DAMAGED = "damaged-"
 #: Files of a card in a stage's directory.
 OF_A_CARD = ("README.md", "rlhf_card.json", "plots/*.png", ".eval_results/*.yaml")
@@ -153,14 +153,7 @@ class StageRecord:
             document = read_json(self.run_file)
         except FileNotFoundError:
             return {}
-        if not isinstance(document, dict):
-            raise ZooError(f"{self.run_file} does not hold a JSON object: begin again with --restart.")
-        if document.get("schema") != SCHEMA:
-            raise ZooError(
-                f"{self.run_file} has schema {document.get('schema')!r} and this rlhf-zoo reads {SCHEMA}: "
-                "use the version that wrote it, or begin again with --restart."
-            )
-        return document
+        return checked_run(document, self.run_file)
 
     def write(self, **fields: Any) -> dict[str, Any]:
         """Sets fields of run.json and keeps the others.
@@ -192,6 +185,18 @@ class StageRecord:
         Code that any other record names, such as a download's, must not be imported.
         """
         return is_own(self.read())
+
+    def check_own(self) -> None:
+        """Checks `is_own`, where a command would show the figures of the run as measured here.
+
+        Raises:
+            ZooError: Somebody else wrote or changed it.
+        """
+        if not self.is_own():
+            raise ZooError(
+                f"{self.run_file} was not written by your rlhf-zoo, or was changed since, so that its figures are only "
+                f"its writer's word: add {FLAG} if you trust this run."
+            )
 
     def check_recipe(self, recipe: str) -> None:
         """Checks that the directory holds no run of another recipe.
@@ -315,7 +320,7 @@ class StageRecord:
         file.seek(0)
         content = file.read()
         start = content.rfind(b"\n") + 1
-        if _row(content[start:]) is not None:
+        if metrics_row(content[start:]) is not None:
             return b"\n"
         file.truncate(start)
         return b""
@@ -335,7 +340,7 @@ class StageRecord:
             return []
         rows = []
         for number, line in enumerate(lines, start=1):
-            row = _row(line) if line.strip() else None
+            row = metrics_row(line) if line.strip() else None
             if row is not None:
                 rows.append(row)
             elif line.strip() and number < len(lines):
@@ -477,15 +482,6 @@ class StageRecord:
             return []
         folders = (path for path in self.path.iterdir() if _CHECKPOINT.fullmatch(path.name) and path.is_dir())
         return sorted(folders, key=checkpoint_step)
-
-
-def _row(line: bytes) -> dict[str, Any] | None:
-    """Parses a line of metrics.jsonl; None where it is not a row. A line cut short never parses as a JSON object."""
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return None
-    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
 
 
 def _at(settings: Mapping[str, Any], key: str) -> str:

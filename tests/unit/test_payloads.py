@@ -362,12 +362,15 @@ def test_the_user_may_trust_a_run(strange: Path) -> None:
 
 
 @pytest.mark.parametrize("judge", [*PAYLOADS[:6], f"rule:{SHELL}", f"unlabeled:{SHELL}", f"pairs:{SHELL}", "llm:gpt-9"])
-def test_a_strangers_run_names_no_judge(strange: Path, judge: str) -> None:
+def test_a_strangers_run_names_no_judge(strange: Path, own: Path, judge: str) -> None:
     """Nor one that asks an endpoint, which the user pays for."""
     change(strange, "eval", {"evaluation": {"judge": judge}})
     with pytest.raises(ZooError, match=r"eval/run.json was not written by your rlhf-zoo.*name the judge .* --judge"):
         find_pair(str(strange), against=None, reward=None, terms=Terms())
-    given = find_pair(str(strange), against=None, reward=None, terms=Terms(judges=("classifier",)))
+    with pytest.raises(ZooError, match=r"dataset_name is '.*', a path of the machine that published it"):
+        find_pair(str(strange), against=None, reward=None, terms=Terms(judges=("classifier",)))
+    terms = Terms(judges=("classifier",), dataset_name=str(own.parent / "data"))
+    given = find_pair(str(strange), against=None, reward=None, terms=terms)
     assert given.policy.path.name == "checkpoint-1" and not Path(MARK).exists()
 
 

@@ -200,7 +200,7 @@ def test_an_import_that_nothing_asks_for():
         ('{"stage": "sft", "parents": {}, "step": 0}', '{"recipe": {}}', "does not say its step"),
         ('{"stage": "sft", "parents": {}, "step": 1, "recipe": "../x"}', '{"recipe": {}}', "names no recipe"),
         ("{", "{}", "is not valid JSON"),
-        ("[" * 100_000, "{}", "nested too deeply"),
+        ("[" * 100_000, "{}", "nested more than 64 deep"),
     ],
 )
 def test_files_that_are_not_what_is_published(tmp_path, card, resolved, message):

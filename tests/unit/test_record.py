@@ -169,11 +169,11 @@ def test_a_data_set_is_read_while_the_sender_writes_beside_it(tmp_path, monkeypa
     monkeypatch.setattr(record.os, "replace", slow)
     monkeypatch.setattr(Path, "read_bytes", unhurried)
     with ThreadPoolExecutor(1) as pool:
-        noted = pool.submit(StageRecord(folder).write, repo="somewhere")
+        noted = pool.submit(StageRecord(folder).write, repo={"id": "somewhere"})
         assert writing.wait(5)
         assert DataSource(str(folder), None, {}).load("prompts", "train", columns=["prompt"])["prompt"] == ["a"]
         read.set()
-        assert noted.result()["repo"] == "somewhere"
+        assert noted.result()["repo"] == {"id": "somewhere"}
 
 
 # metrics.jsonl

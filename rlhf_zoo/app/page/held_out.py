@@ -1,6 +1,5 @@
 """Prompts that no policy was trained on, from the data set that a checkpoint names."""
 
-import json
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ZooError
+from ...fileio import parse_json
 from ...hub.client.connect import CLIENT, Hub
 from ...hub.client.refusals import reason, refusals_as
 from ...modeling.chat import display_text
@@ -72,7 +72,7 @@ def _of_data(lineage: Lineage, hub: Hub) -> list[str]:
         for split in dict.fromkeys(filter(None, (named, *SPLITS))):
             try:
                 texts = _prompts_in(load(configuration, split), column, location)
-            except (ValueError, OSError, RecursionError, ZooError) as error:
+            except (ValueError, OSError, ZooError) as error:
                 log.info("%s has no held-out prompts in the split %s (%s).", location, split, reason(error))
                 continue
             if texts:
@@ -85,7 +85,7 @@ def _sources(
 ) -> Iterator[tuple[str, Callable[[str | None, str], Iterable[Any]]]]:
     """(data set, what loads a configuration and split of it): beside a stage's folder, and on the Hub."""
     stage = stage_of(Path(lineage.ppo.name))
-    if stage is not None:
+    if stage is not None and StageRecord(stage).is_own():
         yield str(stage.parent / "data"), partial(_rows_beside, stage.parent / "data")
     for parent in Card(lineage.card).parents:
         if parent.role == "data" and parent.repo is not None and parent.commit is not None:
@@ -97,7 +97,7 @@ def _rows_beside(data: Path, configuration: str | None, split: str) -> list[Any]
     path = data / (configuration or CONFIGURATION) / f"{split}.jsonl"
     if not path.resolve().is_relative_to(data.resolve()):
         raise ZooError(f"Its card names the split {split!r:.80} of {configuration!r:.80}, which lies outside of it.")
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [parse_json(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def _published_rows(

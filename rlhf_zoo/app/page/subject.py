@@ -118,6 +118,11 @@ def _runs(
     folder = Path(lineage.ppo.name)
     if folder.is_dir():
         stage = stage_of(folder)
+        if stage is not None:
+            try:
+                StageRecord(stage).check_own()
+            except ZooError as error:
+                return [], str(error)
         own = TimelineRun.from_card(card_json(Facts.read(stage, None)), stage) if stage is not None else None
         if own is None or not own.points:
             return [], f"{folder} lies beside no checkpoints of its run: give the run's PPO stage, or a repository."

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ...errors import ZooError
+from ...fileio import read_json
 from .connect import CLIENT, Hub
 from .refusals import status_of
 
@@ -140,10 +141,10 @@ def _holder(repo: str, commit: str | None, hub: Hub) -> str | None:
     from huggingface_hub.errors import EntryNotFoundError
 
     try:
-        content = json.loads(hub.file(repo, CLAIM_FILE, revision=commit).read_text(encoding="utf-8"))
+        content = read_json(hub.file(repo, CLAIM_FILE, revision=commit))
     except EntryNotFoundError:
         return None
-    except (ValueError, RecursionError):  # an unreadable claim still counts as another run's
+    except ZooError:  # an unreadable claim still counts as another run's
         return ""
     run = content.get("run") if isinstance(content, dict) else None
     return run if isinstance(run, str) else ""

@@ -130,7 +130,7 @@ def fetch(name: str, hub: Hub = CLIENT) -> Published:
                 f"{name} has no {needed}, so it cannot be reproduced: give a checkpoint that rlhf-zoo published."
             )
     card, resolved = read_json(folder / CARD_FILE), read_json(folder / RECIPE_FILE)
-    if not isinstance(card, dict) or not isinstance(card.get("parents"), dict) or card.get("stage") not in STAGES:
+    if not isinstance(card, dict) or not isinstance(card.get("parents"), dict) or str(card.get("stage")) not in STAGES:
         raise ZooError(f"{CARD_FILE} of {name} names no stage and no parents: publish it again with this rlhf-zoo.")
     if not isinstance(resolved, dict) or not isinstance(resolved.get("recipe"), dict):
         raise ZooError(f"{RECIPE_FILE} of {name} holds no settings of a stage: publish it again with this rlhf-zoo.")

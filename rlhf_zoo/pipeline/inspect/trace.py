@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...errors import ZooError
-from ...fileio import at, hub_id, read_json
+from ...fileio import at, hub_id, read_json, whole
 from ...hub.client.claims import RECIPE_FILE
 from ...hub.client.connect import CLIENT, Hub
 from ...hub.client.publish import tag_name
@@ -197,8 +197,10 @@ def _of_repository(
                 "repository that one was published to, such as NAMESPACE/RECIPE-ppo."
             )
     lineage = find_lineage(full_name, sft=sft, reward=reward, hub=hub)
-    card_step = lineage.card.get("step")
-    card_step = card_step if isinstance(card_step, int) else 0
+    card_step = whole(lineage.card.get("step")) or 0
+    resolved = read_json(path / RECIPE_FILE)
+    if not isinstance(resolved, dict):
+        raise ZooError(f"{RECIPE_FILE} of {name} holds no settings of a stage: publish it again with this rlhf-zoo.")
     steps = {} if local else {number: f"{repo}@{tag}" for number, tag in _tags(repo, hub).items()}
     at_start = step == 0
     older = _older(steps, 0 if at_start else card_step, old, repo)
@@ -209,7 +211,7 @@ def _of_repository(
         value=_published_value(lineage.card, hub) if at_start else None,
         old=None if older is None else _named(older, hub),
         step=0 if at_start else card_step or None,
-        resolved=read_json(path / RECIPE_FILE),
+        resolved=resolved,
         where=path / RECIPE_FILE,
         trusted=False,
     )
@@ -273,7 +275,8 @@ def _parent(stage: Path, document: Mapping[str, Any], role: str, hub: Hub) -> Ch
         home = stage.parent / (member if is_member(member) else role)
         # If it was trained again since, it is a different model under the same name.
         same = StageRecord(home).read().get("fingerprint") == lineage.get("fingerprint")
-        for folder in ([home / Path(path).name] if same else []) + [Path(path)]:
+        elsewhere = [Path(path)] if StageRecord(stage).is_own() else []  # not by a stranger
+        for folder in ([home / Path(path).name] if same else []) + elsewhere:
             if folder.is_dir():
                 return _named(str(folder), hub)
     if repo and commit:

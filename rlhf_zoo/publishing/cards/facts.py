@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ZooError
-from ...fileio import at, finite, hub_id, read_json
+from ...fileio import at, finite, hub_id, parse_json, read_json
 from ...modeling.integrity import weights_digest
 from ...runs.record import StageRecord, checkpoint_step
 from ...runs.registry import STAGES, starts_on_base
@@ -440,7 +439,7 @@ def _evaluation(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     if samples.is_file():
         for number, line in enumerate(samples.read_text(encoding="utf-8").split("\n"), start=1):
             try:
-                rows += [json.loads(line)] if line.strip() else []
+                rows += [parse_json(line)] if line.strip() else []
             except ValueError as error:
                 raise ZooError(
                     f"Line {number} of {samples} is not JSON ({error}): run the evaluation again."

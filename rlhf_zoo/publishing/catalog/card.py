@@ -6,14 +6,13 @@ and range, and None otherwise; texts are stripped of what could control a termin
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ...fileio import at, finite, hub_id, number, whole
+from ...fileio import at, finite, hub_id, number, parse_json, whole
 from ...hub.client.connect import CLIENT, Hub
 from ...hub.client.refusals import client_errors, is_disk_full, reason
 from ...hub.client.weights import Origin
@@ -103,8 +102,8 @@ class Card(dict[str, Any]):
             (the card, None), or ({}, what is wrong with it).
         """
         try:
-            card = json.loads(content)
-        except (ValueError, RecursionError):
+            card = parse_json(content)
+        except ValueError:
             return cls(), f"has an {CARD_FILE} that is not JSON"
         if not isinstance(card, dict):
             return cls(), f"has an {CARD_FILE} that holds no object"

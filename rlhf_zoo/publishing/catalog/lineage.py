@@ -266,6 +266,7 @@ def _look_here(folder: Path) -> Member:
     if not record.run_file.is_file():
         card = _read_card(Checkpoint(str(folder), folder))
         return Member(card=card, parents=card.parents)
+    record.check_own()
     document = record.read()
     if document.get("stage") == "data":
         return Member(commit=(document.get("repo") or {}).get("commit"))

@@ -1,0 +1,83 @@
+"""The types in run.json and metrics.jsonl, which may lie in a folder from elsewhere: what is read has its own type."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import ZooError
+from ..fileio import parse_json, whole
+
+SCHEMA = 1
+_SOURCE = dict.fromkeys(("path", "repo", "commit", "tag", "hub", "folder", "files", "fingerprint", "weights"), str)
+_TEXTS = (
+    "stage", "recipe", "status", "fingerprint", "run", "hub", "command", "created", "finished", "weights", "merged",
+    "released", "cell",
+)  # fmt: skip
+#: Field -> its type, or a mapping of such; {None: shape} takes any keys. Every field may be null or missing.
+SHAPE: Mapping[str | None, Any] = {
+    **dict.fromkeys(_TEXTS, str),
+    "seed": int,
+    "resolved": {"recipe": {}, "evaluation": {}},
+    "parents": {None: _SOURCE},
+    "dataset": {**_SOURCE, "benchmark": {}},
+    "repo": {"id": str, "commit": str, "tags": {None: str}},
+    "chosen": {"step": int, "rule": str, "metric": str},
+    "publish": {"hub": str, "namespace": str, "private": bool},
+    "reward_model": {},
+    "versions": {},
+    "remote_code": list,
+}
+
+
+def checked_run(document: Any, file: Path) -> dict[str, Any]:
+    """Checks a document that was read from run.json.
+
+    Args:
+        document: Any JSON value.
+        file: The file, for messages.
+
+    Returns:
+        The document.
+
+    Raises:
+        ZooError: It is no object, of another schema, or has a field of another type.
+    """
+    if not isinstance(document, dict):
+        raise ZooError(f"{file} does not hold a JSON object: begin again with --restart.")
+    if document.get("schema") != SCHEMA:
+        raise ZooError(
+            f"{file} has schema {document.get('schema')!r:.80} and this rlhf-zoo reads {SCHEMA}: use the version that "
+            "wrote it, or begin again with --restart."
+        )
+    if (name := _misfit(document, SHAPE)) is not None:
+        raise ZooError(f"{file} has {name:.80} of another type than rlhf-zoo writes: restore it, or use --restart.")
+    return document
+
+
+def metrics_row(line: bytes) -> dict[str, Any] | None:
+    """Parses a line of metrics.jsonl. A line that was cut short is never a JSON object.
+
+    Args:
+        line: The line.
+
+    Returns:
+        The row; None where the line is not one.
+    """
+    try:
+        row = parse_json(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) and whole(row.get("step")) is not None else None
+
+
+def _misfit(value: Any, shape: Any, name: str = "") -> str | None:
+    """The dotted name of a field that does not have its type; None where all have theirs."""
+    if value is None:
+        return None
+    if not isinstance(shape, Mapping):
+        return None if isinstance(value, shape) and not (shape is int and isinstance(value, bool)) else name
+    if not isinstance(value, Mapping):
+        return name
+    parts = ((key, part, shape.get(key, shape.get(None))) for key, part in value.items())
+    inner = (_misfit(part, of, f"{name}.{key}".lstrip(".")) for key, part, of in parts if of is not None)
+    return next((wrong for wrong in inner if wrong is not None), None)
