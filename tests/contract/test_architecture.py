@@ -65,6 +65,20 @@ def test_files_and_functions_that_a_page_names_exist(page: str) -> None:
     assert missing == []
 
 
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"(?m)^#+ (.+)$", page.read_text(encoding="utf-8"))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_to_headings_of_pages_exist(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    links = re.findall(r"\]\(([^)#\s]*\.md|)#([\w-]+)\)", text)
+    assert [
+        link for link in links if link[1] not in anchors((ROOT / page).parent / link[0] if link[0] else ROOT / page)
+    ] == []
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_package_says_what_lives_there(package):
     text = (ROOT / "rlhf_zoo" / package / "__init__.py").read_text(encoding="utf-8")
