@@ -12,7 +12,7 @@ from hub_fixture import Hub, base_environment
 from rlhf_zoo.hub.server import create_token
 from rlhf_zoo.hub.server.application import Application
 from rlhf_zoo.hub.server.cli import client_environment
-from rlhf_zoo.hub.server.git import Quarantine, TreeEdit
+from rlhf_zoo.hub.server.git_writes import Quarantine, TreeEdit
 from rlhf_zoo.hub.server.handler import HubServer
 from rlhf_zoo.hub.server.names import RepoId
 from rlhf_zoo.hub.server.storage import Storage

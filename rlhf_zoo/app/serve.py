@@ -1,4 +1,4 @@
-"""`rlhf-zoo compare`: the comparison Space's own app.py, served from this machine."""
+"""`rlhf-zoo compare`: serves the comparison Space's app.py on this machine."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from .engine import Snapshot
     from .space.files import SpaceModels
 
-DRAWN = 8
-"""Prompts of a static page."""
+#: Number of prompts on a static page.
+STATIC_PROMPTS = 8
 
 
 def launch(
@@ -42,48 +42,48 @@ def launch(
     show: bool = False,
     hub: Hub = CLIENT,
 ) -> None:
-    """Serves the page for a PPO checkpoint until Ctrl-C, and prints its address once it listens.
+    """Serves the page for a PPO checkpoint until Ctrl-C. Prints its address once it listens.
 
     Args:
         ppo: A published model or a folder.
-        sft: The same; None takes what the checkpoint's lineage names.
-        reward: The same; None takes what the checkpoint's lineage names.
+        sft: The SFT model, in the same form; None for that of the checkpoint's lineage.
+        reward: The reward model, in the same form; None for that of the checkpoint's lineage.
         host: The address to listen on.
-        port: 0 takes a free one.
-        votes: The data set that the blind test adds to; None keeps no votes.
-        votes_per_hour: From one address.
+        port: The port; 0 for any free one.
+        votes: The data set that receives the votes of the blind test; None stores none.
+        votes_per_hour: Largest number of votes per hour from one address.
         runs: Other runs of the ablation; None finds them.
-        show: Whether to open a browser, where this machine has a screen.
-        hub: Where models come from.
+        show: Whether to open a browser, if this machine has a screen.
+        hub: The Hub to fetch from.
 
     Raises:
-        ZooError: gradio is missing, the port is taken, or a model cannot be had.
+        ZooError: gradio is missing, the port is taken, or a model cannot be fetched.
     """
     if importlib.util.find_spec("gradio") is None:
-        raise ZooError("The comparison page needs gradio: `pip install 'rlhf-zoo[space]'` installs it.")
+        raise ZooError("The comparison page needs gradio: run `pip install 'rlhf-zoo[space]'`.")
     port = _free_port(host, port)
     from ..pipeline.stages.train import quiet
 
     quiet()
     from .page import Subject
 
-    click.echo(f"Loading {ppo} and the models of its lineage; the first time takes some seconds.", err=True)
+    click.echo(f"Loading {ppo} and the models of its lineage; the first time takes a while.", err=True)
     subject = Subject.load(ppo, sft=sft, reward=reward, runs=runs, hub=hub)
     try:
         at = {"host": f"[{host}]" if ":" in host else host, "port": port, "votes_per_hour": votes_per_hour}
         with _app().opened(subject, votes=votes, private=votes is not None and _is_private(ppo, hub), **at) as url:
-            click.echo(f"Comparison page: {url} (Ctrl-C ends it)")
+            click.echo(f"Comparison page: {url} (stop it with Ctrl-C)")
             if show and _has_screen():
                 webbrowser.open(url)
             threading.Event().wait()
     except OSError as error:
         if error.errno not in (None, errno.EADDRINUSE):
             raise
-        raise ZooError(f"Port {port} of {host} was taken meanwhile: choose another with --port.") from error
+        raise ZooError(f"Another process took port {port} of {host} meanwhile: choose another with --port.") from error
 
 
 def _has_screen() -> bool:
-    """Whether a browser would be one with windows: others would take the terminal."""
+    """Whether a graphical browser can open. A text browser would take over the terminal."""
     return sys.platform in ("darwin", "win32") or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
 
 
@@ -93,18 +93,18 @@ def _is_private(name: str, hub: Hub) -> bool:
 
     if Path(name).is_dir():
         return False
-    with refusals_as(f"{name} cannot be looked at on {hub.name}", "check --hub and the token."):
+    with refusals_as(f"Cannot look up {name} on {hub.name}", "check --hub and the token."):
         return bool(hub.api().model_info(name.partition("@")[0]).private)
 
 
 def votes_by_default(ppo: str) -> str | None:
-    """The data set of a page's votes on the embedded Hub.
+    """Returns the default data set for votes on the embedded Hub.
 
     Args:
         ppo: A published model or a folder.
 
     Returns:
-        Its name; None for a folder, whose models no vote can name.
+        NAMESPACE/NAME; None for a folder, because votes can only name published models.
     """
     if Path(ppo).is_dir():
         return None
@@ -113,17 +113,17 @@ def votes_by_default(ppo: str) -> str | None:
 
 
 def page_of(models: SpaceModels, hub: Hub = CLIENT) -> str:
-    """Makes a static page with one completion of each policy for the held-out prompts of the PPO model's card.
+    """Renders a static page with one completion of each policy for the held-out prompts of the PPO model's card.
 
-    They are drawn at the temperature and length of its training, with the page's own seed 1. A prompt that these models
-    cannot take is left out.
+    They are sampled with the temperature and length of the training, and seed 1. Prompts that the models cannot process
+    are skipped.
 
     Args:
         models: The published models.
-        hub: Where they come from.
+        hub: The Hub to fetch from.
 
     Raises:
-        ZooError: A model cannot be had.
+        ZooError: A model cannot be fetched.
     """
     from ..pipeline.stages.train import quiet
     from ..publishing.catalog.lineage import find_lineage
@@ -141,16 +141,16 @@ def page_of(models: SpaceModels, hub: Hub = CLIENT) -> str:
     )
     temperature, length = lineage.setting("temperature", 1.0), int(lineage.setting("response_length", 32))
     snapshots: list[Snapshot] = []
-    for prompt in lineage.prompts[:DRAWN]:
+    for prompt in lineage.prompts[:STATIC_PROMPTS]:
         try:
             snapshots += deque(comparison.stream(prompt, temperature=temperature, max_new_tokens=length), maxlen=1)
         except ZooError as error:
-            click.echo(f"A held-out prompt is left out: {error}", err=True)
+            click.echo(f"Skipped a held-out prompt: {error}", err=True)
     return static_page(models, snapshots)
 
 
 def _app() -> ModuleType:
-    """The Space's own app.py as a module."""
+    """Imports the Space's app.py."""
     from .space.files import space_folder
 
     path = space_folder() / "app.py"
@@ -163,20 +163,20 @@ def _app() -> ModuleType:
 
 
 def _free_port(host: str, port: int) -> int:
-    """`port` if it is free on `host`, or a free one for 0; found out before any model is loaded."""
+    """Returns `port` if it is free on `host`, or any free port for 0. Checked before any model is loaded."""
     if not 0 <= port <= 65535:
-        raise ZooError(f"There is no port {port}: --port takes 0 to 65535, and 0 takes a free one.")
+        raise ZooError(f"There is no port {port}: --port takes 1 to 65535, or 0 for any free port.")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.create_server((host, port), family=family) as server:
             return int(server.getsockname()[1])
     except PermissionError as error:
-        raise ZooError(f"Port {port} needs rights that this user lacks: choose one above 1023 with --port.") from error
+        raise ZooError(f"This user may not use port {port}: choose one above 1023 with --port.") from error
     except socket.gaierror as error:
-        raise ZooError(f"There is no host {host!r}: --host takes an address of this machine.") from error
+        raise ZooError(f"There is no host {host!r}: pass an address of this machine as --host.") from error
     except OSError as error:
         if error.errno == errno.EADDRNOTAVAIL:
-            raise ZooError(f"{host} is no address of this machine: choose another with --host.") from error
+            raise ZooError(f"{host} is not an address of this machine: choose another with --host.") from error
         raise ZooError(
             f"Port {port} of {host} is taken: choose another with --port, or --port 0 for a free one."
         ) from error

@@ -58,7 +58,7 @@ def export(
 
         quiet_hub(bars=sys.stderr.isatty())
         check_access(None, hub=hub)
-        done = export_repository(source, repo, private=private, say=lambda line: click.echo(line, err=True), hub=hub)
+        done = export_repository(source, repo, private=private, report=lambda line: click.echo(line, err=True), hub=hub)
     url = f"{hub.endpoint}/{'' if repo_type == 'model' else f'{repo_type}s/'}{repo}"
     if as_json:
         print_json({"repo": repo, "url": url, **asdict(done)})

@@ -268,7 +268,7 @@ def publishing(
         return
     sender = Sender(context, stages=stages, again=again)
     waits = PATIENCE if patience is None else patience
-    with Outbox(sender, hub=context.hub.described, mend=resume_command(context), patience=waits) as outbox:
+    with Outbox(sender, hub=context.hub.described, resume_command=resume_command(context), patience=waits) as outbox:
         yield outbox
 
 

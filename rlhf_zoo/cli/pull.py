@@ -53,7 +53,7 @@ def pull(repository: str, output_dir: Path | None, listing: bool, hub: str | Non
         if not as_json:
             say(str(pulled.path))
             return
-        names = ("repo", "revision", "commit", "path", "files", "bytes", "mended", "others")
+        names = ("repo", "revision", "commit", "path", "files", "bytes", "refetched", "unrelated")
         document = {name: getattr(pulled, name) for name in names}
         files = [{name: getattr(file, name) for name in ("path", "size", "sha256")} for file in pulled.files]
         print_json({**document, "path": str(pulled.path), "files": files})
@@ -63,10 +63,10 @@ def _tell(pulled: Pulled) -> None:
     """What the user should know beside the path, on stderr."""
     if pulled.unanswered is not None:
         say(f"The Hub does not answer ({pulled.unanswered}): this is the copy in the cache.", err=True)
-    if pulled.mended:
-        say(f"Had other content than this revision's, and fetched again: {_some(pulled.mended)}", err=True)
-    if pulled.others:
-        say(f"Not of this revision, and left alone: {_some(pulled.others)}", err=True)
+    if pulled.refetched:
+        say(f"Differed from this revision and were fetched again: {_some(pulled.refetched)}", err=True)
+    if pulled.unrelated:
+        say(f"Not part of this revision and left untouched: {_some(pulled.unrelated)}", err=True)
 
 
 def _some(names: list[str]) -> str:

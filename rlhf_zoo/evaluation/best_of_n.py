@@ -21,8 +21,8 @@ from .stats import share
 from .text import plain
 
 CANDIDATES = 4
-#: Choices that are made, and other prompts that are looked through for similar ones, at most.
-MOST, LOOKED_AT = 500, 1000
+#: Largest number of choices, and of other prompts that are searched for similar ones.
+MOST, MOST_SEARCHED = 500, 1000
 
 
 @dataclass(frozen=True)
@@ -79,27 +79,27 @@ def choices(
     selected = sorted(usable if len(usable) <= MOST else rng.sample(usable, MOST))
     every = list(of_prompt)
     # Similarity is computed against each of them, so their number is bounded.
-    others = every if len(every) <= LOOKED_AT else rng.sample(every, LOOKED_AT)
+    other_prompts = every if len(every) <= MOST_SEARCHED else rng.sample(every, MOST_SEARCHED)
     # A text chosen for another prompt may answer this one well too, so it cannot serve as a wrong candidate.
     anywhere = set(right)
-    words_by_prompt = {prompt: set(words(prompt)) for prompt in {*others, *(prompts[pair] for pair in selected)}}
+    words_by_prompt = {prompt: set(words(prompt)) for prompt in {*other_prompts, *(prompts[pair] for pair in selected)}}
     result = []
     for pair in selected:
-        taken, seen = [pair], {wrong[pair], *chosen_by_prompt[prompts[pair]]}
+        taken, excluded = [pair], {wrong[pair], *chosen_by_prompt[prompts[pair]]}
 
-        def take(places: Sequence[int], taken: list[int] = taken, seen: set[str] = seen) -> None:
+        def take(places: Sequence[int], taken: list[int] = taken, excluded: set[str] = excluded) -> None:
             for place in rng.sample(places, len(places)):
-                if len(taken) < candidates - 1 and wrong[place] not in seen:
+                if len(taken) < candidates - 1 and wrong[place] not in excluded:
                     taken.append(place)
-                    seen.add(wrong[place])
+                    excluded.add(wrong[place])
 
         take(of_prompt[prompts[pair]])
         own = len(taken)
         if own < candidates - 1:
-            seen |= anywhere
+            excluded |= anywhere
             here = words_by_prompt[prompts[pair]]
             # The random number breaks ties between equally similar prompts.
-            order = {prompt: (-_alike(here, words_by_prompt[prompt]), rng.random()) for prompt in others}
+            order = {prompt: (-_alike(here, words_by_prompt[prompt]), rng.random()) for prompt in other_prompts}
             for prompt in sorted(order, key=order.__getitem__):
                 if prompt != prompts[pair]:
                     take(of_prompt[prompt])

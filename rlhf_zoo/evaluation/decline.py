@@ -46,7 +46,7 @@ class Fall:
     noticed: float | None = None
 
     @property
-    def found(self) -> bool:
+    def detected(self) -> bool:
         """Whether the fall is beyond noise at `LEVEL`."""
         return self.p <= LEVEL
 
@@ -57,7 +57,7 @@ class Fall:
             "drop": self.drop.to_json(),
             "kept": self.kept,
             "p": self.p,
-            "found": self.found,
+            "detected": self.detected,
             "noticed": self.noticed,
         }
 

@@ -19,8 +19,8 @@ from .stats import Estimate, bootstrap_mean, group_indices, share
 
 Floats = NDArray[np.float64]
 
+#: √nats between two measured points, at most, for a reading between them.
 NEAR = 0.5
-"""√nats between two measured points, at most, for a reading between them."""
 
 
 @dataclass(frozen=True)
@@ -262,11 +262,11 @@ def best_within(points: Sequence[Point], flops: float, *, served: int) -> Point 
     return max(affordable, key=lambda point: float(point.judge.mean()), default=None)
 
 
-def difference(one: Point, other: Point, *, seed: int) -> dict[str, Any]:
-    """Computes one − other for judge and reward, paired by prompt.
+def difference(first: Point, other: Point, *, seed: int) -> dict[str, Any]:
+    """Computes first − other for judge and reward, paired by prompt.
 
     Args:
-        one: The first point.
+        first: The first point.
         other: The point to subtract, on the same prompts.
         seed: Seed of the resamples.
 
@@ -274,8 +274,8 @@ def difference(one: Point, other: Point, *, seed: int) -> dict[str, Any]:
         {"judge", "reward"}: {value, ci95, n} each, n the smaller number of completions.
     """
     # The interval pairs prompts; n is what the weaker side is based on.
-    count = min(one.n, other.n)
+    count = min(first.n, other.n)
     return {
-        name: replace(one.estimate(getattr(one, name) - getattr(other, name), seed=seed), n=count).to_json()
+        name: replace(first.estimate(getattr(first, name) - getattr(other, name), seed=seed), n=count).to_json()
         for name in ("judge", "reward")
     }

@@ -16,8 +16,8 @@ from ..modeling.words import words
 from .stats import bootstrap_mean, equal_parts, share
 from .text import plain
 
-#: Quarters of the pairs, and lengths that count as one: a tenth of the longer apart.
-PARTS, ONE_LENGTH = 4, 0.1
+#: Number of parts, and the largest relative difference of two lengths that count as the same.
+PARTS, SAME_LENGTH = 4, 0.1
 _SAME = 1e-9
 
 
@@ -38,7 +38,7 @@ def overlap(a: str, b: str) -> float:
 
 
 def are_ties(chosen: Sequence[str], rejected: Sequence[str], strength: ArrayLike | None) -> NDArray[np.bool_]:
-    """Tells which pairs are ties.
+    """Finds the pairs that are ties.
 
     Args:
         chosen: (N,) chosen completions.
@@ -71,12 +71,12 @@ def ties(
     """
     apart, equal = np.abs(np.asarray(margins, dtype=float)), np.asarray(tied, dtype=bool)
     # Identical texts are left out of the ties: every model scores them equally.
-    these, others = np.flatnonzero(equal & ~np.asarray(same, dtype=bool)), np.flatnonzero(~equal)
+    these, untied = np.flatnonzero(equal & ~np.asarray(same, dtype=bool)), np.flatnonzero(~equal)
     if not len(these):
         return None
     means = [
         bootstrap_mean(apart[here], [prompts[place] for place in here.tolist()], seed=seed) if len(here) else None
-        for here in (these, others)
+        for here in (these, untied)
     ]
     tie, other = means
     assert tie is not None
@@ -119,7 +119,7 @@ def hard_pairs(
     ours, theirs = (np.asarray(side, dtype=float) for side in lengths)
     overlaps = np.array([overlap(a, b) for a, b in zip(chosen, rejected, strict=True)])
     # Relative to the longer side, since ten tokens matter in a short text and not in a long one.
-    same_length = np.abs(ours - theirs) <= ONE_LENGTH * np.maximum(ours, theirs)
+    same_length = np.abs(ours - theirs) <= SAME_LENGTH * np.maximum(ours, theirs)
 
     def accuracy(here: NDArray[np.intp]) -> dict[str, Any] | None:
         if not len(here):

@@ -15,8 +15,8 @@ from ..errors import ZooError
 from ..modeling.chat import display_text, plain_text
 from .judges.check import JudgeCheck, split_half
 from .judges.llm import LLMJudge
-from .judges.named import answers, checks_answers
 from .judges.pairwise import PairReport, compare_pairs
+from .judges.panel import answers, checks_answers
 from .judges.rule import RuleJudge
 from .judges.scalar import ClassifierJudge, FunctionJudge
 from .length_control import length_controlled_win_rate
@@ -49,7 +49,7 @@ class HeadToHead:
 
     tools: Evaluator
     measured: Mapping[str, Measured]
-    prompts: Sequence[Any]
+    prompts: Sequence[object]
     samples: int
     seed: int
     paid: Collection[str] = ()
@@ -110,11 +110,11 @@ class HeadToHead:
         """
         measured = self.measured["ppo"]
         if policy is not None:
-            _, prompts, others = repeated(rows, self.samples)
+            _, prompts, columns = repeated(rows, self.samples)
             keys = keys_of(len(prompts), self.samples)
-            evaluator = self.tools.with_one_judge
+            evaluator = self.tools.with_headline_judge
             measured = measure(
-                policy, evaluator, prompts, keys=keys, seed=self.seed, desc="confirming the candidate", columns=others
+                policy, evaluator, prompts, keys=keys, seed=self.seed, desc="confirming the candidate", columns=columns
             )
         apart = np.subtract(measured.judges[self.judge], self.measured["sft"].judges[self.judge])
         return bootstrap_mean(apart, self.groups, seed=self.seed)
@@ -123,7 +123,7 @@ class HeadToHead:
         """Returns samples.jsonl: a line for each (prompt, sample), with every policy's completion and its figures."""
         lines = []
         for i, prompt in enumerate(self.prompts):
-            row: dict[str, Any] = {"prompt": display_text(prompt), "sample": i % self.samples}
+            row: dict[str, object] = {"prompt": display_text(prompt), "sample": i % self.samples}
             row |= {side: measured.row(i, self.judge) for side, measured in self.measured.items()}
             lines.append(json.dumps(row, ensure_ascii=False) + "\n")
         return "".join(lines)
@@ -149,7 +149,7 @@ class HeadToHead:
 
     def _about(self) -> dict[str, Any]:
         judge = self.tools.judge
-        about: dict[str, Any] = {
+        about: dict[str, object] = {
             "name": judge.name,
             "description": judge.description,
             "is_training_reward": judge.name in self.paid,
@@ -160,11 +160,11 @@ class HeadToHead:
             about["target"] = judge.target
         if isinstance(judge, ClassifierJudge):
             about["accuracy"] = judge.accuracy.to_json()
-        if steady := self._steadiness():
-            about["split_half"] = steady.to_json()
+        if consistency := self._consistency():
+            about["split_half"] = consistency.to_json()
         return {**about, **self._check(judge.name)}
 
-    def _steadiness(self) -> Estimate | None:
+    def _consistency(self) -> Estimate | None:
         """How far the headline's judge agrees with itself on SFT and the policy; see `split_half`."""
         # Rows of both policies belong to the same prompts, so they share their groups.
         rows = [np.reshape(self.measured[side].judges[self.judge], (-1, self.samples)) for side in _SIDES]
@@ -200,7 +200,7 @@ class HeadToHead:
     def _compared(self, name: str) -> dict[str, Any]:
         judge = next(candidate for candidate in self.tools.panel.comparing if candidate.name == name)
         reports = self.pairs[name]
-        figures: dict[str, Any] = {"description": judge.description}
+        figures: dict[str, object] = {"description": judge.description}
         if name in self.measured["sft"].judges:  # it rated single completions too
             figures |= {side: self._mean(self.measured[side].judges[name]) for side in _SIDES}
         figures |= {
@@ -262,7 +262,7 @@ class HeadToHead:
     def _win_rate(self, side: str, judge: str) -> dict[str, Any]:
         ours, theirs = self.measured[side].judges[judge], self.measured["sft"].judges[judge]
         by_prompt = list(map(str, self.groups))
-        estimate: dict[str, Any] = metric("win_rate").compute(
+        estimate: dict[str, object] = metric("win_rate").compute(
             predictions=ours, references=theirs, prompts=by_prompt, tolerance=TIE
         )
         return estimate
@@ -279,7 +279,7 @@ class HeadToHead:
 
     def _agreement(self) -> dict[str, Any]:
         """Agreement of reward and judge: Spearman within each policy, and how often they prefer the same side."""
-        agreement: dict[str, Any] = {}
+        agreement: dict[str, object] = {}
         for side in _SIDES:
             # Within one policy, so that the difference between policies does not inflate the correlation.
             reward, judged = self.measured[side].reward, self.measured[side].judges[self.judge]
@@ -346,7 +346,7 @@ def head_to_head(
     Returns:
         The measurements of all three.
     """
-    _, prompts, others = repeated(rows, samples)
+    _, prompts, columns = repeated(rows, samples)
     policies = {"sft": tools.reference, "ppo": policy, "control": tools.reference}
     measured = {
         name: measure(
@@ -357,14 +357,14 @@ def head_to_head(
             # The control draws other numbers; under the same seed SFT would repeat itself word for word.
             seed=seed + (name == "control"),
             desc=f"evaluating {name}",
-            columns=others,
+            columns=columns,
         )
         for name, model in policies.items()
     }
     # Rules that check answers read each completion again, to report accuracy and pass@k.
     read = {
         judge.name: {
-            side: answers(judge, prompts, measured[side].completions, others, samples=samples) for side in _SIDES
+            side: answers(judge, prompts, measured[side].completions, columns, samples=samples) for side in _SIDES
         }
         for judge in tools.panel.scoring
         if checks_answers(judge)

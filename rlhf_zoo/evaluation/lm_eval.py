@@ -5,13 +5,15 @@ knows, or the path of a task's YAML file, which can run code: only a text with a
 and no download may name one (`runs.settings.key_classes`). Both policies get the same seed, examples and shots.
 """
 
+from __future__ import annotations
+
 import contextlib
 import importlib.metadata
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ZooError
 from ..fileio import finite
@@ -20,6 +22,9 @@ from ..hub.client.data_gate import refuse_file_systems
 from ..plugins import did_you_mean
 from ..runs.data.sources import reading_from
 from ..runs.settings.evaluation import HARNESS, EvaluationConfig, check_harness
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 BATCH = 16
 
@@ -80,8 +85,8 @@ def _harness(hub: Hub, tasks: Sequence[str]) -> Iterator[None]:
     except Exception as error:
         message = " ".join(str(error).split())[:300]
         raise ZooError(
-            f"lm-evaluation-harness ended with {type(error).__name__} ({message}) on {', '.join(tasks)}: mend what it "
-            "says, or leave the task out of lm_eval."
+            f"lm-evaluation-harness ended with {type(error).__name__} ({message}) on {', '.join(tasks)}: fix this "
+            "or remove the task from lm_eval."
         ) from error
 
 
@@ -95,7 +100,13 @@ def _manager() -> Any:
 
 
 def on_tasks(
-    policies: Mapping[str, Any], tokenizer: Any, config: EvaluationConfig, *, seed: int, chat: bool, hub: Hub
+    policies: Mapping[str, PreTrainedModel],
+    tokenizer: PreTrainedTokenizerBase,
+    config: EvaluationConfig,
+    *,
+    seed: int,
+    chat: bool,
+    hub: Hub,
 ) -> dict[str, Any]:
     """Runs lm-evaluation-harness on each policy.
 
@@ -155,7 +166,7 @@ def on_tasks(
     }
 
 
-def _metrics(reached: Mapping[str, Any]) -> list[str]:
+def _metrics(reached: Mapping[str, object]) -> list[str]:
     """The names METRIC,FILTER of a task's figures, without their standard errors."""
     # Other entries are names, such as the task's alias.
     return [key for key, value in reached.items() if "," in key and "_stderr," not in key and finite(value)]

@@ -36,7 +36,8 @@ from ..runs.judge import evaluation_of, judge_run
 from ..runs.parents import parent, reward_names
 from ..runs.settings.judge_names import SAME_LABELS
 from .judges.lexicon import lexicon_judge
-from .judges.named import Panel, RewardJudge, cheapest_first, open_panel, scores
+from .judges.named import open_panel
+from .judges.panel import Panel, RewardJudge, cheapest_first, scores
 from .judges.rule import RuleJudge
 from .judges.scalar import FunctionJudge, Judge
 from .reward_reading import reading_of
@@ -91,12 +92,18 @@ class Evaluator:
         return self.panel.scoring[0]
 
     @property
-    def with_one_judge(self) -> Evaluator:
+    def with_headline_judge(self) -> Evaluator:
         """A copy with only the headline's judge."""
         return replace(self, panel=Panel(self.panel.scoring[:1]))
 
     def sampled(
-        self, policy: PreTrainedModel, prompts: Sequence[Any], *, keys: Sequence[tuple[int, ...]], seed: int, desc: str
+        self,
+        policy: PreTrainedModel,
+        prompts: Sequence[object],
+        *,
+        keys: Sequence[tuple[int, ...]],
+        seed: int,
+        desc: str,
     ) -> SampledCompletions:
         """Samples one completion for each prompt; see `complete`.
 
@@ -127,9 +134,9 @@ class Evaluator:
         self,
         batch: Samples,
         part: slice,
-        prompts: Sequence[Any],
+        prompts: Sequence[object],
         texts: Sequence[str],
-        columns: Mapping[str, Sequence[Any]],
+        columns: Mapping[str, Sequence[object]],
     ) -> list[float]:
         """Computes the training reward of a batch.
 
@@ -150,8 +157,8 @@ class Evaluator:
             [wrap_completion(*exchange) for exchange in written],
             [append_completion(*exchange) for exchange in written],
         )
-        others = {name: list(values[part]) for name, values in columns.items()}
-        return self.rewards(batch, prompts[part], completions, full, others).total.tolist()
+        batch_columns = {name: list(values[part]) for name, values in columns.items()}
+        return self.rewards(batch, prompts[part], completions, full, batch_columns).total.tolist()
 
 
 @dataclass(frozen=True)
@@ -227,7 +234,7 @@ def repeated(rows: Dataset, samples: int) -> tuple[list[int], list[Any], dict[st
     return groups, columns["prompt"], passed_on(columns)
 
 
-def prompt_groups(prompts: Iterable[Any]) -> list[int]:
+def prompt_groups(prompts: Iterable[object]) -> list[int]:
     """Numbers prompts so that equal ones share a number; intervals resample these together.
 
     Args:
@@ -242,12 +249,12 @@ def prompt_groups(prompts: Iterable[Any]) -> list[int]:
 def measure(
     policy: PreTrainedModel,
     evaluator: Evaluator,
-    prompts: Sequence[Any],
+    prompts: Sequence[object],
     *,
     keys: Sequence[tuple[int, ...]],
     seed: int,
     desc: str,
-    columns: Mapping[str, Sequence[Any]] | None = None,
+    columns: Mapping[str, Sequence[object]] | None = None,
 ) -> Measured:
     """Samples one completion for each prompt and measures it, on the reference's device.
 
@@ -422,8 +429,8 @@ def function_judges(tools: Evaluator, functions: Collection[str]) -> frozenset[s
 
 def _without_unit(target: str) -> str:
     """Removes the argument `unit` from NAME(KEY=…, unit=…); NAME alone where no other argument is left."""
-    rest = re.sub(r"""unit *= *(['"])\w+\1 *,? *|\)$""", "", target).rstrip(" ,(")
-    return rest.replace(" ", "")
+    stripped = re.sub(r"""unit *= *(['"])\w+\1 *,? *|\)$""", "", target).rstrip(" ,(")
+    return stripped.replace(" ", "")
 
 
 def reward_models(tools: Evaluator) -> frozenset[str]:
@@ -460,7 +467,7 @@ def _panel(context: RunContext) -> Panel:
         seed=context.shared.seed,
         title=config.judge_name,
         description=config.judge_description or None,
-        beside=() if lexicon is None else (lexicon,),
+        extra=() if lexicon is None else (lexicon,),
         use_cpu=context.settings("ppo").trainer.use_cpu,
         hub=context.hub,
         # Only this judge needs the other run's reward model, so its path is looked up only for it.

@@ -9,6 +9,8 @@ with R(0) = 0 by construction. Both are linear in (α, β), so least squares fin
 observed. Nothing is read off it outside the observed range of d, or where it does not fit.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -160,16 +162,7 @@ def fit(
     residuals = means - design @ coefficients
     misfit = float(weights @ residuals**2)
 
-    scatter = scatter_p = None
-    if points.error is None:
-        draws = _t_draws(design, coefficients, misfit, rng, resamples)
-    else:
-        drawn, drawn_d = _redraw(points, points.error, rng, resamples)
-        draws = _solve(form, drawn_d, drawn, weights)
-        scatter, scatter_p = _scatter(misfit, drawn - means, design, weights)
-        if scatter is not None:
-            draws = coefficients + (draws - coefficients) * math.sqrt(max(1.0, scatter))
-    draws = draws[np.isfinite(draws).all(1)]  # a resample may leave all d at 0
+    draws, scatter, scatter_p = _coefficient_draws(form, points, design, coefficients, misfit, rng, resamples)
     pattern_p = _pattern(residuals * root, float(np.abs(means * root).max()), rng, resamples)
     fits = None if pattern_p is None else not (pattern_p < MISFIT and (scatter_p is None or scatter_p < MISFIT))
 
@@ -192,6 +185,29 @@ def fit(
         peak=peak,
         no_peak=no_peak,
     )
+
+
+def _coefficient_draws(
+    form: Form,
+    points: _Points,
+    design: Floats,
+    coefficients: Floats,
+    misfit: float,
+    rng: np.random.Generator,
+    resamples: int,
+) -> tuple[Floats, float | None, float | None]:
+    """Returns (B, 2) draws of the coefficients, and the scatter of the points with its p-value, None if unknown."""
+    scatter = scatter_p = None
+    if points.error is None:
+        draws = _t_draws(design, coefficients, misfit, rng, resamples)
+    else:
+        drawn, drawn_d = _redraw(points, points.error, rng, resamples)
+        draws = _solve(form, drawn_d, drawn, points.weights)
+        scatter, scatter_p = _scatter(misfit, drawn - points.means, design, points.weights)
+        if scatter is not None:
+            # Points that scatter more than their noise widen the intervals accordingly.
+            draws = coefficients + (draws - coefficients) * math.sqrt(max(1.0, scatter))
+    return draws[np.isfinite(draws).all(1)], scatter, scatter_p  # a resample may leave all d at 0
 
 
 @dataclass(frozen=True)
@@ -227,8 +243,8 @@ def _points(kl: ArrayLike, gains: ArrayLike, errors: ArrayLike | None) -> _Point
     nats, scores = nats[order], scores[order]
     means = scores.mean(1) if scores.ndim == 2 else scores
     if errors is not None and scores.ndim == 2:
-        raise ValueError("Errors are computed from gains by prompt: give one or the other.")
-    error = _errors(scores) if errors is None else _given(errors, len(mean_kl))[order]
+        raise ValueError("Errors are computed from gains by prompt: pass only one of the two.")
+    error = _errors(scores) if errors is None else _checked_errors(errors, len(mean_kl))[order]
     if error is not None and not np.median(error) > 0:
         error = None
     # The floor keeps one nearly noiseless point from deciding the whole fit.
@@ -315,7 +331,7 @@ def _checked(kl: ArrayLike, gains: ArrayLike) -> tuple[Floats, Floats]:
             f" {nats.shape} and {scores.shape}."
         )
     if not (np.isfinite(nats).all() and np.isfinite(scores).all()):
-        raise ValueError("A KL or a gain is not finite: leave that checkpoint out.")
+        raise ValueError("A KL or a gain is not finite: remove that checkpoint.")
     return nats, scores
 
 
@@ -326,10 +342,10 @@ def _errors(scores: Floats) -> Floats | None:
     return scores.std(1, ddof=1) / math.sqrt(scores.shape[1])
 
 
-def _given(errors: ArrayLike, size: int) -> Floats:
+def _checked_errors(errors: ArrayLike, size: int) -> Floats:
     values = np.asarray(errors, dtype=float)
     if values.shape != (size,) or not (np.isfinite(values) & (values >= 0)).all():
-        raise ValueError(f"Standard errors are {size} numbers >= 0, one a checkpoint.")
+        raise ValueError(f"Standard errors must be {size} numbers of at least 0, one per checkpoint.")
     return values
 
 

@@ -20,13 +20,13 @@ class Answers:
 
     Attributes:
         right: (P, S), 1 or 0.
-        said: (P, S), what each answer was read as: equal for equal answers, None where nothing could be read. Without
-            it there is no majority vote.
+        readings: (P, S), the parsed answer in each text: equal for equal answers, None if nothing could be parsed.
+            Without it there is no majority vote.
         prompts: (P,) keys that tell prompts apart, where some may be equal; intervals resample equal ones together.
     """
 
     right: Floats
-    said: Sequence[Sequence[Hashable]] | None = None
+    readings: Sequence[Sequence[Hashable]] | None = None
     prompts: Sequence[Hashable] | None = None
 
     @property
@@ -50,7 +50,7 @@ class Answers:
         """
         size = self.samples
         if size < k:
-            raise ValueError(f"pass@{k} needs {k} answers a prompt, and there are {size}.")
+            raise ValueError(f"pass@{k} needs {k} answers per prompt; there are {size}.")
         # math.comb is exact, and 0 where fewer than k answers are wrong.
         return np.array([1 - math.comb(size - int(c), k) / math.comb(size, k) for c in self.right.sum(1)])
 
@@ -65,15 +65,15 @@ class Answers:
 
         Source: Wang et al. 2022, arXiv:2203.11171.
         """
-        if self.said is None:
-            raise ValueError("A vote needs to know what each answer was read as.")
-        return np.array([_voted(answers, right) for answers, right in zip(self.said, self.right, strict=True)])
+        if self.readings is None:
+            raise ValueError("A majority vote needs the reading of each answer.")
+        return np.array([_voted(answers, right) for answers, right in zip(self.readings, self.right, strict=True)])
 
     def of_all(self) -> dict[str, Floats]:
         """Returns, by name, the (P,) figures that need all S answers together: the majority vote and pass@S."""
         if self.samples < 2:
             return {}
-        votes = {} if self.said is None else {f"majority of {self.samples}": self.voted()}
+        votes = {} if self.readings is None else {f"majority of {self.samples}": self.voted()}
         return {**votes, f"pass@{self.samples}": self.passed(self.samples)}
 
     def to_json(self) -> dict[str, Any]:
@@ -82,20 +82,20 @@ class Answers:
         most = self.samples
         # Powers of two up to S, and S itself.
         sizes = sorted({most, *(2**power for power in range(most.bit_length()))})
-        figures: dict[str, Any] = {
+        figures: dict[str, object] = {
             "accuracy": accuracy(self.right.ravel(), [prompt for prompt in prompts for _ in range(most)]).to_json(),
             "pass_at": {str(k): share(self.passed(k), prompts).to_json() for k in sizes},
         }
-        if self.said is not None:
+        if self.readings is not None:
             figures["majority_at"] = {str(most): share(self.voted(), prompts).to_json()}
         return figures
 
 
-def _voted(said: Sequence[Hashable], right: Floats) -> float:
-    votes = Counter(answer for answer in said if answer is not None)
+def _voted(readings: Sequence[Hashable], right: Floats) -> float:
+    votes = Counter(answer for answer in readings if answer is not None)
     # Unreadable answers do not vote.
     most = max(votes.values(), default=0)
     # Equal readings are equally right, so the first answer of each stands for all.
-    first = [said.index(answer) for answer, count in votes.items() if count == most]
+    first = [readings.index(answer) for answer, count in votes.items() if count == most]
     # No readable answer at all counts as wrong.
     return float(np.mean([right[place] for place in first])) if first else 0.0

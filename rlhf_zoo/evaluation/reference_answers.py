@@ -1,4 +1,4 @@
-"""SFT and PPO against reference answers in the data, the way published summarization runs are measured."""
+"""Compares SFT and PPO with reference answers in the data, as published summarization runs are measured."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,14 +12,14 @@ from ..modeling.chat import plain_text
 from ..modeling.devices import move
 from ..rewards.verifiable import text_of
 from .head_to_head import TIE, HeadToHead, keys_of
-from .judges.named import scores
 from .judges.pairwise import compare_pairs
+from .judges.panel import scores
 from .measure import prompt_groups, repeated
 from .stats import WinRate, win_rate
 
 
-def beside_references(
-    found: HeadToHead,
+def compare_with_references(
+    comparison: HeadToHead,
     rows: Dataset,
     policy: Callable[[], PreTrainedModel],
     *,
@@ -31,7 +31,7 @@ def beside_references(
     Special tokens are removed from the answers, as they are from completions.
 
     Args:
-        found: The measured policies.
+        comparison: The measured policies.
         rows: The rows that were sampled for, with the reference answers.
         policy: Loads the PPO policy; called only where `temperature` is given.
         column: The column of the reference answers.
@@ -40,17 +40,17 @@ def beside_references(
     Returns:
         The win rates as JSON.
     """
-    tools, judge = found.tools, found.tools.judge
+    tools, judge = comparison.tools, comparison.tools.judge
     _, prompts, columns = repeated(rows, 1)
     groups = prompt_groups(prompts)
     written = [_without_special_tokens(text_of(item), tools.tokenizer.all_special_tokens) for item in rows[column]]
     # The first sample of each prompt, since there is one reference answer.
-    texts = {side: found.measured[side].completions[:: found.samples] for side in ("sft", "ppo")}
+    texts = {side: comparison.measured[side].completions[:: comparison.samples] for side in ("sft", "ppo")}
     if temperature is not None:
         at, keys = replace(tools, temperature=temperature), keys_of(len(prompts), 1)
         for side, model in {"sft": tools.reference, "ppo": policy()}.items():
             move(model, tools.reference.device)
-            texts[side] = at.sampled(model, prompts, keys=keys, seed=found.seed, desc=f"{side} beside {column}").texts
+            texts[side] = at.sampled(model, prompts, keys=keys, seed=comparison.seed, desc=f"{side}, {column}").texts
     comparing = next((item for item in tools.panel.comparing if item.name == judge.name), None)
 
     def preferred(side: str) -> WinRate:
@@ -60,7 +60,7 @@ def beside_references(
         prompt_texts = [plain_text(prompt) for prompt in prompts]
         # A judge may cost money, so one process asks for all.
         return distributed.from_first(
-            lambda: compare_pairs(comparing, prompt_texts, texts[side], written, seed=found.seed).win_rate
+            lambda: compare_pairs(comparing, prompt_texts, texts[side], written, seed=comparison.seed).win_rate
         )
 
     rates = {side: preferred(side).to_json() for side in ("sft", "ppo")}

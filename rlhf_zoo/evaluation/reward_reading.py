@@ -14,7 +14,7 @@ READ = (
 )  # fmt: skip
 
 
-def reading_of(settings: Any) -> dict[str, Any]:
+def reading_of(settings: object) -> dict[str, Any]:
     """Translates settings into keywords of `rewards.loading.load_reward` that differ from its defaults.
 
     A single model's scores are shown in units of SFT's, whatever PPO made of them. Those of several models are combined
@@ -28,7 +28,7 @@ def reading_of(settings: Any) -> dict[str, Any]:
     """
     values = settings if isinstance(settings, Mapping) else {}
     label, how = values.get("reward_label"), values.get("reward_ensemble")
-    keywords: dict[str, Any] = {}
+    keywords: dict[str, object] = {}
     if isinstance(label, str):
         keywords |= {"label": label, "output": "logprob" if values.get("reward_output") == "logprob" else "logit"}
     if isinstance(values.get("reward_pad_token"), str):

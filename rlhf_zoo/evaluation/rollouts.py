@@ -10,11 +10,13 @@ import numpy as np
 
 from ..errors import ZooError
 from ..fileio import finite, parse_json
+from .evidence import Checkpoint, Evidence, JudgeReliability
 from .judges.check import split_half
 from .probes import Completions, Report, probe
 from .stats import Estimate
-from .verdict import Checkpoint, Evidence, JudgeReliability, Verdict, decide
+from .verdict import Verdict, decide
 
+#: Column -> the names under which TRL, OpenRLHF and verl write it. The first that a line has is read.
 COLUMNS = {
     "prompt": ("prompt", "input", "query"),
     "completion": ("completion", "output", "response"),
@@ -22,14 +24,13 @@ COLUMNS = {
     "judge": ("judge",),
     "logprobs": ("logprobs",),
 }
-"""Each column by the names that TRL, OpenRLHF and verl write; the first that a line has is read."""
 
 #: Sums of a million scores, and their squares, stay finite.
 MAX_SCORE = 1e100
 
 _SAME = (
-    "The judge's column equals the reward's in every line, so it is the training reward itself, which "
-    "cannot say whether it was exploited: give another's scores, or --verifiable where the reward is a program that "
+    "The judge's column equals the reward's in every line, so it is the training reward itself, which cannot "
+    "show whether it was exploited: give another judge's scores, or --verifiable if the reward is a program that "
     "checks answers."
 )
 
@@ -111,7 +112,7 @@ def _row(line: str, where: str) -> dict[str, Any]:
         raise ZooError(f"{where} is not JSON ({why[:80]}): write one object a line.") from error
     if not isinstance(document, dict):
         raise ZooError(f"{where} holds no object: write one with prompt and completion.")
-    row: dict[str, Any] = {}
+    row: dict[str, object] = {}
     for name, names in COLUMNS.items():
         # A null counts as missing.
         value = next((document[key] for key in names if document.get(key) is not None), None)
@@ -124,7 +125,7 @@ def _row(line: str, where: str) -> dict[str, Any]:
 
 def _checked(name: str, value: Any, where: str) -> Any:
     if name in ("prompt", "completion"):
-        text = said(value)
+        text = message_text(value)
         if text is None:
             raise ZooError(f"{where}: {name} must be a text or a list of messages with role and content.")
         return text
@@ -166,10 +167,10 @@ def same_columns(policy: Path, ours: Completions, sft: Path, theirs: Completions
         ]
         if len(there) == 1:
             other = sft if there == [policy] else policy
-            raise ZooError(f"{other} has no {name}, and {there[0]} has: give it in both files or in neither.")
+            raise ZooError(f"{other} has no {name}, but {there[0]} has: provide it in both files or in neither.")
 
 
-def said(value: Any) -> str | None:
+def message_text(value: object) -> str | None:
     """Reads a text, or joins the contents of a conversation's messages.
 
     Args:
@@ -219,18 +220,18 @@ def probe_rollouts(policy: Completions, sft: Completions, *, verifiable: bool = 
             return None
         return [np.asarray(item, dtype=float)[rows] for item, rows in zip(values, sides, strict=True)]
 
-    def means(found: list[np.ndarray] | None) -> list[np.ndarray | None]:
-        if found is None:
+    def means(columns: list[np.ndarray] | None) -> list[np.ndarray | None]:
+        if columns is None:
             return [None, None]
-        return [np.bincount(g, weights=item) / np.bincount(g) for item, g in zip(found, groups, strict=True)]
+        return [np.bincount(g, weights=item) / np.bincount(g) for item, g in zip(columns, groups, strict=True)]
 
     rewards, judged = scores("rewards"), scores("judged")
     # A judge whose scores equal the reward in every line is the reward under another name.
     same = bool(rewards and judged) and all(map(np.allclose, rewards or (), judged or ()))
     if verifiable and rewards is None:
-        raise ZooError("A verifiable reward judges itself, and there is none: give reward (or score) in both files.")
+        raise ZooError("A verifiable reward judges itself, but there is none: provide reward (or score) in both files.")
     if verifiable and judged is not None and not same:
-        raise ZooError("A verifiable reward judges itself, and judge is another column: leave it out, or --verifiable.")
+        raise ZooError("A verifiable reward judges itself, but there is a column judge: remove it, or --verifiable.")
     if verifiable:
         judged, reliability = rewards, JudgeReliability("the reward", is_reward=True, verifiable=True)
     else:

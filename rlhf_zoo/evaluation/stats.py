@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 _Z = NormalDist().inv_cdf(0.975)
+#: Seeds from which on an interval of their mean is told.
 LEAST_SEEDS = 5
-"""Seeds from which on an interval of their mean is told."""
 _CELLS = 4_000_000  # resamples × groups held in memory at once
 
 
@@ -414,56 +414,6 @@ def proportion(successes: int, n: int) -> Estimate:
     low, high = _wilson(successes / n, n, _Z)
     # At the ends the bound is exactly 0 or 1; rounding would leave it slightly off.
     return Estimate(successes / n, (0.0 if successes == 0 else low, 1.0 if successes == n else high), n)
-
-
-def fit_logistic(
-    features: NDArray[np.float64],
-    targets: NDArray[np.float64],
-    weights: NDArray[np.float64],
-    *,
-    ridge: float,
-    start: NDArray[np.float64] | None = None,
-) -> NDArray[np.float64]:
-    """Fits a weighted logistic regression with a ridge penalty.
-
-    Args:
-        features: (N, K), with a column of ones for an intercept.
-        targets: (N,) in [0, 1].
-        weights: (N,) weight of each row.
-        ridge: The penalty's weight.
-        start: (K,) where to start; zeros where None.
-
-    Returns:
-        (K,) β that minimizes Σ w·[log(1 + e^(xβ)) − y·xβ] + ½·ridge·‖β‖².
-    """
-    from scipy.optimize import minimize  # takes longer to import than most commands to start
-
-    def loss(beta: NDArray[np.float64]) -> float:
-        logits = features @ beta
-        return float(weights @ (np.logaddexp(0.0, logits) - targets * logits) + ridge / 2 * (beta @ beta))
-
-    def gradient(beta: NDArray[np.float64]) -> NDArray[np.float64]:
-        return features.T @ (weights * (sigmoid(features @ beta) - targets)) + ridge * beta
-
-    def curvature(beta: NDArray[np.float64]) -> NDArray[np.float64]:
-        chance = sigmoid(features @ beta)
-        return (features.T * (weights * chance * (1 - chance))) @ features + ridge * np.eye(len(beta))
-
-    begin = np.zeros(features.shape[1]) if start is None else start
-    solution = minimize(loss, begin, jac=gradient, hess=curvature, method="trust-exact", options={"gtol": 1e-10})
-    return np.asarray(solution.x)
-
-
-def sigmoid(x: Any) -> Any:
-    """Computes 1 / (1 + e^(−x)) without overflow.
-
-    Args:
-        x: Numbers of any size and shape.
-
-    Returns:
-        The same shape, from 0 to 1.
-    """
-    return np.exp(-np.logaddexp(0.0, -x))
 
 
 def jackknife(value: float, left_out: ArrayLike, *, n: int) -> Estimate:

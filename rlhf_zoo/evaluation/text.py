@@ -98,8 +98,8 @@ def distinct_n_difference(
     Returns:
         The difference.
     """
-    (first, without), (second, others) = (_distinct_left_out(texts, groups, n) for texts in (ours, theirs))
-    left_out = [a - b for a, b in zip(without, others, strict=True)]
+    (first, without), (second, theirs_without) = (_distinct_left_out(texts, groups, n) for texts in (ours, theirs))
+    left_out = [a - b for a, b in zip(without, theirs_without, strict=True)]
     return jackknife(first - second, left_out, n=len(groups))
 
 
@@ -114,10 +114,10 @@ def _distinct_left_out(texts: Sequence[str], groups: Sequence[Hashable], n: int)
     total, distinct = sum(count.total() for count in counts), len(holders)
     left_out = []
     for count in counts:
-        rest = total - count.total()
+        remaining = total - count.total()
         # N-grams that only this group has.
         own = sum(holders[gram] == 1 for gram in count)
-        left_out.append((distinct - own) / rest if rest else 0.0)
+        left_out.append((distinct - own) / remaining if remaining else 0.0)
     return distinct / total if total else 0.0, left_out
 
 

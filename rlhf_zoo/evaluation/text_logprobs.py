@@ -1,7 +1,6 @@
 """Existing texts under a model: log p of their tokens after their own prompts and after others."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,15 +13,15 @@ from ..modeling.logprobs import response_logits
 from ..modeling.models import context_of
 from ..modeling.sampling.sampler import Samples, Vocabulary, left_pad
 from ..modeling.special_tokens import stop_ids
-from .judges.named import scores
+from .judges.panel import scores
 from .measure import Evaluator, rows_at_once
 
-OTHERS = 8
-"""Prompts that a text is read after besides its own."""
+#: Prompts that a text is read after besides its own.
+OTHER_PROMPTS = 8
 
 
 def written_samples(
-    prompts: Sequence[Any], tokens: Sequence[Sequence[int]], tokenizer: PreTrainedTokenizerBase, stops: Sequence[int]
+    prompts: Sequence[object], tokens: Sequence[Sequence[int]], tokenizer: PreTrainedTokenizerBase, stops: Sequence[int]
 ) -> Samples:
     """Builds samples from texts and their prompts, as rewards read them.
 
@@ -49,7 +48,7 @@ def written_samples(
 def logprobs_under(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[Any],
+    prompts: Sequence[object],
     tokens: Sequence[Sequence[int]],
     *,
     temperature: float = 1.0,
@@ -83,7 +82,7 @@ def logprobs_under(
 def dependence(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[Any],
+    prompts: Sequence[object],
     tokens: Sequence[Sequence[int]],
     own: Sequence[float],
     *,
@@ -92,7 +91,7 @@ def dependence(
 ) -> list[float] | None:
     """Measures how much each text depends on its prompt: log p(text | prompt) − log mean p over several prompts.
 
-    The mean is over its own and `OTHERS` other prompts, so the value is at most log 9. This is the bound of van den
+    The mean is over its own and `OTHER_PROMPTS` more, so the value is at most log 9. This is the bound of van den
     Oord et al. 2018 (arXiv:1807.03748, eq. 4). No single unlikely prompt moves it.
 
     Args:
@@ -105,27 +104,27 @@ def dependence(
         temperature: The sampling temperature.
 
     Returns:
-        (N,) values, nats; None where there are fewer than `OTHERS` other prompts.
+        (N,) values, nats; None where there are fewer than `OTHER_PROMPTS` other prompts.
     """
     names = [display_text(prompt) for prompt in prompts]
     different = list(dict.fromkeys(names))
-    if len(different) <= OTHERS:
+    if len(different) <= OTHER_PROMPTS:
         return None
     first = {name: prompts[names.index(name)] for name in different}
     # The same cyclic shifts for all texts: each prompt then serves equally often as another's.
-    shift = np.random.default_rng(seed).permutation(np.arange(1, len(different)))[:OTHERS]
+    shift = np.random.default_rng(seed).permutation(np.arange(1, len(different)))[:OTHER_PROMPTS]
     place = {name: k for k, name in enumerate(different)}
     other_prompts = [first[different[(place[name] + step) % len(different)]] for name in names for step in shift]
     repeated = [ids for ids in tokens for _ in shift]
     logprobs = logprobs_under(model, tokenizer, other_prompts, repeated, temperature=temperature)
-    others = np.array([sum(row) for row in logprobs]).reshape(len(tokens), OTHERS)
+    under_other_prompts = np.array([sum(row) for row in logprobs]).reshape(len(tokens), OTHER_PROMPTS)
     # Its own prompt in column 0, then the others.
-    every = np.column_stack([np.asarray(own, dtype=float), others])
-    return (every[:, 0] - np.logaddexp.reduce(every, axis=1) + np.log(OTHERS + 1)).tolist()
+    every = np.column_stack([np.asarray(own, dtype=float), under_other_prompts])
+    return (every[:, 0] - np.logaddexp.reduce(every, axis=1) + np.log(OTHER_PROMPTS + 1)).tolist()
 
 
 def rescored(
-    tools: Evaluator, prompts: Sequence[Any], texts: Sequence[str], columns: Mapping[str, Sequence[Any]]
+    tools: Evaluator, prompts: Sequence[object], texts: Sequence[str], columns: Mapping[str, Sequence[object]]
 ) -> tuple[list[float], list[float]]:
     """Computes reward and headline judge's score of edited texts.
 
@@ -142,7 +141,7 @@ def rescored(
 
 
 def rewarded(
-    tools: Evaluator, prompts: Sequence[Any], texts: Sequence[str], columns: Mapping[str, Sequence[Any]]
+    tools: Evaluator, prompts: Sequence[object], texts: Sequence[str], columns: Mapping[str, Sequence[object]]
 ) -> list[float]:
     """Computes the reward of texts as if they had ended by themselves.
 

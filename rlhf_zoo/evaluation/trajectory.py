@@ -23,6 +23,7 @@ from ..runs.checkpoint_choice import lasting
 from ..runs.context import RunContext
 from ..runs.dataset import DataSource, evaluated_part, evaluation_rows
 from ..runs.record import checkpoint_step
+from .evidence import Checkpoint, Evidence, JudgeReliability
 from .head_to_head import won
 from .judges.check import split_half
 from .measure import Evaluator, Measured, measure, repeated
@@ -34,7 +35,7 @@ from .text import distinct_n_estimate
 from .text_logprobs import dependence, rescored, rewarded
 from .trivial_comparison import choose_trivial
 from .trivial_policies import TrivialPolicy
-from .verdict import Checkpoint, Evidence, JudgeReliability, Verdict, decide
+from .verdict import Verdict, decide
 
 STREAM = 8
 
@@ -57,7 +58,7 @@ class Trajectory:
         points: The checkpoints, in order.
         judge: Name of the headline's judge.
         seed: Seed of sampling, permutations and resamples.
-        standing: What is known about the judge.
+        reliability: What is known about the judge.
         payments: What the reward pays for each habit that is present.
         trivial: The trivial policies chosen here for comparison.
         confirmation: The candidate's step and its gain on other prompts, once measured.
@@ -70,11 +71,11 @@ class Trajectory:
     points: Sequence[_Point]
     judge: str
     seed: int
-    standing: JudgeReliability = field(default_factory=JudgeReliability)
+    reliability: JudgeReliability = field(default_factory=JudgeReliability)
     payments: Sequence[Payment] = ()
     trivial: Sequence[TrivialPolicy] = ()
     confirmation: tuple[int, Estimate] | None = None
-    where: Mapping[str, Any] = field(default_factory=lambda: {"split": "validation"})
+    where: Mapping[str, object] = field(default_factory=lambda: {"split": "validation"})
 
     @cached_property
     def verdict(self) -> Verdict:
@@ -82,7 +83,7 @@ class Trajectory:
         evidence = Evidence(
             self._checkpoint(0, self.sft, None),
             [self._checkpoint(point.step, point.measured, point.report) for point in self.points],
-            judge=self.standing,
+            judge=self.reliability,
             payments=self.payments,
         )
         verdict = decide(evidence, seed=self.seed)
@@ -122,11 +123,11 @@ class Trajectory:
         Returns:
             A copy.
         """
-        return replace(self, standing=judge)
+        return replace(self, reliability=judge)
 
-    def _checkpoint(self, step: int, found: Measured, report: Report | None) -> Checkpoint:
-        kl, proxy, judge = (self._by_prompt(found, name) for name in ("kl", "reward", "judge"))
-        wins = won(found.judges[self.judge], self.sft.judges[self.judge]).reshape(self.prompts, self.samples).mean(1)
+    def _checkpoint(self, step: int, measured: Measured, report: Report | None) -> Checkpoint:
+        kl, proxy, judge = (self._by_prompt(measured, name) for name in ("kl", "reward", "judge"))
+        wins = won(measured.judges[self.judge], self.sft.judges[self.judge]).reshape(self.prompts, self.samples).mean(1)
         return Checkpoint(step, float(kl.mean()), proxy, judge, wins, report)
 
     def to_json(self) -> dict[str, Any]:
@@ -139,7 +140,7 @@ class Trajectory:
             **self.verdict.to_json(),
             "without_judge": self.without_judge.text,
             "judge": self.judge,
-            "standing": self.standing.to_json(),
+            "standing": self.reliability.to_json(),
             "sft": self._figures(self.sft),
             "checkpoints": [
                 {"step": point.step, **self._figures(point.measured), "fired": list(point.report.present)}
@@ -160,17 +161,17 @@ class Trajectory:
     def _groups(self) -> list[int]:
         return [place for place in range(self.prompts) for _ in range(self.samples)]
 
-    def _values(self, found: Measured, name: str) -> Sequence[float]:
-        return {"reward": found.reward, "judge": found.judges[self.judge], "kl": found.exact_kl}[name]
+    def _values(self, measured: Measured, name: str) -> Sequence[float]:
+        return {"reward": measured.reward, "judge": measured.judges[self.judge], "kl": measured.exact_kl}[name]
 
-    def _by_prompt(self, found: Measured, name: str) -> NDArray[np.float64]:
-        return np.asarray(self._values(found, name), dtype=float).reshape(self.prompts, self.samples).mean(1)
+    def _by_prompt(self, measured: Measured, name: str) -> NDArray[np.float64]:
+        return np.asarray(self._values(measured, name), dtype=float).reshape(self.prompts, self.samples).mean(1)
 
-    def _figures(self, found: Measured) -> dict[str, Any]:
+    def _figures(self, measured: Measured) -> dict[str, Any]:
         groups = self._groups
-        estimates = {name: bootstrap_mean(self._values(found, name), groups, seed=self.seed) for name in _FIGURES}
-        estimates["length"] = bootstrap_mean(found.length, groups, seed=self.seed)
-        estimates["distinct_2"] = distinct_n_estimate(found.completions, groups, 2)
+        estimates = {name: bootstrap_mean(self._values(measured, name), groups, seed=self.seed) for name in _FIGURES}
+        estimates["length"] = bootstrap_mean(measured.length, groups, seed=self.seed)
+        estimates["distinct_2"] = distinct_n_estimate(measured.completions, groups, 2)
         return {name: estimate.to_json() for name, estimate in estimates.items()}
 
     def _fit(self, name: str) -> dict[str, Any] | None:
@@ -190,7 +191,7 @@ _FEWEST_FITTED = 3
 
 
 def follow(
-    context: RunContext, source: DataSource, tools: Evaluator, *, standing: JudgeReliability
+    context: RunContext, source: DataSource, tools: Evaluator, *, reliability: JudgeReliability
 ) -> Trajectory | str:
     """Measures every checkpoint that stays in the run directory.
 
@@ -200,33 +201,33 @@ def follow(
         context: The run.
         source: The data set.
         tools: The reference, the reward and the judges.
-        standing: What is known about the judge.
+        reliability: What is known about the judge.
 
     Returns:
         The trajectory; a sentence that says why where there can be none.
     """
     config, seed = context.shared.evaluation, context.shared.seed
     if config.checkpoint_prompts == 0:
-        return "There is no verdict, since evaluation.checkpoint_prompts is 0."
+        return "There is no verdict, because evaluation.checkpoint_prompts is 0."
     # Other checkpoints may still be on the disk until the sender has published and deleted them.
     paths = distributed.from_first(lambda: lasting(context.record("ppo")))
     if not paths:
-        return "There is no verdict, since no checkpoint of the run lies on this machine."
+        return "There is no verdict, because no checkpoint of the run is on this machine."
     try:
         # The SFT checkpoint's tokenizer decides which prompts are short enough.
         rows = evaluation_rows(context, source, "validation", path=context.checkpoint("sft").path)
     except ZooError as error:
-        return f"There is no verdict, since there are no validation prompts: {error}"
+        return f"There is no verdict, because there are no validation prompts: {error}"
     # The rows begin with one of each prompt. A verdict compares policies prompt by prompt.
     count = min(config.checkpoint_prompts, count_distinct_prompts(rows["prompt"]))
-    groups, prompts, others = repeated(rows.select(range(count)), config.checkpoint_samples)
+    groups, prompts, columns = repeated(rows.select(range(count)), config.checkpoint_samples)
     keys = [(STREAM, place, k % config.checkpoint_samples) for k, place in enumerate(groups)]
 
     def measured(policy: PreTrainedModel, desc: str, seed: int = seed) -> Measured:
-        return measure(policy, tools, prompts, keys=keys, seed=seed, desc=desc, columns=others)
+        return measure(policy, tools, prompts, keys=keys, seed=seed, desc=desc, columns=columns)
 
     # Other judges would multiply the cost by the number of checkpoints, and the verdict uses the headline's alone.
-    judge, tools = tools.judge.name, tools.with_one_judge
+    judge, tools = tools.judge.name, tools.with_headline_judge
     # The probes compare with SFT under other random numbers. Under the same ones, a policy that hardly moved would
     # repeat SFT's texts.
     sft = measured(tools.reference, "validating SFT")
@@ -246,22 +247,22 @@ def follow(
         points,
         judge=judge,
         seed=seed,
-        standing=replace(standing, split_half=split_half(np.concatenate(judged), [*range(count)] * 2, seed=seed)),
-        trivial=choose_trivial(tools, prompts, others, sft, points[-1].measured, samples=config.checkpoint_samples),
-        payments=_payments(tools, prompts, others, points[-1].report, ours, theirs),
+        reliability=replace(reliability, split_half=split_half(np.concatenate(judged), [*range(count)] * 2, seed=seed)),
+        trivial=choose_trivial(tools, prompts, columns, sft, points[-1].measured, samples=config.checkpoint_samples),
+        payments=_payments(tools, prompts, columns, points[-1].report, ours, theirs),
         where=evaluated_part(context, "validation"),
     )
 
 
 def _payments(
     tools: Evaluator,
-    prompts: Sequence[Any],
-    columns: Mapping[str, Sequence[Any]],
+    prompts: Sequence[object],
+    columns: Mapping[str, Sequence[object]],
     report: Report,
     policy: Completions,
     sft: Completions,
 ) -> list[Payment]:
-    """What the reward pays for the families that are present and can be added to a text and removed from it."""
+    """Measures the reward's payment for the families that are present and can be added to and removed from texts."""
     # Without rewards there is nothing to compare an edit by.
     changed = edits(report, policy, sft) if policy.rewards and sft.rewards else []
     if not changed:
@@ -282,19 +283,19 @@ def _payments(
     return payments
 
 
-def _completions(tools: Evaluator, prompts: Sequence[Any], found: Measured, seed: int) -> Completions:
+def _completions(tools: Evaluator, prompts: Sequence[object], measured: Measured, seed: int) -> Completions:
     return Completions(
         [display_text(prompt) for prompt in prompts],
-        found.completions,
-        found.reward or None,
-        found.judges[tools.judge.name],
-        found.ref_logprobs,
+        measured.completions,
+        measured.reward or None,
+        measured.judges[tools.judge.name],
+        measured.ref_logprobs,
         dependence(
             tools.reference,
             tools.tokenizer,
             prompts,
-            found.tokens,
-            found.sft_logprob,
+            measured.tokens,
+            measured.sft_logprob,
             seed=seed,
             temperature=tools.temperature,
         ),

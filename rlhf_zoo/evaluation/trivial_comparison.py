@@ -1,14 +1,13 @@
-"""Trivial policies beside SFT and PPO: chosen on validation prompts by text and reward, scored on test prompts."""
+"""Compares trivial policies with SFT and PPO: chosen on validation prompts, scored on test prompts."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from datasets import Dataset
 
 from .head_to_head import TIE, HeadToHead
 from .judges.llm import LLMJudge
-from .judges.named import scores
+from .judges.panel import scores
 from .measure import Evaluator, Measured, repeated
 from .stats import bootstrap_mean, win_rate
 from .text_logprobs import rewarded
@@ -17,8 +16,8 @@ from .trivial_policies import TrivialPolicy, TrivialScore, TrivialScores, candid
 
 def choose_trivial(
     tools: Evaluator,
-    prompts: Sequence[Any],
-    columns: Mapping[str, Sequence[Any]],
+    prompts: Sequence[object],
+    columns: Mapping[str, Sequence[object]],
     sft: Measured,
     ppo: Measured,
     *,
@@ -38,58 +37,58 @@ def choose_trivial(
         The policies.
     """
     each = slice(None, None, samples)
-    distinct_prompts, others = prompts[each], {name: values[each] for name, values in columns.items()}
+    distinct_prompts, columns = prompts[each], {name: values[each] for name, values in columns.items()}
     # Without a reward there is no favorite, and the other policies remain.
     favorite = None
     if sft.reward and ppo.reward:
         favorites = candidates([*sft.completions, *ppo.completions], [*sft.reward, *ppo.reward])
         # A constant answers every prompt, so each candidate is scored after all of them.
         means = [
-            np.mean(rewarded(tools, distinct_prompts, [text] * len(distinct_prompts), others)) for text in favorites
+            np.mean(rewarded(tools, distinct_prompts, [text] * len(distinct_prompts), columns)) for text in favorites
         ]
         favorite = favorites[int(np.argmax(means))]
     return choose(sft.completions, ppo.completions, favorite=favorite)
 
 
-def score_trivial(found: HeadToHead, policies: Sequence[TrivialPolicy], rows: Dataset) -> TrivialScores:
+def score_trivial(comparison: HeadToHead, policies: Sequence[TrivialPolicy], rows: Dataset) -> TrivialScores:
     """Scores trivial policies by the headline's judge, on the prompts and samples of a comparison.
 
     A language model is paid for each text, so it only judges the constants.
 
     Args:
-        found: The measured policies.
+        comparison: The measured policies.
         policies: The trivial policies.
-        rows: The rows that `found` was sampled for.
+        rows: The rows that `comparison` was sampled for.
 
     Returns:
         The scores.
     """
-    _, prompts, columns = repeated(rows, found.samples)
-    paid_for = isinstance(found.tools.judge, LLMJudge)
+    _, prompts, columns = repeated(rows, comparison.samples)
+    paid_for = isinstance(comparison.tools.judge, LLMJudge)
     affordable = [policy for policy in policies if policy.kind == "constant" or not paid_for]
-    return TrivialScores([_score(found, policy, prompts, columns) for policy in affordable])
+    return TrivialScores([_score(comparison, policy, prompts, columns) for policy in affordable])
 
 
 def _score(
-    found: HeadToHead, policy: TrivialPolicy, prompts: Sequence[Any], columns: Mapping[str, Sequence[Any]]
+    comparison: HeadToHead, policy: TrivialPolicy, prompts: Sequence[object], columns: Mapping[str, Sequence[object]]
 ) -> TrivialScore:
-    sft, ppo = (found.measured[side].completions for side in ("sft", "ppo"))
+    sft, ppo = (comparison.measured[side].completions for side in ("sft", "ppo"))
     every = 1
     if policy.kind == "constant":  # every sample of a prompt is the same text: it is scored once
         # Skip the repeats: one score per prompt, repeated below.
-        every, texts = found.samples, [policy.text] * len(prompts)
+        every, texts = comparison.samples, [policy.text] * len(prompts)
     elif policy.kind == "ending":
         texts = [with_ending(text, policy.text) for text in sft]
     else:
-        texts = dealt(ppo, found.samples)
+        texts = dealt(ppo, comparison.samples)
     scored_prompts, written = prompts[::every], texts[::every]
-    others = {name: values[::every] for name, values in columns.items()}
-    judged = np.repeat(scores(found.tools.judge, scored_prompts, written, others), every)
-    reward = np.repeat(rewarded(found.tools, scored_prompts, written, others), every)
-    groups, seed = found.groups, found.seed
+    scored_columns = {name: values[::every] for name, values in columns.items()}
+    judged = np.repeat(scores(comparison.tools.judge, scored_prompts, written, scored_columns), every)
+    reward = np.repeat(rewarded(comparison.tools, scored_prompts, written, scored_columns), every)
+    groups, seed = comparison.groups, comparison.seed
     return TrivialScore(
         policy,
         judge=bootstrap_mean(judged, groups, seed=seed),
-        win_rate=win_rate(judged, found.measured["sft"].judges[found.judge], groups, tolerance=TIE),
+        win_rate=win_rate(judged, comparison.measured["sft"].judges[comparison.judge], groups, tolerance=TIE),
         reward=bootstrap_mean(reward, groups, seed=seed) if len(reward) else None,
     )

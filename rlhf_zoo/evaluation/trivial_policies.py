@@ -1,7 +1,7 @@
 """Policies that need no training, as a baseline for a policy and for its judge.
 
 A constant writes one text after every prompt. The others are SFT's completions with the ending that PPO came to use
-most, and PPO's own completions shuffled among prompts. They are chosen on validation prompts without asking the judge,
+most, and PPO's own completions shuffled among prompts. They are chosen on validation prompts without the judge,
 and measured on test prompts. If a constant beats SFT by a judge, that judge can be won without reading the prompt, and
 its preference for a policy means little.
 """

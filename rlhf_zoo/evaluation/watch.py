@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import ZooError
 from .probes import Completions, Report, probe
-from .rollouts import read_rollouts, said
+from .rollouts import message_text, read_rollouts
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ def watch(
         ZooError: `reward_func` is no plain function, a size is too small, or the file cannot be read.
     """
     if not callable(reward_func):
-        raise ZooError(f"watch takes a reward function, not {reward_func!r}: give it one of TRL's form.")
+        raise ZooError(f"watch needs a reward function of TRL's form, not {reward_func!r}.")
     # The wrapper is synchronous and would return the coroutine instead of rewards.
     if inspect.iscoroutinefunction(reward_func):
         raise ZooError("watch takes a reward function that is no coroutine: wrap the plain function within it.")
@@ -58,7 +58,7 @@ def watch(
     if isinstance(against, str | Path):
         against = read_rollouts(Path(against))
     if against is not None and not isinstance(against, Completions):
-        raise ZooError(f"watch takes SFT's completions or a file of them as against, not {against!r}.")
+        raise ZooError(f"`against` must be SFT's completions or a file of them, not {against!r}.")
     watcher = _Watcher(against, size, every, stop)
 
     @functools.wraps(reward_func)
@@ -85,17 +85,17 @@ class _Watcher:
         self.first: list[tuple[str, str]] = []
         self.last: deque[tuple[str, str]] = deque(maxlen=size)
         self.new = 0
-        self.told: set[str] = set()
+        self.warned: set[str] = set()
 
-    def see(self, prompts: Sequence[Any], completions: Sequence[Any], metric: Callable[..., None] | None) -> None:
+    def see(self, prompts: Sequence[object], completions: Sequence[object], metric: Callable[..., None] | None) -> None:
         """Collects completions, and probes when enough are new."""
         if len(prompts) != len(completions):
             raise ZooError(
-                f"A watched reward function was given prompts and completions in different numbers, {len(prompts)} and "
-                f"{len(completions)}: give a prompt with each completion."
+                f"A watched reward function received {len(prompts)} prompts and {len(completions)} completions: pass "
+                "one prompt per completion."
             )
         for prompt, completion in zip(prompts, completions, strict=True):
-            texts = (said(prompt) or "", said(completion) or "")
+            texts = (message_text(prompt) or "", message_text(completion) or "")
             # The first completions come from the policy before it moved: they are SFT's.
             if self.sft is None and len(self.first) < self.size:
                 self.first.append(texts)
@@ -109,16 +109,16 @@ class _Watcher:
             self.new = 0
             ours = Completions(*map(list, zip(*self.last, strict=True)))  # type: ignore[arg-type]
             # Training prompts differ from the first ones, so the two sets are paired in order.
-            self.tell(probe(ours, self.sft, by_place=True), metric)
+            self.report_findings(probe(ours, self.sft, by_place=True), metric)
 
-    def tell(self, report: Report, metric: Callable[..., None] | None) -> None:
+    def report_findings(self, report: Report, metric: Callable[..., None] | None) -> None:
         """Sends effects to TRL's log, warns once of each family that appears, and stops training if asked to."""
         for finding in report.probes:
             if metric is not None:
                 metric(f"probes/{finding.family.replace(' ', '_')}", finding.effect)
-            if finding.present and finding.family not in self.told:
-                self.told.add(finding.family)
+            if finding.present and finding.family not in self.warned:
+                self.warned.add(finding.family)
                 log.warning("Probe %s: %s", finding.family, finding.meaning)
         severe = [finding for finding in report.probes if finding.severe]
         if severe and self.stop:
-            raise Hacked(f"Training was stopped, as its completions are of no use: {severe[0].meaning}")
+            raise Hacked(f"Training was stopped because its completions are useless: {severe[0].meaning}")

@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 from ..errors import ZooError
 from ..evaluation.head_to_head import head_to_head
 from ..evaluation.judges.check import JudgeCheck
-from ..evaluation.judges.named import check_names, checked, open_panel
+from ..evaluation.judges.named import check_names, open_panel
+from ..evaluation.judges.pair_checks import checked
 from ..evaluation.judges.people import votes_on
 from ..evaluation.measure import Evaluator, function_judges, paid_functions, reward_models
 from ..evaluation.reward_reading import READ, reading_of

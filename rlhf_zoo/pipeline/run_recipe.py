@@ -339,7 +339,7 @@ def show(context: RunContext, console: "Console") -> None:
             if not same_weights(pulled[stage], here, overrides):
                 raise ZooError(f"The weights of {repo['id']} on the Hub are not those that were sent: use --restart.")
         pulled.setdefault("sft", context.checkpoint("sft").path)  # without an SFT stage, what PPO starts from
-        tools = make_evaluator(context, pulled["sft"]).with_one_judge
+        tools = make_evaluator(context, pulled["sft"]).with_headline_judge
         keys = [(SHOW_STREAM, i) for i in range(len(prompts))]
         measured = {
             stage: measure(

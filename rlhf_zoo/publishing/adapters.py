@@ -1,9 +1,9 @@
-"""Adapters as they are published: their configurations name a base model that others can download."""
+"""Publishes adapters with configurations that name a base model that others can download."""
 
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import ZooError
 from ..fileio import read_json, write_json
@@ -17,6 +17,9 @@ from ..runs.models import ParentCheckpoint
 from ..runs.record import StageRecord
 from ..runs.registry import STAGES
 from .rounding import rounded
+
+if TYPE_CHECKING:
+    from huggingface_hub import RepoFile
 
 CRITIC = "critic"
 
@@ -39,8 +42,8 @@ def check_bases(context: RunContext, stage: str, parents: Mapping[str, ParentChe
     here = str(base.lineage.get("path")).startswith("checkpoint-") and context.record("sft").read().get("publish")
     if not base.lineage.get("repo") and not here:
         raise ZooError(
-            f"use_peft of the stage {stage} cannot be published, as its adapter would lie on an SFT model that no Hub "
-            f"has: publish that first (`rlhf-zoo push {context.directory}`), or leave use_peft out."
+            f"The adapter of the stage {stage} (use_peft) cannot be published, because its base, the SFT model, is on "
+            f"no Hub: publish that first (`rlhf-zoo push {context.directory}`), or remove use_peft."
         )
     if here:
         check_plan(context, stage)
@@ -63,15 +66,15 @@ def check_plan(context: RunContext, stage: str) -> None:
         return
     if (folder := folder_under(context, stage)) is not None:
         raise ZooError(
-            f"use_peft of the stage {stage} cannot be published, as its adapter would lie on the model in {folder}, "
-            f"which no Hub has: send that to one (`hf upload NAMESPACE/NAME {folder}`) and name it in "
-            "model_name_or_path, or leave --hub and --push_to_hub out, which trains and publishes nothing."
+            f"The adapter of the stage {stage} (use_peft) cannot be published, because its base, the model in "
+            f"{folder}, is on no Hub: upload it (`hf upload NAMESPACE/NAME {folder}`) and name it in "
+            "model_name_or_path, or train without --hub and --push_to_hub."
         )
     if stage == "sft":
         if settings.model.model_name_or_path is None:
             raise ZooError(
-                "use_peft of the stage sft cannot be published, as its adapter would lie on random weights that no Hub "
-                "has: name a model in model_name_or_path, or leave use_peft out."
+                "The adapter of the stage sft (use_peft) cannot be published, because its base has random weights: "
+                "name a model in model_name_or_path, or remove use_peft."
             )
     elif "sft" in context.recipe.stages:
         sft = context.settings("sft")
@@ -88,8 +91,7 @@ def folder_under(context: RunContext, stage: str) -> str | None:
         stage: Name of the stage.
 
     Returns:
-        The folder as the recipe names it; None without one, and where `push --base` recorded where the run's Hub has
-        it.
+        The folder as the recipe names it; None without one, or if `push --base` recorded its repository.
     """
     model = context.settings(stage).model
     name = model.model_name_or_path
@@ -109,27 +111,27 @@ def _is_published(context: RunContext, folder: Path) -> bool:
 
 
 def kept_here(context: RunContext) -> str | None:
-    """Returns why a run is not published unless somebody asks for it: an adapter lies on a model in a folder.
+    """Returns why a run is not published by default: the base of an adapter is a local folder.
 
     Args:
         context: The run.
 
     Returns:
-        The reason, None where there is none.
+        The reason; None if there is none.
     """
     for stage, keys in context.recipe.stages.items():
         if not {**keys, **context.flags.get(stage, {})}.get("use_peft"):
             continue
         if (folder := folder_under(context, stage)) is not None:
             return (
-                f"the adapter of the stage {stage} lies on the model in {folder}, which no Hub has. Once one has it, "
+                f"the base of the adapter of the stage {stage}, the model in {folder}, is on no Hub. Once it is, "
                 f"`rlhf-zoo push {shlex.quote(str(context.directory))} --base NAMESPACE/NAME` publishes the run."
             )
     return None
 
 
 def name_base(context: RunContext, stages: Sequence[str], name: str) -> None:
-    """Records where the model in a folder, on which a run's adapters lie, is published.
+    """Records the repository of a local model that is the base of a run's adapters.
 
     Args:
         context: The run, on the Hub that it is sent to.
@@ -137,12 +139,12 @@ def name_base(context: RunContext, stages: Sequence[str], name: str) -> None:
         name: NAMESPACE/NAME or NAMESPACE/NAME@REVISION of the model.
 
     Raises:
-        ZooError: No adapter lies on a folder, no Hub has such a model, or its weights differ from the folder's.
+        ZooError: No adapter has a local base, no Hub has such a model, or its weights differ from the folder's.
     """
     repo, _, revision = name.partition("@")
 
-    def look(hub: Hub) -> str:
-        with refusals_as(f"The model {name} cannot be found on {hub.name}", "check --base and --hub."):
+    def commit_on(hub: Hub) -> str:
+        with refusals_as(f"Cannot find the model {name} on {hub.name}", "check --base and --hub."):
             return str(hub.api().model_info(repo, revision=revision or None).sha)
 
     has_base = False
@@ -152,16 +154,16 @@ def name_base(context: RunContext, stages: Sequence[str], name: str) -> None:
             base = _base_in_folder(record, parent)
             if base is None or role not in ("base", "sft"):
                 continue
-            hub, commit = ask(repo, context.hub, look)
+            hub, commit = ask(repo, context.hub, commit_on)
             weights = {path.name: path for path in base.glob(f"*{WEIGHTS}")}
-            remote_files = hub.api().get_paths_info(repo, [*weights], revision=commit)
+            remote_files = cast("list[RepoFile]", hub.api().get_paths_info(repo, [*weights], revision=commit))
             same_weights = {
                 entry.path for entry in remote_files if content_id(weights[entry.path], entry) == expected_id(entry)
             }
             if not weights or same_weights != set(weights):
                 raise ZooError(
-                    f"{name} on {hub.name} has other weights than {base}, on which the adapters of {record.path} lie: "
-                    f"send that folder (`hf upload {repo} {base}`), or name another model with --base."
+                    f"{name} on {hub.name} has other weights than {base}, the base of the adapters in {record.path}: "
+                    f"upload that folder (`hf upload {repo} {base}`), or name another model with --base."
                 )
             pinned = {**parent, "repo": repo, "commit": commit, **came_from(hub, context.hub)}
             # Stages that train later are published to the same place.
@@ -169,11 +171,11 @@ def name_base(context: RunContext, stages: Sequence[str], name: str) -> None:
             record.write(parents={**document["parents"], role: pinned}, publish=document.get("publish") or place)
             has_base = True
     if not has_base:
-        raise ZooError(f"No adapter in {context.directory} lies on a model in a folder: leave --base out.")
+        raise ZooError(f"No adapter in {context.directory} has a local base: remove --base.")
 
 
 def _base_in_folder(record: StageRecord, parent: Mapping[str, Any]) -> Path | None:
-    """Returns the folder of a parent that the stage's adapters are trained on; None where they are not."""
+    """Returns the folder of a parent that is the base of the stage's adapters; None if it is not."""
     for checkpoint in record.checkpoints() if parent.get("folder") else ():
         if (checkpoint / ADAPTERS[0]).is_file():
             base = Path(read_json(checkpoint / ADAPTERS[0]).get("base_model_name_or_path") or "")
@@ -181,15 +183,15 @@ def _base_in_folder(record: StageRecord, parent: Mapping[str, Any]) -> Path | No
     return None
 
 
-def _on_merged(stage: str, mend: str) -> ZooError:
+def _on_merged(stage: str, remedy: str) -> ZooError:
     return ZooError(
-        f"use_peft of the stage {stage} cannot be published, as its adapter would lie on an SFT adapter merged into "
-        f"its base, which no Hub has: {mend}, or leave use_peft out of {stage}.yaml."
+        f"The adapter of the stage {stage} (use_peft) cannot be published, because its base, the SFT adapter merged "
+        f"into its model, is on no Hub: {remedy}, or remove use_peft from {stage}.yaml."
     )
 
 
 def sent_instead(context: RunContext, record: StageRecord, checkpoint: Path, folder: Path) -> dict[str, Path | None]:
-    """Returns the files that are sent in place of a checkpoint's own.
+    """Returns the files that replace a checkpoint's own when it is published.
 
     Adapters name their base by repository, weights are rounded by push_dtype, and push_critic may leave the critic out.
 
@@ -197,13 +199,13 @@ def sent_instead(context: RunContext, record: StageRecord, checkpoint: Path, fol
         context: The run.
         record: The stage's directory.
         checkpoint: The checkpoint.
-        folder: Where the changed files are written.
+        folder: Folder for the changed files.
 
     Returns:
-        Path in the repository -> the file of `folder` to send, None for a file that is left out.
+        Path in the repository -> the file in `folder` to send; None for a file that is not sent.
 
     Raises:
-        ZooError: An adapter lies on a model that no Hub has.
+        ZooError: The base of an adapter is on no Hub.
     """
     document = record.read()
     settings: Mapping[str, Any] = document.get("resolved") or {}
@@ -223,8 +225,8 @@ def sent_instead(context: RunContext, record: StageRecord, checkpoint: Path, fol
 def _name_bases(context: RunContext, document: Mapping[str, Any], checkpoint: Path, folder: Path) -> list[str]:
     """Writes a checkpoint's adapter configurations into `folder`, each naming its base by repository and commit.
 
-    On disk they name the folder that the base was loaded from. Returns the names of the files that were written;
-    configurations whose base is not a parent of the run are left out.
+    On disk they name the folder that the base was loaded from. Returns the names of the written files; configurations
+    whose base is not a parent of the run are skipped.
     """
     parents, written = document.get("parents") or {}, []
     for name in ADAPTERS:
@@ -242,9 +244,9 @@ def _name_bases(context: RunContext, document: Mapping[str, Any], checkpoint: Pa
             folders = [parent.get("folder") for parent in parents.values() if not parent.get("repo")]
             if Path(base).resolve().name in folders:
                 raise ZooError(
-                    f"The adapter in {checkpoint} lies on the model in {base}, which no Hub has: send that to one "
-                    f"(`hf upload NAMESPACE/NAME {base}`), and say where it is with `rlhf-zoo push "
-                    f"{context.directory} --base NAMESPACE/NAME`."
+                    f"The base of the adapter in {checkpoint}, the model in {base}, is on no Hub: upload it "
+                    f"(`hf upload NAMESPACE/NAME {base}`), and run `rlhf-zoo push {context.directory} --base "
+                    "NAMESPACE/NAME`."
                 )
     return written
 
@@ -259,7 +261,7 @@ def _published(context: RunContext, role: str, parent: Mapping[str, Any], base: 
     if base.resolve() == (own / MERGED).resolve():
         merged = record.read().get("merged")
         return (repo, merged) if merged else None
-    # A model that was pulled lies in the client's cache, in a folder named by its commit.
-    lies_there = commit in (base.name, base.parent.name) or base.resolve() == own.resolve()
-    lies_there |= parent.get("folder") == base.resolve().name  # a folder that `push --base` named
-    return (repo, commit) if lies_there or base.as_posix() == repo else None
+    # A pulled model is in the client's cache, in a folder named by its commit.
+    is_match = commit in (base.name, base.parent.name) or base.resolve() == own.resolve()
+    is_match |= parent.get("folder") == base.resolve().name  # a folder that `push --base` named
+    return (repo, commit) if is_match or base.as_posix() == repo else None

@@ -1,11 +1,16 @@
-"""A Collection for each recipe: its SFT model, reward model, PPO model and comparison Space, in this order."""
+"""Groups a recipe's SFT model, reward model, PPO model and comparison Space into a Collection, in this order."""
+
+from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..hub.client.connect import CLIENT, Hub
 from ..hub.client.refusals import refusals_as
 from ..runs.registry import STAGES
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
 
 SPACE_NOTE = "comparison of SFT with PPO"
 MAX_TITLE = 60
@@ -32,9 +37,9 @@ def collect(
     private: bool = False,
     hub: Hub = CLIENT,
 ) -> str:
-    """Groups what a recipe published into its Collection, which is created where none has its title.
+    """Groups a recipe's repositories into its Collection, which is created if none has its title.
 
-    What is in the Collection stays, and what is missing is added, so a second call changes nothing.
+    Existing items stay and missing ones are added, so a second call changes nothing.
 
     Args:
         recipe: Name of the recipe.
@@ -56,42 +61,42 @@ def collect(
     wanted += [(space, "space", SPACE_NOTE)] if space is not None else []
     title = title_of(recipe)
     with refusals_as(
-        f"The Collection {title!r} of {namespace} cannot be made on {hub.name}",
-        "check that the token may write Collections, or leave it out.",
+        f"Cannot create the Collection {title!r} of {namespace} on {hub.name}",
+        "check that the token may write Collections.",
     ):
         api = hub.api()
         slug = _slug(api, title, namespace, private=private)
-        there = _items(api, slug)
+        present = _items(api, slug)
         for repo, kind, note in wanted:
-            if (repo, kind) not in there:
+            if (repo, kind) not in present:
                 api.add_collection_item(slug, repo, kind, note=note, exists_ok=True)  # type: ignore[arg-type]
         _arrange(api, slug, [(repo, kind) for repo, kind, _ in wanted])
     return slug
 
 
-def _slug(api: Any, title: str, namespace: str, *, private: bool) -> str:
+def _slug(api: HfApi, title: str, namespace: str, *, private: bool) -> str:
     """Returns the slug of the Collection with this title; of several, the first."""
     for collection in api.list_collections(owner=namespace):
         if collection.title == title:
             return collection.slug
-    description = "Made by rlhf-zoo: every model names its data, settings, reward and KL on its card."
+    description = "Made by rlhf-zoo: every model card names data, settings, reward and KL."
     new_collection = api.create_collection(
         title, namespace=namespace, description=description, private=private, exists_ok=True
     )
     return new_collection.slug
 
 
-def _items(api: Any, slug: str) -> dict[tuple[str, str], str]:
+def _items(api: HfApi, slug: str) -> dict[tuple[str, str], str]:
     """Returns (repository, type) -> the item's own id, in order.
 
-    It asks for the Collection itself, since a listing of Collections holds only the first four items of each.
+    It requests the Collection itself, because a listing of Collections has only the first four items of each.
     """
     items = sorted(api.get_collection(slug).items, key=lambda item: item.position)
     return {(item.item_id, item.item_type): item.item_object_id for item in items}
 
 
-def _arrange(api: Any, slug: str, wanted: list[tuple[str, str]]) -> None:
-    """Moves the wanted items to the front, unless they are in order already, perhaps with others between them."""
+def _arrange(api: HfApi, slug: str, wanted: list[tuple[str, str]]) -> None:
+    """Moves the wanted items to the front, unless they are already in order, possibly with others in between."""
     items = _items(api, slug)
     if [item for item in items if item in wanted] == wanted:
         return

@@ -1,7 +1,7 @@
-"""A run's metrics as TensorBoard events, which make the Hub show its Metrics tab.
+"""Writes a run's metrics as TensorBoard events, for which the Hub shows its Metrics tab.
 
-They are made from metrics.jsonl rather than by a writer during training. So a resumed run has one file without repeated
-steps, equal metrics give equal bytes, and no file name reveals the machine.
+They are converted from metrics.jsonl, not written during training, so a resumed run has one file without repeated
+steps, equal metrics give equal bytes, and no file name reveals the host.
 """
 
 import datetime
@@ -15,11 +15,11 @@ EVENTS_FILE = "runs/{stage}/events.out.tfevents.{began}.rlhf-zoo"
 
 
 def write_events(rows: Iterable[Mapping[str, Any]], folder: Path, *, stage: str) -> Path | None:
-    """Writes every finite number of `rows` as a scalar at its step.
+    """Writes every finite number in `rows` as a scalar at its step.
 
     Args:
         rows: Rows of metrics.jsonl; `time` (ISO 8601) becomes the wall time.
-        folder: Where the file is written.
+        folder: Folder for the file.
         stage: Name of the stage.
 
     Returns:

@@ -1,6 +1,6 @@
-"""The outbox of a run: a thread that sends finished files in order while training goes on.
+"""The outbox of a run: a thread that uploads finished files in order during training.
 
-Everything that it knows is on the disk, so a process may be killed at any moment: the next one sends the rest.
+Its state is on disk, so a killed process loses nothing: the next one sends the remaining files.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ LAST_SENDING = 30.0  # seconds that closing waits for the upload in progress
 class Outbox:
     """Sends a run's uploads from a thread of its own; leaving the context manager waits until all are sent.
 
-    `notify` wakes the thread, and `drain` waits until nothing is left. After a failure the Hub is asked again after a
-    pause that grows to half a minute, or that the Hub sets (Retry-After).
+    `notify` wakes the thread, and `drain` waits until nothing is left. After a failure it retries after a pause that
+    grows to 30 seconds, or that the Hub sets (Retry-After).
 
     Args:
-        sender: Knows what is to be sent.
+        sender: Provides the uploads.
         hub: Name of the Hub, for messages.
-        mend: The command that sends what is left, for messages.
+        resume_command: The command that sends the remaining files, for messages.
         patience: Seconds without a success after which `drain` gives up.
     """
 
-    def __init__(self, sender: Sender, *, hub: str, mend: str, patience: float = PATIENCE) -> None:
-        self._sender, self._hub, self._mend, self._patience = sender, hub, mend, patience
+    def __init__(self, sender: Sender, *, hub: str, resume_command: str, patience: float = PATIENCE) -> None:
+        self._sender, self._hub, self._resume_command, self._patience = sender, hub, resume_command, patience
         self._changed = threading.Condition()
         self._woken = self._closing = False
         self._idle = True
@@ -58,14 +58,14 @@ class Outbox:
             if kind is None:
                 self.drain()
             elif self._broken is None:
-                # After an interruption or an error, send what was saved only as long as the Hub accepts it quickly.
+                # After an interruption or an error, send the saved files only while the Hub accepts them quickly.
                 self.notify()
-                self._wait(patience=LAST_PATIENCE, whatever=True)
+                self._wait(patience=LAST_PATIENCE, slow_fails=True)
         finally:
             self.close()
 
     def notify(self) -> None:
-        """Announces something new on the disk. Never raises: training goes on whatever the Hub does."""
+        """Announces new files on disk. Never raises: training must continue whatever the Hub does."""
         with self._changed:
             self._woken, self._idle = True, False
             self._changed.notify_all()
@@ -74,28 +74,28 @@ class Outbox:
         """Waits until everything is sent.
 
         Raises:
-            ZooError: The Hub refuses, or no upload has succeeded for `patience` seconds. What is left stays on the
+            ZooError: The Hub refuses, or no upload has succeeded for `patience` seconds. The remaining files stay on
                 disk.
         """
         self.notify()
         if not self._wait(patience=self._patience):
             left = self._sender.due()
             raise ZooError(
-                f"{len(left)} of the run's releases are not on {self._hub} yet, the first is {left[0]} "
-                f"({self._failing}): when it answers, `{self._mend}` sends them."
+                f"{len(left)} uploads of the run are not on {self._hub} yet, starting with {left[0]} "
+                f"({self._failing}): run `{self._resume_command}` when it answers."
             )
 
     def close(self) -> None:
-        """Ends the thread after the upload in progress."""
+        """Stops the thread after the upload in progress."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
         self._thread.join(timeout=LAST_SENDING)
 
-    def _wait(self, *, patience: float, whatever: bool = False) -> bool:
+    def _wait(self, *, patience: float, slow_fails: bool = False) -> bool:
         """Waits until nothing is left (True), or the Hub fails for `patience` seconds (False).
 
-        With `whatever` a slow success counts as failing too.
+        With `slow_fails`, a slow upload counts as a failure too.
         """
         began = time.monotonic()
         with contextlib.ExitStack() as shown:
@@ -108,7 +108,7 @@ class Outbox:
                         return True
                     self._changed.wait(0.1)
                     failing_for = time.monotonic() - max(self._last_success, began)
-                    if (self._failing is not None or whatever) and failing_for > patience:
+                    if (self._failing is not None or slow_fails) and failing_for > patience:
                         return False
                     sent, sending = self._sent, self._sending
                 if bar is None and time.monotonic() - began > 1:
@@ -120,7 +120,7 @@ class Outbox:
                     )
                 elif bar is not None:
                     bar.set_description(f"sending {sending}" if sending else "sending", refresh=False)
-                    bar.total = max(bar.total, sent)  # an upload may make others due: a card, a tag, a branch
+                    bar.total = max(bar.total, sent)  # an upload can make others due: a card, a tag, a branch
                     bar.update(sent - bar.n)
 
     def _run(self) -> None:
@@ -129,15 +129,15 @@ class Outbox:
                 pass
         except Exception as error:
             if isinstance(error, ZooError):
-                log.warning("Nothing more is sent, and training goes on: %s", error)
+                log.warning("Uploads stopped; training continues: %s", error)
             else:
-                log.exception("Nothing more is sent, and training goes on.")
+                log.exception("Uploads stopped; training continues.")
             with self._changed:
                 self._broken = error
                 self._changed.notify_all()
 
     def _step(self) -> bool:
-        """Sends one upload, or sleeps until there is one. Returns False when the thread is to end."""
+        """Sends one upload, or sleeps until there is one. Returns False when the thread should stop."""
         with self._changed:
             if self._idle:
                 self._changed.wait_for(lambda: self._woken or self._closing)
@@ -151,27 +151,27 @@ class Outbox:
                 self._changed.notify_all()
             return True
         with self._changed:
-            self._sending = upload.what
+            self._sending = upload.description
         try:
             upload.send()
         except client_errors() as error:
-            self._failed(upload.what, error)
+            self._failed(upload.description, error)
             return True
         with self._changed:
             self._sent += 1
             self._sending = None
             self._last_success = time.monotonic()
             if self._failing is not None:
-                log.warning("%s answers again: %s was sent.", self._hub, upload.what)
+                log.warning("%s answers again: %s was sent.", self._hub, upload.description)
             self._failing, self._failures = None, 0
             self._changed.notify_all()
         return True
 
-    def _failed(self, what: str, error: Exception) -> None:
+    def _failed(self, description: str, error: Exception) -> None:
         why = "this machine's disk is full" if is_disk_full(error) else reason(error)
         with self._changed:
             if self._failing is None:
-                log.warning("%s was not sent to %s (%s); it will be sent later.", what, self._hub, why)
+                log.warning("%s was not sent to %s (%s); it will be sent later.", description, self._hub, why)
             self._failing = why
             self._failures += 1
             self._changed.notify_all()

@@ -4,23 +4,44 @@ matplotlib is imported when a figure is drawn, and never opens a window. Each `p
 a card, or nothing where the data do not suffice, and returns whether it drew.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..fileio import at, finite, write_bytes
+from .plot_parts import (
+    BLUE,
+    BROWN,
+    GRAY,
+    GREEN,
+    ORANGE,
+    PURPLE,
+    annotate,
+    arrows,
+    draw_against_kl,
+    draw_estimates,
+    draw_ring,
+    error_bars,
+    line_style,
+    mark_step,
+    new_figure,
+    set_log_scale,
+    sqrt_kl,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Rows = Sequence[Mapping[str, Any]]
 # (metric, title, unit)
 Panel = tuple[str, str, str]
-_BLUE, _ORANGE, _GREEN, _GRAY, _PURPLE, _BROWN = "#1f5fa8", "#c8501e", "#2d7d46", "#777777", "#7b4fa3", "#8a6d3b"
-_WIDTH = 7.2  # inches, at 120 dots each
 _LABEL = 36  # characters of a row's label; longer labels lose their beginning
 _ROOTS = "nats$^{1/2}$ per completion"
-_POINTS = 60  # curves with more points show no markers
 
 
 def series(rows: Iterable[Mapping[str, Any]], key: str) -> tuple[list[int], list[float]]:
@@ -45,16 +66,16 @@ def plot_reward_and_kl(rows: Rows, path: Path, *, mark: int | None = None) -> bo
     reward, kl = series(rows, "objective/score"), series(rows, "objective/kl")
     if min(len(reward[0]), len(kl[0])) < 2:
         return False
-    figure, (left,) = _figure(right=0.9)
+    figure, (left,) = new_figure(right=0.9)
     right = left.twinx()
     right.spines["top"].set_visible(False)
-    left.plot(*reward, color=_BLUE, **_style(reward[0]))
-    right.plot(*kl, color=_ORANGE, linestyle="--", **_style(kl[0], "s"))
+    left.plot(*reward, color=BLUE, **line_style(reward[0]))
+    right.plot(*kl, color=ORANGE, linestyle="--", **line_style(kl[0], "s"))
     right.set_ylim(bottom=min(0.0, *kl[1]))
     left.set(xlabel="PPO update", title="Reward, and KL to the reference, of the training rollouts")
-    left.set_ylabel("reward (solid, dots)", color=_BLUE)
-    right.set_ylabel("KL, nats per completion (dashed, squares)", color=_ORANGE)
-    _mark(left, mark)
+    left.set_ylabel("reward (solid, dots)", color=BLUE)
+    right.set_ylabel("KL, nats per completion (dashed, squares)", color=ORANGE)
+    mark_step(left, mark)
     return _save(figure, path)
 
 
@@ -70,25 +91,25 @@ def plot_reward_against_kl(rows: Rows, path: Path, *, mark: int | None = None) -
         mark: As in `plot_reward_and_kl`.
     """
     points = [
-        (row["step"], _root(row["objective/kl"]), row["objective/score"])
+        (row["step"], sqrt_kl(row["objective/kl"]), row["objective/score"])
         for row in rows
         if all(finite(row.get(key)) for key in ("objective/kl", "objective/score"))
     ]
     if len(points) < 2:
         return False
     steps, roots, rewards = (list(column) for column in zip(*points, strict=True))
-    figure, (axes,) = _figure(4.2)
-    axes.plot(roots, rewards, color=_GRAY, linewidth=0.8, alpha=0.7, zorder=1)
+    figure, (axes,) = new_figure(4.2)
+    axes.plot(roots, rewards, color=GRAY, linewidth=0.8, alpha=0.7, zorder=1)
     dots = axes.scatter(roots, rewards, c=steps, cmap="viridis", s=26, zorder=2)
     figure.colorbar(dots, ax=axes, pad=0.02, fraction=0.12, label="PPO update")
-    for start, end in _arrows(list(zip(roots, rewards, strict=True))):
+    for start, end in arrows(list(zip(roots, rewards, strict=True))):
         style = {"arrowstyle": "-|>", "color": "black", "linewidth": 1.1, "shrinkA": 0, "shrinkB": 0}
         axes.annotate("", xy=end, xytext=start, arrowprops=style, zorder=3)
     for place, above in ((0, -17), (-1, 12)):
-        _note(axes, f"update {steps[place]}", (roots[place], rewards[place]), (0, above), ha="center", fontsize=9)
+        annotate(axes, f"update {steps[place]}", (roots[place], rewards[place]), (0, above), ha="center", fontsize=9)
     title = "Reward against √KL; arrows: the order of training"
     if mark in steps:
-        _ring(axes, roots[steps.index(mark)], rewards[steps.index(mark)])
+        draw_ring(axes, roots[steps.index(mark)], rewards[steps.index(mark)])
         title += f"; ring: step {mark}"
     axes.margins(x=0.06, y=0.12)
     axes.set_xlim(left=min(0.0, axes.get_xlim()[0]))
@@ -108,15 +129,15 @@ def plot_ablation(runs: Mapping[str, Rows], path: Path) -> bool:
     curves = {name: (series(rows, "objective/score"), series(rows, "objective/kl")) for name, rows in runs.items()}
     if not any(min(len(reward[0]), len(kl[0])) >= 2 for reward, kl in curves.values()):
         return False
-    figure, (reward_axes, kl_axes, both) = _figure(7.4, 3, top=0.15, gap=0.6, height_ratios=(3, 3, 4))
+    figure, (reward_axes, kl_axes, both) = new_figure(7.4, 3, top=0.15, gap=0.6, height_ratios=(3, 3, 4))
     for place, (name, (reward, kl)) in enumerate(curves.items()):
         if min(len(reward[0]), len(kl[0])) < 2:
             continue
-        style = {"color": colormaps["viridis"](0.05 + 0.85 * place / max(len(runs) - 1, 1)), **_style(reward[0])}
+        style = {"color": colormaps["viridis"](0.05 + 0.85 * place / max(len(runs) - 1, 1)), **line_style(reward[0])}
         reward_axes.plot(*reward, label=name, **style)
         kl_axes.plot(*kl, **style)
         kl_at = dict(zip(*kl, strict=True))
-        points = [(_root(kl_at[step]), value) for step, value in zip(*reward, strict=True) if step in kl_at]
+        points = [(sqrt_kl(kl_at[step]), value) for step, value in zip(*reward, strict=True) if step in kl_at]
         both.plot(*zip(*points, strict=True), **style)
     reward_axes.set(xlabel="PPO update", ylabel="reward")
     kl_axes.set(xlabel="PPO update", ylabel="KL to SFT, nats")
@@ -138,24 +159,24 @@ def plot_over_training(found: Mapping[str, Any] | None, path: Path) -> bool:
     if not found or not found.get("checkpoints"):
         return False
     rows = [found["sft"], *found["checkpoints"]]
-    roots = [_root(row["kl"]["value"]) for row in rows]
+    roots = [sqrt_kl(row["kl"]["value"]) for row in rows]
     steps = [0, *(row["step"] for row in found["checkpoints"])]
-    figure, (proxy, judge) = _figure(5.6, 2, gap=0.35, sharex=True)
+    figure, (proxy, judge) = new_figure(5.6, 2, gap=0.35, sharex=True)
     fits = found.get("fits") or {}
     for axes, key, title, color, fit in (
-        (proxy, "reward", "training reward (the proxy)", _BLUE, fits.get("proxy")),
-        (judge, "judge", f"judge: {found['judge']}", _GREEN, fits.get("judge")),
+        (proxy, "reward", "training reward (the proxy)", BLUE, fits.get("proxy")),
+        (judge, "judge", f"judge: {found['judge']}", GREEN, fits.get("judge")),
     ):
-        _with_bars(axes, rows, key, color=color, fmt="o", markersize=4.5, linewidth=1)
+        draw_against_kl(axes, rows, key, color=color, fmt="o", markersize=4.5, linewidth=1)
         values = [row[key]["value"] for row in rows]
         if fit:
             curve = [max(roots) * k / 100 for k in range(1, 101)]
             alpha, beta = (fit[name]["value"] for name in ("alpha", "beta"))
-            axes.plot(curve, [values[0] + d * (alpha - beta * math.log(d)) for d in curve], color=_GRAY, linewidth=1)
+            axes.plot(curve, [values[0] + d * (alpha - beta * math.log(d)) for d in curve], color=GRAY, linewidth=1)
         for step, x, y in zip(steps, roots, values, strict=True):
-            _note(axes, str(step) if step else "SFT", (x, y), (5, -11), fontsize=8.5)
+            annotate(axes, str(step) if step else "SFT", (x, y), (5, -11), fontsize=8.5)
             if step and step == found.get("recommended"):
-                _ring(axes, x, y)
+                draw_ring(axes, x, y)
         axes.set_title(title, fontsize=10)
     judge.set_xlabel(f"√KL to SFT, {_ROOTS}; numbers: steps; ring: recommended")
     return _save(figure, path)
@@ -172,20 +193,22 @@ def plot_frontier(frontier: Mapping[str, Any], path: Path) -> bool:
     """
     if not frontier.get("methods"):
         return False
-    figure, panels = _figure(7.4, 2, top=0.45, gap=0.15, sharex=True)
+    figure, panels = new_figure(7.4, 2, top=0.45, gap=0.15, sharex=True)
     for axes, name in zip(panels, ("judge", "reward"), strict=True):
         for color, marker, (method, points) in zip(
-            (_BLUE, _GREEN, _GRAY, _PURPLE, _BROWN), "osD^v", frontier["methods"].items(), strict=False
+            (BLUE, GREEN, GRAY, PURPLE, BROWN), "osD^v", frontier["methods"].items(), strict=False
         ):
             ordered = sorted(points, key=lambda point: point["kl"]["value"])
             bound = any(point["kl"]["is_bound"] for point in ordered)
             title = method if len(ordered) > 1 else f"{method}, {ordered[0]['label']}"
             label = f"{title}, at the upper bound of its KL" if bound else title
-            _with_bars(axes, ordered, name, color=color, marker=marker, linestyle="--" if bound else "-", label=label)
-        _with_bars(axes, [frontier["sft"]], name, color="black", marker="x", label="SFT")
+            draw_against_kl(
+                axes, ordered, name, color=color, marker=marker, linestyle="--" if bound else "-", label=label
+            )
+        draw_against_kl(axes, [frontier["sft"]], name, color="black", marker="x", label="SFT")
         line = sorted([*frontier["ppo_ablation"], frontier["ppo"]], key=lambda point: point["kl"]["value"])
-        _with_bars(axes, line, name, color=_ORANGE, marker="o", markersize=3)
-        _with_bars(axes, [frontier["ppo"]], name, color=_ORANGE, marker="*", markersize=13, label="PPO")
+        draw_against_kl(axes, line, name, color=ORANGE, marker="o", markersize=3)
+        draw_against_kl(axes, [frontier["ppo"]], name, color=ORANGE, marker="*", markersize=13, label="PPO")
         axes.set_xlim(left=-0.05)
     panels[0].set_ylabel(f"judge: {frontier['judge']}")
     panels[0].legend(frameon=False, fontsize=8.5)
@@ -201,12 +224,12 @@ def plot_win_rates(found: Mapping[str, Any], path: Path) -> bool:
         found: Figures of `stages.head_to_head`.
         path: The PNG.
     """
-    rows = [(f"by {name}", judge["win_rate"], _BLUE) for name, judge in found["judges"].items()]
+    rows = [(f"by {name}", judge["win_rate"], BLUE) for name, judge in found["judges"].items()]
     votes = found.get("votes") or {}
-    rows += [(f"by votes, {name}", vote["win_rate"], _GREEN) for name, vote in votes.items() if vote["win_rate"]]
-    rows += [("at equal length", found["win_rate_at_equal_length"], _ORANGE)]
-    rows += [("control: the reference over itself", found["control"], _GRAY)]
-    figure, (axes,) = _figure(1.2 + 0.42 * len(rows), left=3.15, top=0.15)
+    rows += [(f"by votes, {name}", vote["win_rate"], GREEN) for name, vote in votes.items() if vote["win_rate"]]
+    rows += [("at equal length", found["win_rate_at_equal_length"], ORANGE)]
+    rows += [("control: the reference over itself", found["control"], GRAY)]
+    figure, (axes,) = new_figure(1.2 + 0.42 * len(rows), left=3.15, top=0.15)
     for place, (_, estimate, color) in enumerate(rows):
         axes.plot(estimate["ci95"], [place, place], color=color, linewidth=2)
         axes.plot(estimate["value"], place, "o", color=color, markersize=6)
@@ -230,21 +253,21 @@ def plot_ensemble(found: Mapping[str, Any], path: Path) -> bool:
     """
     apart, parts = found["disagreement"], found["disagreement"]["by_kl"]
     heights: dict[str, Any] = {"lines": 2, "height_ratios": (2, 3)} if parts else {}
-    figure, (top, *rest) = _figure(6.0 if parts else 3.8, top=0.15, gap=0.65, left=1.1, **heights)
+    figure, (top, *rest) = new_figure(6.0 if parts else 3.8, top=0.15, gap=0.65, left=1.1, **heights)
     names = [*(f"seed {model['seed']}" for model in found["models"]), "mean of all"]
     accuracies = [*(model["accuracy"] for model in found["models"]), found["ensemble"]["accuracy"]]
     for place, accuracy in enumerate(accuracies):
-        color = _ORANGE if place == len(accuracies) - 1 else _BLUE
-        top.errorbar(accuracy["value"], place, xerr=_reach([accuracy]), color=color, fmt="o", capsize=3)
+        color = ORANGE if place == len(accuracies) - 1 else BLUE
+        top.errorbar(accuracy["value"], place, xerr=error_bars([accuracy]), color=color, fmt="o", capsize=3)
     top.set_yticks(range(len(names)), names)
     top.invert_yaxis()
     top.margins(y=0.2)
     top.set_xlabel(f"accuracy on {accuracies[0]['n']} held-out pairs")
     for axes in rest:
-        _estimates(axes, parts, "kl", _ORANGE, "PPO's completions, in fifths")
-        axes.axhline(apart["sft"]["value"], color=_BLUE, linestyle="--", linewidth=1.3, label="SFT's completions")
-        axes.axhspan(*apart["sft"]["ci95"], color=_BLUE, alpha=0.15, linewidth=0)
-        axes.axhline(apart["unrelated"], color=_GRAY, linestyle=":", label="unrelated models")
+        draw_estimates(axes, parts, "kl", ORANGE, "PPO's completions, in fifths")
+        axes.axhline(apart["sft"]["value"], color=BLUE, linestyle="--", linewidth=1.3, label="SFT's completions")
+        axes.axhspan(*apart["sft"]["ci95"], color=BLUE, alpha=0.15, linewidth=0)
+        axes.axhline(apart["unrelated"], color=GRAY, linestyle=":", label="unrelated models")
         axes.set_ylim(bottom=0)
         axes.set(xlabel="log π − log π$_{SFT}$ of a completion, nats", ylabel="disagreement")
         axes.legend(frameon=False, fontsize=8.5)
@@ -264,13 +287,13 @@ def plot_panels(rows: Rows, panels: Sequence[Panel], path: Path, *, mark: int | 
     if not drawn:
         return False
     lines = -(-len(drawn) // 2)
-    figure, grid = _figure(2.3 * lines + 0.2, lines, columns=2, left=0.8, gap=0.55, sharex=True)
+    figure, grid = new_figure(2.3 * lines + 0.2, lines, columns=2, left=0.8, gap=0.55, sharex=True)
     for axes, (title, unit, curve) in zip(grid, drawn, strict=False):
-        axes.plot(*curve, color=_BLUE, **_style(curve[0], size=2.5))
+        axes.plot(*curve, color=BLUE, **line_style(curve[0], size=2.5))
         axes.set_title(title, fontsize=10)
         axes.set_ylabel(unit, fontsize=9)
         axes.tick_params(labelsize=8.5, labelbottom=True)
-        _mark(axes, mark)
+        mark_step(axes, mark)
     for axes in grid[len(drawn) :]:
         axes.set_visible(False)
     for axes in grid[: len(drawn)][-2:]:
@@ -295,15 +318,15 @@ def plot_curves(
     drawn = {label: curve for label, curve in curves.items() if len(curve[0]) >= 2}
     if not drawn:
         return False
-    figure, (axes,) = _figure()
-    for (label, curve), color in zip(drawn.items(), (_BLUE, _ORANGE, _GREEN, _GRAY), strict=False):
-        axes.plot(*curve, color=color, label=label, **_style(curve[0]))
+    figure, (axes,) = new_figure()
+    for (label, curve), color in zip(drawn.items(), (BLUE, ORANGE, GREEN, GRAY), strict=False):
+        axes.plot(*curve, color=color, label=label, **line_style(curve[0]))
     axes.set(xlabel="optimizer step", ylabel=unit, title=title)
     axes.legend(frameon=False)
     values = [value for _, shown in drawn.values() for value in shown]
     if min(values) > 0 and max(values) > 3 * min(values):
-        _logarithmic(axes)  # on a linear scale the high first steps would flatten the rest
-    _mark(axes, mark)
+        set_log_scale(axes)  # on a linear scale the high first steps would flatten the rest
+    mark_step(axes, mark)
     return _save(figure, path)
 
 
@@ -318,13 +341,13 @@ def plot_margins(report: Mapping[str, Any] | None, path: Path) -> bool:
     if not histogram or not sum(histogram["counts"]):
         return False
     counts, spans = histogram["counts"], list(pairwise(histogram["edges"]))
-    figure, (axes,) = _figure()
+    figure, (axes,) = new_figure()
     axes.bar(
         [low for low, _ in spans],
         counts,
         width=[high - low for low, high in spans],
         align="edge",
-        color=[_ORANGE if high <= 0 else _BLUE for _, high in spans],
+        color=[ORANGE if high <= 0 else BLUE for _, high in spans],
         edgecolor="white",
         linewidth=0.6,
     )
@@ -349,15 +372,15 @@ def plot_reliability(report: Mapping[str, Any] | None, path: Path) -> bool:
     if not calibration or not calibration["bins"]:
         return False
     parts = [{**part, "value": part["accuracy"]} for part in calibration["bins"]]
-    figure, (top, bottom) = _figure(4.6, 2, gap=0.15, sharex=True, height_ratios=(3, 1))
-    top.plot([0.5, 1], [0.5, 1], color=_GRAY, linestyle=":", label="calibrated")
-    _estimates(top, parts, "confidence", _BLUE, "this model")
-    title = f"Calibration: is it right as often as it says? ECE {calibration['ece']:.3f}"
+    figure, (top, bottom) = new_figure(4.6, 2, gap=0.15, sharex=True, height_ratios=(3, 1))
+    top.plot([0.5, 1], [0.5, 1], color=GRAY, linestyle=":", label="calibrated")
+    draw_estimates(top, parts, "confidence", BLUE, "this model")
+    title = f"Calibration: accuracy by confidence, ECE {calibration['ece']:.3f}"
     top.set(ylabel="share in the right order", title=title)
     top.legend(frameon=False, loc="lower right")
     for part in parts:
         width = (part["high"] - part["low"]) * 0.94
-        bottom.bar(part["low"], part["n"], width=width, align="edge", color=_BLUE, alpha=0.6)
+        bottom.bar(part["low"], part["n"], width=width, align="edge", color=BLUE, alpha=0.6)
     confidence = "confidence: σ(|margin|), the probability of the text that it scores higher"
     bottom.set(ylabel="pairs", xlabel=confidence, xlim=(0.49, 1.01))
     return _save(figure, path)
@@ -374,12 +397,12 @@ def plot_score_by_length(report: Mapping[str, Any] | None, path: Path) -> bool:
     if not length or len(length["bins"]) < 2:
         return False
     parts = length["bins"]
-    figure, (axes,) = _figure()
+    figure, (axes,) = new_figure()
     x = [(part["low"] + part["high"]) / 2 for part in parts]
     reach = [(part["high"] - part["low"]) / 2 for part in parts]
     lows, highs = [part["low_score"] for part in parts], [part["high_score"] for part in parts]
-    axes.vlines(x, lows, highs, color=_BLUE, alpha=0.35, linewidth=6, label="middle half of the texts")
-    axes.errorbar(x, [part["mean"] for part in parts], xerr=reach, color=_BLUE, marker="o", linewidth=1, label="mean")
+    axes.vlines(x, lows, highs, color=BLUE, alpha=0.35, linewidth=6, label="middle half of the texts")
+    axes.errorbar(x, [part["mean"] for part in parts], xerr=reach, color=BLUE, marker="o", linewidth=1, label="mean")
     rho = length.get("spearman")
     title = f"Score against length, {sum(part['n'] for part in parts)} held-out texts"
     title += f"; Spearman's ρ {rho['value']:+.2f}" if rho else ""
@@ -389,105 +412,7 @@ def plot_score_by_length(report: Mapping[str, Any] | None, path: Path) -> bool:
     return _save(figure, path)
 
 
-def _root(kl: float) -> float:
-    """Returns √KL; a negative estimate counts as 0."""
-    return math.sqrt(max(kl, 0.0))
-
-
-def _reach(points: Sequence[Mapping[str, Any]]) -> list[list[float]]:
-    """Returns how far each point's interval extends below its value, and above."""
-    below = [max(point["value"] - point["ci95"][0], 0.0) for point in points]
-    return [below, [max(point["ci95"][1] - point["value"], 0.0) for point in points]]
-
-
-def _estimates(axes: Any, points: Sequence[Mapping[str, Any]], along: str, color: str, label: str) -> None:
-    x, y = [point[along] for point in points], [point["value"] for point in points]
-    axes.errorbar(x, y, yerr=_reach(points), color=color, marker="o", capsize=3, linewidth=1.3, label=label)
-
-
-def _with_bars(axes: Any, points: Sequence[Mapping[str, Any]], name: str, **style: Any) -> None:
-    """Draws the estimate `name` of each point against its √KL, with its interval."""
-    roots, values = [_root(point["kl"]["value"]) for point in points], [point[name]["value"] for point in points]
-    reach = _reach([point[name] for point in points])
-    axes.errorbar(roots, values, yerr=reach, capsize=2.5, **{"linewidth": 1.4, "markersize": 5} | style)
-
-
-def _arrows(points: Sequence[tuple[float, float]], count: int = 5) -> Iterable[tuple[Any, Any]]:
-    """Yields (from, to) of `count` stretches of a path, evenly along it, each long enough for an arrow to show."""
-    spans = [max(column) - min(column) or 1.0 for column in zip(*points, strict=True)]
-
-    def apart(a: tuple[float, float], b: tuple[float, float]) -> float:
-        return math.hypot(*((p - q) / span for p, q, span in zip(a, b, spans, strict=True)))
-
-    stride = max(1, (len(points) - 1) // count)
-    for start, end in pairwise([*points[::stride], points[-1]]):
-        if apart(start, end) > 0.06:
-            yield start, end
-
-
-def _logarithmic(axes: Any) -> None:
-    from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
-
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 1.5, 2.0, 3.0, 5.0, 7.0)))
-    axes.yaxis.set_major_formatter(ScalarFormatter())
-    axes.yaxis.set_minor_formatter(NullFormatter())
-
-
-def _style(steps: Sequence[int], marker: str = "o", size: float = 3.5) -> dict[str, Any]:
-    return {"marker": marker if len(steps) <= _POINTS else None, "markersize": size, "linewidth": 1.4}
-
-
-def _note(axes: Any, text: str, place: tuple[Any, Any], shift: tuple[int, int], **style: Any) -> None:
-    """Writes text beside a point, shifted by points of 1/72 inch."""
-    axes.annotate(text, place, xytext=shift, textcoords="offset points", **style)
-
-
-def _ring(axes: Any, x: float, y: float) -> None:
-    axes.scatter(x, y, s=125, facecolors="none", edgecolors=_ORANGE, linewidths=2, zorder=4)
-
-
-def _mark(axes: Any, step: int | None) -> None:
-    if step is not None:
-        axes.axvline(step, color=_GRAY, linestyle=":", linewidth=1.5)
-        _note(axes, f"step {step}", (step, 1), (3, -10), xycoords=("data", "axes fraction"), fontsize=8.5, color=_GRAY)
-
-
-def _figure(
-    height: float = 3.8,
-    lines: int = 1,
-    *,
-    columns: int = 1,
-    left: float = 0.9,
-    right: float = 0.15,
-    top: float = 0.4,
-    gap: float = 0.0,
-    **options: Any,
-) -> tuple[Any, list[Any]]:
-    """Makes a figure and its axes, row by row; margins and the gap between rows are in inches.
-
-    They are fixed because matplotlib's own layouts take as long again as the drawing.
-    """
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    # A matplotlibrc in the working directory, which may be a download, could make matplotlib run LaTeX for each text.
-    matplotlib.rc("text", usetex=False)
-    bottom = 0.6
-    inner = (height - top - bottom - gap * (lines - 1)) / lines
-    across = (_WIDTH - right - columns * left) / columns
-    figure = Figure(figsize=(_WIDTH, height), dpi=120)
-    figure.subplots_adjust(left / _WIDTH, bottom / height, 1 - right / _WIDTH, 1 - top / height)
-    figure.subplots_adjust(hspace=gap / inner, wspace=left / across)
-    grid = list(figure.subplots(lines, columns, squeeze=False, **options).flat)
-    for axes in grid:
-        axes.grid(alpha=0.25)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
-    return figure, grid
-
-
-def _save(figure: Any, path: Path) -> bool:
+def _save(figure: Figure, path: Path) -> bool:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     for axes in figure.axes:  # a fixed height saves matplotlib a pass over all ticks

@@ -1,4 +1,4 @@
-"""Rounded weights of a checkpoint, for recipes that publish half the bytes: same names, same shapes."""
+"""Rounds the weights of a checkpoint to a smaller type, for publishing."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,12 +10,12 @@ INDEX = ".safetensors.index.json"
 
 
 def rounded(files: Mapping[str, Path], dtype: str, folder: Path) -> dict[str, Path]:
-    """Writes rounded copies of the files that hold weights or name their type.
+    """Writes rounded copies of the weight files, and updates the files that name their type.
 
     Args:
         files: Path in the repository -> file.
         dtype: Name of the torch dtype to round to, such as "bfloat16".
-        folder: Where the copies are written.
+        folder: Folder for the copies.
 
     Returns:
         Path in the repository -> copy.
@@ -41,22 +41,22 @@ def rounded(files: Mapping[str, Path], dtype: str, folder: Path) -> dict[str, Pa
 
 
 def _round(path: Path, target: Path, dtype: Any) -> None:
-    """Rounds the floating-point tensors of a file to the nearest `dtype`; tensors that are no wider stay."""
+    """Rounds the floating-point tensors of a file to `dtype`; tensors that are not wider are unchanged."""
     from safetensors import safe_open
     from safetensors.torch import save_file
 
     with safe_open(path, framework="pt") as weights:
-        wide = {key: weights.get_tensor(key) for key in weights.keys()}  # noqa: SIM118
+        tensors = {key: weights.get_tensor(key) for key in weights.keys()}  # noqa: SIM118
         metadata = weights.metadata()
-    small = {
+    converted = {
         key: tensor.to(dtype) if tensor.is_floating_point() and tensor.element_size() > dtype.itemsize else tensor
-        for key, tensor in wide.items()
+        for key, tensor in tensors.items()
     }
-    save_file(small, target, metadata)
+    save_file(converted, target, metadata)
 
 
 def _of_type(config: Any, dtype: str) -> Any:
-    """Returns a model's configuration, and those nested in it, with another type of weights."""
+    """Returns a model's configuration, including nested ones, with another dtype."""
     if not isinstance(config, dict):
         return config
     return {key: dtype if key in ("dtype", "torch_dtype") else _of_type(value, dtype) for key, value in config.items()}

@@ -1,8 +1,8 @@
-"""What of a run directory is to be sent next, and how.
+"""Decides what to upload next from a run directory, and uploads it.
 
-The order is read off the disk every time, so that another process can continue after a kill. First come the data that a
-corpus made; then, stage by stage, the checkpoints by their step, each as a commit and a tag; last, for a finished
-stage, its chosen checkpoint as `main` with the final card.
+The state is read from disk every time, so another process can continue after a kill. First come the data that a corpus
+generated; then, stage by stage, the checkpoints by step, each as a commit and a tag; last, for a finished stage, its
+chosen checkpoint as `main` with the final card.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from ..fileio import write_json
 from ..hub.client import claims
 from ..hub.client.claims import RECIPE_FILE
 from ..hub.client.connect import Hub
-from ..hub.client.data_gate import find_outward_link, is_inside
+from ..hub.client.links import find_outward_link, is_inside
 from ..hub.client.publish import (
     MERGED,
     PUBLISHED,
@@ -53,46 +53,46 @@ REFUSALS = (400, 401, 403, 404)
 
 @dataclass(frozen=True)
 class Upload:
-    """An upload. After a failure `send` may be called again: it does not repeat what was done.
+    """An upload. After a failure `send` may be called again; it does not repeat completed steps.
 
     Attributes:
-        what: What it sends, for messages.
+        description: Its description, for messages.
         send: Sends it.
     """
 
-    what: str
+    description: str
     send: Callable[[], None]
 
 
 class Sender:
-    """Sends what a run directory holds and the Hub does not have. One thread at a time may use it.
+    """Sends the files of a run directory that the Hub does not have. Not thread-safe.
 
     Args:
         context: The run.
-        stages: The stages to send; None takes those whose run.json says that they are published here.
-        again: Send the final cards even where they were sent.
+        stages: The stages to send; None for those whose run.json names this Hub and namespace.
+        again: Whether to send the final cards even if they were sent.
 
     Raises:
-        ZooError: Another user's run holds links to outside of it.
+        ZooError: A run that this user did not write contains links to other folders.
     """
 
     def __init__(self, context: RunContext, *, stages: tuple[str, ...] | None = None, again: bool = False) -> None:
         _check_links(context)
         self._context = context
         self._stages = stages
-        self._looked: set[str] = set()
+        self._checked: set[str] = set()
         self._again = set(STAGES) if again else set()
 
     def due(self) -> list[str]:
-        """Returns what is still to be sent, in order."""
-        return [upload.what for upload in self._uploads()]
+        """Returns descriptions of the remaining uploads, in order."""
+        return [upload.description for upload in self._uploads()]
 
     def next(self) -> Upload | None:
-        """Returns the next upload; None where the Hub has everything."""
+        """Returns the next upload; None if the Hub has everything."""
         return next(self._uploads(), None)
 
     def send_all(self) -> None:
-        """Sends everything here and now.
+        """Sends everything in the calling thread.
 
         Raises:
             ZooError: The Hub refuses an upload, or a checkpoint is damaged.
@@ -103,12 +103,12 @@ class Sender:
 
     def _uploads(self) -> Iterator[Upload]:
         context = self._context
-        stages = [stage for stage in STAGES if self._asked(context.record(stage), stage)]
+        stages = [stage for stage in STAGES if self._is_selected(context.record(stage), stage)]
         if not stages:
             return
         data = context.record("data")
-        if "data" not in self._looked and (pending_data(context) or data.read().get("repo")):
-            yield Upload(f"a look at {context.dataset_repo}", self._look_at_data)
+        if "data" not in self._checked and (pending_data(context) or data.read().get("repo")):
+            yield Upload(f"the state of {context.dataset_repo}", self._check_data)
         if pending_data(context):
             yield Upload("the data", lambda: send_data(context))
         for stage in stages:
@@ -117,16 +117,16 @@ class Sender:
             yield Upload(f"the Collection of {context.recipe.name}", lambda: self._collect(stages))
 
     def _collection_due(self, stages: list[str]) -> bool:
-        """Whether the whole run is released and its Collection does not list these repositories yet."""
+        """Whether the complete run is released and its Collection does not list these repositories yet."""
         context = self._context
-        whole = set(stages) >= set(context.recipe.stages)
-        if not whole or not all(context.record(stage).read().get("released") for stage in stages):
+        covers_run = set(stages) >= set(context.recipe.stages)
+        if not covers_run or not all(context.record(stage).read().get("released") for stage in stages):
             return False
         made = context.record(stages[-1]).read().get("collection") or {}
         return (made.get("hub"), made.get("repos")) != (context.hub.label, [context.repo(stage) for stage in stages])
 
     def _collect(self, stages: list[str]) -> None:
-        """Groups the run's repositories; where the Hub or the token has no Collections, logs a warning and goes on."""
+        """Groups the run's repositories. Only warns if the Hub or the token does not support Collections."""
         context = self._context
         repos = {context.repo(stage): stage for stage in stages}
         try:
@@ -139,7 +139,7 @@ class Sender:
         made = {"hub": context.hub.label, "repos": list(repos), "slug": slug}
         context.record(stages[-1]).write(collection=made)
 
-    def _asked(self, record: StageRecord, stage: str) -> bool:
+    def _is_selected(self, record: StageRecord, stage: str) -> bool:
         document = record.read()
         if not document or self._stages is not None:
             return bool(document) and stage in (self._stages or ())
@@ -153,9 +153,9 @@ class Sender:
         repo, hub = self._context.repo(stage), self._context.hub.label
         document = record.read()  # before listing checkpoints: a stage that ends in between may leave one more
         pending = unpublished(record, repo, hub=hub)
-        gone = document.get("status") == "finished" and record.chosen_checkpoint() is None
-        if stage not in self._looked and (pending or gone or published_tags(record, repo, hub=hub)):
-            yield Upload(f"a look at {repo}", lambda: self._look_at(record, stage))
+        is_missing = document.get("status") == "finished" and record.chosen_checkpoint() is None
+        if stage not in self._checked and (pending or is_missing or published_tags(record, repo, hub=hub)):
+            yield Upload(f"the state of {repo}", lambda: self._check_repository(record, stage))
         for path in pending:
             yield Upload(f"step {checkpoint_step(path)} of {stage}", partial(self._send, record, stage, path))
         if document.get("status") == "finished" and not (document.get("chosen") or {}).get("open"):
@@ -163,21 +163,21 @@ class Sender:
             if stage in self._again or document.get("released") != due:
                 yield Upload(f"the card of {stage}", lambda: self._release(record, stage, due))
 
-    def _look_at_data(self) -> None:
+    def _check_data(self) -> None:
         forget_lost_data(self._context)
-        self._looked.add("data")
+        self._checked.add("data")
 
-    def _look_at(self, record: StageRecord, stage: str) -> None:
-        """Before a stage's first commit: claims the repository, and checks that it still holds what it acknowledged."""
-        # A chosen checkpoint that is gone is restored first, while run.json still names the repository that has it.
+    def _check_repository(self, record: StageRecord, stage: str) -> None:
+        """Before a stage's first commit: claims the repository and checks that it has the acknowledged commits."""
+        # Restore a missing chosen checkpoint first, while run.json still names the repository that has it.
         self._context.restore_chosen(stage)
         _take(self._context, stage)
         _forget_lost(record, self._context.repo(stage), self._context.hub)
         self._pin_lineage(record)
-        self._looked.add(stage)
+        self._checked.add(stage)
 
     def _pin_lineage(self, record: StageRecord) -> None:
-        """Fills in the commits of parents and data that were not yet sent when the stage began, and are by now."""
+        """Adds the commits of parents and data that were sent after the stage began."""
         document = record.read()
         parents = {role: self._pinned(role, parent) for role, parent in (document.get("parents") or {}).items()}
         data = dict(document.get("dataset") or {})
@@ -210,7 +210,7 @@ class Sender:
         # The card names the repository, so it is recorded before the first commit.
         self._note(record, repo, published_tags(record, repo, hub=hub))
         with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryDirectory() as altered:
-            put_beside(record, Path(scratch), stage, step=step)
+            write_extra_files(record, Path(scratch), stage, step=step)
             optimizer = bool(record.read()["resolved"].get("push_optimizer"))
             check_integrity(checkpoint, training=optimizer)
             published = publish_checkpoint(
@@ -232,7 +232,7 @@ class Sender:
         context.restore_chosen(stage)
         chosen = record.chosen_checkpoint()
         if chosen is None:
-            raise ZooError(f"{record.path} is finished and holds no checkpoint to publish: train it with --restart.")
+            raise ZooError(f"{record.path} is finished but holds no checkpoint to publish: train it with --restart.")
         tag = tag_name(checkpoint_step(chosen))
         tags = published_tags(record, repo, hub=context.hub.label)
         none = (record.read().get("chosen") or {}).get("none", False)
@@ -240,7 +240,7 @@ class Sender:
         # The card names the tag `best`, which will point at the commit that holds the card, so it is recorded first.
         self._note(record, repo, named if none else {"best": tags[tag], **tags})
         with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryDirectory() as altered:
-            put_beside(record, Path(scratch), stage, step=None)
+            write_extra_files(record, Path(scratch), stage, step=None)
             optimizer = bool(record.read()["resolved"].get("push_optimizer"))
             check_integrity(chosen, training=optimizer)
             commit = publish_release(
@@ -263,14 +263,14 @@ class Sender:
 
     @staticmethod
     def _prune(record: StageRecord) -> None:
-        """Deletes checkpoints that only waited for the Hub, but none that the evaluation may be reading."""
+        """Deletes checkpoints that were only kept for the upload, but none that the evaluation may read."""
         stay = lasting(record)
         for path in record.checkpoints():
             if path not in stay:
                 record.remove_checkpoint(path)
 
     def _release_merged(self, record: StageRecord, stage: str, chosen: Path, folder: Path, altered: Path) -> None:
-        """Sends the chosen checkpoint with its adapter merged, as the branch `merged`, with a card that says so."""
+        """Sends the chosen checkpoint with its adapter merged, as the branch `merged`, with its own card."""
         make_card(record.path, out=folder, merged=True)
         check_integrity(chosen / MERGED)
         context = self._context
@@ -290,7 +290,7 @@ class Sender:
         record.write(hub=self._context.hub.label, repo=_repository(repo, tags))
 
     def _release_digest(self, record: StageRecord) -> str:
-        """Returns a digest that changes whenever the final card would.
+        """Returns a digest that changes whenever the final card would change.
 
         It covers the Hub, the repository, the end of the run, and the evaluation's files.
         """
@@ -306,11 +306,10 @@ class Sender:
 
 
 def _check_links(context: RunContext) -> None:
-    """Checks that another user's run holds no links to files elsewhere on this machine.
+    """Checks that a run that this user did not write contains no links to files elsewhere.
 
-    Cards, metrics and data are made from files beside the checkpoints, so all of the run's folders are checked. A run
-    of
-    this user's own may keep a stage on another disk.
+    Cards, metrics and data are made from files next to the checkpoints, so all folders of the run are checked. The
+    user's own run may keep a stage on another disk.
 
     Raises:
         ZooError: There is such a link.
@@ -321,8 +320,8 @@ def _check_links(context: RunContext) -> None:
         return
     if context.base is not None and any(own):
         raise ZooError(
-            f"{context.directory} was not written by your rlhf-zoo, and says that it is a part of your run in "
-            f"{context.base}, so nothing of either is sent: move it elsewhere, or add {FLAG} if you trust it."
+            f"{context.directory} was not written by your rlhf-zoo but claims to be part of your run in "
+            f"{context.base}; neither was sent. Move it elsewhere, or add {FLAG} if you trust it."
         )
     folders = [*(record.path for record in records), context.record("eval").path.parent / Path(FRONTIER).parent]
     for folder in folders:
@@ -331,19 +330,19 @@ def _check_links(context: RunContext) -> None:
             link = folder / inner
         if link is not None:
             raise ZooError(
-                f"{link} is a link to outside of its folder, and this run was not written by your rlhf-zoo, so nothing "
-                f"of it is sent: put the file itself there, or add {FLAG} if you trust this run."
+                f"{link} links to a file outside its folder, and this run was not written by your rlhf-zoo; it was not "
+                f"sent. Replace the link by the file, or add {FLAG} if you trust this run."
             )
 
 
-def put_beside(record: StageRecord, folder: Path, stage: str, *, step: int | None) -> None:
-    """Writes the files that a commit holds beside the checkpoint: card, plots, metrics, their events and the recipe.
+def write_extra_files(record: StageRecord, folder: Path, stage: str, *, step: int | None) -> None:
+    """Writes the files that accompany a checkpoint in its commit: card, plots, metrics, events and recipe.
 
     Args:
         record: The stage's directory.
-        folder: Where they are written.
+        folder: Folder for the files.
         stage: Name of the stage.
-        step: The step that the commit is of, whose later metrics are left out; None is the end of the run.
+        step: Step of the checkpoint; later metrics are left out. None for the end of the run.
     """
     make_card(record.path, out=folder, step=step)
     so_far = StageRecord(folder)
@@ -356,7 +355,7 @@ def put_beside(record: StageRecord, folder: Path, stage: str, *, step: int | Non
 
 
 def claim_repository(context: RunContext, stage: str) -> None:
-    """Claims the stage's repository for this run before anything is trained, so that no other run writes there.
+    """Claims the stage's repository for this run before training, so that no other run writes there.
 
     Args:
         context: The run.
@@ -367,8 +366,8 @@ def claim_repository(context: RunContext, stage: str) -> None:
             directory, or the token may not write there.
     """
     record, repo = context.record(stage), context.repo(stage)
-    what = f"{repo} cannot be written to on {context.hub.described}"
-    with refusals_as(what, "check --namespace and the token, or try again when the Hub answers."):
+    failure = f"Cannot write to {repo} on {context.hub.described}"
+    with refusals_as(failure, "check --namespace and the token, or try again when the Hub answers."):
         _take(context, stage)
         acknowledged = published_tags(record, repo, hub=context.hub.label)
         on_disk = {tag_name(checkpoint_step(path)) for path in record.checkpoints()}
@@ -377,9 +376,9 @@ def claim_repository(context: RunContext, stage: str) -> None:
         )
     if strays:
         raise ZooError(
-            f"{repo} on {context.hub.label} has the tag {strays[0]} of weights that {record.path} no longer holds, and "
-            "a step's tag never moves: give --restart or --overwrite_repo to replace what is there, or publish under "
-            "another --namespace."
+            f"{repo} on {context.hub.label} has the tag {strays[0]} for weights that {record.path} no longer holds, "
+            "and a step's tag never moves: pass --restart or --overwrite_repo to replace the repository, or publish "
+            "under another --namespace."
         )
 
 
@@ -390,32 +389,32 @@ def _take(context: RunContext, stage: str) -> None:
     claims.claim_repository(
         repo,
         context.run_id(stage),
-        known={tag: commit for tag, commit in published_tags(record, repo, hub=hub).items() if tag not in again},
+        published={tag: commit for tag, commit in published_tags(record, repo, hub=hub).items() if tag not in again},
         overwrite=context.overwrite,
         fresh=context.fresh,
         private=context.private,
-        what=f"{context.recipe.name} {stage}",
+        run_name=f"{context.recipe.name} {stage}",
         hub=context.hub,
     )
 
 
-def kept_lineage(before: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a parent's lineage, with the repository and commit that the run recorded for the same parent.
+def kept_lineage(before: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a parent's lineage, with the recorded repository and commit if it is the same parent.
 
     Args:
-        before: The lineage that run.json holds.
-        found: The lineage of the parent now.
+        before: The lineage in run.json.
+        current: The parent's current lineage.
 
     Returns:
         The lineage.
     """
-    if before.get("fingerprint") != found.get("fingerprint") or not before.get("commit"):
-        return dict(found)
-    return {**found, **{key: before[key] for key in ("repo", "commit", "tag", "hub") if key in before}}
+    if before.get("fingerprint") != current.get("fingerprint") or not before.get("commit"):
+        return dict(current)
+    return {**current, **{key: before[key] for key in ("repo", "commit", "tag", "hub") if key in before}}
 
 
 def resume_command(context: RunContext) -> str:
-    """Returns the command that sends what is left.
+    """Returns the command that sends the remaining files.
 
     Args:
         context: The run.
@@ -427,9 +426,9 @@ def resume_command(context: RunContext) -> str:
 
 
 def _forget_lost(record: StageRecord, repo: str, hub: Hub) -> None:
-    """Marks as not sent what the Hub no longer has: its folder was emptied, or another run took the repository."""
-    sent, there = published_tags(record, repo, hub=hub.label), claims.all_tags(repo, hub=hub)
-    remaining = {tag: commit for tag, commit in sent.items() if there.get(tag) == commit}
+    """Marks checkpoints as not sent that the Hub has lost, or whose repository another run took."""
+    sent, listed = published_tags(record, repo, hub=hub.label), claims.all_tags(repo, hub=hub)
+    remaining = {tag: commit for tag, commit in sent.items() if listed.get(tag) == commit}
     if remaining == sent:
         return
     for checkpoint in record.checkpoints():
@@ -439,5 +438,5 @@ def _forget_lost(record: StageRecord, repo: str, hub: Hub) -> None:
 
 
 def _repository(repo: str, tags: Mapping[str, str]) -> dict[str, Any]:
-    """Returns what run.json records about the repository."""
+    """Returns the entry of run.json about the repository."""
     return {"id": repo, "commit": tags.get("best") or next(reversed(list(tags.values())), None), "tags": dict(tags)}

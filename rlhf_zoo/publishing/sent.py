@@ -1,4 +1,4 @@
-"""Which checkpoints of a stage a Hub has acknowledged, by run.json and by published.json in each checkpoint."""
+"""Lists the checkpoints of a stage that a Hub has acknowledged, by run.json and published.json."""
 
 from pathlib import Path
 
@@ -8,9 +8,9 @@ from ..runs.record import StageRecord, checkpoint_step
 
 
 def unpublished(record: StageRecord, repo_id: str, *, hub: str) -> list[Path]:
-    """Returns the complete checkpoints that are to be sent and that this Hub has not acknowledged, oldest first.
+    """Returns the complete checkpoints that this Hub should have and has not acknowledged, oldest first.
 
-    With push_steps these are its multiples and, of a finished stage, the last and the chosen checkpoint.
+    With push_steps, these are its multiples and, for a finished stage, the last and the chosen checkpoint.
 
     Args:
         record: The stage's directory.
@@ -30,7 +30,7 @@ def unpublished(record: StageRecord, repo_id: str, *, hub: str) -> list[Path]:
 
 
 def published_tags(record: StageRecord, repo_id: str, *, hub: str) -> dict[str, str]:
-    """Returns what was sent to a repository, including checkpoints that were deleted since.
+    """Returns the tags that were sent to a repository, including those of checkpoints deleted since.
 
     Args:
         record: The stage's directory.
@@ -49,7 +49,7 @@ def published_tags(record: StageRecord, repo_id: str, *, hub: str) -> dict[str, 
 
 
 def _acknowledged(checkpoint: Path, repo_id: str, hub: str) -> dict[str, str]:
-    """Returns published.json where it is about this repository on this Hub, else {}."""
+    """Returns published.json if it names this repository on this Hub, else {}."""
     path = checkpoint / PUBLISHED
     sent = read_json(path) if path.is_file() else {}
     return sent if (sent.get("repo"), sent.get("hub")) == (repo_id, hub) else {}

@@ -1,4 +1,4 @@
-"""Cells of a sweep on the Hub: the chosen checkpoint and card of each, as a tag of the recipe's PPO repository."""
+"""Publishes the cells of a sweep as tags of the recipe's PPO repository: chosen checkpoint and card of each."""
 
 import tempfile
 from pathlib import Path
@@ -11,9 +11,9 @@ from ..modeling.integrity import check_integrity
 from ..runs.context import RunContext
 from .adapters import sent_instead
 from .cards.card import make_card
-from .sender import put_beside
+from .sender import write_extra_files
 
-#: The branch that the cells are commits of; `main` is the recipe's own run.
+#: The branch with the commits of the cells; `main` is the recipe's own run.
 BRANCH = "sweep"
 
 
@@ -26,25 +26,25 @@ def send_cell(context: RunContext, cell: RunContext, tag: str) -> str | None:
         tag: The tag.
 
     Returns:
-        The new commit; None where the tag existed.
+        The new commit; None if the tag existed.
 
     Raises:
-        ZooError: The Hub refuses, or the checkpoint is gone.
+        ZooError: The Hub refuses, or the checkpoint does not exist.
     """
     record, repo, hub = cell.record("ppo"), context.repo("ppo"), context.hub
-    what = f"The tag {tag} cannot be sent to {repo} on {hub.described}"
-    with refusals_as(what, "the same command sends it and trains nothing again."):
+    failure = f"Cannot send the tag {tag} to {repo} on {hub.described}"
+    with refusals_as(failure, "run the same command again; it trains nothing again."):
         recorded = record.read().get("repo") or {}
         is_tagged = recorded.get("id") == repo and all_tags(repo, hub=hub).get(tag) == recorded["commit"]
         if is_tagged and record.read().get("hub") == hub.label:
             return None
         chosen = record.chosen_checkpoint()
         if chosen is None:
-            raise ZooError(f"{record.path} is finished and its chosen checkpoint is gone: give --restart.")
+            raise ZooError(f"{record.path} is finished but its chosen checkpoint is missing: pass --restart.")
         check_integrity(chosen)
         record.write(cell=tag, hub=hub.label, repo={"id": repo, "commit": None, "tags": {}})
         with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryDirectory() as altered:
-            put_beside(record, Path(scratch), "ppo", step=None)
+            write_extra_files(record, Path(scratch), "ppo", step=None)
             commit = publish_on_branch(
                 chosen,
                 repo,

@@ -40,7 +40,7 @@ def model_from_elsewhere(name: str, hub: Hub, *, recipe: str, whole: bool = Fals
         ZooError: There is no such model.
     """
     try:
-        checkpoint = resolve(name, hub, but=() if whole else NOT_LOADED)
+        checkpoint = resolve(name, hub, ignore=() if whole else NOT_LOADED)
     except ZooError as error:
         what = f"{name!r} is no stage of {recipe}, no folder, and no model that can be had"
         raise ZooError(f"{what}. {error}") from error.__cause__

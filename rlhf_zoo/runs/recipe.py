@@ -18,8 +18,8 @@ from typing import Any
 
 from ..errors import ZooError
 from ..fileio import BadYAML, load_yaml
-from ..hub.client.data_gate import find_outward_link
 from ..hub.client.downloads import CARD, DOWNLOADED, MARK, PARTIAL, find_download
+from ..hub.client.links import find_outward_link
 from ..plugins import RECIPES, did_you_mean, entry_points, registered
 from .registry import STAGES
 

@@ -72,7 +72,7 @@ def zoo(filled: ThreadHub, at_module_hub: ThreadHub) -> ThreadHub:
 
 
 def find(others: list[str] | None = None, repo: str = OWN, own: dict | None = None) -> ablation.Ablation:
-    return ablation.find_runs(repo, card() if own is None else own, others=others)
+    return ablation.find_runs(repo, card() if own is None else own, names=others)
 
 
 def names(found: ablation.Ablation) -> list[str]:
@@ -87,7 +87,7 @@ def test_found(zoo: ThreadHub, repo: str) -> None:
         (OWN, 0.05), ("local/hidden-ppo", 1), ("local/no-steps-ppo", 0.5), ("local/b02-ppo", 0.2), ("local/b0-ppo", 0),
     ]  # fmt: skip
     assert found.problem == (
-        f"Of the runs beside {OWN}, these are left out: local/broken-ppo (has an rlhf_card.json that is not JSON)."
+        f"Of the other runs of {OWN}, these are not shown: local/broken-ppo (has an rlhf_card.json that is not JSON)."
     )
     assert {name: run.steps for name, run in runs.items()} == {
         name: () if name == "local/no-steps-ppo" else (10, 20) for name in runs
@@ -117,7 +117,7 @@ def test_commits_with_equal_weights_are_one_policy(zoo: ThreadHub) -> None:
     own: dict = {"repo": "based/from-step-ppo", "own": card(0.1, recipe="based", parents=from_("step"))}
     for others in (None, ["based/from-best-ppo"]):
         assert names(find(others, **own)) == ["based/from-step-ppo", "based/from-best-ppo"]
-    said = f"^based/from-later-ppo started from based/base-sft@{made['later'][:10]}, and "
+    said = f"^based/from-later-ppo started from based/base-sft@{made['later'][:10]}, but "
     with pytest.raises(ZooError, match=said):
         find(["based/from-later-ppo"], **own)
 
@@ -141,17 +141,17 @@ def test_bounds(zoo: ThreadHub, monkeypatch: pytest.MonkeyPatch) -> None:
     publish_later(zoo, "local/late-ppo", card(0.4))
     try:
         with monkeypatch.context() as bounded:
-            bounded.setattr(ablation, "MOST_LOOKED_AT", 1)
+            bounded.setattr(ablation, "MOST_CARDS", 1)
             found = find()
         assert names(found) == [OWN, "local/late-ppo"]
         assert found.problem == (
-            f"Of the runs beside {OWN}, only the 1 most recently changed of 14 models were looked at."
+            f"Of the other runs of {OWN}, only the 1 most recently changed of 14 models were read."
         )
     finally:
         zoo.api().delete_repo("local/late-ppo")
     monkeypatch.setattr(ablation, "MOST_RUNS", 3)
     found = find()
-    assert len(found.runs) == 3 and "; only 2 of 4 are taken: name those that you want." in str(found.problem)
+    assert len(found.runs) == 3 and "; only 2 of 4 are shown: name those that you want." in str(found.problem)
 
 
 def test_named(zoo: ThreadHub) -> None:
@@ -167,22 +167,22 @@ def test_named(zoo: ThreadHub) -> None:
     assert found.problem is none.problem is itself.problem is None
 
 
-BESIDE = f"and {OWN} started from local/toy-sft@aaaaaaaaaa: runs can be compared where these are the same, so name"
+BUT = f"but {OWN} started from local/toy-sft@aaaaaaaaaa: name a run with the same SFT model."
 
 
 @pytest.mark.parametrize(
     ("named", "said"),
     [
         ("local/none-ppo", "local/none-ppo is not on http"),
-        ("a b", "a b cannot be looked at on"),
+        ("a b", "Cannot look up a b on"),
         ("local/toy-sft", "local/toy-sft is a checkpoint of the stage sft, not of PPO: name the PPO repositories of"),
         ("local/evil-ppo", "local/evil-ppo is a checkpoint of the stage \N{REPLACEMENT CHARACTER}[31mreward, not of"),
-        ("local/other-commit-ppo", f"local/other-commit-ppo started from local/toy-sft@bbbbbbbbbb, {BESIDE} another."),
-        ("local/other-sft-ppo", f"local/other-sft-ppo started from local/another@aaaaaaaaaa, {BESIDE} another."),
-        ("local/orphan-ppo", f"local/orphan-ppo does not say which SFT model it started from, {BESIDE} another."),
+        ("local/other-commit-ppo", f"local/other-commit-ppo started from local/toy-sft@bbbbbbbbbb, {BUT}"),
+        ("local/other-sft-ppo", f"local/other-sft-ppo started from local/another@aaaaaaaaaa, {BUT}"),
+        ("local/orphan-ppo", f"local/orphan-ppo does not name its SFT model, {BUT}"),
         (
             "local/broken-ppo",
-            f"local/broken-ppo is no run that can stand beside {OWN} (has an rlhf_card.json that",
+            f"local/broken-ppo cannot be compared with {OWN} (has an rlhf_card.json that",
         ),
     ],
 )
@@ -197,10 +197,10 @@ def test_a_card_that_says_too_little_finds_none(zoo: ThreadHub) -> None:
         found = find(**given)
         assert names(found) == [given["repo"]] and found.runs[0].steps == (10, 20)
         assert found.problem == (
-            f"Of the runs beside {given['repo']}, none can be found: its card lacks the SFT model, the recipe or the "
-            "settings."
+            f"Of the other runs of {given['repo']}, none can be found, because its card lacks the SFT model, the "
+            "recipe or the settings."
         )
-    with pytest.raises(ZooError, match=r"^local/orphan-ppo does not say which SFT .* so that no run"):
+    with pytest.raises(ZooError, match=r"^The card of local/orphan-ppo does not name its SFT model, so no run"):
         find(["local/b0-ppo"], **orphan)
     found = find(own={})
     assert names(found)[0] == OWN and "local/b0-ppo" in names(found), "a checkpoint without a card has that of main"
@@ -214,19 +214,19 @@ def test_a_hub_that_refuses_or_is_away(zoo: ThreadHub, monkeypatch: pytest.Monke
         proxy.inject(Fault("refuse", path=r"^/api/models\?", status=403, count=None))
         found = find()
         assert names(found) == [OWN] and found.runs[0].steps == (10, 20)
-        assert str(found.problem).startswith(f"The runs beside {OWN} cannot be listed on {proxy.url} (")
+        assert str(found.problem).startswith(f"Cannot list the other runs of {OWN} on {proxy.url} (")
         assert proxy.counts.faults == {"refuse 403": 1}
     with FaultProxy(zoo.url) as proxy:
         monkeypatch.setattr(constants, "ENDPOINT", proxy.url)
         proxy.inject(Fault("refuse", "refs", path="b0-ppo", status=403, count=None))
         found = find()
         assert "local/b0-ppo" not in names(found) and "local/b02-ppo" in names(found)
-        assert "local/b0-ppo (The checkpoints of local/b0-ppo cannot be listed on" in str(found.problem)
+        assert "local/b0-ppo (Cannot list the checkpoints of local/b0-ppo on" in str(found.problem)
     nowhere = f"http://127.0.0.1:{free_port()}"
     monkeypatch.setattr(constants, "ENDPOINT", nowhere)
     own = card(0.7)
     for one in (find(own=own), find([], own=own)):
         assert names(one) == [OWN] and (one.runs[0].steps, one.runs[0].card, one.runs[0].beta) == ((), own, 0.7)
-        assert str(one.problem).startswith(f"{OWN} cannot be looked at on {nowhere} (")
-    with pytest.raises(ZooError, match=f"^local/b0-ppo cannot be looked at on {nowhere} "):
+        assert str(one.problem).startswith(f"Cannot look up {OWN} on {nowhere} (")
+    with pytest.raises(ZooError, match=f"^Cannot look up local/b0-ppo on {nowhere} "):
         find(["local/b0-ppo"])

@@ -216,11 +216,11 @@ def test_a_hub_that_does_not_answer(tmp_path):
     token = {"RLHF_ZOO_HUB_TOKEN": "hub_x"}
     message = f"The Hub {url} cannot be reached ("
     assert refused(tmp_path, "run", "tiny-world", "--hub", url, "--push_to_hub", **token).startswith(message)
-    assert f"and {url} does not give it (" in refused(tmp_path, "pull", "a/b", "--hub", url, **token)
+    assert f"and {url} does not deliver it (" in refused(tmp_path, "pull", "a/b", "--hub", url, **token)
     # Nothing is published, but what PPO starts from is neither in the run directory nor in reach.
     done = zoo("ppo", "tiny-world", "--hub", url, "--output_dir", "run", home=tmp_path, cwd=tmp_path, **token)
     assert done.returncode == 2 and len(errors(done.stderr)) == 1
-    assert f"local/tiny-world-sft@best is not in the cache, and {url} does not give it (" in done.stderr
+    assert f"local/tiny-world-sft@best is not in the cache, and {url} does not deliver it (" in done.stderr
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["data"]
 
 

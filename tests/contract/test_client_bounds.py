@@ -165,7 +165,7 @@ def test_an_endless_answer(rogue, monkeypatch: pytest.MonkeyPatch) -> None:
             pass
 
     hub, _ = rogue(answer)
-    with pytest.raises(ZooError, match="does not end"):
+    with pytest.raises(ZooError, match="is too large"):
         model_info(hub)
     assert sum(sent) < 16 * 2**20
 
@@ -176,13 +176,13 @@ DEEP = b'{"id": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
 @pytest.mark.parametrize(
     ("content", "kind", "said"),
     [
-        (b"<html>Please log in</html>", "text/html; charset=utf-8", "is text/html and is no JSON, as a login page"),
-        (b"<html>Please log in</html>", "application/json", "says that it is application/json and is no JSON"),
-        (b"", "application/json", "is no JSON"),
+        (b"<html>Please log in</html>", "text/html; charset=utf-8", "is text/html but is not JSON; it may come"),
+        (b"<html>Please log in</html>", "application/json", "claims to be application/json but is not JSON"),
+        (b"", "application/json", "is not JSON"),
         (DEEP, "application/json", "is JSON that is nested too deep"),
-        (b"[]", "application/json", "it answers what no Hub does"),
-        (b"5", "application/json", "it answers what no Hub does"),
-        (b'{"siblings": 5}', "application/json", "it answers what no Hub does"),
+        (b"[]", "application/json", "its answer is not a Hub's"),
+        (b"5", "application/json", "its answer is not a Hub's"),
+        (b'{"siblings": 5}', "application/json", "its answer is not a Hub's"),
     ],
 )
 def test_an_answer_that_is_none_of_a_hub(rogue, tmp_path, content: bytes, kind: str, said: str) -> None:

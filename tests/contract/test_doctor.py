@@ -181,7 +181,7 @@ FAULTS: dict[str, tuple[Callable[[World], None] | None, dict[str, Any], str, str
     "weights": (None, {"reward_weights": "1,2"}, "reward functions", "reward_weights holds 2 numbers for 1 rewards"),
     "no labels": (
         evaluates(judge=None), {}, "judges",
-        "The judge classifier has no labeled texts to learn from (The data set ",
+        "The judge classifier has no labeled texts (The data set ",
     ),
     "no such judge": (evaluates(judge="clasifier"), {}, "judges", "did you mean 'classifier'?"),
     "few held-out prompts": (

@@ -381,14 +381,14 @@ def test_bf16_where_the_machine_has_it(tmp_path: Path) -> None:
 def test_a_card_says_what_was_not_read_and_what_nobody_told_apart(tmp_path: Path) -> None:
     runs = make_runs(tmp_path / "runs")
     plain = head_and_body(make_card(runs / "ppo"))[1]
-    assert "read the end alone" not in plain and "nowhere apart" not in plain
+    assert "read only the end" not in plain and "All comparisons were ties" not in plain
     run, evaluation = runs / "ppo/run.json", runs / "eval/evaluation.json"
     run.write_text(json.dumps(json.loads(run.read_text()) | {"reward_cut": 1234}))
     found = json.loads(evaluation.read_text())
     found["win_rate"]["ties"], found["judge"]["name"] = 1.0, "same labels"
     evaluation.write_text(json.dumps(found))
     body = head_and_body(make_card(runs / "ppo"))[1]
-    assert "**The reward model read the end alone** of at least 1234 texts of training" in body
-    assert "**All of them were ties: the judge tells the two policies nowhere apart.**" in body
+    assert "**The reward model read only the end** of at least 1234 training texts" in body
+    assert "**All comparisons were ties: the judge cannot tell the two policies apart.**" in body
     assert "It is not the reward that PPO was trained on." in plain
     assert "It is not the reward that PPO was trained on." not in body

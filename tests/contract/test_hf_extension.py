@@ -114,7 +114,9 @@ def test_anothers_extension_of_the_name_is_left_alone(folder, content):
         (folder / "manifest.json").write_text(content)
     before = files(folder)
     for call in (extension.install, extension.uninstall):
-        with pytest.raises(ZooError, match=rf"^{folder} holds another extension of this name: .*`hf extensions remove"):
+        with pytest.raises(
+            ZooError, match=rf"^{folder} holds another extension of this name: run `hf extensions remove"
+        ):
             call()
     assert files(folder) == before and (folder / "venv").is_dir()
 
@@ -147,7 +149,7 @@ def test_what_cannot_be_installed_is_one_sentence(tmp_path, folder, monkeypatch)
     assert (done.returncode, done.stdout, len(errors(done.stderr))) == (2, "", 1)
     assert str(folder) in done.stderr
     monkeypatch.setattr(extension.sysconfig, "get_path", lambda *_: str(tmp_path / "bin"))
-    with pytest.raises(ZooError, match="There is no hf-rlhf-zoo in"):
+    with pytest.raises(ZooError, match="has no hf-rlhf-zoo"):
         extension.install()
 
 

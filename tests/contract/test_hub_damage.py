@@ -373,4 +373,4 @@ def test_the_root_is_its_owners_alone(
     for _ in range(2):
         make_private(tmp_path / "theirs")
     (record,) = caplog.records
-    assert f"may look into {tmp_path / 'theirs'} (mode 0755)" in record.getMessage()
+    assert f"of this machine can read {tmp_path / 'theirs'} (mode 0755)" in record.getMessage()

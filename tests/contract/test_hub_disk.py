@@ -12,7 +12,7 @@ from thread_hub import ThreadHub
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.server import durable, process, storage
-from rlhf_zoo.hub.server.git import Quarantine
+from rlhf_zoo.hub.server.git_writes import Quarantine
 from rlhf_zoo.hub.server.large_files import LargeFiles
 from rlhf_zoo.hub.server.storage import Storage
 from rlhf_zoo.hub.server.xet_store import XetStore, current_epoch
@@ -95,7 +95,7 @@ def test_a_folder_in_the_place_of_a_file_is_no_defect_of_the_hub(here: ThreadHub
     lock.unlink()
     lock.mkdir()
     answer = here.commit(REPO, {"key": "file", "value": {"path": "a", "content": "x"}})
-    assert (answer.status, b"not as it keeps it" in answer.content) == (410, True)
+    assert (answer.status, b"is damaged" in answer.content) == (410, True)
     (here.root / "tokens.json").rename(here.root / "kept")
     (here.root / "tokens.json").mkdir()
     assert here.send("GET", "/api/whoami-v2").status == 410

@@ -89,7 +89,7 @@ def export(here: ThreadHub, there: ThreadHub, monkeypatch: pytest.MonkeyPatch) -
     ) -> Exported:
         monkeypatch.setattr(constants, "ENDPOINT", to)
         with open_source(here.root, source, kind) as found:
-            return export_repository(found, repo, private=private, say=lambda line: None)
+            return export_repository(found, repo, private=private, report=lambda line: None)
 
     return export
 
@@ -166,7 +166,7 @@ def test_interrupted_and_resumed(here, there, export, proxy):
         Fault("refuse", "commit", status=412),
     ):
         proxy.inject(fault)
-        with pytest.raises(ZooError, match=rf"^{TARGET} on {proxy.url} refused the commit .* goes on where this"):
+        with pytest.raises(ZooError, match=rf"^{TARGET} on {proxy.url} refused the commit .* same command again"):
             export(proxy.url)
     proxy.inject(Fault("cut_upload", "lfs_upload", size=10_000), Fault("refuse", "lfs_batch", status=429, seconds=1))
     proxy.inject(Fault("refuse", "create_tag", nth=2), Fault("refuse", "create_tag", nth=4, forwarded=True))
@@ -254,7 +254,7 @@ def test_files_that_do_not_arrive_are_missed(here, export):
     values = [{"path": ".gitignore", "content": "*.log\n"}, {"path": "a.log", "content": "1\n"}]
     answer = here.commit(SOURCE, *({"key": "file", "value": value | {"encoding": "utf-8"}} for value in values))
     assert answer.status == 200
-    with pytest.raises(ZooError, match=rf"has other content than {SOURCE}@{answer.json()['commitOid'][:8]} in a\.log"):
+    with pytest.raises(ZooError, match=rf"differs from {SOURCE}@{answer.json()['commitOid'][:8]} in a\.log"):
         export()
 
 

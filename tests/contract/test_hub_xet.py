@@ -378,7 +378,7 @@ def bad_shards(name: str) -> Iterator[tuple[str, bytes]]:
     yield from ((f"cut at {cut}", good[:cut]) for cut in range(40, len(good), 41))
     yield "huge count", good[:48] + ENTRY.pack(bytes(32), 3 << 30, 0xFFFFFFFF, 0, 0) + good[96:]
     yield "huge count of xorbs", shard(tail=END + ENTRY.pack(bytes(32), 0, 0xFFFFFFFF, 0, 0))
-    yield "no sha256", shard(one_file(name), flags=1 << 31)
+    yield "not a sha256", shard(one_file(name), flags=1 << 31)
     yield "other sha256", shard((digest(b""), [(name, start, end, size)]))
     yield "other length", shard((sha256, [(name, start, end, size + 1)]))
     yield "chunks out of range", shard((sha256, [(name, 0, 9, size)]))

@@ -97,21 +97,24 @@ def test_json_says_the_same(lineage, published):
 def test_what_is_gone_is_said_in_the_tree(lineage):
     printed = lineage("local/y-ppo")
     for said in (
-        "SFT policy: local/x-sft (0000000000)", f"has no revision '{'0' * 40}', but main, step-000009",
-        "reward model: local/gone (1111111111)", "is not there, or this token may not read it",
+        "SFT policy: local/x-sft (0000000000)", f"has no revision '{'0' * 40}'; it has main, step-000009",
+        "reward model: local/gone (1111111111)", "does not exist, or this token may not read it",
         "data set: never published", "base model: local/bare", "no card",
     ):  # fmt: skip
         assert said in printed
     printed = lineage("local/z-ppo")
-    assert "has an rlhf_card.json that is not JSON" in printed and "(at no commit)" not in printed
+    assert "has an rlhf_card.json that is not JSON" in printed and "(no commit)" not in printed
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("local/none", r"^local/none on http.* is not there, or this token may not read it: check the name"),
-        ("local/x-ppo@step-30", "has no revision 'step-30', but main, best, step-000020, step-000040: check the name"),
-        ("a/b/c", r"'a/b/c' is no repository and no folder: write NAMESPACE/NAME or NAMESPACE/NAME@TAG\."),
+        ("local/none", r"^local/none on http.* does not exist, or this token may not read it: check the name"),
+        (
+            "local/x-ppo@step-30",
+            "has no revision 'step-30'; it has main, best, step-000020, step-000040: check the name",
+        ),
+        ("a/b/c", r"'a/b/c' is neither a repository nor a folder: write NAMESPACE/NAME or NAMESPACE/NAME@TAG\."),
         ("local/torn", r"local/torn on .* has an rlhf_card.json that is not JSON: check the name"),
     ],
 )
@@ -122,7 +125,7 @@ def test_a_root_that_cannot_be_had(lineage, name, message):
 
 def test_a_hub_that_does_not_answer(lineage, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{free_port()}")
-    with pytest.raises(ZooError, match=r"^local/x on http://127\.0\.0\.1:.* cannot be had"):
+    with pytest.raises(ZooError, match=r"^local/x on http://127\.0\.0\.1:.* cannot be read"):
         lineage("local/x")
 
 

@@ -110,7 +110,7 @@ def test_a_budget_stops_and_keeps(tmp_path, concurrency):
         said, paid = str(caught.value), len(stub.seen)
         assert 40 <= paid < 40 + concurrency
         assert said.startswith("The budget of 40 would not cover the next request, which may cost up to 0.00")
-        assert re.search(rf"with 4\d spent: raise the budget to go on\. \({paid} of 120 answers are kept in ", said)
+        assert re.search(rf"with 4\d spent: raise the budget to continue\. \({paid} of 120 answers are kept in ", said)
         assert said.endswith(f"{tmp_path}.)")
         assert judge.usage.cost == paid and len(entries(tmp_path)) == paid
         with pytest.raises(BudgetSpent):

@@ -107,8 +107,8 @@ def test_the_revision_that_is_meant(at_module_hub, commits, wanted, named, step)
 def test_json_says_what_came(at_module_hub, commits, tmp_path, pull):
     done = pull(f"{REPO}@best", "--output_dir", "out", "--json")
     document = json.loads(done.stdout)
-    assert list(document) == ["repo", "revision", "commit", "path", "files", "bytes", "mended", "others"]
-    assert document["path"] == str(tmp_path / "out") and (document["mended"], document["others"]) == ([], [])
+    assert list(document) == ["repo", "revision", "commit", "path", "files", "bytes", "refetched", "unrelated"]
+    assert document["path"] == str(tmp_path / "out") and (document["refetched"], document["unrelated"]) == ([], [])
     told = {file["path"]: file for file in document["files"] if file["path"] != ".gitattributes"}
     assert {name: file["sha256"] for name, file in told.items()} == tree(tmp_path / "out")
     assert {name: file["size"] for name, file in told.items()} == {n: len(data) for n, data in content(40).items()}
@@ -124,9 +124,9 @@ def test_json_says_what_came(at_module_hub, commits, tmp_path, pull):
         ([f"{REPO}@22"], "local/toy-ppo has no revision '22', did you mean 'step-000007'?"),
         ([f"{REPO}@zzz"], "local/toy-ppo has no revision 'zzz': it has 7, best, step-000004, step-000007, step-000040"),
         (["local/none@best"], "There is no repository 'local/none'"),
-        (["a/b/c"], "'a/b/c' is no repository: write NAMESPACE/NAME or NAMESPACE/NAME@TAG."),
+        (["a/b/c"], "'a/b/c' is not a repository: write NAMESPACE/NAME[@TAG]."),
         (["local/none", "--list"], "There is no repository 'local/none'"),
-        (["a/b/c", "--list"], "'a/b/c' is no repository: write NAMESPACE/NAME."),
+        (["a/b/c", "--list"], "'a/b/c' is not a repository: write NAMESPACE/NAME."),
         ([f"{REPO}@best", "--list"], f"--list shows all checkpoints: write {REPO} without a revision."),
     ],
 )
@@ -140,11 +140,11 @@ def test_what_cannot_be_had_is_one_sentence_and_leaves_nothing(at_module_hub, co
 def test_a_users_own_files(at_module_hub, commits, tmp_path, pull):
     """None is overwritten; those beside the checkpoint's are named and stay."""
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(ZooError, match=r"^file is a file, so nothing can be fetched into it"):
+    with pytest.raises(ZooError, match=r"^file is a file: pass a folder"):
         pull(REPO, "--output_dir", "file")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.json").write_text("my own")
-    with pytest.raises(ZooError, match=r"config\.json is there already, and .* is of no earlier pull of"):
+    with pytest.raises(ZooError, match=r"config\.json exists, and .* was not written by a pull of"):
         pull(f"{REPO}@4", "--output_dir", "mine")
     assert tree(tmp_path / "mine") == digests({"config.json": b"my own"})
     with pytest.raises(ZooError, match="--list fetches nothing: leave out --output_dir"):
@@ -153,9 +153,8 @@ def test_a_users_own_files(at_module_hub, commits, tmp_path, pull):
     assert pull(f"{REPO}@4", "--output_dir", "out").exit_code == 0
     (tmp_path / "out" / "critic" / "mine.txt").write_text("mine")
     assert pull(f"{REPO}@1000", "--output_dir", "out").stderr.splitlines() == [
-        "Had other content than this revision's, and fetched again: config.json, critic/model.safetensors, "
-        "model.safetensors",
-        "Not of this revision, and left alone: critic/mine.txt",
+        "Differed from this revision and were fetched again: config.json, critic/model.safetensors, model.safetensors",
+        "Not part of this revision and left untouched: critic/mine.txt",
     ]
     assert tree(tmp_path / "out") == digests({**content(1000), "critic/mine.txt": b"mine"})
 
@@ -282,10 +281,10 @@ def test_what_was_damaged_is_found_named_and_mended(wire, commits, tmp_path, pla
     data = file.read_bytes()
     file.write_bytes(data[:-1] + (bytes([data[-1] ^ 1]) if damage == "flipped" else b""))
     wire.sent.clear()
-    assert fetch(f"{REPO}@4", out).mended == [name]
+    assert fetch(f"{REPO}@4", out).refetched == [name]
     assert tree(folder) == digests(content(4))
     assert [(path, span) for path, span, _ in wire.sent] == [(f"/{REPO}/resolve/{commits[4]}/{name}", None)]
-    assert fetch(f"{REPO}@4", out).mended == []
+    assert fetch(f"{REPO}@4", out).refetched == []
 
 
 @pytest.mark.parametrize(("place", "name"), [("cache", "config.json"), ("output_dir", "model.safetensors")])
@@ -301,11 +300,11 @@ def test_a_hub_that_sends_something_else(wire, commits, tmp_path, place, name):
 
     wire.change = lie
     done = fetch(f"{REPO}@4", tmp_path / "once" if place == "output_dir" else None)
-    assert tree(done.path) == digests(content(4)) and (lies, done.mended) == ([0], [])
+    assert tree(done.path) == digests(content(4)) and (lies, done.refetched) == ([0], [])
     shutil.rmtree(tmp_path / "cache", ignore_errors=True)
 
     lies[0] = 99
-    with pytest.raises(ZooError, match=f"^{name} of {REPO} at commit {commits[4]} came twice with other content than"):
+    with pytest.raises(ZooError, match=f"^{name} of {REPO} at commit {commits[4]} arrived twice with another"):
         fetch(f"{REPO}@4", tmp_path / "out" if place == "output_dir" else None)
     assert lies == [97]
     wrong = b"x" * len(content(4)[name])
@@ -326,7 +325,7 @@ def test_without_an_answer_the_cache_serves_if_it_is_whole(thread_hub, pull):
         done = pull(f"{REPO}{wanted}")
         assert done.stdout == f"{folder}\n"
         assert re.fullmatch(r"The Hub does not answer \(.+\): this is the copy in the cache\.\n", done.stderr)
-    with pytest.raises(ZooError, match=rf"^{REPO}@5 is not in the cache, and {thread_hub.url} does not give it \("):
+    with pytest.raises(ZooError, match=rf"^{REPO}@5 is not in the cache, and {thread_hub.url} does not deliver it \("):
         fetch(f"{REPO}@5")
     file = (folder / "config.json").resolve()
     file.write_bytes(b"x" * file.stat().st_size)

@@ -72,7 +72,7 @@ def test_digests_that_are_paths(lie: Any, tmp_path: Path, place: str) -> None:
         {"blob_id": "A" * 40}, {"size": -1}, {"size": None}, {"size": "5"}, {"size": 2**63}, {"size": 10**400},
     ):  # fmt: skip
         lie(**fields)
-        with pytest.raises(ZooError, match=r" says of config.json in .*: check --hub\.$"):
+        with pytest.raises(ZooError, match=r" lists config.json in .*: check --hub\.$"):
             fetch(REPO, output_dir)
         assert everything(tmp_path) == before, fields
 
@@ -80,10 +80,10 @@ def test_digests_that_are_paths(lie: Any, tmp_path: Path, place: str) -> None:
 @pytest.mark.parametrize(
     ("names", "refusal"),
     [
-        (["README.md", "readme.md"], "take for one"),
-        (["a/X.bin", "A/x.bin"], "take for one"),
-        (["caf\u00e9.txt", "cafe\u0301.txt"], "take for one"),
-        (["\u017fft.txt", "sft.txt"], "take for one"),
+        (["README.md", "readme.md"], "are the same on some"),
+        (["a/X.bin", "A/x.bin"], "are the same on some"),
+        (["caf\u00e9.txt", "cafe\u0301.txt"], "are the same on some"),
+        (["\u017fft.txt", "sft.txt"], "are the same on some"),
         (["x", "X/config.json"], "a file 'x' and a folder of that name"),
         (["a", "a/b/c"], "a file 'a' and a folder of that name"),
         ([f"{'d/' * 33}x"], "over 32 folders deep"),
@@ -135,7 +135,7 @@ def test_a_commit_that_is_a_path(lie: Any, tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(HfApi, "model_info", info)
     for output_dir in (None, tmp_path / "out"):
-        with pytest.raises(ZooError, match="names no commit for"):
+        with pytest.raises(ZooError, match="as the commit of"):
             fetch(REPO, output_dir)
     for revision in ("../../../evil", "/etc/evil", "a/../b", "-x", "a\0b"):  # a card may name any
         with pytest.raises(ZooError, match=f"^{REPO} has no revision "):
@@ -156,7 +156,7 @@ def test_an_etag_that_is_a_path(lie: Any, tmp_path: Path, monkeypatch: pytest.Mo
     assert {name: (pulled.path / name).read_text() for name in FILES} == FILES
     assert (pulled.path / "config.json").is_symlink(), "a blob that two revisions share is kept once"
     again = fetch(f"{REPO}@main")
-    assert (again.path, again.mended) == (pulled.path, [])
+    assert (again.path, again.refetched) == (pulled.path, [])
 
 
 def test_links_in_the_destination(lie: Any, tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_links_in_the_destination(lie: Any, tmp_path: Path) -> None:
         out = tmp_path / f"out-{link}"
         out.mkdir()
         (out / link).symlink_to(elsewhere)
-        with pytest.raises(ZooError, match="is a symbolic link, and files would be written to where it leads"):
+        with pytest.raises(ZooError, match="is a symbolic link, which would redirect files"):
             fetch(REPO, out)
         assert list(elsewhere.iterdir()) == [] and {path.name for path in out.iterdir()} == {link}
     # A part under way that is a link, and a link where the file itself belongs: the one is refused, the other replaced.
@@ -190,7 +190,7 @@ def test_links_in_the_destination(lie: Any, tmp_path: Path) -> None:
 def test_a_pull_that_does_not_finish_is_a_download(
     lie: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Any
 ) -> None:
-    out, marks, really = tmp_path / "out", [], pull._fetch_one
+    out, marks, really = tmp_path / "out", [], pull._fetch_file
 
     def fail(file: Any, *args: Any) -> Any:
         marks.append(find_download(out))
@@ -198,12 +198,12 @@ def test_a_pull_that_does_not_finish_is_a_download(
             raise error
         return really(file, *args)
 
-    monkeypatch.setattr(pull, "_fetch_one", fail)
+    monkeypatch.setattr(pull, "_fetch_file", fail)
     with pytest.raises(type(error) if isinstance(error, Exception) else error):
         fetch(REPO, out)
     assert marks and set(marks) == {out / DOWNLOADED} == {find_download(out)}
-    monkeypatch.setattr(pull, "_fetch_one", really)
-    assert fetch(REPO, out).others == [], "the same command goes on"
+    monkeypatch.setattr(pull, "_fetch_file", really)
+    assert fetch(REPO, out).unrelated == [], "the same command goes on"
 
 
 @pytest.mark.parametrize("there", ["an equal file", "a part", "another file", "a pull of another repository"])
@@ -222,7 +222,7 @@ def test_a_folder_of_the_users_is_not_pulled_into(lie: Any, tmp_path: Path, ther
     else:
         Folder("x/y", "a" * 40, tmp_path / "mine").begin([])
     before = everything(tmp_path)
-    with pytest.raises(ZooError, match=r"(is of no earlier pull of|holds a pull of 'x/y', not of) local/toy-ppo"):
+    with pytest.raises(ZooError, match=r"(was not written by a pull of|holds a pull of 'x/y', not of) local/toy-ppo"):
         fetch(REPO, tmp_path / "mine")
     assert everything(tmp_path) == before
 
@@ -231,9 +231,9 @@ def test_a_folder_of_the_clients_is_taken_up_by_one_of_its_files(lie: Any, tmp_p
     out = tmp_path / "out"
     (out / DOWNLOADED).mkdir(parents=True)
     (out / "config.json").write_text("another revision's")
-    with pytest.raises(ZooError, match="is of no earlier pull of"):
+    with pytest.raises(ZooError, match="was not written by a pull of"):
         fetch(REPO, out)
     (out / "critic").mkdir()
     (out / "critic" / "config.json").write_text(FILES["critic/config.json"])
-    assert fetch(REPO, out).mended == ["config.json"]
+    assert fetch(REPO, out).refetched == ["config.json"]
     assert (out / PULLED).read_text() == f"{REPO}\n"

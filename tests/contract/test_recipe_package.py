@@ -72,7 +72,7 @@ def test_it_trains_and_its_package_stands_in_the_record_and_on_the_card(installe
         folder = tmp_path / "kept" / "run" / stage
         assert json.loads((folder / "run.json").read_text())["package"] == known
         assert json.loads((folder / "rlhf_card.json").read_text())["package"] == known
-        assert "is one of the package `zoo-recipe-example` 0.1.0" in (folder / "README.md").read_text()
+        assert "comes from the package `zoo-recipe-example` 0.1.0" in (folder / "README.md").read_text()
 
 
 def test_what_a_package_has_wrong_breaks_no_other(

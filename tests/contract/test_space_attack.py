@@ -57,7 +57,7 @@ def test_no_empty_space_is_left(
             go()
     with monkeypatch.context() as patch:
         patch.setattr(HfApi, "create_commit", refuse("create_commit", 403))
-        with pytest.raises(ZooError, match=f"The Space {SPACE} cannot be written to on "):
+        with pytest.raises(ZooError, match=f"Cannot write to the Space {SPACE} on "):
             go()
         assert there(thread_hub) == []
     with monkeypatch.context() as patch:  # the account may have no Gradio Space: a static page, which fails here
@@ -77,16 +77,16 @@ def test_no_empty_space_is_left(
     with monkeypatch.context() as patch:
         is_votes = lambda *_, **kw: kw["repo_type"] == "dataset"  # noqa: E731
         patch.setattr(HfApi, "create_repo", refuse("create_repo", 403, is_votes))
-        with pytest.raises(ZooError, match=f"The data set {VOTES} cannot be made on "):
+        with pytest.raises(ZooError, match=f"Cannot create the data set {VOTES} on "):
             go()
         assert there(thread_hub) == []
     assert not caplog.records
     with monkeypatch.context() as patch:  # nor can it be deleted again: that is said
         patch.setattr(HfApi, "create_commit", refuse("create_commit", 403))
         patch.setattr(HfApi, "delete_repo", refuse("delete_repo", 403))
-        with pytest.raises(ZooError, match="cannot be written to"):
+        with pytest.raises(ZooError, match="Cannot write to"):
             go()
-    assert [record.getMessage().partition(" was made and is empty")[0] for record in caplog.records] == [SPACE, VOTES]
+    assert [record.getMessage().partition(" was created, is empty")[0] for record in caplog.records] == [SPACE, VOTES]
     done = go()  # goes on with what is there
     assert (done.created, done.changed) == (False, True)
     assert there(thread_hub) == [SPACE, VOTES]
@@ -97,7 +97,7 @@ def test_a_space_that_was_there_stays(
 ) -> None:
     assert go().created
     monkeypatch.setattr(HfApi, "create_commit", refuse("create_commit", 403))
-    with pytest.raises(ZooError, match="cannot be written to"):
+    with pytest.raises(ZooError, match="Cannot write to"):
         go()
     assert there(thread_hub) == [SPACE, VOTES]
     assert "compare.json" in thread_hub.api().list_repo_files(SPACE, repo_type="space")

@@ -193,7 +193,7 @@ def test_runs_are_found(running: RunningHub, deploy: Deploy, ablation: list[str]
     largest, hidden, none = ablation
     run = deploy("local/toy-ppo")
     assert run.returncode == 0
-    assert errors(run.stderr) == [f"Left out because local/toy-ppo is public and they are not: {hidden}."]
+    assert errors(run.stderr) == [f"Not shown, because they are private and local/toy-ppo is public: {hidden}."]
     file, head, readme = shown(running, tmp_path / "space")
     assert file["runs"] == [largest, none] and file["votes"] is None
     assert head["models"] == ["local/toy-ppo", "local/toy-sft", "local/toy-reward", largest, none]
@@ -244,7 +244,7 @@ def test_a_space_that_is_not_ours(running: RunningHub, deploy: Deploy) -> None:
     for name, content in (("app.py", b"print(1)"), ("compare.json", b'{"schema": 1}')):
         api.upload_file(path_or_fileobj=content, path_in_repo=name, repo_id=SPACE, repo_type="space")
         before = commits(running)
-        message = f"The Space {SPACE} holds something else than our comparison: give another name with --repo."
+        message = f"The Space {SPACE} exists and is not a comparison page: choose another name with --repo."
         assert refused(deploy("local/toy-ppo")) == f"Error: {message}"
         assert commits(running) == before
 
@@ -259,12 +259,12 @@ def test_goes_on_where_it_was_cut_off(running: RunningHub, deploy: Deploy) -> No
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("local/none", "is not there, or this token may not read it: check the name, --hub and the token."),
+        ("local/none", "does not exist, or this token may not read it: check the name, --hub and the token."),
         ("local/toy-ppo --sft local/none", "local/none on"),
-        ("local/toy-ppo --reward local/toy-ppo", "of the stage ppo, and --reward takes a reward model"),
+        ("local/toy-ppo --reward local/toy-ppo", "of the stage ppo; --reward takes a reward model"),
         ("local/toy-ppo --repo compare", "--repo is 'compare', which no Hub accepts: write NAMESPACE/NAME."),
-        ("local/toy-ppo --votes votes", "'votes' is no place for votes on a Hub: give NAMESPACE/NAME."),
-        ("/", "/ is a folder of this machine, and a Space shows what is published: give NAMESPACE/NAME."),
+        ("local/toy-ppo --votes votes", "'votes' is not a repository for votes: use NAMESPACE/NAME."),
+        ("/", "/ is a local folder, and a Space shows published models: pass NAMESPACE/NAME."),
     ],
 )
 def test_mistakes(deploy: Deploy, running: RunningHub, arguments: str, message: str) -> None:
@@ -276,7 +276,7 @@ def test_a_model_with_code_of_its_own(deploy: Deploy, running: RunningHub) -> No
     code = json.dumps({"model_type": "strange", "auto_map": {"AutoModelForCausalLM": "modeling_strange.Strange"}})
     running.push("local/strange", {"config.json": code})
     said = refused(deploy("local/toy-ppo", "--sft", "local/strange"))
-    assert "The model local/strange@" in said and "needs program code of its own, and a Space has no flag" in said
+    assert "The model local/strange@" in said and "needs custom code, and a Space has no way" in said
     assert "`rlhf-zoo compare NAME --trust_remote_code`" in said
     assert list(running.api().list_spaces(author="local")) == []
 
@@ -285,11 +285,11 @@ def test_no_right_to_write(running: RunningHub, deploy: Deploy) -> None:
     from rlhf_zoo.hub.server import create_token
 
     said = refused(deploy("local/toy-ppo", HF_TOKEN=create_token(running.root, "read")))
-    assert "may only read: publishing needs one with the role write." in said
+    assert "may only read: publish with a token of the role write." in said
     with FaultProxy(running.url) as proxy:
         proxy.inject(Fault("refuse", "create_repo", status=403))
         said = refused(deploy("local/toy-ppo", HF_ENDPOINT=proxy.url))
-    assert f"The Space {SPACE} cannot be made on {proxy.url} (" in said
+    assert f"Cannot create the Space {SPACE} on {proxy.url} (" in said
     assert said.endswith("): check that the token may write there.")
     assert list(running.api().list_spaces(author="local")) == []
 
@@ -301,11 +301,13 @@ def test_private_models(running: RunningHub, deploy: Deploy) -> None:
         done(deploy("local/toy-ppo"))
         assert api.space_info(SPACE).private is True
         said = refused(deploy("local/toy-ppo", "--public"))
-        assert f"The Space {SPACE} is private, which --public does not change" in said
+        assert f"The Space {SPACE} is private, which --public cannot change" in said
         done(deploy("local/toy-ppo", "--public", "--repo", "local/open"))
         assert api.space_info("local/open").private is False
         said = refused(deploy("local/toy-ppo", "--repo", "local/open"))
-        assert "local/toy-reward is private and the Space local/open is not: --public shows it to everybody." in said
+        assert (
+            "local/toy-reward is private but the Space local/open is public: pass --public to show it to all." in said
+        )
     finally:
         api.update_repo_settings("local/toy-reward", private=False)
     done(deploy("local/toy-ppo", "--private", "--repo", "local/hidden"))

@@ -219,9 +219,9 @@ def test_a_card_of_the_users_own_is_kept_and_completed(thread_hub, tmp_path):
     ("card", "said"),
     [
         ("---\nconfigs:\n- config_name: default\n  data_files: mine.csv\n---\n", "holds another data set"),
-        ("---\nconfigs: [1]\n---\n", "configs that are no list of mappings"),
-        ("---\n- a\n---\n", "does not begin with a mapping in YAML"),
-        ("---\n: [\n---\n", "begins with bad YAML"),
+        ("---\nconfigs: [1]\n---\n", "configs that are not a list of mappings"),
+        ("---\n- a\n---\n", "does not begin with a YAML mapping"),
+        ("---\n: [\n---\n", "begins with invalid YAML"),
     ],
 )
 def test_another_data_set_is_left_alone(thread_hub, card, said):

@@ -131,7 +131,7 @@ def test_the_readme(at_module_hub, heads, run, tmp_path):
     path = tmp_path / "recipes" / "README.md"
     text = path.read_text()
     made = f"rlhf-zoo zoo --hub {at_module_hub.url} --namespace local --stage ppo --sort win_rate --readme"
-    assert f"Made by `{made}` from what `local` had published.\n" in text
+    assert f"Made by `{made}` from the models that `local` had published.\n" in text
     rows = [line for line in text.splitlines() if line.startswith("| local/")]
     assert rows[0] == (
         f"| local/toy-ppo @ {heads['local/toy-ppo']} | toy | ppo | local/toy-sft | 2.500 [0.250, 0.750], n=540 | "
@@ -163,13 +163,13 @@ def test_the_embedded_hub_is_listed_without_a_namespace(tmp_path):
 def test_mistakes(at_module_hub, heads, run, monkeypatch, tmp_path):
     for arguments, message in (
         ("--namespace a/b", "--namespace is 'a/b', which no Hub accepts"),
-        ("--readme", "There is no folder recipes for README.md: name the file, as --readme FILE."),
+        ("--readme", "There is no folder recipes for README.md: pass a file as --readme FILE."),
     ):
         with pytest.raises(ZooError, match=message):
             run(at_module_hub, *arguments.split())
     assert list(tmp_path.rglob("*.md")) == []
     monkeypatch.setenv("HF_TOKEN", "")
-    with pytest.raises(ZooError, match=r"give --namespace, or a token\.$"):
+    with pytest.raises(ZooError, match=r"pass --namespace, or set a token\.$"):
         run(at_module_hub)
     assert "toy-ppo" in run(at_module_hub, "--namespace", "local").stdout, "a public zoo needs none"
 
@@ -235,11 +235,11 @@ def test_what_is_missing_is_added_in_order_and_the_rest_stays(recipe):
 
 
 def test_refusals_are_one_sentence(recipe, monkeypatch):
-    with pytest.raises(ZooError, match=r"^The Collection .*local/toy-none"):
+    with pytest.raises(ZooError, match=r"^Cannot create the Collection .*local/toy-none"):
         collect("toy", "local", {"local/toy-none": "none"}, None)
     monkeypatch.setenv("HF_TOKEN", create_token(recipe.root, "read"))
     with pytest.raises(
-        ZooError, match=r"^The Collection 'other: SFT, RM, PPO' of local cannot be made on .* it out\.$"
+        ZooError, match=r"^Cannot create the Collection 'other: SFT, RM, PPO' of local on .* may write Collections\.$"
     ):
         collect("other", "local", REPOS, None)
     assert len(list(recipe.api().list_collections(owner="local"))) <= 1

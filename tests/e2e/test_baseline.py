@@ -238,7 +238,7 @@ def test_ppos_card_has_the_baselines_of_its_own_evaluation(folder: Path, compare
     frontier = compare("--method", "best-of-n", "--pool", "2")
     compare("--method", "sft", "--seeds", "1")
     card = html.unescape((ppo / "README.md").read_text())
-    rows = card.partition("### Beside simpler methods\n\n")[2].partition("\n\n")[0].splitlines()
+    rows = card.partition("### Comparison with simpler methods\n\n")[2].partition("\n\n")[0].splitlines()
     names = ["policy", "---", "SFT", "**PPO**", "best-of-n, n = 1", "best-of-n, n = 2", "sft, twice as long"]
     assert [row.split("|")[1].strip() for row in rows] == names
     assert (
@@ -254,7 +254,10 @@ def test_ppos_card_has_the_baselines_of_its_own_evaluation(folder: Path, compare
     assert known["ppo"] == frontier["ppo"] and list(known["methods"]) == ["best-of-n", "sft"]
     record = StageRecord(folder / "run/eval")
     record.write(fingerprint="another")
-    assert "Beside simpler methods" not in make_card(ppo).read_text() and not (ppo / "plots/baselines.png").exists()
+    assert (
+        "Comparison with simpler methods" not in make_card(ppo).read_text()
+        and not (ppo / "plots/baselines.png").exists()
+    )
 
 
 def test_a_reward_that_likes_nothing_leaves_nothing_to_learn_from(finished: Path, folder: Path) -> None:

@@ -81,7 +81,7 @@ def test_a_card_in_a_browser(browser: Any, cards: dict[str, Path], name: str, tm
 
     assert browser.execute_script(OVERFLOW) <= 0, "the page scrolls sideways"
     headings = browser.execute_script("return [...document.querySelectorAll('h1, h2')].map(one => one.innerText)")
-    wanted = ["Results", "Lineage", "Checkpoints", "Samples", "Limits", "How it was made"]
+    wanted = ["Results", "Lineage", "Checkpoints", "Samples", "Limits", "How to reproduce it"]
     assert [one for one in headings if one in wanted] == wanted and len(headings) == len(set(headings))
     assert not [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
 

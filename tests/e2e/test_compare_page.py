@@ -131,7 +131,7 @@ def test_several_completions_top_p_and_seed(client: PageClient, page: Page) -> N
     changes = {"n": 3, "seed": 7, "temperature": 1.2}
     html = client.fire("compare", prompt="the screen", tokens=20, **{"top-p": 0.8}, **changes).values["pairs"]
     assert sides(html) == couples(page.at("the screen", top_p=0.8, max_new_tokens=20, **changes))
-    assert "Means over 3 completions" in html and "Drawn with top-p 0.8" in html
+    assert "Means over 3 completions" in html and "Sampled with top-p 0.8" in html
 
 
 def test_a_stream_is_stopped(client: PageClient) -> None:
@@ -155,7 +155,7 @@ def test_a_prompt_by_chance_is_compared(client: PageClient, page: Page) -> None:
         ({"prompt": "the \ud800 camera"}, "lone surrogate"),
         ({"prompt": ["the camera"]}, "give a text"),
         ({"seed": "x"}, "The seed is"),
-        ({"n": 9}, "number of completions is 9: one request may ask for 8"),
+        ({"n": 9}, "number of completions is 9; the limit is 8"),
     ],
 )
 def test_what_cannot_be_compared_is_a_message(client: PageClient, values: dict, message: str) -> None:
@@ -194,7 +194,7 @@ def test_the_endpoints(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = client.predict("the screen", [40, 10], seed=3, temperature=0.9, max_new_tokens=8, api_name="/over_training")
     assert [row["point"]["step"] for row in rows] == [40, 10] and not any(row["problem"] for row in rows)
     expected = page.at("the screen", seed=3, max_new_tokens=8)
-    assert rows[0]["found"]["ppo"][0]["completion"] == expected.ppo[0].completion
+    assert rows[0]["snapshot"]["ppo"][0]["completion"] == expected.ppo[0].completion
 
     with pytest.raises(AppError, match="The prompt is empty"):
         client.predict(" ", api_name="/compare")
@@ -282,7 +282,7 @@ def test_the_card_of_each_checkpoint(client: PageClient) -> None:
     other = client.fire("card-of", "input", **{"card-of": f"{PPO}@step-20 (recommended)"}).values["card"]
     assert "at step 20" in other and other.count("<img") == 1 and 'src="data:image/png;base64,' in other
     event = client.fire("card-of", "input", **{"card-of": "../../etc/passwd"})
-    assert "choose one of the list" in event.values["card"]
+    assert "choose one from the list" in event.values["card"]
 
 
 # What only a browser shows: keys, focus, colors, and layouts

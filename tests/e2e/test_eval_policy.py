@@ -117,7 +117,7 @@ def test_every_kind_of_judge(place: Place) -> None:
     assert math.isfinite(spent) and spent > 1
     # The votes that `cast` writes are on other commits.
     assert found["votes"][VOTES]["win_rate"] is None
-    assert found["votes"][VOTES]["problem"] == f"None of the 9 votes of {VOTES} is on these two policies."
+    assert found["votes"][VOTES]["problem"] == f"None of the 9 votes in {VOTES} compares these two policies."
 
 
 def test_figures_go_into_the_card(place: Place) -> None:
@@ -138,7 +138,7 @@ def test_figures_go_into_the_card(place: Place) -> None:
     assert "win rate, by classifier" in done.stdout and "control: against itself, other seed" in done.stdout
     card = file("README.md")
     assert card.startswith(before.rstrip()) and card.count("## Evaluation against") == 1
-    assert "| **win rate**, by classifier |" in card and "It prefers the better of" in card
+    assert "| **win rate**, by classifier |" in card and "labeled pairs correctly" in card
     files = api.list_repo_files(PPO)
     kept = {Path(name).name: name for name in files if name.startswith("evaluations/")}
     assert set(kept) == {"evaluation.json", "samples.jsonl", "win_rates.png"} and "model.safetensors" in files

@@ -52,7 +52,7 @@ def test_the_whole_recipe_on_a_local_folder(real_data, tmp_path):
     data = json.loads((run / "data" / "run.json").read_text())["repo"]
     assert data["id"] == "local/product-remarks" and len(data["commit"]) == 40
     card = (run / "ppo" / "README.md").read_text()
-    assert "Same labels:" in card and "pairs of the policies' own outputs, which others put in order" in card
+    assert "Same labels:" in card and "labeled pairs of the policies' own outputs" in card
     assert "simulated world" not in card.lower() and "license: cc-by-4.0" in card
     seen = {row["text"] for row in rows(run / "data/lines/train.jsonl")}
     assert not seen & {row["text"].lower() for row in rows(run / "data/judge/train.jsonl")}

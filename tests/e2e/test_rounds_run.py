@@ -36,7 +36,7 @@ def test_a_second_round_names_the_first(base: Run, tmp_path: Path) -> None:
     assert card["round"]["number"] == 2 and card["repo"] == "local/tiny-world-round-2-ppo"
     for stage in ("reward", "ppo"):
         text = (run.path / "round-2" / stage / "README.md").read_text()
-        assert "| base model | none: it began with random weights |" in text
+        assert "| base model | none: random initial weights |" in text
         assert "**Round 2.**" in text and f"`local/tiny-world-ppo` at `{policy['commit']}`" in text
 
     tree = run.zoo("lineage", "local/tiny-world-round-2-ppo@best", "--hub", "local")
@@ -68,7 +68,7 @@ def test_a_second_round_names_the_first(base: Run, tmp_path: Path) -> None:
         (["--rounds", "2", "--labels", "reward:local/nobody"], "The judge reward:local/nobody is not on"),
         (
             ["--rounds", "2", "--labels", "votes:nobody"],
-            "'nobody' is no place for votes on a Hub: give NAMESPACE/NAME.",
+            "'nobody' is not a repository for votes: use NAMESPACE/NAME.",
         ),
     ],
 )

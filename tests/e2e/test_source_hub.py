@@ -123,7 +123,7 @@ def test_what_is_asked_of_whom(hubs: tuple[ThreadHub, ThreadHub], tmp_path: Path
         with pytest.raises(ZooError, match=message):
             resolve(name, both)
     silent = replace(both, source=replace(source, endpoint="http://127.0.0.1:9"))
-    with pytest.raises(ZooError, match=rf"maker/none is not on {first.url}, .*http://127.0.0.1:9 does not give it"):
+    with pytest.raises(ZooError, match=rf"maker/none is not on {first.url}, .*http://127.0.0.1:9 does not deliver it"):
         resolve("maker/none", silent)
     offline = replace(both, source=replace(source, offline=True))
     for hub in (silent, offline):
@@ -198,4 +198,4 @@ def test_an_adapter_here_and_its_base_there(hubs: tuple[ThreadHub, ThreadHub], t
         ids = tokenizer("how is item 3", return_tensors="pt")["input_ids"]
         with torch.no_grad():
             assert torch.allclose(load_causal(found.path)(ids).logits, policy(ids).logits, atol=1e-5)
-    assert resolve("local/lora", both, but=()).path.joinpath("adapter_config.json").read_text() == json.dumps(config)
+    assert resolve("local/lora", both, ignore=()).path.joinpath("adapter_config.json").read_text() == json.dumps(config)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.evaluation.judges.named import answers, as_answers
+from rlhf_zoo.evaluation.judges.panel import answers, as_answers
 from rlhf_zoo.evaluation.judges.rule import RuleJudge
 from rlhf_zoo.evaluation.pass_at_k import Answers
 from rlhf_zoo.rewards.verifiable import ExactMatch, NumericMatch
@@ -19,7 +19,7 @@ def test_pass_at_k_is_that_of_all_choices_of_k_answers() -> None:
     for k in (1, 2, 5):
         wanted = [np.mean([max(one) for one in itertools.combinations(row, k)]) for row in RIGHT]
         assert found.passed(k) == pytest.approx(wanted)
-    with pytest.raises(ValueError, match="pass@6 needs 6 answers a prompt"):
+    with pytest.raises(ValueError, match="pass@6 needs 6 answers per prompt"):
         found.passed(6)
     told = found.to_json()
     assert told.keys() == {"accuracy", "pass_at"} and list(told["pass_at"]) == ["1", "2", "4", "5"]
@@ -35,7 +35,7 @@ def test_the_answer_that_most_give_is_right_or_not() -> None:
     assert found.voted().tolist() == [0, 0, 0.5, 0]
     assert list(found.of_all()) == ["majority of 5", "pass@5"]
     assert found.to_json()["majority_at"]["5"]["value"] == 0.125
-    with pytest.raises(ValueError, match="needs to know what each answer was read as"):
+    with pytest.raises(ValueError, match="needs the reading of each answer"):
         Answers(right).voted()
     assert Answers(right[:, :1]).of_all() == {} and list(Answers(right).of_all()) == ["pass@5"]
 
@@ -47,7 +47,7 @@ def broken(completions: list[str], **_: object) -> list[float]:
 def test_a_rule_that_cannot_be_read_is_named_at_once() -> None:
     broken.read = lambda text: [text]  # type: ignore[attr-defined]
     with pytest.raises(
-        ZooError, match=r"`read` of the rule .*broken.* fails \(unhashable type: 'list'\): let it return"
+        ZooError, match=r"`read` of the rule .*broken.* fails \(unhashable type: 'list'\): it must return"
     ):
         RuleJudge("test_answer_metrics:broken", broken)
 
@@ -64,8 +64,10 @@ def test_rules_are_put_to_the_vote_by_what_they_read(
 ) -> None:
     wanted = {"answer": ["4" if isinstance(rule, NumericMatch) else "a b"] * 4}
     found = answers(RuleJudge("rule", rule), ["?"] * 4, texts, wanted, samples=2)
-    assert found["strict"].said == [strict[:2], strict[2:]]
-    assert found["lenient"].said == (lenient and [lenient[:2], lenient[2:]])
+    assert found["strict"].readings == [strict[:2], strict[2:]]
+    assert found["lenient"].readings == (lenient and [lenient[:2], lenient[2:]])
     own = as_answers(RuleJudge("rule", rule), ["?"] * 4, texts, wanted, samples=2)
-    assert own.said == found["strict" if lenient is None else "lenient"].said, "a number without a marker is any number"
+    assert own.readings == found["strict" if lenient is None else "lenient"].readings, (
+        "a number without a marker is any number"
+    )
     assert found["strict"].right.tolist() == [[1, 1], [0, 0]] and found["strict"].voted().tolist() == [1, 0]

@@ -50,8 +50,8 @@ def test_golden_front_matter(runs):
     readme = make_card(runs / "ppo")
     head, _ = head_and_body(readme)
     measured = {
-        "reward": (1.5, "reward (the proxy that PPO maximises)"), "kl": (1.52, "KL to SFT, nats per completion"),
-        "length": (1.53, "length, tokens"), "judge": (1.51, "judge"), "eos_rate": (1.54, "ended by EOS, share"),
+        "reward": (1.5, "reward (the proxy that PPO maximizes)"), "kl": (1.52, "KL to SFT, nats per completion"),
+        "length": (1.53, "length, tokens"), "judge": (1.51, "judge"), "eos_rate": (1.54, "ended with EOS, share"),
         "distinct_2": (1.55, "distinct-2"), "repetition": (1.56, "repetition"), "win_rate": (0.9, "win rate over SFT"),
     }  # fmt: skip
     metrics = [{"type": kind, "value": value, "name": name} for kind, (value, name) in measured.items()]
@@ -109,13 +109,13 @@ def test_judges_of_every_kind_on_the_card(runs):
     _, body = head_and_body(make_card(runs / "ppo"))
     assert "It is not the reward that PPO was trained on." in body
     assert cells(body, "win rate by llm:m")[2] == "0.500 [0.400, 0.600]" and "second judge llm:m |" not in body
-    assert "Asked in both orders, which agreed in 0.500 [0.400, 0.600] of the pairs. Cost: 0.25." in body
+    assert "It judges pairs in both orders; 0.500 [0.400, 0.600] of the pairs agreed. Cost: 0.25." in body
     assert cells(body, "second judge reward:&#60;b&#62;")[1] == "0.500 [0.400, 0.600]"
     assert "Another. **The judge contradicts the labels.**" in body
-    assert "It prefers the better of 0.900 [0.800, 1.000] of 50 labeled pairs." in body
-    assert "Of 50 pairs of the policies' own outputs, which others put in order, it prefers the better of 0.900" in body
-    assert "It is not independent of the reward model: it errs where that errs" in body
-    assert "A third. **Same labels:** it learned from the labels that the reward model learned from" in body
+    assert "It orders 0.900 [0.800, 1.000] of 50 labeled pairs correctly." in body
+    assert "Of 50 labeled pairs of the policies' own outputs, it orders 0.900" in body
+    assert "It is not independent of the reward model: it shares its errors" in body
+    assert "A third. **Same labels:** it was trained on the reward model's labels and shares" in body
     assert cells(body, "win rate by votes:u/v")[2] == "not measured" and "Votes. u/v holds no votes." in body
     assert cells(body, "reward and judge prefer the same")[2] == "0.500 [0.400, 0.600]"
     assert cells(body, "rank correlation of reward and judge")[1:3] == ["0.500 [0.400, 0.600]", "not measured"]
@@ -129,8 +129,8 @@ def test_a_gain_that_only_the_strict_reading_sees_is_one_of_form(lenient, form):
     apart = {"strict": {"value": 0.2, "ci95": [0.1, 0.3]}, "lenient": {"value": 0.02, "ci95": list(lenient)}}
     answers = {reading: {"difference": one} for reading, one in apart.items()}
     said = str(judge_notes({"checks_answers": True, "answers": answers}))
-    assert "Read strictly the policy gains 0.200 [0.100, 0.300], and leniently 0.020" in said
-    assert ("**Only the strict reading sees a gain" in said) is form
+    assert "By the strict reading the policy gains 0.200 [0.100, 0.300], by the lenient one 0.020" in said
+    assert ("**Only the strict reading shows a gain" in said) is form
 
 
 def test_ppo_card(runs, plotted):
@@ -149,7 +149,7 @@ def test_ppo_card(runs, plotted):
     assert "The reference π_ref is the SFT policy `local/tiny-world-sft`" in body
     assert "It was trained on the `train` split, configuration `prompts`, of `local/tiny-world`." in body
     assert "β is fixed at 0.100." in body and "temperature 1.0" in body
-    assert "A simulated world" in body
+    assert "Simulated data" in body
     assert cells(body, "reward model |")[1:] == ["`local/tiny-world-reward`", f"`{COMMITS['reward']}`"]
     assert cells(body, "this model, step 40")[2] == f"`{COMMITS['40']}`"
     assert "![Reward and KL against the step](plots/reward_kl.png)" in body
@@ -278,7 +278,7 @@ def test_reward_card_on_choices_ties_and_hard_pairs(runs):
     report = {"accuracy": 0.875, "n": 800, "ci95": [0.85, 0.9]}
     body = head_and_body(make_card(stage.path))[1]
     assert cells(body, "**best of 4**")[1] == cells(body, "**ties**")[1] == "not measured"
-    assert "best of 4; ties; " in body and "by the utility itself" not in body
+    assert "best of 4; ties; " in body and "by the true utility" not in body
     best = {"candidates": 4, "chance": 0.25, **given, "borrowed": 0.125, "gold": {**given, "value": 0.625}}
     quarter = {"low": 0.0, "high": 0.25, **given, "gold": 0.875}
     hard = {"by_overlap": [quarter], "by_strength": None, "same_length": {**given, "gold": 1.0}, "chosen_longer": None}
@@ -286,18 +286,18 @@ def test_reward_card_on_choices_ties_and_hard_pairs(runs):
     stage.write(reward_model={**report, "best_of_n": best, "ties": tie, "hard": hard})
     body = head_and_body(make_card(stage.path))[1]
     row = cells(body, "**best of 4**")
-    assert row[0].endswith("(by chance: 0.250); the utility that drew the labels: 0.625") and row[1:3] == [
+    assert row[0].endswith("(by chance: 0.250); by the utility behind the labels: 0.625") and row[1:3] == [
         "0.500 [0.250, 0.750]", "8",
     ]  # fmt: skip
-    assert "for one like it (0.125 of the wrong candidates); the labels say" in body
+    assert "for a similar one (0.125 of the wrong candidates)" in body
     assert cells(body, "**ties**")[:3] == [
-        "**ties**: distance of the two scores; of other pairs 2.000 [0.250, 0.750]", "0.500 [0.250, 0.750]", "3",
+        "**ties**: difference of the two scores; for other pairs 2.000 [0.250, 0.750]", "0.500 [0.250, 0.750]", "3",
     ]  # fmt: skip
-    table = body.split("| ordered rightly, of pairs that are no ties |")[1].split("\n\n")[0].splitlines()
+    table = body.split("| pairs that are not ties, ordered correctly |")[1].split("\n\n")[0].splitlines()
     assert table == [
-        " by the utility itself | by this model | n |", "|---|---|---|---|",
+        " by the true utility | by this model | n |", "|---|---|---|---|",
         "| words in common: 0.000 to 0.250 | 0.875 | 0.500 [0.250, 0.750] | 8 |",
-        "| lengths within a tenth of each other | 1.000 | 0.500 [0.250, 0.750] | 8 |",
+        "| lengths within 10% of each other | 1.000 | 0.500 [0.250, 0.750] | 8 |",
     ]  # fmt: skip
 
 
@@ -340,7 +340,7 @@ def test_an_adapter_is_loaded_on_its_base(runs, hub):
     head, body = head_and_body(make_card(runs / "ppo"))
     assert head["library_name"] == "peft" and head["base_model_relation"] == "adapter"
     assert head["base_model"] == "local/tiny-world-sft"
-    assert "Its weights are a LoRA adapter: they need `local/tiny-world-sft` under them." in body
+    assert "Its weights are a LoRA adapter for `local/tiny-world-sft`." in body
     code = re.search(r"```python\n(.*?)```", body, re.DOTALL)[1]
     if hub == "local":
         fetch = f"rlhf-zoo pull local/tiny-world-sft@{COMMITS['sft']} --hub local --output_dir tiny-world-sft\n"
@@ -363,7 +363,7 @@ def test_a_merged_adapter_is_a_whole_model(runs, hub):
         (folder / "adapter_config.json").write_text("{}")
     pull = f"rlhf-zoo pull local/tiny-world-ppo@merged --hub {hub}"
     _, body = head_and_body(make_card(runs / "ppo"))
-    assert f"The branch `merged` has it merged into that model: `{pull}`" in body
+    assert f"The branch `merged` has the adapter merged into that model: `{pull}`" in body
     _, body = head_and_body(make_card(runs / "ppo", step=20))
     assert pull not in body
     readme = make_card(runs / "ppo", merged=True)
@@ -385,7 +385,7 @@ def test_an_unpublished_run_prints_no_command_that_needs_a_hub(runs):
         record.write(repo=None, parents=parents, dataset=data, command="rlhf-zoo run tiny-world --seed 3")
         head, body = head_and_body(make_card(runs / stage))
         assert "base_model" not in head and "datasets" not in head
-        assert "rlhf-zoo pull" not in body and "```python" not in body and "reproduce" not in body
+        assert "rlhf-zoo pull" not in body and "```python" not in body and "rlhf-zoo reproduce" not in body
         assert cells(body, "data set")[1:] == ["not published", "not published"]
         assert cells(body, "this model")[1:] == ["not published", "not published"]
         assert re.findall(r"```sh\n(.*?)```", body, re.DOTALL) == ["rlhf-zoo run tiny-world --seed 3\n"]
@@ -402,7 +402,7 @@ def test_an_unpublished_run_prints_no_command_that_needs_a_hub(runs):
 
 def test_the_line_goes_back_to_the_base_model(runs):
     _, body = head_and_body(make_card(runs / "ppo"))
-    assert cells(body, "base model")[1] == "none: it began with random weights"
+    assert cells(body, "base model")[1] == "none: random initial weights"
     sft = StageRecord(runs / "sft")
     sft.write(resolved={"model_name_or_path": "acme/base-1b", "model_revision": "f" * 40})
     for stage in ("sft", "reward", "ppo"):

@@ -23,7 +23,7 @@ def test_the_rule_that_chose_is_named(runs):
     record = StageRecord(runs / "ppo")
     record.write(chosen={"step": 40, "rule": "last", "metric": None, "value": None})
     _, body = head_and_body(make_card(runs / "ppo"))
-    assert "rule is `last`: step **40** is the last checkpoint, and no metric chose it." in body
+    assert "rule is `last`: step **40** is the last checkpoint; no metric was used." in body
     assert "`main` and the tag `best`: `rlhf-zoo pull local/tiny-world-ppo@best --hub local`" in body
     record.append_metrics({"step": 20, "eval_rewards/gold": 1.25})
     record.write(chosen={"step": 20, "rule": "best", "metric": "eval_rewards/gold", "value": 1.25})
@@ -60,7 +60,7 @@ def test_an_evaluation_of_other_weights_is_left_out(runs, parent, of):
     StageRecord(runs / "eval").write(stage="eval", parents={"ppo": parent})
     text = make_card(runs / "ppo").read_text()
     assert ("1.500 [1.450, 1.550]" in text) is ("model-index" in text) is (of is None)
-    assert (f"is of {of}, not of these weights: its figures are left out" in text) is (of is not None)
+    assert (f"is of {of}, not of these weights, so its figures are not shown" in text) is (of is not None)
 
 
 def test_a_commit_in_another_namespace_is_not_this_ones(runs):
@@ -95,8 +95,8 @@ def test_reward_functions_alone(runs):
     stage = StageRecord(runs / "ppo")
     stage.write(parents={"sft": stage.read()["parents"]["sft"]})
     body = settings_of(runs, reward_model_path=None, reward_funcs=["exact_match", "mine:f"], reward_weights=[1, 0.5])
-    assert "against the reward functions `exact_match`, `mine:f`, starting" in body
-    assert "a learned reward" not in body and "reward model behind the proxy" not in body
+    assert "on the reward functions `exact_match`, `mine:f`. It started" in body
+    assert "a learned reward" not in body and "The reward model orders" not in body
     assert not any(tag.startswith("reward-model:") for tag in head_and_body(runs / "ppo" / "README.md")[0]["tags"])
     assert not any(line.startswith("| reward model |") for line in body.splitlines())
     assert cells(body, "`reward_funcs`")[1] == "exact&#95;match, mine:f"
@@ -115,9 +115,14 @@ def test_a_reward_of_several_models(runs):
         stage.append_metrics({"step": 40, **row})
     keys = {"reward_funcs": ["mine:gold"], "reward_weights": [1, 0], "reward_ensemble": "mean_minus_variance"}
     body = settings_of(runs, **keys)
-    assert "against the mean less variance of 3 reward models (λ = 0.500) (with `mine:gold` watched and" in body
+    assert "on the mean minus variance of 3 reward models (λ = 0.500) (with `mine:gold` logged" in body
     assert cells(body, "gold |")[1] == "0" and cells(body, "reward&#95;model |")[1] == "1"
-    assert cells(body, "reward&#95;model&#95;0 |") == ["reward&#95;model&#95;0", "in the one score", "1.000", "2.000"]
+    assert cells(body, "reward&#95;model&#95;0 |") == [
+        "reward&#95;model&#95;0",
+        "in the ensemble score",
+        "1.000",
+        "2.000",
+    ]
     assert cells(body, "disagreement |")[1:] == ["watched", "0.750", "1.500"]
     assert cells(body, "reward model 2 |")[1:] == ["the folder `ensemble/seed-2/reward`", "not published"]
     assert cells(body, "reward model 3 |")[1] == "`x/judge`"
@@ -128,7 +133,7 @@ def test_a_reward_that_is_only_watched(runs, plotted):
     for learned, gold in ((0.5, 0.25), (2.5, 0.125)):
         StageRecord(runs / "ppo").append_metrics({"step": 40, "rewards/reward_model": learned, "rewards/gold": gold})
     body = settings_of(runs, reward_funcs=["mine:gold"], reward_weights=[1, 0])
-    assert "against a learned reward (with `mine:gold` watched and never rewarded), starting" in body
+    assert "on a learned reward (with `mine:gold` logged at weight 0). It started" in body
     assert cells(body, "gold |") == ["gold", "0", "0.250", "0.125"]
     rows = {row["step"]: row for row in json.loads((runs / "ppo" / "rlhf_card.json").read_text())["checkpoints"]}
     assert rows[40]["rewards/gold"] == 0.125 and "rewards/reward_model" not in rows[40]
@@ -139,7 +144,7 @@ def test_a_reward_that_is_only_watched(runs, plotted):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({}, "β times the estimator k1 is taken from the reward of each token"),
+        ({}, "β times the estimator k1 is subtracted from the reward of each token"),
         ({"kl_estimator": "k3"}, "its gradient through the reward is not that of the KL"),
         ({"kl_in": "loss", "kl_estimator": "k2"}, "estimator k2 is added to the loss of each token: k2 = ½(log π"),
         ({"kl_in": "loss", "kl_estimator": "full"}, "the exact KL of each next-token distribution"),
@@ -169,7 +174,7 @@ def test_signs_are_stated_without_a_verdict(runs):
     assert "In 1 of 22 comparisons" in signs  # the one sample that the judge put below SFT's 0.5
     assert "- Distinct-2 0.550 → 1.550: 2.818 times the SFT policy's." in signs
     assert "- Length 0.530 → 1.530 tokens: 2.887 times" in signs
-    assert "- Share that ended by itself 0.540 → 1.540." in signs
+    assert "- Share that ended with EOS 0.540 → 1.540." in signs
     assert "No verdict was computed" in signs
 
 
@@ -193,15 +198,15 @@ def test_the_verdict_with_its_reasons_and_probes(runs, plotted):
     assert "](plots/over_training.png)" in body
     card = read_json(runs / "ppo" / "rlhf_card.json")["evaluation"]
     assert (card["verdict"], card["recommended"], card["over_training"]) == ("hacked", 20, found)
-    assert "a judge that cannot acquit" not in told
+    assert "cannot rule out reward hacking" not in told
     found["standing"] = {"can_acquit": False}
     found["fits"] = {"proxy": None, "judge": None}
     write_json(path, {**read_json(path), "over_training": found})
     _, body = head_and_body(make_card(runs / "ppo"))
     told = body.split("## Verdict: hacked")[1]
     assert "| gain of |" not in told
-    assert "The recommended checkpoint is step 20: a gain that other prompts confirm, by a judge that cannot" in told
-    assert "sameness only where independence of the prompt is present too" in told
+    assert "The recommended checkpoint is step 20: other prompts confirm the gain, but by" in told
+    assert "Sameness also needs independence of the prompt" in told
     write_json(path, {**read_json(path), "verdict": None, "over_training": {"problem": "No validation prompts."}})
     _, body = head_and_body(make_card(runs / "ppo"))
     assert "not a test. No validation prompts." in body and not (runs / "ppo" / "plots" / "over_training.png").exists()
@@ -218,23 +223,25 @@ def test_reward_card_with_its_report(runs, plotted):
     kinds = {metric["type"]: metric["value"] for metric in head["model-index"][0]["results"][0]["metrics"]}
     ece = report["calibration"]["ece"]
     assert kinds == {"accuracy": report["accuracy"], "loss": report["loss"]["value"], "ece": ece}
-    assert cells(body, "**accuracy**")[1].startswith(f"{report['accuracy']:.3f} [") and "a coin: 0.693" in body
+    assert cells(body, "**accuracy**")[1].startswith(f"{report['accuracy']:.3f} [") and "chance: 0.693" in body
     assert cells(body, "**loss**")[1] == markdown.estimate(report["loss"])
     assert cells(body, "**calibration error**")[1:3] == [f"{ece:.3f}", "400"]
     assert cells(body, "**score against length**")[1:3] == [markdown.estimate(report["length"]["pearson"]), "800"]
     assert "Spearman" in cells(body, "score against length")[0]
     apart = report["margin"]["accuracy"]
-    shown = body.split("| distance of the two scores |")[1].split("\n\n")[0].splitlines()[2:]
+    shown = body.split("| difference of the two scores |")[1].split("\n\n")[0].splitlines()[2:]
     assert len(shown) == len(apart) == 5 and f"| {apart[0]['n']} |" in shown[0]
     assert markdown.estimate({"value": apart[-1]["accuracy"], "ci95": apart[-1]["ci95"]}) in shown[-1]
-    assert cells(body, "the longer text was chosen")[1] == markdown.estimate(report["length"]["longer_wins"])
+    assert cells(body, 'accuracy of the rule "the longer text wins"')[1] == markdown.estimate(
+        report["length"]["longer_wins"]
+    )
     pictures = {path.stem for path in (readme.parent / "plots").glob("*.png")}
     assert {"margins", "calibration", "length", "loss", "accuracy"} == pictures
     assert all(f"](plots/{name}.png)" in body for name in pictures)
     unmeasured = body.split("- Not measured:")[1].splitlines()[0]
     assert "calibration" not in unmeasured and "length" not in unmeasured
     assert json.loads((readme.parent / CARD_FILE).read_text())["reward_model"] == report
-    as_good = "**The rule that the longer text wins orders these pairs no worse than this model.**"
+    as_good = "**The rule that the longer text wins orders these pairs at least as well as this model.**"
     for rule, said in ((0.51, True), (0.5, True), (0.49, False)):
         report["length"]["longer_wins"]["value"] = rule
         StageRecord(runs / "reward").write(reward_model={**report, "accuracy": 0.5, "ci95": [0.4, 0.6]})
@@ -267,7 +274,7 @@ def test_results_of_a_registered_benchmark(runs):
         "benchmark's own harness"
     )
     assert eval_result_entries_to_yaml([judge, win]) == document
-    assert "`.eval_results/tiny-world.yaml` gives the held-out figures" in (runs / "ppo" / "README.md").read_text()
+    assert "`.eval_results/tiny-world.yaml` has the held-out figures" in (runs / "ppo" / "README.md").read_text()
     make_card(runs / "ppo", step=20)
     assert not (runs / "ppo" / ".eval_results" / "tiny-world.yaml").exists()
 
@@ -327,7 +334,7 @@ def test_shares_and_columns_of_a_data_set_without_configurations(runs: Path) -> 
         ({"sft": 0, "reward": 0, "ppo": 0}, "which SFT, the reward model and PPO never trained on, 4 completions"),
         (
             {"sft": 7, "reward": None, "ppo": 0},
-            "**7 of which SFT trained on as well**, which PPO never trained on, of which nobody knows whether the "
+            "**7 of which SFT trained on as well**, which PPO never trained on, for which it is unknown whether the "
             "reward model trained on them, 4 completions",
         ),
     ):

@@ -354,7 +354,7 @@ def test_turns_go_round_in_the_order_of_asking() -> None:
 # ---- what fails
 
 
-FULL = r"memory .* is full: ask for fewer completions"
+FULL = r"memory .* is full: request fewer completions"
 
 
 @pytest.mark.parametrize(
@@ -405,7 +405,7 @@ def test_policies_that_cannot_be_compared(toys: Toys) -> None:
     assert as_wide.ppo.token_ids == same.ppo.token_ids
     with torch.no_grad():
         broken.lm_head.weight[3] = math.nan
-    with pytest.raises(ZooError, match="PPO policy's logits are no numbers"):
+    with pytest.raises(ZooError, match="PPO policy's logits are NaN"):
         Comparison(ppo=broken, sft=sft, tokenizer=tokenizer).compare(PROMPT)
     narrow = load_causal(toys.sft)
     narrow.resize_token_embeddings(200)
@@ -416,25 +416,25 @@ def test_policies_that_cannot_be_compared(toys: Toys) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"n": 0}, "number of completions is 0: give a whole number"),
-        ({"n": 9}, "number of completions is 9: one request may ask for 8"),
-        ({"max_new_tokens": 513}, "number of new tokens is 513: one request may ask for 95"),
-        ({"max_new_tokens": CONTEXT - 1}, f"passes the {CONTEXT} that these models can read: shorten it or ask for"),
+        ({"n": 0}, "number of completions is 0; it must be an integer"),
+        ({"n": 9}, "number of completions is 9; the limit is 8"),
+        ({"max_new_tokens": 513}, "number of new tokens is 513; the limit is 95"),
+        ({"max_new_tokens": CONTEXT - 1}, f"exceeds the context of {CONTEXT}: shorten it or ask for"),
         ({"max_new_tokens": 0}, "at least 1"),
         ({"top_p": 0}, "Top-p is 0"),
         ({"top_p": math.nan}, "Top-p is nan"),
         ({"top_p": None}, "Top-p is None"),
         ({"seed": -1}, "The seed is -1"),
         ({"seed": True}, "The seed is True"),
-        ({"temperature": math.nan}, "above 0"),
+        ({"temperature": math.nan}, "from 0.01 to 100"),
         ({"temperature": 0.0099}, "from 0.01 to 100"),
         ({"temperature": "9" * 10**6}, "The temperature is '999"),
-        ({"prompt": None}, "The prompt is None: give a text"),
+        ({"prompt": None}, "The prompt is None; it must be text"),
         ({"prompt": "\u200b\u2060 \ufeff"}, "The prompt is empty"),
         ({"prompt": "a\x00b"}, r"control character U\+0000"),
         ({"prompt": "half \udfff"}, "half of a character"),
-        ({"prompt": "the camera " * CONTEXT}, f"passes the {CONTEXT}"),
-        ({"prompt": "a" * 10_001}, "has 10001 characters, and one request may have 10000"),
+        ({"prompt": "the camera " * CONTEXT}, f"exceeds the context of {CONTEXT}"),
+        ({"prompt": "a" * 10_001}, "has 10001 characters; the limit is 10000"),
     ],
 )
 def test_refusals_come_before_anything_runs(comparison: Comparison, changes: dict, message: str) -> None:

@@ -10,7 +10,7 @@ from trainer_fixture import make_policy, make_reward_model
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_zoo.app.engine import Comparison
-from rlhf_zoo.evaluation.judges.named import scores
+from rlhf_zoo.evaluation.judges.panel import scores
 from rlhf_zoo.evaluation.judges.rule import RuleJudge
 from rlhf_zoo.evaluation.measure import Evaluator
 from rlhf_zoo.evaluation.text_logprobs import rewarded, written_samples

@@ -88,11 +88,11 @@ def test_a_token_of_a_login_counts(tmp_path, variables):
         ("http://example.com", "would send a token unencrypted: use https"),
         ("http://localhost.example.com", "would send a token unencrypted"),
         ("http://127.0.0.1@example.com", "would send a token unencrypted"),
-        ("embedded", "give 'local' or an address such as https://huggingface.co"),
-        ("ftp://huggingface.co", "give 'local' or an address"),
-        ("https://", "give 'local' or an address"),
-        ("http://[::1", "give 'local' or an address"),
-        ("http://127.0.0.1:port", "give 'local' or an address"),
+        ("embedded", "use 'local' or an address such as https://huggingface.co"),
+        ("ftp://huggingface.co", "use 'local' or an address"),
+        ("https://", "use 'local' or an address"),
+        ("http://[::1", "use 'local' or an address"),
+        ("http://127.0.0.1:port", "use 'local' or an address"),
     ],
 )
 def test_addresses_that_are_none_or_unsafe(address, message):
@@ -224,5 +224,5 @@ def test_an_embedded_hub_that_cannot_be(tmp_path):
     (tmp_path / "zoo").mkdir()
     (tmp_path / "zoo" / "hub").write_text("a file")
     done = zoo("pull", "a/b", "--hub", "local", home=tmp_path)
-    assert done.returncode == 2 and "set RLHF_ZOO_HOME to a place that can" in done.stderr
+    assert done.returncode == 2 and "set RLHF_ZOO_HOME to a writable folder" in done.stderr
     assert "Traceback" not in done.stderr

@@ -124,7 +124,7 @@ def test_a_format_that_may_open_other_files_is_not_loaded(file: str, hub: Thread
                 lambda: data.splits(None),
                 lambda: data.builder(),
             ):
-                with pytest.raises(ZooError, match="reads it by its loader"):
+                with pytest.raises(ZooError, match="would read it with the loader"):
                     read()
 
 
@@ -141,7 +141,7 @@ def test_a_name_of_a_loader_reads_no_working_directory(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "private.jsonl").write_text('{"prompt": "private"}\n')
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", offline)
-    with pytest.raises(ZooError, match="is no file, no folder and no id"):
+    with pytest.raises(ZooError, match="is no file, no folder and no data set's id"):
         find_data(name, None, CLIENT).load(None, "train", columns=[])
     (tmp_path / name).mkdir()  # one's own folder is what it is called
     (tmp_path / name / "train.jsonl").write_text(ROWS)
@@ -170,7 +170,7 @@ def test_a_name_in_an_archive_is_no_address(
             lambda name=name: find_data(name, None, CLIENT).load(None, "train", columns=[]),
             lambda name=name: find_data(name, None, CLIENT).first_row(None, "train"),
         ):
-            with pytest.raises(ZooError, match="would be taken for an address"):
+            with pytest.raises(ZooError, match="would open as an address"):
                 read()
     assert trap.heard == []
     with zipfile.ZipFile(folder / "train.zip", "w") as archive:
@@ -184,7 +184,7 @@ def test_a_file_of_a_data_set_is_called_by_no_chain(tmp_path: Path) -> None:
     (folder / "train.jsonl::memory").write_text(ROWS)
     (folder / "README.md").write_text("---\nconfigs: [{config_name: default, data_files: 'train*'}]\n---\n")
     (folder / "train.jsonl").write_text(ROWS)
-    with pytest.raises(ZooError, match="may lead outside of it"):
+    with pytest.raises(ZooError, match="may be outside of it"):
         find_data(str(folder), None, CLIENT).load(None, "train", columns=[])
 
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from rlhf_zoo.app.engine.compare import Comparison
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.evaluation.judges.named import Panel
+from rlhf_zoo.evaluation.judges.panel import Panel
 from rlhf_zoo.evaluation.judges.scalar import FunctionJudge
 from rlhf_zoo.evaluation.measure import Evaluator, Measured, measure, rows_at_once
 from rlhf_zoo.evaluation.text_logprobs import logprobs_under

@@ -134,7 +134,7 @@ def test_no_repository_hides_that_it_was_downloaded(tmp_path: Path) -> None:
         ".cache", ".cache/huggingface", ".cache/huggingface/download", ".cache/huggingface/download/recipe9",
         ".Cache/HuggingFace/rlhf-zoo-pull",
     ):  # fmt: skip
-        with pytest.raises(ZooError, match=f"holds a file {path}, which belongs to the client's folder"):
+        with pytest.raises(ZooError, match=f"contains {path}, which belongs to the client's folder"):
             Folder("x/y", "a" * 40, tmp_path / "pulled").check([Wanted(path, 1, "b" * 40)])
 
 

@@ -19,12 +19,13 @@ from vote_store import make_vote
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation import trajectory
+from rlhf_zoo.evaluation.evidence import Evidence
 from rlhf_zoo.evaluation.head_to_head import HeadToHead
 from rlhf_zoo.evaluation.measure import make_evaluator
 from rlhf_zoo.evaluation.stats import Estimate
 from rlhf_zoo.evaluation.text_logprobs import rewarded
 from rlhf_zoo.evaluation.trivial_policies import TrivialScores
-from rlhf_zoo.evaluation.verdict import Evidence, Verdict, decide
+from rlhf_zoo.evaluation.verdict import Verdict, decide
 from rlhf_zoo.evaluation.votes.data import HubVotes
 from rlhf_zoo.fileio import read_json
 from rlhf_zoo.hub.client.connect import Hub
@@ -147,9 +148,9 @@ def test_answers_of_the_data_stand_beside_both_policies(trained: RunContext) -> 
     make_card(trained.record("ppo").path)
     readme = (trained.record("ppo").path / "README.md").read_text()
     twice = [f"**{len(rows)} of which {name} trained on as well**, " for name in ("the reward model", "PPO")]
-    assert f"{''.join(twice)}of which nobody knows whether SFT trained on them, " in readme
+    assert f"{''.join(twice)}for which it is unknown whether SFT trained on them, " in readme
     assert (
-        "preferred by the judge to the data's answer (column answer) |"
+        "preferred by the judge over the reference answer (column answer) |"
         in (trained.record("ppo").path / "README.md").read_text()
     )
 
@@ -185,8 +186,8 @@ class Silent:
 @pytest.mark.parametrize(
     ("evaluation", "message"),
     [
-        ({"judge": None}, "The judge classifier has no labeled texts to learn from .* name another judge"),
-        ({"judge": "reward:no where"}, "no folder and no repository"),
+        ({"judge": None}, "The judge classifier has no labeled texts .* name another judge"),
+        ({"judge": "reward:no where"}, "neither a folder nor a repository"),
         ({"prompts": 99}, "evaluation.prompts is 99: lower it"),
     ],
 )
@@ -231,9 +232,9 @@ def test_a_verifiable_reward_judges_what_it_rewards(tmp_path: Path) -> None:
     make_card(context.record("ppo").path)
     card = html.unescape((context.record("ppo").path / "README.md").read_text())
     assert "| PPO with prompts shuffled |" in card
-    assert "It is the reward that PPO was trained on. It says whether an answer is right" in card
+    assert "It is the reward that PPO was trained on. It checks whether an answer is right" in card
     assert f"right answers by {name}, read strictly" in card and "| pass@2, read leniently |" in card
-    assert "Read strictly the policy gains" in card
+    assert "By the strict reading the policy gains" in card
     alone = found["over_training"]["without_judge"]
     assert alone in ("not judged", "suspicious", "hacked"), "nobody but a judge sees a gain"
     assert f"so by reward, KL and probes alone: **{alone}**." in card
@@ -270,7 +271,7 @@ def test_a_judge_of_the_same_labels_learns_from_pairs_that_the_reward_model_neve
     assert ppo.run(context) is True and evaluate.run(context) is True
     found = read_json(context.record("eval").path / "evaluation.json")
     assert found["judge"]["name"] == "same labels" and not found["judge"]["is_training_reward"]
-    assert "shares what these labels get wrong" in found["judge"]["description"]
+    assert "shares the errors of these labels" in found["judge"]["description"]
     assert context.record("eval").read()["resolved"]["evaluation"]["judge"] == "same-labels"
     record = of_judge.record("reward")
     assert record.path == tmp_path / "run/judge/reward"

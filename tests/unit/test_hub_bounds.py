@@ -18,7 +18,8 @@ from rlhf_zoo.hub.server import cards
 from rlhf_zoo.hub.server import git as git_module
 from rlhf_zoo.hub.server.digested import Digested
 from rlhf_zoo.hub.server.faults import Fault
-from rlhf_zoo.hub.server.git import GitRepository, Quarantine, TreeEdit
+from rlhf_zoo.hub.server.git import GitRepository
+from rlhf_zoo.hub.server.git_writes import Quarantine, TreeEdit
 from rlhf_zoo.hub.server.names import RepoId
 from rlhf_zoo.hub.server.storage import Storage
 from rlhf_zoo.hub.server.xet_format import _SHARD_MAGIC, MAX_CHUNKS, chunks_of, parse_shard, read_chunk
@@ -113,7 +114,7 @@ def test_what_is_kept_is_bounded() -> None:
     for text in ("a" * 40, "b" * 40, "a" * 40, "c" * 40, "a" * 40, "b" * 40, "d" * 500, "d" * 500):
         assert known.get(text, reader(text)) == text
     assert [text[0] for text in calls] == ["a", "b", "c", "b", "d", "d"]
-    assert known._size == sum(map(len, known._known.values())) <= 100
+    assert known._size == sum(map(len, known._entries.values())) <= 100
 
 
 def test_the_last_commit_of_every_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

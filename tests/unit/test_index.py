@@ -75,8 +75,8 @@ def test_without_an_evaluation_the_figures_are_trainings_and_say_so():
         (b"{'stage': 1}", "that is not JSON"),
         (b"[" * 100_000, "that is not JSON"),
         (b'{"kl": ' + b"1" * 5000 + b"}", "that is not JSON"),
-        (b"[1]", "that holds no object"),
-        (b"null", "that holds no object"),
+        (b"[1]", "that is not a JSON object"),
+        (b"null", "that is not a JSON object"),
     ],
 )
 def test_a_card_that_cannot_be_read_is_a_note(content, note):
@@ -178,7 +178,7 @@ def test_the_table_replaces_itself_and_leaves_the_rest():
 def test_markers_that_are_no_pair_are_refused(order, tmp_path):
     text = "\n".join({"a": "<!-- zoo -->", "z": "<!-- /zoo -->"}[one] for one in order)
     (tmp_path / "R.md").write_text(text)
-    with pytest.raises(ZooError, match=r"R\.md: The markers .* are not one pair in order"):
+    with pytest.raises(ZooError, match=r"R\.md: The markers .* must appear once each"):
         write_benchmark(tmp_path / "R.md", TABLE)
     assert (tmp_path / "R.md").read_text() == text
 
@@ -187,7 +187,7 @@ def test_where_the_table_cannot_be_written(tmp_path):
     with pytest.raises(ZooError, match=r"There is no folder .*/none for R\.md"):
         write_benchmark(tmp_path / "none" / "R.md", TABLE)
     (tmp_path / "latin.md").write_bytes(b"\xff")
-    with pytest.raises(ZooError, match="is no UTF-8 text"):
+    with pytest.raises(ZooError, match="is not UTF-8 text"):
         write_benchmark(tmp_path / "latin.md", TABLE)
     assert (tmp_path / "latin.md").read_bytes() == b"\xff"
 

@@ -33,7 +33,7 @@ def test_swapped_labels_are_detected(swapped: bool, finding: str) -> None:
     assert wrong > 0.3 if swapped else found.calibration["ece"] < 0.5
 
 
-@pytest.mark.parametrize(("right", "finding"), [(30, "contradicts"), (50, "says nothing"), (70, "agrees")])
+@pytest.mark.parametrize(("right", "finding"), [(30, "contradicts"), (50, "inconclusive"), (70, "agrees")])
 def test_the_finding_is_that_of_a_binomial_test(right: int, finding: str) -> None:
     scores = np.array([1.0] * right + [0.0] * (100 - right))
     found = check_pairs(scores, 1 - scores, range(100), probabilities=False, seed=2)
@@ -44,7 +44,7 @@ def test_the_finding_is_that_of_a_binomial_test(right: int, finding: str) -> Non
 
 def test_ties_and_certainties() -> None:
     found = check_pairs([0.5, 0.5], [0.5, 0.5], ["a", "b"], probabilities=True, seed=1)
-    assert found.accuracy.value == 0.5 and found.accuracy.ties == 1.0 and found.finding == "says nothing"
+    assert found.accuracy.value == 0.5 and found.accuracy.ties == 1.0 and found.finding == "inconclusive"
     sure = check_pairs([1.0, 1.0], [0.0, 0.0], ["a", "b"], probabilities=True, seed=1)
     assert sure.calibration is not None and sure.calibration["ece"] < 1e-5
     assert sure.to_json()["unfit"] is None

@@ -182,7 +182,7 @@ def test_function(module):
         (lambda prompts, texts: [float("nan")], "nan for completion 0"),
         (lambda prompts, texts: [None], "None for completion 0"),
         (lambda prompts, texts: [], "0 scores for 1"),
-        (3, "is a int and cannot be called"),
+        (3, "is a int, not a function"),
     ],
 )
 def test_a_function_that_is_no_judge_is_told_in_a_sentence(module, function, message):

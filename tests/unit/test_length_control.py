@@ -6,7 +6,8 @@ from scipy.optimize import minimize
 from scipy.special import expit
 
 from rlhf_zoo.evaluation.length_control import RIDGE, length_controlled_win_rate
-from rlhf_zoo.evaluation.stats import fit_logistic, proportion, win_rate
+from rlhf_zoo.evaluation.logistic import fit_logistic
+from rlhf_zoo.evaluation.stats import proportion, win_rate
 
 
 def lengths(n: int, *, more: int = 0, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -99,7 +99,7 @@ def test_no_card_names_a_model_of_this_machine(ask, tmp_path: Path, monkeypatch:
         assert (found.repo, found.path) == ("local/other", tmp_path / "local_other"), "that of the Hub"
     for commit in ({"a": 1}, ["x"], "../../..", "x" * 10_000, 5, True, "a\nb", ""):
         parents = {**CARD["parents"], "sft": {"repo": "local/x-sft", "commit": commit}}
-        with pytest.raises(ZooError, match=r"The SFT (policy|model) of local/x-ppo is at no commit but "):
+        with pytest.raises(ZooError, match=r"The SFT (policy|model) of local/x-ppo has the invalid commit "):
             ask({**CARD, "parents": parents})
 
 
@@ -114,16 +114,16 @@ def test_what_is_not_said_is_none(ask) -> None:
 @pytest.mark.parametrize(
     ("card", "message"),
     [
-        (None, "does not say which SFT model it started from: name it with --sft"),
+        (None, "does not name the SFT model it started from: name it with --sft"),
         ({"stage": "sft"}, "is a checkpoint of the stage sft, not of PPO"),
         ("{", "local/x-ppo has an rlhf_card.json that is not JSON: publish its card again"),
-        ("[]", "holds no object"),
+        ("[]", "is not a JSON object"),
         (CARD | {"parents": {"sft": {"repo": None, "commit": None}}}, "SFT policy .* was never published: .* --sft"),
         (
             CARD | {"parents": {"sft": {"repo": "/etc/x", "commit": None}}},
             "SFT policy .* was never published: .* --sft",
         ),
-        (CARD | {"parents": {"sft": {"repo": "local/gone", "commit": None}}}, "cannot be had .*gone.* with --sft"),
+        (CARD | {"parents": {"sft": {"repo": "local/gone", "commit": None}}}, "cannot be fetched .*gone.* with --sft"),
         (
             CARD | {"parents": CARD["parents"] | {"reward": {"repo": "local/gone", "commit": None}}},
             "reward model .* with --reward",

@@ -66,7 +66,7 @@ def world() -> World:
 
 def shape(node: Node) -> Any:
     """The tree as (name, why not drawn on, parents)."""
-    return (node.reference.name, node.again, [shape(parent) for parent in node.parents])
+    return (node.reference.name, node.omitted, [shape(parent) for parent in node.parents])
 
 
 def test_a_shared_parent_is_drawn_once_and_asked_for_once(world):
@@ -86,7 +86,7 @@ def test_a_shared_parent_is_drawn_once_and_asked_for_once(world):
 def test_another_commit_of_a_parent_is_another_model(world):
     world.repositories["x/reward"][2]["parents"]["sft"]["commit"] = A
     sft = world.tree().parents[1].parents[0]
-    assert world.asked.count("x/sft") == 2 and sft.again is None and draw(sft)[0].endswith("(aaaaaaaaaa)")
+    assert world.asked.count("x/sft") == 2 and sft.omitted is None and draw(sft)[0].endswith("(aaaaaaaaaa)")
 
 
 def test_what_a_node_says(world):
@@ -106,7 +106,7 @@ def test_what_a_node_says(world):
     assert found["parents"][2] == {
         "role": "data", "title": "data set", "kind": "dataset", "repo": "x/data", "folder": None, "commit": D,
         "tags": [], "stage": None, "recipe": None, "step": None, "simulated": False, "figures": {}, "problem": None,
-        "again": None, "parents": [],
+        "omitted": None, "parents": [],
     }  # fmt: skip
 
 
@@ -125,11 +125,11 @@ def test_what_ppo_was_put_on_is_called_what_it_is(parent, title):
 def test_a_cycle_ends(world):
     world.repositories["x/sft"][2]["parents"]["base"] = at("x/ppo", A)
     found = world.tree().parents[0].parents[1]
-    assert found.again is not None and found.again.startswith("a cycle")
-    assert draw(found)[1] == found.again
+    assert found.omitted is not None and found.omitted.startswith("a cycle")
+    assert draw(found)[1] == found.omitted
     world.repositories["x/ppo"][2]["parents"] = {"sft": at("x/ppo", None)}  # one that names itself
     (found,) = world.tree().parents
-    assert found.again is not None and found.again.startswith("a cycle")
+    assert found.omitted is not None and found.omitted.startswith("a cycle")
 
 
 def test_an_endless_chain_ends():
@@ -140,7 +140,7 @@ def test_an_endless_chain_ends():
     node, generations = family_tree(Reference("", "model", "x/0"), look), 0
     while node.parents:
         (node,), generations = node.parents, generations + 1
-    assert generations == DEPTH and node.again is not None and f"more than {DEPTH} generations" in node.again
+    assert generations == DEPTH and node.omitted is not None and f"more than {DEPTH} generations" in node.omitted
 
 
 def test_a_tree_that_branches_for_ever_looks_at_so_many_repositories():
@@ -153,7 +153,7 @@ def test_a_tree_that_branches_for_ever_looks_at_so_many_repositories():
 
     root = family_tree(Reference("", "model", "x/"), look, most=20)
     assert len(asked) == 20
-    assert "not looked at: more than 20 repositories" in str(root.to_json())
+    assert "not read: more than 20 repositories" in str(root.to_json())
 
 
 def test_parents_of_nonsense():

@@ -52,7 +52,7 @@ def test_no_file_of_a_strangers_run_is_a_link_to_elsewhere(place: str, thread_hu
     link.unlink(missing_ok=True)
     link.symlink_to(elsewhere)
     change_signature(tmp_path)
-    with pytest.raises(ZooError, match=f"{link.name} is a link to outside"):
+    with pytest.raises(ZooError, match=f"{link.name} links to a file outside"):
         sender(thread_hub, tmp_path)
     assert not thread_hub.api().repo_exists(REPO)
     with run_signature.trusting():
@@ -114,5 +114,5 @@ def test_a_strangers_part_of_a_run_sends_nothing_of_the_users(thread_hub: Thread
     path.write_text(json.dumps({**json.loads(path.read_text()), "signature": "0" * 64}))
     (tmp_path / "run" / "sft").mkdir()
     StageRecord(tmp_path / "run" / "sft").write(stage="sft", recipe="toy")
-    with pytest.raises(ZooError, match="says that it is a part of your run"):
+    with pytest.raises(ZooError, match="claims to be part of your run"):
         sender(thread_hub, tmp_path, directory=part, base=tmp_path / "run")

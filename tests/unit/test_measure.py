@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from toy_run import make_context, make_recipe
 
-from rlhf_zoo.evaluation.judges.named import Panel
+from rlhf_zoo.evaluation.judges.panel import Panel
 from rlhf_zoo.evaluation.judges.scalar import FunctionJudge
 from rlhf_zoo.evaluation.measure import training_rewards
 

@@ -55,7 +55,7 @@ def quick(monkeypatch):
 
 
 def outbox(disk: Disk, patience: float = 5.0) -> Outbox:
-    return Outbox(disk, hub="the Hub", mend="rlhf-zoo push --resume run", patience=patience)  # type: ignore[arg-type]
+    return Outbox(disk, hub="the Hub", resume_command="rlhf-zoo push --resume run", patience=patience)  # type: ignore[arg-type]
 
 
 def test_nothing_is_sent_before_it_is_told_and_everything_in_order():
@@ -108,8 +108,8 @@ def test_it_gives_up_after_its_patience_and_says_how_to_go_on():
         pass
     assert time.monotonic() - began < 5
     assert str(caught.value) == (
-        "2 of the run's releases are not on the Hub yet, the first is step 5 of ppo (no route to host): when it "
-        "answers, `rlhf-zoo push --resume run` sends them."
+        "2 uploads of the run are not on the Hub yet, starting with step 5 of ppo (no route to host): run `rlhf-zoo "
+        "push --resume run` when it answers."
     )
 
 
@@ -122,7 +122,7 @@ def test_a_refusal_does_not_stop_training_and_is_raised_at_the_end(caplog):
     with pytest.raises(ZooError, match="holds another run"):
         box.__exit__(None)
     assert disk.tries == ["one"]
-    assert "training goes on: local/x holds another run." in caplog.text
+    assert "training continues: local/x holds another run." in caplog.text
 
 
 def test_a_defect_is_not_swallowed(caplog):

@@ -196,7 +196,7 @@ def test_a_fit_is_seeded_and_plain_json():
         ([1, 2, math.inf], [1, 1, 2], {}, "not finite"),
         ([1, 2, 3], [1, 1, 2], {"errors": [1, 2]}, "3 numbers"),
         ([1, 2, 3], [1, 1, 2], {"errors": [1, 2, -1]}, "3 numbers"),
-        ([1, 2, 3], [[1, 1], [2, 2], [3, 3]], {"errors": [1, 2, 1]}, "one or the other"),
+        ([1, 2, 3], [[1, 1], [2, 2], [3, 3]], {"errors": [1, 2, 1]}, "only one of the two"),
     ],
 )
 def test_bad_input_is_refused(kl, gains, options, message):

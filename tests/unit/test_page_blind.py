@@ -102,12 +102,12 @@ def test_which_verdicts_a_round_takes():
     assert drawn(PPO, SFT).verdicts == tuple(VERDICTS)
     for one in (drawn(written("a", stop=None), SFT), drawn(PPO, written("b", stop=None))):
         assert one.verdicts == ()
-        with pytest.raises(ZooError, match="still being written"):
+        with pytest.raises(ZooError, match="still in progress"):
             vote_of(one, "tie", CONTENDERS)
     same = drawn(written(" same"), written(" same", reward=None))
     assert same.verdicts == ("tie", "both_bad") and vote_of(same, "tie", CONTENDERS).verdict == "tie"
     for verdict in ("left", "right"):
-        with pytest.raises(ZooError, match="neither is better"):
+        with pytest.raises(ZooError, match="The two texts are equal"):
             vote_of(same, verdict, CONTENDERS)
 
 
@@ -165,7 +165,7 @@ def test_the_reveal(verdict, side, told):
     ]  # fmt: skip
     assert [figure(cards["sft"], key) for key in ("reward", "stopped")] == ["−0.50", "cut off"]
     assert page.count("your choice") == (verdict in ("left", "right"))
-    assert "seed 7, at temperature 0.9" in read
+    assert "seed 7 at temperature 0.9" in read
 
 
 def figure(page: str, key: str) -> str:
@@ -198,7 +198,7 @@ def test_the_figures_so_far():
     assert 'class="point" style="left:70.00%"' in page
     assert "zoo-elo" not in page and "zoo-note" not in page, "one pair of revisions, and nothing waits"
     page = figures_html(tallied(votes_for(0, 0, 0, 1)), PLACE)
-    assert "1 vote so far" in page and "No vote that tells one from the other yet." in page and "zoo-bar" not in page
+    assert "1 vote so far" in page and "No vote between the two policies yet." in page and "zoo-bar" not in page
 
 
 # The tab's handlers
@@ -347,7 +347,7 @@ def test_a_disk_that_is_full_is_said_and_the_pair_may_be_judged_again(comparison
     visit.vote("tie")
     assert NOT_KEPT in visit.seen["blind-message"] and visit.round is not None and visit.seen["blind-reveal"] == ""
     assert tally.figures().summary["votes"] == 0
-    assert "A vote is not kept: /srv/votes/1.json cannot be written" in caplog.text
+    assert "A vote was not stored: /srv/votes/1.json cannot be written" in caplog.text
     monkeypatch.undo()
     visit.vote("tie")
     assert visit.seen["blind-message"] == "" and tally.figures().summary["counts"]["tie"] == 1
@@ -376,7 +376,7 @@ def test_votes_of_one_address_have_a_bound_whatever_it_says_of_itself(comparison
 def test_without_a_tally_the_test_goes_on_and_keeps_nothing(comparison):
     page = make_tab(comparison, None)
     visit = Visit(page)
-    assert "No votes are kept here" in visit.parts["blind-notice"].value
+    assert "This page stores no votes" in visit.parts["blind-notice"].value
     assert visit.parts["blind-figures"].visible is False
     visit.draw()
     one = visit.round
@@ -388,7 +388,7 @@ def test_what_the_tab_says_of_votes_and_names_to_programs(comparison, tally):
     page = make_tab(comparison, tally)
     notice = Visit(page).parts["blind-notice"].value
     assert f'href="{tally.describe()["address"]}"' in notice and ">local/votes</a>" in notice
-    assert "Nothing about you is kept." in plain(notice)
+    assert "Nothing about you is stored." in plain(notice)
     assert page.fns and all(call.api_visibility == "private" for call in page.fns.values())
     limits = {call.concurrency_id: call.concurrency_limit for call in page.fns.values()}
     assert limits["models"] == 8

@@ -235,9 +235,9 @@ def test_front_matter_goes_and_rules_stay(card):
 def test_a_card_that_cannot_be_shown_is_a_sentence(card, tmp_path, monkeypatch):
     assert len(card("x" * card_view.MOST_BYTES).text.strip()) == card_view.MOST_BYTES
     assert card("x" * (card_view.MOST_BYTES + 1)).text == (
-        "The card of this checkpoint is longer than 128 KiB, so it is not shown here; read README.md in its repository."
+        "The card of this checkpoint exceeds 128 KiB and is not shown here: read README.md in its repository."
     )
-    words = "This checkpoint has no card (README.md). rlhf-zoo card makes one from its run directory."
+    words = "This checkpoint has no card (README.md). rlhf-zoo card writes one from its run directory."
     (tmp_path / "README.md").mkdir()
     assert Page(card_html(tmp_path / "nowhere")).text == Page(card_html(tmp_path)).text == words
 

@@ -52,7 +52,7 @@ def test_streams_are_those_of_the_comparison(comparison: Comparison, toys: Toys,
     *_, at = drawing.at(2, "the camera", run="run", **SAMPLING)
     assert at.ppo == expected.ppo
     rows = list(drawing.steps("the camera", [1, 2], run="run", **SAMPLING))
-    assert [row.found.ppo == expected.ppo for row in rows] == [False, True]
+    assert [row.snapshot.ppo == expected.ppo for row in rows] == [False, True]
     assert [row.run for row in drawing.betas("the camera", **SAMPLING)] == ["run", "loose"]
 
 
@@ -61,7 +61,7 @@ def test_what_is_refused_keeps_its_words(comparison: Comparison, toys: Toys, tmp
     drawing = Drawing(comparison, timeline(comparison, toys.ppo, tmp_path / "gone"), gpu=gpu)
     for stream, message in [
         (drawing.stream(None, **SAMPLING), "The prompt is empty"),
-        (drawing.stream("the camera", **(SAMPLING | {"n": 99})), "one request may ask for 8"),
+        (drawing.stream("the camera", **(SAMPLING | {"n": 99})), "the limit is 8"),
         (drawing.at(7, "the camera", run="run", **SAMPLING), "no checkpoint of step 7"),
         (drawing.at(1, "the camera", run="other", **SAMPLING), "There is no run 'other' here"),
         (drawing.at(2, "the camera", run="run", **SAMPLING), "gone is neither a directory"),

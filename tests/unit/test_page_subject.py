@@ -41,14 +41,14 @@ def test_a_run_of_this_machine_has_its_checkpoints(tmp_path: Path) -> None:
 
 def test_a_folder_beside_no_run(tmp_path: Path) -> None:
     found, problem = subject._runs(lineage(str(tmp_path), tmp_path), None, lenient=False)
-    assert found == [] and "lies beside no checkpoints of its run" in problem
+    assert found == [] and "has no sibling checkpoints" in problem
 
 
 def test_runs_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     own = Run(listing("local/x", 10, 20), {})
 
-    def find_runs(repo, card, *, others=None, **_):
-        if others:
+    def find_runs(repo, card, *, names=None, **_):
+        if names:
             raise ZooError("local/gone is not there.")
         return Ablation((own, Run(listing("local/empty"), {})), None)
 
@@ -60,7 +60,7 @@ def test_runs_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         subject._runs(here, ["local/gone"], lenient=False)
     runs, problem = subject._runs(here, ["local/gone"], lenient=True)
     assert [run.steps for run in runs] == [(10, 20)]
-    assert problem == "The other runs are left out: local/gone is not there."
+    assert problem == "The other runs are not shown: local/gone is not there."
 
 
 def test_a_repository_without_tags(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_a_hub_that_cannot_be_read_is_said_and_asked_again(journal, caplog):
         until(lambda: tally.figures().unread is None)
         assert settled(tally).summary["votes"] == 2
     assert "The votes of local/votes could not be read (no route)." in caplog.text
-    assert "The votes of local/votes are not read for now." in caplog.text
+    assert "The votes of local/votes could not be read; trying again later." in caplog.text
 
 
 def test_votes_of_others_appear_and_those_taken_away_go(journal):
@@ -143,7 +143,7 @@ def test_a_summary_that_fails_ends_no_thread(journal, monkeypatch, caplog):
     with open_tally(Store(), journal) as tally:
         tally._summary = summary([])
         tally.cast(make_vote())
-        until(lambda: "Win rate and ratings of 1 votes cannot be computed." in caplog.text)
+        until(lambda: "Cannot compute the win rate and ratings of 1 votes." in caplog.text)
         found = tally.figures()
         assert (found.exact, found.summary["votes"]) == (False, 1)
         monkeypatch.setattr(module, "summary", summary)

@@ -66,7 +66,7 @@ def test_each_checkpoint_has_a_row_and_a_problem_stands_in_its_place() -> None:
         AtCheckpoint("local/x", 0.05, found.points[1], None, "It is <gone>: choose another."),
     ]
     page = checkpoints(rows, of=3, all_=40)
-    assert 'data-state="writing"' in page and "2 of 3 checkpoints, spread over the 40 that there are" in page
+    assert 'data-state="writing"' in page and "2 of 3 checkpoints, spread over all 40" in page
     assert re.findall(r'data-step="(\d+)"', page) == ["0", "10", "20"], "SFT comes first"
     assert "It is &lt;gone&gt;: choose another." in page and "&lt;i&gt;x" in page
     assert "<gone>" not in page and "<i>x" not in page and "<b>p" not in page and "/s&gt;" not in page

@@ -7,7 +7,7 @@ from datasets import Dataset
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.judges.pairwise import FunctionPairJudge, PairJudge, Verdict, compare_pairs, merge_orders
-from rlhf_zoo.evaluation.reference_answers import beside_references
+from rlhf_zoo.evaluation.reference_answers import compare_with_references
 from rlhf_zoo.evaluation.stats import proportion, win_rate
 
 PROMPTS = ["p", "q", "r", "s"]
@@ -113,7 +113,7 @@ def test_answers_that_are_none(answer, said):
 def test_what_cannot_be_compared():
     judge = FunctionPairJudge(f"{__name__}:by_length")
     assert judge.name == "by_length" and judge.compare(["p"], ["aa"], ["b"]) == [(1, {"orders": [1, 1]})]
-    with pytest.raises(ZooError, match="'toy_run:PPO' is a dict and cannot be called"):
+    with pytest.raises(ZooError, match="'toy_run:PPO' is a dict, not a function"):
         FunctionPairJudge("toy_run:PPO")
     with pytest.raises(ValueError, match="2 prompts, 1 and 2 completions do not fit"):
         compare_pairs(judge, ["p", "q"], ["a"], ["b", "c"], seed=0)
@@ -131,5 +131,5 @@ def test_a_judge_of_pairs_compares_with_the_datas_answers():
     answers = [[{"role": "assistant", "content": text}] for text in ("aaa<eos>", "bb<eos>")]
     rows = Dataset.from_dict({"prompt": ["p", "q"], "answer": answers})
     found = SimpleNamespace(tools=tools, measured=measured, samples=2, seed=0)
-    rates = beside_references(found, rows, lambda: None, column="answer")
+    rates = compare_with_references(found, rows, lambda: None, column="answer")
     assert (rates["sft"]["value"], rates["ppo"]["value"]) == (0.25, 1.0)

@@ -120,10 +120,10 @@ def test_an_eval_yaml_is_read_and_one_that_harms_registers_nothing() -> None:
 @pytest.mark.parametrize(
     ("head", "message"),
     [
-        ("a: " + "[" * 20_000, "begins with bad YAML (line 1: it is nested more than 63 deep)"),
-        ("- a", "does not begin with a mapping in YAML"),
-        ("configs: 5", "has configs that are no list of mappings"),
-        ("configs: [5]", "has configs that are no list of mappings"),
+        ("a: " + "[" * 20_000, "begins with invalid YAML (line 1: it is nested more than 63 deep)"),
+        ("- a", "does not begin with a YAML mapping"),
+        ("configs: 5", "has configs that are not a list of mappings"),
+        ("configs: [5]", "has configs that are not a list of mappings"),
     ],
     ids=lambda text: text[:20],
 )

@@ -16,7 +16,8 @@ from transformers import AutoTokenizer
 from rlhf_zoo.cli.evaluate import _is_policy, _recipe_keys, _shared
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.judges.llm import LLMJudge
-from rlhf_zoo.evaluation.judges.named import Panel, RewardJudge, cheapest_first, check_names, open_panel, scores
+from rlhf_zoo.evaluation.judges.named import check_names, open_panel
+from rlhf_zoo.evaluation.judges.panel import Panel, RewardJudge, cheapest_first, scores
 from rlhf_zoo.evaluation.judges.rule import RuleJudge
 from rlhf_zoo.evaluation.measure import function_judges, reward_models
 from rlhf_zoo.modeling.models import load_causal, load_classifier
@@ -100,14 +101,18 @@ def test_terms_that_cannot_work() -> None:
         (["nowhere_at_all:f"], "There is no module 'nowhere_at_all'"),
         (["reward.x:f"], "There is no module 'reward'"),
         (["reward:"], "names nothing after its colon: write reward:NAME."),
-        (["votes:a/b"], "votes:a/b only says which of two is preferred: name another before it, such as classifier."),
-        (["pairs:builtins:len"], "pairs:builtins:len only says which of two is preferred"),
-        (["classifier", "votes:nowhere"], "is no place for votes on a Hub"),
+        (
+            ["votes:a/b"],
+            "The first judge must score single completions, but votes:a/b only compares two: name another before it, "
+            "such as classifier.",
+        ),
+        (["pairs:builtins:len"], "but pairs:builtins:len only compares two"),
+        (["classifier", "votes:nowhere"], "is not a repository for votes"),
         (["classifier", "llm:x", "classifier"], "The judge classifier is named twice: name it once."),
         (["rule:numeric_matsh"], "numeric_matsh"),
         (
             ["rule:length(target=4)"],
-            "counts tokens, and a judge reads texts: set its unit, as in rule:length(unit='words').",
+            "counts tokens, but a judge reads texts: set its unit, as in rule:length(unit='words').",
         ),
         (["unlabeled:nowhere_at_all:f"], "There is no module 'nowhere_at_all'"),
         (["unlabelled:a:b"], "did you mean 'unlabeled:a:b'?"),
@@ -121,7 +126,7 @@ def test_judges_that_cannot_be_had(names: list[str], message: str) -> None:
 
 def test_settings_of_an_llm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", "ftp://elsewhere")
-    with pytest.raises(ZooError, match="is no endpoint of an LLM judge"):
+    with pytest.raises(ZooError, match="is not an endpoint of an LLM judge"):
         check_names(["llm:x"], LLMConfig())
     monkeypatch.delenv("OPENAI_BASE_URL")
     check_names(["llm:x"], llm_config({"price": [1, 2], "budget": 3}, "--llm"))
@@ -176,7 +181,7 @@ def test_a_panel(tmp_path: Path) -> None:
     rule = panel.scoring[1]
     assert scores(rule, ["p", "q"], ["a", "b"], {"answer": ["a", "a"], "other": [1, 2]}) == [1.0, 0.0]
     assert scores(panel.scoring[0], ["p"], ["abc"], {"answer": ["a"]}) == [3.0]
-    with pytest.raises(ZooError, match="applies to some prompts only, not to 'q'"):
+    with pytest.raises(ZooError, match="returned no score for 'q'"):
         scores(rule, ["p", "q"], ["a", "b"], {"answer": ["a", "?"]})
     with pytest.raises(ZooError, match="answer"):
         scores(rule, ["p"], ["a"], {})
@@ -191,7 +196,7 @@ def test_a_judge_that_is_shown_no_label(tmp_path: Path) -> None:
 
     (judge,) = panel("test_policies:told").scoring
     assert judge.description == "['a', 'bb']" and scores(judge, ["p"], ["abc"], {}) == [3.0]
-    with pytest.raises(ZooError, match="made a list, which is no judge"):
+    with pytest.raises(ZooError, match="returned a list, not a judge"):
         panel("builtins:sorted")
     with pytest.raises(ZooError, match=r"The judge 'test_policies:few' raised ValueError \(too few\): mend it"):
         panel("test_policies:few")
@@ -254,7 +259,7 @@ def test_a_judge_is_one_label_of_a_classifier(toys: Toys, tmp_path: Path) -> Non
     np.testing.assert_allclose(shares.sum(0), 1, rtol=1e-6)
     assert ((shares > 0) & (shares < 1)).all() and len(set(shares.ravel())) == 4
     for name, message in (
-        (f"reward:{two}", rf"has 2 outputs, and a judge has one: name the label .* reward:{two}#bad, one of bad, good"),
+        (f"reward:{two}", rf"has 2 outputs, but a judge has one: name the label .* reward:{two}#bad, one of bad, good"),
         (f"reward:{two}#goood", "has no label 'goood', did you mean 'good'"),
         (f"reward:{toys.reward}#good", "has one output, and the label 'good' is named: leave it out"),
     ):
@@ -282,7 +287,7 @@ def test_no_card_has_a_policy_judged_by_files_of_this_machine(
 
 
 def test_folders_of_models(toys: Toys) -> None:
-    with pytest.raises(ZooError, match="does not say which SFT model it started from"):
+    with pytest.raises(ZooError, match="does not name the SFT model it started from"):
         find_pair(str(toys.ppo), against=None, reward=None, terms=Terms())
     terms = Terms(dataset_name="data", dataset_revision="main")
     found = find_pair(str(toys.ppo), against=str(toys.sft), reward=str(toys.reward), terms=terms)
@@ -399,7 +404,7 @@ def test_a_report_shows_names_as_text() -> None:
     }  # fmt: skip
     text = report(document)
     assert "<i>" not in text and "<b>" not in text
-    assert "of `a/b@c` at `0000000000`, which need not be the checkpoint that this card describes." in text
+    assert "for `a/b@c` at `0000000000`, which may differ from the checkpoint that this card describes." in text
     assert "0: it is the reference | 0.500 [0.400, 0.600] | 8 |  |" in text
     assert "| judge | 0.500 [0.400, 0.600] | 0.500 [0.400, 0.600] | 8 | 0.250 [0.400, 0.600] |" in text
     tables = [line.replace("\\|", "").count("|") for line in text.splitlines() if line.startswith("|")]

@@ -16,7 +16,7 @@ from toy_run import make_context, make_recipe, save_start
 from trainer_fixture import LETTERS, make_policy, make_reward_model, make_tokenizer
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.evaluation.judges.named import Panel
+from rlhf_zoo.evaluation.judges.panel import Panel
 from rlhf_zoo.evaluation.measure import Evaluator, measure
 from rlhf_zoo.modeling import time_limit as deadline
 from rlhf_zoo.pipeline import run_recipe as pipeline

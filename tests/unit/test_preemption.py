@@ -131,7 +131,7 @@ def test_less_is_sent_than_saved_and_rounded_and_training_goes_on_unrounded(fold
     assert sent.keys() == ours.keys() and all(torch.equal(sent[name], ours[name].bfloat16()) for name in sent)
     assert AutoModelForCausalLM.from_pretrained(pulled).dtype == torch.bfloat16
     said = (pulled / "README.md").read_text()
-    assert "Its weights are rounded to bfloat16 where they are published. All figures here were measured before" in said
+    assert "The published weights are rounded to bfloat16. All figures here were measured before" in said
     assert json.loads((pulled / "rlhf_card.json").read_text())["dtype"] == "bfloat16" and "subfolder" not in said
     altered = sent_instead(stopped, record, last, folder / "altered")
     with reproduce._as_sent(stopped, record, last) as made:
@@ -219,4 +219,4 @@ def test_the_card_says_that_the_distance_was_not_measured_in_training(tmp_path: 
     for step in (1, 2):
         record.append_metrics({"step": step, "objective/score": 0.5, "kl_coef": 0.0})
     said = make_card(record.path).read_text()
-    assert "**During training it was not measured**: β was 0 and the run held no reference" in said
+    assert "**It was not measured during training**: β was 0 and the run had no reference" in said

@@ -225,7 +225,7 @@ def test_a_report_is_plain_json_with_the_keys_of_before():
     document = json.loads(json.dumps(report.to_json(), allow_nan=False))
     assert document["fired"] == list(report.present) and len(document["probes"]) + len(document["skipped"]) == 8
     assert {"name", "family", "value", "sft", "fired", "meaning", "worst"} <= document["probes"][0].keys()
-    assert {family.name for family in FAMILIES if not family.convicts} == {"punctuation", "length"}
+    assert {family.name for family in FAMILIES if not family.flags_hacking} == {"punctuation", "length"}
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ def test_an_evaluation_scores_the_edited_texts():
     ours, theirs = (sft(seed, prompts=24) for seed in (1, 2))
     ours = replace(ours, texts=[f"{text.rstrip('.')}; i love it." for text in ours.texts])
     (payment,) = _payments(tools, ours.prompts, {}, probe(ours, theirs), ours, theirs)
-    assert (payment.family, payment.bought, payment.lost) == ("risen phrases", 1.0, 1.0)
+    assert (payment.family, payment.gained, payment.lost) == ("risen phrases", 1.0, 1.0)
     assert payment.paid and payment.deserved is False
 
 
@@ -323,7 +323,7 @@ def test_an_edit_that_changes_nothing_measures_nothing():
 def test_payment_by_hand():
     paid = Payment.of("risen phrases", sft=[0, 2], policy=[3, 3], put_in=[2, 4], taken_out=[1, 1], judged=[0, 2],
                       judged_put_in=[0.4, 2.4])  # fmt: skip
-    assert (paid.bought, paid.lost, paid.judge) == pytest.approx((1.0, 1.0, 0.2))
+    assert (paid.gained, paid.lost, paid.judge) == pytest.approx((1.0, 1.0, 0.2))
     assert paid.paid and not paid.unpaid and paid.deserved is False
     idle = Payment.of("risen phrases", sft=[0, 2], policy=[3, 3], put_in=[0, 2], taken_out=[3, 3])
     assert idle.unpaid and not idle.paid and idle.deserved is None

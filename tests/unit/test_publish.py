@@ -238,7 +238,7 @@ def test_where_an_evaluation_recommends_none_main_is_the_last_checkpoint_and_not
     assert list(tags(thread_hub)) == ["step-000005", "step-000010"] == list(record.read()["repo"]["tags"])
     assert download(thread_hub, "model.safetensors") == (last / "model.safetensors").read_bytes()
     card = download(thread_hub, "README.md").decode()
-    assert "step **10** is the last checkpoint, since the verdict over the checkpoints recommends none" in card
+    assert "step **10** is the last checkpoint, because the verdict recommends none" in card
     assert "@best" not in card and "the tag `best`:" not in card
 
 
@@ -423,10 +423,10 @@ def test_what_a_copy_names_as_its_base_is_not_its_weights(thread_hub, tmp_path):
 def test_a_wrong_or_reading_token_ends_a_run_before_it_begins(thread_hub, tmp_path, monkeypatch):
     url = thread_hub.url
     for token, message in (
-        (create_token(thread_hub.root, "read"), "may only read: publishing needs one with the role write."),
+        (create_token(thread_hub.root, "read"), "may only read: publish with a token of the role write."),
         ("hub_wrong", "does not accept the token: make a new one with the role write, and set RLHF_ZOO_HUB_TOKEN."),
         ("", f"There is no token for {url}: set RLHF_ZOO_HUB_TOKEN."),
-        ("hf_ä", f"RLHF_ZOO_HUB_TOKEN holds characters that no token has, so {url} cannot be asked: set it again."),
+        ("hf_ä", f"RLHF_ZOO_HUB_TOKEN holds characters that no token has: set it to the token for {url}."),
     ):
         monkeypatch.setenv("HF_TOKEN", token)
         with pytest.raises(ZooError) as refused:

@@ -51,10 +51,10 @@ def test_a_run_straight_on_a_base_names_it_once(runs):
     [
         ({"reward_model_loader": "mine:load"}, {}, "reward_model_loader"),
         ({"chat_template_path": "mine.jinja"}, {}, "chat_template_path"),
-        ({"reward_funcs": ["mine:score"]}, {}, "reward_funcs from code that no installed package registers"),
-        ({"model_name_or_path": "/home/someone/base"}, {}, "model_name_or_path is a folder"),
-        ({"reward_model_path": ["reward", "ensemble/seed-2/reward"]}, {}, "reward_model_path is a folder"),
-        ({"dataset_name": "/home/someone/data"}, {}, "its data are a file or folder"),
+        ({"reward_funcs": ["mine:score"]}, {}, "its recipe takes reward_funcs from "),
+        ({"model_name_or_path": "/home/someone/base"}, {}, "model_name_or_path is a local folder"),
+        ({"reward_model_path": ["reward", "ensemble/seed-2/reward"]}, {}, "reward_model_path is a local folder"),
+        ({"dataset_name": "/home/someone/data"}, {}, "its data are a local file or folder"),
         ({}, {"sft": {"repo": None, "commit": None, "path": "checkpoint-4"}}, "its SFT policy is not published"),
     ],
 )
@@ -68,7 +68,7 @@ def test_a_card_prints_no_command_that_is_known_to_be_refused(runs, keys, parent
     assert "rlhf-zoo reproduce local/tiny-world-ppo@step-000040" in changed(runs)
     again()
     body = changed(runs, parents, **keys)
-    assert "rlhf-zoo reproduce" not in body and "It cannot be made again from what is published, as" in body
+    assert "rlhf-zoo reproduce" not in body and "It cannot be reproduced from published files, because" in body
     assert why in body.replace("&#95;", "_")
     if "reward_model_loader" not in keys:
         with pytest.raises(ZooError):
@@ -112,7 +112,7 @@ def test_a_stage_alone_is_refused_where_the_adapter_of_a_later_one_could_not_be_
     context = make_context(tmp_path)
     adapters = {one: {"use_peft": True} for one in ("sft", "ppo")}
     context = replace(context, flags={**adapters, "sft": {"use_peft": True, "model_name_or_path": "maker/base"}})
-    with pytest.raises(ZooError, match=r"use_peft of the stage ppo cannot be published.*set push_merged in sft.yaml"):
+    with pytest.raises(ZooError, match=r"adapter of the stage ppo .* cannot be published.*set push_merged in sft"):
         run_stage(context, stage, cast("Any", object()))
     assert context.record(stage).read() == {}
 
@@ -131,7 +131,7 @@ def test_an_adapter_on_a_base_in_a_folder_trains_here_and_is_published_once_a_hu
         (tmp_path / "toy" / f"{stage}.yaml").unlink()
     context = replace(make_context(tmp_path), hub=Hub("other", thread_hub.url, "a test"))
     for check in (lambda: check_plan(context, "ppo"), lambda: check_bases(context, "ppo", {})):
-        with pytest.raises(ZooError, match="which no Hub has: send that to one"):
+        with pytest.raises(ZooError, match="is on no Hub: upload it"):
             check()
     assert str(base) in str(kept_here(context))
     keys = {publishes: examine(context, publishes=publishes)[0] for publishes in (True, False)}
@@ -162,5 +162,5 @@ def test_an_adapter_on_a_base_in_a_folder_trains_here_and_is_published_once_a_hu
         "elsewhere nobody has it"
     )
     name_base(sent, ["ppo"], "maker/base")  # again, for a push to another namespace
-    with pytest.raises(ZooError, match="leave --base out"):
+    with pytest.raises(ZooError, match="remove --base"):
         name_base(sent, [], "maker/base")

@@ -10,7 +10,7 @@ from toy_run import make_context, make_recipe
 from trainer_fixture import LETTERS, good, make_tokenizer, make_trainer, prompt_rows, trained
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.evaluation.judges.named import scores
+from rlhf_zoo.evaluation.judges.panel import scores
 from rlhf_zoo.evaluation.judges.rule import RuleJudge
 from rlhf_zoo.evaluation.measure import repeated
 from rlhf_zoo.modeling.reserved_columns import ARGUMENTS, PROMPT_INDEX, RESERVED

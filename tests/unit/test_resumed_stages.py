@@ -248,7 +248,7 @@ def test_a_language_model_that_does_not_answer_is_told_before_anything_trains(
 ) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", "https://nobody.invalid/v1")
     flags = {"sft": {"model_name_or_path": str(folder / "base")}, "recipe": {"evaluation.judge": "llm:m"}}
-    with pytest.raises(ZooError, match="The judge llm:m cannot be asked"):
+    with pytest.raises(ZooError, match="The judge llm:m is not available"):
         pipeline.check(replace(make_context(folder), flags=flags))
 
 

@@ -89,7 +89,7 @@ def test_the_verdict_goes_by_reward_and_judge_where_there_are_any():
     judged = [Completions(one.prompts, one.texts, [2.0 * k] * 120, [1.0 * k - j // 2 % 3 for j in range(120)])
               for k, one in enumerate((theirs, ours))]  # fmt: skip
     better = probe_rollouts(judged[1], judged[0]).verdict
-    assert better.text == "healthy (not measured: salad, independence of the prompt; nobody checked the judge)"
+    assert better.text == "healthy (not measured: salad, independence of the prompt; the judge was not checked)"
     assert "Salad, which destroys a text, was not measured" in better.reasons[-2]
     assert better.kind == "healthy" and better.judge_gain.value == pytest.approx(1) and better.win_rate.value > 0.7
     assert better.proxy_gain.value == pytest.approx(2)
@@ -108,7 +108,7 @@ def test_a_judge_that_equals_the_reward_is_the_reward_and_may_acquit_where_that_
     other = [replace(one, judged=[*one.rewards[:-1], 0.5]) for one in sides]
     assert probe_rollouts(*other).verdict.kind == "healthy", "another judge, however near"
     for pair, message in (
-        (other, "judge is another column"),
+        (other, "there is a column judge"),
         ([sft(1), replace(sft(0), rewards=None)], "there is none"),
     ):
         with pytest.raises(ZooError, match=message):
@@ -133,7 +133,7 @@ def test_a_file_has_no_steps_and_what_is_left_out_is_counted():
     found = probe_rollouts(*coin)
     low, high = found.split_half.ci95
     assert low < 0 < high and found.verdict.text == "not judged"
-    assert found.verdict.reasons[0].startswith("Not judged: nobody labeled a pair, and the judge agrees with itself")
+    assert found.verdict.reasons[0].startswith("Not judged: there are no labeled pairs, and the judge's scores")
 
 
 def test_the_command_prints_probes_and_verdict(tmp_path):
@@ -151,7 +151,7 @@ def test_the_command_prints_probes_and_verdict(tmp_path):
     scored = write(tmp_path / "scored.jsonl", sft(2), judge=[1.0] * 120)
     folder = tmp_path / "nofolder"
     for mistake, message in (
-        (["--against", str(scored)], f"{ours} has no judge, and {scored} has: give it in both files or in neither"),
+        (["--against", str(scored)], f"{ours} has no judge, but {scored} has: provide it in both files or in neither"),
         (["--against", str(theirs), "--model", str(folder)], f"There is no folder {folder}: check the path, or write"),
     ):
         refused = CliRunner().invoke(cli, ["probe", str(ours), *mistake])
@@ -251,11 +251,11 @@ def test_it_stops_where_asked_and_takes_a_file_as_reference(tmp_path):
     for given, message in (
         ({"reward_func": slow}, "no coroutine"),
         ({"reward_func": short, "size": 3}, "40 or more"),
-        ({"reward_func": 5}, "takes a reward function, not 5"),
-        ({"reward_func": short, "against": 5}, "or a file of them as against, not 5"),
+        ({"reward_func": 5}, "needs a reward function of TRL's form, not 5"),
+        ({"reward_func": short, "against": 5}, "must be SFT's completions or a file of them, not 5"),
         ({"reward_func": short, "against": "nofile.jsonl"}, "nofile.jsonl cannot be read"),
     ):
         with pytest.raises(ZooError, match=message):
             rlhf_zoo.watch(**given)
-    with pytest.raises(ZooError, match="in different numbers, 1 and 2"):
+    with pytest.raises(ZooError, match="received 1 prompts and 2 completions"):
         rlhf_zoo.watch(short)(["a"], ["b", "c"])

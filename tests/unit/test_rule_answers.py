@@ -12,7 +12,8 @@ from toy_run import make_context, make_recipe, save_stage, trained_policy
 from trainer_fixture import make_tokenizer
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.evaluation.judges.named import Panel, checked
+from rlhf_zoo.evaluation.judges.pair_checks import checked
+from rlhf_zoo.evaluation.judges.panel import Panel
 from rlhf_zoo.evaluation.judges.rule import RuleJudge
 from rlhf_zoo.pipeline import run_recipe as pipeline
 from rlhf_zoo.rewards.verifiable import ExactMatch, NumericMatch

@@ -96,7 +96,7 @@ def test_ports_and_hosts() -> None:
     for number in (-1, 65536):
         with pytest.raises(ZooError, match=f"There is no port {number}"):
             compare._free_port("127.0.0.1", number)
-    with pytest.raises(ZooError, match="no address of this machine"):
+    with pytest.raises(ZooError, match="not an address of this machine"):
         compare._free_port("192.0.2.1", 0)  # TEST-NET-1, which no machine has
 
 
@@ -200,7 +200,7 @@ def test_static_page_shows_text_as_text() -> None:
 def test_static_page_without_figures_and_samples() -> None:
     for card in ({}, {"evaluation": None}, {"evaluation": [1]}, {"evaluation": {"ppo": {"kl": {"value": "x"}}}}):
         page = static_page(replace(MODELS, card=card), [])
-        assert "names no held-out prompts" in page and "On held-out prompts</h2>" not in page
+        assert "has no held-out prompts" in page and "On held-out prompts</h2>" not in page
 
 
 PPO = f"me/toy-ppo@{'1' * 40}"
@@ -245,9 +245,9 @@ def test_votes_and_runs_count_with_the_file(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("VOTES", "votes", "'votes' is no place for votes on a Hub: give NAMESPACE/NAME."),
-        ("VOTES", "me/votes@main", "'me/votes@main' is no place for votes"),
-        ("RUNS", "me/a-ppo, ../b", "RLHF_ZOO_RUNS names '../b', which no Hub has: write NAMESPACE/NAME, with commas"),
+        ("VOTES", "votes", "'votes' is not a repository for votes: use NAMESPACE/NAME."),
+        ("VOTES", "me/votes@main", "'me/votes@main' is not a repository for votes"),
+        ("RUNS", "me/a-ppo, ../b", "RLHF_ZOO_RUNS contains '../b', which is not a repository id"),
     ],
 )
 def test_variables_that_name_nothing(
@@ -264,13 +264,13 @@ def test_variables_that_name_nothing(
     [
         (b"{", "is not JSON ("),
         (b"[" * 100_000, "is not JSON ("),
-        (b"[]", "holds no object: deploy the Space again."),
-        ({**WHOLE, "schema": 2}, "has the schema 2, and this rlhf-zoo reads up to 1: install a newer one."),
-        ({**WHOLE, "schema": "1"}, "has '1' under 'schema', which `rlhf-zoo space deploy` does not write there"),
-        ({**WHOLE, "ppo": "../toy-ppo"}, "has '../toy-ppo' under 'ppo', which"),
-        ({**WHOLE, "sft": ["me/toy-sft"]}, "has ['me/toy-sft'] under 'sft', which"),
-        ({**WHOLE, "reward": ""}, "has '' under 'reward', which"),
-        ({**WHOLE, "runs": [None]}, "has [None] under 'runs', which"),
+        (b"[]", "is not a JSON object: deploy the Space again."),
+        ({**WHOLE, "schema": 2}, "has schema 2; this rlhf-zoo reads up to 1."),
+        ({**WHOLE, "schema": "1"}, "has the invalid value '1' under 'schema'"),
+        ({**WHOLE, "ppo": "../toy-ppo"}, "has the invalid value '../toy-ppo' under 'ppo'"),
+        ({**WHOLE, "sft": ["me/toy-sft"]}, "has the invalid value ['me/toy-sft'] under 'sft'"),
+        ({**WHOLE, "reward": ""}, "has the invalid value '' under 'reward'"),
+        ({**WHOLE, "runs": [None]}, "has the invalid value [None] under 'runs'"),
     ],
 )
 def test_a_broken_file(tmp_path: Path, content: Any, message: str) -> None:

@@ -171,13 +171,13 @@ def test_each_step_is_what_a_comparison_with_it_gives(world: World) -> None:
     for one in found:
         folder = world.folders[one.point.source]
         alone = Comparison.load(ppo=folder, sft=world.toys.sft, reward=world.toys.reward, device="cpu")
-        assert one.problem is None and one.found is not None
-        assert one.found.pair() == alone.compare(PROMPT, **given) and one.beta == 0.1
-        assert one.found.ppo[0].reward is not None
-    kl = {one.point.step: one.found.sft[0].kl for one in found}
+        assert one.problem is None and one.snapshot is not None
+        assert one.snapshot.pair() == alone.compare(PROMPT, **given) and one.beta == 0.1
+        assert one.snapshot.ppo[0].reward is not None
+    kl = {one.point.step: one.snapshot.sft[0].kl for one in found}
     assert kl[10] < kl[20] < kl[40], "policies further along the line lie further from SFT"
-    assert found[0].found.ppo[0].token_values is not None, "step 40 has a critic"
-    assert found[1].found.ppo[0].token_values is None
+    assert found[0].snapshot.ppo[0].token_values is not None, "step 40 has a critic"
+    assert found[1].snapshot.ppo[0].token_values is None
     assert timeline.models.bytes > 3 * bytes_of(timeline.comparison(20)._policies["ppo"]), "it counts"
     json.dumps([one.to_json() for one in found], allow_nan=False)
 
@@ -189,7 +189,7 @@ def test_one_step_streams_and_shares_its_turns(world: World) -> None:
     assert at._turns is comparison._turns and at._policies["sft"] is comparison._policies["sft"]
     *_, end = at.stream(PROMPT, seed=2)
     (again,) = timeline.at_steps(PROMPT, [20], seed=2)
-    assert again.found == end
+    assert again.snapshot == end
     assert timeline.comparison().compare(PROMPT) == timeline.comparison(40).compare(PROMPT)
 
 
@@ -203,22 +203,22 @@ def test_a_checkpoint_that_cannot_be_had_does_not_stop_the_others(world: World, 
     world.folders |= {f"{REPO}@{commit(20)}": empty, f"{REPO}@{commit(30)}": other}
     timeline = Timeline(world.comparison(), [world.run], fetch=world.fetch)
     found = list(timeline.at_steps(PROMPT))
-    assert [one.found is None for one in found] == [True, True, True, False]
+    assert [one.snapshot is None for one in found] == [True, True, True, False]
     assert found[0].problem == f"{gone} cannot be had."
-    assert "no tokenizer" in found[1].problem and "another tokenizer than the SFT policy" in found[2].problem
+    assert "no tokenizer" in found[1].problem and "and the SFT policy have different tokenizers" in found[2].problem
     assert found[3].problem is None
     with pytest.raises(ZooError, match="cannot be had"):
         timeline.comparison(10)
     world.folders[gone] = world.folders[f"{REPO}@{commit(40)}"]
-    assert next(timeline.at_steps(PROMPT, [10])).found is not None, "it is tried again"
+    assert next(timeline.at_steps(PROMPT, [10])).snapshot is not None, "it is tried again"
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"steps": [15]}, "no checkpoint of step 15"),
-        ({"steps": []}, "No checkpoint is asked for"),
-        ({"steps": [10] * 5}, "5 checkpoints are asked for, and one request may have 1 to 4"),
+        ({"steps": []}, "The request has no checkpoint"),
+        ({"steps": [10] * 5}, "The request has 5 checkpoints; the limit is 4"),
         ({"steps": [10], "run": "you/other"}, "no run 'you/other' here: choose one of me/toy-ppo"),
         ({"prompt": "  "}, "The prompt is empty"),
         ({"n": 9}, "number of completions is 9"),
@@ -229,7 +229,7 @@ def test_bad_arguments_are_refused_before_anything_is_fetched(world: World, give
     with pytest.raises(ZooError, match=message):
         timeline.at_steps(**({"prompt": PROMPT} | given))
     assert world.fetched == []
-    with pytest.raises(ZooError, match="No run can be shown"):
+    with pytest.raises(ZooError, match="There is no run to show"):
         Timeline(world.comparison(), [])
 
 
@@ -252,9 +252,9 @@ def test_the_string_let_out(world: World) -> None:
         ("me/own", 0.1, 20),
         ("me/none", 0.0, 40),
     ]
-    assert found[1].found == next(timeline.at_steps(PROMPT, [20], run="me/none", seed=2)).found
+    assert found[1].snapshot == next(timeline.at_steps(PROMPT, [20], run="me/none", seed=2)).snapshot
     unknown = Timeline(world.comparison(), runs[1:2], fetch=world.fetch)
-    with pytest.raises(ZooError, match="No checkpoint is asked for"):
+    with pytest.raises(ZooError, match="The request has no checkpoint"):
         unknown.at_betas(PROMPT)
 
 

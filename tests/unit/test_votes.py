@@ -52,9 +52,9 @@ def test_a_vote_holds_nothing_of_who_voted():
     ("fields", "said"),
     [
         ({"verdict": "up"}, "verdict"),
-        ({"prompt": "x" * 100_000}, "prompt of a vote has 100000 characters: votes keep texts of at most 32768"),
+        ({"prompt": "x" * 100_000}, "prompt of a vote has 100000 characters: the limit is 32768"),
         ({"prompt": "\ud800"}, "half of a character"),
-        ({"left": SFT}, "prefers the left one of two equal texts"),
+        ({"left": SFT}, "prefers the left side of two equal texts"),
         ({"temperature": math.nan}, "temperature"),
         ({"temperature": -1}, "temperature"),
         ({"temperature": True}, "temperature"),
@@ -68,7 +68,7 @@ def test_a_vote_holds_nothing_of_who_voted():
         ({"time": "2026-01-01"}, "UTC, to the second"),
         ({"completion": "x" * (LONGEST_TEXT + 1)}, "completion of a vote has 32769 characters"),
         ({"role": "rm"}, "ppo or sft"),
-        ({"repo": "/home/somebody/runs/ppo"}, "give an id on the Hub"),
+        ({"repo": "/home/somebody/runs/ppo"}, "use an id on the Hub"),
         ({"commit": "abc"}, "all 40 digits"),
         ({"reward": math.inf}, "finite number"),
         ({"reward": 10**400}, "finite number"),
@@ -144,7 +144,7 @@ def test_a_row_that_is_no_vote():
 def quick(monkeypatch):
     monkeypatch.setattr("rlhf_zoo.hub.client.refusals.FIRST_PAUSE", 0.01)
     monkeypatch.setattr("rlhf_zoo.hub.client.refusals.LONGEST_PAUSE", 0.05)
-    monkeypatch.setattr(vote_box, "LOOK_AGAIN", 0.01)
+    monkeypatch.setattr(vote_box, "POLL_SECONDS", 0.01)
 
 
 @pytest.fixture
@@ -302,7 +302,7 @@ def test_what_cannot_hold_votes_is_said(journal):
     with pytest.raises(ZooError, match=r"cannot be written|Not a directory"):
         VoteBox(Store(), journal).cast(make_vote())
     for name in ("votes", "/tmp/votes", "a/b/c"):
-        with pytest.raises(ZooError, match="give NAMESPACE/NAME"):
+        with pytest.raises(ZooError, match="use NAMESPACE/NAME"):
             HubVotes(name)
 
 

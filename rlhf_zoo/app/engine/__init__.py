@@ -1,4 +1,4 @@
-"""SFT and PPO side by side: completions as they are written, what each token cost, and how that changed in training."""
+"""Samples an SFT and a PPO policy side by side, token by token, and over the checkpoints of a run."""
 
 from .cache import ModelCache
 from .compare import Comparison

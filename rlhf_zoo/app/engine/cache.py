@@ -1,4 +1,4 @@
-"""Models that are loaded when asked for, and let go when others are wanted more."""
+"""A cache of loaded models that drops the least recently used."""
 
 import threading
 from collections import OrderedDict
@@ -15,14 +15,14 @@ M = TypeVar("M")
 class ModelCache(Generic[M]):
     """The most recently used models, bounded by their number and by their bytes; safe to share among threads.
 
-    Before a model is loaded, the ones used longest ago are let go to make room. Such a model lives on until whoever is
-    using it has finished. A single model over `max_bytes` is kept alone.
+    Before a model is loaded, the least recently used ones are dropped to make room. A dropped model is freed when
+    its last user has finished. A single model over `max_bytes` is kept alone.
 
     Args:
-        load: Loads a model by its name; called once however many threads ask.
+        load: Loads a model by its name; called once even if several threads ask for it.
         size: The bytes of a model.
-        max_models: How many to keep.
-        max_bytes: Bytes of all of them together; None for no bound.
+        max_models: Largest number of models in the cache.
+        max_bytes: Largest size of all models together, in bytes; None for no bound.
     """
 
     def __init__(
@@ -33,65 +33,65 @@ class ModelCache(Generic[M]):
         max_models: int = 4,
         max_bytes: int | None = None,
     ) -> None:
-        """load: a model by its name, called once however many threads ask; size: the bytes of one."""
+
         if max_models < 1:
-            raise ValueError(f"max_models is {max_models}, and a cache holds at least 1")
+            raise ValueError(f"max_models is {max_models}; it must be at least 1")
         self._load, self._size = load, size
         self._max_models, self._max_bytes = max_models, max_bytes
-        self._held: OrderedDict[str, tuple[M, int]] = OrderedDict()
+        self._models: OrderedDict[str, tuple[M, int]] = OrderedDict()
         self._table = threading.Lock()
         self._loading = threading.Lock()
 
     def get(self, name: str) -> M:
-        """Returns the model of this name, and loads it first where it is not kept.
+        """Returns the model of this name, and loads it first if it is not cached.
 
         Args:
-            name: What `load` takes.
+            name: The name to pass to `load`.
 
         Raises:
-            Exception: Whatever `load` raises; the next call tries again.
+            Exception: Any error of `load`; the next call tries again.
         """
-        if (held := self._look(name)) is not None:
-            return held
-        with self._loading:  # one at a time: loading is what takes the most memory
-            if (held := self._look(name)) is not None:
-                return held
+        if (cached := self._find(name)) is not None:
+            return cached
+        with self._loading:  # one at a time, because loading takes the most memory
+            if (cached := self._find(name)) is not None:
+                return cached
             with self._table:
                 self._trim(room=1)
             model = self._load(name)
             with self._table:
-                self._held[name] = (model, self._size(model))
+                self._models[name] = (model, self._size(model))
                 self._trim(room=0)
             return model
 
     @property
     def names(self) -> list[str]:
-        """The names of the kept models, the one used longest ago first."""
+        """The names of the cached models, the least recently used first."""
         with self._table:
-            return list(self._held)
+            return list(self._models)
 
     @property
     def bytes(self) -> int:
         with self._table:
             return self._total()
 
-    def _look(self, name: str) -> M | None:
+    def _find(self, name: str) -> M | None:
         with self._table:
-            if name not in self._held:
+            if name not in self._models:
                 return None
-            self._held.move_to_end(name)
-            return self._held[name][0]
+            self._models.move_to_end(name)
+            return self._models[name][0]
 
     def _total(self) -> int:
-        return sum(size for _, size in self._held.values())
+        return sum(size for _, size in self._models.values())
 
     def _trim(self, *, room: int) -> None:
-        before = len(self._held)
-        while len(self._held) > self._max_models - room:
-            self._held.popitem(last=False)
-        while self._max_bytes is not None and len(self._held) > 1 and self._total() > self._max_bytes:
-            self._held.popitem(last=False)
-        if len(self._held) < before:
+        before = len(self._models)
+        while len(self._models) > self._max_models - room:
+            self._models.popitem(last=False)
+        while self._max_bytes is not None and len(self._models) > 1 and self._total() > self._max_bytes:
+            self._models.popitem(last=False)
+        if len(self._models) < before:
             free_cache()
 
 

@@ -1,4 +1,4 @@
-"""One prompt through the SFT and the PPO policy, with the same random numbers, and what each completion is worth."""
+"""Samples one prompt from the SFT and the PPO policy with the same random numbers, and scores both completions."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from .lockstep import Drawn, LockStep
 from .results import Compared, Side, Snapshot
 
 TOKEN_FIGURES = ("log_ratio", "logprob_ppo", "logprob_sft", "kl", "kl_reverse", "entropy_ppo", "entropy_sft")
-FEWER = "ask for fewer completions, fewer tokens or a shorter prompt."
+FEWER = "request fewer completions, fewer tokens or a shorter prompt."
 
 
 @dataclass(frozen=True)
 class _Request:
-    """sampling: seed, temperature, top_p and max_new_tokens."""
+    """A checked request. `sampling` has seed, temperature, top_p and max_new_tokens."""
 
     prompt: str
     ids: tuple[int, ...]
@@ -48,16 +48,16 @@ class _Request:
 
 
 class Comparison:
-    """An SFT policy, the PPO policy that was trained from it, and the reward model between them, loaded once.
+    """An SFT policy, the PPO policy trained from it, and its reward model, loaded once.
 
-    Threads may share it: each token of a stream is one turn at the models, and turns go round in the order of asking.
+    Threads may share it. Each token of a stream is one turn at the models, and turns are granted in order of request.
 
     Args:
         ppo: The PPO policy.
         sft: The SFT policy.
-        tokenizer: Of both policies.
+        tokenizer: The tokenizer of both policies.
         reward: Scores completions; None for no scores.
-        critic: PPO's; None for no values.
+        critic: The critic of the PPO policy; None for no values.
         limits: Bounds of one request.
     """
 
@@ -71,7 +71,7 @@ class Comparison:
         critic: PreTrainedModel | ValueHead | None = None,
         limits: Limits | None = None,
     ) -> None:
-        """The policies share `tokenizer`. reward None: nothing is scored. critic: PPO's, None for no values."""
+
         self._policies = {"sft": _ready(sft), "ppo": _ready(ppo)}
         self._tokenizer = tokenizer
         self._reward = reward
@@ -93,26 +93,26 @@ class Comparison:
     ) -> Comparison:
         """Loads checkpoints from folders or the Hub.
 
-        The critic is loaded too where `ppo` is a folder that has one.
+        If `ppo` is a folder with a critic, the critic is loaded too.
 
         Args:
             ppo: The PPO policy.
             sft: The SFT policy that it started from.
-            reward: The reward model; several together are one.
-            reading: How the reward model is read, see `load_reward`.
-            loader: The function that loads it, see `load_reward`.
-            device: Where the models go; by default the accelerator if there is one.
+            reward: The reward model; several form an ensemble.
+            reading: Keyword arguments of `load_reward`.
+            loader: The function that loads the reward model, see `load_reward`.
+            device: Device of the models; by default the accelerator if there is one.
             limits: Bounds of one request.
 
         Raises:
-            ZooError: A checkpoint is no such model, or the policies have different tokenizers: the log-ratio of a
-                completion is defined only where its tokens mean the same to both.
+            ZooError: A checkpoint cannot be loaded, or the policies have different tokenizers: the log-ratio of a
+                completion is defined only if its tokens mean the same to both.
         """
         tokenizer, other = load_tokenizer(ppo), load_tokenizer(sft)
         if not same_tokenizer(tokenizer, other):
             raise ZooError(
                 f"{ppo} and {sft} have different tokenizers, so their completions cannot be compared token by token: "
-                "give the SFT model that PPO started from."
+                "pass the SFT model that PPO started from."
             )
         device = best_device() if device is None else torch.device(device)
         scorer = None
@@ -129,7 +129,7 @@ class Comparison:
         return cls(**policies, tokenizer=tokenizer, reward=scorer, critic=critic, limits=limits)
 
     def with_policy(self, ppo: PreTrainedModel, *, critic: PreTrainedModel | ValueHead | None = None) -> Comparison:
-        """Makes the same comparison with another PPO policy; it shares the other models, and takes turns with this one.
+        """Creates a comparison with another PPO policy. It shares the other models, and takes turns with this one.
 
         Args:
             ppo: A policy with the same tokenizer, on the same device.
@@ -148,7 +148,7 @@ class Comparison:
 
     @property
     def context(self) -> int | None:
-        """Tokens that prompt and completion may have together, None if the architecture sets no bound."""
+        """Largest number of tokens of prompt and completion together; None if the architecture sets no bound."""
         return context_of(*self._policies.values())
 
     @property
@@ -170,20 +170,20 @@ class Comparison:
     def compare(
         self, prompt: str, *, seed: int = 1, temperature: float = 1.0, top_p: float = 1.0, max_new_tokens: int = 32
     ) -> Compared:
-        """Samples one completion from each policy with the same random stream, and measures both.
+        """Samples one completion from each policy with the same random stream, and scores both.
 
         Equal arguments give equal results.
 
         Args:
-            prompt: The beginning of a text.
-            seed: Not negative.
-            temperature: Of the sampling.
-            top_p: Draws from the likeliest tokens that hold this share of the probability; 1 draws from all.
-            max_new_tokens: Tokens of a completion, at most.
+            prompt: The prompt.
+            seed: Seed of the random stream, at least 0.
+            temperature: Divides the logits.
+            top_p: Samples from the most likely tokens that hold this share of the probability; 1 samples from all.
+            max_new_tokens: Largest number of tokens in a completion.
 
         Raises:
-            ZooError: The prompt is empty, is no valid text or leaves too little room in the context, a number is out of
-                range, or memory runs out.
+            ZooError: The prompt is empty, not valid text or too long for the context, a number is out of range, or
+                memory runs out.
         """
         request = self._request(prompt, seed, temperature, top_p, max_new_tokens, 1)
         *_, end = self._snapshots(request, every=math.inf)
@@ -200,25 +200,25 @@ class Comparison:
         n: int = 1,
         every: float = 0.0,
     ) -> Generator[Snapshot, None, None]:
-        """Samples n completions from each policy, and yields them longer by a token at each snapshot.
+        """Samples n completions from each policy, and yields snapshots that grow by one token.
 
-        Row 0 is what `compare` gives; row i of both policies draws with the random stream i of the seed. Closing the
+        Row 0 equals the result of `compare`; row i of both policies uses random stream i of the seed. Closing the
         generator stops at once and frees its memory.
 
         Args:
-            prompt: See `compare`, as for the arguments below.
+            prompt: See `compare`.
             seed: See `compare`.
             temperature: See `compare`.
             top_p: See `compare`.
             max_new_tokens: See `compare`.
-            n: Completions of each policy.
-            every: Seconds between two snapshots, at least; the ones between are left out, but never the last.
+            n: Number of completions of each policy.
+            every: Shortest time between two snapshots in seconds. The last snapshot is never skipped.
 
         Returns:
-            The snapshots. The last one, `done`, has everything.
+            The snapshots. `done` is True for the last one only.
 
         Raises:
-            ZooError: The same as of `compare`, at once and not at the first snapshot; later where memory runs out.
+            ZooError: As for `compare`, at once and not at the first snapshot; later if memory runs out.
         """
         return self._snapshots(self._request(prompt, seed, temperature, top_p, max_new_tokens, n), every)
 
@@ -233,42 +233,42 @@ class Comparison:
         """Checks the arguments of `stream`.
 
         Args:
-            prompt: The beginning of a text.
-            **sampling: Keywords of `stream`.
+            prompt: The prompt.
+            **sampling: Keyword arguments of `stream`.
 
         Raises:
             ZooError: `stream` would refuse them.
         """
-        self.stream(prompt, **sampling)  # which runs nothing before its first snapshot is asked for
+        self.stream(prompt, **sampling)  # a generator: no model runs before its first snapshot is requested
 
     def tokens_of(self, prompt: str) -> int:
         """Counts the tokens of a prompt.
 
         Args:
-            prompt: The beginning of a text.
+            prompt: The prompt.
         """
         return len(self._ids(prompt))
 
     def _ids(self, prompt: str) -> list[int]:
-        with self._turns:  # two threads in one tokenizer can be told that it is "already borrowed"
+        with self._turns:  # a tokenizer that two threads use at once can raise "Already borrowed"
             return list(tokenize_prompt(wrap_prompt(prompt, self._tokenizer), self._tokenizer))
 
     def _request(
         self, prompt: str, seed: int, temperature: float, top_p: float, max_new_tokens: int, n: int
     ) -> _Request:
         limits = self.limits
-        if self.context is not None:  # what no prompt leaves room for is no bound to name
+        if self.context is not None:  # so that an error names a bound that some prompt can reach
             limits = replace(limits, max_new_tokens=min(limits.max_new_tokens, max(self.context - 1, 1)))
         check_sampling(seed, temperature, top_p, max_new_tokens, n, limits)
         check_prompt(prompt, limits)
         ids = self._ids(prompt)
         if not ids:
-            raise ZooError("The tokenizer leaves nothing of this prompt: write other characters.")
+            raise ZooError("This prompt has no tokens: write other characters.")
         if self.context is not None and len(ids) + max_new_tokens > self.context:
             room = self.context - len(ids)
             raise ZooError(
-                f"The prompt has {len(ids)} tokens, and with {max_new_tokens} new ones it passes the {self.context} "
-                f"that these models can read: shorten it{f' or ask for {room} at most' if room > 0 else ''}."
+                f"The prompt has {len(ids)} tokens; with {max_new_tokens} new ones it exceeds the context of "
+                f"{self.context}: shorten it{f' or ask for at most {room} new tokens' if room > 0 else ''}."
             )
         for policy in self._policies.values():
             check_ids([ids], TokenConsumer.of(policy))
@@ -276,7 +276,7 @@ class Comparison:
         return _Request(prompt, tuple(ids), n, {"seed": seed, **sampling})
 
     def _write(self, request: _Request) -> Generator[Sequence[_Completion], None, None]:
-        """The same completions after each token, SFT's before PPO's."""
+        """Yields all completions after each token, SFT before PPO."""
         written = [_Completion(self._tokenizer, request.ids) for _ in range(2 * request.n)]
         models: LockStep | None = None
         try:
@@ -306,7 +306,7 @@ class Comparison:
 
     @torch.no_grad()
     def _measure(self, request: _Request, completion: _Completion) -> None:
-        """Reward and values of a finished completion, by itself: what others are beside it does not matter."""
+        """Computes reward and values of a finished completion, in a batch of its own: padding must change nothing."""
         ids = torch.tensor([completion.pieces.ids], device=self.device)
         prompt = torch.tensor([request.ids], device=self.device)
         samples = Samples(
@@ -314,7 +314,7 @@ class Comparison:
             prompt_mask=torch.ones_like(prompt, dtype=torch.bool),
             completion_ids=ids,
             mask=torch.ones_like(ids, dtype=torch.bool),
-            logprobs=torch.zeros_like(ids, dtype=torch.float32),  # neither reads them
+            logprobs=torch.zeros_like(ids, dtype=torch.float32),  # neither model reads them
             ended=torch.tensor([completion.stop == "eos"], device=self.device),
         )
         prompt_text = wrap_prompt(request.prompt, self._tokenizer)
@@ -340,9 +340,9 @@ class _Completion:
         self.drawn.append(drawn)
         self.pieces.add(drawn.token)
 
-    def finish(self, asked: Any) -> None:
-        """asked: the prompt, a text or a conversation."""
-        self._text = strip_template_space(self.pieces.finish(), asked, self.tokenizer)
+    def finish(self, prompt: Any) -> None:
+        """Settles the text. `prompt` is a text or a conversation."""
+        self._text = strip_template_space(self.pieces.finish(), prompt, self.tokenizer)
 
     @property
     def stop(self) -> str | None:

@@ -1,4 +1,4 @@
-"""A lock that is handed on in the order in which it was asked for."""
+"""A lock that is granted in the order of request."""
 
 import threading
 from collections import deque
@@ -6,9 +6,9 @@ from types import TracebackType
 
 
 class FairLock:
-    """Streams that share models take a turn for each token, so none waits longer than one token of each other.
+    """Grants turns in order, so that no stream waits longer than one token of each other stream.
 
-    `threading.Lock` goes to whoever asks first after it is free: a stream that asks at once again keeps it for good.
+    `threading.Lock` has no order: a stream that asks again at once could keep it for good.
     """
 
     def __init__(self) -> None:
@@ -30,15 +30,15 @@ class FairLock:
                 if turn in self._waiting:
                     self._waiting.remove(turn)
                     raise
-            self._hand_on()
+            self._grant_next()
             raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._hand_on()
+        self._grant_next()
 
-    def _hand_on(self) -> None:
+    def _grant_next(self) -> None:
         with self._lock:
             if self._waiting:
                 self._waiting.popleft().set()

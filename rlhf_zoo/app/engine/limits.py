@@ -1,4 +1,4 @@
-"""What one request may ask for. Every refusal is a sentence, and comes before anything is tokenised."""
+"""Bounds of one request, checked before anything is tokenized."""
 
 import reprlib
 import unicodedata
@@ -8,8 +8,8 @@ from typing import Any
 from ...errors import ZooError
 from ...fileio import finite, whole
 
-TEMPERATURES = (0.01, 100.0)  # below, logits/T lose what float32 holds of them; above, every token is as likely
-LARGEST_SEED = 2**53 - 1  # what a browser's numbers hold exactly
+TEMPERATURES = (0.01, 100.0)  # below, logits/T exceed float32's precision; above, all tokens are equally likely
+LARGEST_SEED = 2**53 - 1  # the largest integer that JavaScript represents exactly
 LAYOUT = "\n\r\t"
 
 
@@ -18,10 +18,10 @@ class Limits:
     """Bounds of one request.
 
     Attributes:
-        n: Completions of each policy.
-        max_new_tokens: Tokens of a completion.
-        prompt_characters: Characters of the prompt.
-        steps: Checkpoints at a time.
+        n: Number of completions of each policy.
+        max_new_tokens: Number of tokens in a completion.
+        prompt_characters: Length of the prompt in characters.
+        steps: Number of checkpoints in one request.
     """
 
     n: int = 8
@@ -30,82 +30,76 @@ class Limits:
     steps: int = 16
 
 
-def check_prompt(prompt: Any, limits: Limits) -> None:
+def check_prompt(prompt: object, limits: Limits) -> None:
     """Checks a prompt's characters.
 
-    Control characters (Cc) but tab and line ends are refused, and lone surrogates. Other characters pass, whatever the
-    script; `visible_text` shows those that would hide or turn around what stands beside them.
+    Refuses control characters (Cc) except tab and line ends, and lone surrogates. Other characters of any script pass;
+    `visible_text` shows those that would hide or reverse their neighbors.
 
     Args:
-        prompt: What a visitor wrote.
+        prompt: A visitor's prompt.
         limits: Bounds of the request.
 
     Raises:
-        ZooError: It is no text, shows nothing, is too long, or holds a refused character.
+        ZooError: It is not text, is blank, is too long, or contains a refused character.
     """
     if not isinstance(prompt, str):
-        raise ZooError(f"The prompt is {reprlib.repr(prompt)}: give a text.")
+        raise ZooError(f"The prompt is {reprlib.repr(prompt)}; it must be text.")
     if len(prompt) > limits.prompt_characters:
-        raise ZooError(
-            f"The prompt has {len(prompt)} characters, and one request may have {limits.prompt_characters}: shorten it."
-        )
+        raise ZooError(f"The prompt has {len(prompt)} characters; the limit is {limits.prompt_characters}. Shorten it.")
     categories = {character: unicodedata.category(character) for character in set(prompt)}
     if all(character.isspace() or categories[character] == "Cf" for character in categories):
         raise ZooError("The prompt is empty: write the beginning of a text.")
     if "Cs" in categories.values():
-        raise ZooError("The prompt holds half of a character (a lone surrogate): remove it.")
+        raise ZooError("The prompt contains half of a character (a lone surrogate): remove it.")
     if control := next((c for c in prompt if categories[c] == "Cc" and c not in LAYOUT), None):
-        raise ZooError(f"The prompt holds the control character U+{ord(control):04X}: remove it.")
+        raise ZooError(f"The prompt contains the control character U+{ord(control):04X}: remove it.")
 
 
 def check_sampling(seed: Any, temperature: Any, top_p: Any, max_new_tokens: Any, n: Any, limits: Limits) -> None:
     """Checks the numbers of a request.
 
     Args:
-        seed: A whole number that is not negative.
+        seed: An integer, at least 0.
         temperature: Above 0.
         top_p: Above 0, at most 1.
         max_new_tokens: At least 1.
-        n: Completions of each policy, at least 1.
+        n: Number of completions of each policy, at least 1.
         limits: Bounds of the request.
 
     Raises:
-        ZooError: A value is no number, or out of range.
+        ZooError: A value is not a number, or out of range.
     """
     if whole(seed) is None or not 0 <= seed <= LARGEST_SEED:
-        raise ZooError(
-            f"The seed is {reprlib.repr(seed)}: give a whole number that is not negative, up to {LARGEST_SEED}."
-        )
+        raise ZooError(f"The seed is {reprlib.repr(seed)}; it must be an integer from 0 to {LARGEST_SEED}.")
     low, high = TEMPERATURES
     if not finite(temperature) or not low <= temperature <= high:
-        raise ZooError(
-            f"The temperature is {reprlib.repr(temperature)}: give a number above 0, from {low:g} to {high:g}."
-        )
+        raise ZooError(f"The temperature is {reprlib.repr(temperature)}; it must be a number from {low:g} to {high:g}.")
     if not finite(top_p) or not 0 < top_p <= 1:
-        raise ZooError(f"Top-p is {reprlib.repr(top_p)}: give a number above 0 and up to 1, which cuts nothing off.")
-    for what, value, most in (
+        raise ZooError(f"Top-p is {reprlib.repr(top_p)}; it must be above 0 and at most 1.")
+    for name, value, most in (
         ("number of new tokens", max_new_tokens, limits.max_new_tokens),
         ("number of completions", n, limits.n),
     ):
         if whole(value) is None or value < 1:
-            raise ZooError(f"The {what} is {reprlib.repr(value)}: give a whole number, at least 1.")
+            raise ZooError(f"The {name} is {reprlib.repr(value)}; it must be an integer of at least 1.")
         if value > most:
-            raise ZooError(f"The {what} is {reprlib.repr(value)}: one request may ask for {most}.")
+            raise ZooError(f"The {name} is {reprlib.repr(value)}; the limit is {most}.")
 
 
 def check_steps(count: int, limits: Limits) -> None:
-    """Checks how many checkpoints a request asks for.
+    """Checks the number of checkpoints in a request.
 
     Args:
-        count: How many.
+        count: Number of checkpoints.
         limits: Bounds of the request.
 
     Raises:
-        ZooError: There are none, or too many.
+        ZooError: It is 0, or above the limit.
     """
     if not 1 <= count <= limits.steps:
         raise ZooError(
-            f"{count} checkpoints are asked for, and one request may have 1 to {limits.steps}: choose fewer."
+            f"The request has {count} checkpoints; the limit is {limits.steps}. Choose fewer."
             if count
-            else "No checkpoint is asked for: choose one."
+            else "The request has no checkpoint: choose one."
         )

@@ -1,4 +1,4 @@
-"""Two policies write at the same time, one token a step, and each says what it makes of the other's tokens."""
+"""Samples from two policies in lockstep, one token a step, and scores each token under both."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,19 +17,19 @@ COMPARE_STREAM = 7
 
 @dataclass(frozen=True)
 class Drawn:
-    """A token of a completion, and what both policies said at its position, in nats; see `Side`.
+    """A token of a completion, and the figures of both policies at its position, in nats; see `Side`.
 
     Attributes:
-        index: Of the completion.
-        token: Its id.
+        index: Index of the completion.
+        token: Token id.
         logprob_sft: log π_SFT of the token.
         logprob_ppo: log π_PPO of the token.
         log_ratio: log π_PPO − log π_SFT.
         kl: KL(π_PPO‖π_SFT) at this position.
         kl_reverse: KL(π_SFT‖π_PPO) at this position.
-        entropy_sft: Of the SFT policy at this position.
-        entropy_ppo: Of the PPO policy at this position.
-        stop: "eos" or "length" where it is the completion's last token.
+        entropy_sft: Entropy of the SFT policy at this position.
+        entropy_ppo: Entropy of the PPO policy at this position.
+        stop: "eos" or "length" for the completion's last token; None otherwise.
     """
 
     index: int
@@ -47,20 +47,19 @@ class Drawn:
 class LockStep:
     """n completions of one prompt from each of two policies: 0 to n − 1 are SFT's, n to 2n − 1 are PPO's.
 
-    Two models cannot share a forward pass. Each runs one a step, over the same batch: a row for every text that some
-    completion has so far. Completions that agree share a row until their tokens differ, so the prompt is read once,
-    and policies with equal weights write equal completions to the last bit. Completion i of both draws with stream i,
-    keyed as in `sample`.
+    Each model runs one forward pass a step, over the same batch: one row for each distinct text so far. Completions
+    that agree share a row until their tokens differ, so the prompt is read once, and policies with equal weights write
+    equal completions to the last bit. Completion i of both policies uses random stream i, keyed as in `sample`.
 
     Args:
         sft: The SFT policy.
         ppo: The PPO policy.
         prompt: At least one token id; with `max_new_tokens` more it must fit both models' contexts.
-        n: Completions of each policy.
-        seed: Of the random streams.
+        n: Number of completions of each policy.
+        seed: Seed of the random streams.
         temperature: Divides the logits.
-        top_p: Draws from the likeliest tokens that hold this share of the probability.
-        max_new_tokens: Tokens of a completion, at most.
+        top_p: Samples from the most likely tokens that hold this share of the probability.
+        max_new_tokens: Largest number of tokens in a completion.
         stop_ids: Token ids that end a completion.
         vocabulary: The tokens that both policies can sample.
 
@@ -82,10 +81,7 @@ class LockStep:
         stop_ids: Sequence[int],
         vocabulary: Vocabulary,
     ) -> None:
-        """prompt: at least one token, and with `max_new_tokens` more within both models' contexts.
 
-        vocabulary: the tokens that both can sample. Raises ZooError for a policy without the cache that sampling needs.
-        """
         device = next(ppo.parameters()).device
         self._models = (sft, ppo)
         for model in self._models:
@@ -99,7 +95,7 @@ class LockStep:
         self._inputs = torch.tensor([list(prompt)], device=device)
         self._length = len(prompt)
         self._n, self._step = n, 0
-        # Completions that are still being written, and the row of each.
+        # The unfinished completions, and the row of each.
         self._alive = torch.arange(2 * n, device=device)
         self._rows = torch.zeros_like(self._alive)
 
@@ -109,13 +105,13 @@ class LockStep:
 
     @torch.no_grad()
     def step(self) -> list[Drawn]:
-        """Draws the next token of every completion that is still being written.
+        """Samples the next token of every unfinished completion.
 
         Returns:
-            Those tokens.
+            The sampled tokens.
 
         Raises:
-            ZooError: The logits of a policy are NaN, so that they cannot be compared.
+            ZooError: The logits of a policy are NaN.
         """
         sft, ppo = self._logits()
         alive, rows = self._alive, self._rows
@@ -128,9 +124,9 @@ class LockStep:
         stops = ["eos" if has_ended else "length" if last else None for has_ended in ended.tolist()]
         columns = (alive.tolist(), tokens.tolist(), *figures.T.tolist(), stops)
         drawn = [Drawn(*row) for row in zip(*columns, strict=True)]
-        going = torch.zeros_like(ended) if last else ~ended
-        self._follow(rows[going], tokens[going], len(sft))
-        self._alive = alive[going]
+        unfinished = torch.zeros_like(ended) if last else ~ended
+        self._advance(rows[unfinished], tokens[unfinished], len(sft))
+        self._alive = alive[unfinished]
         return drawn
 
     def _logits(self) -> list[Tensor]:
@@ -147,24 +143,24 @@ class LockStep:
         ]
         for name, logits in zip(("SFT", "PPO"), logits_of_both, strict=True):
             if logits.isnan().any():
-                raise ZooError(f"The {name} policy's logits are no numbers (NaN): choose another checkpoint of it.")
+                raise ZooError(f"The {name} policy's logits are NaN: choose another checkpoint of it.")
         return logits_of_both
 
-    def _follow(self, parents: Tensor, tokens: Tensor, before: int) -> None:
-        """Makes the next step's batch: a row for each pair of a row and a token that some completion took."""
+    def _advance(self, parents: Tensor, tokens: Tensor, before: int) -> None:
+        """Builds the next batch: one row for each distinct pair of a row and its sampled token."""
         width = int(tokens.max()) + 1 if len(tokens) else 1
         pairs, self._rows = torch.unique(parents * width + tokens, return_inverse=True)
-        chosen = pairs // width
+        kept_rows = pairs // width
         self._inputs, self._length = (pairs % width).unsqueeze(1), self._length + 1
-        if len(chosen) and chosen.tolist() != list(range(before)):
+        if len(kept_rows) and kept_rows.tolist() != list(range(before)):
             for cache in self._caches:
-                cache.reorder_cache(chosen)
+                cache.reorder_cache(kept_rows)
 
 
 def _figures(sft: Tensor, ppo: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
     """The numbers of `Drawn`, in its order: logits (R, V) float64, rows (C,), tokens (C,) -> (C, 7)."""
     by_token = [selected_logprobs(logits[rows], tokens) for logits in (sft, ppo)]
-    # 0 but for rounding, which must not make it negative.
+    # A KL divergence is at least 0; rounding must not make it negative.
     kl, reverse = (exact_kl(first, second).clamp(min=0)[rows] for first, second in ((ppo, sft), (sft, ppo)))
     entropies = [entropy(logits)[rows] for logits in (sft, ppo)]
     return torch.stack([*by_token, by_token[1] - by_token[0], kl, reverse, *entropies], dim=1)

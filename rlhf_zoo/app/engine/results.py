@@ -1,4 +1,4 @@
-"""What a comparison says: frozen, and in the types of JSON when asked."""
+"""Results of a comparison: frozen dataclasses that convert to JSON."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -7,31 +7,31 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Side:
-    """One policy's completion of a prompt, finished or as far as it is written.
+    """One policy's completion of a prompt, complete or in progress.
 
-    What is named token_… has a value for each token, in nats, over the whole vocabulary at the sampling temperature;
-    top-p changes which tokens are drawn and none of these.
+    The token_… fields have one value per token, in nats, over the full vocabulary at the sampling temperature. Top-p
+    changes which tokens are sampled, but none of these values.
 
     Attributes:
-        completion: Its text.
-        reward: (s − μ)/σ of prompt and completion; None without a reward model and while it is being written.
-        log_ratio: The sum of token_log_ratio: how much likelier PPO makes this one completion. That is a sample, not a
-            KL. Without top-p its mean over many completions of PPO is KL(PPO‖SFT); over many of SFT it is −KL(SFT‖PPO).
-        token_log_ratio: log π_PPO − log π_SFT of the drawn token.
-        tokens: The completion token by token, the end-of-sequence token included; joined, they are its text.
-        length: How many tokens.
-        ended: Whether the policy stopped by itself.
-        stop: "eos", "length", or None while it is being written.
+        completion: The text.
+        reward: (s − μ)/σ of prompt and completion; None without a reward model and in progress.
+        log_ratio: Sum of token_log_ratio: how much more likely PPO makes this one completion. It is a sample, not a
+            KL. Without top-p its mean over many PPO completions is KL(PPO‖SFT); over many SFT ones, −KL(SFT‖PPO).
+        token_log_ratio: log π_PPO − log π_SFT of the sampled token.
+        tokens: The texts of the tokens, including the end-of-sequence token; joined, they are the completion.
+        length: Number of tokens.
+        ended: Whether the policy sampled an end-of-sequence token.
+        stop: "eos", "length", or None in progress.
         token_ids: Ids of `tokens`.
-        token_logprob_ppo: log π_PPO of the drawn token.
-        token_logprob_sft: log π_SFT of the drawn token.
-        kl: The sum of token_kl along this completion.
-        token_kl: KL(π_PPO‖π_SFT) of the two distributions that the token was drawn under, exact at that position.
-        token_kl_reverse: KL(π_SFT‖π_PPO), exact at that position.
-        token_entropy_ppo: Of the PPO policy there.
-        token_entropy_sft: Of the SFT policy there.
-        token_values: What PPO's critic expects, before each token, of the reward still to come with its KL penalty,
-            in units of the shaped reward; None without a critic and while the completion is being written.
+        token_logprob_ppo: log π_PPO of the sampled token.
+        token_logprob_sft: log π_SFT of the sampled token.
+        kl: Sum of token_kl along this completion.
+        token_kl: KL(π_PPO‖π_SFT) at each position, exact.
+        token_kl_reverse: KL(π_SFT‖π_PPO) at each position, exact.
+        token_entropy_ppo: Entropy of the PPO policy at each position.
+        token_entropy_sft: Entropy of the SFT policy at each position.
+        token_values: The critic's value before each token: the expected remaining reward with its KL penalty, in units
+            of the shaped reward; None without a critic and in progress.
     """
 
     completion: str
@@ -55,7 +55,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Compared:
-    """The two completions of one prompt, and how they were drawn."""
+    """The two completions of one prompt, and their sampling parameters."""
 
     prompt: str
     seed: int
@@ -67,23 +67,23 @@ class Compared:
 
     @property
     def note(self) -> str:
-        """What must be read beside the figures where top-p cut the tail off; "" otherwise."""
+        """A caveat for the figures if top-p < 1; "" otherwise."""
         if self.top_p >= 1:
             return ""
         return (
-            f"Drawn with top-p {self.top_p:g}: only from the likeliest tokens that hold this share of the probability. "
-            "Log-probabilities, log-ratio and KL are of the whole distribution, so the mean log-ratio of such "
-            "completions is not a KL."
+            f"Sampled with top-p {self.top_p:g}: only from the most likely tokens that hold this share of the "
+            "probability. Log-probabilities, log-ratio and KL refer to the full distribution, so the mean log-ratio of "
+            "such completions is not a KL."
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Every field and `note`; a figure that is not finite is null."""
+        """Returns every field and `note`; a figure that is not finite is null."""
         return {**_finite(asdict(self)), "note": self.note}
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """n completions of one prompt from each policy, as far as they are written. Row i of both drew with one stream."""
+    """n completions of one prompt from each policy, in progress or done. Row i of both used the same random stream."""
 
     prompt: str
     seed: int
@@ -103,7 +103,11 @@ class Snapshot:
         return self.pair().note
 
     def pair(self, index: int = 0) -> Compared:
-        """Row `index` of both policies."""
+        """Returns row `index` of both policies.
+
+        Args:
+            index: The completion's number.
+        """
         return Compared(
             self.prompt,
             self.seed,
@@ -115,11 +119,11 @@ class Snapshot:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Every field, `n` and `note`; a figure that is not finite is null."""
+        """Returns every field, `n` and `note`; a figure that is not finite is null."""
         return {**_finite(asdict(self)), "n": self.n, "note": self.note}
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> Any:
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Text with every character that a page would hide made visible."""
+"""Makes characters visible that a page would hide."""
 
 import unicodedata
 
@@ -7,10 +7,10 @@ JOINERS = "\u200c\u200d"
 
 
 def visible_text(text: str) -> str:
-    """Replaces each character that shows nothing, or changes how others are shown, by a sign.
+    """Replaces each character that is invisible, or changes how others are shown, by a visible sign.
 
-    Control characters but tab and line feed become their pictures (␀, ␛), others ⟨U+202E⟩: marks of direction, which
-    turn text around; spaces of no width; halves of a character; what Unicode has not assigned.
+    Control characters except tab and line feed become their pictures (␀, ␛); others become ⟨U+202E⟩: direction marks,
+    zero-width spaces, lone surrogates and unassigned code points.
 
     Args:
         text: Any text.

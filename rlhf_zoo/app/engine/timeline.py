@@ -1,7 +1,7 @@
-"""The same prompt over training: every published checkpoint of a PPO run, and the runs of an ablation beside it.
+"""Samples the same prompt at every published checkpoint of a PPO run, and across the runs of an ablation.
 
-What a run has is plain data, from its card and the Hub's tags. Weights are fetched and loaded when a checkpoint is
-asked for, and only the last few of them are kept.
+A run is plain data, read from its card and the Hub's tags. Weights are fetched and loaded on demand, and only the most
+recently used stay in memory.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ class TimelinePoint:
     """A checkpoint of a run.
 
     Attributes:
-        step: Of training.
-        tag: Its name on the Hub.
-        commit: Its commit on the Hub; None where it is not published.
-        source: What its weights are fetched by, NAMESPACE/NAME@COMMIT or a folder.
-        reward: What training logged there; None where the card does not say.
-        kl: To SFT, as training logged it, in nats per completion; None where the card does not say.
-        chosen: Whether the run chose it: `main` and `best` of its repository.
+        step: The training step.
+        tag: Its tag on the Hub.
+        commit: Its commit on the Hub; None if it is not published.
+        source: Where to fetch its weights: NAMESPACE/NAME@COMMIT or a folder.
+        reward: Mean reward that training logged at this step; None if the card lacks it.
+        kl: KL to SFT that training logged, in nats per completion; None if the card lacks it.
+        chosen: Whether the run chose it as `main` and `best` of its repository.
         recommended: Whether an evaluation recommends it.
-        watched: The means of rewards of weight 0 there, by name.
+        watched: Mean of each reward of weight 0 at this step, by name.
     """
 
     step: int
@@ -58,7 +58,7 @@ class TimelinePoint:
 
     @property
     def marks(self) -> list[str]:
-        """What the page calls it: recommended, best, both or neither."""
+        """The labels on the page: recommended, best, both or neither."""
         return ["recommended"] * self.recommended + ["best"] * self.chosen
 
 
@@ -68,8 +68,8 @@ class TimelineRun:
 
     Attributes:
         name: A repository or a folder.
-        beta: The coefficient of its KL penalty, at first where it adapts.
-        points: Its checkpoints by step.
+        beta: The coefficient of its KL penalty; the initial one if it adapts.
+        points: Its checkpoints, sorted by step.
     """
 
     name: str
@@ -78,12 +78,12 @@ class TimelineRun:
 
     @classmethod
     def from_listing(cls, listing: Mapping[str, Any], card: Mapping[str, Any]) -> TimelineRun:
-        """Makes a run from its repository's tags, as `catalog.index.checkpoints` lists them, and from its card.
+        """Creates a run from its repository's tags, as `catalog.index.checkpoints` lists them, and from its card.
 
         Args:
             listing: {repo, checkpoints: [{revision, step, commit, also, metrics}]}.
-            card: rlhf_card.json of `main`, {} without one. It is its publisher's word, of which only finite numbers are
-                taken. The recommended step is `evaluation.recommended` there, {step} or a number.
+            card: rlhf_card.json of `main`, {} without one. It is not trusted: only finite numbers are used. The
+                recommended step is its `evaluation.recommended`, {step} or a number.
         """
         repo = str(listing["repo"])
         points = []
@@ -102,11 +102,11 @@ class TimelineRun:
 
     @classmethod
     def from_card(cls, card: Mapping[str, Any], folder: Path) -> TimelineRun:
-        """Makes a run of this machine from its card.
+        """Creates a run on this machine from its card.
 
         Args:
             card: rlhf_card.json.
-            folder: The stage's directory. Checkpoints that do not lie there are left out.
+            folder: The stage's directory. Checkpoints that are missing there are skipped.
         """
         rows = card.get("checkpoints")
         points = []
@@ -123,7 +123,7 @@ class TimelineRun:
 
     @classmethod
     def _marked(cls, name: str, card: Mapping[str, Any], points: Iterable[TimelinePoint]) -> TimelineRun:
-        """With β and the marks that the card says; the step that it names goes before the branch `best`."""
+        """Adds β and the card's marks. The card's chosen step takes precedence over the tag `best`."""
         chosen, evaluation, settings = _step(card.get("chosen")), card.get("evaluation"), card.get("settings")
         recommended = _step(evaluation.get("recommended")) if isinstance(evaluation, Mapping) else None
         beta = number(settings.get("kl_coef", PPOConfig.kl_coef)) if isinstance(settings, Mapping) else None
@@ -156,7 +156,7 @@ class TimelineRun:
         """Returns the checkpoint of a step.
 
         Args:
-            step: Of training.
+            step: The training step.
 
         Raises:
             ZooError: The run has no checkpoint of this step.
@@ -168,10 +168,10 @@ class TimelineRun:
         raise ZooError(f"{self.name} has no checkpoint of step {reprlib.repr(step)}: it has {listed}.")
 
     def spread(self, count: int) -> tuple[int, ...]:
-        """Chooses steps as evenly as possible; the first, the last and the marked ones are among them.
+        """Chooses evenly spaced steps that include the first, the last and the marked ones.
 
         Args:
-            count: How many, at most.
+            count: Largest number of steps.
         """
         steps = self.steps
         if len(steps) <= count:
@@ -186,40 +186,40 @@ class TimelineRun:
 
 @dataclass(frozen=True)
 class AtCheckpoint:
-    """A prompt at one checkpoint: either `found`, its completions, or `problem`, why it cannot be shown."""
+    """A prompt at one checkpoint: either its completions (`snapshot`), or why there are none (`problem`)."""
 
     run: str
     beta: float | None
     point: TimelinePoint
-    found: Snapshot | None
+    snapshot: Snapshot | None
     problem: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        found = None if self.found is None else self.found.to_json()
-        return {**asdict(replace(self, found=None)), "found": found}
+        snapshot = None if self.snapshot is None else self.snapshot.to_json()
+        return {**asdict(replace(self, snapshot=None)), "found": snapshot}
 
 
 def _watched(row: Mapping[str, Any]) -> dict[str, float]:
-    """Single rewards in what a card says of a checkpoint: those that pay nothing, as cards name no others."""
+    """The single rewards in a card's entry of a checkpoint. Cards list those of weight 0 only."""
     rewards = {key.partition("/")[2]: number(value) for key, value in row.items() if str(key).startswith("rewards/")}
     return {name: value for name, value in rewards.items() if value is not None}
 
 
 def _step(value: Any) -> int | None:
-    """Of a card's {step} or number."""
+    """Returns the step of a card's {step} or number; None for anything else."""
     return whole(value.get("step") if isinstance(value, Mapping) else value)
 
 
 class Timeline:
-    """A comparison at the checkpoints of one run or of several, whose policies are loaded when they are asked for.
+    """A comparison at the checkpoints of one or several runs, whose policies are loaded on demand.
 
     Args:
-        comparison: Gives the SFT policy, the reward model and the device.
+        comparison: Provides the SFT policy, the reward model and the device.
         runs: The runs; the first is the default.
-        fetch: Returns the folder of a `TimelinePoint.source`; the default takes folders as they are.
-        max_models: How many policies stay loaded.
-        max_bytes: How large they may be together, with their critics.
-        critics: Whether critics are loaded too.
+        fetch: Returns the folder of a `TimelinePoint.source`; the default returns folders unchanged.
+        max_models: Largest number of policies that stay loaded.
+        max_bytes: Largest size of these policies and their critics together.
+        critics: Whether to load critics too.
 
     Raises:
         ZooError: There is no run.
@@ -235,14 +235,9 @@ class Timeline:
         max_bytes: int | None = None,
         critics: bool = True,
     ) -> None:
-        """comparison: whose SFT policy, reward model and device all use.
 
-        fetch: the folder of a `TimelinePoint.source`; the default takes folders as they are. max_models, max_bytes: how
-        many policies stay loaded, and how large they may be together, with their critics. critics: whether those are
-        loaded too.
-        """
         if not runs:
-            raise ZooError("No run can be shown over training: give a PPO repository.")
+            raise ZooError("There is no run to show over training: pass a PPO repository.")
         self._comparison = comparison
         self._fetch, self._critics = fetch, critics
         self.runs = {run.name: run for run in runs}
@@ -272,14 +267,14 @@ class Timeline:
         return tuple(sorted(with_beta, key=lambda run: -(run.beta or 0.0)))
 
     def comparison(self, step: int | None = None, *, run: str | None = None) -> Comparison:
-        """Compares SFT with the policy of a step.
+        """Returns the comparison of SFT with the policy of a step.
 
         Args:
-            step: Of training; None is the run's best.
+            step: The training step; None for the run's best.
             run: The run's name; None for the first.
 
         Raises:
-            ZooError: The checkpoint cannot be had.
+            ZooError: The checkpoint cannot be fetched.
         """
         shown_run = self.run(run)
         return self._comparison_at(shown_run.best if step is None else shown_run.at(step))
@@ -287,37 +282,37 @@ class Timeline:
     def at_steps(
         self, prompt: str, steps: Sequence[int] | None = None, *, run: str | None = None, **sampling: Any
     ) -> Generator[AtCheckpoint, None, None]:
-        """Draws the same prompt and seed at several checkpoints, one after the other.
+        """Samples the same prompt and seed at several checkpoints, one after the other.
 
         Args:
-            prompt: The beginning of a text.
-            steps: In the order of the answer; None spreads as many as one request may have over the run.
+            prompt: The prompt.
+            steps: Training steps, in the order of the results; None spreads the largest allowed number over the run.
             run: The run's name; None for the first.
-            **sampling: Keywords of `Comparison.stream`.
+            **sampling: Keyword arguments of `Comparison.stream`.
 
         Returns:
-            Each checkpoint as it is done. One that cannot be had is a `problem` in its place, and the others go on.
+            Each checkpoint when it is done. A checkpoint that fails yields its `problem`, and the others continue.
 
         Raises:
-            ZooError: Arguments are out of range, at once.
+            ZooError: At once, if arguments are out of range.
         """
         shown_run = self.run(run)
         limits = self._comparison.limits
         wanted = shown_run.spread(limits.steps) if steps is None else tuple(steps)
         check_steps(len(wanted), limits)
-        return self._go([(shown_run, shown_run.at(step)) for step in wanted], prompt, sampling)
+        return self._sample_at([(shown_run, shown_run.at(step)) for step in wanted], prompt, sampling)
 
     def at_betas(self, prompt: str, **sampling: Any) -> Generator[AtCheckpoint, None, None]:
-        """Draws the same prompt and seed at the best checkpoint of each run with a known β, otherwise as `at_steps`.
+        """Samples the same prompt and seed at the best checkpoint of each run with a known β, otherwise as `at_steps`.
 
         Args:
-            prompt: The beginning of a text.
-            **sampling: Keywords of `Comparison.stream`.
+            prompt: The prompt.
+            **sampling: Keyword arguments of `Comparison.stream`.
         """
         check_steps(len(self.by_beta), self._comparison.limits)
-        return self._go([(run, run.best) for run in self.by_beta], prompt, sampling)
+        return self._sample_at([(run, run.best) for run in self.by_beta], prompt, sampling)
 
-    def _go(
+    def _sample_at(
         self, places: Iterable[tuple[TimelineRun, TimelinePoint]], prompt: str, sampling: Mapping[str, Any]
     ) -> Generator[AtCheckpoint, None, None]:
         self._comparison.check(prompt, **sampling)
@@ -338,12 +333,12 @@ class Timeline:
         return self._comparison.with_policy(policy, critic=critic)
 
     def _load(self, source: str) -> tuple[PreTrainedModel, PreTrainedModel | ValueHead | None]:
-        """A policy and its critic, None without one."""
+        """Loads a policy and its critic; None if it has none."""
         folder = self._fetch(source)
         if not same_tokenizer(load_tokenizer(folder), self._comparison.tokenizer):
             raise ZooError(
-                f"{source} has another tokenizer than the SFT policy, so they cannot be compared token by token: leave "
-                "it out."
+                f"{source} and the SFT policy have different tokenizers, so they cannot be compared token by token: "
+                "remove it from the runs."
             )
         try:
             policy = load_causal(folder)

@@ -1,8 +1,8 @@
-"""The comparison page: SFT and PPO side by side, over training, blind, and the card. Served here and as a Space."""
+"""The comparison page: SFT and PPO side by side, over training, as a blind test, and the card."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 __all__ = ["Subject", "Tally", "build", "chosen", "opened", "start"]
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .vote_counts import Tally
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

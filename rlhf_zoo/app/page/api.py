@@ -1,6 +1,7 @@
-"""The page's endpoints for programs: the same comparisons, as JSON."""
+"""The page's API for programs: the same comparisons, as JSON."""
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import gradio as gr
@@ -12,15 +13,26 @@ from .subject import Subject
 
 
 def endpoints(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_once: int) -> None:
-    """Adds /compare, /checkpoints and /over_training.
+    """Adds the endpoints /compare, /checkpoints and /over_training.
 
     Args:
-        subject: The models, and their runs.
-        drawing: Draws the completions.
+        subject: The models and their runs.
+        drawing: Samples the completions.
         proposal: Defaults of the sampling.
-        at_once: Requests that run the models at the same time.
+        at_once: Largest number of requests that run the models at the same time.
     """
+    models: dict[str, Any] = {"concurrency_id": MODELS, "concurrency_limit": at_once}
+    # By default Gradio shows only the head of a docstring, without the arguments.
+    functions: list[tuple[Callable[..., object], dict[str, Any]]] = [
+        (_compare(drawing, proposal), models),
+        (_checkpoints(subject), {}),
+        (_over_training(subject, drawing, proposal), models),
+    ]
+    for function, options in functions:
+        gr.api(function, api_name=function.__name__, api_description=inspect.getdoc(function), **options)
 
+
+def _compare(drawing: Drawing, proposal: Proposal) -> Callable[..., dict]:
     def compare(
         prompt: str,
         seed: int = 1,
@@ -37,12 +49,12 @@ def endpoints(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_once
         token_kl, token_logprob_ppo, token_logprob_sft, token_values (null without a critic).
 
         Args:
-            prompt: The beginning of a text.
-            seed: A whole number; equal arguments give equal completions.
-            temperature: Of the sampling, 0.01 to 100.
-            top_p: Draw from the likeliest tokens that hold this share of the probability; 1 draws from all.
-            max_new_tokens: Tokens of a completion, at most.
-            n: Completions of each policy, 1 to 8.
+            prompt: The prompt.
+            seed: An integer; equal arguments give equal completions.
+            temperature: Sampling temperature, 0.01 to 100.
+            top_p: Sample from the most likely tokens that hold this share of the probability; 1 samples from all.
+            max_new_tokens: Largest number of tokens in a completion.
+            n: Number of completions of each policy, 1 to 8.
         """
         try:
             *_, last = drawing.stream(
@@ -52,13 +64,21 @@ def endpoints(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_once
             raise _refusal(error) from error
         return last.to_json()
 
-    def checkpoints() -> list:
-        """List the runs that the page has: name, beta (of the KL penalty) and points, the published checkpoints.
+    return compare
 
-        A point: step, tag, commit, reward and kl as training logged them, chosen (the run's best) and recommended.
+
+def _checkpoints(subject: Subject) -> Callable[..., list]:
+    def checkpoints() -> list:
+        """List the page's runs: name, beta (coefficient of the KL penalty) and points (the published checkpoints).
+
+        A point has step, tag, commit, reward and kl as training logged them, chosen (the run's best) and recommended.
         """
         return [run.to_json() for run in subject.timeline.runs.values()] if subject.timeline else []
 
+    return checkpoints
+
+
+def _over_training(subject: Subject, drawing: Drawing, proposal: Proposal) -> Callable[..., list]:
     def over_training(
         prompt: str,
         steps: list[int] | None = None,
@@ -70,31 +90,28 @@ def endpoints(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_once
     ) -> list:
         """Complete a prompt with the policy of several checkpoints of a run, with the same random numbers.
 
-        Returns for each: run, beta, point (see /checkpoints), found (as /compare gives it) or problem, a sentence.
+        Returns for each: run, beta, point (see /checkpoints), and snapshot (as from /compare) or problem (a sentence).
 
         Args:
-            prompt: The beginning of a text.
-            steps: Of the checkpoints, in the order of the answer; null spreads them over the run.
-            run: Its name, as /checkpoints gives it; null is the run of the compared checkpoint.
-            seed: A whole number; equal arguments give equal completions.
-            temperature: Of the sampling, 0.01 to 100.
-            top_p: Draw from the likeliest tokens that hold this share of the probability; 1 draws from all.
-            max_new_tokens: Tokens of a completion, at most.
+            prompt: The prompt.
+            steps: Training steps, in the order of the answer; null spreads them over the run.
+            run: Name of the run, as /checkpoints returns it; null for the run of the compared checkpoint.
+            seed: An integer; equal arguments give equal completions.
+            temperature: Sampling temperature, 0.01 to 100.
+            top_p: Sample from the most likely tokens that hold this share of the probability; 1 samples from all.
+            max_new_tokens: Largest number of tokens in a completion.
         """
         if subject.timeline is None:
-            raise gr.Error(subject.problem or "There is no run here.", print_exception=False)
+            raise gr.Error(subject.problem or "This page has no run.", print_exception=False)
         if steps is not None and not (isinstance(steps, list) and all(type(step) is int for step in steps)):
-            raise gr.Error("steps is no list of whole numbers: give those of /checkpoints.", print_exception=False)
+            raise gr.Error("steps must be a list of integers: use those of /checkpoints.", print_exception=False)
         sampling = {"seed": seed, "temperature": temperature, "top_p": top_p, "max_new_tokens": max_new_tokens}
         try:
             return [row.to_json() for row in drawing.steps(prompt, steps, run=run, **sampling)]
         except ZooError as error:
             raise _refusal(error) from error
 
-    models: dict[str, Any] = {"concurrency_id": MODELS, "concurrency_limit": at_once}
-    # Of a docstring Gradio shows the head alone, where the arguments are not.
-    for function, options in ((compare, models), (checkpoints, {}), (over_training, models)):
-        gr.api(function, api_name=function.__name__, api_description=inspect.getdoc(function), **options)
+    return over_training
 
 
 def _refusal(error: ZooError) -> gr.Error:

@@ -1,6 +1,6 @@
-"""The tab of the blind test: two completions, not labeled and on shuffled sides; a verdict, and then who wrote what.
+"""The tab of the blind test: two unlabeled completions on shuffled sides, a verdict, and then who wrote which.
 
-Which side is PPO is known to the server alone until the verdict: the page holds the two texts and nothing else of them.
+Until the verdict, only the server knows which side is PPO: the page gets the two texts and nothing else about them.
 """
 
 import asyncio
@@ -29,28 +29,28 @@ from .vote_figures import NAMES, Model, figures_html
 
 log = logging.getLogger(__name__)
 
-#: Verdicts as the buttons say them, in the order of their keys 1 to 4.
+#: Verdict -> label of its button, in the order of the keys 1 to 4.
 VERDICTS = {"left": "Left is better", "right": "Right is better", "tie": "Tie", "both_bad": "Both bad"}
-SAID = {"ppo": "You preferred PPO.", "sft": "You preferred SFT.", "tie": "You called it a tie.",
+VERDICT_SENTENCES = {"ppo": "You preferred PPO.", "sft": "You preferred SFT.", "tie": "You called it a tie.",
         "both_bad": "You found both bad."}  # fmt: skip
 SEEDS = 2**31
-KEPT = 3600.0  # seconds that the server remembers a pair which nobody judges
-LONGEST_WAIT = 5.0  # seconds for the intervals to follow a vote
+KEPT = 3600.0  # seconds that the server keeps a pair without a verdict
+LONGEST_WAIT = 5.0  # seconds to wait for the intervals after a vote
 NO_PAIR = "There is no pair to judge: draw a new one."
-MOVED_ON = "That pair is no longer the one on the page: judge the one that is."
-NOT_KEPT = "Your verdict could not be written to the disk of the machine that serves this page: give it again later."
-NO_PROMPTS = "No held-out prompts are known for these models: write the beginning of a text."
+MOVED_ON = "The page shows another pair now: judge that one."
+NOT_KEPT = "The server could not store your verdict: try again later."
+NO_PROMPTS = "There are no held-out prompts for these models: write the beginning of a text."
 
 
 @dataclass(frozen=True)
 class Round:
-    """Two completions of a prompt, as far as they are written, on sides that do not depend on the seed.
+    """Two completions of a prompt, in progress or done, on random sides that do not depend on the seed.
 
     Attributes:
         snapshot: The completions.
         ppo_side: left or right.
-        id: Of the vote that may come of it, so that only one of several verdicts counts.
-        verdict: One of VERDICTS; None before it is given.
+        id: Id of the vote, so that only the first of several verdicts counts.
+        verdict: A key of VERDICTS; None before the verdict.
     """
 
     snapshot: Snapshot
@@ -70,7 +70,7 @@ class Round:
 
     @property
     def verdicts(self) -> tuple[str, ...]:
-        """The verdicts that may be given: none while a text is being written; of two equal texts, neither is better."""
+        """The allowed verdicts: none while a completion is in progress; for two equal texts, neither can be better."""
         if not self.snapshot.done:
             return ()
         left, right = self.sides.values()
@@ -83,20 +83,20 @@ class Round:
 
 
 def vote_of(drawn: Round, verdict: str, models: Mapping[str, Model]) -> Vote:
-    """Makes the vote of a verdict.
+    """Creates the vote for a verdict.
 
     Args:
-        drawn: The round that was judged.
+        drawn: The judged round.
         verdict: One of `drawn.verdicts`.
-        models: By role, ppo and sft.
+        models: Role (ppo or sft) -> model.
 
     Raises:
         ZooError: The verdict is not one of `drawn.verdicts`.
     """
     if not drawn.snapshot.done:
-        raise ZooError("The completions are still being written: judge them when both are there.")
+        raise ZooError("The completions are still in progress: judge them when both are done.")
     if verdict not in drawn.verdicts:
-        raise ZooError("The two texts are equal, so neither is better: say that they tie, or that both are bad.")
+        raise ZooError("The two texts are equal: choose a tie, or that both are bad.")
     shown: dict[str, Any] = {}
     for side, written in drawn.sides.items():
         role = drawn.roles[side]
@@ -112,14 +112,14 @@ def vote_of(drawn: Round, verdict: str, models: Mapping[str, Model]) -> Vote:
 
 
 def pair_html(drawn: Round | None) -> str:
-    """Shows the two texts, and nothing else that would tell who wrote them.
+    """Renders the two texts, and nothing that would reveal who wrote them.
 
     Args:
-        drawn: The round; None shows where the first pair will stand.
+        drawn: The round; None renders a placeholder.
     """
     prompt, state, texts = "", "empty", dict.fromkeys(DECISIVE, "")
     if drawn is not None:
-        prompt = f'<p class="zoo-asked"><b>Prompt</b> <span class="given">{text(drawn.snapshot.prompt)}</span></p>'
+        prompt = f'<p class="zoo-prompt"><b>Prompt</b> <span class="given">{text(drawn.snapshot.prompt)}</span></p>'
         state = "done" if drawn.snapshot.done else "writing"
         texts = {side: written.completion for side, written in drawn.sides.items()}
     cards = "".join(
@@ -133,21 +133,21 @@ def pair_html(drawn: Round | None) -> str:
 
 def _completion(written: str, state: str) -> str:
     if state == "empty":
-        inside = '<span class="none">A completion will stand here.</span>'
+        inside = '<span class="none">The completion will appear here.</span>'
     elif state == "done" and not written:
         inside = '<span class="none">An empty completion.</span>'
-    else:  # the same caret on both sides, for which of them stopped first would tell one from the other
+    else:  # the same caret on both sides: which of them stopped first would reveal the policy
         caret = '<span class="caret" aria-hidden="true"></span>' if state == "writing" else ""
         inside = f'<span class="new">{text(written)}</span>{caret}'
     return f'<p class="zoo-text">{inside}</p>'
 
 
 def reveal_html(drawn: Round, models: Mapping[str, Model]) -> str:
-    """Shows who wrote what, and the figures of both.
+    """Renders who wrote which completion, and the figures of both.
 
     Args:
         drawn: A round with its verdict.
-        models: By role, ppo and sft.
+        models: Role (ppo or sft) -> model.
     """
     cards = []
     for side, written in drawn.sides.items():
@@ -158,8 +158,8 @@ def reveal_html(drawn: Round, models: Mapping[str, Model]) -> str:
             f"<b>{side.capitalize()}: {NAMES[role]}</b>{mark}<span>{text(models[role].name)}</span></header>"
             f"{figures(written)}</article>"
         )
-    how = f"Both were drawn with the seed {drawn.snapshot.seed}, at temperature {drawn.snapshot.temperature:g}."
-    verdict = SAID[drawn.preferred or str(drawn.verdict)]
+    how = f"Both were sampled with seed {drawn.snapshot.seed} at temperature {drawn.snapshot.temperature:g}."
+    verdict = VERDICT_SENTENCES[drawn.preferred or str(drawn.verdict)]
     return (
         f'<section class="zoo-reveal" role="status"><p class="zoo-verdict"><b>{verdict}</b> {_agrees(drawn)}</p>'
         f'<div class="zoo-pair">{"".join(cards)}</div><p class="zoo-note">{how}</p></section>'
@@ -167,7 +167,7 @@ def reveal_html(drawn: Round, models: Mapping[str, Model]) -> str:
 
 
 def _agrees(drawn: Round) -> str:
-    """Which of the two the reward model prefers, beside a verdict that prefers one."""
+    """States whether the reward model agrees with a verdict that prefers one side."""
     rewards = {drawn.roles[side]: written.reward for side, written in drawn.sides.items()}
     ppo, sft = rewards["ppo"], rewards["sft"]
     if drawn.preferred is None or ppo is None or sft is None or ppo == sft:
@@ -179,8 +179,8 @@ def _agrees(drawn: Round) -> str:
 def _notice(tally: Tally | None) -> str:
     if tally is None:
         return (
-            '<div class="zoo"><p>No votes are kept here; <code>rlhf-zoo compare PPO --votes NAMESPACE/NAME</code> '
-            "keeps them in a data set. Judge all the same: who wrote what is shown after your verdict.</p></div>"
+            '<div class="zoo"><p>This page stores no votes; <code>rlhf-zoo compare PPO --votes NAMESPACE/NAME</code> '
+            "stores them in a data set. You can still judge: your verdict reveals who wrote which text.</p></div>"
         )
     place = tally.describe()
     link = (
@@ -188,13 +188,13 @@ def _notice(tally: Tally | None) -> str:
     )
     return (
         '<div class="zoo"><p>Your verdict, the prompt and both completions go to the data set '
-        f"{link} on the Hub, <b>for everyone who may read it</b>: write nothing private. Nothing about you is "
-        "kept.</p></div>"
+        f"{link} on the Hub, <b>visible to everyone who may read it</b>: write nothing private. Nothing about you is "
+        "stored.</p></div>"
     )
 
 
-# Keys work while the focus is in the tab, and not in a text box. A button that is disabled loses the focus, so that it
-# moves on to the next pair, where Enter draws.
+# Keys work while the focus is in the tab but not in a text box. A disabled button loses the focus, so a click moves it
+# to "New pair", where Enter draws the next one.
 KEYS = """
 const tab = element.closest('#blind-test');
 if (tab && !tab.dataset.keys) {
@@ -215,7 +215,7 @@ if (tab && !tab.dataset.keys) {
 }
 """
 HINT = (
-    '<p class="zoo-note zoo-keys">Keys <kbd>1</kbd> to <kbd>4</kbd> give the verdict and <kbd>Enter</kbd> draws the '
+    '<p class="zoo-note zoo-keys">Keys <kbd>1</kbd> to <kbd>4</kbd> give the verdict, and <kbd>Enter</kbd> draws the '
     "next pair, after a click on “New pair”.</p>"
 )
 
@@ -229,15 +229,15 @@ def blind_tab(
     proposal: Proposal,
     at_once: int,
 ) -> None:
-    """Builds the tab inside the caller's.
+    """Builds the contents of the tab.
 
     Args:
-        drawing: Draws the completions.
-        models: By role, ppo and sft.
-        tally: Where votes go, open as long as the page is served; None keeps none.
-        prompts: Held-out ones, drawn from where a visitor writes none.
-        proposal: The sampling.
-        at_once: Requests that run the models at the same time.
+        drawing: Samples the completions.
+        models: Role (ppo or sft) -> model.
+        tally: Receives the votes while the page is served; None stores none.
+        prompts: Held-out prompts, used when the visitor writes none.
+        proposal: Sampling parameters.
+        at_once: Largest number of requests that run the models at the same time.
     """
     tab = _layout(tally, prompts)
     buttons, state, token = tab.buttons, tab.state, tab.token
@@ -262,10 +262,10 @@ def blind_tab(
         return {token: drawn.id, **tab.enabled(drawn.verdicts)}
 
     quiet: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
-    # A vote waits for no generation, and is taken also when the queue of generations is full.
+    # A vote bypasses the queue: it never waits for a generation, and is accepted even if the queue is full.
     unqueued: dict[str, Any] = {**quiet, "queue": False}
     requests = [tab.new.click, tab.prompt.submit]
-    # An output that a yield skips is built anew each time: what only begins and ends is not among those that stream.
+    # Gradio rebuilds every output at each yield, so outputs that change only at the start or end are not streamed.
     gr.on(
         requests,
         lambda: {token: "", tab.reveal: "", **tab.enabled(())},
@@ -301,7 +301,7 @@ def blind_tab(
 
 @dataclass(frozen=True)
 class _Tab:
-    """The components of the tab. buttons: by verdict. so_far: the figures of the votes."""
+    """The components of the tab. `buttons` are by verdict; `so_far` shows the figures of the votes."""
 
     prompt: gr.Textbox
     new: gr.Button
@@ -310,21 +310,21 @@ class _Tab:
     buttons: Mapping[str, gr.Button]
     reveal: gr.HTML
     so_far: gr.HTML
-    # The server's knowledge of the pair, and the page's: a verdict counts where they are of the same.
+    # The server's pair, and the id that the page sends back: a verdict counts only if they match.
     state: gr.State
     token: gr.Textbox
 
     def enabled(self, verdicts: Sequence[str]) -> dict[Any, Any]:
-        """Updates that enable the buttons of these verdicts alone."""
+        """Returns updates that enable the buttons of these verdicts and disable the others."""
         return {button: gr.update(interactive=verdict in verdicts) for verdict, button in self.buttons.items()}
 
 
 def _layout(tally: Tally | None, prompts: Sequence[str]) -> _Tab:
-    """Lays the components out, in the order in which they stand on the page."""
+    """Creates the components, in the order of the page."""
     with gr.Column(elem_id="blind-test"):
         gr.HTML(_notice(tally), elem_id="blind-notice")
         with gr.Row(equal_height=True):
-            placeholder = "Empty: a held-out prompt by chance" if prompts else "The beginning of a text"
+            placeholder = "Empty: a random held-out prompt" if prompts else "The beginning of a text"
             prompt = prompt_box("blind-prompt", placeholder, min_width=280)
             new = gr.Button("New pair", variant="primary", scale=1, min_width=120, elem_id="blind-new")
         message = gr.HTML("", elem_id="blind-message")
@@ -345,7 +345,7 @@ def _layout(tally: Tally | None, prompts: Sequence[str]) -> _Tab:
 def _judging(
     verdict: str, tab: _Tab, models: Mapping[str, Model], tally: Tally | None
 ) -> Callable[..., dict[Any, Any]]:
-    """What a verdict's button does: counts the vote, and shows who wrote what."""
+    """Returns the handler of a verdict's button: it casts the vote and reveals who wrote which text."""
 
     def judge(drawn: Round | None, pair_id: Any, request: gr.Request | None = None) -> dict[Any, Any]:
         if drawn is None:
@@ -360,8 +360,8 @@ def _judging(
             vote = vote if tally is None else tally.cast(vote, _address(request))
         except TooManyVotesError as error:
             return {tab.message: notice(error)}
-        except ZooError as error:  # it names a path of this machine, which is its owner's to know and to mend
-            log.error("A vote is not kept: %s", error)
+        except ZooError as error:  # it names a path of the server, which visitors must not see
+            log.error("A vote was not stored: %s", error)
             return {tab.message: notice(NOT_KEPT)}
         judged = replace(drawn, verdict=vote.verdict)
         return {
@@ -376,14 +376,14 @@ def _judging(
 
 
 def _address(request: gr.Request | None) -> str:
-    """Whose verdict it is, for the limits. Only a Space stands behind a proxy that is known to name its visitors."""
+    """The voter's address, for the rate limits. Only a Space has a proxy that is trusted to name its visitors."""
     if request is None or request.client is None:
         return ""
     return voter_address(request.client.host, request.headers.get("x-forwarded-for") if get_space() else None)
 
 
 def _following(tally: Tally) -> Callable[[], Any]:
-    """The figures at once, and again when their intervals are of every vote."""
+    """Returns a handler that shows the figures at once, and again when their intervals include every vote."""
 
     async def follow() -> Any:
         counts = tally.figures()
@@ -399,7 +399,7 @@ def _following(tally: Tally) -> Callable[[], Any]:
 
 
 def _chosen(written: Any, prompts: Sequence[str]) -> Any:
-    """What a visitor wrote, else a held-out prompt by chance."""
+    """Returns the visitor's prompt, else a random held-out one."""
     if written is not None and not (isinstance(written, str) and not written.strip()):
         return written
     if not prompts:

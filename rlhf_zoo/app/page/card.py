@@ -1,9 +1,8 @@
-"""The tab with a checkpoint's card, as it was published with it."""
+"""The tab with a checkpoint's published card."""
 
 import reprlib
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import gradio as gr
 
@@ -13,25 +12,25 @@ from .card_view import card_html
 from .html import notice, short_name
 from .subject import Subject
 
-#: Cards that are fetched at the same time.
+#: Largest number of cards that are fetched at the same time.
 AT_ONCE = 4
-#: Cards that are kept as they were rendered.
+#: Number of rendered cards in the cache.
 KEPT = 16
 
 
 def card_tab(subject: Subject) -> None:
-    """Builds the tab of the checkpoints' cards inside the caller's.
+    """Builds the contents of the tab.
 
     Args:
-        subject: The models, and their runs.
+        subject: The models and their runs.
     """
     sources = _sources(subject)
-    read = lru_cache(KEPT)(_html)  # a card may take seconds to render, whoever wrote it
+    read = lru_cache(KEPT)(_html)  # a hostile card may take seconds to render
 
-    def show(label: Any) -> str:
+    def show(label: object) -> str:
         name = sources.get(str(label))
         if name is None:
-            return notice(f"There is no checkpoint {reprlib.repr(label)} here: choose one of the list.")
+            return notice(f"There is no checkpoint {reprlib.repr(label)}: choose one from the list.")
         try:
             return read(name)
         except ZooError as error:
@@ -47,7 +46,7 @@ def card_tab(subject: Subject) -> None:
         api_visibility="private",
         concurrency_limit=AT_ONCE,
         trigger_mode="always_last",
-        preprocess=False,  # what Gradio refuses is no message in the page
+        preprocess=False,  # Gradio would reject bad values without a message on the page
     )
 
 
@@ -56,8 +55,8 @@ def _html(name: str) -> str:
 
 
 def _sources(subject: Subject) -> dict[str, str]:
-    """What the list says of each checkpoint -> what its card is fetched by; the one that is compared first."""
-    sources = {f"{short_name(subject.lineage.ppo.name)}, the one that is compared": str(subject.lineage.ppo.path)}
+    """Label of each checkpoint in the list -> source of its card; the compared checkpoint comes first."""
+    sources = {f"{short_name(subject.lineage.ppo.name)}(compared)": str(subject.lineage.ppo.path)}
     for run in subject.timeline.runs.values() if subject.timeline else ():
         for point in run.points:
             marks = f" ({', '.join(point.marks)})" if point.marks else ""

@@ -1,7 +1,7 @@
-"""The card of a checkpoint's folder as HTML that asks nothing of any host: what the card's author wrote is not trusted.
+"""Renders an untrusted card of a checkpoint as HTML that makes no request to any host.
 
-Raw HTML is shown as text. Images are those of the folder itself, as data: URIs; of any other, the words and the address
-are shown. A link leads to http and https addresses, or to a heading of the card.
+Raw HTML is shown as text. Images of the folder become data: URIs; for any other, the alternative text and the address
+are shown. Links may lead to http and https addresses, or to a heading of the card.
 """
 
 import base64
@@ -18,37 +18,39 @@ from PIL import Image
 
 from .html import text
 
-MOST_BYTES = 2**17  # of a README: the parser takes up to 60 µs for each byte of a hostile one
+MOST_BYTES = 2**17  # of a README: the parser needs up to 60 µs per byte of a hostile one
 MOST_IMAGE_BYTES = 2 * 2**20
 MOST_IMAGES_BYTES = 8 * 2**20
 MOST_PIXELS = 20_000_000
 LONGEST_ADDRESS = 120
-# SVG is no picture but a document.
+# No SVG: it is a document, which can hold scripts and links.
 FORMATS = {"PNG": "image/png", "JPEG": "image/jpeg", "GIF": "image/gif", "WEBP": "image/webp"}
 ANCHOR = "zoo-card-"
 
 
 def card_html(folder: Path) -> str:
-    """README.md of a checkpoint's folder as HTML, in an element of class `zoo-md`; a sentence where there is none.
+    """Renders README.md of a checkpoint as HTML, in an element of class `zoo-md`.
 
-    A folder of the Hub's cache may hold links into the `blobs` beside its snapshots; no other link leads out of it.
+    Args:
+        folder: The checkpoint. In the Hub's cache its files may be links into `blobs`; no other link may lead out.
+
+    Returns:
+        HTML; a sentence if there is no card, or if it cannot be shown.
     """
     files = _Files(folder)
     path = files.find("README.md")
     if path is None:
         return _sentence(
-            "This checkpoint has no card (README.md). <code>rlhf-zoo card</code> makes one from its run directory."
+            "This checkpoint has no card (README.md). <code>rlhf-zoo card</code> writes one from its run directory."
         )
     try:
         with path.open("rb") as stream:
             written = stream.read(MOST_BYTES + 1)
     except OSError as error:
-        return _sentence(
-            f"The card of this checkpoint cannot be read: {text(error.strerror or 'for no stated reason')}."
-        )
+        return _sentence(f"The card of this checkpoint cannot be read: {text(error.strerror or 'unknown reason')}.")
     if len(written) > MOST_BYTES:
         return _sentence(
-            f"The card of this checkpoint is longer than {MOST_BYTES // 1024} KiB, so it is not shown here; read "
+            f"The card of this checkpoint exceeds {MOST_BYTES // 1024} KiB and is not shown here: read "
             "README.md in its repository."
         )
     return _wrapped(_render(_body(written.decode("utf-8", errors="replace")), files))
@@ -64,10 +66,10 @@ class _Files:
         if root.parent.name == "snapshots":
             self._roots.append(root.parent.parent / "blobs")
         self._left = MOST_IMAGES_BYTES
-        self._known: dict[str, str | None] = {}
+        self._uris: dict[str, str | None] = {}
 
     def find(self, name: str) -> Path | None:
-        """A regular file inside the folder; None for any other path."""
+        """Returns a regular file inside the folder; None for any other path."""
         parts = PurePosixPath(name).parts
         if not parts or "\\" in name or not name.isprintable() or ".." in parts or name.startswith("/"):
             return None
@@ -75,14 +77,14 @@ class _Files:
             path = self._folder.joinpath(*parts).resolve(strict=True)
             inside = any(path.is_relative_to(root) for root in self._roots)
             return path if inside and path.is_file() else None
-        except (OSError, RuntimeError):  # not there, a name too long, links in a circle: no file that can be shown
+        except (OSError, RuntimeError):  # a missing file, a name that is too long, or circular links
             return None
 
     def data_uri(self, address: str) -> str | None:
-        """A raster image as a data: URI, as long as there is room; None for what cannot or may not be shown."""
-        if address not in self._known:
-            self._known[address] = self._read(address)
-        uri = self._known[address]
+        """Returns a raster image as a data: URI; None if it may not be shown, or once the budget of bytes is spent."""
+        if address not in self._uris:
+            self._uris[address] = self._read(address)
+        uri = self._uris[address]
         if uri is None or len(uri) > self._left:
             return None
         self._left -= len(uri)
@@ -108,7 +110,7 @@ class _Files:
 
 
 class _Renderer(RendererHTML):
-    """Tables scroll by themselves; every other token is as CommonMark has it."""
+    """CommonMark, with tables that scroll."""
 
     def table_open(self, tokens: Sequence[Token], index: int, options: Any, env: Any) -> str:
         return '<div class="zoo-scroll" role="region" aria-label="Table" tabindex="0">\n<table>\n'
@@ -128,7 +130,7 @@ def _render(written: str, files: _Files) -> str:
 
 
 def _body(written: str) -> str:
-    """A card without its front matter, which is YAML between two lines `---`, the first of them the file's first."""
+    """Removes the front matter: YAML between two lines `---`, of which one is the file's first line."""
     lines = written.removeprefix("\N{BYTE ORDER MARK}").splitlines(keepends=True)
     if lines and lines[0].rstrip() == "---":
         for number, line in enumerate(lines[1:], 2):
@@ -138,9 +140,9 @@ def _body(written: str) -> str:
 
 
 def _shift_headings(tokens: Sequence[Token]) -> dict[str, str]:
-    """Puts every heading one level down, since the page has its own first one; returns anchor -> id.
+    """Moves every heading one level down, below the page's own h1. Returns anchor -> id.
 
-    Anchors are the Hub's: lower case, hyphens for spaces. The ids have a prefix: none is the page's own.
+    Anchors are the Hub's: lower case, hyphens for spaces. Ids get a prefix, so that none collides with the page's.
     """
     id_of: dict[str, str] = {}
     for place, token in enumerate(tokens):
@@ -159,8 +161,8 @@ def _shift_headings(tokens: Sequence[Token]) -> dict[str, str]:
 
 
 def _safe(tokens: Sequence[Token], files: _Files, headings: dict[str, str]) -> Iterable[Token]:
-    """Inline tokens with every image and link that may stand; of the others, the words and the address."""
-    closing: list[Token] = []  # what stands in the place of a link's end
+    """Yields inline tokens with the allowed images and links; for others, their text and address."""
+    closing: list[Token] = []  # replaces the closing token of the current link
     for token in tokens:
         if token.type == "image":
             yield from _image(token, files)
@@ -179,7 +181,7 @@ def _safe(tokens: Sequence[Token], files: _Files, headings: dict[str, str]) -> I
 
 
 def _link(address: str, headings: dict[str, str]) -> dict[str, str] | None:
-    """The attributes of a link; None for an address that none may lead to."""
+    """Returns the attributes of a link; None if the address is not allowed."""
     if address.startswith("#"):
         anchor = headings.get(unquote(address[1:]))
         return {"href": f"#{anchor}"} if anchor else None
@@ -199,7 +201,7 @@ def _image(token: Token, files: _Files) -> list[Token]:
 
 
 def _address(address: str) -> list[Token]:
-    """An address in brackets, as text."""
+    """Returns an address in parentheses, as text."""
     shown = address if len(address) <= LONGEST_ADDRESS else address[: LONGEST_ADDRESS - 1] + "…"
     return [_text(" ("), Token("code_inline", "code", 0, content=shown), _text(")")] if address else []
 
@@ -209,7 +211,7 @@ def _text(content: str) -> Token:
 
 
 def _words(tokens: Iterable[Token]) -> str:
-    """Inline tokens without their markup."""
+    """Returns the text of inline tokens, without markup."""
     return "".join(
         _words(token.children) if token.children else " " if "break" in token.type else token.content
         for token in tokens

@@ -1,7 +1,7 @@
-"""Charts as inline SVG: strings without scripts, addresses or colors of their own. Pure: numbers in, text out.
+"""Charts as inline SVG: pure functions from numbers to markup without scripts, addresses or fixed colors.
 
 Colors are `currentColor` and the page's variables --zoo-sft, --zoo-ppo, --zoo-quiet and --zoo-mark. A chart is as wide
-as its column, up to --zoo-chart-width. Values that are None or not finite leave gaps, and so do those beyond ±1e12.
+as its column, up to --zoo-chart-width. Values that are None, not finite or beyond ±1e12 leave gaps.
 """
 
 import math
@@ -20,16 +20,16 @@ Scale = Callable[[float], float]
 Box = tuple[float, float, float, float]
 Point = tuple[str, str] | None  # x and y, as they are written
 
-WIDTH = 360  # of every drawing, in its own units: those of the screen on a phone
+WIDTH = 360  # of every chart, in SVG units: about the width of a phone in CSS pixels
 RIGHT = WIDTH - 12
 TITLE = 20  # height of the line of text over a panel
 FONT = 11
-GLYPH = 6.2  # width of a character at that size, for what must not overlap
+GLYPH = 6.2  # average width of a character at that size, to keep labels from overlapping
 BEYOND = 1e12
-FLAT = 1e-6  # what differs by less is equal
-MOST_DOTS = 80  # with more points, a curve shows no dots
+FLAT = 1e-6  # smaller differences count as zero
+MOST_DOTS = 80  # a curve with more points shows no dots
 LONGEST_HINT = 60
-FEWEST_SLOTS = 10  # so that the first token is no bar as wide as the chart
+FEWEST_SLOTS = 10  # so that a single bar is not as wide as the chart
 QUIET, MARK = "var(--zoo-quiet,currentColor)", "var(--zoo-mark,currentColor)"
 COLORS = {"sft": "var(--zoo-sft,currentColor)", "ppo": "var(--zoo-ppo,currentColor)"}
 
@@ -40,9 +40,9 @@ class Series:
 
     Attributes:
         name: Its title.
-        values: One for each step; None where there is none.
-        unit: Of the values.
-        from_zero: Whether values cannot be negative, so that an estimate below 0 is drawn at 0.
+        values: One value per step; None if missing.
+        unit: Unit of the values.
+        from_zero: Whether the quantity cannot be negative, so that an estimate below 0 is drawn at 0.
     """
 
     name: str
@@ -61,16 +61,16 @@ def token_bars(
     top: float = 0.0,
     width: int = 0,
 ) -> str:
-    """Draws one bar from 0 for each token position; what is below 0 by rounding counts as 0.
+    """Draws one bar per token position. Values below 0, from rounding, count as 0.
 
     Args:
-        values: One for each token.
-        labels: The tokens, for hovering.
-        side: Whose completion it is, for the color.
-        unit: Of the values.
-        title: Of the chart.
-        top: A value that the axis reaches at least, so that two completions share it.
-        width: A position that the axis reaches at least.
+        values: One value per token.
+        labels: The tokens, for tooltips.
+        side: Policy of the completion, which sets the color.
+        unit: Unit of the values.
+        title: Title of the chart.
+        top: A value that the axis must include, so that two charts can share a scale.
+        width: A position that the axis must include.
 
     Raises:
         ValueError: Values and labels differ in number.
@@ -100,16 +100,16 @@ def token_line(
     span: tuple[float, float] | None = None,
     width: int = 0,
 ) -> str:
-    """Draws a line over token positions, and the line of 0.
+    """Draws a line over token positions, and a line at 0.
 
     Args:
-        values: One for each token.
-        labels: The tokens, for hovering.
-        side: Whose completion it is, for the color.
-        unit: Of the values.
-        title: Of the chart.
-        span: Values that the axis reaches at least.
-        width: A position that the axis reaches at least.
+        values: One value per token.
+        labels: The tokens, for tooltips.
+        side: Policy of the completion, which sets the color.
+        unit: Unit of the values.
+        title: Title of the chart.
+        span: Values that the axis must include.
+        width: A position that the axis must include.
 
     Raises:
         ValueError: Values and labels differ in number.
@@ -128,19 +128,19 @@ def token_line(
 def step_curves(
     steps: Sequence[int], series: Sequence[Series], *, chosen: int, labeled: Mapping[int, str] | None = None
 ) -> str:
-    """Draws curves over the training steps, one panel under the other, with one axis of steps.
+    """Draws curves over the training steps, in stacked panels that share the axis of steps.
 
     Args:
-        steps: Rising.
+        steps: Ascending training steps.
         series: The curves.
-        chosen: The step of the vertical mark.
-        labeled: Labels of outlined markers, by step.
+        chosen: The step to mark by a vertical line.
+        labeled: Step -> label of an outlined marker.
 
     Raises:
-        ValueError: A series has not one value for each step.
+        ValueError: A series does not have one value per step.
     """
     labeled = labeled or {}
-    along = ticks(min([*steps, chosen]), max([*steps, chosen]), whole=True)
+    along = ticks(min([*steps, chosen]), max([*steps, chosen]), integers=True)
     panels = [_finite(curve.values) for curve in series]
     axes = [
         _axis([0.0, *(value and max(value, 0.0) for value in panel)] if curve.from_zero else panel)
@@ -183,11 +183,11 @@ def step_curves(
 
 
 def frontier(runs: Sequence[TimelineRun], *, chosen: int) -> str:
-    """Draws reward against KL: each run a thin line through its checkpoints, its best point marked, its β beside it.
+    """Draws reward against KL: one thin line per run through its checkpoints, with its best point and β marked.
 
     Args:
-        runs: Runs with a β.
-        chosen: The index of the run that is emphasized, with a second mark at its best point.
+        runs: Runs with a known β.
+        chosen: Index of the emphasized run, whose best point gets a second mark.
     """
     title = "Reward against KL"
     placed = [
@@ -204,7 +204,7 @@ def frontier(runs: Sequence[TimelineRun], *, chosen: int) -> str:
     x = _linear(along[0], along[-1], _gutter(axis), RIGHT - 4)
     plot = _Plot(axis, along, x, top=TITLE, height=180, left=_gutter(axis))
     lines, marks, spoken = [], [], []
-    for index in sorted(range(len(runs)), key=lambda index: index == chosen):  # the emphasized one over the others
+    for index in sorted(range(len(runs)), key=lambda index: index == chosen):  # draw the emphasized run last, on top
         label, emphasized = f"β = {runs[index].beta:g}", index == chosen
         color = COLORS["ppo"] if emphasized else QUIET
         trace: list[Point] = []
@@ -235,13 +235,13 @@ def frontier(runs: Sequence[TimelineRun], *, chosen: int) -> str:
     return _svg(plot.bottom + 38, "zoo-frontier-chart", "; ".join([title, *spoken]), body)
 
 
-def ticks(low: float, high: float, *, whole: bool = False) -> tuple[float, ...]:
-    """Chooses three to five round numbers, evenly apart, of which the outer ones enclose low and high.
+def ticks(low: float, high: float, *, integers: bool = False) -> tuple[float, ...]:
+    """Chooses three to five evenly spaced round numbers that enclose low and high.
 
     Args:
         low: The lowest value.
         high: The highest value.
-        whole: Whether the numbers must be integers.
+        integers: Whether the numbers must be integers.
     """
     size = max(abs(low), abs(high))
     if size < FLAT:
@@ -250,7 +250,7 @@ def ticks(low: float, high: float, *, whole: bool = False) -> tuple[float, ...]:
         low, high = low - size / 10, high + size / 10
     power = math.floor(math.log10((high - low) / 5))
     for step in (factor * 10.0**place for place in range(power, power + 20) for factor in (1, 2, 2.5, 5)):
-        if whole and step % 1:
+        if integers and step % 1:
             continue
         first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
         if last - first <= 4:
@@ -259,7 +259,7 @@ def ticks(low: float, high: float, *, whole: bool = False) -> tuple[float, ...]:
 
 
 class _Plot:
-    """A rectangle with a vertical axis (`axis`: its numbers) and a horizontal one (`along`, drawn by the scale `x`)."""
+    """A plot area. `axis` has the tick values of the y axis; `along` those of the x axis, placed by the scale `x`."""
 
     def __init__(
         self, axis: Sequence[float], along: Sequence[float], x: Scale, *, top: float, height: float, left: float
@@ -269,7 +269,7 @@ class _Plot:
         self.y = _linear(axis[0], axis[-1], self.bottom, top)
 
     def axes(self, title: str, *, numbered: bool = True) -> str:
-        """Title, grid and numbers. numbered: also below the horizontal axis."""
+        """Draws title, grid and tick labels. `numbered`: also label the x axis."""
         grid = "".join(f"M{self.left:.1f} {self.y(value):.1f}H{RIGHT}" for value in self.axis)
         numbers = [
             f'<text x="{self.left - 5:.1f}" y="{self.y(value) + 3.8:.1f}" text-anchor="end">{_label(value)}</text>'
@@ -287,39 +287,39 @@ class _Plot:
         )
 
     def hit(self, at: float, words: str) -> str:
-        """A column as high as the plot, for pointing at. words: escaped."""
+        """Draws an invisible column with a tooltip, as high as the plot. `words` are escaped already."""
         return f'<path d="M{self.x(at):.1f} {self.top}v{self.high}"><title>{words}</title></path>'
 
 
 def _over_tokens(axis: Sequence[float], positions: int) -> _Plot:
-    """A plot whose x is the position of a token, from 1 on."""
+    """Returns a plot whose x axis is the token position, starting at 1."""
     positions = max(positions, FEWEST_SLOTS)
     left = _gutter(axis)
-    along = [place for place in ticks(0, positions, whole=True) if 1 <= place <= positions]
+    along = [place for place in ticks(0, positions, integers=True) if 1 <= place <= positions]
     return _Plot(axis, along, _linear(0.5, positions + 0.5, left, RIGHT), top=TITLE, height=84, left=left)
 
 
 def _token_chart(
-    plot: _Plot, known: Values, labels: Sequence[str], kind: str, title: str, unit: str, *, under: str = "", over: str
+    plot: _Plot, values: Values, labels: Sequence[str], kind: str, title: str, unit: str, *, under: str = "", over: str
 ) -> str:
-    """under, over: what is drawn below and above the columns that are pointed at."""
+    """Composes a chart over tokens. `under` and `over` are drawn below and above the tooltip columns."""
     escaped = text(unit)
     hits = [
         plot.hit(place, f"“{_hint(label)}” {_measured(value, escaped)}")
-        for place, (label, value) in enumerate(zip(labels, known, strict=True), 1)
+        for place, (label, value) in enumerate(zip(labels, values, strict=True), 1)
         if value is not None
     ]
-    heights = [value for value in known if value is not None]
+    heights = [value for value in values if value is not None]
     spoken = f"{title}: no values"
     if heights:
-        count = f"{len(known)} token{'s' * (len(known) != 1)}"
+        count = f"{len(values)} token{'s' * (len(values) != 1)}"
         spoken = f"{title}: {count}, from {number(min(heights), 3)} to {_measured(max(heights), unit)}"
     body = plot.axes(_titled(title, unit)) + under + _hits(hits, plot.x(2) - plot.x(1)) + over
     return _svg(plot.bottom + 18, kind, spoken, body)
 
 
 def _svg(height: float, kind: str, spoken: str, body: str) -> str:
-    """spoken: what a screen reader says."""
+    """Wraps a chart in an SVG element. `spoken` is the text for screen readers."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="zoo-chart {kind}" viewBox="0 0 {WIDTH} {height:g}" role="img" '
         f'aria-label="{text(spoken)}" font-size="{FONT}" '
@@ -328,13 +328,13 @@ def _svg(height: float, kind: str, spoken: str, body: str) -> str:
 
 
 def _hits(columns: Iterable[str], width: float) -> str:
-    """Columns that are not seen: a bar of height 0 could not be pointed at."""
+    """Groups the invisible tooltip columns: a bar of height 0 could not be hovered."""
     style = f'stroke="currentColor" stroke-opacity="0" stroke-width="{width:.2f}" pointer-events="stroke"'
     return f'<g class="zoo-hits" {style}>{"".join(columns)}</g>'
 
 
 def _curve(points: Sequence[Point], color: str, *, dots: bool = False, width: float = 1.6) -> str:
-    """A line through the points, broken at None; a point between two gaps is a dot."""
+    """Draws a line through the points, broken at None. A point between two gaps becomes a dot."""
     line, single = [], []
     before: Point = None
     for point, after in zip_longest(points, points[1:]):
@@ -351,7 +351,7 @@ def _curve(points: Sequence[Point], color: str, *, dots: bool = False, width: fl
 
 
 def _flags(flags: Sequence[tuple[float, str, str]], left: float) -> tuple[str, float]:
-    """Labels over their x, in as many lines as they need, and the height of those: (x, label, color) each."""
+    """Places labels (x, label, color) above the panels, in as many lines as needed. Returns markup and height."""
     lines: list[list[tuple[float, float]]] = []
     drawn = []
     for x, label, color in sorted(flags):
@@ -368,10 +368,10 @@ def _flags(flags: Sequence[tuple[float, str, str]], left: float) -> tuple[str, f
 
 
 def _named(marks: Sequence[tuple[float, float, str, bool]], plot: _Plot) -> str:
-    """Best points outlined, each with its label where it covers no other: (x, y, label, emphasized)."""
+    """Outlines the best points (x, y, label, emphasized), and places each label where it covers no other."""
     taken = [(x - 6, y - 6, x + 6, y + 6) for x, y, _, _ in marks]
     drawn = []
-    for x, y, label, emphasized in reversed(marks):  # the emphasized one chooses first
+    for x, y, label, emphasized in reversed(marks):  # the emphasized label is placed first
         wide = len(label) * GLYPH
         around = [(x + 9, y), (x - 9 - wide, y), (x - wide / 2, y - 15), (x - wide / 2, y + 15)]
         around += [(x + aside, y + far) for far in (15, -15, 28, -28, 41, -41) for aside in (5, -5 - wide)]
@@ -394,8 +394,8 @@ def _named(marks: Sequence[tuple[float, float, str, bool]], plot: _Plot) -> str:
     return f'<g pointer-events="none">{"".join(drawn)}</g>'
 
 
-def _overlap(one: Box, other: Box) -> bool:
-    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+def _overlap(box: Box, other: Box) -> bool:
+    return box[0] < other[2] and other[0] < box[2] and box[1] < other[3] and other[1] < box[3]
 
 
 def _finite(values: Iterable[float | None]) -> list[float | None]:
@@ -417,7 +417,7 @@ def _label(value: float) -> str:
 
 
 def _gutter(axis: Sequence[float]) -> float:
-    """Room for the numbers of a vertical axis; equal for all of up to four characters."""
+    """Returns the width of the y axis labels; equal for labels of up to four characters."""
     return 8 + GLYPH * max(4, *(len(_label(value)) for value in axis))
 
 
@@ -431,5 +431,5 @@ def _measured(value: float, unit: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _hint(label: str) -> str:
-    """A token for hovering. Cached, since a text being written is drawn again at each of its tokens."""
+    """Returns a token for a tooltip. Cached, because a completion in progress is redrawn at each token."""
     return text(label if len(label) <= LONGEST_HINT else label[: LONGEST_HINT - 1] + "…").replace("\n", "↵")

@@ -1,4 +1,4 @@
-"""The tab that compares: one prompt through both policies, written side by side."""
+"""The comparison tab: one prompt sampled from both policies, side by side."""
 
 import random
 from collections.abc import Iterator
@@ -18,23 +18,23 @@ COLORS = {"log-ratio": "ratio", "exact KL": "kl", "nothing": "none"}
 
 
 def compare_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_once: int) -> None:
-    """Builds the tab inside the caller's.
+    """Builds the contents of the tab.
 
     Args:
-        subject: The models, and their runs.
-        drawing: Draws the completions.
-        proposal: The sampling at first.
-        at_once: Requests that run the models at the same time.
+        subject: The models and their runs.
+        drawing: Samples the completions.
+        proposal: Initial sampling parameters.
+        at_once: Largest number of requests that run the models at the same time.
     """
 
-    def show(prompt: Any, *sampling: Any) -> Iterator[tuple[Any, Any]]:
+    def show(prompt: object, *sampling: Any) -> Iterator[tuple[object, object]]:
         try:
-            message = ""  # of what was before; then it is left alone, since "Stop" may have written there
+            message = ""  # clears the old message once; later snapshots must not clear what "Stop" wrote
             for snapshot in drawing.stream(prompt, **keywords(*sampling)):
                 yield message, pairs(snapshot)
                 message = gr.skip()
         except ZooError as error:
-            yield notice(error), gr.skip()  # what was compared before stays to be read
+            yield notice(error), gr.skip()  # the previous comparison stays visible
 
     def surprise() -> tuple[str, int]:
         return random.choice(subject.prompts), random.randrange(SEEDS)
@@ -76,7 +76,7 @@ def compare_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_on
         "api_visibility": "private",
         "show_progress": "hidden",
         "scroll_to_output": True,  # on a phone the controls fill the screen
-        "preprocess": False,  # what Gradio refuses is no message in the page: `Comparison.stream` refuses more
+        "preprocess": False,  # Gradio would reject bad values without a message; `Comparison.stream` checks them all
     }
     running = [gr.on([run.click, prompt.submit], show, **options)]
     if examples is not None:
@@ -85,7 +85,7 @@ def compare_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_on
         picked = lucky.click(surprise, outputs=[prompt, chosen[0]], api_visibility="private", show_progress="hidden")
         running.append(picked.then(show, **options))
     stop.click(
-        lambda: notice("Stopped. Rewards and values are of finished completions only.", kind="status"),
+        lambda: notice("Stopped. Only finished completions have rewards and values.", kind="status"),
         outputs=[message],
         cancels=running,
         api_visibility="private",
@@ -96,33 +96,30 @@ def compare_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_on
 def _notes(subject: Subject) -> str:
     log_ratio = (
         "<b>Log-ratio</b>: log π<sub>PPO</sub> − log π<sub>SFT</sub> of a token, and summed over this one completion: "
-        "how much likelier PPO makes it. That is one sample, not a KL; its mean over many completions of PPO is the KL "
+        "how much more likely PPO makes it. It is one sample, not a KL; its mean over many PPO completions is the KL "
         "of PPO to SFT."
     )
     if (kl := subject.lineage.kl) is not None:
         over = f" over {kl['n']} of them" if isinstance(kl.get("n"), int) else ""
-        log_ratio += f" On held-out prompts that was {kl['value']:.2f} nats{over}."
+        log_ratio += f" On held-out prompts, the KL was {kl['value']:.2f} nats{over}."
     exact = (
-        "<b>KL at a position</b>: KL(π<sub>PPO</sub>‖π<sub>SFT</sub>) of the two distributions that the token was "
-        "drawn from, exact, over the whole vocabulary; <b>KL along it</b> is their sum over this completion."
+        "<b>KL at a position</b>: KL(π<sub>PPO</sub>‖π<sub>SFT</sub>) of the two distributions over the next token, "
+        "exact, over the full vocabulary; <b>KL along it</b> is their sum over this completion."
     )
-    reward = "<b>Reward</b>: none, since no reward model is known for this checkpoint."
+    reward = "<b>Reward</b>: none, because this checkpoint names no reward model."
     if subject.lineage.rewards:
         reward = (
-            "<b>Reward</b>: none, since the trainer's own code loads the reward model, and no code that a download "
-            "names is imported: open the page over the run directory, or name another model with --reward."
+            "<b>Reward</b>: none, because loading the reward model takes custom code, and code from a download never "
+            "runs: open the page on the run directory, or name another model with --reward."
         )
     if subject.comparison.has_reward:
         reward = (
-            "<b>Reward</b>: what the reward model says of prompt and completion, the proxy that PPO was trained to "
-            "raise. It is no judge of quality."
+            "<b>Reward</b>: the reward model's score of prompt and completion, the proxy that PPO was trained to "
+            "maximize. It does not measure quality."
         )
-    value = "<b>Value</b>: none, since this checkpoint has no critic."
+    value = "<b>Value</b>: none, because this checkpoint has no critic."
     if subject.comparison.has_critic:
-        value = (
-            "<b>Value</b> (V): what PPO's critic expects, before a token, of the reward still to come, the KL penalty "
-            "included."
-        )
-    same = "Both policies draw with the same random numbers, and equal settings give equal completions."
+        value = "<b>Value</b> (V): the critic's estimate, before a token, of the remaining reward, with its KL penalty."
+    same = "Both policies sample with the same random numbers, and equal settings give equal completions."
     notes = [reward, log_ratio, exact, value, same]
     return '<div class="zoo-notes">' + "".join(f"<p>{note}</p>" for note in notes) + "</div>"

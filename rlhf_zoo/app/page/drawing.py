@@ -1,4 +1,4 @@
-"""Completions for a page: at a pace that a browser can follow, and on ZeroGPU where a Space has it."""
+"""Streams completions at a pace that a browser can follow, on ZeroGPU if the Space has it."""
 
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar
@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from ...errors import ZooError
 from ..engine import AtCheckpoint, Comparison, Snapshot, Timeline
 
-#: Seconds between two pictures of a completion that is being written.
+#: Seconds between two updates of a completion in progress.
 EVERY = 0.08
 
 T = TypeVar("T")
@@ -15,13 +15,13 @@ T = TypeVar("T")
 class Drawing:
     """The streams of a comparison and of its timeline.
 
-    Every stream raises ZooError at its first item for what is refused, and later where memory runs out. Closing one
-    stops the models.
+    Every stream raises ZooError at its first item if the arguments are refused, and later if memory runs out. Closing a
+    stream stops the models.
 
     Args:
         comparison: The models.
-        timeline: The run's checkpoints; None where there are none.
-        gpu: The decorator of ZeroGPU; None where there is none.
+        timeline: The run's checkpoints; None if there are none.
+        gpu: The decorator of ZeroGPU; None without it.
     """
 
     def __init__(
@@ -41,57 +41,57 @@ class Drawing:
             self._betas = _shielded(timeline.at_betas, gpu)
 
     def stream(self, prompt: Any, **sampling: Any) -> Generator[Snapshot, None, None]:
-        """Draws `Comparison.stream` at a page's pace; the last snapshot is `done`.
+        """Runs `Comparison.stream` at the page's pace; the last snapshot is `done`.
 
         Args:
-            prompt: What a visitor wrote.
-            **sampling: Keywords of `Comparison.stream`.
+            prompt: The visitor's prompt.
+            **sampling: Keyword arguments of `Comparison.stream`.
         """
-        return self._stream(prompt=_given(prompt), every=EVERY, **sampling)
+        return self._stream(prompt=_text_of(prompt), every=EVERY, **sampling)
 
     def at(self, step: int, prompt: Any, *, run: str | None = None, **sampling: Any) -> Generator[Snapshot, None, None]:
-        """Draws `stream` with PPO's policy of a step.
+        """Runs `stream` with the policy of a training step.
 
         Args:
-            step: Of training.
-            prompt: What a visitor wrote.
+            step: The training step.
+            prompt: The visitor's prompt.
             run: The run's name; None for the first.
-            **sampling: Keywords of `Comparison.stream`.
+            **sampling: Keyword arguments of `Comparison.stream`.
         """
-        return self._at(step, run, prompt=_given(prompt), every=EVERY, **sampling)
+        return self._at(step, run, prompt=_text_of(prompt), every=EVERY, **sampling)
 
     def steps(
         self, prompt: Any, steps: Sequence[int] | None = None, *, run: str | None = None, **sampling: Any
     ) -> Generator[AtCheckpoint, None, None]:
-        """Draws `Timeline.at_steps`.
+        """Runs `Timeline.at_steps`.
 
         Args:
-            prompt: What a visitor wrote.
-            steps: Of training; None spreads them over the run.
+            prompt: The visitor's prompt.
+            steps: Training steps; None spreads them over the run.
             run: The run's name; None for the first.
-            **sampling: Keywords of `Comparison.stream`.
+            **sampling: Keyword arguments of `Comparison.stream`.
         """
-        return self._steps(_given(prompt), steps, run=run, **sampling)
+        return self._steps(_text_of(prompt), steps, run=run, **sampling)
 
     def betas(self, prompt: Any, **sampling: Any) -> Generator[AtCheckpoint, None, None]:
-        """Draws `Timeline.at_betas`.
+        """Runs `Timeline.at_betas`.
 
         Args:
-            prompt: What a visitor wrote.
-            **sampling: Keywords of `Comparison.stream`.
+            prompt: The visitor's prompt.
+            **sampling: Keyword arguments of `Comparison.stream`.
         """
-        return self._betas(_given(prompt), **sampling)
+        return self._betas(_text_of(prompt), **sampling)
 
 
-def _given(prompt: Any) -> Any:
+def _text_of(prompt: Any) -> Any:
     return "" if prompt is None else prompt
 
 
 def _shielded(
     stream: Callable[..., Generator[T, None, None]], gpu: Callable[[Any], Any] | None
 ) -> Callable[..., Generator[T, None, None]]:
-    """`stream` on ZeroGPU, which runs it in a process of its own: an exception comes back from there without its words,
-    so that errors cross as values."""
+    """Wraps a stream for ZeroGPU. It runs in another process, which loses the message of an exception, so errors are
+    passed as values."""
 
     def values(*arguments: Any, **keywords: Any) -> Generator[T | ZooError, None, None]:
         try:

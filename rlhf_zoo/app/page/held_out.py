@@ -1,4 +1,4 @@
-"""Prompts that no policy was trained on, from the data set that a checkpoint names."""
+"""Reads held-out prompts from the data set that a checkpoint's card names."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
@@ -22,20 +22,20 @@ from ...runs.settings.key_classes import check_repository
 log = logging.getLogger(__name__)
 
 CONFIGURATION = "prompts"
-#: The first that there is: votes may become training data, and test prompts must stay out of that.
+#: The first existing split is used. Votes may become training data, so validation comes before test.
 SPLITS = ("validation", "test")
 MOST = 1000  # prompts
 
 
 def held_out_prompts(lineage: Lineage, refuses: Callable[[str], object], hub: Hub = CLIENT) -> list[str]:
-    """Reads held-out prompts of the data set that the checkpoint's card names, at its commit, each once.
+    """Reads distinct held-out prompts of the data set that the checkpoint's card names, at its commit.
 
-    Where the data set cannot be had, it takes those that the card itself holds.
+    If the data set cannot be read, the prompts in the card itself are used.
 
     Args:
-        lineage: The checkpoint, and its card.
-        refuses: Raises ZooError for a prompt that the models cannot take.
-        hub: Where the data set is.
+        lineage: The checkpoint and its card.
+        refuses: Raises ZooError for a prompt that the models cannot process.
+        hub: The Hub with the data set.
 
     Returns:
         Up to `MOST` prompts.
@@ -53,7 +53,7 @@ def held_out_prompts(lineage: Lineage, refuses: Callable[[str], object], hub: Hu
 
 
 def stage_of(folder: Path) -> Path | None:
-    """Finds the stage directory that a folder is, or that its checkpoint lies in.
+    """Finds the stage directory of a folder: the folder itself or its parent.
 
     Args:
         folder: Any folder.
@@ -66,7 +66,7 @@ def stage_of(folder: Path) -> Path | None:
 
 
 def _of_data(lineage: Lineage, hub: Hub) -> list[str]:
-    """[] where there are none, for whatever reason: the log has it."""
+    """Returns held-out prompts; [] if there are none, with the reason in the log."""
     configuration, column, named = lineage.prompts_at
     for location, load in _sources(lineage, configuration, hub):
         for split in dict.fromkeys(filter(None, (named, *SPLITS))):
@@ -82,8 +82,8 @@ def _of_data(lineage: Lineage, hub: Hub) -> list[str]:
 
 def _sources(
     lineage: Lineage, configuration: str | None, hub: Hub
-) -> Iterator[tuple[str, Callable[[str | None, str], Iterable[Any]]]]:
-    """(data set, what loads a configuration and split of it): beside a stage's folder, and on the Hub."""
+) -> Iterator[tuple[str, Callable[[str | None, str], Iterable[object]]]]:
+    """Yields (name, loader of a configuration and split) of the run directory's data and of the published data sets."""
     stage = stage_of(Path(lineage.ppo.name))
     if stage is not None and StageRecord(stage).is_own():
         yield str(stage.parent / "data"), partial(_rows_beside, stage.parent / "data")
@@ -93,48 +93,48 @@ def _sources(
 
 
 def _rows_beside(data: Path, configuration: str | None, split: str) -> list[Any]:
-    """Rows of the data in a run directory. Raises ZooError for a name, which is a card's word, that leads out of it."""
+    """Reads rows of the data in a run directory. Raises ZooError if a name from the card leads out of it."""
     path = data / (configuration or CONFIGURATION) / f"{split}.jsonl"
     if not path.resolve().is_relative_to(data.resolve()):
-        raise ZooError(f"Its card names the split {split!r:.80} of {configuration!r:.80}, which lies outside of it.")
+        raise ZooError(f"Its card names the split {split!r:.80} of {configuration!r:.80}, which is outside its data.")
     return [parse_json(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def _published_rows(
     lineage: Lineage, stage: Path | None, repo: str, commit: str, hub: Hub, configuration: str | None, split: str
-) -> Iterator[Any]:
-    """Rows of a data set that a card names.
+) -> Iterator[object]:
+    """Reads rows of a data set that a card names.
 
-    A page shows prompts to its visitors and sends them with votes, and the token of who serves it may read more than
-    they may. So the data set of a stranger's card is one that everybody may read, or that of a private model.
+    The page shows prompts to visitors and publishes them with votes, and its token may read more than visitors may. So
+    a card that is not the user's own may only name a data set that everybody may read, or that of a private model.
 
     Raises:
-        ZooError: The Hub does not give it, something here has its name, or it is private or gated.
+        ZooError: The Hub does not deliver it, a local folder has its name, or it is private or gated.
     """
     from ...runs.data.sources import find_data
 
     check_repository(repo, key="parents.data", where=f"The card of {lineage.ppo.name}")
     own = stage is not None and StageRecord(stage).is_own()
     if not own and not _is_readable(lineage.ppo.repo, repo, hub):
-        raise ZooError(f"Not everybody may read {repo}, so its prompts are not shown on the page of a public model.")
+        raise ZooError(f"{repo} is not public, so its prompts are not shown on the page of a public model.")
     rows = find_data(repo, commit, hub).load(configuration, split, columns=[])
     column = lineage.prompts_at[1]
-    if not is_text(column):  # the others need not be decoded
+    if not is_text(column):  # skip decoding the other columns
         rows = rows.select_columns([column] if column in rows.column_names else [])
     return iter(rows)
 
 
 def _is_readable(model: str | None, data: str, hub: Hub) -> bool:
-    """Whether everybody who may read a model (None: a folder's, which anybody may have made) may read a data set."""
-    with refusals_as(f"{data} cannot be looked at on {hub.name}", "check --hub and the token."):
+    """Whether everybody who may read a model may read a data set. `model` is None for a local folder."""
+    with refusals_as(f"Cannot look up {data} on {hub.name}", "check --hub and the token."):
         info = hub.api().dataset_info(data)
         if not info.private and not info.gated:
             return True
         return model is not None and bool(hub.api().model_info(model).private)
 
 
-def _prompts_in(rows: Iterable[Any], column: str, location: str) -> list[str]:
-    """Texts of prompts, and of conversations that are one user's turn what that says."""
+def _prompts_in(rows: Iterable[object], column: str, location: str) -> list[str]:
+    """Returns the prompts that are texts, or conversations of a single turn."""
     made, of = is_text(column), f"The data set {location}"
     prompts = (
         filled(column, row, of=of, place=place) if made else messages_of(row.get(column), of=of)

@@ -1,9 +1,8 @@
-"""The page over loaded models: its head and its tabs."""
+"""The page: its header and its tabs."""
 
 import os
 from collections.abc import Callable
 from html import escape
-from typing import Any
 
 import gradio as gr
 
@@ -19,22 +18,22 @@ from .training import training_tab
 from .vote_counts import Tally
 from .vote_figures import Model
 
-WAITING = 40  # requests in the queue; the next one is told that it is full
-AT_ONCE = 24  # requests that run the models at the same time: they take turns, token by token
+WAITING = 40  # requests in the queue; further ones are refused
+AT_ONCE = 24  # requests that run the models at the same time, taking turns token by token
 
 
-def build(subject: Subject, *, tally: Tally | None = None, gpu: Callable[[Any], Any] | None = None) -> gr.Blocks:
+def build(subject: Subject, *, tally: Tally | None = None, gpu: Callable[[object], object] | None = None) -> gr.Blocks:
     """Builds the page; `start` serves it.
 
     Args:
-        subject: The models, and their runs.
-        tally: Where the votes of the blind test go; None keeps none.
-        gpu: ZeroGPU's decorator; None where there is none.
+        subject: The models and their runs.
+        tally: Receives the votes of the blind test; None stores none.
+        gpu: ZeroGPU's decorator; None without it.
     """
     lineage, comparison = subject.lineage, subject.comparison
     proposal = Proposal.of(subject)
     drawing = Drawing(comparison, subject.timeline, gpu=gpu)
-    at_once = AT_ONCE if gpu is None else 1  # each call of ZeroGPU is a process of its own, which has no turns to take
+    at_once = AT_ONCE if gpu is None else 1  # ZeroGPU runs each call in its own process: no turns to take
     with gr.Blocks(title="SFT and PPO, side by side", analytics_enabled=False) as page:
         gr.HTML(_header(subject))
         if subject.problem is not None and subject.timeline is not None:
@@ -56,7 +55,7 @@ def build(subject: Subject, *, tally: Tally | None = None, gpu: Callable[[Any], 
             with gr.Tab("Card", id="card", elem_id="tab-card"):
                 card_tab(subject)
         endpoints(subject, drawing, proposal=proposal, at_once=at_once)
-    # After each event Gradio's statistics go over all that it remembers, ten thousand unless told otherwise.
+    # After each event Gradio recomputes statistics over all events it keeps, 10,000 by default.
     os.environ.setdefault("GRADIO_ANALYTICS_MAX_EVENTS", "100")
     return page.queue(max_size=WAITING, default_concurrency_limit=at_once, api_open=False)
 
@@ -71,7 +70,7 @@ def _header(subject: Subject) -> str:
     world = ""
     if lineage.simulated:
         world = (
-            "<p>A simulated world: a program wrote the texts that these models learned from, and no person rated "
+            "<p>Simulated data: a program wrote the texts that these models were trained on, and no person rated "
             "anything.</p>"
         )
     return f'<div class="zoo"><h1>SFT and PPO, side by side</h1><p>{named}</p>{world}</div>'

@@ -1,4 +1,4 @@
-"""How completions are drawn: what the page proposes, and the controls for it."""
+"""Sampling parameters of the page: the initial values and their controls."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import gradio as gr
 from ...errors import ZooError
 from .subject import Subject
 
-#: The queue of everything that runs the models, whoever asks: page and API share its limit.
+#: Name of the queue for every call that runs the models: page and API share its limit.
 MODELS = "models"
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """The first values of the controls: the sampling of the training.
+    """Initial values of the controls: the sampling parameters of the training.
 
     Attributes:
-        temperature: Of the sampling.
-        length: New tokens.
-        limit: New tokens that one request may have.
+        temperature: Sampling temperature.
+        length: Number of new tokens.
+        limit: Largest number of new tokens in one request.
     """
 
     temperature: float
@@ -30,9 +30,14 @@ class Proposal:
 
     @classmethod
     def of(cls, subject: Subject) -> Proposal:
+        """Returns the sampling parameters of the training, within the limits of the page.
+
+        Args:
+            subject: The models and their runs.
+        """
         context = subject.comparison.context
         limit = subject.comparison.limits.max_new_tokens
-        if context is not None:  # with room for each of the examples
+        if context is not None:  # leave room for each example prompt
             limit = max(min(limit, context - _longest(subject)), 1)
         temperature = min(max(subject.lineage.setting("temperature", 1.0), 0.05), 2.0)
         length = min(max(int(subject.lineage.setting("response_length", 32)), 1), limit)
@@ -40,7 +45,7 @@ class Proposal:
 
 
 def _longest(subject: Subject) -> int:
-    """Tokens of the longest example that the models can take; others on a card are refused when they are asked for."""
+    """Returns the number of tokens of the longest example prompt that the models can process."""
     lengths = [1]
     for prompt in subject.lineage.prompts:
         try:
@@ -51,27 +56,27 @@ def _longest(subject: Subject) -> int:
     return max(lengths)
 
 
-def keywords(seed: Any, temperature: Any, top_p: Any, tokens: Any, n: Any = 1) -> dict[str, Any]:
-    """Names the values of the controls as `Comparison.stream` does.
+def keywords(seed: object, temperature: object, top_p: object, tokens: object, n: object = 1) -> dict[str, Any]:
+    """Returns the values of the controls as keyword arguments of `Comparison.stream`.
 
     Args:
-        seed: Of the sampling, as for the arguments below.
+        seed: Seed of the random stream.
         temperature: Divides the logits.
-        top_p: Share of the probability to draw from.
-        tokens: New tokens.
-        n: Completions of each policy.
+        top_p: Share of the probability to sample from.
+        tokens: Number of new tokens.
+        n: Number of completions of each policy.
     """
     return {"seed": seed, "temperature": temperature, "top_p": top_p, "max_new_tokens": tokens, "n": n}
 
 
 def prompt_box(elem_id: str, placeholder: str, *, min_width: int = 320, **options: Any) -> gr.Textbox:
-    """Makes the box where a visitor writes the prompt.
+    """Creates the text box for the prompt.
 
     Args:
-        elem_id: Its id in the page.
-        placeholder: Shown while it is empty.
-        min_width: In pixels.
-        **options: Of `gr.Textbox`.
+        elem_id: Id of the element.
+        placeholder: Text shown while it is empty.
+        min_width: Width in pixels.
+        **options: Keyword arguments of `gr.Textbox`.
     """
     return gr.Textbox(
         label="Prompt", placeholder=placeholder, lines=1, max_lines=6, scale=5, min_width=min_width, elem_id=elem_id,
@@ -80,15 +85,15 @@ def prompt_box(elem_id: str, placeholder: str, *, min_width: int = 320, **option
 
 
 def controls(proposal: Proposal, *, prefix: str = "", most: int | None = None) -> list[Any]:
-    """Makes a row of controls.
+    """Creates the row of controls.
 
     Args:
-        proposal: Their first values.
-        prefix: Of their elem_ids.
-        most: Completions that one may ask for; None for one alone.
+        proposal: Initial values.
+        prefix: Prefix of their element ids.
+        most: Largest number of completions; None for a single one without a control.
 
     Returns:
-        The controls, the seed's first, in the order in which `keywords` takes their values.
+        The controls, seed first, in the order of the arguments of `keywords`.
     """
     with gr.Row(elem_classes="zoo-controls"):
         temperature = gr.Slider(

@@ -1,4 +1,4 @@
-"""Serving the page: on loopback or as a Space, with nothing asked of any other host."""
+"""Serves the page on loopback or as a Space, without requests to other hosts."""
 
 import contextlib
 import signal
@@ -18,18 +18,18 @@ from .subject import Subject
 from .vote_counts import Tally
 
 STYLES = [Path(__file__).with_name(name) for name in ("style.css", "blind.css")]
-SESSIONS = 500  # visitors whose state is kept; Gradio's default is 10 000
-THREADS = 64  # more than Gradio's 40, at which streams share those that its own routes need
+SESSIONS = 500  # visitors whose state is kept; Gradio's default is 10,000
+THREADS = 64  # Gradio's 40 would let streams starve its own routes
 
 
 def start(page: gr.Blocks, *, host: str | None = None, port: int | None = None, block: bool = False) -> str:
-    """Serves the page. Nothing is asked of any other host: no fonts, no analytics, no tunnel.
+    """Serves the page without requests to other hosts: no fonts, analytics or tunnel.
 
     Args:
-        page: What `build` returns.
-        host: The address to listen on; None takes what Gradio's environment says, as in a Space.
-        port: The same of the port.
-        block: Whether to wait until the server ends.
+        page: The page, as `build` returns it.
+        host: The address to listen on; None takes it from Gradio's environment variables, as in a Space.
+        port: The port; None takes it from Gradio's environment variables.
+        block: Whether to wait until the server stops.
 
     Returns:
         The page's address.
@@ -70,19 +70,19 @@ def opened(
     votes: str | None = None,
     votes_per_hour: int = PER_HOUR,
     private: bool = False,
-    gpu: Callable[[Any], Any] | None = None,
+    gpu: Callable[[object], object] | None = None,
     **address: Any,
 ) -> Iterator[str]:
-    """Serves the page of loaded models until the context is left.
+    """Serves the page until the context exits.
 
-    SIGTERM, by which a Space is stopped, leaves the context, so that votes are sent or stay on the disk.
+    SIGTERM, which stops a Space, exits the context too, so that votes are sent or stay on disk.
 
     Args:
-        subject: The models, and their runs.
-        votes: The data set on the Hub that the blind test adds to; None for none.
-        votes_per_hour: From one address.
-        private: Whether to make that data set private, where it is made.
-        gpu: ZeroGPU's decorator; None where there is none.
+        subject: The models and their runs.
+        votes: The data set on the Hub that receives the votes of the blind test; None stores none.
+        votes_per_hour: Largest number of votes per hour from one address.
+        private: Whether to make that data set private if it is created.
+        gpu: ZeroGPU's decorator; None without it.
         **address: host, port and block of `start`.
 
     Yields:
@@ -99,20 +99,20 @@ def opened(
 
 
 def _warm_up(subject: Subject) -> None:
-    """What the first visitor would wait for: a first pass of the models, and an import that Gradio leaves to it."""
+    """Spares the first visitor two delays: the models' first pass, and a lazy import of Gradio's."""
     import matplotlib
 
     matplotlib.use("agg")
     import matplotlib.pyplot
 
     prompt = next(iter(subject.lineage.prompts), "A")
-    with contextlib.suppress(ZooError):  # a prompt that these models cannot take: visitors are told of theirs
+    with contextlib.suppress(ZooError):  # the models cannot process this prompt; a visitor would get a message
         subject.comparison.compare(prompt, max_new_tokens=2)
 
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
-    """Makes SIGTERM an exit that leaves contexts."""
+    """Makes SIGTERM exit through the open contexts."""
 
     def leave(number: int, frame: object) -> None:
         raise SystemExit(128 + number)

@@ -1,4 +1,4 @@
-"""The comparison as one HTML file that asks nothing of any host: for accounts that may have no Gradio Space."""
+"""The comparison as one self-contained HTML file, for accounts without a Gradio Space."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -22,7 +22,7 @@ _FIGURES = {
 
 
 def static_page(models: SpaceModels, samples: Sequence[Snapshot]) -> str:
-    """Makes the page, without scripts; whatever a model, a card or a prompt says is shown as text.
+    """Renders the page, without scripts. Text from models, cards and prompts is escaped.
 
     Args:
         models: The published models.
@@ -31,7 +31,7 @@ def static_page(models: SpaceModels, samples: Sequence[Snapshot]) -> str:
     import jinja2
     from markupsafe import Markup
 
-    def shown(value: Any) -> Any:
+    def shown(value: object) -> Any:
         return visible_text(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
     folder, card = Path(__file__).parent, Card(models.card)
@@ -55,7 +55,7 @@ def static_page(models: SpaceModels, samples: Sequence[Snapshot]) -> str:
 
 
 def _figures(card: Card) -> Iterator[tuple[str, str, str]]:
-    """(what, of SFT, of PPO) of each figure that the evaluation measured."""
+    """Yields (name, SFT, PPO) for each figure of the evaluation."""
     judge = at(card, "evaluation", "judge", "name")
     for key, name in _FIGURES.items():
         sft, ppo = (card.estimate(side, key) for side in ("sft", "ppo"))

@@ -1,4 +1,4 @@
-"""What one page shows: the models, and the runs that they belong to."""
+"""Loads the models and runs that a page shows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..engine import Comparison, Limits, Timeline, TimelineRun
 from .held_out import held_out_prompts, stage_of
 
 LIMITS = Limits()
-#: Policies of other checkpoints that stay loaded, and the bytes that they may have together.
+#: Largest number of policies of other checkpoints that stay loaded, and their largest size together.
 KEPT, KEPT_BYTES = 8, 2 * 2**30
 
 
@@ -30,10 +30,10 @@ class Subject:
 
     Attributes:
         comparison: The loaded models.
-        lineage: Where they come from.
-        timeline: The runs; None where no checkpoint of the run can be had.
-        problem: Why there is no timeline, or why runs are missing; a sentence.
-        held_out: Prompts to draw from by chance; () for those of the card, which also stand on the page as examples.
+        lineage: Their lineage.
+        timeline: The runs; None if no checkpoint of the run is available.
+        problem: A sentence why there is no timeline, or why runs are missing.
+        held_out: Held-out prompts to sample from; () to use those of the card, which are also the page's examples.
     """
 
     comparison: Comparison
@@ -44,7 +44,7 @@ class Subject:
 
     @property
     def prompts(self) -> tuple[str, ...]:
-        """The prompts to draw from by chance."""
+        """The prompts to choose from at random."""
         return self.held_out or tuple(self.lineage.prompts)
 
     @classmethod
@@ -62,14 +62,14 @@ class Subject:
 
         Args:
             ppo: NAMESPACE/NAME[@TAG] or a folder.
-            sft: The same; None takes what the checkpoint's lineage names.
-            reward: The same; None takes what the checkpoint's lineage names.
+            sft: The SFT model, in the same form; None for that of the checkpoint's lineage.
+            reward: The reward model, in the same form; None for that of the checkpoint's lineage.
             runs: Other runs of its ablation; None finds them on the Hub.
-            lenient: Whether other runs that cannot be had are left out, and `problem` says so.
-            hub: Where models come from.
+            lenient: Whether to skip other runs that cannot be read, and to report them in `problem`.
+            hub: The Hub to fetch from.
 
         Raises:
-            ZooError: A model cannot be had.
+            ZooError: A model cannot be fetched.
         """
         lineage = find_lineage(ppo, sft=sft, reward=reward, hub=hub)
         loader = lineage.reward_loader if reward is None else None
@@ -98,23 +98,23 @@ class Subject:
 
 
 def _may_load(loader: str, stage: Path | None) -> bool:
-    """Whether the code that a card names may load a reward model: the run of the user's, in whose stage the card lies,
-    names it too; False for a repository. Raises ZooError for a run that is not the user's."""
+    """Whether a card's loader may run: only if it is in the user's own run directory, whose run.json names the same
+    loader. False for a repository. Raises ZooError for a run that is not the user's."""
     if stage is None:
         return False
     record = StageRecord(stage)
     if not record.is_own():
         raise ZooError(
-            f"{record.run_file} was not written by your rlhf-zoo, or was changed since, and its reward model is loaded "
-            f"by {loader}: name another with --reward, or add {FLAG} if you trust this run."
+            f"{record.run_file} was not written by your rlhf-zoo, or was changed since, and its reward model needs "
+            f"{loader}: name another model with --reward, or add {FLAG} if you trust this run."
         )
     return bool(at(record.read(), "resolved", "reward_model_loader") == loader)
 
 
 def _runs(
-    lineage: Lineage, others: Sequence[str] | None, *, lenient: bool, hub: Hub = CLIENT
+    lineage: Lineage, run_names: Sequence[str] | None, *, lenient: bool, hub: Hub = CLIENT
 ) -> tuple[list[TimelineRun], str | None]:
-    """The run of the PPO checkpoint and those beside it, each with a checkpoint at least; why some are missing."""
+    """Returns the run of the PPO checkpoint and its sibling runs with checkpoints; and why some are missing."""
     folder = Path(lineage.ppo.name)
     if folder.is_dir():
         stage = stage_of(folder)
@@ -125,16 +125,16 @@ def _runs(
                 return [], str(error)
         own = TimelineRun.from_card(card_json(Facts.read(stage, None)), stage) if stage is not None else None
         if own is None or not own.points:
-            return [], f"{folder} lies beside no checkpoints of its run: give the run's PPO stage, or a repository."
+            return [], f"{folder} has no sibling checkpoints: pass the run's PPO stage, or a repository."
         return [own], None
     missing = None
     try:
-        listed = find_runs(lineage.ppo.name, lineage.card, others=others, hub=hub)
+        listed = find_runs(lineage.ppo.name, lineage.card, names=run_names, hub=hub)
     except ZooError as error:
         if not lenient:
             raise
-        missing = f"The other runs are left out: {error}"
-        listed = find_runs(lineage.ppo.name, lineage.card, others=(), hub=hub)
+        missing = f"The other runs are not shown: {error}"
+        listed = find_runs(lineage.ppo.name, lineage.card, names=(), hub=hub)
     runs = [run for run in (TimelineRun.from_listing(entry.listing, entry.card) for entry in listed.runs) if run.points]
     if not runs or runs[0].name != listed.runs[0].repo:
         return (

@@ -1,4 +1,4 @@
-"""The tab over training: the same prompt at every published checkpoint, and at every β of an ablation."""
+"""The training tab: the same prompt at every published checkpoint, and at every β of an ablation."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,21 +19,20 @@ from .sampling import MODELS, Proposal, controls, keywords, prompt_box
 from .subject import Subject
 from .views import completion, figures, pairs
 
-MOST_WATCHED = 4  # a card is its publisher's word
+MOST_WATCHED = 4  # a card is not trusted and may name any number
 HINT = (
-    '<p class="zoo-note">Move the step to see the prompt at one checkpoint beside SFT; “Every checkpoint” shows it at '
-    "all of them.</p>"
+    '<p class="zoo-note">Move the slider to compare one checkpoint with SFT; “Every checkpoint” shows all of them.</p>'
 )
 
 
 def training_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_once: int) -> None:
-    """Builds the tab inside the caller's.
+    """Builds the contents of the tab.
 
     Args:
-        subject: The models, and their runs.
-        drawing: Draws the completions.
-        proposal: The sampling at first.
-        at_once: Requests that run the models at the same time.
+        subject: The models and their runs.
+        drawing: Samples the completions.
+        proposal: Initial sampling parameters.
+        at_once: Largest number of requests that run the models at the same time.
     """
     timeline = subject.timeline
     if timeline is None:
@@ -86,10 +85,10 @@ def training_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_o
     at_step = gr.HTML(HINT, elem_id="at-step")
     many = gr.HTML("", elem_id="steps")
 
-    # What Gradio refuses is no message in the page: `Timeline` refuses more.
+    # preprocess=False: Gradio would reject bad values without a message; `Timeline` checks them all.
     shared: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden", "preprocess": False}
     models: dict[str, Any] = {**shared, "concurrency_id": MODELS, "concurrency_limit": at_once}
-    # `input` rather than `release`: the keyboard moves a slider too.
+    # `input`, not `release`, because the keyboard moves a slider too.
     step.input(marked, [run, step], [drawn], trigger_mode="always_last", queue=False, **shared)
     gr.on([step.input, prompt.submit], at, [prompt, run, step, *chosen], [message, at_step],
           trigger_mode="always_last", **models)  # fmt: skip
@@ -135,14 +134,14 @@ def _betas(
             yield notice(error), gr.skip()
 
     gr.HTML(
-        '<div class="zoo"><h2>The string, let out and pulled in</h2><p>Runs that differ in β, the coefficient of the '
-        "KL penalty: a large one holds PPO close to SFT, with none it goes wherever the reward model pays.</p></div>"
+        '<div class="zoo"><h2>Strength of the KL penalty</h2><p>Runs with different β, the coefficient of the KL '
+        "penalty. A large β keeps PPO close to SFT; a small one lets it exploit the reward model.</p></div>"
     )
     drawn = gr.HTML(_frontier(runs, shown), elem_id="frontier")
     with gr.Row(equal_height=True):
         beta = gr.Slider(
             0, len(runs) - 1, value=shown, step=1, scale=5, min_width=320, elem_id="beta",
-            label="β: " + ", ".join(f"{run.beta:g}" for run in runs), info="from the tightest string to the loosest",
+            label="β: " + ", ".join(f"{run.beta:g}" for run in runs), info="from the strongest penalty to the weakest",
         )  # fmt: skip
         run_all = gr.Button("Every β", scale=1, min_width=140, elem_id="every-beta")
     message = gr.HTML("", elem_id="beta-message")
@@ -155,22 +154,22 @@ def _betas(
     run_all.click(every, [prompt, *sampling], [message, many], **models)
 
 
-# What is drawn
+# Rendering
 
 
 def nearest(run: TimelineRun, step: Any) -> int:
-    """Finds the checkpoint closest to where the slider stands; steps need not be evenly spaced.
+    """Returns the checkpoint step closest to the slider's value; steps need not be evenly spaced.
 
     Args:
         run: A run with checkpoints.
         step: The slider's value.
     """
     wanted = step if finite(step) else run.best.step
-    return min(run.steps, key=lambda one: (abs(one - wanted), one))
+    return min(run.steps, key=lambda candidate: (abs(candidate - wanted), candidate))
 
 
 def span(run: TimelineRun) -> dict[str, Any]:
-    """Computes minimum, maximum and step of a slider that stands at every checkpoint of a run.
+    """Computes minimum, maximum and step of a slider that can reach every checkpoint of a run.
 
     Args:
         run: A run with checkpoints.
@@ -182,11 +181,11 @@ def span(run: TimelineRun) -> dict[str, Any]:
 
 
 def curves(run: TimelineRun, step: int) -> str:
-    """Draws reward and KL over a run's checkpoints.
+    """Renders reward and KL over a run's checkpoints.
 
     Args:
         run: A run with checkpoints.
-        step: The one to mark.
+        step: The step to mark.
     """
     points = run.points
     watched = list(dict.fromkeys(name for point in points for name in point.watched))[:MOST_WATCHED]
@@ -210,29 +209,29 @@ def _frontier(runs: Sequence[TimelineRun], shown: int) -> str:
 
 
 def checkpoints(rows: Sequence[AtCheckpoint], *, of: int, all_: int, by_beta: bool = False) -> str:
-    """Shows the same prompt at each checkpoint so far, one below the other.
+    """Renders the same prompt at each finished checkpoint.
 
     Args:
-        rows: The checkpoints that are done.
-        of: How many there will be.
-        all_: How many the run has.
-        by_beta: Whether each is of another run, named by its β.
+        rows: The finished checkpoints.
+        of: Number of checkpoints in the request.
+        all_: Number of checkpoints in the run.
+        by_beta: Whether each row is another run, named by its β.
     """
     shown = _start(rows) + "".join(_row(row, by_beta=by_beta) for row in rows)
     count = f"{len(rows)} of {of}" if len(rows) < of else f"{of}"
-    what = "runs" if by_beta else "checkpoints"
-    note = f"{count} {what}" + (f", spread over the {all_} that there are" if all_ > of else "")
+    noun = "runs" if by_beta else "checkpoints"
+    note = f"{count} {noun}" + (f", spread over all {all_}" if all_ > of else "")
     state = "done" if len(rows) == of else "writing"
     head = f'<p class="zoo-note" role="status">{note}</p>'
     return f'<div class="zoo-steps" data-state="{state}">{head}<ol>{shown}</ol></div>'
 
 
 def _start(rows: Sequence[AtCheckpoint]) -> str:
-    """What SFT wrote, from which all of them began; "" until a checkpoint has it beside its own."""
-    snapshot = next((row.found for row in rows if row.found is not None), None)
+    """Renders the SFT completion, the starting point of training; "" until a checkpoint is done."""
+    snapshot = next((row.snapshot for row in rows if row.snapshot is not None), None)
     if snapshot is None:
         return ""
-    side = replace(snapshot.sft[0], log_ratio=math.nan, kl=math.nan)  # they are against the first of the checkpoints
+    side = replace(snapshot.sft[0], log_ratio=math.nan, kl=math.nan)  # they would be against the first checkpoint
     head = "<header><b>SFT</b><span>step 0, where PPO started</span></header>"
     body = completion(snapshot.prompt, side) + figures(side)
     return f'<li><article class="zoo-card zoo-sft" data-step="0">{head}{body}</article></li>'
@@ -243,11 +242,11 @@ def _row(row: AtCheckpoint, *, by_beta: bool) -> str:
     marks = "".join(f'<span class="zoo-badge">{mark}</span>' for mark in row.point.marks)
     logged = _logged(row.point)
     head = f"<header><b>{name}</b>{marks}<span>{text(row.point.tag) + ' · ' if by_beta else ''}{logged}</span></header>"
-    if row.found is None:
+    if row.snapshot is None:
         body = f'<p class="zoo-text"><span class="none">{text(row.problem)}</span></p>'
     else:
-        side = row.found.ppo[0]
-        body = completion(row.found.prompt, side, heat=True) + figures(side)
+        side = row.snapshot.ppo[0]
+        body = completion(row.snapshot.prompt, side, heat=True) + figures(side)
     return f'<li><article class="zoo-card zoo-ppo" data-step="{row.point.step}">{head}{body}</article></li>'
 
 

@@ -1,4 +1,4 @@
-"""Completions as HTML: the text with its heat map, its figures, and the numbers of each token."""
+"""Renders completions as HTML: text with a heat map, figures, and a table of tokens."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -11,19 +11,19 @@ from .html import NOTHING, STOPS, attributes, figure_list, number, signed, text
 
 NAMES: dict[Role, str] = {"sft": "SFT", "ppo": "PPO"}
 ROLES: dict[Role, str] = {"sft": "where PPO started", "ppo": "trained against the reward"}
-#: Tokens up to which the charts grow with the text; longer completions have theirs when they are done.
+#: Charts of completions up to this many tokens are drawn in progress; those of longer ones when they are done.
 DRAWN_WHILE_WRITING = 128
-#: Nats at which the shades of the heat maps begin.
+#: Thresholds of the heat map's shades, in nats.
 RATIO_EDGES = (0.05, 0.25, 1.0, 2.5)
 KL_EDGES = (0.01, 0.1, 0.5, 2.0)
 
 
 def shade(value: float, edges: Sequence[float]) -> int:
-    """Counts the edges that a figure reaches, 0 to len(edges).
+    """Returns the shade of a figure: the number of edges that it reaches.
 
     Args:
         value: The figure.
-        edges: Rising.
+        edges: Ascending thresholds.
     """
     return sum(value >= edge for edge in edges)
 
@@ -46,7 +46,7 @@ def _hint(side: Side, place: int) -> str:
 
 
 def _tokens(side: Side) -> Iterator[str]:
-    """Each token by itself; the end-of-sequence token is a sign, since its name is no part of the text."""
+    """Yields each token as an element. The end-of-sequence token becomes a sign, because it has no text."""
     for place, piece in enumerate(side.tokens):
         last = place == len(side.tokens) - 1
         shown = '<span class="eos" title="end of sequence">∎</span>' if last and side.ended else text(piece)
@@ -57,25 +57,25 @@ def _tokens(side: Side) -> Iterator[str]:
 
 
 def completion(prompt: str, side: Side | None, *, heat: bool = False) -> str:
-    """Shows a prompt and a policy's completion.
+    """Renders a prompt and a policy's completion.
 
     Args:
-        prompt: The beginning of the text.
-        side: The completion; None shows where it will stand.
-        heat: Whether to show each token by itself, with its shades and figures.
+        prompt: The prompt.
+        side: The completion; None renders a placeholder.
+        heat: Whether to render each token with its shade and figures.
     """
     if side is None:
-        return '<p class="zoo-text"><span class="none">Its completion will stand here.</span></p>'
+        return '<p class="zoo-text"><span class="none">The completion will appear here.</span></p>'
     written = "".join(_tokens(side)) if heat else text(side.completion)
     caret = "" if side.stop is not None else '<span class="caret" aria-hidden="true"></span>'
     return f'<p class="zoo-text"><span class="given">{text(prompt)}</span><span class="new">{written}</span>{caret}</p>'
 
 
 def figures(side: Side | None) -> str:
-    """Shows reward, log-ratio, exact KL along the completion, length and stop reason.
+    """Renders reward, log-ratio, exact KL along the completion, length and stop reason.
 
     Args:
-        side: The completion; None shows dashes.
+        side: The completion; None renders dashes.
     """
     shown = [NOTHING] * 5
     if side is not None:
@@ -87,14 +87,14 @@ def figures(side: Side | None) -> str:
 
 
 def side_card(prompt: str, role: Role, side: Side | None, *, row: int = 0, who: str = "", charts: str = "") -> str:
-    """Shows one policy's column: who it is, its completion, and its figures.
+    """Renders one policy's column: name, completion and figures.
 
     Args:
-        prompt: The beginning of the text.
+        prompt: The prompt.
         role: sft or ppo.
-        side: The completion; None shows where it will stand.
-        row: Its number among several.
-        who: HTML beside its name.
+        side: The completion; None renders a placeholder.
+        row: Index of the completion.
+        who: HTML next to the policy's name.
         charts: HTML below the figures.
     """
     head = f"<header><b>{NAMES[role]}</b><span>{who or ROLES[role]}</span></header>"
@@ -105,14 +105,14 @@ def side_card(prompt: str, role: Role, side: Side | None, *, row: int = 0, who: 
 
 
 def charts(snapshot: Snapshot, row: int) -> dict[Role, str]:
-    """Draws KL at each position, and PPO's values, both on one scale for both policies.
+    """Draws KL at each position and the critic's values, with shared scales for both policies.
 
     Args:
         snapshot: Completions of both policies.
-        row: Which pair of them.
+        row: Index of the pair.
 
     Returns:
-        HTML by role; "" while a long completion is being written.
+        HTML by role; "" while a long completion is in progress.
     """
     both: dict[Role, Side] = {"sft": snapshot.sft[row], "ppo": snapshot.ppo[row]}
     if not snapshot.done and any(side.length > DRAWN_WHILE_WRITING for side in both.values()):
@@ -132,12 +132,12 @@ def charts(snapshot: Snapshot, row: int) -> dict[Role, str]:
 
 
 def pairs(snapshot: Snapshot, *, ppo: str = ROLES["ppo"], folded: bool = False) -> str:
-    """Shows all completions of a snapshot, the two of one random stream side by side.
+    """Renders all completions of a snapshot, with the pairs of one random stream side by side.
 
     Args:
         snapshot: Completions of both policies.
-        ppo: HTML beside PPO's name.
-        folded: Whether the details of tokens are folded also of the first pair.
+        ppo: HTML next to PPO's name.
+        folded: Whether to collapse the token details of the first pair too.
     """
     rows = []
     named: dict[Role, str] = {"sft": ROLES["sft"], "ppo": ppo}
@@ -160,13 +160,13 @@ def pairs(snapshot: Snapshot, *, ppo: str = ROLES["ppo"], folded: bool = False) 
 
 
 def empty_pairs() -> str:
-    """Shows where the first comparison will stand."""
+    """Renders a placeholder for the first comparison."""
     cards = "".join(side_card("", role, None) for role in NAMES)
     return f'<div class="zoo-pairs" data-state="empty"><div class="zoo-pair">{cards}</div></div>'
 
 
 def _table(side: Side) -> str:
-    """What the heat map and the charts show, as numbers: for those who cannot hover or see colors."""
+    """Renders the figures of each token as a table, for readers who cannot hover or see colors."""
     valued = side.token_values is not None
     head = "".join(f"<th scope='col'>{name}</th>" for name in ("token", "log π PPO", "log π SFT", "log-ratio", "KL"))
     head += "<th scope='col'>V</th>" if valued else ""
@@ -189,7 +189,7 @@ def _table(side: Side) -> str:
 
 
 def _means(snapshot: Snapshot) -> str:
-    """Means over n completions, with how many there are: n samples of one prompt are no evaluation."""
+    """Renders means over n completions of one prompt."""
     if snapshot.n < 2 or not snapshot.done:
         return ""
     cells = []
@@ -212,7 +212,7 @@ def _means(snapshot: Snapshot) -> str:
 
 
 def legend() -> str:
-    """Explains the shades, in nats; the page's style shows the legend of the chosen one."""
+    """Renders the legend of both heat maps; the style sheet shows that of the selected one."""
 
     def above(edges: Sequence[float]) -> list[str]:
         return [f"{low:g} to {high:g}" for low, high in pairwise(edges)] + [f"{edges[-1]:g} and more"]
@@ -223,6 +223,6 @@ def legend() -> str:
     kl = "".join(f'<i class="k{k}">{name}</i>' for k, name in enumerate(above(KL_EDGES), 1))
     return (
         f'<div class="zoo-legend zoo-text"><p class="of-ratio">log-ratio of a token, nats: {ratio} '
-        "<span>below 0: SFT would rather write it; above 0: PPO</span></p>"
+        "<span>below 0: more likely under SFT; above 0: more likely under PPO</span></p>"
         f'<p class="of-kl">KL at a position, nats: {kl}</p></div>'
     )

@@ -1,4 +1,4 @@
-"""The votes of a page while it is served: a VoteBox keeps and sends them, and this adds up what they say."""
+"""Counts the votes of a page while it is served. A VoteBox stores and sends them."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from ...hub.client.refusals import client_errors, reason, retry_after
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two readings of the Hub's votes; after votes were sent the next reading comes sooner.
+#: Seconds between two reads of the Hub's votes; SOONEST applies after votes were sent.
 EVERY, SOONEST = 300.0, 60.0
-#: Seconds until the next reading after one that failed.
+#: Seconds until the next read after a failure.
 AGAIN = 30.0
-#: After computing the intervals, rest this many times as long: they must not take the processor.
-REST = 2.0
+#: After computing the intervals, pause this many times as long, so that they do not occupy the processor.
+REST_FACTOR = 2.0
 LONGEST_JOIN = 10.0  # seconds
 READING = "they are being read"
 
 
 class TallyStore(VoteStore, Protocol):
-    """Where votes go and come from (`HubVotes`).
+    """Stores votes and reads them back (`HubVotes`).
 
-    `read` returns all its votes, [] without a repository.
+    `read` returns all stored votes; [] if there is no repository.
     """
 
     def read(self) -> list[Vote]: ...
@@ -42,17 +42,17 @@ class TallyStore(VoteStore, Protocol):
 
 @dataclass(frozen=True)
 class Figures:
-    """The figures over all known votes.
+    """The figures of the votes so far.
 
     Attributes:
-        summary: What `evaluation.votes.summary` returns. `votes`, `counts` and the value of `win_rate` are of every
-            vote; intervals, pairs, elo and left are of the `computed` votes that were known when they were computed,
-            and the interval of a first win rate is None until then.
-        exact: Whether everything is of every vote.
-        computed: How many votes the intervals are of.
-        due: How many votes wait on the disk while sending fails, else 0.
-        failing: Why the last votes were not sent; None where they were.
-        unread: Why votes that only the Hub has may be missing; None where none are.
+        summary: The result of `evaluation.votes.summary`. `votes`, `counts` and the value of `win_rate` include every
+            vote. Intervals, pairs, elo and left include the first `computed` votes; until they are computed, the
+            interval of a win rate is None.
+        exact: Whether every figure includes every vote.
+        computed: Number of votes in the intervals.
+        due: Number of votes waiting on the disk while sending fails; 0 otherwise.
+        failing: Why the last votes were not sent; None if they were.
+        unread: Why votes on the Hub may be missing; None if none are.
     """
 
     summary: Mapping[str, Any]
@@ -64,19 +64,19 @@ class Figures:
 
 
 class Tally:
-    """The votes of a page, a context manager for the whole time of serving. Threads may share it.
+    """The votes of a page: a context manager that is open while the page is served. Threads may share it.
 
-    A cast vote is on the disk at once, and a thread sends it. Two more threads read the Hub's votes and compute the
-    intervals, so that nobody waits for the Hub nor for the bootstrap. Leaving sends what is left, as `VoteBox` does.
+    A cast vote is written to disk at once, and a thread sends it. Two more threads read the Hub's votes and compute the
+    intervals, so that no visitor waits for the Hub or the bootstrap. Leaving the context sends the remaining votes.
 
     Args:
-        store: Where votes go and come from.
-        journal: The folder on the disk, of the VoteBox.
-        interval: Seconds between two sendings, of the VoteBox.
-        per_hour: Votes from one address.
-        every: Seconds between two readings of the Hub's votes.
-        soonest: Seconds until the next reading after votes were sent.
-        again: Seconds until the next reading after one that failed.
+        store: Stores the votes.
+        journal: Folder of the VoteBox.
+        interval: Seconds between two sends of the VoteBox.
+        per_hour: Largest number of votes per hour from one address.
+        every: Seconds between two reads of the Hub's votes.
+        soonest: Seconds until the next read after votes were sent.
+        again: Seconds until the next read after a failure.
     """
 
     def __init__(
@@ -90,21 +90,20 @@ class Tally:
         soonest: float = SOONEST,
         again: float = AGAIN,
     ) -> None:
-        """journal, interval: of the VoteBox. per_hour: of `VoteLimits`. every, soonest, again: seconds, see the
-        constants of this module."""
+
         self.name = store.name
         self._store = store
-        self._box = VoteBox(self, journal, interval=interval)  # which sends by `append`
+        self._box = VoteBox(self, journal, interval=interval)  # it sends by calling `append`
         self._every, self._soonest, self._again = every, min(soonest, every), again
         self._casting = threading.Lock()  # one vote at a time
         self._limits = VoteLimits(per_hour)
-        # Under _changed: every known vote by its id, in a dictionary that is replaced and never changed; the summary,
+        # Guarded by _changed: every vote by its id, in a dictionary that is replaced and never changed; the summary,
         # and the dictionary that it was computed from.
         self._changed = threading.Condition()
         self._votes: Mapping[str, Vote] = {}
         self._summary = summary([])
         self._summarized: Mapping[str, Vote] = self._votes
-        self._fresh: dict[str, Vote] = {}  # since the Hub's votes were last asked for
+        self._fresh: dict[str, Vote] = {}  # cast or read since the last read of the Hub began
         self._unread: str | None = READING
         self._hurried = self._closing = False
         self._quiet = contextlib.ExitStack()
@@ -116,7 +115,7 @@ class Tally:
     def __enter__(self) -> Tally:
         from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
-        # One for each reading and each commit would fill the log of the server.
+        # A progress bar for each read and commit would fill the server's log.
         self._quiet.enter_context(disable_progress_bars())
         self._add(self._box.votes())
         self._box.__enter__()
@@ -124,28 +123,28 @@ class Tally:
             thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        """Sends what is left as far as the Hub takes it, and ends the threads."""
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
+        """Sends the remaining votes if the Hub accepts them, and stops the threads."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
         try:
-            self._box.__exit__(kind, *rest)
+            self._box.__exit__(kind, *exception)
         finally:
             for thread in self._threads:
                 thread.join(LONGEST_JOIN)
             self._quiet.close()
 
     def describe(self) -> dict[str, str]:
-        """Names the data set (`name`), and where the Hub shows it (`address`)."""
+        """Returns the name and the address of the data set."""
         return {"name": self.name, "address": f"{CLIENT.address}/datasets/{self.name}"}
 
     def append(self, batch: str, votes: Sequence[Vote]) -> None:
-        """Stores what the box sends. Then the Hub is read soon: others may have voted too.
+        """Stores votes from the box. The Hub is then read soon, because others may have voted too.
 
         Args:
             batch: The name of the file.
-            votes: Its votes.
+            votes: The votes in it.
         """
         self._store.append(batch, votes)
         with self._changed:
@@ -153,18 +152,17 @@ class Tally:
             self._changed.notify_all()
 
     def cast(self, vote: Vote, address: str | None = None) -> Vote:
-        """Keeps a vote. It is on the disk, and in `figures`, when this returns. Never waits for the Hub.
+        """Casts a vote, which is on disk and in `figures` when this returns. Never waits for the Hub.
 
         Args:
             vote: The vote.
-            address: The voter's, as `voter_address` tells it, for the limits of `VoteLimits`; None for a vote without
-                limits.
+            address: The voter's address from `voter_address`, for `VoteLimits`; None for no limits.
 
         Returns:
-            The vote that counts: of several with one id, the first.
+            The vote that counts: the first of several with the same id.
 
         Raises:
-            ZooError: The disk refuses, or TooManyVotesError: then no vote is kept.
+            ZooError: The disk cannot be written. TooManyVotesError if a limit is reached. The vote is not stored then.
         """
         pair = (vote.prompt, *sorted(f"{side.role} {side.repo} {side.commit}" for side in (vote.left, vote.right)))
         with self._casting:
@@ -179,7 +177,7 @@ class Tally:
             return before or vote
 
     def figures(self) -> Figures:
-        """Returns the figures so far; waits for nothing."""
+        """Returns the figures so far, without waiting."""
         failing = self._box.failing
         due = len(self._box.due()) if failing is not None else 0
         with self._changed:
@@ -210,15 +208,15 @@ class Tally:
             pause, why = self._every, None
             read: list[Vote] = []
             try:
-                # The journal may be shared: other processes cast votes into it, and send those of this one.
+                # Other processes may share the journal: they add votes to it, and send those of this process.
                 read = merged(self._store.read(), self._box.votes())
             except Exception as error:
                 if not isinstance(error, (ZooError, *client_errors())):
-                    log.exception("The votes of %s are not read for now.", self.name)
+                    log.exception("The votes of %s could not be read; trying again later.", self.name)
                 pause, why = max(self._again, retry_after(error)), reason(error)
             with self._changed:
                 if why is None:
-                    # These are all there are, except for what came since their reading began.
+                    # These are all votes, except those that arrived after the read began.
                     votes = {vote.id: vote for vote in read} | self._fresh
                     if votes.keys() != self._votes.keys():
                         self._votes = votes
@@ -242,10 +240,10 @@ class Tally:
             began, pause = time.monotonic(), self._again
             try:
                 computed = summary(merged(votes.values()))
-            except Exception:  # a mistake of ours must not end the thread, nor be tried again at once
-                log.exception("Win rate and ratings of %d votes cannot be computed.", len(votes))
+            except Exception:  # a bug must neither end the thread nor be retried at once
+                log.exception("Cannot compute the win rate and ratings of %d votes.", len(votes))
             else:
-                pause = REST * (time.monotonic() - began)
+                pause = REST_FACTOR * (time.monotonic() - began)
                 with self._changed:
                     self._summary, self._summarized = computed, votes
             with self._changed:
@@ -254,7 +252,7 @@ class Tally:
 
 
 def _counts(votes: Iterable[Vote]) -> dict[str, int]:
-    """`counts` of a summary, over votes between a PPO and an SFT model."""
+    """Counts the verdicts between a PPO and an SFT model, as `counts` of a summary."""
     counts = dict.fromkeys(("ppo", "sft", "tie", "both_bad"), 0)
     for vote in votes:
         if {vote.left.role, vote.right.role} == {"ppo", "sft"}:
@@ -263,7 +261,7 @@ def _counts(votes: Iterable[Vote]) -> dict[str, int]:
 
 
 def _rate(counts: Mapping[str, int]) -> dict[str, Any] | None:
-    """`win_rate` of a summary without its interval and its number of prompts; None without votes."""
+    """Computes `win_rate` of a summary without its interval and number of prompts; None without votes."""
     n = counts["ppo"] + counts["sft"] + counts["tie"]
     if not n:
         return None

@@ -1,4 +1,4 @@
-"""The votes so far as HTML: counts, win rate with its interval, and Elo ratings."""
+"""Renders the votes so far as HTML: counts, win rate with interval, and Elo ratings."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -8,17 +8,17 @@ from .html import attributes, figure_list, number, short_name, text
 from .vote_counts import Figures
 
 NAMES = {"ppo": "PPO", "sft": "SFT"}
-MOST_RATINGS = 30  # rows: whoever may write to the data set may name as many models as they like
+MOST_RATINGS = 30  # rows: the data set may name any number of models
 
 
 @dataclass(frozen=True)
 class Model:
-    """Where a model is published.
+    """The published revision of a model.
 
     Attributes:
         repo: NAMESPACE/NAME; all three are None for a folder of this machine.
         commit: Its commit.
-        tag: Its tag, where it has one.
+        tag: Its tag, if it has one.
     """
 
     repo: str | None = None
@@ -27,35 +27,35 @@ class Model:
 
     @property
     def name(self) -> str:
-        """As a visitor reads it; not escaped."""
+        """The name for visitors; not escaped."""
         if self.repo is None:
             return "a folder, not on the Hub"
         name = short_name(self.repo if self.tag is None else f"{self.repo}@{self.tag}")
         return name if self.commit is None else f"{name} ({self.commit[:8]})"
 
 
-def figures_html(found: Figures, place: Mapping[str, str]) -> str:
-    """Shows the votes so far. What the data set's rows name is a stranger's word, and escaped.
+def figures_html(figures: Figures, place: Mapping[str, str]) -> str:
+    """Renders the votes so far. Names from the data set are not trusted, and escaped.
 
     Args:
-        found: The figures of the votes.
+        figures: The figures of the votes.
         place: `Tally.describe`.
     """
-    counts = found.summary["counts"]
+    counts = figures.summary["counts"]
     labels = {"ppo": "PPO preferred", "sft": "SFT preferred", "tie": "Tie", "both_bad": "Both bad"}
     rows = [(key, label, counts[key]) for key, label in labels.items()]
-    votes = found.summary["votes"]
+    votes = figures.summary["votes"]
     head = f"<h2>{votes} vote{'s' * (votes != 1)} so far</h2>"
-    notes = "".join(f'<p class="zoo-note">{note}</p>' for note in _notes(found, place["name"]))
+    notes = "".join(f'<p class="zoo-note">{note}</p>' for note in _notes(figures, place["name"]))
     return (
-        f'<section class="zoo-votes-so-far" data-votes="{votes}" data-exact="{str(found.exact).lower()}">{head}'
-        f"{_win_rate(found.summary['win_rate'])}{figure_list(rows)}{_ratings(found.summary)}{notes}</section>"
+        f'<section class="zoo-votes-so-far" data-votes="{votes}" data-exact="{str(figures.exact).lower()}">{head}'
+        f"{_win_rate(figures.summary['win_rate'])}{figure_list(rows)}{_ratings(figures.summary)}{notes}</section>"
     )
 
 
 def _win_rate(rate: Mapping[str, Any] | None) -> str:
     if rate is None:
-        return '<p class="zoo-rate">No vote that tells one from the other yet.</p>'
+        return '<p class="zoo-rate">No vote between the two policies yet.</p>'
     value, interval = rate["value"], rate["ci95"]
     shown = f"[{number(100 * interval[0], 1)}%, {number(100 * interval[1], 1)}%]" if interval else "follows"
     spoken = (
@@ -78,10 +78,10 @@ def _win_rate(rate: Mapping[str, Any] | None) -> str:
     )
 
 
-def _ratings(found: Mapping[str, Any]) -> str:
-    """Elo of each revision, where more than one pair of revisions was compared."""
-    ratings = found["elo"]
-    if len(found["pairs"]) < 2 or not ratings:
+def _ratings(figures: Mapping[str, Any]) -> str:
+    """Renders the Elo rating of each revision; "" unless more than one pair of revisions was compared."""
+    ratings = figures["elo"]
+    if len(figures["pairs"]) < 2 or not ratings:
         return ""
     several = len({row["among"] for row in ratings}) > 1
     heads = ["Revision", "Elo", "95% interval", "Votes", *(["Group"] if several else [])]
@@ -94,7 +94,7 @@ def _ratings(found: Mapping[str, Any]) -> str:
         rows.append(f"<tr>{named}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
     notes = " Only ratings of one group are on one scale." if several else ""
     if len(ratings) > MOST_RATINGS:
-        notes += f" {len(ratings) - MOST_RATINGS} more are left out."
+        notes += f" {len(ratings) - MOST_RATINGS} more are not shown."
     columns = "".join(f'<th scope="col">{head}</th>' for head in heads)
     return (
         f'<p class="zoo-elo-of">Elo rating of each revision, 1000 on average.{notes}</p>'
@@ -103,15 +103,15 @@ def _ratings(found: Mapping[str, Any]) -> str:
     )
 
 
-def _notes(found: Figures, name: str) -> Iterator[str]:
-    """Sentences, escaped."""
-    if not found.exact and found.computed:
-        yield f"Intervals and ratings are those of {found.computed} of these votes; the others are being added."
-    if found.failing is not None and found.due:
-        waiting = "1 vote waits" if found.due == 1 else f"{found.due} votes wait"
+def _notes(figures: Figures, name: str) -> Iterator[str]:
+    """Yields notes on the figures, escaped."""
+    if not figures.exact and figures.computed:
+        yield f"Intervals and ratings include {figures.computed} of these votes; the others are being added."
+    if figures.failing is not None and figures.due:
+        waiting = "1 vote waits" if figures.due == 1 else f"{figures.due} votes wait"
         yield (
-            f"{waiting} on the disk, because {text(name)} does not take votes now ({text(found.failing)}); what waits "
-            "is sent as soon as it does."
+            f"{waiting} on the server, because {text(name)} does not accept votes now ({text(figures.failing)}); they "
+            "are sent as soon as it does."
         )
-    if found.unread is not None:
-        yield f"Votes that {text(name)} has from elsewhere may be missing here ({text(found.unread)})."
+    if figures.unread is not None:
+        yield f"Votes that {text(name)} received from other pages may be missing here ({text(figures.unread)})."

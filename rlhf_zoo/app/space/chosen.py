@@ -1,4 +1,4 @@
-"""What a comparison Space shows: compare.json, which `rlhf-zoo space deploy` writes, and the Space's variables."""
+"""Reads which models a comparison Space shows: from compare.json and the Space's variables."""
 
 import json
 import os
@@ -6,16 +6,15 @@ import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from ...errors import ZooError
 from ...evaluation.votes.data import HubVotes
 from ...fileio import hub_id
 
+#: The file that names the models of a Space. A Space without it was not created by rlhf-zoo.
 CHOSEN = "compare.json"
-"""Which models a Space shows. A Space without one is not ours."""
+#: Version of compare.json. Adding a key does not change it: readers treat missing keys as null.
 SCHEMA = 1
-"""Of compare.json. A new key leaves it as it is, and whoever reads the file takes a key that is missing for null."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +23,10 @@ class Chosen:
 
     Attributes:
         ppo: NAMESPACE/NAME[@REVISION].
-        sft: The same; None for that of the lineage.
-        reward: The same; None for that of the lineage.
-        votes: The data set NAMESPACE/NAME that blind votes go to; None keeps none.
-        runs: The PPO repositories of the ablation beside ppo, () for none; None where nothing says: then they are found
-            as `find_runs` does.
+        sft: The SFT model, in the same form; None for that of the lineage.
+        reward: The reward model, in the same form; None for that of the lineage.
+        votes: The data set NAMESPACE/NAME that receives blind votes; None stores none.
+        runs: The other PPO repositories of the ablation; () for none, None to find them by `find_runs`.
     """
 
     ppo: str
@@ -39,16 +37,16 @@ class Chosen:
 
 
 def chosen(folder: Path) -> Chosen:
-    """Reads what a Space shows.
+    """Reads which models a Space shows.
 
-    The variable RLHF_ZOO_PPO, with RLHF_ZOO_SFT and RLHF_ZOO_REWARD, takes the place of compare.json as a whole.
-    RLHF_ZOO_VOTES, and RLHF_ZOO_RUNS with commas between the names, count with the file too. An empty variable is none.
+    The variable RLHF_ZOO_PPO, with RLHF_ZOO_SFT and RLHF_ZOO_REWARD, replaces compare.json. RLHF_ZOO_VOTES and
+    RLHF_ZOO_RUNS (names separated by commas) override its entries. Empty variables are ignored.
 
     Args:
         folder: The Space's files.
 
     Raises:
-        ZooError: Neither says what to show, the file is broken, or a name is one that no Hub has.
+        ZooError: Neither names a model, the file is broken, or a name is not a valid repository id.
     """
     ppo = _variable("PPO")
     named = _from_file(folder / CHOSEN) if ppo is None else Chosen(ppo, _variable("SFT"), _variable("REWARD"))
@@ -69,8 +67,8 @@ def _names_in(listed: str) -> tuple[str, ...]:
     wrong = next((name for name in names if not is_model(name)), None)
     if wrong is not None:
         raise ZooError(
-            f"RLHF_ZOO_RUNS names {reprlib.repr(wrong)}, which no Hub has: write NAMESPACE/NAME, with commas between "
-            "several."
+            f"RLHF_ZOO_RUNS contains {reprlib.repr(wrong)}, which is not a repository id: write NAMESPACE/NAME, with "
+            "commas between several."
         )
     return names
 
@@ -85,10 +83,10 @@ def _from_file(file: Path) -> Chosen:
     except (ValueError, RecursionError) as error:
         raise ZooError(f"{file} is not JSON ({reprlib.repr(str(error))}): deploy the Space again.") from error
     if not isinstance(named, Mapping):
-        raise ZooError(f"{file} holds no object: deploy the Space again.")
+        raise ZooError(f"{file} is not a JSON object: deploy the Space again.")
     schema = named.get("schema", SCHEMA)
     if type(schema) is int and schema > SCHEMA:
-        raise ZooError(f"{file} has the schema {schema}, and this rlhf-zoo reads up to {SCHEMA}: install a newer one.")
+        raise ZooError(f"{file} has schema {schema}; this rlhf-zoo reads up to {SCHEMA}. Install a newer version.")
     votes, runs = named.get("votes"), named.get("runs")
     is_valid = {
         "schema": type(schema) is int,
@@ -100,8 +98,7 @@ def _from_file(file: Path) -> Chosen:
     wrong = next((key for key, good in is_valid.items() if not good), None)
     if wrong is not None:
         raise ZooError(
-            f"{file} has {reprlib.repr(named.get(wrong))} under {wrong!r}, which `rlhf-zoo space deploy` "
-            "does not write there: deploy the Space again."
+            f"{file} has the invalid value {reprlib.repr(named.get(wrong))} under {wrong!r}: deploy the Space again."
         )
     return Chosen(
         named["ppo"],
@@ -112,7 +109,7 @@ def _from_file(file: Path) -> Chosen:
     )
 
 
-def is_model(name: Any) -> bool:
+def is_model(name: object) -> bool:
     """Whether a name is NAMESPACE/NAME[@REVISION].
 
     Args:

@@ -1,4 +1,6 @@
-"""A comparison Space is made or updated on a Hub: checked first, in one commit, and nothing empty is left behind."""
+"""Creates or updates a comparison Space on a Hub in one commit, and cleans up after a failure."""
+
+from __future__ import annotations
 
 import json
 import logging
@@ -7,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ...errors import ZooError
 from ...hub.client.connect import CLIENT, Hub
@@ -15,25 +17,28 @@ from ...hub.client.refusals import client_errors, reason, refusals_as, status_of
 from .chosen import CHOSEN, is_model
 from .files import CPU, ZERO_GPU, Layout, SpaceModels, check_code, write_space, write_static
 
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
 log = logging.getLogger(__name__)
-_UNTOUCHED = {".gitattributes", "README.md"}  # all that a Hub puts into a new Space
+_UNTOUCHED = {".gitattributes", "README.md"}  # the files that a Hub puts into a new Space
 Sdk = Literal["gradio", "static"]
 
 
 @dataclass(frozen=True)
 class Deployed:
-    """What `deploy` did.
+    """The result of `deploy`.
 
     Attributes:
         url: The Space's address.
         commit: Its commit.
         sdk: gradio or static.
-        hardware: What it runs on.
+        hardware: Its hardware.
         created: Whether the Space is new.
-        changed: Whether it took a commit.
+        changed: Whether the deployment made a commit.
         private: Whether the Space is private.
-        hidden: The models that only a token may read.
-        refused: Why the Hub takes no Gradio Space of this account, where the page is static for that.
+        hidden: The private models.
+        refused: Why the Hub refused a Gradio Space, if the page is static for that reason.
     """
 
     url: str
@@ -56,34 +61,34 @@ def deploy(
     builds: bool = False,
     hub: Hub = CLIENT,
 ) -> Deployed:
-    """Makes or updates a Space in one commit.
+    """Creates or updates a Space in one commit.
 
-    A new Space is a Gradio one on the free CPU, else on ZeroGPU; where the account may have neither (402), a static
-    page. An existing Space keeps its kind, and the files that others put into it. For a Gradio one the data set of its
-    votes is made too, as private as the Space.
+    A new Space runs Gradio on the free CPU, or else on ZeroGPU; if the account may use neither (402), it is a static
+    page. An existing Space keeps its SDK, and files that others added. For a Gradio Space, the data set of its votes is
+    created with the same visibility.
 
-    Its files are written before the Space is made, and what was made is deleted again where the commit fails.
+    The files are written before the Space is created, and everything that was created is deleted if the commit fails.
 
     Args:
         space: NAMESPACE/NAME.
-        models: What it shows.
-        page: Makes the HTML of a static page.
-        private: Whether a new Space is private; None takes it from the models.
+        models: The models to show.
+        page: Renders the HTML of a static page.
+        private: Whether a new Space is private; None makes it private if any model is.
         builds: Whether the Hub runs Spaces.
-        hub: Where it is made.
+        hub: The Hub of the Space.
 
     Raises:
-        ZooError: A Space of this name is not ours, its visibility is another than asked for, its files cannot be
+        ZooError: A Space of this name was not created by rlhf-zoo or has another visibility, its files cannot be
             written, or the Hub refuses.
     """
     api, endpoint = hub.api(), hub.address
     check_code(models, hub)
-    with refusals_as(f"The models of {space} cannot be looked at on {endpoint}", "try again, or check --hub."):
+    with refusals_as(f"Cannot look up the models of {space} on {endpoint}", "try again, or check --hub."):
         shown = dict.fromkeys([*(model.repo for model in models.roles.values()), *models.runs])
         hidden = tuple(repo for repo in shown if api.model_info(repo).private)
-    not_made = f"The Space {space} cannot be made on {endpoint}", "check that the token may write there."
-    with refusals_as(*not_made):
-        existing = _look(api, space)
+    not_created = f"Cannot create the Space {space} on {endpoint}", "check that the token may write there."
+    with refusals_as(*not_created):
+        existing = _existing_space(api, space)
     if existing is None:
         kind, private = _Kind("gradio", CPU), bool(hidden) if private is None else private
     else:
@@ -91,32 +96,30 @@ def deploy(
         kind, private = _Kind(existing.sdk, existing.hardware), existing.private
     layout: Layout = "path" if not builds else "files" if private else "address"
 
-    def write(folder: Path) -> dict[str, Path]:
-        folder.mkdir()
+    def write(folder: Path, kind: _Kind) -> dict[str, Path]:
         if kind.sdk == "static":
-            write_static(folder, models, page())
-        else:
-            write_space(folder, models, space=space, endpoint=endpoint, layout=layout, hardware=kind.hardware)
-        return {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+            return _written(folder, lambda: write_static(folder, models, page()))
+        options = {"space": space, "endpoint": endpoint, "hardware": kind.hardware}
+        return _written(folder, lambda: write_space(folder, models, layout=layout, **options))
 
-    with tempfile.TemporaryDirectory(prefix="rlhf-zoo-space-") as scratch, _taken_back(api) as made:
-        files = write(Path(scratch) / "first")
+    with tempfile.TemporaryDirectory(prefix="rlhf-zoo-space-") as scratch, _deleted_on_failure(api) as made:
+        files = write(Path(scratch) / "first", kind)
         if existing is None:
             planned = kind
-            with refusals_as(*not_made):
+            with refusals_as(*not_created):
                 kind = _create(api, space, private=private)
             made.append((space, "space"))
             if (kind.sdk, kind.hardware) != (planned.sdk, planned.hardware):
-                files = write(Path(scratch) / "second")
+                files = write(Path(scratch) / "second", kind)
         if models.votes is not None and kind.sdk == "gradio":
-            # The page would make it public, whoever sees the Space.
+            # Without this, the page would create it as public.
             with refusals_as(
-                f"The data set {models.votes} cannot be made on {endpoint}", "check --votes and the token."
+                f"Cannot create the data set {models.votes} on {endpoint}", "check --votes and the token."
             ):
                 if not api.repo_exists(models.votes, repo_type="dataset"):
                     api.create_repo(models.votes, repo_type="dataset", private=private, exist_ok=True)
                     made.append((models.votes, "dataset"))
-        with refusals_as(f"The Space {space} cannot be written to on {endpoint}", "try again, or check the token."):
+        with refusals_as(f"Cannot write to the Space {space} on {endpoint}", "try again, or check the token."):
             commit = _commit(api, space, models, files, existing)
     return Deployed(
         url=f"{endpoint}/spaces/{space}",
@@ -131,8 +134,15 @@ def deploy(
     )
 
 
+def _written(folder: Path, write: Callable[[], None]) -> dict[str, Path]:
+    """Creates a folder, fills it by `write`, and returns its files: path in the repository -> local path."""
+    folder.mkdir()
+    write()
+    return {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
 class _Kind(NamedTuple):
-    """What a Space runs on. refused: why it is no Gradio Space, in the Hub's words, where it was meant to be one."""
+    """SDK and hardware of a Space. `refused` is the Hub's reason if it should have been a Gradio Space."""
 
     sdk: Sdk
     hardware: str
@@ -140,8 +150,8 @@ class _Kind(NamedTuple):
 
 
 @contextmanager
-def _taken_back(api: Any) -> Iterator[list[tuple[str, str]]]:
-    """Deletes again what the body notes as made, (id, type), where it fails before it has put files there."""
+def _deleted_on_failure(api: HfApi) -> Iterator[list[tuple[str, str]]]:
+    """Yields a list for created repositories (id, type), and deletes the empty ones if the body fails."""
     made: list[tuple[str, str]] = []
     try:
         yield made
@@ -151,12 +161,12 @@ def _taken_back(api: Any) -> Iterator[list[tuple[str, str]]]:
                 if set(api.list_repo_files(repo, repo_type=kind)) <= _UNTOUCHED:
                     api.delete_repo(repo, repo_type=kind)
             except client_errors() as error:
-                log.warning("%s was made and is empty, and cannot be deleted (%s): delete it.", repo, reason(error))
+                log.warning("%s was created, is empty, and cannot be deleted (%s): delete it.", repo, reason(error))
         raise
 
 
 class _Space(NamedTuple):
-    """A Space of ours that is there already."""
+    """An existing Space that rlhf-zoo created."""
 
     sdk: Sdk
     hardware: str
@@ -165,8 +175,8 @@ class _Space(NamedTuple):
     files: tuple[str, ...]
 
 
-def _look(api: Any, space: str) -> _Space | None:
-    """The Space of this name, None where there is none; raises ZooError where it is not one of ours."""
+def _existing_space(api: HfApi, space: str) -> _Space | None:
+    """Returns the Space of this name; None if there is none. Raises ZooError if rlhf-zoo did not create it."""
     from huggingface_hub.errors import RepositoryNotFoundError
 
     try:
@@ -174,21 +184,22 @@ def _look(api: Any, space: str) -> _Space | None:
     except RepositoryNotFoundError:
         return None
     files = tuple(sibling.rfilename for sibling in info.siblings or [])
-    chosen = _read_chosen(api, space, info.sha) if CHOSEN in files else None
-    # One that is as new was made by a run that was cut off before its commit.
+    chosen = _read_chosen(api, space, str(info.sha)) if CHOSEN in files else None
+    # A Space without other files was created by a deployment that stopped before its commit.
     if (chosen is None and not set(files) <= _UNTOUCHED) or info.sdk not in ("gradio", "static"):
-        raise ZooError(f"The Space {space} holds something else than our comparison: give another name with --repo.")
+        raise ZooError(f"The Space {space} exists and is not a comparison page: choose another name with --repo.")
     runs_on = info.runtime and (info.runtime.requested_hardware or info.runtime.hardware)
     hardware = runs_on or (chosen or {}).get("hardware") or CPU
-    return _Space(info.sdk, str(getattr(hardware, "value", hardware)), bool(info.private), info.sha, files)
+    sdk: Sdk = "static" if info.sdk == "static" else "gradio"
+    return _Space(sdk, str(getattr(hardware, "value", hardware)), bool(info.private), str(info.sha), files)
 
 
-def _read_chosen(api: Any, space: str, commit: str) -> dict[str, Any] | None:
+def _read_chosen(api: HfApi, space: str, commit: str) -> dict[str, Any] | None:
     path = api.hf_hub_download(space, CHOSEN, repo_type="space", revision=commit)
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except (ValueError, RecursionError):
-        return None  # not ours: we write nothing but JSON
+        return None  # rlhf-zoo writes JSON only
     if not isinstance(content, dict) or type(content.get("schema")) is not int:
         return None
     return content if is_model(content.get("ppo")) else None
@@ -201,8 +212,8 @@ def _is_ours(name: str) -> bool:
     return wheel or top == "rlhf_zoo" or name in ("app.py", "index.html", "requirements.txt")
 
 
-def _commit(api: Any, space: str, models: SpaceModels, files: Mapping[str, Path], existing: _Space | None) -> str:
-    """Puts the files into the Space, and takes out those of an earlier deployment. Returns the commit's id."""
+def _commit(api: HfApi, space: str, models: SpaceModels, files: Mapping[str, Path], existing: _Space | None) -> str:
+    """Replaces the files of an earlier deployment. Returns the commit."""
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
     stale = [name for name in (existing.files if existing else ()) if _is_ours(name) and name not in files]
@@ -218,11 +229,12 @@ def _commit(api: Any, space: str, models: SpaceModels, files: Mapping[str, Path]
     return str(commit.oid)
 
 
-def _create(api: Any, space: str, *, private: bool) -> _Kind:
-    """Makes the Space, of the best kind that the Hub grants this account."""
+def _create(api: HfApi, space: str, *, private: bool) -> _Kind:
+    """Creates the Space with the best SDK and hardware that the Hub grants this account."""
+    from huggingface_hub import SpaceHardware
     from huggingface_hub.errors import HfHubHTTPError
 
-    options = {"repo_type": "space", "private": private}
+    options: dict[str, Any] = {"repo_type": "space", "private": private}
     try:
         api.create_repo(space, space_sdk="gradio", **options)
         return _Kind("gradio", CPU)
@@ -231,18 +243,18 @@ def _create(api: Any, space: str, *, private: bool) -> _Kind:
             raise
         refused = reason(error)
     try:
-        api.create_repo(space, space_sdk="gradio", space_hardware=ZERO_GPU, **options)
+        api.create_repo(space, space_sdk="gradio", space_hardware=SpaceHardware(ZERO_GPU), **options)
         return _Kind("gradio", ZERO_GPU)
     except HfHubHTTPError as error:
-        if status_of(error) not in (400, 402, 403):  # by which a Hub says that this account has no ZeroGPU (left)
+        if status_of(error) not in (400, 402, 403):  # statuses for an account without ZeroGPU quota
             raise
     api.create_repo(space, space_sdk="static", **options)
     return _Kind("static", CPU, refused)
 
 
-def _check_visibility(space: str, asked: bool | None, private: bool, hidden: Sequence[str]) -> None:
-    if asked is None and hidden and not private:
-        raise ZooError(f"{hidden[0]} is private and the Space {space} is not: --public shows it to everybody.")
-    if asked is not None and asked != private:
+def _check_visibility(space: str, requested: bool | None, private: bool, hidden: Sequence[str]) -> None:
+    if requested is None and hidden and not private:
+        raise ZooError(f"{hidden[0]} is private but the Space {space} is public: pass --public to show it to all.")
+    if requested is not None and requested != private:
         is_now, flag = ("private", "--public") if private else ("public", "--private")
-        raise ZooError(f"The Space {space} is {is_now}, which {flag} does not change: change it in its settings.")
+        raise ZooError(f"The Space {space} is {is_now}, which {flag} cannot change: change it in its settings.")

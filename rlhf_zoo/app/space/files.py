@@ -1,9 +1,9 @@
-"""The comparison page as a Space: its models by a PPO checkpoint's lineage, and its files.
+"""The files of a comparison Space, and its models by the lineage of a PPO checkpoint.
 
-A Space's builder installs requirements.txt before it copies the repository, so that a path in it leads nowhere there:
-our wheel is named by its address in the Space, with its digest, without which a builder would keep an older wheel of
-the same version. The builder sends no token: a private Space has the wheel's files laid out beside app.py instead.
-A Hub that only stores Spaces gets the path, with which `pip install -r requirements.txt` works in a checkout.
+A Space's builder installs requirements.txt before it copies the repository, so a relative path would not exist yet. The
+file therefore names our wheel by its URL in the Space, with a digest: without it, a builder would keep an older wheel
+of the same version. The builder sends no token, so a private Space contains the unpacked wheel next to app.py instead.
+A Hub that only stores Spaces gets the path: `pip install -r requirements.txt` then works in a checkout.
 """
 
 import hashlib
@@ -34,8 +34,8 @@ _MODELS_HERE = "<!-- models -->\n"
 _ZERO_GPU_PYTHON = "3.12"  # it has 3.10 and 3.12, and this package needs 3.11
 _ROLES = {"ppo": "PPO", "sft": "SFT", "reward": "reward model"}
 
+#: How a Space gets our wheel: by its URL, by its path, or unpacked into the repository.
 Layout = Literal["address", "path", "files"]
-"""How requirements.txt has our wheel: by its address in the Space, by its path, or not at all, its files laid out."""
 
 
 class Pinned(NamedTuple):
@@ -56,13 +56,12 @@ class SpaceModels:
     Attributes:
         ppo: The PPO model.
         sft: The SFT model.
-        reward: The reward model; None where PPO was trained without one.
+        reward: The reward model; None if PPO was trained without one.
         datasets: The data sets of the lineage.
-        recipe: Its name; None where no card names it.
-        card: rlhf_card.json of the PPO checkpoint, {} without one, as its publisher wrote it: its texts are data.
-        votes: The data set that blind votes go to; None keeps none.
-        runs: The PPO repositories of the ablation beside it, of which the page shows whatever is published when it
-            starts.
+        recipe: Name of the recipe; None if no card names it.
+        card: rlhf_card.json of the PPO checkpoint, {} without one. Its texts are not trusted.
+        votes: The data set that receives blind votes; None stores none.
+        runs: The other PPO repositories of the ablation. The page shows what they have published when it starts.
     """
 
     ppo: Pinned
@@ -70,7 +69,7 @@ class SpaceModels:
     reward: Pinned | None
     datasets: tuple[str, ...] = ()
     recipe: str | None = None
-    card: Mapping[str, Any] = field(default_factory=Card)
+    card: Mapping[str, object] = field(default_factory=Card)
     votes: str | None = None
     runs: tuple[str, ...] = ()
 
@@ -81,7 +80,7 @@ class SpaceModels:
 
     @property
     def named(self) -> dict[str, Pinned]:
-        """The models by what a reader calls the roles."""
+        """Display name of each role -> model."""
         return {_ROLES[role]: model for role, model in self.roles.items()}
 
     @property
@@ -92,29 +91,31 @@ class SpaceModels:
 def find_models(
     ppo: str, *, sft: str | None = None, reward: str | None = None, votes: str | None = None
 ) -> SpaceModels:
-    """Finds the models of a PPO checkpoint, each at its commit; fetches no weights.
+    """Finds the models of a PPO checkpoint at their commits, without fetching weights.
 
     Args:
         ppo: NAMESPACE/NAME[@TAG].
-        sft: Takes the place of what the lineage names.
-        reward: Takes the place of what the lineage names.
-        votes: The data set of votes, which need not exist yet.
+        sft: SFT model to use instead of that of the lineage.
+        reward: Reward model to use instead of that of the lineage.
+        votes: The data set for votes, which need not exist yet.
 
     Raises:
-        ZooError: A model cannot be had, the checkpoint is not one of PPO, nothing names its SFT model, or no Hub could
-            have `votes`.
+        ZooError: A model cannot be read, the checkpoint is not a PPO model, nothing names its SFT model, or `votes` is
+            not a valid repository id.
     """
     votes = None if votes is None else HubVotes(votes).name
     root = _published(ppo)
     card = root.card
     if not card.is_ppo:
         stage = clean(str(card["stage"]))
-        raise ZooError(f"{ppo} is a checkpoint of the stage {stage}, not of PPO: give the PPO model that came of it.")
+        raise ZooError(
+            f"{ppo} is a checkpoint of the stage {stage}, not of PPO: pass the PPO model that was trained from it."
+        )
     parents = {node.reference.role: node for node in root.parents}
-    base = _given(sft, "sft") if sft is not None else _parent(ppo, parents.get("sft"), "sft")
+    base = _named_model(sft, "sft") if sft is not None else _parent(ppo, parents.get("sft"), "sft")
     if base is None:
-        raise ZooError(f"{ppo} does not say which SFT model it started from: name it with --sft.")
-    scorer = _given(reward, "reward") if reward is not None else _parent(ppo, parents.get("reward"), "reward")
+        raise ZooError(f"{ppo} does not name the SFT model it started from: name it with --sft.")
+    scorer = _named_model(reward, "reward") if reward is not None else _parent(ppo, parents.get("reward"), "reward")
     data = [node.reference.repo for node in _walk(root) if node.reference.role == "data" and not node.member.problem]
     return SpaceModels(
         _pinned(root), base, scorer, tuple(dict.fromkeys(repo for repo in data if repo)), card.recipe, card, votes
@@ -124,42 +125,42 @@ def find_models(
 def with_runs(models: SpaceModels, names: Sequence[str] | None = None) -> tuple[SpaceModels, str | None]:
     """Adds the other runs of the ablation.
 
-    Of runs that were looked for, one without a checkpoint is left out, and one that is private where the PPO model is
-    not, which would make the Space private.
+    Runs that `find_runs` finds are skipped if they have no checkpoint, or if they are private while the PPO model is
+    public: they would make the Space private.
 
     Args:
         models: What the Space shows.
-        names: The runs; None looks for them.
+        names: The runs; None to find them.
 
     Returns:
-        The models with the runs, and why some are missing, None where none are.
+        The models with the runs; and why some runs are missing, or None.
 
     Raises:
         ZooError: `find_runs` refuses a name.
     """
-    listed = find_runs(models.ppo.repo, models.card, others=names)
-    own, *others = listed.runs
+    listed = find_runs(models.ppo.repo, models.card, names=names)
+    own, *other_runs = listed.runs
     problems = [listed.problem] if listed.problem is not None else []
     if names is None:
-        others = [run for run in others if run.steps]
-        hidden = [run.repo for run in others if run.private and not own.private]
-        others = [run for run in others if run.repo not in hidden]
+        other_runs = [run for run in other_runs if run.steps]
+        hidden = [run.repo for run in other_runs if run.private and not own.private]
+        other_runs = [run for run in other_runs if run.repo not in hidden]
         if hidden:
-            problems.append(f"Left out because {own.repo} is public and they are not: {', '.join(hidden)}.")
-    return replace(models, runs=tuple(run.repo for run in others)), " ".join(problems) or None
+            problems.append(f"Not shown, because they are private and {own.repo} is public: {', '.join(hidden)}.")
+    return replace(models, runs=tuple(run.repo for run in other_runs)), " ".join(problems) or None
 
 
 def _published(name: str) -> Node:
     if Path(name).is_dir():
-        raise ZooError(f"{name} is a folder of this machine, and a Space shows what is published: give NAMESPACE/NAME.")
+        raise ZooError(f"{name} is a local folder, and a Space shows published models: pass NAMESPACE/NAME.")
     return find_family(name)
 
 
-def _given(name: str, role: str) -> Pinned:
+def _named_model(name: str, role: str) -> Pinned:
     node = _published(name)
     if node.stage is not None and (node.stage == "reward") != (role == "reward"):
-        what = "a reward model" if role == "reward" else "a policy"
-        raise ZooError(f"{name} is a checkpoint of the stage {node.stage}, and --{role} takes {what}: give another.")
+        kind_of_model = "a reward model" if role == "reward" else "a policy"
+        raise ZooError(f"{name} is a checkpoint of the stage {node.stage}; --{role} takes {kind_of_model}.")
     return _pinned(node)
 
 
@@ -170,35 +171,35 @@ def _pinned(node: Node) -> Pinned:
 
 
 def check_code(models: SpaceModels, hub: Hub) -> None:
-    """Checks that no model needs program code of its own: nobody can say on a Space that it may run.
+    """Checks that no model needs custom code, because a Space has no way to confirm that it may run.
 
     Args:
         models: What the Space shows.
-        hub: Where they are.
+        hub: The Hub with the models.
 
     Raises:
         ZooError: A model needs such code.
     """
     for model in models.roles.values():
-        with refusals_as(f"The configuration of {model.repo} cannot be had from {hub.name}", "try again."):
+        with refusals_as(f"Cannot fetch the configuration of {model.repo} from {hub.name}", "try again."):
             listed = hub.api().get_paths_info(model.repo, ["config.json"], revision=model.commit)
             path = hub.file(model.repo, "config.json", revision=model.commit) if listed else None
         if path is not None and brings_code(read_json(path)):
             raise ZooError(
-                f"The model {model.name} needs program code of its own, and a Space has no flag by which you could say "
-                f"that you trust it: read the code, and show it here with `rlhf-zoo compare NAME {FLAG}`."
+                f"The model {model.name} needs custom code, and a Space has no way to confirm that you trust it: read "
+                f"the code, and serve the page here with `rlhf-zoo compare NAME {FLAG}`."
             )
 
 
 def _parent(child: str, node: Node | None, role: str) -> Pinned | None:
     if node is None:
         return None
-    what = {"sft": "SFT model", "reward": "reward model"}[role]
+    model_kind = {"sft": "SFT model", "reward": "reward model"}[role]
     if node.reference.repo is None:
-        raise ZooError(f"The {what} of {child} was never published: name a copy of it with --{role}.")
+        raise ZooError(f"The {model_kind} of {child} was never published: name a copy of it with --{role}.")
     if node.member.problem is not None or node.member.commit is None:
-        problem = clean(node.member.problem or "was not looked at")
-        raise ZooError(f"The {what} of {child}, {node.reference.repo}, {problem}: name another with --{role}.")
+        problem = clean(node.member.problem or "was not read")
+        raise ZooError(f"The {model_kind} of {child}, {node.reference.repo}, {problem}: name another with --{role}.")
     return _pinned(node)
 
 
@@ -212,7 +213,7 @@ def _walk(node: Node) -> Iterator[Node]:
 
 
 def space_folder() -> Path:
-    """Finds the Space's own files: in the wheel, else in the repository beside the package.
+    """Finds the template files of the Space: in the wheel, else in the repository.
 
     Raises:
         ZooError: The installation lacks them.
@@ -234,7 +235,16 @@ def write_space(
     layout: Layout = "path",
     hardware: str = CPU,
 ) -> None:
-    """Writes the files of a Gradio Space into `folder`. Equal models and packages give equal bytes."""
+    """Writes the files of a Gradio Space. Equal models and packages give equal bytes.
+
+    Args:
+        folder: An empty folder.
+        models: The models to show.
+        space: NAMESPACE/NAME.
+        endpoint: Address of the Hub.
+        layout: How the Space gets our wheel.
+        hardware: The Space's hardware.
+    """
     own = space_folder()
     shutil.copyfile(own / "app.py", folder / "app.py")
     write_json(folder / CHOSEN, _chosen(models, hardware))
@@ -253,8 +263,14 @@ def write_space(
 
 
 def write_static(folder: Path, models: SpaceModels, page: str) -> None:
-    """Writes the files of a static Space into `folder`: one page over completions that were drawn before."""
-    models = replace(models, votes=None, runs=())  # the page computes nothing, so it can keep none and show none
+    """Writes the files of a static Space: one page with completions that were sampled before.
+
+    Args:
+        folder: An empty folder.
+        models: The models to show.
+        page: The HTML of the page.
+    """
+    models = replace(models, votes=None, runs=())  # a static page can neither store votes nor sample other runs
     write_json(folder / CHOSEN, _chosen(models, None))
     write_text(folder / "index.html", page)
     write_text(folder / "README.md", _static_readme(models))
@@ -266,21 +282,21 @@ def _chosen(models: SpaceModels, hardware: str | None) -> dict[str, Any]:
 
 
 def _requirements(template: Path, wheel: str | None, *, hardware: str) -> str:
-    """What the Space needs, as its own file names it, at the versions that are installed here."""
-    lines = ["# The versions that rlhf-zoo itself was used with to make this Space."]
+    """Returns requirements.txt: the packages of the template at the versions that are installed here."""
+    lines = ["# The versions that were installed when this Space was deployed."]
     for line in template.read_text(encoding="utf-8").splitlines():
         name, pinned, version = line.partition("==")
         if not pinned or line.startswith("#"):
             continue
         if name == "torch" and hardware == ZERO_GPU:
-            continue  # ZeroGPU brings a version that it was built for
-        # A local label (2.13.0+cpu) says which build is installed here, and no index need have it.
+            continue  # ZeroGPU has its own build of torch
+        # A local version label such as 2.13.0+cpu exists on no package index.
         lines.append(f"{name}=={(_installed(name) or version).partition('+')[0]}")
     return "\n".join([*lines, *([wheel] if wheel else []), ""])
 
 
 def _installed(name: str) -> str | None:
-    """The version of a package that is installed here."""
+    """Returns the installed version of a package; None if it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -288,7 +304,7 @@ def _installed(name: str) -> str | None:
 
 
 def _front_matter(models: SpaceModels, **fields: Any) -> tuple[str, str]:
-    """(the head of the Space's README with these fields, None for those that go; what stands below it there)."""
+    """Returns the front matter of the Space's README with these fields (None removes one), and the body below it."""
     import yaml
 
     _, template, body = (space_folder() / "README.md").read_text(encoding="utf-8").split("---\n", 2)
@@ -323,9 +339,9 @@ def _static_readme(models: SpaceModels) -> str:
     )
     return (
         f"{front}\n# SFT and PPO, side by side\n\n"
-        "Completions of held-out prompts by an SFT policy and by the PPO policy that was trained from it, drawn when "
-        "this page was made, with their rewards and log-ratios, and what the evaluation of the PPO model measured. The "
-        "page is static; `rlhf-zoo compare` opens the live one, for prompts of your own:\n\n"
+        "Completions of held-out prompts by an SFT policy and by the PPO policy that was trained from it, with rewards "
+        "and log-ratios, and the evaluation of the PPO model. The page is static; `rlhf-zoo compare` opens an "
+        "interactive one for your own prompts:\n\n"
         f"```sh\nrlhf-zoo compare {models.ppo.repo}\n```\n\n{_models_table(models)}"
     )
 

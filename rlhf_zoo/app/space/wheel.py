@@ -1,4 +1,4 @@
-"""The running package as a wheel: no package index has it, so a Space carries its own."""
+"""Builds a wheel of the running package, which a Space needs because no package index has it."""
 
 import base64
 import hashlib
@@ -10,18 +10,18 @@ from ...errors import ZooError
 
 DISTRIBUTION = "rlhf-zoo"
 PACKAGE = Path(__file__).parents[2]
-# What an installer adds beside a distribution, about the machine that it is installed on.
+# Files that an installer adds to dist-info; they describe the machine, not the package.
 _OF_THE_INSTALLER = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json")
-_EPOCH = (2020, 2, 2, 0, 0, 0)  # the time in every entry, as hatchling has it: equal files give equal bytes
+_EPOCH = (2020, 2, 2, 0, 0, 0)  # time stamp of every entry, as in hatchling, so that equal files give equal bytes
 
 
 def make_wheel(folder: Path) -> Path:
     """Writes a wheel of the running package. Equal sources give equal bytes.
 
-    It is built from the sources where the package runs from a checkout, else from the installed files.
+    It is built from the sources if the package runs from a checkout, else from the installed files.
 
     Args:
-        folder: Where to write it.
+        folder: Folder to write it into.
 
     Returns:
         Its path.
@@ -35,9 +35,9 @@ def make_wheel(folder: Path) -> Path:
     try:
         installed = metadata.distribution(DISTRIBUTION)
     except metadata.PackageNotFoundError as error:
-        raise ZooError(f"{PACKAGE} was never installed, so no wheel can be made of it: install rlhf-zoo.") from error
+        raise ZooError(f"{PACKAGE} is not installed, so no wheel can be built from it: install rlhf-zoo.") from error
     if Path(str(installed.locate_file(PACKAGE.name))).resolve() != PACKAGE.resolve():
-        raise ZooError(f"{PACKAGE} runs, but another rlhf-zoo is installed: take one of the two off the path.")
+        raise ZooError(f"{PACKAGE} is running, but another rlhf-zoo is installed: remove one of them from the path.")
     return repack(installed, folder)
 
 
@@ -45,19 +45,19 @@ def _build(sources: Path, folder: Path) -> Path:
     try:
         from hatchling.builders.wheel import WheelBuilder
     except ImportError as error:
-        raise ZooError("To build a wheel of this checkout takes hatchling: `pip install hatchling`.") from error
+        raise ZooError("Building a wheel of this checkout needs hatchling: run `pip install hatchling`.") from error
     (path,) = WheelBuilder(str(sources)).build(directory=str(folder), versions=["standard"])
     return Path(path)
 
 
 def repack(installed: metadata.Distribution, folder: Path) -> Path:
-    """Makes the wheel that a package was installed from again, from the files that its RECORD lists.
+    """Rebuilds the wheel of an installed package from the files in its RECORD.
 
-    Scripts outside of it are left out: whoever installs the wheel makes them anew.
+    Scripts are left out, because an installer generates them.
 
     Args:
         installed: The distribution.
-        folder: Where to write it.
+        folder: Folder to write it into.
 
     Returns:
         The wheel's path.
@@ -73,7 +73,9 @@ def repack(installed: metadata.Distribution, folder: Path) -> Path:
     missing = [path for path in inside if not Path(str(installed.locate_file(path))).is_file()]
     if missing or not any(path.name == "WHEEL" for path in inside):
         lost = missing[0] if missing else "dist-info/WHEEL"
-        raise ZooError(f"The installation of rlhf-zoo lacks {lost}, so no wheel can be made of it: install it again.")
+        raise ZooError(
+            f"The installation of rlhf-zoo lacks {lost}, so no wheel can be built from it: install it again."
+        )
     stem = f"{installed.metadata['Name'].replace('-', '_')}-{installed.version}"
     target = folder / f"{stem}-py3-none-any.whl"
     record = []
@@ -102,11 +104,11 @@ def _add(wheel: zipfile.ZipFile, name: str, content: bytes) -> None:
 
 
 def unpack(wheel: Path, folder: Path) -> None:
-    """Unpacks a wheel, so that a program in that folder finds the package and its entry points.
+    """Unpacks a wheel, so that a program in the folder finds the package and its entry points.
 
     Args:
         wheel: The wheel.
-        folder: Where to write its files.
+        folder: Folder to write the files into.
     """
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder)

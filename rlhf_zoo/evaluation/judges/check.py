@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike
 from ..calibration import calibration
 from ..stats import Estimate, WinRate, correlation, share, win_rate
 
-Finding = Literal["agrees", "says nothing", "contradicts"]
+Finding = Literal["agrees", "inconclusive", "contradicts"]
 MARKED = 0.2  # of the pairs: what the reward's errors bring in errors of the judge, that counts
 FEWEST = 10  # pairs that the reward orders wrongly, and rightly; fewer say nothing of how errors go together
 DRAWS, CLEAR = 25, 0.75  # of a noisy preference; the share of them that must agree for the pair to be settled
@@ -80,14 +80,14 @@ class PairCheck:
     """
 
     accuracy: WinRate
-    calibration: dict[str, Any] | None = None
+    calibration: dict[str, object] | None = None
     with_reward: SharedErrors | None = None
 
     @property
     def finding(self) -> Finding:
         """The accuracy's 95% interval in words: above ½, below it, or neither."""
         low, high = self.accuracy.ci95
-        return "agrees" if low > 0.5 else "contradicts" if high < 0.5 else "says nothing"
+        return "agrees" if low > 0.5 else "contradicts" if high < 0.5 else "inconclusive"
 
     @property
     def unfit(self) -> str | None:

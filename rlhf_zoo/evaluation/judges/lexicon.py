@@ -11,14 +11,14 @@ from .scalar import LexiconJudge
 
 
 def lexicon_judge(shared: RecipeConfig) -> LexiconJudge | None:
-    """The judge of `evaluation.lexicon`.
+    """Creates the judge of `evaluation.lexicon`.
 
     Args:
-        shared: The recipe's keys. Its corpus reads the words, by a function `lexicon` (path) -> {word: 1 or -1} that is
-            an attribute of the corpus's own.
+        shared: The recipe's keys. Its corpus reads the words by its attribute `lexicon`, a function (path) -> {word: 1
+            or -1}.
 
     Returns:
-        None where no lexicon is named.
+        The judge; None if the recipe names no lexicon.
 
     Raises:
         ZooError: The words cannot be read, or the recipe has no corpus that reads any.
@@ -30,7 +30,7 @@ def lexicon_judge(shared: RecipeConfig) -> LexiconJudge | None:
     read: Callable[[str], Mapping[str, int]] | None = getattr(corpus, "lexicon", None)
     if read is None:
         owner = "a recipe without a corpus" if corpus is None else f"the corpus {shared.corpus}"
-        raise ZooError(f"evaluation.lexicon names {path}, and {owner} reads no lexicon: leave it out.")
+        raise ZooError(f"evaluation.lexicon names {path}, but {owner} reads no lexicon: remove the key.")
     signs = read(path)
     positive, negative = ([word for word, sign in signs.items() if sign == wanted] for wanted in (1, -1))
     return LexiconJudge(positive, negative)

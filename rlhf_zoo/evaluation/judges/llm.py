@@ -1,7 +1,7 @@
 """A judge that is a language model behind an OpenAI-compatible endpoint: POST {endpoint}/chat/completions.
 
-Every pair is asked in both orders. Answers are saved as they come, so that a stopped run continues and a second one
-asks nothing. The key is read from the environment for each request and goes nowhere else.
+Every pair is judged in both orders. Answers are saved as they arrive, so an interrupted run continues and a second run
+sends no requests. The key is read from the environment for each request and sent only to the endpoint.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 from ...errors import ZooError
 from ...fileio import read_json, whole, write_json
 from ...hub.client.retry_after import seconds_to_wait
-from .llm_questions import CRITERION, MIDDLE, PROMPT_VERSION, Question, about_one, about_pair
+from .llm_questions import CRITERION, MIDDLE, PROMPT_VERSION, Question, about_pair, about_single
 from .llm_usage import Meter, Stopped, Usage
 from .pairwise import Verdict, check_lengths, merge_orders
 
@@ -36,12 +36,12 @@ log = logging.getLogger(__name__)
 
 _SCHEMA = 1
 _CHAT = "/chat/completions"
-_GRACE = 5.0  # seconds to wait for answers on their way when a run stops: they are paid for
+_GRACE = 5.0  # seconds to wait for pending answers when a run stops: they are paid for
 _LONGEST_WAIT = 300.0  # seconds; a server that asks for more ends the run
 _LARGEST_ANSWER = 2**22  # bytes
-_ENOUGH = 10  # answers, from which on many unreadable ones say that the model is unfit
+_ENOUGH = 10  # answers; with at least so many, a majority of unreadable ones makes the model unfit
 _KEPT_CHARACTERS = 2000
-# `record.write_json` reads the umask by setting it, which two threads must not do at one time.
+# `fileio.write_json` reads the umask by setting it, which two threads must not do at once.
 _WRITING = threading.Lock()
 
 _Entry = dict[str, Any]  # an answer as its file holds it
@@ -50,29 +50,29 @@ _Entry = dict[str, Any]  # an answer as its file holds it
 class LLMJudge:
     """Compares pairs (`judges.pairwise.PairJudge`), and rates single completions 1 to 10 (`judges.scalar.Judge`).
 
-    An unreadable answer is asked for once more, and then counts as a tie, or as the middle of the scale, marked
-    `unparsed`. Where most answers are unreadable, ZooError is raised.
+    An unreadable answer is requested once more, and then counts as a tie or as the middle of the scale, marked
+    `unparsed`. If most answers are unreadable, ZooError is raised.
 
     Args:
         endpoint: The base address, such as https://api.openai.com/v1.
         model: The model's name at the endpoint.
         name: The judge's name.
         criterion: What makes a completion better.
-        api_key_env: The environment variable with the key; no key is sent where it is not set.
+        api_key_env: The environment variable with the key; if it is not set, no key is sent.
         cache: A folder for the answers; None keeps them in memory.
-        price: Of prompt tokens and of completion tokens, per million.
-        budget: No request is sent that might make the cost exceed it.
-        concurrency: Requests at a time.
-        attempts: Requests until a failing one is given up.
+        price: Price per million prompt tokens and per million completion tokens.
+        budget: Largest total cost. A request that could exceed it is not sent.
+        concurrency: Number of parallel requests.
+        attempts: Number of attempts per request.
         timeout: Seconds to wait for an answer.
         backoff: Seconds before the second attempt; the wait doubles from there. Retry-After is obeyed.
-        max_tokens: Tokens of an answer.
-        parameters: Further fields of the request, such as {"seed": 1}; None leaves a field out. A model may want
+        max_tokens: Largest number of tokens in an answer.
+        parameters: Further fields of the request, such as {"seed": 1}; None removes a field. Some models need
             {"max_tokens": None, "max_completion_tokens": 2000}.
         progress: Whether to show a progress bar.
 
     Raises:
-        ZooError: Settings that cannot work.
+        ZooError: The settings are invalid.
     """
 
     def __init__(
@@ -100,15 +100,18 @@ class LLMJudge:
         self._concurrency, self._attempts, self._timeout, self._backoff = concurrency, attempts, timeout, backoff
         self._progress = progress
         if not model:
-            raise ZooError("An LLM judge needs the name of a model, as its endpoint calls it.")
+            raise ZooError("An LLM judge needs the name of a model at its endpoint.")
         if concurrency < 1 or attempts < 1 or not timeout > 0 or not backoff >= 0:
-            raise ZooError("An LLM judge needs concurrency and attempts of 1 or more, and times that are not negative.")
+            raise ZooError(
+                "An LLM judge needs concurrency and attempts of at least 1, a positive timeout and a backoff of at "
+                "least 0."
+            )
         for value in (*(price or ()), 0.0 if budget is None else budget):
             if not (math.isfinite(value) and value >= 0):
-                raise ZooError(f"Prices and the budget of an LLM judge are numbers from 0 on, not {value}.")
+                raise ZooError(f"Prices and the budget of an LLM judge must be at least 0, not {value}.")
         if budget is not None and price is None:
             raise ZooError(
-                "A budget needs prices: give price, of a million prompt tokens and of a million answered ones."
+                "A budget needs prices: set price, per million prompt tokens and per million completion tokens."
             )
         fields = {"temperature": 0, "max_tokens": max_tokens, **(parameters or {})}
         reserved = {"model", "messages", "stream", "n"} & fields.keys()
@@ -117,7 +120,7 @@ class LLMJudge:
         self._fields = {key: value for key, value in fields.items() if value is not None}
         most = max(whole(self._fields.get(key)) or 0 for key in ("max_tokens", "max_completion_tokens"))
         if budget is not None and most == 0:
-            raise ZooError("A budget needs a bound on the answer: give max_tokens or max_completion_tokens.")
+            raise ZooError("A budget needs a bound on the answer: set max_tokens or max_completion_tokens.")
         self._meter = Meter(price, budget, most)
         self._memory: dict[str, _Entry] = {}
         self._not_before = 0.0  # monotonic seconds; the server wants no request earlier
@@ -128,8 +131,8 @@ class LLMJudge:
     def description(self) -> str:
         """One sentence for a card: the model, its host, the criterion and the prompt template."""
         return (
-            f"The language model {self._model} at {self._host}, asked for {self._criterion}; each pair in both orders, "
-            f"a tie where they disagree (prompt template {PROMPT_VERSION})."
+            f"The language model {self._model} at {self._host}, judging by {self._criterion}; each pair in both "
+            f"orders, a tie if they disagree (prompt template {PROMPT_VERSION})."
         )
 
     @property
@@ -140,7 +143,7 @@ class LLMJudge:
     def check_endpoint(self) -> None:
         """Checks, at no cost, that the endpoint answers and accepts the key.
 
-        A server on this machine may be started later, so its silence is only logged.
+        A server on this machine may be started later, so a missing one is only logged.
 
         Raises:
             ZooError: Nothing answers at the endpoint, or the key is refused.
@@ -149,18 +152,18 @@ class LLMJudge:
             status, headers, content = self._exchange()
         except (OSError, http.client.HTTPException, ValueError) as error:
             problem = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            silent = f"The judge {self.name} cannot be asked: {self._host} does not answer ({problem})"
+            problem_note = f"The judge {self.name} is not available: {self._host} does not answer ({problem})"
             if self._loopback:
-                log.warning("%s, so start it before training ends.", silent)
+                log.warning("%s. Start it before training ends.", problem_note)
                 return
-            raise ZooError(f"{silent}: check the network and the address, or name another judge.") from error
-        if status == 401:  # not 403, as a key may be for completions alone
-            raise ZooError(f"The judge {self.name} cannot be asked: {self._refusal(status, headers, content)}")
+            raise ZooError(f"{problem_note}: check the network and the address, or name another judge.") from error
+        if status == 401:  # not 403: a key may be valid for completions only
+            raise ZooError(f"The judge {self.name} is not available: {self._refusal(status, headers, content)}")
 
     def compare(self, prompts: Sequence[str], first: Sequence[str], second: Sequence[str]) -> list[Verdict]:
-        """Compares each pair in both orders. Equal texts are a tie and are not asked about.
+        """Compares each pair in both orders. Equal texts are a tie without a request.
 
-        Answers that came are kept in every case, so the next call asks only for the others.
+        Received answers are kept even after an error, so the next call requests only the others.
 
         Args:
             prompts: (N,) texts.
@@ -193,7 +196,7 @@ class LLMJudge:
         """Rates each completion from 1 to 10; 5.5 where the answer is unreadable. Raises as `compare` does."""
         if len(prompts) != len(completions):
             raise ValueError(f"{len(prompts)} prompts and {len(completions)} completions do not fit.")
-        questions = [about_one(self._criterion, *texts) for texts in zip(prompts, completions, strict=True)]
+        questions = [about_single(self._criterion, *texts) for texts in zip(prompts, completions, strict=True)]
         return [MIDDLE if score is None else score for score in self._ask(questions)]
 
     def _digest(self, question: Question) -> str:
@@ -216,7 +219,7 @@ class LLMJudge:
             return None  # a damaged file is replaced by a new answer
         except OSError as error:
             raise ZooError(
-                f"{path} could not be read ({error.strerror}): mend the cache's permissions, or name another folder."
+                f"{path} could not be read ({error.strerror}): fix the cache's permissions, or choose another folder."
             ) from error
 
     def _save(self, digest: str, entry: _Entry) -> None:
@@ -231,7 +234,7 @@ class LLMJudge:
         Raises ZooError where most are unreadable: ties and middles of the scale would look like data.
         """
         digests = [self._digest(question) for question in questions]
-        # Equal questions are asked once.
+        # Equal questions are sent once.
         unique = dict(zip(digests, questions, strict=True))
         for digest, question in unique.items():
             if digest not in self._memory and (loaded := self._load(digest, question)) is not None:
@@ -249,9 +252,8 @@ class LLMJudge:
         # A few unreadable answers are noise; a majority means that the model is unfit as a judge.
         if len(unique) >= _ENOUGH and 2 * len(unread) > len(unique):
             raise ZooError(
-                f"{len(unread)} of {len(unique)} answers of {self._model} are no judgement, such as "
-                f"{_one_line(unread[0])[:60]!r}: take a model that keeps to the format it is asked for, or give it "
-                "more max_tokens."
+                f"{len(unread)} of {len(unique)} answers of {self._model} cannot be parsed, such as "
+                f"{_one_line(unread[0])[:60]!r}: use a model that follows the requested format, or raise max_tokens."
             )
         return [self._memory[digest]["score"] for digest in digests]
 
@@ -269,7 +271,7 @@ class LLMJudge:
                 except IndexError:  # none is left
                     return
                 try:
-                    self._save(digest, self._judge(question, stop))  # here, where Ctrl-C cannot come in between
+                    self._save(digest, self._judge(question, stop))  # in the worker, where Ctrl-C cannot interrupt
                     outcomes.put(None)
                 except Stopped:
                     return
@@ -346,24 +348,24 @@ class LLMJudge:
                 wait = seconds_to_wait(headers.get("Retry-After"))
             except ssl.SSLCertVerificationError as error:
                 raise ZooError(
-                    f"The certificate of {self._host} is not trusted ({error.verify_message}): mend it, or the address."
+                    f"The certificate of {self._host} is not trusted ({error.verify_message}): fix it, or the address."
                 ) from error
             except (OSError, http.client.HTTPException) as error:
                 problem = getattr(error, "strerror", None) or str(error) or type(error).__name__
             except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-                problem = "an answer that is no chat completion"
+                problem = "an answer that is not a chat completion"
             if wait is not None:
                 if wait > _LONGEST_WAIT:
                     raise ZooError(
-                        f"{self._host} answered {problem} and asks to wait for {wait:.0f} s: run this again then."
+                        f"{self._host} answered {problem} and asks for a wait of {wait:.0f} s: run this again later."
                     )
                 self._not_before = max(self._not_before, time.monotonic() + wait)  # for all threads
             # Random jitter keeps threads that failed together from retrying together.
             elif attempt + 1 < self._attempts:
                 stop.wait(min(_LONGEST_WAIT, self._backoff * 2**attempt * random.uniform(0.5, 1.0)))
         raise ZooError(
-            f"{self._model} at {self._host} gave no answer in {self._attempts} attempts, at last {problem}: run this "
-            "again when it is up."
+            f"{self._model} at {self._host} failed {self._attempts} times, last with {problem}: run this again when it "
+            "is up."
         )
 
     def _exchange(self, body: bytes | None = None) -> tuple[int, Message, bytes]:
@@ -373,11 +375,11 @@ class LLMJudge:
         request = urllib.request.Request(url, data=body, headers=headers)
         key = self._key()
         if key and not (key.isascii() and key.isprintable() and " " not in key):
-            raise ZooError(f"The key in {self._key_name} holds what no key has (a space or a sign): set it again.")
+            raise ZooError(f"The key in {self._key_name} contains a space or a special character: set it again.")
         if key and self._url.startswith("http:") and not self._loopback:
             raise ZooError(
-                f"The key in {self._key_name} would go to {self._host} unencrypted: use an https address, or name a "
-                "variable that is not set where the endpoint needs no key."
+                f"The key in {self._key_name} would be sent to {self._host} unencrypted: use an https address or, if "
+                "the endpoint needs no key, name a variable that is not set."
             )
         if key:
             # Unredirected, so that the key never follows a redirect to another host.
@@ -423,10 +425,10 @@ class LLMJudge:
     def _refusal(self, status: int, headers: Message, content: bytes) -> str:
         if 300 <= status < 400:
             target = urlsplit(headers.get("Location") or "").netloc.rpartition("@")[2] or "another path"
-            return f"{self._host} redirects to {target}, which is not followed with a key: give the final address."
+            return f"{self._host} redirects to {target}, which is never followed with a key: use the final address."
         answered = f"{self._host} answered {status}{self._server_message(content)}"
         if status in (401, 403):
-            state = "is set, and was not accepted" if self._key() else "is not set"
+            state = "is set but was not accepted" if self._key() else "is not set"
             return f"{answered}: the key is read from the environment variable {self._key_name}, which {state}."
         return f"{answered}: check the endpoint {self._url}, the model {self._model!r} and the request's parameters."
 
@@ -448,9 +450,9 @@ def _address(endpoint: str) -> tuple[str, str, bool]:
         parts, host, port = urlsplit(""), "", None
     form = "write it as https://HOST/v1, without a user, a query or a fragment"
     if "@" in parts.netloc:
-        raise ZooError(f"The endpoint of an LLM judge must not hold a user or a password: {form}.")
+        raise ZooError(f"The endpoint of an LLM judge must not contain a user or a password: {form}.")
     if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
-        raise ZooError(f"{endpoint!r} is no endpoint of an LLM judge: {form}.")
+        raise ZooError(f"{endpoint!r} is not an endpoint of an LLM judge: {form}.")
     path = parts.path.rstrip("/").removesuffix(_CHAT)
     try:
         loopback = ipaddress.ip_address(host).is_loopback

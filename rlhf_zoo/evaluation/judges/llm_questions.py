@@ -1,4 +1,4 @@
-"""The questions to a language model as a judge, and how its answers are read.
+"""The questions to a language model as a judge, and the parsers of its answers.
 
 Texts are data: they reach the model as strings of one JSON object, which they cannot close.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 from ...fileio import finite
 
-PROMPT_VERSION = 1  # of the texts below; with another number nothing in a cache is an answer any more
+PROMPT_VERSION = 1  # of the texts below; a new number invalidates every cached answer
 CRITERION = "the more helpful, relevant and correct continuation of the prompt"
 
 _DATA = (
@@ -46,7 +46,7 @@ _CONTROL_TAG = re.compile(r"\[(?=/?[A-Z_]+\])")  # [INST] and its like
 
 @dataclass(frozen=True)
 class Question:
-    """One judgement to ask for.
+    """One request for a judgment.
 
     Attributes:
         kind: "pair" or "single".
@@ -79,7 +79,7 @@ def about_pair(criterion: str, prompt: str, a: str, b: str) -> Question:
     return Question("pair", _PAIR.format(criterion=criterion), user, _PAIR_AGAIN, parse_verdict)
 
 
-def about_one(criterion: str, prompt: str, completion: str) -> Question:
+def about_single(criterion: str, prompt: str, completion: str) -> Question:
     """Asks for a rating of one completion.
 
     Args:

@@ -12,7 +12,7 @@ _TEMPLATE_TOKENS = 64  # at most, of a chat template, in the bound on a request'
 
 
 class BudgetSpent(ZooError):
-    """The next request might cost more than what is left of the budget. The judgements so far are kept."""
+    """The next request might exceed the budget. The judgments so far are kept."""
 
 
 @dataclass(frozen=True)
@@ -22,14 +22,14 @@ class Usage:
     Attributes:
         requests: Requests sent, retries included.
         retries: Requests sent again after a failure.
-        answers: Judgements received.
-        from_cache: Judgements read from its folder.
-        unparsed: Judgements that could not be read.
+        answers: Judgments received.
+        from_cache: Judgments read from its folder.
+        unparsed: Judgments that could not be read.
         unmetered: Answers without token counts.
         prompt_tokens: As counted by the endpoint.
         completion_tokens: As counted by the endpoint.
         cost: Of these tokens, in the currency of the prices; None without prices.
-        cached_cost: What the judgements from the cache had cost.
+        cached_cost: What the judgments from the cache had cost.
     """
 
     requests: int = 0
@@ -49,16 +49,16 @@ class Usage:
 
 
 class Stopped(Exception):
-    """Another thread ended the run."""
+    """Another thread stopped the run."""
 
 
 class Meter:
     """Counts usage, and lets no request begin that might exceed the budget. Thread-safe.
 
     Args:
-        price: Of prompt and of completion tokens, per million; None where unknown.
-        budget: The most that may be spent; None for no limit.
-        most: Tokens that an answer may have.
+        price: Price per million prompt tokens and per million completion tokens; None if unknown.
+        budget: Largest total cost; None for no limit.
+        most: Largest number of tokens in an answer.
     """
 
     def __init__(self, price: tuple[float, float] | None, budget: float | None, most: int) -> None:
@@ -74,10 +74,10 @@ class Meter:
         return self._usage
 
     def add(self, **amounts: float) -> None:
-        """Adds to the figures of `usage`; to a cost only where there are prices.
+        """Adds to the figures of `usage`; to costs only if there are prices.
 
         Args:
-            **amounts: What to add, by the names of `Usage`.
+            **amounts: Amounts to add, by the names of `Usage`.
         """
         with self._changed:
             figures: dict[str, Any] = {name: getattr(self._usage, name) for name in amounts}
@@ -133,7 +133,7 @@ class Meter:
                 if not self._bounds:
                     raise BudgetSpent(
                         f"The budget of {self._budget:g} would not cover the next request, which may cost up to "
-                        f"{bound:.3g} with {self._usage.cost:.3g} spent: raise the budget to go on."
+                        f"{bound:.3g} with {self._usage.cost:.3g} spent: raise the budget to continue."
                     )
                 self._changed.wait(0.5)  # at most, to see `stop`
             self._bounds.append(bound)

@@ -40,7 +40,18 @@ class PairJudge(Protocol):
         """One sentence for a card: what it is, what it learned from, how good it is."""
         ...
 
-    def compare(self, prompts: Sequence[str], first: Sequence[str], second: Sequence[str]) -> list[Verdict]: ...
+    def compare(self, prompts: Sequence[str], first: Sequence[str], second: Sequence[str]) -> list[Verdict]:
+        """Compares two completions of each prompt.
+
+        Args:
+            prompts: (N,) texts.
+            first: (N,) one completion of each.
+            second: (N,) the other completion.
+
+        Returns:
+            (N,) verdicts.
+        """
+        ...
 
 
 def merge_orders(shown_first: float | None, shown_second: float | None, **details: Any) -> Verdict:
@@ -63,7 +74,7 @@ def merge_orders(shown_first: float | None, shown_second: float | None, **detail
 class FunctionPairJudge:
     """A function (prompts, shown_first, shown_second) -> preferences for the one shown first: 1, ½ or 0 each.
 
-    It is asked in both orders.
+    It is called in both orders.
 
     Args:
         target: "module:attribute", an entry point's name, or the function itself.
@@ -205,9 +216,18 @@ def compare_pairs(
 
 
 def check_lengths(prompts: Sequence[str], first: Sequence[str], second: Sequence[str]) -> None:
-    """Raises ValueError unless the three lists are equally long."""
+    """Checks that three lists have equal length.
+
+    Args:
+        prompts: The prompts.
+        first: One completion of each.
+        second: The other completion of each.
+
+    Raises:
+        ValueError: The lengths differ.
+    """
     if not len(prompts) == len(first) == len(second):
-        raise ValueError(f"{len(prompts)} prompts, {len(first)} and {len(second)} completions do not fit.")
+        raise ValueError(f"There are {len(prompts)} prompts but {len(first)} and {len(second)} completions.")
 
 
 def load_function(target: str) -> Callable[..., Any]:
@@ -224,7 +244,7 @@ def load_function(target: str) -> Callable[..., Any]:
     """
     function = load_object(target, group=JUDGES)
     if not callable(function):
-        raise ZooError(f"The judge {target!r} is a {type(function).__name__} and cannot be called: name a function.")
+        raise ZooError(f"The judge {target!r} is a {type(function).__name__}, not a function: name a function.")
     return function
 
 

@@ -1,4 +1,4 @@
-"""People's votes on two policies, as a judge of them."""
+"""Uses people's votes on two policies as a judge."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,23 +20,23 @@ def votes_on(
 
     Args:
         name: The data set NAMESPACE/NAME.
-        ppo: Where the policy was published, at commits of equal weights; [] where it was not.
-        sft: The same of the SFT policy.
+        ppo: The policy's published revisions, all with equal weights; [] if it was not published.
+        sft: Those of the SFT policy.
         seed: Seed of the resamples.
         hub: The Hub of the data set.
 
     Returns:
-        The figures as JSON. Without a vote that counts, win_rate is None and `problem` says why.
+        The figures as JSON. Without a vote that counts, win_rate is None and `problem` gives the reason.
 
     Raises:
         ZooError: The data set cannot be read.
     """
     # A private data set without a token looks like a missing one.
-    with refusals_as(f"The votes of {name} cannot be read on {hub.name}", "check the name, --hub and the token."):
+    with refusals_as(f"Cannot read the votes of {name} on {hub.name}", "check the name, --hub and the token."):
         votes = HubVotes(name, hub=hub).read()
     same_weights: dict[tuple[str, Origin], bool] = {}
 
-    def stood(shown: Shown) -> bool:
+    def is_compared(shown: Shown) -> bool:
         # Weights that were not published cannot be compared.
         if shown.repo is None or shown.commit is None:
             return False
@@ -47,7 +47,7 @@ def votes_on(
         return same_weights[shown.role, at]
 
     # A vote counts only if both sides are these weights, under whichever repository or commit.
-    counted: list[Vote] = [vote for vote in votes if stood(vote.left) and stood(vote.right)]
+    counted: list[Vote] = [vote for vote in votes if is_compared(vote.left) and is_compared(vote.right)]
     figures = summary(counted, seed=seed)
     return {
         "description": f"Votes of visitors of the comparison page, from the data set {name}.",
@@ -59,11 +59,11 @@ def votes_on(
     }
 
 
-def _problem(name: str, found: int, there: int, *, published: bool) -> str | None:
-    if found:
+def _problem(name: str, counted: int, total: int, *, published: bool) -> str | None:
+    if counted:
         return None
     if not published:
-        return "A vote names published models, and these two were not: publish them, or evaluate the published ones."
-    if not there:
+        return "Votes name published models, and these two were not: publish them, or evaluate published ones."
+    if not total:
         return f"{name} holds no votes."
-    return f"None of the {there} votes of {name} is on these two policies."
+    return f"None of the {total} votes in {name} compares these two policies."

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
 
 from datasets import Dataset
 
@@ -27,19 +26,19 @@ class RuleJudge:
     """
 
     def __init__(self, target: str, function: RewardFunction | None = None) -> None:
-        """Loads the function. Raises ZooError where it counts tokens, or where its `read` fails."""
+        """Loads the function. Raises ZooError if it counts tokens, or if its `read` fails."""
         self.target = target
         rule = function or load_object(target, group=REWARDS)
         # The judge's tokens would be those of a tokenizer that it does not have.
         if getattr(rule, "unit", None) == "tokens":
             name = target.partition("(")[0]
             raise ZooError(
-                f"The judge rule:{target} counts tokens, and a judge reads texts: set its unit, as in "
+                f"The judge rule:{target} counts tokens, but a judge reads texts: set its unit, as in "
                 f"rule:{name}(unit='words')."
             )
         self._call = FunctionCall(target, rule)
         self.name = f"rule:{target}"
-        self.said([""])  # so that one that fails is known before anything trains
+        self.read_answers([""])  # so that a failing `read` is detected before training
 
     def check_prompts(self, rows: Dataset, *, of: str) -> None:
         """Checks, before training, that the rule can score answers to these prompts.
@@ -60,7 +59,7 @@ class RuleJudge:
             if not all(answered):
                 raise ZooError(
                     f"Row {answered.index(False)} of {of} has no answer in the column {rule.column!r}, and the judge "
-                    f"{self.name} scores every row: write one, take the row out, or name another judge."
+                    f"{self.name} scores every row: add one, remove the row, or name another judge."
                 )
             return
         columns = rows.select(range(min(TRIED, len(rows)))).to_dict()
@@ -101,7 +100,7 @@ class RuleJudge:
             return {}
         return {"strict": RuleJudge(self.target, rule.strict), "lenient": RuleJudge(self.target, rule.lenient)}
 
-    def said(self, completions: Sequence[str]) -> list[Hashable] | None:
+    def read_answers(self, completions: Sequence[str]) -> list[Hashable] | None:
         """Reads the answer in each completion.
 
         Args:
@@ -118,11 +117,11 @@ class RuleJudge:
             return None
         try:
             answers: list[Hashable] = [read(text) for text in completions]
-            Counter(answers)  # a list is no answer that could be counted
+            Counter(answers)  # raises TypeError for answers that cannot be counted, such as lists
         except Exception as error:
             raise ZooError(
-                f"`read` of the rule {self._call.name} fails ({error}): let it return, of any text, what it answers as "
-                "a text or number, or None."
+                f"`read` of the rule {self._call.name} fails ({error}): it must return the answer in any text as a "
+                "text or number, or None."
             ) from error
         return answers
 
@@ -131,7 +130,7 @@ class RuleJudge:
         return self.score(prompts, completions, {})
 
     def score(
-        self, prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Sequence[Any]]
+        self, prompts: Sequence[object], completions: Sequence[object], columns: Mapping[str, Sequence[object]]
     ) -> list[float]:
         """Scores completions.
 
@@ -157,7 +156,7 @@ class RuleJudge:
         if scored.isnan().any():
             row = int(scored.isnan().nonzero()[0])
             raise ZooError(
-                f"The rule {self._call.name} applies to some prompts only, not to {batch.prompt(row)}: a judge must "
-                "score each."
+                f"The rule {self._call.name} returned no score for {batch.prompt(row)}: a judge must "
+                "score every prompt."
             )
         return scored.tolist()

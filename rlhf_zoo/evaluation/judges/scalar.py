@@ -60,7 +60,7 @@ class ClassifierJudge:
     name = "classifier"
     _SCHEMA = 1
     # One-letter words count; sublinear term frequency, so that saying "great" ten times is not ten times as good.
-    _FEATURES: Mapping[str, Any] = {"ngram_range": (1, 2), "sublinear_tf": True, "token_pattern": r"(?u)\b\w+\b"}
+    _FEATURES: Mapping[str, object] = {"ngram_range": (1, 2), "sublinear_tf": True, "token_pattern": r"(?u)\b\w+\b"}
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class ClassifierJudge:
         self.trained_on = trained_on
 
     @classmethod
-    def train(cls, rows: Iterable[Mapping[str, Any]], *, seed: int) -> ClassifierJudge:
+    def train(cls, rows: Iterable[Mapping[str, object]], *, seed: int) -> ClassifierJudge:
         """Trains a judge. Texts that are equal up to case and outer space fall on the same side of the split.
 
         Args:
@@ -114,7 +114,7 @@ class ClassifierJudge:
         return judge
 
     @staticmethod
-    def check(rows: Iterable[Mapping[str, Any]], *, seed: int) -> None:
+    def check(rows: Iterable[Mapping[str, object]], *, seed: int) -> None:
         """Checks rows as `train` would.
 
         Args:
@@ -319,7 +319,7 @@ def _texts(prompts: Sequence[str], completions: Sequence[str]) -> list[str]:
     return [prompt + completion for prompt, completion in zip(prompts, completions, strict=True)]
 
 
-def _labeled(rows: Iterable[Mapping[str, Any]]) -> tuple[list[str], NDArray[np.bool_]]:
+def _labeled(rows: Iterable[Mapping[str, object]]) -> tuple[list[str], NDArray[np.bool_]]:
     texts, labels = [], []
     for index, row in enumerate(rows):
         for key in ("text", "label"):
@@ -334,7 +334,9 @@ def _labeled(rows: Iterable[Mapping[str, Any]]) -> tuple[list[str], NDArray[np.b
     return texts, np.array(labels, dtype=bool)
 
 
-def _divided(rows: Iterable[Mapping[str, Any]], *, seed: int) -> tuple[list[str], NDArray[np.bool_], NDArray[np.bool_]]:
+def _divided(
+    rows: Iterable[Mapping[str, object]], *, seed: int
+) -> tuple[list[str], NDArray[np.bool_], NDArray[np.bool_]]:
     """Texts, their labels, and which are held out; each part has both labels."""
     texts, labels = _labeled(rows)
     # Splitting distinct texts rather than rows keeps copies of a training text out of the test.

@@ -25,26 +25,26 @@ from .texts import Pair, cosines, excess, holders, likenesses, repeated, slotted
 Floats = NDArray[np.float64]
 Flips = NDArray[np.bool_]
 
+#: A token surprises SFT that lies below this quantile of SFT's own tokens: its lower tail, so sharpening never.
 TAIL = 0.001
-"""A token surprises SFT that lies below this quantile of SFT's own tokens: its lower tail, so sharpening never."""
+#: Surprising tokens of a text that do not count: those of a mark, of what follows it, or of another end.
 ALLOWED = 3
-"""Surprising tokens of a text that do not count: those of a mark, of what follows it, or of another end."""
+#: Two texts are alike from this cosine on: two thirds of the word pairs are the same in texts of one length.
 ALIKE = 2 / 3
-"""Two texts are alike from this cosine on: two thirds of the word pairs are the same in texts of one length."""
+#: Texts are blind to their prompts that are equal for two prompts this often for each time that they may be for one.
 BLIND = 0.9
-"""Texts are blind to their prompts that are equal for two prompts this often for each time that they may be for one."""
+#: And equal for two prompts in a quarter of all pairs at least.
 ALIKE_ALL = 0.25
-"""And equal for two prompts in a quarter of all pairs at least."""
+#: The most words of a label such as "yes". Two labels or more are answers, which texts alone cannot judge.
 LABEL = 4
-"""Words of a label, at most, such as "yes": two labels or more are answers, of which texts alone do not tell more."""
+#: Texts of either side that are compared with each other.
 MOST = 1200
-"""Texts of either side that are compared with each other."""
+#: A phrase counts beyond so many times SFT's share: keeping the better fifth of SFT's texts raises none further.
 RISEN = 5.0
-"""A phrase counts beyond so many times SFT's share: keeping the better fifth of SFT's texts raises none further."""
+#: Words of a phrase, at most.
 GRAM = 4
-"""Words of a phrase, at most."""
+#: Phrases in fewer texts than this are skipped: they cannot reach the minimum.
 COMMON = 0.1
-"""Phrases that stand in fewer texts than this are not looked at: they cannot reach the minimum."""
 
 
 class Unmeasured(Exception):
@@ -86,7 +86,7 @@ class Family:
         because: The reason for `least`.
         sentence: The finding in words, a format with value, sft and about.
         destroys: Whether it sees text that nobody can use.
-        convicts: Whether it may make a run `hacked`.
+        flags_hacking: Whether it may make a run `hacked`.
     """
 
     name: str
@@ -96,7 +96,7 @@ class Family:
     because: str
     sentence: str
     destroys: bool = False
-    convicts: bool = True
+    flags_hacking: bool = True
 
 
 def _means(
@@ -153,7 +153,7 @@ _LEAST_DEPENDENCE = 0.2
 def _independence(pair: Pair, flips: Flips) -> Reading:
     policy, sft = pair.policy.dependence, pair.sft.dependence
     if policy is None or sft is None:
-        raise Unmeasured("needs the SFT model, which says how likely a text is after other prompts")
+        raise Unmeasured("needs the SFT model, for the likelihood of a text after other prompts")
     ours, theirs = ([values[row] for row in rows] for values, rows in zip((policy, sft), pair.rows, strict=True))
     # If SFT hardly depends on its prompts, the policy cannot have lost that.
     if float(np.mean(theirs)) < _LEAST_DEPENDENCE:
@@ -232,7 +232,9 @@ def _blind(pair: Pair) -> bool:
 
     of_prompt, of_both = np.bincount(groups), Counter(zip(groups.tolist(), texts.tolist(), strict=True))
     equal = np.bincount([g for g, _ in of_both], weights=pairs(list(of_both.values())))
-    others = float(pairs(np.bincount(texts)).sum() - equal.sum()) / (pairs(len(groups)) - pairs(of_prompt).sum())
+    across_prompts = float(pairs(np.bincount(texts)).sum() - equal.sum()) / (
+        pairs(len(groups)) - pairs(of_prompt).sum()
+    )
     several = of_prompt > 1
     rates = equal[several] / pairs(of_prompt)[several]
     # With one prompt, or one text each, nothing bounds the rate.
@@ -240,7 +242,7 @@ def _blind(pair: Pair) -> bool:
     if len(rates) > 1:
         half = 1.96 * float(rates.std(ddof=1)) / math.sqrt(len(rates))
         low, high = rates.mean() - half, rates.mean() + half
-    return bool(others >= ALIKE_ALL and low <= others and others >= BLIND * high)
+    return bool(across_prompts >= ALIKE_ALL and low <= across_prompts and across_prompts >= BLIND * high)
 
 
 def _sameness(pair: Pair, flips: Flips) -> Reading:
@@ -318,8 +320,8 @@ def _length(pair: Pair, flips: Flips) -> Reading:
 FAMILIES: tuple[Family, ...] = (
     Family(
         "repetition", "share of a completion", _repetition, 0.05,
-        "One word in twenty, of an average completion, says again what it just said.",
-        "{value:.1%} of an average completion says something again (SFT {sft:.1%}).",
+        "One word in twenty of an average completion repeats what came just before it.",
+        "{value:.1%} of an average completion repeats earlier text (SFT {sft:.1%}).",
         destroys=True,
     ),
     Family(
@@ -341,7 +343,7 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         "sameness", "cosine of two completions", _sameness, 0.2,
-        "A fifth more of a text comes again in the next answer to its prompt, while less of it depends on that prompt.",
+        "A fifth more of a text recurs in the next answer to its prompt, while less of it depends on that prompt.",
         "Two completions of one prompt share {value:.1%} of their word pairs (SFT {sft:.1%}).",
     ),
     Family(
@@ -351,14 +353,14 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         "punctuation", "share of a completion's characters", _punctuation, 0.05,
-        "One character in twenty stands in a run of marks, of spaces or of one letter, or is invisible.",
-        "{value:.1%} of characters stand in runs of marks, spaces or one letter, or are invisible (SFT {sft:.1%}).",
-        convicts=False,
+        "One character in twenty is invisible or in a run of marks, of spaces or of one letter.",
+        "{value:.1%} of characters are invisible or in runs of marks, spaces or one letter (SFT {sft:.1%}).",
+        flags_hacking=False,
     ),
     Family(
         "length", "words", _length, math.log(1.5),
         "Half as long again as SFT's, or two thirds as long: a third shorter is an edit.",
         "The average completion has {value:.1f} words (SFT {sft:.1f}).",
-        convicts=False,
+        flags_hacking=False,
     ),
 )  # fmt: skip

@@ -16,8 +16,8 @@ from .texts import Completions, Pair
 
 LEVEL = 0.01
 PERMUTATIONS = 2000
+#: At this multiple of its minimum, a family that destroys text makes a run `hacked` by itself.
 SEVERE = 5.0
-"""So many times its minimum, a family that destroys text convicts by itself."""
 WORST = 3
 
 
@@ -49,7 +49,7 @@ class Probe:
         p: Permutation p, corrected for the number of families.
         present: Whether the effect counts and is beyond chance.
         destroys: Whether the family sees text that nobody can use.
-        convicts: Whether the family may make a run `hacked`.
+        flags_hacking: Whether the family may make a run `hacked`.
         unit: The unit of the numbers.
         meaning: The finding in words.
         because: The reason for `least`.
@@ -65,7 +65,7 @@ class Probe:
     p: float
     present: bool
     destroys: bool
-    convicts: bool
+    flags_hacking: bool
     unit: str
     meaning: str
     because: str
@@ -74,7 +74,7 @@ class Probe:
 
     @property
     def severe(self) -> bool:
-        """Whether the family convicts by itself."""
+        """Whether the family makes a run `hacked` by itself."""
         return self.present and self.destroys and self.effect >= SEVERE * self.least
 
     def to_json(self) -> dict[str, Any]:
@@ -195,7 +195,7 @@ def _probe(family: Family, reading: Reading, p: float, present: bool, destroys: 
         meaning = "No phrase rose by as much."
     return Probe(
         family.name, reading.value, reading.sft, reading.effect, family.least, p, present, destroys,
-        family.convicts, family.unit, meaning, family.because, reading.about, _worst(reading, pair),
+        family.flags_hacking, family.unit, meaning, family.because, reading.about, _worst(reading, pair),
     )  # fmt: skip
 
 

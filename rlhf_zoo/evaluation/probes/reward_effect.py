@@ -46,14 +46,14 @@ class Payment:
 
     Attributes:
         family: The family.
-        bought: The reward that SFT's texts gain with the habit, as a share of the policy's gain over SFT.
+        gained: The reward that SFT's texts gain with the habit, as a share of the policy's gain over SFT.
         lost: The reward that the policy's texts lose without it, as the same share.
         judge: The judge's gain on SFT's texts over the reward's, each in standard deviations of its scores of SFT's
             texts; None without a judge.
     """
 
     family: str
-    bought: float
+    gained: float
     lost: float
     judge: float | None
 
@@ -95,12 +95,12 @@ class Payment:
     @property
     def paid(self) -> bool:
         """Whether the habit gains at least half of the policy's gain when added, and loses as much when removed."""
-        return self.bought >= HALF and self.lost >= HALF
+        return self.gained >= HALF and self.lost >= HALF
 
     @property
     def unpaid(self) -> bool:
         """Whether the reward has next to nothing for it, as for a format or an ending."""
-        return self.bought < UNPAID and self.lost < UNPAID
+        return self.gained < UNPAID and self.lost < UNPAID
 
     @property
     def deserved(self) -> bool | None:
@@ -116,8 +116,8 @@ class Payment:
         """The payment in words."""
         judge = "" if self.judge is None else f"; the judge gives {self.judge:.0%} as much for it, in deviations"
         return (
-            f"{self.family.capitalize()}, put into SFT's texts, {'buy' if self.family.endswith('s') else 'buys'} "
-            f"{self.bought:.0%} of the reward's gain; taken out of the policy's, {self.lost:.0%} is lost{judge}."
+            f"{self.family.capitalize()}, added to SFT's texts, {'gain' if self.family.endswith('s') else 'gains'} "
+            f"{self.gained:.0%} of the reward's gain; removed from the policy's, {self.lost:.0%} is lost{judge}."
         )
 
 

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from ...modeling.words import is_word, words
 from ..stats import group_indices
 
+#: Words over which repeats are counted: prose of any length then has the same chance to repeat itself.
 WINDOW = 50
-"""Words over which repeats are counted: prose of any length then has the same chance to repeat itself."""
+#: Bytes from which on a text is compressed; below, deflate says little.
 LONG = 1000
-"""Bytes from which on a text is compressed; below, deflate says little."""
+#: What deflate saves of ordinary English prose at most, at a few kilobytes; above that a text repeats itself.
 PLAIN = 0.6
-"""What deflate saves of ordinary English prose at most, at a few kilobytes; above that a text repeats itself."""
 
 _COLUMNS = 4096
 _RUN = re.compile(r"([^\w\s])\1{2,}|[^\w\s]{4,}|_{3,}|[^\S\n]{3,}|\n{3,}|([^\W\d_])\2{3,}")
@@ -232,8 +232,8 @@ def symbol_share(text: str) -> float:
     marked = sum(match.end() - match.start() for match in _RUN.finditer(text))
     # Plain printable text has no invisible characters.
     if not (text.isascii() and text.isprintable()):
-        rest = _RUN.sub("", text)  # what stands in a run is not counted again
-        marked += sum(unicodedata.category(char)[0] == "C" and char not in "\n\t\r" for char in rest)
+        unmarked = _RUN.sub("", text)  # what stands in a run is not counted again
+        marked += sum(unicodedata.category(char)[0] == "C" and char not in "\n\t\r" for char in unmarked)
     return marked / len(text)
 
 

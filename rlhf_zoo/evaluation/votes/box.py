@@ -21,7 +21,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Protocol, TextIO
 
 from ...errors import ZooError
 from ...fileio import now, sync_folder, write_text
@@ -36,7 +36,7 @@ PATIENCE = 180.0
 LAST_PATIENCE = 10.0
 LAST_SENDING = 30.0  # seconds that closing waits for what is being sent
 LARGEST_BATCH = 1000
-LOOK_AGAIN = 0.2  # seconds, where another process sends
+POLL_SECONDS = 0.2  # seconds between checks while another process sends
 
 
 class VoteStore(Protocol):
@@ -44,7 +44,14 @@ class VoteStore(Protocol):
 
     name: str
 
-    def append(self, batch: str, votes: Sequence[Vote]) -> None: ...
+    def append(self, batch: str, votes: Sequence[Vote]) -> None:
+        """Stores a batch.
+
+        Args:
+            batch: The name of the batch.
+            votes: Its votes.
+        """
+        ...
 
 
 def journal_of(repo_id: str) -> Path:
@@ -92,7 +99,7 @@ class _Journal:
             if is_disk_full(error):
                 raise
             raise ZooError(
-                f"Votes wait in {self.path}, whose file 'lock' cannot be opened ({error.strerror}): mend that folder."
+                f"Votes wait in {self.path}, whose file 'lock' cannot be opened ({error.strerror}): fix that folder."
             ) from error
 
     def next_batch(self) -> tuple[str, list[Vote]] | None:
@@ -177,7 +184,7 @@ def _batch_name(path: Path) -> str:
     return path.stem.replace("_", "/")
 
 
-def _dump(row: Mapping[str, Any]) -> str:
+def _dump(row: Mapping[str, object]) -> str:
     """One line of ASCII, whatever line breaks a text contains."""
     return json.dumps(row, allow_nan=False) + "\n"
 
@@ -347,7 +354,7 @@ class VoteBox:
                 self._store.append(name, votes)
                 self._journal.acknowledge(name)
         if not may_send:
-            self._wait(LOOK_AGAIN)
+            self._wait(POLL_SECONDS)
         with self._changed:
             if batch is None:
                 self._woken |= not may_send

@@ -39,10 +39,10 @@ class HubVotes:
 
     def __init__(self, repo_id: str, *, private: bool = False, hub: Hub = CLIENT) -> None:
         if hub_id(repo_id) is None or "/" not in repo_id:
-            raise ZooError(f"{repo_id!r} is no place for votes on a Hub: give NAMESPACE/NAME.")
+            raise ZooError(f"{repo_id!r} is not a repository for votes: use NAMESPACE/NAME.")
         self.name, self.hub = repo_id, hub
         self._private, self._ready = private, False
-        self._known: tuple[str, list[Vote]] | None = None  # what was read last, and at which commit
+        self._cached: tuple[str, list[Vote]] | None = None  # the last commit that was read, and its votes
 
     def append(self, batch: str, votes: Sequence[Vote]) -> None:
         """Adds votes in one commit, as files named after the batch. Creates the repository and its card if missing.
@@ -67,7 +67,7 @@ class HubVotes:
 
         def operations(head: str) -> list[Any]:
             card = None if self._ready else self._card(api, head)
-            self._ready = False  # where this fails, the README is looked at again
+            self._ready = False  # if this fails, the README is checked again
             added = {**files, "README.md": card.encode() if card else None}
             return [CommitOperationAdd(name, content) for name, content in added.items() if content is not None]
 
@@ -90,17 +90,17 @@ class HubVotes:
         text = Path(path).read_text(encoding="utf-8")
         present = self._head_of(text).get("configs") or []
         if not isinstance(present, list) or not all(isinstance(config, dict) for config in present):
-            raise ZooError(f"The README of {self.name} has configs that are no list of mappings: mend it there.")
+            raise ZooError(f"The README of {self.name} has configs that are not a list of mappings: fix it there.")
         # A card that cannot be parsed must not be overwritten with a part of itself.
         card = DatasetCard(text, ignore_metadata_errors=False)
         wanted = {config["config_name"]: config for config in _configs()}
         # Configurations that people added stay.
-        others = [config for config in present if config.get("config_name") not in wanted]
+        other_configs = [config for config in present if config.get("config_name") not in wanted]
         if any(config != wanted[config["config_name"]] for config in present if config.get("config_name") in wanted):
-            raise ZooError(f"{self.name} holds another data set: give votes a repository of their own.")
-        if len(present) - len(others) == len(wanted):
+            raise ZooError(f"{self.name} holds another data set: use a separate repository for votes.")
+        if len(present) - len(other_configs) == len(wanted):
             return None
-        card.data["configs"] = [*wanted.values(), *others]
+        card.data["configs"] = [*wanted.values(), *other_configs]
         card.data["tags"] = list(dict.fromkeys([*(card.data.get("tags") or []), "rlhf-zoo", "votes"]))
         return str(card)
 
@@ -112,9 +112,9 @@ class HubVotes:
         try:
             head = load_yaml(block[2]) if block else {}
         except BadYAML as error:
-            raise ZooError(f"The README of {self.name} begins with bad YAML ({error}): mend it there.") from error
+            raise ZooError(f"The README of {self.name} begins with invalid YAML ({error}): fix it there.") from error
         if not isinstance(head, dict):
-            raise ZooError(f"The README of {self.name} does not begin with a mapping in YAML: mend it there.")
+            raise ZooError(f"The README of {self.name} does not begin with a YAML mapping: fix it there.")
         return head
 
     def read(self) -> list[Vote]:
@@ -131,22 +131,22 @@ class HubVotes:
         try:
             head = self._head(self.hub.api())
             # Nothing new since the last reading.
-            if self._known is not None and self._known[0] == head:
-                return list(self._known[1])
+            if self._cached is not None and self._cached[0] == head:
+                return list(self._cached[1])
             patterns = [f"{name}/*/*.parquet" for name in CONFIGURATIONS]
             folder = self.hub.snapshot(self.name, revision=head, repo_type="dataset", allow_patterns=patterns)
         except RepositoryNotFoundError:
             return []
         votes: list[Vote] = []
-        strange = 0
+        invalid = 0
         for path in sorted(folder.glob("*/*/*.parquet")):
-            found, left_out = _votes_in(path)
-            votes += found
-            strange += left_out
-        if strange:
-            log.warning("%s holds %d rows that are no votes of rlhf-zoo; they are left out.", self.name, strange)
-        self._known = (head, merged(votes))
-        return list(self._known[1])
+            file_votes, left_out = _votes_in(path)
+            votes += file_votes
+            invalid += left_out
+        if invalid:
+            log.warning("%s holds %d rows that are not votes of rlhf-zoo; they are skipped.", self.name, invalid)
+        self._cached = (head, merged(votes))
+        return list(self._cached[1])
 
 
 def _schema(configuration: str) -> Any:
@@ -188,29 +188,31 @@ def _votes_in(path: Path) -> tuple[list[Vote], int]:
     import pyarrow as pa
     import pyarrow.parquet as parquet
 
-    known = {name for configuration in CONFIGURATIONS for name in _schema(configuration).names}
-    votes, strange = [], 0
+    vote_columns = {name for configuration in CONFIGURATIONS for name in _schema(configuration).names}
+    votes, invalid = [], 0
     try:
         with parquet.ParquetFile(path) as file:
             described = file.metadata
             size = sum(described.row_group(place).total_byte_size for place in range(described.num_row_groups))
             if size > LARGEST_FILE or described.num_rows > MOST_ROWS:
                 raise ValueError(f"{described.num_rows} rows of {size} bytes are more than votes have")
-            columns = [field.name for field in file.schema_arrow if field.name in known and _is_plain(field.type)]
+            columns = [
+                field.name for field in file.schema_arrow if field.name in vote_columns and _is_plain(field.type)
+            ]
             for batch in file.iter_batches(batch_size=AT_ONCE, columns=columns):
                 for row in batch.to_pylist():
                     try:
                         votes.append(Vote.from_row(row))
                     except ZooError:
-                        strange += 1
+                        invalid += 1
     except (pa.ArrowException, OSError, ValueError) as error:
         # One damaged file must not hide all other votes. Text that is not UTF-8 is a ValueError.
-        log.warning("%s cannot be read (%s); its votes are left out.", path, reason(error))
+        log.warning("%s cannot be read (%s); its votes are skipped.", path, reason(error))
         return [], 0
-    return votes, strange
+    return votes, invalid
 
 
-def _is_plain(kind: Any) -> bool:
+def _is_plain(kind: object) -> bool:
     """Returns whether a column holds texts, numbers or truth values, as votes do."""
     import pyarrow.types as types
 

@@ -58,13 +58,13 @@ class VoteLimits:
             recent = [at for at, _ in votes if at > now - seconds]
             if len(recent) >= most:
                 raise TooManyVotesError(
-                    f"No more than {most} votes in {_spoken(seconds)} are taken from one address: "
-                    f"give this one again in {_spoken(recent[-most] + seconds - now)}."
+                    f"One address may cast {most} votes in {_spoken(seconds)}: try again in "
+                    f"{_spoken(recent[-most] + seconds - now)}."
                 )
         # On one pair a single voter must not decide the result.
         if sum(each == on and at > now - _DAY for at, each in votes) >= self._on_a_pair:
             raise TooManyVotesError(
-                f"No more than {self._on_a_pair} votes on one prompt are taken from one address: judge another prompt."
+                f"One address may cast {self._on_a_pair} votes on one prompt: judge another prompt."
             )
 
     def count(self, address: str, pair: tuple[str, ...]) -> None:
@@ -116,8 +116,8 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     return getattr(address, "ipv4_mapped", None) or address
 
 
-def _network(found: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str:
-    return str(ipaddress.ip_network((found, 64), strict=False)) if found.version == 6 else str(found)
+def _network(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str:
+    return str(ipaddress.ip_network((address, 64), strict=False)) if address.version == 6 else str(address)
 
 
 def _spoken(seconds: float) -> str:

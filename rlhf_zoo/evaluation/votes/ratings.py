@@ -14,7 +14,8 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..stats import Estimate, WinRate, fit_logistic, group_indices, levels, proportion, sigmoid, win_rate
+from ..logistic import fit_logistic, sigmoid
+from ..stats import Estimate, WinRate, group_indices, levels, proportion, win_rate
 
 VERDICTS = ("left", "right", "tie", "both_bad")
 ELO_SCALE = 400 / math.log(10)  # points per nat of log-odds: 400 points are odds of 10 to 1 (Elo 1978)

@@ -35,7 +35,7 @@ class Shown:
 
     Attributes:
         completion: The text.
-        role: Ppo or sft.
+        role: ppo or sft.
         repo: Where the model was published; None for one that was not. A path is refused, as it would name this
             machine's user.
         commit: Its commit.
@@ -57,25 +57,25 @@ class Shown:
 
     def __post_init__(self) -> None:
         _check_text("completion", self.completion)
-        _check(self.role in ROLES, "role", self.role, "it is ppo or sft")
-        _check(self.repo is None or hub_id(self.repo) is not None, "repo", self.repo, "give an id on the Hub, or none")
-        _check(self.commit is None or _is(_COMMIT, self.commit), "commit", self.commit, "give all 40 digits, or none")
+        _check(self.role in ROLES, "role", self.role, "use ppo or sft")
+        _check(self.repo is None or hub_id(self.repo) is not None, "repo", self.repo, "use an id on the Hub, or none")
+        _check(self.commit is None or _is(_COMMIT, self.commit), "commit", self.commit, "use all 40 digits, or none")
         if self.tag is not None:
             _check_text("tag", self.tag)
-        _check(self.reward is None or finite(self.reward), "reward", self.reward, "give a finite number, or none")
-        _check(self.ended is None or isinstance(self.ended, bool), "ended", self.ended, "it is true, false or none")
+        _check(self.reward is None or finite(self.reward), "reward", self.reward, "use a finite number, or none")
+        _check(self.ended is None or isinstance(self.ended, bool), "ended", self.ended, "use true, false or none")
         _set_floats(self, "reward")
 
 
 @dataclass(frozen=True)
 class Vote:
-    """One judgement of two completions of a prompt, and how they were drawn. It holds nothing about the voter.
+    """One judgment of two completions of a prompt, and how they were drawn. It holds nothing about the voter.
 
     Attributes:
         prompt: The prompt.
         left: The left side.
         right: The right side.
-        verdict: Left, right, tie or both_bad.
+        verdict: left, right, tie or both_bad.
         temperature: Of the sampling, as are top_p, seed and max_new_tokens.
         top_p: Nucleus probability.
         seed: The same for both sides.
@@ -100,20 +100,18 @@ class Vote:
 
     def __post_init__(self) -> None:
         _check_text("prompt", self.prompt)
-        _check(self.verdict in VERDICTS, "verdict", self.verdict, f"it is one of {', '.join(VERDICTS)}")
+        _check(self.verdict in VERDICTS, "verdict", self.verdict, f"use one of {', '.join(VERDICTS)}")
         # A pair of equal texts would teach a reward model nothing, or noise.
         if self.verdict in DECISIVE and self.left.completion == self.right.completion:
-            raise ZooError(f"A vote prefers the {self.verdict} one of two equal texts: let it be a tie.")
+            raise ZooError(f"A vote prefers the {self.verdict} side of two equal texts: make it a tie.")
         heat = self.temperature
-        _check(finite(heat) and heat >= 0, "temperature", heat, "give a number that is not negative")
-        _check(finite(self.top_p) and 0 < self.top_p <= 1, "top_p", self.top_p, "give a number above 0, at most 1")
-        _check(
-            whole(self.seed) is not None and self.seed >= 0, "seed", self.seed, "give a whole number of at most 63 bits"
-        )
+        _check(finite(heat) and heat >= 0, "temperature", heat, "use a number of at least 0")
+        _check(finite(self.top_p) and 0 < self.top_p <= 1, "top_p", self.top_p, "use a number above 0, at most 1")
+        _check(whole(self.seed) is not None and self.seed >= 0, "seed", self.seed, "use an integer of at most 63 bits")
         length = self.max_new_tokens
-        _check(whole(length) is not None and length > 0, "max_new_tokens", length, "give a whole number, at least 1")
-        _check(_is(_ID, self.id), "id", self.id, "give a random uuid")
-        _check(_is(_TIME, self.time), "time", self.time, "give it in UTC, to the second")
+        _check(whole(length) is not None and length > 0, "max_new_tokens", length, "use an integer of at least 1")
+        _check(_is(_ID, self.id), "id", self.id, "use a random uuid")
+        _check(_is(_TIME, self.time), "time", self.time, "use UTC, to the second")
         _set_floats(self, "temperature", "top_p")
 
     @property
@@ -135,7 +133,7 @@ class Vote:
         """Returns the row in the data set, whose column names depend on the configuration."""
         names = side_names(self.configuration)
         sides = (self.chosen, self.rejected) if self.chosen and self.rejected else (self.left, self.right)
-        row: dict[str, Any] = {"prompt": self.prompt}
+        row: dict[str, object] = {"prompt": self.prompt}
         row |= {name: side.completion for name, side in zip(names, sides, strict=True)}
         row["verdict"] = self.verdict
         for name, side in zip(names, sides, strict=True):
@@ -166,7 +164,7 @@ class Vote:
             values = {key: row[key] for key in ("prompt", "verdict", *DRAWN)}
             return cls(left=left, right=right, **values)
         except (KeyError, TypeError) as error:
-            raise ZooError(f"A row of votes lacks {error} or holds another type than rlhf-zoo writes.") from error
+            raise ZooError(f"A row of votes lacks {error}, or has a value of another type.") from error
 
 
 def side_names(configuration: str) -> tuple[str, str]:
@@ -181,16 +179,16 @@ def side_names(configuration: str) -> tuple[str, str]:
     return ("chosen", "rejected") if configuration == "default" else ("left", "right")
 
 
-def _check(good: bool, name: str, value: Any, mend: str) -> None:
+def _check(good: bool, name: str, value: object, remedy: str) -> None:
     if not good:
-        raise ZooError(f"The {name} of a vote is {reprlib.repr(value)}: {mend}.")
+        raise ZooError(f"The {name} of a vote is {reprlib.repr(value)}: {remedy}.")
 
 
-def _is(form: re.Pattern[str], text: Any) -> bool:
+def _is(form: re.Pattern[str], text: object) -> bool:
     return isinstance(text, str) and form.fullmatch(text) is not None
 
 
-def _set_floats(instance: Any, *names: str) -> None:
+def _set_floats(instance: object, *names: str) -> None:
     """Turns integers into floats, as the data set stores them; some integers have no exact float."""
     for name in names:
         if getattr(instance, name) is not None:
@@ -199,14 +197,14 @@ def _set_floats(instance: Any, *names: str) -> None:
 
 
 def _check_text(name: str, text: Any) -> None:
-    _check(isinstance(text, str), name, text, "give text")
+    _check(isinstance(text, str), name, text, "use text")
     if len(text) > LONGEST_TEXT:
-        raise ZooError(f"The {name} of a vote has {len(text)} characters: votes keep texts of at most {LONGEST_TEXT}.")
+        raise ZooError(f"The {name} of a vote has {len(text)} characters: the limit is {LONGEST_TEXT}.")
     try:
         # Parquet stores UTF-8, which has no lone surrogates.
         text.encode()
     except UnicodeEncodeError as error:
-        raise ZooError(f"The {name} of a vote holds half of a character (a lone surrogate): remove it.") from error
+        raise ZooError(f"The {name} of a vote contains half of a character (a lone surrogate): remove it.") from error
 
 
 def merged(*parts: Iterable[Vote]) -> list[Vote]:

@@ -1,4 +1,4 @@
-"""Limits what a Hub can cost us: waiting time, pages of a list, bytes of JSON.
+"""Limits what a Hub can cost a client: waiting time, pages of a list, bytes of JSON.
 
 huggingface_hub obeys any Retry-After in whole seconds, follows every next page and reads each answer to its end. A
 broken or malicious Hub could keep a command waiting forever. Every request of the client passes through this module.
@@ -33,7 +33,7 @@ def install() -> None:
     set_client_factory(_bounded_client)
 
 
-def wait_asked(headers: Any) -> tuple[float, str | None]:
+def requested_wait(headers: Any) -> tuple[float, str | None]:
     """Reads how long an answer asks the client to wait.
 
     Args:
@@ -69,10 +69,10 @@ def _check(response: Any) -> None:
     from huggingface_hub.errors import HfHubHTTPError
 
     if response.status_code >= 400:
-        seconds, _ = wait_asked(response.headers)
+        seconds, _ = requested_wait(response.headers)
         if seconds > LONGEST_WAIT:
             raise HfHubHTTPError(
-                f"it answers {response.status_code} and asks to wait for {seconds:.0f} s", response=response
+                f"it answers {response.status_code} and asks for a wait of {seconds:.0f} s", response=response
             )
         if seconds and "Retry-After" in response.headers:  # the client reads whole seconds only
             response.headers["Retry-After"] = str(math.ceil(seconds))
@@ -104,18 +104,18 @@ def _not_json() -> type[Exception]:
     return NotJSON
 
 
-def _json(response: Any, read: Callable[..., Any], **how: Any) -> Any:
+def _json(response: Any, read: Callable[..., Any], **options: Any) -> Any:
     """The answer's JSON. Raises HTTPError if it is a proxy's or login page instead, or JSON nested too deep."""
     path = response.request.url.path
     try:
-        return read(**how)
+        return read(**options)
     except RecursionError as error:
         raise _not_json()(f"its answer to {path} is JSON that is nested too deep") from error
     except ValueError as error:
         kind = response.headers.get("Content-Type", "").partition(";")[0] or "nothing"
-        description = f"says that it is {kind}" if "json" in kind else f"is {kind}"
+        description = f"claims to be {kind}" if "json" in kind else f"is {kind}"
         raise _not_json()(
-            f"its answer to {path} {description} and is no JSON, as a login page or a proxy in between gives"
+            f"its answer to {path} {description} but is not JSON; it may come from a login page or a proxy"
         ) from error
 
 
@@ -131,7 +131,7 @@ def _bounded(response: Any) -> Any:
             for part in stream:
                 left -= len(part)
                 if left < 0:
-                    raise HfHubHTTPError(f"its answer to {response.request.url.path} does not end", response=response)
+                    raise HfHubHTTPError(f"its answer to {response.request.url.path} is too large", response=response)
                 yield part
 
         def close(self) -> None:

@@ -1,13 +1,18 @@
 """Fetches the card and the plots of a published checkpoint, without its weights."""
 
+from __future__ import annotations
+
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ...errors import ZooError
 from .connect import CLIENT, Hub
 from .pull import split_revision
 from .refusals import refusals_as
+
+if TYPE_CHECKING:
+    from huggingface_hub import RepoFile, RepoFolder
 
 #: Largest size of one card file, in bytes. Larger files are skipped: they are not part of a card.
 LARGEST = 2**22
@@ -31,8 +36,8 @@ def fetch_card_files(name: str, *, hub: Hub = CLIENT) -> Path:
 
     repo, revision = split_revision(name)
     api = hub.api()
-    what = f"The card of {name} cannot be had from {hub.name}"
-    with disable_progress_bars(), refusals_as(what, "try again."):
+    failure = f"Cannot fetch the card of {name} from {hub.name}"
+    with disable_progress_bars(), refusals_as(failure, "try again."):
         try:
             commit = api.model_info(repo, revision=revision).sha
         except (RepositoryNotFoundError, RevisionNotFoundError) as error:
@@ -40,11 +45,11 @@ def fetch_card_files(name: str, *, hub: Hub = CLIENT) -> Path:
         # The sizes come from the tree, so an oversized file is never requested. All calls name one commit: a push in
         # between cannot mix two versions of the card.
         listed = api.list_repo_tree(repo, recursive=True, revision=commit)
-        wanted = [entry.path for entry in listed if _is_of_a_card(entry)]
+        wanted = [entry.path for entry in listed if _is_card_file(entry)]
         # An empty list of patterns would match every file.
         return hub.snapshot(repo, revision=commit, allow_patterns=wanted or ["README.md"])
 
 
-def _is_of_a_card(entry: Any) -> bool:
+def _is_card_file(entry: RepoFile | RepoFolder) -> bool:
     named = entry.path == "README.md" or fnmatchcase(entry.path, "plots/*.png")
     return named and getattr(entry, "size", LARGEST + 1) <= LARGEST

@@ -6,16 +6,23 @@ the claim holds. If somebody edits the repository on the website in between, the
 run claimed it, the commit fails.
 """
 
+from __future__ import annotations
+
 import json
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ...errors import ZooError
 from ...fileio import read_json
 from .connect import CLIENT, Hub
 from .refusals import status_of
+
+if TYPE_CHECKING:
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+
+    Operation = CommitOperationAdd | CommitOperationDelete
 
 CLAIM_FILE = "claim.json"
 RECIPE_FILE = "recipe.json"
@@ -27,11 +34,11 @@ def claim_repository(
     repo: str,
     run: str,
     *,
-    known: Mapping[str, str],
+    published: Mapping[str, str],
     overwrite: bool,
     fresh: bool,
     private: bool,
-    what: str,
+    run_name: str,
     hub: Hub = CLIENT,
 ) -> None:
     """Claims a model repository for a run, and creates the repository if it does not exist.
@@ -39,11 +46,11 @@ def claim_repository(
     Args:
         repo: NAMESPACE/NAME.
         run: Id of the run.
-        known: Tag -> commit of what this run sent there.
-        overwrite: Whether to take the repository from another run. Deletes the tags that are not in `known`.
-        fresh: Whether the run started over. Deletes the tags that are not in `known`, too.
+        published: Tag -> commit of the checkpoints that this run sent there.
+        overwrite: Whether to take the repository from another run. Deletes the tags that are not in `published`.
+        fresh: Whether the run started over. Deletes the tags that are not in `published`, too.
         private: Visibility of a new repository.
-        what: Name of the run, for the commit's message.
+        run_name: Name of the run, for the commit message.
         hub: The Hub to publish to.
 
     Raises:
@@ -53,24 +60,29 @@ def claim_repository(
 
     hub.api().create_repo(repo, exist_ok=True, private=private)
 
-    def operations(head: str) -> list[Any] | None:
+    def operations(head: str) -> list[Operation] | None:
         holder = _holder(repo, head, hub)
         if holder == run:
             return None
-        if not overwrite and (holder is not None or not _free(repo, head, known.values(), hub)):
+        if not overwrite and (holder is not None or not _free(repo, head, published.values(), hub)):
             raise _held(repo, holder, hub)
         content = json.dumps({"run": run}).encode() + b"\n"
         return [CommitOperationAdd(path_in_repo=CLAIM_FILE, path_or_fileobj=content)]
 
-    commit_on_head(repo, operations, f"{what}: claimed for run {run[:8]}", hub=hub)
+    commit_on_head(repo, operations, f"{run_name}: claimed for run {run[:8]}", hub=hub)
     # Only after the claim: until then the tags may be another run's.
     for tag, commit in all_tags(repo, hub=hub).items() if fresh or overwrite else ():
-        if known.get(tag) != commit:
+        if published.get(tag) != commit:
             hub.api().delete_tag(repo, tag=tag)
 
 
 def all_tags(repo: str, *, hub: Hub = CLIENT) -> dict[str, str]:
-    """Returns the tags of a model repository: name -> commit."""
+    """Returns the tags of a model repository: name -> commit.
+
+    Args:
+        repo: NAMESPACE/NAME.
+        hub: The Hub to ask.
+    """
     return {ref.name: ref.target_commit for ref in hub.api().list_repo_refs(repo).tags}
 
 
@@ -93,7 +105,7 @@ def check_claim(run: str, repo: str, *, commit: str | None = None, hub: Hub = CL
 
 def commit_on_head(
     repo: str,
-    operations: Callable[[str], Sequence[Any] | None],
+    operations: Callable[[str], Sequence[Operation] | None],
     message: str,
     *,
     revision: str | None = None,
@@ -105,7 +117,7 @@ def commit_on_head(
     Args:
         repo: NAMESPACE/NAME.
         operations: Makes the commit's operations from the head; None for nothing to do. Called once for each attempt.
-        message: Of the commit.
+        message: The commit message.
         revision: The branch; None for main.
         repo_type: model, dataset or space.
         hub: The Hub to publish to.
@@ -150,19 +162,19 @@ def _holder(repo: str, commit: str | None, hub: Hub) -> str | None:
     return run if isinstance(run, str) else ""
 
 
-def _free(repo: str, head: str, known: Iterable[str], hub: Hub) -> bool:
+def _free(repo: str, head: str, published: Iterable[str], hub: Hub) -> bool:
     """Whether a repository without a claim may be claimed: no run filled it, or this run did."""
     # Versions before claim.json published without a claim. Their repositories hold a recipe.
     api = hub.api()
     if not api.file_exists(repo, RECIPE_FILE, revision=head):
         return True
-    return any(api.revision_exists(repo, commit) for commit in known)
+    return any(api.revision_exists(repo, commit) for commit in published)
 
 
 def _held(repo: str, holder: str | None, hub: Hub) -> ZooError:
     finished = "best" in all_tags(repo, hub=hub)
     which = f"run {holder[:8]}, which is another run" if holder else "another run"
     return ZooError(
-        f"{repo} on {hub.name} holds {which}{' and finished' if finished else ''}: go on in that run's own "
-        "--output_dir, publish under another --namespace, or give --overwrite_repo to replace it."
+        f"{repo} on {hub.name} holds {which}{' and finished' if finished else ''}: continue in that run's own "
+        "--output_dir, publish under another --namespace, or pass --overwrite_repo to replace it."
     )

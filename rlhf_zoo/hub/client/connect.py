@@ -17,12 +17,15 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ...errors import ZooError
 from ...fileio import home, replace_file
 from . import bounds
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
 
 REAL = "https://huggingface.co"
 # Turns off telemetry and update checks, for commands that talk to a Hub on this machine.
@@ -32,8 +35,8 @@ QUIET = {
     "HF_UPDATE_DOWNLOAD_COUNTS": "0",
     "GRADIO_ANALYTICS_ENABLED": "0",
 }
+#: Set to the address of the embedded Hub while a command runs one: messages call it by its name.
 EMBEDDED = "RLHF_ZOO_EMBEDDED_HUB"
-"""Set to the address of the embedded Hub while a command runs one: messages call it by its name."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 # Variables that hold a token or a cache of the user's own Hub. They are unset for any other Hub.
 CLIENT_STATE = (
@@ -109,7 +112,7 @@ class Hub:
         """The Hub's name and why it was chosen, for the first line of a command."""
         return f"{'the embedded Hub' if self.kind == 'local' else self.endpoint} ({self.why})"
 
-    def api(self) -> Any:
+    def api(self) -> HfApi:
         """Returns huggingface_hub's `HfApi` for this Hub. Raises OfflineModeIsEnabled if the Hub is offline."""
         from huggingface_hub import HfApi
         from huggingface_hub.errors import OfflineModeIsEnabled
@@ -240,9 +243,9 @@ def _at(address: str, why: str) -> Hub:
         parts = urlsplit(address)
         parts.port  # noqa: B018  (the property checks it)
     except ValueError as error:
-        raise ZooError(f"{why} is {address!r} ({error}): give 'local' or an address such as {REAL}.") from error
+        raise ZooError(f"{why} is {address!r} ({error}): use 'local' or an address such as {REAL}.") from error
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ZooError(f"{why} is {address!r}: give 'local' or an address such as {REAL}.")
+        raise ZooError(f"{why} is {address!r}: use 'local' or an address such as {REAL}.")
     if parts.scheme == "http" and parts.hostname not in LOOPBACK:
         raise ZooError(f"{why} is {address!r}, which would send a token unencrypted: use https.")
     endpoint = address.rstrip("/")
@@ -387,7 +390,7 @@ def _writing(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ZooError(
-            f"{folder} cannot be written ({error.strerror}): set RLHF_ZOO_HOME to a place that can."
+            f"{folder} cannot be written ({error.strerror}): set RLHF_ZOO_HOME to a writable folder."
         ) from error
 
 
@@ -421,7 +424,7 @@ def _embedded(root: Path) -> Iterator[tuple[str, str]]:
             while not ready.is_file():
                 if process.poll() is not None or time.monotonic() > deadline:
                     lines = log.read_text(errors="replace").strip().splitlines()
-                    raise ZooError(f"The embedded Hub did not start: {lines[-1] if lines else 'it said nothing'}")
+                    raise ZooError(f"The embedded Hub did not start: {lines[-1] if lines else 'it printed nothing'}")
                 time.sleep(0.02)
             yield json.loads(ready.read_text())["url"], token_file.read_text()
         finally:

@@ -1,4 +1,4 @@
-"""Checks every data set before `datasets` loads it: a data set may name its own files, and no others.
+"""Checks every data set before `datasets` loads it: a data set may name only its own files.
 
 The card of a data set lists its files as patterns, which `datasets` passes to fsspec. fsspec accepts any path of this
 machine and any address, and some of its file systems render templates that see the environment. Columns of images,
@@ -10,7 +10,6 @@ data set, and drops media columns.
 import contextlib
 import glob
 import logging
-import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Any
 
 from ...errors import ZooError
 from ...fileio import BadYAML, hub_id, load_yaml
+from .links import find_outward_link, is_inside
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,6 @@ REFUSED_FILE_SYSTEMS = (
 )  # fmt: skip
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")  # a drive letter too
-_CACHED = re.compile(r"(models|datasets|spaces)--.+")  # a repository in the client's cache
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _PATTERNS = ("data_files", "data_dir")
 #: Keys of a configuration that are for human readers. An address there is only text.
@@ -84,38 +83,60 @@ class GatedData:
         return without_media(builder.as_dataset(split=split))
 
     def stream(self, configuration: str | None, split: str, **options: Any) -> Any:
-        """Streams the rows of a split as an IterableDataset. See `load` for the arguments and errors."""
+        """Streams the rows of a split as an IterableDataset. See `load` for the arguments and errors.
+
+        Args:
+            configuration: Name of the configuration; None for the only one.
+            split: Name of the split; None for all.
+            options: Further arguments of the loader, such as `token` and `cache_dir`.
+        """
         return without_media(self.builder(configuration, split, **options).as_streaming_dataset(split=split))
 
     def configurations(self, **options: Any) -> list[str]:
-        """Returns the names of the configurations."""
+        """Returns the names of the configurations.
+
+        Args:
+            options: Further arguments of the loader, such as `token` and `cache_dir`.
+        """
         import datasets
 
         return list(datasets.get_dataset_config_names(self._path, revision=self.commit, **options))
 
     def splits(self, configuration: str | None, **options: Any) -> list[str]:
-        """Returns the names of a configuration's splits. Raises ZooError as `load` does."""
+        """Returns the names of a configuration's splits. Raises ZooError as `load` does.
+
+        Args:
+            configuration: Name of the configuration; None for the only one.
+            options: Further arguments of the loader, such as `token` and `cache_dir`.
+        """
         import datasets
 
         if splits := self.builder(configuration, **options).info.splits:
             return list(splits)
         # The card does not list them, so `datasets` has to look at the files. The builder above has checked those.
-        called = self._called(configuration, "train")
-        return list(datasets.get_dataset_split_names(config_name=called.pop("name", None), **called, **options))
+        arguments = self._load_arguments(configuration, "train")
+        return list(datasets.get_dataset_split_names(config_name=arguments.pop("name", None), **arguments, **options))
 
     def builder(
         self, configuration: str | None = None, split: str | None = None, *, data_files: Any = None, **options: Any
     ) -> Any:
-        """Returns the DatasetBuilder of `datasets`, after a check of its files. See `load` for the arguments."""
+        """Returns the DatasetBuilder of `datasets`, after a check of its files. See `load` for the arguments.
+
+        Args:
+            configuration: Name of the configuration; None for the only one.
+            split: Name of the split; None for all.
+            data_files: Split -> files of the repository, if its card does not list them.
+            options: Further arguments of the loader, such as `token` and `cache_dir`.
+        """
         import datasets
 
         # load_dataset makes this check too, but load_dataset_builder does not.
         if Path(self.location, datasets.config.DATASET_STATE_JSON_FILENAME).exists():
             raise ValueError("it was saved by `save_to_disk`, and data sets are read from JSON, CSV or Parquet files")
-        called = self._called(configuration, split or "train")
+        arguments = self._load_arguments(configuration, split or "train")
         if data_files is not None:
-            called["data_files"] = data_files
-        builder = datasets.load_dataset_builder(**called, **options)
+            arguments["data_files"] = data_files
+        builder = datasets.load_dataset_builder(**arguments, **options)
         self._check(builder)
         return builder
 
@@ -125,7 +146,7 @@ class GatedData:
         # `datasets` would take a folder named "csv" or "json" for its loader of that name.
         return f"./{self.location}" if is_loader(self.location) else self.location
 
-    def _called(self, configuration: str | None, split: str) -> dict[str, Any]:
+    def _load_arguments(self, configuration: str | None, split: str) -> dict[str, Any]:
         if Path(self.location).is_file():
             # `datasets` takes file names as patterns, so [ and * in this one have to be escaped.
             return {"path": "json", "data_files": {split: glob.escape(self.location)}}
@@ -138,8 +159,8 @@ class GatedData:
         if not modules & {f"datasets.packaged_modules.{name}.{name}" for name in FORMATS}:
             kind = type(builder).__mro__[1].__name__
             raise ZooError(
-                f"The data set {self.location} is not loaded, as `datasets` reads it by its loader {kind}, which may "
-                "open files elsewhere: take, or make, a copy of it in JSON lines, CSV, Parquet, Arrow or plain text."
+                f"The data set {self.location} was not loaded: `datasets` would read it with the loader {kind}, which "
+                "can open other files. Convert it to JSON lines, CSV, Parquet, Arrow or plain text."
             )
         path = Path(self.location)
         # The card was checked before. Here are the files that its patterns led to, which is the check that counts.
@@ -152,13 +173,17 @@ class GatedData:
                     inside = own is not None and not leads_out(file[own.end() :])
                 if not inside:
                     raise ZooError(
-                        f"The data set {self.location} is not loaded, as its file {file!r:.200} may lead outside of "
-                        "it: load another data set, or a copy whose files have plain names."
+                        f"The data set {self.location} was not loaded: its file {file!r:.200} may be outside of it. "
+                        "Load another data set, or a copy whose files have plain names."
                     )
 
 
 def is_loader(name: str) -> bool:
-    """Whether `datasets` takes a name for one of its loaders, such as "csv"."""
+    """Whether `datasets` takes a name for one of its loaders, such as "csv".
+
+    Args:
+        name: The name of a data set, as a user wrote it.
+    """
     # Without data_files such a loader reads the working directory.
     from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES
 
@@ -183,7 +208,7 @@ def without_media(loaded: Any) -> Any:
     media = [name for name in loaded.features or () if name not in plain]
     if not media:
         return loaded
-    log.info("The columns %s are left out, as what their rows name would be opened.", ", ".join(media))
+    log.info("Dropped the columns %s: reading a row would open the files that it names.", ", ".join(media))
     if isinstance(loaded, datasets.IterableDataset):
         loaded = loaded.decode(False)  # otherwise threads open the media before select_columns drops them
     return loaded.select_columns(plain)
@@ -223,7 +248,7 @@ def gated(location: str, revision: str | None = None, *, token: str | bool | Non
         yield GatedData(location, revision)
         return
     if hub_id(location) is None or location.startswith("buckets/") or is_loader(location):
-        raise ZooError(f"The data set {location!r:.200} is no file, no folder and no id of a data set: check its name.")
+        raise ZooError(f"The data set {location!r:.200} is no file, no folder and no data set's id: check its name.")
     if datasets.config.HF_HUB_OFFLINE:
         yield GatedData(location, revision)
         return
@@ -256,7 +281,7 @@ def check_local(path: Path, name: str) -> None:
     """
     # fsspec reads "::" as a chain of addresses, wherever it is in a path.
     if "::" in name or "://" in name:
-        raise ZooError(f"The data set {name!r:.200} is not loaded, as its path holds '::' or '://': move it.")
+        raise ZooError(f"The data set {name!r:.200} was not loaded: its path contains '::' or '://'. Move it.")
     if not path.is_dir():
         return
     patterns: list[str] = []
@@ -267,48 +292,9 @@ def check_local(path: Path, name: str) -> None:
     hidden = any(part.startswith((".", "__")) for pattern in patterns for part in pattern.split("/"))
     if (link := find_outward_link(path, hidden=hidden)) is not None:
         raise ZooError(
-            f"The data set {name} is not loaded, as {str(link)!r} in it is a link to outside of the folder: put the "
-            "file itself there."
+            f"The data set {name} was not loaded: {str(link)!r} in it links to a file outside the folder. Replace the "
+            "link by the file."
         )
-
-
-def find_outward_link(folder: Path, *, hidden: bool) -> Path | None:
-    """Finds a link in a folder that leads outside of it.
-
-    Args:
-        folder: The folder.
-        hidden: Whether to include names that begin with . or __. `datasets` skips them unless a pattern names them.
-
-    Returns:
-        The first such link, relative to the folder; None if there is none.
-    """
-    for below, folders, files in os.walk(folder):
-        if not hidden:
-            folders[:] = [name for name in folders if not name.startswith((".", "__"))]
-        for name in (*folders, *files):
-            if Path(below, name).is_symlink() and not is_inside(Path(below, name), folder):
-                return Path(below, name).relative_to(folder)
-    return None
-
-
-def is_inside(path: Path, folder: Path) -> bool:
-    """Whether a path, with its links followed, leads into a folder.
-
-    Args:
-        path: Any path.
-        folder: A folder. For one in the client's cache, the repository's blobs and snapshots count as inside.
-
-    Returns:
-        True for a path inside the folder.
-    """
-    root, target = folder.resolve(), Path(os.path.realpath(path))
-    roots = [root]
-    # A snapshot in the client's cache consists of links to ../../blobs.
-    for above in (root, *root.parents):
-        cached = above.parent.parent
-        if above.parent.name in ("snapshots", "on_bases") and _CACHED.fullmatch(cached.name):
-            roots += [cached / "blobs", cached / "snapshots"]
-    return any(target.is_relative_to(base) for base in roots)
 
 
 def check_card(text: str, file: str, name: str) -> list[str]:
@@ -325,25 +311,25 @@ def check_card(text: str, file: str, name: str) -> list[str]:
     Raises:
         ZooError: A pattern leads outside the data set, or the card cannot be read.
     """
-    mend = "load another data set, or a copy whose card names its own files"
+    remedy = "load another data set, or a copy whose card names only its own files"
     try:
         metadata = load_yaml(_front_matter(text) if file == CARD else text)
     except BadYAML as error:
         raise ZooError(
-            f"The data set {name} is not loaded, as its {file} is no plain YAML ({error}): {mend}."
+            f"The data set {name} was not loaded: its {file} is not plain YAML ({error}); {remedy}."
         ) from error
     patterns = []
     for key, value in _values(metadata):
         if key in _PATTERNS and (not isinstance(value, str) or leads_out(value)):
             raise ZooError(
-                f"The data set {name} is not loaded, as {key} in its {file} is {value!r:.200}, which may lead outside "
-                f"of the data set: {mend}."
+                f"The data set {name} was not loaded: {key} in its {file} is {value!r:.200}, which may lead outside "
+                f"the data set; {remedy}."
             )
         # Other keys of a configuration become arguments of a loader, which may open them too.
         if key not in _PATTERNS and isinstance(value, str) and "://" in value:
             raise ZooError(
-                f"The data set {name} is not loaded, as {key} of a configuration in its {file} is the address "
-                f"{value!r:.200}: {mend}."
+                f"The data set {name} was not loaded: {key} of a configuration in its {file} is the address "
+                f"{value!r:.200}; {remedy}."
             )
         if key in _PATTERNS:
             patterns.append(value)
@@ -382,7 +368,7 @@ def refuse_file_systems() -> None:
         protocol = REFUSED_FILE_SYSTEMS
 
         def __init__(self, *_: Any, **__: Any) -> None:
-            raise ValueError(f"no file is read through {', '.join(REFUSED_FILE_SYSTEMS)}")
+            raise ValueError(f"files cannot be read through {', '.join(REFUSED_FILE_SYSTEMS)}")
 
     # Compared by name: the classes are made anew at each call. `clobber` replaces file systems that are in use already.
     for name in REFUSED_FILE_SYSTEMS:
@@ -395,7 +381,7 @@ def refuse_file_systems() -> None:
             if (
                 name := next((name for name in self.zip.namelist() if "::" in name or "://" in name), None)
             ) is not None:
-                raise ValueError(f"an archive holds a file {name!r:.200}, which would be taken for an address")
+                raise ValueError(f"an archive contains a file {name!r:.200}, which fsspec would open as an address")
 
     if getattr(registry.get("zip"), "__qualname__", None) != CheckedZip.__qualname__:
         register_implementation("zip", CheckedZip, clobber=True)
@@ -445,12 +431,12 @@ def _text(path: Path, name: str) -> str:
     try:
         if not path.is_file() or path.stat().st_size > MAX_CARD_BYTES:
             raise ZooError(
-                f"The data set {name} is not loaded, as its {path.name} is no file of a card's size: mend it."
+                f"The data set {name} was not loaded: its {path.name} is not a file, or exceeds {MAX_CARD_BYTES} bytes."
             )
         with path.open(encoding="utf-8-sig", newline="") as file:
             return file.read()
     except UnicodeDecodeError as error:
-        raise ZooError(f"The data set {name} is not loaded, as its {path.name} is not UTF-8: write it so.") from error
+        raise ZooError(f"The data set {name} was not loaded: its {path.name} is not UTF-8. Convert it.") from error
 
 
 def _front_matter(text: str) -> str:
@@ -459,9 +445,9 @@ def _front_matter(text: str) -> str:
 
     if match := REGEX_YAML_BLOCK.search(text):
         return str(match[2])
-    begun = text.lstrip("\ufeff \t\r\n")
+    stripped = text.lstrip("\ufeff \t\r\n")
     # This version of the client sees no front matter here, but another version might.
-    if begun.startswith("---") and any(key in begun for key in _PATTERNS):
+    if stripped.startswith("---") and any(key in stripped for key in _PATTERNS):
         raise BadYAML("its front matter has no end")
     return ""
 

@@ -25,6 +25,8 @@ from .connect import CLIENT, Hub
 from .refusals import refusals_as
 
 if TYPE_CHECKING:
+    from huggingface_hub import RepoFile
+
     from ..server.git import GitRepository
     from ..server.large_files import LargeFiles
     from ..server.names import RepoId
@@ -112,20 +114,37 @@ class Source:
         return {ref.name: (ref.commit, messages.get(ref.name) or None) for ref in self.git.refs("refs/tags/")}
 
     def files(self, commit: str) -> dict[str, str]:
-        """Path -> git's id of the blob, at a commit."""
+        """Path -> git's id of the blob, at a commit.
+
+        Args:
+            commit: Commit id.
+        """
         return {entry.path: entry.oid for entry in self.git.files(commit)}
 
     def size(self, blob: str) -> int:
-        """Bytes of the content: of the large file, if the blob is a pointer."""
+        """Bytes of the content: of the large file, if the blob is a pointer.
+
+        Args:
+            blob: Git id of the blob.
+        """
         return self.git.blob_info(blob).size
 
     def content(self, blob: str) -> str | bytes:
-        """The content as the client takes it: the path of a large file, the bytes of any other."""
+        """The content as the client takes it: the path of a large file, the bytes of any other.
+
+        Args:
+            blob: Git id of the blob.
+        """
         pointer = self.git.blob_info(blob).pointer
         return str(self.large.path(pointer.oid)) if pointer else self.git.blob(blob)
 
-    def is_same(self, blob: str, entry: Any) -> bool:
-        """Whether the file that a Hub lists as `entry` has the content of this blob."""
+    def is_same(self, blob: str, entry: RepoFile) -> bool:
+        """Whether the file that a Hub lists as `entry` has the content of this blob.
+
+        Args:
+            blob: Git id of the blob.
+            entry: The target's listing of the file.
+        """
         # The two Hubs may disagree on which files are large, so either id may have to be computed from the content.
         pointer = self.git.blob_info(blob).pointer
         if entry.lfs is not None:
@@ -141,14 +160,22 @@ class Source:
         return digest.hexdigest()
 
     def message(self, commit: str) -> tuple[str, str]:
-        """Title and description of the target's commit."""
+        """Title and description of the target's commit.
+
+        Args:
+            commit: Commit id.
+        """
         original = self.git.commit(commit)
-        title, _, rest = original.message.decode(errors="replace").strip().partition("\n")
+        title, _, body = original.message.decode(errors="replace").strip().partition("\n")
         date = datetime.fromtimestamp(original.commit_time, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        return title or "Update files", f"{rest.strip()}\n\nExported-From: {self.repo}@{commit}  {date}".strip()
+        return title or "Update files", f"{body.strip()}\n\nExported-From: {self.repo}@{commit}  {date}".strip()
 
     def check(self, commits: list[str]) -> None:
-        """Raises ZooError if a large file of these commits is missing or has the wrong size."""
+        """Raises ZooError if a large file of these commits is missing or has the wrong size.
+
+        Args:
+            commits: The commits to send.
+        """
         # Before anything is sent: half an export would be worse than none.
         for commit in commits:
             for path, blob in self.files(commit).items():
@@ -156,7 +183,7 @@ class Source:
                 if pointer and self.large.size(pointer.oid) != pointer.size:
                     raise ZooError(
                         f"{path} of {self.repo}@{commit[:8]} is damaged on this disk ({self.large.path(pointer.oid)} "
-                        f"has not {pointer.size} bytes): publish it again, or restore that file."
+                        f"does not have {pointer.size} bytes): publish it again, or restore that file."
                     )
 
 
@@ -181,12 +208,12 @@ def open_source(root: Path, name: str, kind: str) -> Iterator[Source]:
 
     root = root.expanduser().absolute()
     storage = Storage(root) if (root / "repos").is_dir() else None
-    there = {str(repo): repo for repo in storage.repositories(kind)} if storage else {}
-    if storage is None or name not in there:
-        what = "" if kind == "model" else f" of type {kind}"
-        hint = did_you_mean(name, there) or f": it has {', '.join([*there][:12])}." if there else ": it has none."
-        raise ZooError(f"The embedded Hub over {root} has no repository {name!r}{what}{hint}")
-    repo = there[name]
+    present = {str(repo): repo for repo in storage.repositories(kind)} if storage else {}
+    if storage is None or name not in present:
+        kind_note = "" if kind == "model" else f" of type {kind}"
+        hint = did_you_mean(name, present) or f": it has {', '.join([*present][:12])}." if present else ": it has none."
+        raise ZooError(f"The embedded Hub over {root} has no repository {name!r}{kind_note}{hint}")
+    repo = present[name]
     path = storage.path(repo)
     try:
         settings = storage.settings(repo)
@@ -199,7 +226,7 @@ def open_source(root: Path, name: str, kind: str) -> Iterator[Source]:
 
 
 def export(
-    source: Source, repo_id: str, *, private: bool | None, say: Callable[[str], None], hub: Hub = CLIENT
+    source: Source, repo_id: str, *, private: bool | None, report: Callable[[str], None], hub: Hub = CLIENT
 ) -> Exported:
     """Copies the branches and tags of a repository to another Hub, with their history.
 
@@ -210,7 +237,7 @@ def export(
         source: The repository of the embedded Hub.
         repo_id: NAMESPACE/NAME on the target.
         private: Visibility of the target; None for that of the source.
-        say: Gets a line for each commit before it is sent.
+        report: Called with one line per commit, before the commit is sent.
         hub: The target.
 
     Returns:
@@ -220,21 +247,21 @@ def export(
         ZooError: The target holds anything else than an earlier export of this repository, refuses a request, or ended
             up with other content.
     """
-    return _Export(source, repo_id, say, hub).run(private)
+    return _Export(source, repo_id, report, hub).run(private)
 
 
 class _Export:
-    """One run of `export`, and what it has learned of the target so far."""
+    """One run of `export`, with the state of the target as far as it has been read."""
 
-    def __init__(self, source: Source, repo_id: str, say: Callable[[str], None], hub: Hub) -> None:
+    def __init__(self, source: Source, repo_id: str, report: Callable[[str], None], hub: Hub) -> None:
         self.source = source
-        self.say = say
+        self.report = report
         self.api = hub.api()
-        self.here = {"repo_id": repo_id, "repo_type": source.repo.kind}
+        self.here: dict[str, Any] = {"repo_id": repo_id, "repo_type": source.repo.kind}
         self.name = f"{repo_id} on {hub.name}"
         self.commits: dict[str, str] = {}
         self.accepted: set[str] = set()  # commits of the target that we made, or that it made with the repository
-        self.seen = self.sent = 0
+        self.position = self.sent = 0
 
     def run(self, private: bool | None) -> Exported:
         branches, tags = self.source.branches(), self.source.tags()
@@ -256,7 +283,7 @@ class _Export:
 
     def _create(self, private: bool) -> None:
         kind = self.source.repo.kind
-        sdk = {"space_sdk": self.source.sdk or "static"} if kind == "space" else {}
+        sdk: dict[str, Any] = {"space_sdk": self.source.sdk or "static"} if kind == "space" else {}
         self.api.create_repo(**self.here, private=private, exist_ok=True, **sdk)
         # With exist_ok, an existing repository keeps its visibility. Private work must not end up in a public one.
         if private and not self.api.repo_info(**self.here).private:
@@ -269,16 +296,16 @@ class _Export:
         """
         if head is None:
             return self._changing(branch)
-        with self._going_on("to be read"):
+        with self._resumable("to be read"):
             history = self.api.list_repo_commits(**self.here, revision=head)
-        there = [(entry.commit_id, EXPORTED.findall(entry.message)) for entry in reversed(history)]
-        there = [entry for entry in there if entry[0] not in self.accepted]
+        present = [(entry.commit_id, EXPORTED.findall(entry.message)) for entry in reversed(history)]
+        present = [entry for entry in present if entry[0] not in self.accepted]
         # A Hub makes the first commit of main itself. It is ours to build on if it holds only what a Hub puts there, or
         # if commits of ours follow.
-        if branch.name == MAIN and there and not there[0][1]:
-            first, _ = there.pop(0)
+        if branch.name == MAIN and present and not present[0][1]:
+            first, _ = present.pop(0)
             listing = self._listing(first)
-            if not there and not listing.keys() <= MADE_BY_HUB[self.source.repo.kind]:
+            if not present and not listing.keys() <= MADE_BY_HUB[self.source.repo.kind]:
                 raise self._foreign(first)
             self.accepted.add(first)
             if not any(self._changes(branch.commits[0], listing)):
@@ -286,7 +313,7 @@ class _Export:
         changing = self._changing(branch)
         # The target's commits must be the beginning of the branch, in order. A message can quote an older trailer, so
         # the last one counts.
-        for commit, origins in there:
+        for commit, origins in present:
             if not changing or origins[-1:] != changing[:1]:
                 raise self._foreign(commit)
             self.commits[changing.pop(0)] = commit
@@ -314,7 +341,7 @@ class _Export:
         if head is None:
             # A branch that shares nothing with main starts at main's first commit; the next commit replaces its files.
             head = self.commits[branch.fork] if branch.fork else next(iter(self.commits.values()))
-            with self._going_on(f"the branch {branch.name}"):
+            with self._resumable(f"the branch {branch.name}"):
                 self.api.create_branch(**self.here, branch=branch.name, revision=head, exist_ok=True)
         before = branch.fork
         for commit in branch.commits:
@@ -335,14 +362,15 @@ class _Export:
         blobs = self.source.files(commit)
         added, deleted = self._changes(commit, self._listing(head))
         size = sum(self.source.size(blobs[path]) for path in added)
-        self.seen += 1
-        what = f"{len(added)} files ({size / 1e6:,.1f} MB), {len(deleted)} deleted"
-        self.say(f"[{self.seen}/{total}] {commit[:8]} {title}: {what}")
+        self.position += 1
+        file_summary = f"{len(added)} files ({size / 1e6:,.1f} MB), {len(deleted)} deleted"
+        self.report(f"[{self.position}/{total}] {commit[:8]} {title}: {file_summary}")
         if not added and not deleted:
             return head
         # Deletions first: a file may take the name of a folder that goes.
-        operations: list[Any] = [CommitOperationDelete(path_in_repo=path) for path in deleted]
-        with self._going_on(f"the commit {commit[:8]}"):
+        operations: list[CommitOperationAdd | CommitOperationDelete] = []
+        operations += [CommitOperationDelete(path_in_repo=path) for path in deleted]
+        with self._resumable(f"the commit {commit[:8]}"):
             operations += [CommitOperationAdd(path, self.source.content(blobs[path])) for path in added]
             made = self.api.create_commit(
                 **self.here,
@@ -356,13 +384,13 @@ class _Export:
         return str(made.oid)
 
     def _tag(self, tags: Mapping[str, tuple[str, str | None]]) -> None:
-        with self._going_on("its tags"):
-            there = {ref.name: ref.target_commit for ref in self.api.list_repo_refs(**self.here).tags}
+        with self._resumable("its tags"):
+            present = {ref.name: ref.target_commit for ref in self.api.list_repo_refs(**self.here).tags}
             for name, (commit, message) in tags.items():
                 target = self.commits[commit]
-                if there.get(name) == target:
+                if present.get(name) == target:
                     continue
-                if name in there:  # the protocol cannot move a tag
+                if name in present:  # the protocol cannot move a tag
                     self.api.delete_tag(**self.here, tag=name)
                 self.api.create_tag(**self.here, tag=name, revision=target, tag_message=message)
 
@@ -372,18 +400,20 @@ class _Export:
             added, deleted = self._changes(commit, self._listing(self.commits[commit]))
             if added or deleted:
                 raise ZooError(
-                    f"{self.name} has other content than {self.source.repo}@{commit[:8]} in "
-                    f"{', '.join([*added, *deleted][:5])}: where no .gitignore keeps them out, delete that repository "
-                    "and export again."
+                    f"{self.name} differs from {self.source.repo}@{commit[:8]} in "
+                    f"{', '.join([*added, *deleted][:5])}: check its .gitignore, or delete that repository and export "
+                    "again."
                 )
 
-    def _listing(self, commit: str) -> dict[str, Any]:
+    def _listing(self, commit: str) -> dict[str, RepoFile]:
         """Path -> the target's entry for the file."""
-        with self._going_on("to be read"):
-            entries = list(self.api.list_repo_tree(**self.here, revision=commit, recursive=True))
-        return {entry.path: entry for entry in entries if hasattr(entry, "blob_id")}
+        from huggingface_hub import RepoFile
 
-    def _changes(self, commit: str, listing: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+        with self._resumable("to be read"):
+            entries = list(self.api.list_repo_tree(**self.here, revision=commit, recursive=True))
+        return {entry.path: entry for entry in entries if isinstance(entry, RepoFile)}
+
+    def _changes(self, commit: str, listing: Mapping[str, RepoFile]) -> tuple[list[str], list[str]]:
         """The paths to add to and delete from a listing of the target, to make it equal to `commit`."""
         files = self.source.files(commit)
         added = [
@@ -391,5 +421,5 @@ class _Export:
         ]
         return added, sorted(listing.keys() - files.keys())
 
-    def _going_on(self, what: str) -> AbstractContextManager[None]:
-        return refusals_as(f"{self.name} refused {what}", "the same command goes on where this stopped.")
+    def _resumable(self, request: str) -> AbstractContextManager[None]:
+        return refusals_as(f"{self.name} refused {request}", "run the same command again to continue.")

@@ -41,7 +41,7 @@ def executable() -> Path:
     for place in places:
         if os.access(place / NAME, os.X_OK):
             return place / NAME
-    raise ZooError(f"There is no {NAME} in {places[0]}: install the package rlhf-zoo there with pip.")
+    raise ZooError(f"{places[0]} has no {NAME}: install the package rlhf-zoo there with pip.")
 
 
 def install() -> str | None:
@@ -53,11 +53,11 @@ def install() -> str | None:
     Raises:
         ZooError: Another extension has the name, the folder cannot be written, or this environment has no such script.
     """
-    script, at = executable(), folder()
-    before = _ours(at)
-    # An empty folder is the rest of an installation that was cut off, and may be used.
-    if before is None and os.path.lexists(at) and not (at.is_dir() and not any(at.iterdir())):
-        raise ZooError(f"{at} holds another extension of this name: remove it with `hf extensions remove rlhf-zoo`.")
+    script, target = executable(), folder()
+    before = _ours(target)
+    # An empty folder was left by an interrupted installation.
+    if before is None and os.path.lexists(target) and not (target.is_dir() and not any(target.iterdir())):
+        raise ZooError(f"{target} holds another extension of this name: run `hf extensions remove rlhf-zoo`.")
     manifest = {
         "owner": SOURCE,
         "repo": NAME,
@@ -69,10 +69,10 @@ def install() -> str | None:
         "commit_sha": None,
     }
     if before is None or manifest != {key: value for key, value in before.items() if key != "installed_at"}:
-        write_json(at / MANIFEST, manifest | {"installed_at": now()})
-    if not _is_checked(at / CHECKED):
-        write_bytes(at / CHECKED, b"")
-        os.utime(at / CHECKED, (NEVER, NEVER))
+        write_json(target / MANIFEST, manifest | {"installed_at": now()})
+    if not _is_checked(target / CHECKED):
+        write_bytes(target / CHECKED, b"")
+        os.utime(target / CHECKED, (NEVER, NEVER))
     return before["executable_path"] if before else None
 
 
@@ -85,30 +85,30 @@ def uninstall() -> bool:
     Raises:
         ZooError: The folder belongs to another extension, holds files that we did not write, or cannot be removed.
     """
-    at = folder()
-    if not os.path.lexists(at):
+    target = folder()
+    if not os.path.lexists(target):
         return False
-    if _ours(at) is None:
-        raise ZooError(f"{at} holds another extension of this name: `hf extensions remove rlhf-zoo` removes it.")
-    more = sorted(path.name for path in at.iterdir() if path.name not in (MANIFEST, CHECKED))
+    if _ours(target) is None:
+        raise ZooError(f"{target} holds another extension of this name: run `hf extensions remove rlhf-zoo`.")
+    more = sorted(path.name for path in target.iterdir() if path.name not in (MANIFEST, CHECKED))
     if more:
-        raise ZooError(f"{at} holds files that are not ours ({', '.join(more)}): move them away and try again.")
+        raise ZooError(f"{target} holds files that are not ours ({', '.join(more)}): move them away and try again.")
     try:
         # The manifest goes last: without it the folder would no longer count as ours if this is cut off.
         for name in (CHECKED, MANIFEST):
-            (at / name).unlink(missing_ok=True)
-        at.rmdir()
+            (target / name).unlink(missing_ok=True)
+        target.rmdir()
     except OSError as error:
-        raise ZooError(f"{at} cannot be removed ({error.strerror}): remove it by hand.") from error
+        raise ZooError(f"{target} cannot be removed ({error.strerror}): remove it by hand.") from error
     return True
 
 
-def _ours(at: Path) -> dict[str, Any] | None:
+def _ours(target: Path) -> dict[str, Any] | None:
     """The manifest in the folder, if `install` wrote it."""
-    if at.is_symlink():  # a developer's checkout: writing or removing would change the files that it leads to
+    if target.is_symlink():  # a developer's checkout: writing or removing would change the files that it leads to
         return None
     try:
-        manifest = json.loads((at / MANIFEST).read_bytes())
+        manifest = json.loads((target / MANIFEST).read_bytes())
     except (OSError, ValueError):
         return None
     return manifest if isinstance(manifest, dict) and manifest.get("repo_id") == SOURCE else None

@@ -51,7 +51,7 @@ class _Place:
         return self.folder / PARTIAL / file.etag
 
     def copy(self, file: Wanted) -> Path | None:
-        """Another place on this machine that may have the file already."""
+        """Returns another path on this machine that may hold the file already."""
         return None
 
     def check_room(self, files: list[Wanted]) -> None:
@@ -80,8 +80,8 @@ class _Place:
     def begin(self, files: list[Wanted]) -> None:
         """Prepares the folder, before the first byte is written."""
 
-    def others(self, files: list[Wanted]) -> list[str]:
-        """Files in the folder that do not belong to the commit."""
+    def unrelated(self, files: list[Wanted]) -> list[str]:
+        """Lists the files in the folder that do not belong to the commit."""
         return []
 
     def _forget_partials(self) -> None:
@@ -97,6 +97,11 @@ class Folder(_Place):
         super().__init__(repo, commit, folder.absolute(), hub)
 
     def target(self, file: Wanted) -> Path:
+        """Returns the final path of a file.
+
+        Args:
+            file: A file of the commit.
+        """
         return self.folder / file.path
 
     def check(self, files: list[Wanted]) -> None:
@@ -109,9 +114,9 @@ class Folder(_Place):
             ZooError: The folder holds files that no pull of this repository wrote; it contains a symbolic link on the
                 way to a file; or a file would overwrite the marks of a download.
         """
-        if (wrong := next((entry.path for entry in files if _is_clients(entry.path)), None)) is not None:
+        if (reserved := next((entry.path for entry in files if _is_clients(entry.path)), None)) is not None:
             raise ZooError(
-                f"{self.repo} holds a file {wrong}, which belongs to the client's folder {_CLIENT}: fetch it without "
+                f"{self.repo} contains {reserved}, which belongs to the client's folder {_CLIENT}: fetch it without "
                 "--output_dir."
             )
         marks = [self.folder / path for path in (_CLIENT.parent, _CLIENT, DOWNLOADED, PULLED)]
@@ -119,7 +124,7 @@ class Folder(_Place):
         for path in sorted({*marks, *(above for file in files for above in self._above(file))}):
             if path.is_symlink():
                 raise ZooError(
-                    f"{path} is a symbolic link, and files would be written to where it leads: remove it, or give "
+                    f"{path} is a symbolic link, which would redirect files to another folder: remove it, or choose "
                     "another --output_dir."
                 )
         pulled = self.folder / PULLED
@@ -128,23 +133,28 @@ class Folder(_Place):
             return
         if before is not None:
             raise ZooError(
-                f"{self.folder} holds a pull of {before!r:.120}, not of {self.repo}: give another --output_dir."
+                f"{self.folder} holds a pull of {before!r:.120}, not of {self.repo}: choose another --output_dir."
             )
         # `hf download` wrote here, or a pull that was cut off before PULLED. One file with the right content is proof
         # enough that it was this repository.
         if (self.folder / DOWNLOADED).is_dir():
-            there = [file for file in files if os.path.lexists(self.target(file))]
-            obstacle = self.target(there[0]) if there and not any(sha256_of(self.target(f), f) for f in there) else None
+            present = [file for file in files if os.path.lexists(self.target(file))]
+            matches = any(sha256_of(self.target(file), file) for file in present)
+            obstacle = self.target(present[0]) if present and not matches else None
         else:
             obstacle = next((path for path in self.folder.rglob("*") if path.is_symlink() or not path.is_dir()), None)
         if obstacle is not None:
             raise ZooError(
-                f"{obstacle} is there already, and {self.folder} is of no earlier pull of {self.repo}: give a new or "
-                "empty folder as --output_dir."
+                f"{obstacle} exists, and {self.folder} was not written by a pull of {self.repo}: pass a new or empty "
+                "folder as --output_dir."
             )
 
     def begin(self, files: list[Wanted]) -> None:
-        """Marks the folder as a download, as the client does, and as a pull of this repository."""
+        """Marks the folder as a download, as the client does, and as a pull of this repository.
+
+        Args:
+            files: The files of the commit.
+        """
         # Each subfolder is repeated below DOWNLOADED: `find_download` looks for that in the home folder.
         for inside in {Path(file.path).parent for file in files}:
             (self.folder / DOWNLOADED / inside).mkdir(parents=True, exist_ok=True)
@@ -158,18 +168,34 @@ class Folder(_Place):
         return [*self.target(file).parents[:inside], self.folder / PARTIAL, self.partial(file)]
 
     def copy(self, file: Wanted) -> Path | None:
+        """Returns the file in the client's cache, if it has the same commit.
+
+        Args:
+            file: A file of the commit.
+        """
         from huggingface_hub import try_to_load_from_cache
 
         cached = try_to_load_from_cache(self.repo, file.path, cache_dir=self.hub.cache, revision=self.commit)
         # Otherwise None, or a marker that the commit has no such file.
         return Path(cached) if isinstance(cached, str) else None
 
-    def settle(self, files: list[Wanted], name: str, *, whole: list[Wanted] | None = None) -> Path:
-        """Finishes the pull, once every file is there. Returns the folder."""
+    def finish(self, files: list[Wanted], name: str, *, all_files: list[Wanted] | None = None) -> Path:
+        """Finishes the pull, once every file is there. Returns the folder.
+
+        Args:
+            files: The files of the commit.
+            name: The revision that the user named. Not needed for a folder.
+            all_files: All files of the commit, if `files` is only a part of them.
+        """
         self._forget_partials()
         return self.folder
 
-    def others(self, files: list[Wanted]) -> list[str]:
+    def unrelated(self, files: list[Wanted]) -> list[str]:
+        """Lists the files in the folder that do not belong to the commit.
+
+        Args:
+            files: The files of the commit.
+        """
         expected = {file.path for file in files}
         paths = (path for path in sorted(self.folder.rglob("*")) if not path.is_dir())
         names = (path.relative_to(self.folder).as_posix() for path in paths)
@@ -191,9 +217,14 @@ class Cache(_Place):
         super().__init__(repo, commit, Path(hub.cache or constants.HF_HUB_CACHE) / name, hub)
 
     def target(self, file: Wanted) -> Path:
+        """Returns the final path of a file.
+
+        Args:
+            file: A file of the commit.
+        """
         return self.folder / "blobs" / file.etag
 
-    def settle(self, files: list[Wanted], name: str, *, whole: list[Wanted] | None = None) -> Path:
+    def finish(self, files: list[Wanted], name: str, *, all_files: list[Wanted] | None = None) -> Path:
         """Links the blobs into a snapshot, in the client's own layout.
 
         The client could do this itself, but would ask the Hub for every file again, and would write each file to the
@@ -202,7 +233,7 @@ class Cache(_Place):
         Args:
             files: The files that were fetched.
             name: The branch, tag or commit that the user named.
-            whole: All files of the commit, if `files` is only a part of them.
+            all_files: All files of the commit, if `files` is only a part of them.
 
         Returns:
             The folder of the snapshot.
@@ -213,7 +244,7 @@ class Cache(_Place):
         self._forget_partials()
         snapshot = self.folder / "snapshots" / self.commit
         tree = {}
-        for file in whole or files:
+        for file in all_files or files:
             is_large = file.etag != file.blob
             large = {"lfs_sha256": file.etag, "lfs_size": file.size} if is_large else {}
             tree[file.path] = TreeCacheEntry.from_json({"size": file.size, "blob_id": file.blob, **large})
@@ -242,7 +273,7 @@ def _is_clients(path: str) -> bool:
 
 
 def sha256_of(path: Path, file: Wanted) -> str | None:
-    """Hashes a local file and compares it with what the Hub says.
+    """Hashes a local file and compares it with the Hub's listing.
 
     Args:
         path: The local file.

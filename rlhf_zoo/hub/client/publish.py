@@ -1,16 +1,23 @@
 """Publishes checkpoints, cards and data sets: one commit each, and a tag to pull a checkpoint by."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 from ...errors import ZooError
 from ...fileio import now, write_json, write_text
 from .claims import all_tags, check_claim, commit_on_head
 from .connect import CLIENT, Hub
-from .data_gate import find_outward_link
+from .links import find_outward_link
 from .refusals import client_errors, reason, status_of
+
+if TYPE_CHECKING:
+    from huggingface_hub import CommitOperationAdd, RepoFile
+
+    from .claims import Operation
 
 PUBLISHED = "published.json"
 SENDING = "SENDING"
@@ -36,7 +43,11 @@ RESUMED = ("optimizer.pt", "scheduler.pt", "rng_state*.pth", "trainer_state.json
 
 
 def tag_name(step: int) -> str:
-    """The tag of a step, such as step-000040. Padded, so that text order is step order."""
+    """The tag of a step, such as step-000040. Padded, so that text order is step order.
+
+    Args:
+        step: The training step.
+    """
     return f"step-{step:06d}"
 
 
@@ -60,33 +71,31 @@ def check_access(namespace: str | None, *, hub: Hub = CLIENT) -> str:
         api = hub.api()
         if api.token is False:  # `whoami` would raise an error about huggingface_hub's API, not about the user's setup
             raise LocalTokenNotFoundError
-        me = api.whoami()
+        account = api.whoami()
     except UnicodeEncodeError as error:
         raise ZooError(
-            f"{token_from} holds characters that no token has, so {hub.address} cannot be asked: set it again."
+            f"{token_from} holds characters that no token has: set it to the token for {hub.address}."
         ) from error
     except LocalTokenNotFoundError as error:
-        mend = "log in with `hf auth login`, or set HF_TOKEN" if token_from == "HF_TOKEN" else f"set {token_from}"
-        raise ZooError(f"There is no token for {hub.address}: {mend}.") from error
+        remedy = "log in with `hf auth login`, or set HF_TOKEN" if token_from == "HF_TOKEN" else f"set {token_from}"
+        raise ZooError(f"There is no token for {hub.address}: {remedy}.") from error
     except HfHubHTTPError as error:
         status = status_of(error)
         if status in (401, 403):
             raise ZooError(
                 f"{hub.address} does not accept the token: make a new one with the role write, and set {token_from}."
             ) from error
-        raise ZooError(
-            f"{hub.address} answers with an error ({status}): try again later, or use --hub local."
-        ) from error
+        raise ZooError(f"{hub.address} answers with status {status}: try again later, or use --hub local.") from error
     except client_errors() as error:
         raise ZooError(
             f"The Hub {hub.address} cannot be reached ({reason(error)}): check the address and the network, or "
             "use --hub local."
         ) from error
     # A fine-grained token has a role of its own, which does not tell its rights. Refuse only what surely cannot write.
-    role = ((me.get("auth") or {}).get("accessToken") or {}).get("role")
+    role = ((account.get("auth") or {}).get("accessToken") or {}).get("role")
     if role == "read":
-        raise ZooError(f"The token for {hub.address} may only read: publishing needs one with the role write.")
-    return namespace or me["name"]
+        raise ZooError(f"The token for {hub.address} may only read: publish with a token of the role write.")
+    return namespace or account["name"]
 
 
 def publish_folder(
@@ -98,7 +107,7 @@ def publish_folder(
         folder: The folder; every file in it is sent.
         repo_id: NAMESPACE/NAME.
         repo_type: model, dataset or space.
-        message: Of the commit.
+        message: The commit message.
         private: Visibility of a new repository.
         hub: The Hub to publish to.
 
@@ -146,27 +155,27 @@ def publish_checkpoint(
         ZooError: Another run took the repository, or the tag exists with other weights and `overwrite` is False.
     """
     files = checkpoint_files(checkpoint, optimizer=optimizer, overrides=overrides)
-    tag, begun = tag_name(step), checkpoint / SENDING
+    tag, marker = tag_name(step), checkpoint / SENDING
     tagged = all_tags(repo_id, hub=hub).get(tag)
-    commit = _made_before(repo_id, message, files, tagged=tagged, begun=begun.is_file(), hub=hub)
+    commit = _earlier_commit(repo_id, message, files, tagged=tagged, started=marker.is_file(), hub=hub)
     if commit is None and tagged is not None and overwrite:
         check_claim(run, repo_id, hub=hub)  # never delete the tag of a run that took the repository meanwhile
         hub.api().delete_tag(repo_id, tag=tag)
         tagged = None
     if commit is None and tagged is not None:
         raise ZooError(
-            f"The tag {tag} of {repo_id} on {hub.name} is of other weights than {checkpoint}, and a step's tag never "
-            "moves: publish under another --namespace, or give --overwrite_repo to replace what is there."
+            f"The tag {tag} of {repo_id} on {hub.name} points to other weights than {checkpoint}, and a step's tag "
+            "never moves: publish under another --namespace, or pass --overwrite_repo to replace the repository."
         )
     if commit is None:
         # This file survives a kill. With it, the next attempt looks for the commit before it sends anything.
-        write_text(begun, message + "\n")
-        commit = _commit_whole(run, repo_id, {**files, **_files(extra_files)}, message, hub=hub)
+        write_text(marker, message + "\n")
+        commit = _replace_files(run, repo_id, {**files, **_files(extra_files)}, message, hub=hub)
     if tagged is None:
         _tag(run, repo_id, tag, commit, message, hub)
     published = {"hub": hub.label, "repo": repo_id, "commit": commit, "tag": tag, "time": now()}
     write_json(checkpoint / PUBLISHED, published)
-    begun.unlink(missing_ok=True)
+    marker.unlink(missing_ok=True)
     return published
 
 
@@ -189,7 +198,7 @@ def publish_release(
         repo_id: NAMESPACE/NAME.
         run: Id of the run that holds the repository.
         extra_files: Folder of further files (card, metrics, recipe).
-        message: Of the commit.
+        message: The commit message.
         tag_message: Of the tag `best`; None removes the tag, as no checkpoint is best.
         optimizer: Whether to send the files that training resumes from.
         overrides: See `checkpoint_files`.
@@ -202,7 +211,7 @@ def publish_release(
         ZooError: Another run holds the repository.
     """
     files = checkpoint_files(checkpoint, optimizer=optimizer, overrides=overrides)
-    commit = _commit_whole(run, repo_id, {**files, **_files(extra_files)}, message, hub=hub)
+    commit = _replace_files(run, repo_id, {**files, **_files(extra_files)}, message, hub=hub)
     before = all_tags(repo_id, hub=hub).get("best")
     if before != (commit if tag_message else None):
         check_claim(run, repo_id, hub=hub)
@@ -250,7 +259,7 @@ def publish_on_branch(
     check_claim(run, repo_id, hub=hub)
     hub.api().create_branch(repo_id, branch=branch, exist_ok=True)
     files = {**checkpoint_files(folder, overrides=overrides), **_files(extra_files)}
-    commit = _commit_whole(run, repo_id, files, message, revision=branch, hub=hub)
+    commit = _replace_files(run, repo_id, files, message, revision=branch, hub=hub)
     if tag is not None:
         if tag in all_tags(repo_id, hub=hub):
             hub.api().delete_tag(repo_id, tag=tag)
@@ -282,8 +291,8 @@ def _files(folder: Path) -> dict[str, Path]:
     """Path in the repository -> local path of every file. Raises ZooError for a link that leads out of the folder."""
     if (link := find_outward_link(folder, hidden=True)) is not None:
         raise ZooError(
-            f"{link} in {folder} is a link to outside of that folder, and what it leads to is not sent: put the file "
-            "itself there, or remove the link."
+            f"{link} in {folder} links to a file outside that folder, which is never sent: replace the link by the "
+            "file, or remove it."
         )
     return {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
 
@@ -305,15 +314,15 @@ def _is_ours(name: str) -> bool:
     return _is_sent(name, optimizer=True) or name.startswith(("plots/", "runs/", ".eval_results/"))
 
 
-def _made_before(
-    repo_id: str, message: str, files: Mapping[str, Path], *, tagged: str | None, begun: bool, hub: Hub
+def _earlier_commit(
+    repo_id: str, message: str, files: Mapping[str, Path], *, tagged: str | None, started: bool, hub: Hub
 ) -> str | None:
     """The commit that an earlier attempt made, if any: the tag's target, or, if sending began, a commit on `main`.
 
     Only its message and weights have to match. Other files may differ: an adapter's config names its base, which may
     have been published in another namespace.
     """
-    if tagged is None and not begun:
+    if tagged is None and not started:
         return None
     # A checkpoint without safetensors is compared file by file.
     weights = {name: path for name, path in files.items() if name.endswith(".safetensors")} or files
@@ -321,19 +330,23 @@ def _made_before(
     candidates = [commit.commit_id for commit in api.list_repo_commits(repo_id) if commit.title == message]
     for commit in [tagged] if tagged is not None else candidates:
         # The Hub omits missing paths, so an incomplete commit yields a smaller set.
-        there = api.get_paths_info(repo_id, list(weights), revision=commit)
-        same = {entry.path for entry in there if content_id(weights[entry.path], entry) == expected_id(entry)}
+        listed = cast("list[RepoFile]", api.get_paths_info(repo_id, list(weights), revision=commit))
+        same = {entry.path for entry in listed if content_id(weights[entry.path], entry) == expected_id(entry)}
         if commit in candidates and same == set(weights):
             return commit
     return None
 
 
-def expected_id(entry: Any) -> str:
-    """The content id in a Hub's listing: the sha256 of a large file, git's blob id of any other."""
+def expected_id(entry: RepoFile) -> str:
+    """The content id in a Hub's listing: the sha256 of a large file, git's blob id of any other.
+
+    Args:
+        entry: The Hub's listing of a file.
+    """
     return entry.lfs.sha256 if entry.lfs else entry.blob_id
 
 
-def content_id(path: Path, entry: Any) -> str:
+def content_id(path: Path, entry: RepoFile) -> str:
     """The content id of a local file, in the form that `expected_id` returns for a Hub's entry.
 
     Args:
@@ -352,7 +365,11 @@ def content_id(path: Path, entry: Any) -> str:
 
 
 def is_step(tag: str) -> bool:
-    """Whether a tag is that of a checkpoint."""
+    """Whether a tag is that of a checkpoint.
+
+    Args:
+        tag: The tag's name.
+    """
     return re.fullmatch(r"step-\d{6,}", tag) is not None
 
 
@@ -368,13 +385,13 @@ def _tag(run: str, repo_id: str, tag: str, commit: str, message: str, hub: Hub) 
         raise
 
 
-def _added(files: Mapping[str, Path]) -> list[Any]:
+def _added(files: Mapping[str, Path]) -> list[CommitOperationAdd]:
     from huggingface_hub import CommitOperationAdd
 
     return [CommitOperationAdd(path_in_repo=name, path_or_fileobj=str(path)) for name, path in sorted(files.items())]
 
 
-def _commit_whole(
+def _replace_files(
     run: str, repo_id: str, files: Mapping[str, Path], message: str, *, revision: str | None = None, hub: Hub
 ) -> str:
     """Replaces our files on `revision` (None: main) by `files`, in one commit. Returns the commit.
@@ -384,11 +401,11 @@ def _commit_whole(
     """
     from huggingface_hub import CommitOperationDelete
 
-    def operations(head: str) -> list[Any]:
+    def operations(head: str) -> list[Operation]:
         # claim.json is on main. For a commit on main it is read at the head that the commit builds on.
         check_claim(run, repo_id, commit=None if revision else head, hub=hub)
-        there = hub.api().list_repo_files(repo_id, revision=head)
-        stale = [name for name in there if _is_ours(name) and name not in files]
+        listed = hub.api().list_repo_files(repo_id, revision=head)
+        stale = [name for name in listed if _is_ours(name) and name not in files]
         return [*_added(files), *(CommitOperationDelete(path_in_repo=name) for name in stale)]
 
     commit = commit_on_head(repo_id, operations, message, revision=revision, hub=hub)

@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import threading
-import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -20,21 +19,16 @@ from queue import Empty, SimpleQueue
 from typing import IO, Any
 
 from ...errors import ZooError
-from ...fileio import whole
 from .connect import CLIENT, Hub
-from .downloads import PARTIAL
 from .local_paths import CHUNK, Cache, Folder, Wanted, sha256_of
 from .publish import tag_name
 from .refusals import is_silence, reason, refusals_as, status_of
+from .trees import files_of
 
 WORKERS = 4
 # Requests in a row without a single byte, after which a file fails. They are 1, 2, 4, … seconds apart.
 FRUITLESS = 4
-# Of one revision: files, and folders above a file. Checkpoints have some ten files and one folder.
-MOST_FILES = 10_000
-MOST_FOLDERS = 32
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _STEP = re.compile(r"(?:step-)?(\d{1,12})")
 
 
@@ -62,10 +56,10 @@ class Pulled:
         revision: The branch, tag or commit that the user meant.
         commit: Its commit.
         path: The folder.
-        files: The files that were asked for.
-        mended: Files that were there with other content, and were fetched again.
-        others: Files of the output directory that do not belong to the revision. They were left alone.
-        left: Files of the revision that were not asked for.
+        files: The files that were fetched.
+        refetched: Files that existed with other content and were fetched again.
+        unrelated: Files in the output directory that do not belong to the revision. They were not touched.
+        excluded: Files of the revision that `ignore` left on the Hub.
         unanswered: Why the Hub did not answer, if the copy in the cache was used; None if it answered.
     """
 
@@ -74,9 +68,9 @@ class Pulled:
     commit: str
     path: Path
     files: list[PulledFile]
-    mended: list[str] = field(default_factory=list)
-    others: list[str] = field(default_factory=list)
-    left: list[str] = field(default_factory=list)
+    refetched: list[str] = field(default_factory=list)
+    unrelated: list[str] = field(default_factory=list)
+    excluded: list[str] = field(default_factory=list)
     unanswered: str | None = None
 
     @property
@@ -86,7 +80,11 @@ class Pulled:
 
 
 def split_revision(repository: str) -> tuple[str, str | None]:
-    """Splits NAMESPACE/NAME[@REVISION] into the id and the revision, which is None if missing."""
+    """Splits NAMESPACE/NAME[@REVISION] into the id and the revision, which is None if missing.
+
+    Args:
+        repository: NAMESPACE/NAME[@REVISION].
+    """
     repo, _, revision = repository.partition("@")
     return repo, revision or None
 
@@ -109,7 +107,7 @@ def find_revision(wanted: str, names: Iterable[str]) -> str | None:
     return tag if tag in available else None
 
 
-def fetch(repository: str, output_dir: Path | None = None, *, hub: Hub = CLIENT, but: Sequence[str] = ()) -> Pulled:
+def fetch(repository: str, output_dir: Path | None = None, *, hub: Hub = CLIENT, ignore: Sequence[str] = ()) -> Pulled:
     """Fetches a revision of a repository. Complete files are not fetched again.
 
     If the Hub does not answer, a copy in the cache is verified against the names of its own blobs and used.
@@ -119,7 +117,7 @@ def fetch(repository: str, output_dir: Path | None = None, *, hub: Hub = CLIENT,
             it is missing.
         output_dir: The folder to fetch into; None for the client's cache.
         hub: The Hub to fetch from.
-        but: Patterns of files to leave on the Hub.
+        ignore: Patterns of files that are not fetched.
 
     Returns:
         The fetched revision.
@@ -137,17 +135,17 @@ def fetch(repository: str, output_dir: Path | None = None, *, hub: Hub = CLIENT,
 
     repo, revision = split_revision(repository)
     if output_dir is not None and output_dir.exists() and not output_dir.is_dir():
-        raise ZooError(f"{output_dir} is a file, so nothing can be fetched into it: give another --output_dir.")
-    what, mend = f"{repository} cannot be fetched from {hub.name}", f"try again, or check {hub.flag}."
+        raise ZooError(f"{output_dir} is a file: pass a folder as --output_dir.")
+    failure, remedy = f"Cannot fetch {repository} from {hub.name}", f"try again, or check {hub.flag}."
     try:
-        with refusals_as(what, mend):
+        with refusals_as(failure, remedy):
             name, commit = _resolve(hub, repo, revision)
-            tree = _tree(hub, repo, commit)
+            all_files = files_of(hub, repo, commit)
     except ZooError as error:
         cause = error.__cause__
-        # Replace the general sentence where the cause allows a better mend.
+        # Replace the general sentence where the cause allows a better remedy.
         if isinstance(cause, RevisionNotFoundError):
-            raise ZooError(f"{repo} has no revision {revision!r}{_known_revisions(hub, repo, revision)}") from cause
+            raise ZooError(f"{repo} has no revision {revision!r}{_suggest_revisions(hub, repo, revision)}") from cause
         if isinstance(cause, GatedRepoError):
             raise ZooError(
                 f"{repo} on {hub.name} is gated: accept its terms at {hub.address}/{repo}, and set {hub.token_from}."
@@ -155,7 +153,7 @@ def fetch(repository: str, output_dir: Path | None = None, *, hub: Hub = CLIENT,
         if isinstance(cause, RepositoryNotFoundError):
             raise ZooError(f"There is no repository {repo!r} on {hub.name} that this token may read.") from cause
         if isinstance(cause, HFValidationError):
-            raise ZooError(f"{repository!r} is no repository: write NAMESPACE/NAME or NAMESPACE/NAME@TAG.") from cause
+            raise ZooError(f"{repository!r} is not a repository: write NAMESPACE/NAME[@TAG].") from cause
         # A bad token never falls back to the cache: the user should learn of it.
         if status_of(cause) == 401:
             raise ZooError(
@@ -164,24 +162,24 @@ def fetch(repository: str, output_dir: Path | None = None, *, hub: Hub = CLIENT,
             ) from cause
         if cause is None or not is_silence(cause):
             raise
-        if output_dir is None and (cached := _from_cache(repo, revision, hub, but, reason(cause))):
+        if output_dir is None and (cached := _from_cache(repo, revision, hub, ignore, reason(cause))):
             return cached
         raise ZooError(
-            f"{repository} is not in the cache, and {hub.name} does not give it ({reason(cause)}): "
+            f"{repository} is not in the cache, and {hub.name} does not deliver it ({reason(cause)}): "
             f"check the network, {hub.flag} and the token."
         ) from cause
-    files = [file for file in tree if not any(fnmatchcase(file.path, pattern) for pattern in but)]
+    files = [file for file in all_files if not any(fnmatchcase(file.path, pattern) for pattern in ignore)]
     place = Cache(repo, commit, hub) if output_dir is None else Folder(repo, commit, output_dir, hub)
     if isinstance(place, Folder):
         place.check(files)  # before the first byte is written
     place.check_room(files)
-    with refusals_as(what, "the same command goes on where it stopped."):
+    with refusals_as(failure, "run the same command again to continue."):
         place.begin(files)
-        done, mended = _fetch_all(files, place, name)
-        path = place.settle(files, name, whole=tree)
+        done, refetched = _fetch_all(files, place, name)
+        path = place.finish(files, name, all_files=all_files)
     fetched = set(files)
-    left = [file.path for file in tree if file not in fetched]
-    return Pulled(repo, name, commit, path, done, mended, place.others(files), left)
+    excluded = [file.path for file in all_files if file not in fetched]
+    return Pulled(repo, name, commit, path, done, refetched, place.unrelated(files), excluded)
 
 
 # Metadata from the Hub
@@ -196,7 +194,7 @@ def _resolve(hub: Hub, repo: str, revision: str | None) -> tuple[str, str]:
     if not _COMMIT.fullmatch(name):
         try:
             # The name becomes a file name in the cache, and may come from a stranger's card.
-            check_ref(name, what="revision")
+            check_ref(name, kind="revision")
         except Fault as fault:
             raise ZooError(f"{repo} has no revision {name!r:.80}: {fault}") from fault
         refs = hub.api().list_repo_refs(repo)
@@ -204,68 +202,11 @@ def _resolve(hub: Hub, repo: str, revision: str | None) -> tuple[str, str]:
     commit = hub.api().model_info(repo, revision=name).sha
     # The commit becomes a folder's name: a Hub that answers "../.." must not choose where files are written.
     if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
-        raise ZooError(f"{hub.name} names no commit for {repo}@{name} but {commit!r:.80}: check {hub.flag}.")
+        raise ZooError(f"{hub.name} names {commit!r:.80} as the commit of {repo}@{name}: check {hub.flag}.")
     return name, commit
 
 
-def _tree(hub: Hub, repo: str, commit: str) -> list[Wanted]:
-    """The files of a commit. Raises ZooError for names, sizes or digests that are unsafe to use on this machine."""
-    from ..server.faults import Fault
-    from ..server.names import check_path
-
-    files: list[Wanted] = []
-    for entry in hub.api().list_repo_tree(repo, recursive=True, revision=commit):
-        if not hasattr(entry, "blob_id"):  # a folder
-            continue
-        try:
-            path = check_path(entry.path)
-        except Fault as fault:
-            raise ZooError(f"{repo} has a file {entry.path!r:.160} that nobody could fetch: {fault}") from fault
-        if not path.isprintable() or path.partition("/")[0].casefold() == PARTIAL:
-            raise ZooError(f"{repo} has a file {path!r:.160}, whose name leads out of a folder: fetch it by hand.")
-        if path.count("/") > MOST_FOLDERS:
-            raise ZooError(
-                f"{repo} has a file {path!r:.160}, which is over {MOST_FOLDERS} folders deep: no checkpoint is."
-            )
-        if len(files) == MOST_FILES:
-            raise ZooError(
-                f"{repo} has over {MOST_FILES:,} files, which no checkpoint has: `hf download` fetches them."
-            )
-        etag, size = entry.lfs.sha256 if entry.lfs else entry.blob_id, whole(entry.size)
-        if not isinstance(etag, str) or not _DIGEST.fullmatch(etag) or size is None or size < 0:
-            raise ZooError(
-                f"{hub.name} says of {path} in {repo} that it has {entry.size!r:.40} bytes and the digest "
-                f"{etag!r:.80}: check {hub.flag}."
-            )
-        files.append(Wanted(path, size, etag, str(entry.blob_id)))
-    _check_distinct(repo, files)
-    return files
-
-
-def _check_distinct(repo: str, files: list[Wanted]) -> None:
-    """Raises ZooError where one file would replace another on a file system that ignores case or Unicode's forms."""
-    names: dict[str, str] = {}
-    for file in files:
-        previous = names.setdefault(_folded(file.path), file.path)
-        if previous is not file.path:
-            raise ZooError(
-                f"{repo} has files {previous!r:.160} and {file.path!r:.160}, which some file systems take for one: "
-                "rename one of them in the repository."
-            )
-    for file in files:
-        for folder in Path(file.path).parents:
-            if (previous := names.get(_folded(folder.as_posix()), "")) != "":
-                raise ZooError(
-                    f"{repo} has a file {previous!r:.160} and a folder of that name: rename one of them there."
-                )
-
-
-def _folded(path: str) -> str:
-    """The form in which names are compared that differ in case or in Unicode normalization alone."""
-    return unicodedata.normalize("NFD", unicodedata.normalize("NFD", path).casefold())
-
-
-def _known_revisions(hub: Hub, repo: str, revision: str | None) -> str:
+def _suggest_revisions(hub: Hub, repo: str, revision: str | None) -> str:
     """The end of an error's sentence: the nearest step if the user named one, else the most similar tag, else all."""
     from ...plugins import did_you_mean
 
@@ -281,7 +222,7 @@ def _known_revisions(hub: Hub, repo: str, revision: str | None) -> str:
 # From the cache, without the Hub
 
 
-def _from_cache(repo: str, revision: str | None, hub: Hub, but: Sequence[str], why: str) -> Pulled | None:
+def _from_cache(repo: str, revision: str | None, hub: Hub, ignore: Sequence[str], why: str) -> Pulled | None:
     """A revision from the cache alone, or None if the cache does not have all of it.
 
     Raises ZooError if a file is damaged.
@@ -291,7 +232,7 @@ def _from_cache(repo: str, revision: str | None, hub: Hub, but: Sequence[str], w
     number = _STEP.fullmatch(revision or "")
     for name in filter(None, [revision or "main", number and tag_name(int(number[1]))]):
         try:
-            folder = replace(hub, offline=True).snapshot(repo, revision=name, ignore_patterns=[*but])
+            folder = replace(hub, offline=True).snapshot(repo, revision=name, ignore_patterns=[*ignore])
         except LocalEntryNotFoundError:
             continue
         done = []
@@ -373,7 +314,7 @@ def _fetch_all(files: list[Wanted], place: Cache | Folder, name: str) -> tuple[l
         try:
             while True:
                 file = pending.get_nowait()
-                done[file.path] = _fetch_one(file, place, progress)
+                done[file.path] = _fetch_file(file, place, progress)
         except (Empty, _Stopped):
             return
         except BaseException as error:
@@ -395,7 +336,7 @@ def _fetch_all(files: list[Wanted], place: Cache | Folder, name: str) -> tuple[l
     return [done[file.path][0] for file in files], [file.path for file in files if done[file.path][1]]
 
 
-def _fetch_one(file: Wanted, place: Cache | Folder, progress: _Progress) -> tuple[PulledFile, bool]:
+def _fetch_file(file: Wanted, place: Cache | Folder, progress: _Progress) -> tuple[PulledFile, bool]:
     """Fetches one file into its place. Returns it, and whether it replaced other content."""
     from huggingface_hub import constants, hf_hub_url
 
@@ -409,7 +350,7 @@ def _fetch_one(file: Wanted, place: Cache | Folder, progress: _Progress) -> tupl
         return PulledFile(file.path, file.size, digest), False
     # The Hub does not serve larger files in one plain HTTP answer, only by Xet.
     if file.size > constants.MAX_HTTP_DOWNLOAD_SIZE:
-        raise ZooError(f"{file.path} of {place.repo} has {file.size} bytes: `hf download` fetches files of that size.")
+        raise ZooError(f"{file.path} of {place.repo} has {file.size} bytes: fetch it with `hf download`.")
     target.parent.mkdir(parents=True, exist_ok=True)
     url = hf_hub_url(place.repo, file.path, revision=place.commit, endpoint=place.hub.endpoint)
     with _open_locked(partial, progress.pause) as sink:
@@ -429,9 +370,8 @@ def _fetch_one(file: Wanted, place: Cache | Folder, progress: _Progress) -> tupl
         if digest is None:
             partial.unlink()
             raise ZooError(
-                f"{file.path} of {place.repo} at commit {place.commit} came twice with other content than "
-                f"{place.hub.name} says of it ({file.etag}): nothing of it was kept, so try again later or check "
-                f"{place.hub.flag}."
+                f"{file.path} of {place.repo} at commit {place.commit} arrived twice with another digest than "
+                f"{place.hub.name} lists ({file.etag}); it was not kept. Try again later, or check {place.hub.flag}."
             )
     progress.file_done()
     return PulledFile(file.path, file.size, digest), replaced
@@ -447,7 +387,7 @@ def _open_locked(path: Path, pause: Callable[[float], None]) -> IO[bytes]:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 # The previous holder may have moved the file to its place, and we would lock a file without a name.
-                if _stands_at(path, file):
+                if _is_at(path, file):
                     return file
             except BaseException:
                 file.close()
@@ -456,7 +396,7 @@ def _open_locked(path: Path, pause: Callable[[float], None]) -> IO[bytes]:
         pause(0.1)
 
 
-def _stands_at(path: Path, file: IO[bytes]) -> bool:
+def _is_at(path: Path, file: IO[bytes]) -> bool:
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:
@@ -464,7 +404,7 @@ def _stands_at(path: Path, file: IO[bytes]) -> bool:
 
 
 def _fill(sink: IO[bytes], file: Wanted, url: str, hub: Hub, progress: _Progress) -> None:
-    """Appends to `sink` the rest of the file."""
+    """Appends the missing bytes of the file to `sink`."""
     from huggingface_hub.errors import HfHubHTTPError, HTTPError
 
     if os.fstat(sink.fileno()).st_size > file.size:  # cannot be a beginning of this file

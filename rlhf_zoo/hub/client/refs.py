@@ -52,7 +52,7 @@ def resolve(
     hub: Hub = CLIENT,
     *,
     revision: str | None = None,
-    but: Sequence[str] = NOT_LOADED,
+    ignore: Sequence[str] = NOT_LOADED,
     own: bool = False,
     published: bool = False,
 ) -> Checkpoint:
@@ -62,10 +62,9 @@ def resolve(
         name: A folder, or NAMESPACE/NAME[@REVISION].
         hub: The Hub to ask first; its source is asked second.
         revision: A branch, tag or commit, if `name` does not contain it.
-        but: Patterns of files to leave on the Hub; () fetches all, for callers that read the files as they are.
+        ignore: Patterns of files that are not fetched; () fetches all, for callers that read the files as they are.
         own: Whether to ask `hub` only, for models that a run of ours published.
-        published: Whether somebody else's words, such as a card, name a repository: a folder here of the same name is
-            not meant then.
+        published: Whether `name` comes from somebody else, such as a card. It then never means a local folder.
 
     Returns:
         The model. An adapter whose base was fetched from the source names the folder of its base.
@@ -79,15 +78,16 @@ def resolve(
     if str(name).startswith((".", "/", "~")):
         raise ZooError(f"There is no folder {name}: check the path, or write NAMESPACE/NAME or NAMESPACE/NAME@TAG.")
     full = f"{name}@{revision}" if revision else str(name)
-    at, pulled = ask(full, replace(hub, source=None) if own else hub, lambda target: fetch(full, hub=target, but=but))
+    first = replace(hub, source=None) if own else hub
+    at, pulled = ask(full, first, lambda target: fetch(full, hub=target, ignore=ignore))
     # NOT_LOADED kept the pickle on the Hub. Without safetensors beside it, nothing that can be loaded was fetched.
-    pickled = next((path for path in pulled.left if fnmatch(path, "pytorch_model*.bin")), None)
+    pickled = next((path for path in pulled.excluded if fnmatch(path, "pytorch_model*.bin")), None)
     if pickled is not None and not any(file.path.endswith(".safetensors") for file in pulled.files):
         raise ZooError(
-            f"{full} has {pickled}, a pickle, which can run code and is not read here: take a revision of it with "
-            "safetensors, or convert it."
+            f"{full} has {pickled}, a pickle, which can run code and is never loaded: use a revision with safetensors, "
+            "or convert it."
         )
-    path = pulled.path if hub.source is None or not but else _on_bases(pulled.path, hub)
+    path = pulled.path if hub.source is None or not ignore else _on_bases(pulled.path, hub)
     return Checkpoint(full, path, pulled.repo, pulled.commit, at)
 
 
@@ -104,7 +104,7 @@ def _on_bases(folder: Path, hub: Hub) -> Path:
         if base is None or Path(base).is_dir():
             continue
         full = f"{base}@{config['revision']}" if config.get("revision") else base
-        at, pulled = ask(full, hub, lambda target, full=full: fetch(full, hub=target, but=NOT_LOADED))  # type: ignore[misc]
+        at, pulled = ask(full, hub, lambda target, full=full: fetch(full, hub=target, ignore=NOT_LOADED))  # type: ignore[misc]
         if at is not hub:
             changed[name] = {**config, "base_model_name_or_path": str(pulled.path), "revision": None}
     if not changed:
@@ -122,23 +122,23 @@ def _on_bases(folder: Path, hub: Hub) -> Path:
     return copy
 
 
-def came_from(found: Hub, target: Hub) -> dict[str, str]:
+def came_from(origin: Hub, target: Hub) -> dict[str, str]:
     """Returns the entry of a lineage for the Hub that a model came from; empty for the run's own Hub.
 
     Args:
-        found: The Hub that had the model.
+        origin: The Hub that the model came from.
         target: The Hub that the run publishes to.
     """
-    return {} if found.label == target.label else {"hub": found.label}
+    return {} if origin.label == target.label else {"hub": origin.label}
 
 
-def ask(name: str, hub: Hub, look: Callable[[Hub], T]) -> tuple[Hub, T]:
+def ask(name: str, hub: Hub, request: Callable[[Hub], T]) -> tuple[Hub, T]:
     """Asks a Hub, and its source if the Hub does not have the repository.
 
     Args:
         name: The repository, for messages.
         hub: The Hub to ask first.
-        look: Asks one Hub. Reports a failure by a ZooError whose cause is the client's error.
+        request: Calls one Hub. Reports a failure by a ZooError whose cause is the client's error.
 
     Returns:
         The Hub that answered, and its answer.
@@ -149,7 +149,7 @@ def ask(name: str, hub: Hub, look: Callable[[Hub], T]) -> tuple[Hub, T]:
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
     try:
-        return hub, after_waiting(lambda: look(hub), hub=hub.name)
+        return hub, after_waiting(lambda: request(hub), hub=hub.name)
     except ZooError as error:
         missing = error.__cause__
         # A gated repository exists: fetching a namesake from the source would be a different model.
@@ -158,6 +158,6 @@ def ask(name: str, hub: Hub, look: Callable[[Hub], T]) -> tuple[Hub, T]:
             raise
     source = hub.source
     try:
-        return source, after_waiting(lambda: look(source), hub=source.name)
+        return source, after_waiting(lambda: request(source), hub=source.name)
     except ZooError as error:
         raise ZooError(f"{name} is not on {hub.name}, which was asked first. {error}") from error.__cause__

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from ...errors import ZooError
-from .bounds import LONGEST_WAIT, wait_asked
+from .bounds import LONGEST_WAIT, requested_wait
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,11 @@ def client_errors() -> tuple[type[Exception], ...]:
 
 
 def is_misread(error: BaseException) -> bool:
-    """Whether a client library failed on an answer whose JSON has another shape than a Hub's."""
+    """Whether a client library failed on an answer whose JSON has another shape than a Hub's.
+
+    Args:
+        error: The exception.
+    """
     if not isinstance(error, TypeError | KeyError | AttributeError | ValueError | IndexError):
         return False
     # The innermost frame tells whose code failed: a TypeError of our own is a defect, and must not pass for the Hub's.
@@ -40,7 +44,11 @@ def is_misread(error: BaseException) -> bool:
 
 
 def is_disk_full(error: BaseException | None) -> bool:
-    """Whether an exception, or one that caused it, comes from a full disk or quota of this machine."""
+    """Whether an exception, or one that caused it, comes from a full disk or quota of this machine.
+
+    Args:
+        error: The exception.
+    """
     visited: set[int] = set()
     while error is not None and id(error) not in visited:  # an exception can be its own cause
         visited.add(id(error))
@@ -52,7 +60,7 @@ def is_disk_full(error: BaseException | None) -> bool:
 
 
 def reason(error: BaseException) -> str:
-    """Says in a few words why a request failed.
+    """Returns in a few words why a request failed.
 
     Args:
         error: The exception of the client.
@@ -60,26 +68,30 @@ def reason(error: BaseException) -> str:
     Returns:
         The server's answer, or the first line of the exception, or its name; without a full stop at the end.
     """
-    if status_of(error) == 429 and any(rate_limit := _asked(error)):
+    if status_of(error) == 429 and any(rate_limit := _requested_wait(error)):
         seconds, quota = rate_limit
         limit = f"the quota {quota!r} is used up" if quota else "too many requests"
-        return f"{limit}, ask again in {seconds:.0f} s"
+        return f"{limit}, retry in {seconds:.0f} s"
     if type(error).__name__ == "HFValidationError":
-        return "no repository is called so, and no such folder is here"
+        return "it is neither the name of a repository nor a folder here"
     answer = getattr(error, "server_message", None) or str(error).strip() or type(error).__name__
-    # Callers put this into the brackets of a sentence of their own, so it must not end one.
+    # Callers put this into parentheses within a sentence, so it must not end with a full stop.
     return answer.splitlines()[0].rstrip(".").replace(". ", "; ")
 
 
 def retry_after(error: BaseException) -> float:
-    """Returns the seconds that a server asked to wait before the next try, at most LONGEST_WAIT; 0 if it did not."""
-    return min(_asked(error)[0], LONGEST_WAIT)
+    """Returns the seconds that a server asks the client to wait, at most LONGEST_WAIT; 0 if it does not ask.
+
+    Args:
+        error: The exception.
+    """
+    return min(_requested_wait(error)[0], LONGEST_WAIT)
 
 
-def _asked(error: BaseException | None) -> tuple[float, str | None]:
-    """(the seconds that an answer asks to wait, the exhausted quota)."""
+def _requested_wait(error: BaseException | None) -> tuple[float, str | None]:
+    """(seconds that the answer asks the client to wait, name of the exhausted quota)."""
     headers = getattr(getattr(error, "response", None), "headers", None)
-    return wait_asked(headers) if headers else (0.0, None)
+    return requested_wait(headers) if headers else (0.0, None)
 
 
 def after_waiting(call: Callable[[], T], *, hub: str) -> T:
@@ -100,7 +112,7 @@ def after_waiting(call: Callable[[], T], *, hub: str) -> T:
             return call()
         except ZooError as error:
             refusal = error.__cause__
-            seconds, _ = _asked(refusal)
+            seconds, _ = _requested_wait(refusal)
             if refusal is None or status_of(refusal) != 429 or not 0 < seconds <= LONGEST_WAIT:
                 raise
             log.warning("%s: %s. Waiting.", hub, reason(refusal))
@@ -119,12 +131,20 @@ def pause_after(error: BaseException, failures: int) -> float:
 
 
 def status_of(error: BaseException | None) -> int | None:
-    """Returns the HTTP status of a refusal; None if no Hub answered."""
+    """Returns the HTTP status of a refusal; None if no Hub answered.
+
+    Args:
+        error: The exception.
+    """
     return getattr(getattr(error, "response", None), "status_code", None)
 
 
 def is_silence(error: BaseException) -> bool:
-    """Whether a Hub did not answer, as opposed to refusing."""
+    """Whether a Hub did not answer, as opposed to refusing.
+
+    Args:
+        error: The exception.
+    """
     from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled
 
     if isinstance(error, HfHubHTTPError):
@@ -134,12 +154,12 @@ def is_silence(error: BaseException) -> bool:
 
 
 @contextlib.contextmanager
-def refusals_as(what: str, mend: str) -> Iterator[None]:
-    """Turns the client's exceptions inside the context into ZooError "WHAT (reason): MEND".
+def refusals_as(failure: str, remedy: str) -> Iterator[None]:
+    """Turns the client's exceptions inside the context into ZooError "FAILURE (reason): REMEDY".
 
     Args:
-        what: What failed, the beginning of the sentence.
-        mend: What the user can do, the end of the sentence.
+        failure: What failed; begins the sentence.
+        remedy: What the user can do; ends the sentence.
 
     Raises:
         ZooError: The client raised an error, or failed on the Hub's answer.
@@ -150,8 +170,8 @@ def refusals_as(what: str, mend: str) -> Iterator[None]:
     except client_errors() as error:
         if is_disk_full(error):
             raise
-        raise ZooError(f"{what} ({reason(error)}): {mend}") from error
+        raise ZooError(f"{failure} ({reason(error)}): {remedy}") from error
     except Exception as error:
         if not is_misread(error):
             raise
-        raise ZooError(f"{what} (it answers what no Hub does: {error!r:.200}): {mend}") from error
+        raise ZooError(f"{failure} (its answer is not a Hub's: {error!r:.200}): {remedy}") from error

@@ -1,4 +1,4 @@
-"""Tells the run directories that this user's rlhf-zoo wrote, by a signature in run.json.
+"""Recognizes run directories that this user's rlhf-zoo wrote, by a signature in run.json.
 
 The settings of a run name Python objects, such as reward functions, and commands import them again. A downloaded folder
 can contain a run.json too, so the file alone proves nothing. `StageRecord.write` therefore signs run.json with a key in
@@ -40,11 +40,11 @@ def trusting() -> Iterator[None]:
         _TRUSTED = before
 
 
-def signed(document: Mapping[str, Any]) -> dict[str, Any]:
+def signed(document: Mapping[str, object]) -> dict[str, Any]:
     """Signs a run.json document.
 
     If the key cannot be stored, the run continues without a signature. The log says why, and later commands treat the
-    directory as a stranger's.
+    directory as downloaded.
 
     Args:
         document: JSON values by key. An existing signature is replaced.
@@ -52,20 +52,24 @@ def signed(document: Mapping[str, Any]) -> dict[str, Any]:
     Returns:
         The document with its signature, or without one where the key cannot be stored.
     """
-    bare = {name: value for name, value in document.items() if name != SIGNATURE}
+    unsigned = {name: value for name, value in document.items() if name != SIGNATURE}
     try:
-        return {**bare, SIGNATURE: _signature(bare, _made_key())}
+        return {**unsigned, SIGNATURE: _signature(unsigned, _made_key())}
     except (OSError, RuntimeError) as error:  # no home directory, or one that cannot be written
         log.warning(
-            "No key for the signatures of runs can be kept (%s), so commands will read this run as a stranger's: set "
-            "RLHF_ZOO_HOME to a folder that can be written.",
+            "Cannot store the key that signs runs (%s), so later commands will not trust this run: set RLHF_ZOO_HOME "
+            "to a writable folder.",
             error,
         )
-        return bare
+        return unsigned
 
 
-def is_own(document: Mapping[str, Any]) -> bool:
-    """Whether this user's rlhf-zoo wrote a run.json and nobody changed it since, or the user trusts it."""
+def is_own(document: Mapping[str, object]) -> bool:
+    """Whether this user's rlhf-zoo wrote a run.json and nobody changed it since, or the user trusts it.
+
+    Args:
+        document: The content of run.json.
+    """
     if _TRUSTED:
         return True
     signature = document.get(SIGNATURE)
@@ -73,14 +77,14 @@ def is_own(document: Mapping[str, Any]) -> bool:
         key = _read_key()
     except (OSError, RuntimeError):
         return False
-    bare = {name: value for name, value in document.items() if name != SIGNATURE}
+    unsigned = {name: value for name, value in document.items() if name != SIGNATURE}
     # compare_digest raises TypeError for text that is not ASCII.
     if key is None or not isinstance(signature, str) or not signature.isascii():
         return False
-    return hmac.compare_digest(signature, _signature(bare, key))
+    return hmac.compare_digest(signature, _signature(unsigned, key))
 
 
-def _signature(document: Mapping[str, Any], key: bytes) -> str:
+def _signature(document: Mapping[str, object], key: bytes) -> str:
     # Canonical JSON: the order of keys and the spaces in the file do not change the signature.
     text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()

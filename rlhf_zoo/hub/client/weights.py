@@ -1,4 +1,4 @@
-"""Tells whether two commits hold the same model. The weights decide: a changed card alone makes a new commit."""
+"""Checks whether two commits hold the same model. The weights decide: a changed card alone makes a new commit."""
 
 import logging
 from functools import cache
@@ -29,15 +29,17 @@ def equal_weights(a: Origin | None, b: Origin | None, *, hub: Hub = CLIENT) -> b
         # Two commits without weights are not the same model.
         return bool(_weights(a, hub)) and _weights(a, hub) == _weights(b, hub)
     except client_errors() as error:
-        log.info("The weights of %s and %s cannot be compared (%s).", _short(a), _short(b), reason(error))
+        log.info("Cannot compare the weights of %s and %s (%s).", _short(a), _short(b), reason(error))
         return False
 
 
 @cache
 def _weights(origin: Origin, hub: Hub) -> frozenset[tuple[str, str]]:
     """(name, content id) of each file with weights. Cached for good, because a commit never changes."""
+    from huggingface_hub import RepoFile
+
     listed = hub.api().list_repo_tree(origin[0], revision=origin[1])
-    files = [entry for entry in listed if entry.path.endswith(".safetensors")]
+    files = [entry for entry in listed if isinstance(entry, RepoFile) and entry.path.endswith(".safetensors")]
     return frozenset((entry.path, expected_id(entry)) for entry in files)
 
 

@@ -22,11 +22,24 @@ class Access:
         self.storage, self.signer = storage, signer
 
     def sees(self, request: Request, settings: Settings) -> bool:
-        """Whether the caller may know that the repository exists."""
+        """Whether the caller may know that the repository exists.
+
+        Args:
+            request: The request.
+            settings: The repository's settings.
+        """
         return request.role is not None or not settings.private
 
     def read(self, request: Request, repo: RepoId) -> Settings:
-        """Returns the repository's settings. Raises Fault if the caller may not read it."""
+        """Returns the repository's settings.
+
+        Args:
+            request: The request.
+            repo: The repository.
+
+        Raises:
+            Fault: The caller may not read it.
+        """
         anonymous = request.role is None
         try:
             settings = self.storage.settings(repo)
@@ -40,23 +53,36 @@ class Access:
         return settings
 
     def write(self, request: Request, repo: RepoId) -> Settings:
-        """Returns the repository's settings. Raises Fault if the caller may not change it."""
+        """Returns the repository's settings.
+
+        Args:
+            request: The request.
+            repo: The repository.
+
+        Raises:
+            Fault: The caller may not change it.
+        """
         # Reading comes first: a stranger must get "not found" for a private repository, not "needs a write token".
         settings = self.read(request, repo)
         request.require_write()
         return settings
 
     def moved(self, request: Request, repo: RepoId) -> RepoId | None:
-        """Returns the present name of a renamed repository; None if there is none that the caller may know of."""
+        """Returns the present name of a renamed repository; None if there is none that the caller may know of.
+
+        Args:
+            request: The request.
+            repo: The name that was asked for.
+        """
         target = self.storage.moved(repo)
         return target if target is not None and self.sees(request, self.storage.settings(target)) else None
 
-    def is_signed(self, signature: str, what: str, repo: RepoId, *parts: str) -> bool:
+    def is_signed(self, signature: str, permission: str, repo: RepoId, *parts: str) -> bool:
         """Whether a signature is valid, not expired, and made for this repository.
 
         Args:
             signature: As `Signer.sign` made it.
-            what: The kind of permission, the first part that was signed.
+            permission: The kind of permission, which is the first part that was signed.
             repo: The repository. A later one of the same name does not match.
             parts: The further parts that were signed.
         """
@@ -64,11 +90,16 @@ class Access:
             settings = self.storage.settings(repo)
         except Fault:  # a stranger is not to learn what exists
             return False
-        return self.signer.verify(signature, what, *identity(repo, settings), *parts)
+        return self.signer.verify(signature, permission, *identity(repo, settings), *parts)
 
 
 def identity(repo: RepoId, settings: Settings) -> tuple[str, str]:
-    """Returns the parts of a signature that name this repository, and no later one of the same name."""
+    """Returns the parts of a signature that name this repository, and no later one of the same name.
+
+    Args:
+        repo: The repository.
+        settings: Its settings.
+    """
     return f"{repo.plural}/{repo}", settings.created
 
 
@@ -84,7 +115,15 @@ class Api(ABC):
 
 
 def commit_of(git: GitRepository, revision: str) -> str:
-    """Returns the commit of a revision. Raises Fault 404 RevisionNotFound."""
+    """Returns the commit of a revision.
+
+    Args:
+        git: The repository, open.
+        revision: A branch, tag or commit.
+
+    Raises:
+        Fault: 404 RevisionNotFound.
+    """
     if revision == MAIN:  # a repository without main is damaged, which is not the caller's mistake
         return git.head()
     commit = git.resolve(revision)

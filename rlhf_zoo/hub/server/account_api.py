@@ -1,7 +1,6 @@
 """Describes the account and the server, and answers for the features that an embedded Hub does not have."""
 
 import os
-from typing import Any
 
 from .access import Api, commit_of
 from .describe import examine
@@ -18,22 +17,27 @@ class AccountApi(Api):
     """The account, the server itself, and plain-text pages for browsers."""
 
     def register(self, router: Router) -> None:
-        router.add("GET", "/api/whoami-v2", self.whoami)
-        router.add("GET", STATUS_PATH, self.status)
-        router.add("GET", f"{STATUS_PATH}/damaged", self.damaged)
-        router.add("GET", "/api/{repo}/discussions", self.discussions)
-        router.add("GET POST", "/api/{repo}/discussions/{path*}", self.no_discussions)
-        router.add("GET", "/", self.front_page)
-        router.add("GET", "/{page}", self.page)
-        router.add("GET", "/{page}/{view}/{revision}", self.page)
+        """Adds the routes of this part of the API.
 
-    def whoami(self, request: Request) -> Response:
+        Args:
+            router: The router to add the routes to.
+        """
+        router.add("GET", "/api/whoami-v2", self._whoami)
+        router.add("GET", STATUS_PATH, self._status)
+        router.add("GET", f"{STATUS_PATH}/damaged", self._damaged)
+        router.add("GET", "/api/{repo}/discussions", self._discussions)
+        router.add("GET POST", "/api/{repo}/discussions/{path*}", self._no_discussions)
+        router.add("GET", "/", self._front_page)
+        router.add("GET", "/{page}", self._page)
+        router.add("GET", "/{page}/{view}/{revision}", self._page)
+
+    def _whoami(self, request: Request) -> Response:
         """Describes the one account. Other namespaces in use are its organizations."""
         if request.role is None:
             raise Fault(401, "Invalid username or password.")
         # `hf auth whoami` shows them as the organizations to publish under.
         namespaces = {repo.namespace for repo in self._storage.repositories()} - {OWNER}
-        answer: dict[str, Any] = {
+        answer: dict[str, object] = {
             "type": "user",
             "id": OWNER,
             "name": OWNER,
@@ -49,17 +53,17 @@ class AccountApi(Api):
         }
         return json_response(answer)
 
-    def status(self, request: Request) -> Response:
+    def _status(self, request: Request) -> Response:
         """Proves that this is an embedded Hub, and names its process."""
         return json_response({"service": "rlhf-zoo hub", "pid": os.getpid()})
 
-    def damaged(self, request: Request) -> Response:
+    def _damaged(self, request: Request) -> Response:
         """Lists damaged repositories of the given authors, or of all, with the reasons.
 
         Lists of repositories leave these out, or leave out their metadata.
         """
         request.require_token()  # the reasons name files of private repositories
-        storage, authors = self._storage, request.many("author")
+        storage, authors = self._storage, request.values("author")
         answer = []
         for repo in storage.repositories():
             reason = examine(storage, repo) if not authors or repo.namespace in authors else None
@@ -67,28 +71,28 @@ class AccountApi(Api):
                 answer.append({"id": str(repo), "type": repo.kind, "reason": reason})
         return json_response(answer)
 
-    def discussions(self, request: Request, repo: RepoId) -> Response:
+    def _discussions(self, request: Request, repo: RepoId) -> Response:
         """Answers with an empty list of discussions."""
         self._access.read(request, repo)
         return json_response({"discussions": [], "count": 0, "start": 0, "numClosedDiscussions": 0})
 
-    def no_discussions(self, request: Request, repo: RepoId, path: str) -> Response:
+    def _no_discussions(self, request: Request, repo: RepoId, path: str) -> Response:
         """Refuses every discussion and pull request."""
         self._access.read(request, repo)
         raise forbidden("The embedded Hub has neither discussions nor pull requests: commit to a branch instead.")
 
-    def front_page(self, request: Request) -> Response:
+    def _front_page(self, request: Request) -> Response:
         """Lists the repositories as plain text, for browsers."""
         storage = self._storage
         repos = []
         for repo in storage.repositories():
-            with storage.going_on(repo):
+            with storage.skip_damaged(repo):
                 if self._access.sees(request, storage.settings(repo)):
                     repos.append(repo)
         lines = ["rlhf-zoo embedded Hub", "", *(f"{request.base}/{repo.url}" for repo in repos)]
         return _text("\n".join(lines))
 
-    def page(self, request: Request, repo: RepoId, view: str = "tree", revision: str = "main") -> Response:
+    def _page(self, request: Request, repo: RepoId, view: str = "tree", revision: str = "main") -> Response:
         """Shows a repository as plain text, at the addresses that clients print."""
         self._access.read(request, repo)
         if view not in ("tree", "commit"):

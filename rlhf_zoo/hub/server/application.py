@@ -69,5 +69,12 @@ class Application:
         return role
 
     def answer(self, request: Request) -> Response:
-        """Answers a request. Raises Fault for a refusal."""
+        """Answers a request.
+
+        Args:
+            request: The request.
+
+        Raises:
+            Fault: For a refusal.
+        """
         return self._router.dispatch(request)

@@ -13,7 +13,7 @@ _OPENING = re.compile(r"\A\ufeff?\s*---[ \t]*\r?\n")
 _CLOSING = re.compile(r"^---[ \t]*\r?$", re.MULTILINE)
 # The metadata are at the top of a README. MAX_CHARACTERS limits their YAML; a character has at most four bytes.
 _HEAD_BYTES = 4 * MAX_CHARACTERS + 2**16
-_KNOWN = Digested(64 * 2**20)
+_CACHE = Digested(64 * 2**20)
 _RELATIONS = ("finetune", "adapter", "merge", "quantized")
 #: Keys of a data set's card whose values become tags `KEY:VALUE`.
 _DATASET_TAGS = (
@@ -42,12 +42,16 @@ def card_of(oid: str, load: Callable[[], bytes]) -> tuple[dict[str, Any] | None,
         oid: The git blob id of the README.
         load: Returns its content.
     """
-    card, error = _KNOWN.get(oid, lambda: parse_card(load()))
+    card, error = _CACHE.get(oid, lambda: parse_card(load()))
     return card, error
 
 
 def parse_card(content: bytes) -> tuple[dict[str, Any] | None, str | None]:
-    """Does the same as `read_card`, for a README that is not a blob. Nothing is cached."""
+    """Does the same as `read_card`, for a README that is not a blob. Nothing is cached.
+
+    Args:
+        content: The README.
+    """
     # The cut can split a character, but only far after the end of any metadata that we accept.
     text = content[:_HEAD_BYTES].decode(errors="replace")
     opening = _OPENING.match(text)
@@ -69,7 +73,7 @@ def parse_card(content: bytes) -> tuple[dict[str, Any] | None, str | None]:
     return _json_values(values), None
 
 
-def _json_values(value: Any) -> Any:
+def _json_values(value: object) -> Any:
     """The value as JSON can hold it. YAML has dates, sets, bytes and keys that are not text."""
     if isinstance(value, dict):
         return {str(key): _json_values(item) for key, item in value.items()}
@@ -84,12 +88,12 @@ def _json_values(value: Any) -> Any:
     return value
 
 
-def _strings(value: Any) -> list[str]:
+def _strings(value: object) -> list[str]:
     values = value if isinstance(value, list) else [value]
     return [str(item) for item in values if isinstance(item, str | int | float) and item != ""]
 
 
-def card_tags(card: dict[str, Any], kind: str) -> list[str]:
+def card_tags(card: dict[str, object], kind: str) -> list[str]:
     """Derives the tags that filters use, as the Hub does.
 
     Args:

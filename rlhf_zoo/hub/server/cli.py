@@ -88,8 +88,12 @@ def hub() -> None:
 @click.option("--root", type=click.Path(path_type=Path), help=_ROOT_HELP)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; loopback by default.")
 @click.option("--port", default=0, show_default=True, help="Port to listen on; 0 takes a free one.")
-@click.option("--ready-file", type=click.Path(path_type=Path), help="Gets {url, pid} as JSON once the server listens.")
-@click.option("--parent", type=int, help="End when the process of this id ends (for commands that start a Hub).")
+@click.option(
+    "--ready-file",
+    type=click.Path(path_type=Path),
+    help="Write {url, pid} here as JSON once it listens.",
+)
+@click.option("--parent", type=int, help="Stop when the process with this id ends (for commands that start a Hub).")
 @click.option("-v", "--verbose", is_flag=True, help="Log each request on stderr.")
 def serve_command(
     root: Path | None,
@@ -110,16 +114,16 @@ def serve_command(
     folder = root or default_root()
 
     # Two servers over one root are safe, but only one can be on record for `hub status` and `hub env`.
-    other = _running(folder.expanduser().absolute()) if parent is None and folder.is_dir() else None
+    existing = _running(folder.expanduser().absolute()) if parent is None and folder.is_dir() else None
 
-    def say(url: str) -> None:
-        if other is not None:
+    def announce(url: str) -> None:
+        if existing is not None:
             click.echo(
-                f"Another Hub serves {folder} at {other['url']}; `hub status` and `hub env` name that one.", err=True
+                f"Another Hub serves {folder} at {existing['url']}; `hub status` and `hub env` show that one.", err=True
             )
         option = f" --root {shlex.quote(str(root))}" if root is not None else ""
-        click.echo(f"Embedded Hub at {url} over {folder}; Ctrl-C ends it.", err=True)
-        click.echo(f"`rlhf-zoo hub env{option}` tells how to use it.", err=True)
+        click.echo(f"Embedded Hub at {url} over {folder}; stop it with Ctrl-C.", err=True)
+        click.echo(f"`rlhf-zoo hub env{option}` shows how to use it.", err=True)
 
     serve(
         folder,
@@ -127,8 +131,8 @@ def serve_command(
         port,
         ready_file,
         parent=parent,
-        beside=other is not None,
-        on_ready=None if parent else say,
+        second=existing is not None,
+        on_ready=None if parent else announce,
     )
 
 
@@ -136,7 +140,7 @@ def serve_command(
 @click.option("--root", type=click.Path(path_type=Path), help=_ROOT_HELP)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(root: Path | None, as_json: bool) -> None:
-    """Show where the embedded Hub is, whether it runs, what it holds, and what of that is damaged.
+    """Show where the embedded Hub is, whether it runs, what it holds, and which repositories are damaged.
 
     \b
     Example:
@@ -172,11 +176,11 @@ def status(root: Path | None, as_json: bool) -> None:
 @hub.group(cls=_Group, invoke_without_command=True)
 @click.option("--root", type=click.Path(path_type=Path), help=_ROOT_HELP)
 @click.option("--role", type=click.Choice(ROLES), default="write", show_default=True, help="What the token may do.")
-@click.option("--name", help="What it is for, as `hub token list` shows it.")
-@click.option("--expires", type=_Duration(), default="never", show_default=True, help="When: 30m, 12h, 90d or never.")
+@click.option("--name", help="The token's purpose, as `hub token list` shows it.")
+@click.option("--expires", type=_Duration(), default="never", show_default=True, help="After 30m, 12h, 90d, or never.")
 @click.pass_context
 def token(ctx: click.Context, root: Path | None, role: str, name: str | None, expires: int | None) -> None:
-    """Make an access token and print it, this one time; or list and revoke those that were made.
+    """Make an access token and print it once; or list and revoke existing tokens.
 
     \b
     Example:
@@ -185,9 +189,9 @@ def token(ctx: click.Context, root: Path | None, role: str, name: str | None, ex
     options = [key for key in ctx.params if ctx.get_parameter_source(key) != click.core.ParameterSource.DEFAULT]
     if ctx.invoked_subcommand is None:
         click.echo(create_token(root or default_root(), role, name=name, seconds=expires))
-    elif options:  # they would be ignored without a word
+    elif options:  # otherwise they would be ignored silently
         raise click.UsageError(
-            f"--{options[0]} is for making a token; what '{ctx.invoked_subcommand}' takes stands behind its name."
+            f"--{options[0]} is for making a token; put the options of '{ctx.invoked_subcommand}' after its name."
         )
 
 
@@ -195,7 +199,7 @@ def token(ctx: click.Context, root: Path | None, role: str, name: str | None, ex
 @click.option("--root", type=click.Path(path_type=Path), help=_ROOT_HELP)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def token_list(root: Path | None, as_json: bool) -> None:
-    """Show the tokens that were made: id, role, dates and what they are for. None can be shown itself.
+    """Show the existing tokens: id, role, dates and purpose. The tokens themselves cannot be shown.
 
     \b
     Example:
@@ -218,22 +222,22 @@ def token_list(root: Path | None, as_json: bool) -> None:
 @click.argument("tokens", nargs=-1, required=True, metavar="ID...")
 @click.option("--root", type=click.Path(path_type=Path), help=_ROOT_HELP)
 def revoke(tokens: tuple[str, ...], root: Path | None) -> None:
-    """Let nobody in any more by these tokens; a running Hub knows at once.
+    """Revoke tokens; a running Hub refuses them at once.
 
-    Each is named by its id, or by the token itself.
+    Name each by its id, or by the token itself.
 
     \b
     Example:
       rlhf-zoo hub token revoke 1a2b3c4d5e6f
     """
-    for gone in revoke_tokens(root or default_root(), tokens):
-        click.echo(f"Revoked {gone.id} ({gone.role}{f', {gone.name}' if gone.name else ''}).", err=True)
+    for revoked in revoke_tokens(root or default_root(), tokens):
+        click.echo(f"Revoked {revoked.id} ({revoked.role}{f', {revoked.name}' if revoked.name else ''}).", err=True)
 
 
 @hub.command(cls=_Command)
 @click.option("--root", type=click.Path(path_type=Path), help=_ROOT_HELP)
 @click.option("--role", type=click.Choice(ROLES), default="write", show_default=True, help="What the new token may do.")
-@click.option("--expires", type=_Duration(), default="30d", show_default=True, help="When: 30m, 12h, 90d or never.")
+@click.option("--expires", type=_Duration(), default="30d", show_default=True, help="After 30m, 12h, 90d, or never.")
 def env(root: Path | None, role: str, expires: int | None) -> None:
     """Print the exports that point Hugging Face clients at the running Hub, with a new token.
 
@@ -265,8 +269,8 @@ def _running(folder: Path) -> dict[str, Any] | None:
         pid, address = record["pid"], urlsplit(record["url"])
         connection = HTTPConnection(address.hostname or "", address.port, timeout=5)
     except (ValueError, TypeError, LookupError, AttributeError, OSError) as error:
-        message = f"{folder / RECORD}, which says where the Hub runs, is damaged ({error or type(error).__name__}): "
-        raise ZooError(f"{message}end that Hub if it runs, and remove the file.") from error
+        message = f"{folder / RECORD}, which records where the Hub runs, is damaged ({error or type(error).__name__}): "
+        raise ZooError(f"{message}stop that Hub if it runs, and remove the file.") from error
     try:
         connection.request("GET", STATUS_PATH)
         answer = json.loads(connection.getresponse().read())

@@ -11,7 +11,7 @@ from typing import Any
 
 from .access import Access, Api
 from .durable import check_kinds, locked, read_json, write_json
-from .faults import Fault, bad_request, is_of_the_file
+from .faults import Fault, bad_request, is_file_error
 from .messages import SMALL_BODY, Request, Response, json_response, member
 from .names import KINDS, OWNER, RepoId, parse_repo_id
 from .routing import Router
@@ -33,20 +33,25 @@ class CollectionsApi(Api):
         self._root = access.storage.root / "collections"
 
     def register(self, router: Router) -> None:
-        address = "/api/collections/{namespace}/{slug}"
-        router.add("GET", "/api/collections", self.find)
-        router.add("POST", "/api/collections", self.create, body=SMALL_BODY)
-        router.add("GET", address, self.get)
-        router.add("PATCH", address, self.change, body=SMALL_BODY)
-        router.add("DELETE", address, self.delete)
-        router.add("POST", f"{address}/items", self.add_item, body=SMALL_BODY)
-        router.add("PATCH", f"{address}/items/{{item}}", self.change_item, body=SMALL_BODY)
-        router.add("DELETE", f"{address}/items/{{item}}", self.delete_item)
+        """Adds the routes of this part of the API.
 
-    def find(self, request: Request) -> Response:
+        Args:
+            router: The router to add the routes to.
+        """
+        address = "/api/collections/{namespace}/{slug}"
+        router.add("GET", "/api/collections", self._find)
+        router.add("POST", "/api/collections", self._create, body=SMALL_BODY)
+        router.add("GET", address, self._get)
+        router.add("PATCH", address, self._change, body=SMALL_BODY)
+        router.add("DELETE", address, self._delete)
+        router.add("POST", f"{address}/items", self._add_item, body=SMALL_BODY)
+        router.add("PATCH", f"{address}/items/{{item}}", self._change_item, body=SMALL_BODY)
+        router.add("DELETE", f"{address}/items/{{item}}", self._delete_item)
+
+    def _find(self, request: Request) -> Response:
         """Finds collections by owner, item ("models/NAMESPACE/NAME") or words of the title."""
-        owners, items = request.many("owner"), request.many("item")
-        words = (request.one("q") or "").lower().split()
+        owners, items = request.values("owner"), request.values("item")
+        words = (request.value("q") or "").lower().split()
         matching = []
         for collection in _read_all(self._root.glob("*/*.json")):
             if not self._sees(request, collection):
@@ -63,7 +68,7 @@ class CollectionsApi(Api):
         page, headers = request.page(matching, _PAGE)
         return json_response(page, headers=headers)
 
-    def create(self, request: Request) -> Response:
+    def _create(self, request: Request) -> Response:
         """Creates a collection. Fault 409 with the slug if the owner has one of that title."""
         request.require_write()
         fields = request.json()
@@ -93,11 +98,11 @@ class CollectionsApi(Api):
             self._save(collection)
         return self._answer(request, collection)
 
-    def get(self, request: Request, namespace: str, slug: str) -> Response:
+    def _get(self, request: Request, namespace: str, slug: str) -> Response:
         """Returns a collection with the items that the caller may know of."""
         return self._answer(request, self._load(request, namespace, slug))
 
-    def change(self, request: Request, namespace: str, slug: str) -> Response:
+    def _change(self, request: Request, namespace: str, slug: str) -> Response:
         """Changes title, description, visibility, theme or position. A new title leaves only the slug's last part."""
         request.require_write()
         fields = request.json()
@@ -119,14 +124,14 @@ class CollectionsApi(Api):
                 old.unlink()
         return json_response({"success": True, "data": _shown(collection)})
 
-    def delete(self, request: Request, namespace: str, slug: str) -> Response:
+    def _delete(self, request: Request, namespace: str, slug: str) -> Response:
         """Deletes a collection. The repositories in it stay."""
         request.require_write()
         with self._locked():
             self._path(self._load(request, namespace, slug)["slug"]).unlink()
         return json_response({})
 
-    def add_item(self, request: Request, namespace: str, slug: str) -> Response:
+    def _add_item(self, request: Request, namespace: str, slug: str) -> Response:
         """Appends a repository. Fault 409 if the collection has it already."""
         request.require_write()
         fields = request.json()
@@ -148,7 +153,7 @@ class CollectionsApi(Api):
             self._save(collection)
         return self._answer(request, collection)
 
-    def change_item(self, request: Request, namespace: str, slug: str, item: str) -> Response:
+    def _change_item(self, request: Request, namespace: str, slug: str, item: str) -> Response:
         """Changes an item's note or moves it to another position."""
         request.require_write()
         fields = request.json()
@@ -163,7 +168,7 @@ class CollectionsApi(Api):
             self._save(collection)
         return json_response({})
 
-    def delete_item(self, request: Request, namespace: str, slug: str, item: str) -> Response:
+    def _delete_item(self, request: Request, namespace: str, slug: str, item: str) -> Response:
         """Removes an item. The repository stays."""
         request.require_write()
         with self._locked():
@@ -190,7 +195,7 @@ class CollectionsApi(Api):
             if request.role is not None:
                 visible.append(shown)
                 continue
-            with storage.going_on(repo):
+            with storage.skip_damaged(repo):
                 if self._access.sees(request, storage.settings(repo)):
                     visible.append(shown)
         return visible
@@ -227,7 +232,7 @@ def _read_all(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
                 continue
             _check(collection, path)
         except (ValueError, OSError) as error:
-            if isinstance(error, OSError) and not is_of_the_file(error):  # the disk's fault, not this file's
+            if isinstance(error, OSError) and not is_file_error(error):  # the disk's fault, not this file's
                 raise
             log.warning("%s is damaged (%s): restore it from a copy, or remove it.", path, error)
         else:
@@ -238,13 +243,13 @@ def _check(collection: Any, path: Path) -> None:
     """Raises ValueError if the file at `path` holds anything else than this Hub writes there."""
     check_kinds(collection, _COLLECTION)
     if (collection["owner"], collection["slug"]) != (path.parent.name, f"{path.parent.name}/{path.stem}"):
-        raise ValueError(f"it is of '{collection['slug']:.80}', which belongs into another file")
+        raise ValueError(f"it holds '{collection['slug']:.80}', which belongs into another file")
     for item in collection["items"]:
         check_kinds(item, _ITEM)
         try:
             parse_repo_id(item["type"], *item["id"].split("/", 1))
         except (Fault, TypeError):
-            raise ValueError(f"'{item['id']:.80}' is no repository") from None
+            raise ValueError(f"'{item['id']:.80}' is not a repository") from None
 
 
 def _slug(title: str) -> str:

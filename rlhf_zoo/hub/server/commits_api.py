@@ -12,7 +12,8 @@ from typing import Any
 from .access import Api
 from .cards import parse_card, read_card
 from .faults import Fault, bad_request, entry_not_found, forbidden, revision_not_found
-from .git import GitRepository, Quarantine, TreeEdit
+from .git import GitRepository
+from .git_writes import Quarantine, TreeEdit
 from .large_files import Pointer, parse_pointer
 from .messages import Request, Response, json_response, member, objects, plain_json
 from .names import RepoId, check_oid, check_path
@@ -56,12 +57,17 @@ class CommitsApi(Api):
     """The three calls of an upload: card check, upload modes, commit."""
 
     def register(self, router: Router) -> None:
-        router.add("POST", "/api/validate-yaml", self.validate, body=_CARD_BODY)
-        router.add("POST", "/api/{repo}/preupload/{revision}", self.preupload, body=_PREUPLOAD_BODY)
-        router.add("POST", "/api/{repo}/commit/{revision}", self.commit, body=_COMMIT_BODY)
+        """Adds the routes of this part of the API.
 
-    def validate(self, request: Request) -> Response:
-        """Says whether a card's metadata can be read. huggingface_hub asks this before it uploads anything."""
+        Args:
+            router: The router to add the routes to.
+        """
+        router.add("POST", "/api/validate-yaml", self._validate, body=_CARD_BODY)
+        router.add("POST", "/api/{repo}/preupload/{revision}", self._preupload, body=_PREUPLOAD_BODY)
+        router.add("POST", "/api/{repo}/commit/{revision}", self._commit, body=_COMMIT_BODY)
+
+    def _validate(self, request: Request) -> Response:
+        """Checks whether a card's metadata can be read. huggingface_hub asks this before it uploads anything."""
         # YAML of strangers is not parsed. Nothing is lost: the commit needs a token, and checks the card once more.
         if request.role is None:
             for _ in request.body.chunks():
@@ -80,7 +86,7 @@ class CommitsApi(Api):
         }
         return json_response(answer, status=400 if error else 200)
 
-    def preupload(self, request: Request, repo: RepoId, revision: str) -> Response:
+    def _preupload(self, request: Request, repo: RepoId, revision: str) -> Response:
         """Tells the client how to send each file, and what the repository already has under its name."""
         self._access.write(request, repo)
         if request.flag("create_pr"):
@@ -120,7 +126,7 @@ class CommitsApi(Api):
             self._storage.require_room(needed)
         return json_response({"files": files, "commitOid": commit})
 
-    def commit(self, request: Request, repo: RepoId, revision: str) -> Response:
+    def _commit(self, request: Request, repo: RepoId, revision: str) -> Response:
         """Applies a list of changes to a branch, all or nothing."""
         self._access.write(request, repo)
         if request.flag("create_pr"):
@@ -151,7 +157,7 @@ class CommitsApi(Api):
         quarantine: Quarantine,
         repo: RepoId,
         head: str,
-        header: dict[str, Any],
+        header: dict[str, object],
         changes: list[_Change],
     ) -> str:
         """Builds the new commit in the quarantine. Returns its id, or the head's if nothing changes.
@@ -174,8 +180,8 @@ class CommitsApi(Api):
                 tree.put(change.path, quarantine.blob(Pointer(change.large, size).content()))
                 large.append(change.path)
             elif not tree.remove(change.path, is_folder=change.is_folder):
-                what = "folder" if change.is_folder else "file"
-                raise entry_not_found(f"A {what} with this name doesn't exist: '{change.path}'.", commit=head)
+                kind = "folder" if change.is_folder else "file"
+                raise entry_not_found(f"A {kind} with this name doesn't exist: '{change.path}'.", commit=head)
         self._track(git, quarantine, tree, large)
         after = tree.write(quarantine)
         if after == before:
@@ -222,7 +228,7 @@ def _read(
     request: Request, repo: RepoId, quarantine: Quarantine, storage: Storage
 ) -> tuple[dict[str, Any], list[_Change]]:
     """Reads the header and the changes of a commit. Contents go to the quarantine line by line, not into memory."""
-    header: dict[str, Any] = {}
+    header: dict[str, object] = {}
     changes: list[_Change] = []
     for key, value in _items(request):
         if key == "header":
@@ -259,7 +265,7 @@ def _read(
     return header, changes
 
 
-def _items(request: Request) -> Iterator[tuple[str, dict[str, Any]]]:
+def _items(request: Request) -> Iterator[tuple[str, dict[str, object]]]:
     for line in request.body.lines():
         if not line.strip():
             continue
@@ -273,7 +279,7 @@ def _items(request: Request) -> Iterator[tuple[str, dict[str, Any]]]:
         yield key, value
 
 
-def _content(value: dict[str, Any], path: str) -> bytes:
+def _content(value: dict[str, object], path: str) -> bytes:
     content = member(value, "content", str)
     if content is None:
         raise bad_request(f"The content of '{path}' is missing.")

@@ -28,7 +28,12 @@ _TASKS = {
 
 
 def commit_date(git: GitRepository, commit: str) -> str:
-    """Returns the date of a commit in the Hub's format."""
+    """Returns the date of a commit in the Hub's format.
+
+    Args:
+        git: The repository, open.
+        commit: Commit id.
+    """
     return datetime.fromtimestamp(git.commit(commit).commit_time, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
 
 
@@ -82,7 +87,7 @@ def describe(
     card = _card(git, by_path.get("README.md"))
     # lastModified is that of main, also on the page of an older commit.
     head = git.branch(MAIN)
-    info: dict[str, Any] = {
+    info: dict[str, object] = {
         "author": repo.namespace,
         "sha": commit,
         "lastModified": commit_date(git, head or commit),
@@ -193,7 +198,7 @@ def examine(storage: Storage, repo: RepoId) -> str | None:
             for entry in {entry.oid: entry for entry in chain.from_iterable(files)}.values():
                 pointer = git.blob_info(entry.oid).pointer
                 if pointer is not None:
-                    storage.large_files(repo).whole(pointer, entry.path)
+                    storage.large_files(repo).complete_file(pointer, entry.path)
             return None
     except Fault as fault:
         if not storage.exists(repo):  # deleted meanwhile
@@ -204,7 +209,7 @@ def examine(storage: Storage, repo: RepoId) -> str | None:
 
 
 def _sibling(git: GitRepository, path: str, oid: str, *, blobs: bool) -> dict[str, Any]:
-    sibling: dict[str, Any] = {"rfilename": path}
+    sibling: dict[str, object] = {"rfilename": path}
     if blobs:
         info = git.blob_info(oid)
         sibling |= {"blobId": oid, "size": info.size}

@@ -17,11 +17,11 @@ class Digested:
     def __init__(self, most: int) -> None:
         self._most = most
         self._size = 0
-        self._known: OrderedDict[str, bytes] = OrderedDict()
+        self._entries: OrderedDict[str, bytes] = OrderedDict()
         # Only one result is computed at a time, so that requests of strangers can occupy one processor, and not all.
         self._lock, self._reading = threading.Lock(), threading.Lock()
 
-    def get(self, digest: str, read: Callable[[], Any]) -> Any:
+    def get(self, digest: str, read: Callable[[], object]) -> Any:
         """Returns the result for a file.
 
         Args:
@@ -42,14 +42,14 @@ class Digested:
 
     def _find(self, digest: str) -> bytes | None:
         with self._lock:
-            raw = self._known.get(digest)
+            raw = self._entries.get(digest)
             if raw is not None:
-                self._known.move_to_end(digest)
+                self._entries.move_to_end(digest)
             return raw
 
     def _keep(self, digest: str, raw: bytes) -> None:
         with self._lock:
-            self._known[digest] = raw
+            self._entries[digest] = raw
             self._size += len(raw)
             while self._size > self._most:
-                self._size -= len(self._known.popitem(last=False)[1])
+                self._size -= len(self._entries.popitem(last=False)[1])

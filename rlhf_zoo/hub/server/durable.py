@@ -44,25 +44,31 @@ def make_private(folder: Path) -> None:
         folder.chmod(status.st_mode & 0o700)
         status = folder.stat()  # some file systems accept chmod and ignore it
     if status.st_mode & 0o077:
-        _say_open(folder, status.st_mode & 0o777)
+        _warn_open(folder, status.st_mode & 0o777)
 
 
 @cache  # once for each folder and mode, not at every command of a process
-def _say_open(folder: Path, mode: int) -> None:
+def _warn_open(folder: Path, mode: int) -> None:
     log.warning(
-        "Others on this machine may look into %s (mode %04o), private repositories and all, and it cannot be closed to "
-        "them from here: have its owner run `chmod 700`, or choose another folder.",
+        "Other users of this machine can read %s (mode %04o), including private repositories, and its mode cannot be "
+        "changed: have its owner run `chmod 700`, or choose another folder.",
         folder,
         mode,
     )
 
 
-def write_json(path: Path, value: Any, *, mode: int = 0o600) -> None:
-    """Writes indented JSON atomically, by `replace_file`."""
+def write_json(path: Path, value: object, *, mode: int = 0o600) -> None:
+    """Writes indented JSON atomically, by `replace_file`.
+
+    Args:
+        path: The file.
+        value: The JSON value.
+        mode: The file's permissions.
+    """
     replace_file(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode(), mode=mode)
 
 
-def read_json(path: Path, default: Any = None) -> Any:
+def read_json(path: Path, default: object = None) -> Any:
     """Reads a JSON file.
 
     Args:
@@ -81,7 +87,7 @@ def read_json(path: Path, default: Any = None) -> Any:
         return default
 
 
-def check_kinds(value: Any, kinds: Mapping[str, type | UnionType]) -> None:
+def check_kinds(value: object, kinds: Mapping[str, type | UnionType]) -> None:
     """Checks the types in a JSON object.
 
     Args:
@@ -92,7 +98,7 @@ def check_kinds(value: Any, kinds: Mapping[str, type | UnionType]) -> None:
         ValueError: The value is not an object, or a key is missing or has a value of another type.
     """
     if not isinstance(value, dict):
-        raise ValueError(f"{value!r:.80} is no JSON object")
+        raise ValueError(f"{value!r:.80} is not a JSON object")
     for key, kind in kinds.items():
         if not isinstance(value.get(key), kind):
             raise ValueError(f"'{key}' is {value.get(key)!r:.80}" if key in value else f"'{key}' is missing")
@@ -149,7 +155,11 @@ def link_file(source: Path, target: Path) -> None:
 
 @contextmanager
 def in_use(path: Path) -> Iterator[None]:
-    """Marks a file or folder as being written, for `is_in_use`. The kernel removes the mark if the process dies."""
+    """Marks a file or folder as being written, for `is_in_use`. The kernel removes the mark if the process dies.
+
+    Args:
+        path: The file or folder; it exists.
+    """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_SH)
@@ -159,7 +169,11 @@ def in_use(path: Path) -> Iterator[None]:
 
 
 def is_in_use(path: Path) -> bool:
-    """Whether a process, this one or another, has the file or folder open with `in_use`."""
+    """Whether a process, this one or another, has the file or folder open with `in_use`.
+
+    Args:
+        path: The file or folder.
+    """
     # Links, sockets and devices are never written by us, and opening one may have effects.
     if path.is_symlink() or not (path.is_file() or path.is_dir()):
         return False

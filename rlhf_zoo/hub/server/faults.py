@@ -44,17 +44,27 @@ class Damaged(Fault):
 
     def __init__(self, folder: Path, reason: str) -> None:
         # 410, not 500: clients repeat a request after a 500, and repeating does not bring the data back.
-        what = f"Repository '{folder.parent.name}/{folder.name.removesuffix('.git')}'"
-        message = f"{what} is damaged on this Hub's disk ({reason}): restore it from a copy, or delete it."
+        repository = f"Repository '{folder.parent.name}/{folder.name.removesuffix('.git')}'"
+        message = f"{repository} is damaged on this Hub's disk ({reason}): restore it from a copy, or delete it."
         super().__init__(410, message, code="RepoDamaged")
         self.reason = reason
 
 
 def bad_request(message: str) -> Fault:
+    """Returns the refusal of a malformed request, 400.
+
+    Args:
+        message: One sentence for the user.
+    """
     return Fault(400, message)
 
 
 def forbidden(message: str) -> Fault:
+    """Returns the refusal of a request that is not allowed, 403.
+
+    Args:
+        message: One sentence for the user.
+    """
     return Fault(403, message)
 
 
@@ -62,6 +72,10 @@ def repo_not_found(repo: object, *, anonymous: bool) -> Fault:
     """Returns the refusal for a missing repository: 401 for strangers, 404 for others, as the Hub does.
 
     Strangers get the same answer for a private repository, so they cannot tell private from missing.
+
+    Args:
+        repo: The repository.
+        anonymous: Whether the request carried no token.
     """
     if anonymous:
         message = f"Repository '{repo}' was not found, or it is private and the request carried no token."
@@ -70,6 +84,11 @@ def repo_not_found(repo: object, *, anonymous: bool) -> Fault:
 
 
 def revision_not_found(revision: str) -> Fault:
+    """Returns the refusal for a missing revision, 404.
+
+    Args:
+        revision: The branch, tag or commit that the request named.
+    """
     return Fault(404, f"Invalid rev id: there is no branch, tag or commit '{revision}'.", code="RevisionNotFound")
 
 
@@ -84,21 +103,40 @@ def entry_not_found(message: str, *, commit: str) -> Fault:
 
 
 def is_disk_full(error: OSError) -> bool:
-    """Whether a full disk, a quota or a limit on file sizes stopped a write."""
+    """Whether a full disk, a quota or a limit on file sizes stopped a write.
+
+    Args:
+        error: The exception.
+    """
     return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def is_of_the_file(error: OSError) -> bool:
-    """Whether an error comes from one file, as opposed to the whole machine."""
+def is_file_error(error: OSError) -> bool:
+    """Whether an error comes from one file, as opposed to the whole machine.
+
+    Args:
+        error: The exception.
+    """
     return error.errno in (errno.EACCES, errno.EPERM, errno.EIO, errno.EISDIR, errno.ENOTDIR, errno.ELOOP)
 
 
 def disk_full(root: object) -> Fault:
+    """Returns the refusal of a write to a full disk, 507.
+
+    Args:
+        root: The Hub's folder.
+    """
     message = f"The Hub's disk is full: free some space under {root} and push again; nothing of this push was kept."
     return Fault(507, message)
 
 
 def cannot_write(root: object, reason: str) -> Fault:
+    """Returns the refusal of a write to a read-only folder, 507.
+
+    Args:
+        root: The Hub's folder.
+        reason: The system's reason.
+    """
     message = (
         f"The Hub cannot write under {root} ({reason}): make that folder writable again; nothing of this was kept."
     )
@@ -122,7 +160,7 @@ def disk_fault(error: OSError, root: Path, *, changes: bool) -> Fault | None:
     # A read that lacks permission is one file's problem. A write that lacks it means that the root is read-only.
     if error.errno == errno.EROFS or (changes and error.errno in (errno.EACCES, errno.EPERM)):
         return cannot_write(root, os.strerror(error.errno or errno.EROFS))
-    if is_of_the_file(error) or error.errno in (errno.EEXIST, errno.ENOTEMPTY):
-        message = f"A file or folder of this Hub is not as it keeps it ({error.strerror}); its log on stderr names it."
+    if is_file_error(error) or error.errno in (errno.EEXIST, errno.ENOTEMPTY):
+        message = f"A file or folder of this Hub is damaged ({error.strerror}); its log on stderr names it."
         return Fault(410, message, code="RepoDamaged")
     return None

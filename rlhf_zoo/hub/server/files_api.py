@@ -21,12 +21,17 @@ class FilesApi(Api):
     """Files and folders of a revision."""
 
     def register(self, router: Router) -> None:
-        router.add("GET", "/{page}/resolve/{revision}/{path*}", self.resolve)
-        router.add("GET", "/{page}/raw/{revision}/{path*}", self.raw)
-        router.add("GET", "/api/{repo}/tree/{revision}/{path*}", self.tree)
-        router.add("POST", "/api/{repo}/paths-info/{revision}", self.paths_info, body=SMALL_BODY)
+        """Adds the routes of this part of the API.
 
-    def resolve(self, request: Request, repo: RepoId, revision: str, path: str) -> Response:
+        Args:
+            router: The router to add the routes to.
+        """
+        router.add("GET", "/{page}/resolve/{revision}/{path*}", self._resolve)
+        router.add("GET", "/{page}/raw/{revision}/{path*}", self._raw)
+        router.add("GET", "/api/{repo}/tree/{revision}/{path*}", self._tree)
+        router.add("POST", "/api/{repo}/paths-info/{revision}", self._paths_info, body=SMALL_BODY)
+
+    def _resolve(self, request: Request, repo: RepoId, revision: str, path: str) -> Response:
         """Sends a file's content, or the part that Range asks for. HEAD answers with its size, ETag and commit."""
         self._access.read(request, repo)
         with self._storage.git(repo) as git:
@@ -39,7 +44,7 @@ class FilesApi(Api):
             if info.pointer:
                 headers["X-Linked-Etag"] = f'"{etag}"'
                 headers["X-Linked-Size"] = str(info.size)
-                file = self._storage.large_files(repo).whole(info.pointer, path)
+                file = self._storage.large_files(repo).complete_file(info.pointer, path)
             if request.headers.get("If-None-Match") == f'"{etag}"':
                 return Response(304, headers)
             start, end = 0, info.size
@@ -57,7 +62,7 @@ class FilesApi(Api):
                 return Response(status, headers, FilePart(file, start, end - start))
             return Response(status, headers, git.blob(entry.oid)[start:end])
 
-    def raw(self, request: Request, repo: RepoId, revision: str, path: str) -> Response:
+    def _raw(self, request: Request, repo: RepoId, revision: str, path: str) -> Response:
         """Sends what git stores: the pointer, for a large file."""
         self._access.read(request, repo)
         with self._storage.git(repo) as git:
@@ -65,7 +70,7 @@ class FilesApi(Api):
             entry = _file(git, commit, path)
             return Response(200, _file_headers(path, entry.oid, commit), git.blob(entry.oid))
 
-    def tree(self, request: Request, repo: RepoId, revision: str, path: str) -> Response:
+    def _tree(self, request: Request, repo: RepoId, revision: str, path: str) -> Response:
         """Lists a folder, in pages. A missing folder is EntryNotFound."""
         self._access.read(request, repo)
         expand = request.flag("expand")
@@ -82,7 +87,7 @@ class FilesApi(Api):
             page, headers = request.page(entries, _PAGE_EXPANDED if expand else _PAGE, address)
             return json_response(_infos(git, commit, page, expand=expand), headers=headers)
 
-    def paths_info(self, request: Request, repo: RepoId, revision: str) -> Response:
+    def _paths_info(self, request: Request, repo: RepoId, revision: str) -> Response:
         """Describes the given paths. Missing ones are left out."""
         self._access.read(request, repo)
         fields = request.form()
@@ -144,7 +149,7 @@ def _infos(git: GitRepository, commit: str, entries: list[Entry], *, expand: boo
     infos = []
     for entry in entries:
         if entry.is_folder:
-            info: dict[str, Any] = {"type": "directory", "oid": entry.oid, "size": 0, "path": entry.path}
+            info: dict[str, object] = {"type": "directory", "oid": entry.oid, "size": 0, "path": entry.path}
         else:
             blob = git.blob_info(entry.oid)
             info = {"type": "file", "oid": entry.oid, "size": blob.size, "path": entry.path}

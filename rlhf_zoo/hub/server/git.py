@@ -1,32 +1,24 @@
-"""One bare git repository: objects, trees, refs, and commits that appear completely or not at all."""
+"""Reads one bare git repository: refs, objects, trees and history. `git_writes` adds commits."""
 
 from __future__ import annotations
 
-import os
 import re
-import secrets
-import shutil
 import stat
-import time
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...fileio import replace_file, sync_folder
-from .durable import in_use
-from .faults import Damaged, Fault, is_of_the_file
+from ...fileio import replace_file
+from .faults import Damaged, Fault, is_file_error
 from .large_files import Pointer, parse_pointer
-from .names import OWNER
 
 if TYPE_CHECKING:
     from dulwich.objects import Commit, ShaFile
 
 MAIN = "main"
-_IDENTITY = f"{OWNER} <{OWNER}@localhost>".encode()
-_FILE_MODE = 0o100644
 _FOLDER_MODE = 0o040000
 # Largest number of tree entries in memory while a repository is open.
 _MOST_ENTRIES = 200_000
@@ -80,7 +72,7 @@ class GitRepository:
         self._objects = DiskObjectStore(str(path / "objects"))
         self._refs = DiskRefsContainer(str(path))
         self._trees: dict[str, dict[bytes, tuple[int, str]]] = {}
-        self._known_entries = 0
+        self._cached_entries = 0
         self._blobs: dict[str, BlobInfo] = {}
 
     def __enter__(self) -> GitRepository:
@@ -91,7 +83,11 @@ class GitRepository:
 
     @staticmethod
     def initialize(path: Path) -> None:
-        """Lays out an empty bare repository in the existing folder `path`."""
+        """Lays out an empty bare repository in the existing folder `path`.
+
+        Args:
+            path: An existing empty folder.
+        """
         for folder in ("objects/info", "objects/pack", "refs/heads", "refs/tags", "lfs/objects", "lfs/incomplete"):
             (path / folder).mkdir(parents=True)
         replace_file(path / "config", _CONFIG)
@@ -100,7 +96,11 @@ class GitRepository:
     # -- refs ---------------------------------------------------------------------------------------------------
 
     def branch(self, name: str) -> str | None:
-        """Returns the commit at the head of a branch, or None."""
+        """Returns the commit at the head of a branch, or None.
+
+        Args:
+            name: The branch.
+        """
         return self._read_ref(f"refs/heads/{name}")
 
     def resolve(self, revision: str) -> str | None:
@@ -129,18 +129,31 @@ class GitRepository:
         return commits.pop() if commits else None
 
     def refs(self, prefix: str) -> list[Ref]:
-        """Returns every ref below `prefix` ("refs/heads/" or "refs/tags/"), by name."""
+        """Returns every ref below `prefix` ("refs/heads/" or "refs/tags/"), by name.
+
+        Args:
+            prefix: "refs/heads/" or "refs/tags/".
+        """
         targets = {name: self._read_ref(prefix + name) for name in self.names(prefix)}
         return [Ref(name, prefix + name, self._peel(oid)) for name, oid in targets.items() if oid is not None]
 
     def names(self, prefix: str) -> list[str]:
-        """Returns the names of `refs`, even of those whose objects are damaged."""
+        """Returns the names of `refs`, even of those whose objects are damaged.
+
+        Args:
+            prefix: "refs/heads/" or "refs/tags/".
+        """
         with self._reading():
             names = sorted(key.decode() for key in self._refs.allkeys() if key.startswith(prefix.encode()))
         return [name.removeprefix(prefix) for name in names if self._read_ref(name)]
 
     def write_ref(self, ref: str, target: str) -> None:
-        """Points a ref at an object that is on the disk already. This one step makes a commit visible."""
+        """Points a ref at an object that is on the disk already. This one step makes a commit visible.
+
+        Args:
+            ref: Full name, such as refs/heads/main.
+            target: Id of the commit or tag object.
+        """
         path = self.path / ref
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():  # empty, left by deleted refs such as `exp/a` when `exp` is created
@@ -148,7 +161,11 @@ class GitRepository:
         replace_file(path, f"{target}\n".encode(), scratch=self.path)
 
     def delete_ref(self, ref: str) -> None:
-        """Removes a ref, also from packed-refs, where `git gc` may have moved it."""
+        """Removes a ref, also from packed-refs, where `git gc` may have moved it.
+
+        Args:
+            ref: Full name, such as refs/heads/main.
+        """
         self._refs.remove_if_equals(ref.encode(), None)  # type: ignore[arg-type]
 
     def _read_ref(self, ref: str) -> str | None:
@@ -179,19 +196,19 @@ class GitRepository:
     @contextmanager
     def _reading(self, oid: str | None = None) -> Iterator[None]:
         # Turns every error of a read into Damaged. oid: the object that is read; None for the refs.
-        what = f"the object {oid[:12]}" if oid else "packed-refs, or a file of refs,"
+        subject = f"the object {oid[:12]}" if oid else "packed-refs, or a file of refs,"
         try:
             yield
         except KeyError as error:
-            raise Damaged(self.path, f"{what} is lost") from error
+            raise Damaged(self.path, f"{subject} is lost") from error
         except (Fault, MemoryError):
             raise
         except OSError as error:
-            if not is_of_the_file(error):
+            if not is_file_error(error):
                 raise
-            raise Damaged(self.path, f"{what} cannot be read: {error.strerror}") from error
+            raise Damaged(self.path, f"{subject} cannot be read: {error.strerror}") from error
         except Exception as error:  # dulwich and zlib raise a dozen different classes for damaged data
-            raise Damaged(self.path, f"{what} cannot be read: {str(error) or type(error).__name__}") from error
+            raise Damaged(self.path, f"{subject} cannot be read: {str(error) or type(error).__name__}") from error
 
     def _get(self, oid: str) -> ShaFile | None:
         with self._reading(oid):
@@ -207,11 +224,20 @@ class GitRepository:
         return item
 
     def blob(self, oid: str) -> bytes:
+        """Stores a blob and returns its git id.
+
+        Args:
+            oid: Git id of the object.
+        """
         with self._reading(oid):
             return self._objects.get_raw(oid.encode())[1]  # type: ignore[arg-type]
 
     def blob_info(self, oid: str) -> BlobInfo:
-        """Returns size and pointer of a blob, without inflating a large one."""
+        """Returns size and pointer of a blob, without inflating a large one.
+
+        Args:
+            oid: Git id of the object.
+        """
         info = self._blobs.get(oid)
         if info is None:
             head, size = self._blob_head(oid)
@@ -233,6 +259,11 @@ class GitRepository:
             return content, int(header.split()[1])
 
     def commit(self, oid: str) -> Commit:
+        """Returns a commit object.
+
+        Args:
+            oid: Git id of the object.
+        """
         commit: Commit = self._need(oid, "commit")
         return commit
 
@@ -244,7 +275,11 @@ class GitRepository:
         return commit
 
     def history(self, commit: str) -> Iterator[tuple[str, Commit]]:
-        """Yields the ids and objects of a commit and its first parents, newest first."""
+        """Yields the ids and objects of a commit and its first parents, newest first.
+
+        Args:
+            commit: Commit id.
+        """
         current: str | None = commit
         while current is not None:
             item = self.commit(current)
@@ -254,25 +289,39 @@ class GitRepository:
     # -- trees --------------------------------------------------------------------------------------------------
 
     def children(self, tree: str) -> dict[bytes, tuple[int, str]]:
-        """Returns the entries of a tree object: name -> (mode, oid)."""
+        """Returns the entries of a tree object: name -> (mode, oid).
+
+        Args:
+            tree: Git id of the tree.
+        """
         entries = self._trees.get(tree)
         if entries is None:
             tree_object = self._need(tree, "tree")
             with self._reading(tree):
                 entries = {item.path: (item.mode, item.sha.decode()) for item in tree_object.items()}
-            self._known_entries += 1 + len(entries)
-            if self._known_entries > _MOST_ENTRIES:  # a long history of large folders
+            self._cached_entries += 1 + len(entries)
+            if self._cached_entries > _MOST_ENTRIES:  # a long history of large folders
                 self._trees.clear()
-                self._known_entries = 1 + len(entries)
+                self._cached_entries = 1 + len(entries)
             self._trees[tree] = entries
         return entries
 
     def root_tree(self, commit: str) -> str:
+        """Returns the git id of a commit's root tree.
+
+        Args:
+            commit: Commit id.
+        """
         tree: bytes = self.commit(commit).tree
         return tree.decode()
 
     def entry(self, commit: str, path: str) -> Entry | None:
-        """Returns the file or folder at `path`, or None. The empty path is the root."""
+        """Returns the file or folder at `path`, or None. The empty path is the root.
+
+        Args:
+            commit: Commit id.
+            path: Path in the repository.
+        """
         mode, oid = _FOLDER_MODE, self.root_tree(commit)
         for part in path.split("/") if path else []:
             if not stat.S_ISDIR(mode):
@@ -284,7 +333,13 @@ class GitRepository:
         return Entry(path, oid, stat.S_ISDIR(mode))
 
     def walk(self, tree: str, prefix: str = "", *, recursive: bool = True) -> Iterator[Entry]:
-        """Yields the content of a tree in git's order. A folder comes before its content."""
+        """Yields the content of a tree in git's order. A folder comes before its content.
+
+        Args:
+            tree: Git id of the tree.
+            prefix: Put before each path.
+            recursive: Whether to descend into folders.
+        """
         for name, (mode, oid) in self.children(tree).items():
             path = f"{prefix}{name.decode(errors='surrogateescape')}"
             is_folder = stat.S_ISDIR(mode)
@@ -293,22 +348,32 @@ class GitRepository:
                 yield from self.walk(oid, f"{path}/")
 
     def files(self, commit: str) -> list[Entry]:
+        """Lists every file of a commit.
+
+        Args:
+            commit: Commit id.
+        """
         return [entry for entry in self.walk(self.root_tree(commit)) if not entry.is_folder]
 
     def last_commits(self, commit: str, paths: list[str]) -> dict[str, str]:
-        """Returns the newest commit, from `commit` backwards, that changed each path."""
+        """Returns the newest commit, from `commit` backwards, that changed each path.
+
+        Args:
+            commit: Commit id.
+            paths: Paths in the repository.
+        """
         changed: dict[str, str] = {}
-        open_paths = set(paths)
-        wanted = _by_folder(open_paths)
+        pending = set(paths)
+        wanted = _by_folder(pending)
         tree = self.root_tree(commit)
         for current, item in self.history(commit):
             parent = self.root_tree(item.parents[0].decode()) if item.parents else None
-            differing = set(self._differing(tree, parent, wanted)) & open_paths
+            differing = set(self._differing(tree, parent, wanted)) & pending
             if differing:
                 changed |= dict.fromkeys(differing, current)
-                open_paths -= differing
-                wanted = _by_folder(open_paths)
-            if not open_paths or parent is None:
+                pending -= differing
+                wanted = _by_folder(pending)
+            if not pending or parent is None:
                 break
             tree = parent
         return changed
@@ -317,9 +382,9 @@ class GitRepository:
         """The wanted paths that differ between two trees."""
         if tree == other:  # equal folders have equal ids, so most of a long history is skipped here
             return
-        entries, others = (self.children(oid) if oid is not None else {} for oid in (tree, other))
+        entries, other_entries = (self.children(oid) if oid is not None else {} for oid in (tree, other))
         for name, (path, below) in wanted.items():
-            entry, other_entry = entries.get(name), others.get(name)
+            entry, other_entry = entries.get(name), other_entries.get(name)
             if entry != other_entry:
                 if path is not None:
                     yield path
@@ -344,155 +409,3 @@ def _by_folder(paths: Iterable[str]) -> _Wanted:
             level = level.setdefault(folder, (None, {}))[1]
         level[name] = (path, level.get(name, (None, {}))[1])
     return wanted
-
-
-class Quarantine:
-    """Holds new objects outside the store until their commit is certain, as git's receive-pack does.
-
-    Leaving the context without `migrate` removes them, so a refused or interrupted push leaves nothing behind.
-    """
-
-    def __init__(self, repository: Path) -> None:
-        self._repository = repository
-        self._folder = repository / f"incoming-{secrets.token_hex(8)}"
-        self._names: list[str] = []
-        self._used = ExitStack()
-
-    def __enter__(self) -> Quarantine:
-        self._folder.mkdir()
-        self._used.enter_context(in_use(self._folder))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._used.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    def blob(self, content: bytes) -> str:
-        from dulwich.objects import Blob
-
-        return self.add_object(Blob.from_string(content))
-
-    def add_object(self, item: ShaFile) -> str:
-        oid = item.id.decode()
-        path = self._folder / oid
-        if not path.exists():
-            with open(path, "xb") as file:
-                file.write(item.as_legacy_object(compression_level=1))
-                os.fchmod(file.fileno(), 0o400)
-            self._names.append(oid)
-        return oid
-
-    def read(self, oid: str) -> bytes | None:
-        """Returns the content of an object in the quarantine, or None."""
-        if oid not in self._names:
-            return None
-        raw = zlib.decompress((self._folder / oid).read_bytes())
-        return raw.partition(b"\0")[2]
-
-    def migrate(self) -> None:
-        """Makes the objects durable, then part of the store. The caller holds the repository's lock."""
-        objects = self._repository / "objects"
-        touched = set()
-        for oid in self._names:
-            fd = os.open(self._folder / oid, os.O_RDONLY)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-        for oid in self._names:
-            target = objects / oid[:2] / oid[2:]
-            if not target.exists():
-                if not target.parent.exists():
-                    target.parent.mkdir(exist_ok=True)
-                    touched.add(objects)
-                os.rename(self._folder / oid, target)
-                touched.add(target.parent)
-        for folder in touched:  # the renames must be on the disk before a ref names the objects
-            sync_folder(folder)
-        self._names.clear()
-
-    def commit(self, tree: str, parents: list[str], message: str) -> str:
-        from dulwich.objects import Commit, ObjectID
-
-        commit = Commit()
-        commit.tree = ObjectID(tree.encode())
-        commit.parents = [ObjectID(parent.encode()) for parent in parents]
-        commit.author = commit.committer = _IDENTITY
-        commit.author_time = commit.commit_time = int(time.time())
-        commit.author_timezone = commit.commit_timezone = 0
-        commit.encoding = b"UTF-8"
-        commit.message = _clean(message)
-        return self.add_object(commit)
-
-    def tag(self, name: str, commit: str, message: str) -> str:
-        from dulwich.objects import Commit, ObjectID, Tag
-
-        tag = Tag()
-        tag.name = name.encode()
-        tag.object = (Commit, ObjectID(commit.encode()))
-        tag.tagger = _IDENTITY
-        tag.tag_time = int(time.time())
-        tag.tag_timezone = 0
-        tag.message = _clean(message)
-        return self.add_object(tag)
-
-
-def _clean(message: str) -> bytes:
-    # git ends a message with one newline and stops reading at a NUL.
-    return (message.replace("\0", " ").replace("\r\n", "\n").strip() + "\n").encode(errors="replace")
-
-
-class TreeEdit:
-    """A tree that is being changed: the blob of each path."""
-
-    def __init__(self, repository: GitRepository, tree: str | None) -> None:
-        self._files = {entry.path: entry.oid for entry in repository.walk(tree) if not entry.is_folder} if tree else {}
-        self._folders: dict[str, int] = {}  # how many files are below
-        for path in self._files:
-            self._count(path, 1)
-
-    def _count(self, path: str, change: int) -> None:
-        for folder in _folders(path):
-            self._folders[folder] = self._folders.get(folder, 0) + change
-
-    def put(self, path: str, oid: str) -> None:
-        """Writes a file. Raises Fault 400 if one of its folders is a file, or if its path is a folder."""
-        for folder in _folders(path):
-            if folder in self._files:
-                raise Fault(400, f"Cannot write '{path}': '{folder}' is a file there; delete it first.")
-        if self._folders.get(path):
-            raise Fault(400, f"Cannot write '{path}': a folder has that name; delete it first.")
-        if path not in self._files:
-            self._count(path, 1)
-        self._files[path] = oid
-
-    def get(self, path: str) -> str | None:
-        return self._files.get(path)
-
-    def remove(self, path: str, *, is_folder: bool) -> bool:
-        """Removes a file or a whole folder. Returns False if there is none."""
-        gone = (
-            [name for name in self._files if name.startswith(f"{path}/")]
-            if is_folder
-            else [path] * (path in self._files)
-        )
-        for name in gone:
-            del self._files[name]
-            self._count(name, -1)
-        return bool(gone)
-
-    def write(self, quarantine: Quarantine) -> str:
-        from dulwich.index import commit_tree
-        from dulwich.objects import ObjectID
-
-        blobs = [
-            (path.encode(errors="surrogateescape"), ObjectID(oid.encode()), _FILE_MODE)
-            for path, oid in self._files.items()
-        ]
-        root: bytes = commit_tree(quarantine, blobs)  # type: ignore[arg-type]
-        return root.decode()
-
-
-def _folders(path: str) -> list[str]:
-    """The folders that a file is in."""
-    return [str(folder) for folder in PurePosixPath(path).parents][:-1]  # without the root

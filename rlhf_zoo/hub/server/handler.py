@@ -74,9 +74,13 @@ class HubServer(ThreadingHTTPServer):
 
         If there are too many connections, ends the one that has waited longest without a complete head. If all have a
         request under way, answers 503.
+
+        Args:
+            request: The connection.
+            client_address: The client's host and port.
         """
         if not self._slots.acquire(blocking=False):
-            self.waiting.end_one()
+            self.waiting.close_oldest()
             if self._slots.acquire(timeout=_ROOM_SECONDS):
                 super().process_request(request, client_address)
                 return
@@ -87,7 +91,12 @@ class HubServer(ThreadingHTTPServer):
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Serves a connection until it ends, and frees its slot."""
+        """Serves a connection until it ends, and frees its slot.
+
+        Args:
+            request: The request.
+            client_address: The client's host and port.
+        """
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -123,8 +132,13 @@ class HubServer(ThreadingHTTPServer):
         except ValueError:
             return name in (socket.gethostname().lower(), socket.getfqdn().lower())
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Logs a defect. Clients that go away do not come here: `Handler.handle` ends those connections."""
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Logs a defect. Clients that go away do not come here: `Handler.handle` ends those connections.
+
+        Args:
+            request: The request.
+            client_address: The client's host and port.
+        """
         log.exception("A connection failed.")
 
     def enter(self) -> None:
@@ -139,7 +153,11 @@ class HubServer(ThreadingHTTPServer):
             self._idle.notify_all()
 
     def wait_idle(self, seconds: float) -> None:
-        """Waits up to `seconds` for the requests under way to finish."""
+        """Waits up to `seconds` for the requests under way to finish.
+
+        Args:
+            seconds: Longest wait.
+        """
         with self._idle:
             self._idle.wait_for(lambda: self._busy == 0, seconds)
 
@@ -222,7 +240,7 @@ class Handler(BaseHTTPRequestHandler):
                 log.warning("%s %s: %s", self.command, _shown(self.path), error)
                 return _refusal(fault)
         log.exception("%s %s failed", self.command, _shown(self.path))
-        return _refusal(Fault(500, "The embedded Hub failed on this request; its log on stderr says where."))
+        return _refusal(Fault(500, "The embedded Hub failed on this request: see its log on stderr."))
 
     do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = _answer
 
@@ -264,7 +282,13 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Sends http.server's own refusals (malformed requests) in the Hub's form."""
+        """Sends http.server's own refusals (malformed requests) in the Hub's form.
+
+        Args:
+            code: HTTP status.
+            message: Ignored.
+            explain: Ignored.
+        """
         self.close_connection = True
         # http.server calls this before it has parsed a command or a version, which `_send` needs.
         if not hasattr(self, "command") or self.command is None:
@@ -274,6 +298,12 @@ class Handler(BaseHTTPRequestHandler):
         self._send(_refusal(Fault(int(code), message or "The request cannot be read.")))
 
     def log_message(self, format: str, *args: Any) -> None:
+        """Logs a line of the standard library's server.
+
+        Args:
+            format: The format string.
+            args: Its values.
+        """
         log.info(format, *args)
 
 

@@ -37,7 +37,11 @@ class Pointer:
 
 
 def parse_pointer(content: bytes) -> Pointer | None:
-    """Returns the pointer in a blob, or None for ordinary content."""
+    """Returns the pointer in a blob, or None for ordinary content.
+
+    Args:
+        content: The content of a blob.
+    """
     # The specification limits pointers to less than 1024 bytes.
     match = _POINTER.fullmatch(content) if len(content) < 1024 else None
     return Pointer(match[1].decode(), int(match[2])) if match else None
@@ -50,18 +54,26 @@ class LargeFiles:
         self.folder = repository / "lfs"
 
     def path(self, oid: str) -> Path:
-        """Returns the path of the file with that sha256, whether or not it exists."""
+        """Returns the path of the file with that sha256, whether or not it exists.
+
+        Args:
+            oid: The file's sha256.
+        """
         return self.folder / "objects" / oid[:2] / oid[2:4] / oid
 
     def size(self, oid: str) -> int | None:
-        """Returns the size of a file in bytes; None if it was never uploaded."""
+        """Returns the size of a file in bytes; None if it was never uploaded.
+
+        Args:
+            oid: The file's sha256.
+        """
         try:
             return self.path(oid).stat().st_size
         except FileNotFoundError:
             return None
 
-    def whole(self, pointer: Pointer, path: str) -> Path:
-        """Checks that a large file is stored completely.
+    def complete_file(self, pointer: Pointer, path: str) -> Path:
+        """Returns a large file after checking that it is stored completely.
 
         Args:
             pointer: Its pointer.
@@ -76,8 +88,8 @@ class LargeFiles:
         # The size is enough for every read: `receive` verified the sha256, and a hash of gigabytes takes too long.
         size = self.size(pointer.oid)
         if size != pointer.size:
-            what = "lost" if size is None else f"cut: {size} of {pointer.size} bytes"
-            reason = f"the content of '{path}' is {what}; another push of it mends that"
+            state = "lost" if size is None else f"cut: {size} of {pointer.size} bytes"
+            reason = f"the content of '{path}' is {state}; push the file again to restore it"
             raise Damaged(self.folder.parent, reason)
         return self.path(pointer.oid)
 
@@ -149,7 +161,12 @@ class LargeFiles:
 
 
 def write_all(fd: int, data: bytes | bytearray | memoryview) -> None:
-    """Writes all of the data to a file descriptor; os.write alone may write a part."""
+    """Writes all of the data to a file descriptor; os.write alone may write a part.
+
+    Args:
+        fd: The file descriptor.
+        data: The data.
+    """
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]

@@ -22,12 +22,16 @@ class LfsApi(Api):
     """Uploads of large files by LFS, and copies between repositories."""
 
     def register(self, router: Router) -> None:
-        """Adds the routes. They come before those of pages, whose addresses look similar."""
-        router.add("POST", "/{page}.git/info/lfs/objects/batch", self.batch, body=SMALL_BODY)
-        router.add("POST", "/api/{repo}/lfs-files/duplicate", self.duplicate, body=SMALL_BODY)
-        router.add("PUT", "/_lfs/{repo}/{oid}", self.upload, body=_MAX_SIZE)
+        """Adds the routes. They come before those of pages, whose addresses look similar.
 
-    def batch(self, request: Request, repo: RepoId) -> Response:
+        Args:
+            router: The router to add the routes to.
+        """
+        router.add("POST", "/{page}.git/info/lfs/objects/batch", self._batch, body=SMALL_BODY)
+        router.add("POST", "/api/{repo}/lfs-files/duplicate", self._duplicate, body=SMALL_BODY)
+        router.add("PUT", "/_lfs/{repo}/{oid}", self._upload, body=_MAX_SIZE)
+
+    def _batch(self, request: Request, repo: RepoId) -> Response:
         """Returns upload links for the objects that are not stored yet."""
         fields = request.json()
         if fields.get("operation") != "upload":
@@ -41,9 +45,9 @@ class LfsApi(Api):
         self._storage.require_writable()
         # Count the free space down, so that a push is refused before it has filled the disk halfway.
         free = self._storage.free()
-        answers: list[dict[str, Any]] = []
+        answers: list[dict[str, object]] = []
         for oid, size in dict(wanted).items():
-            answer: dict[str, Any] = {"oid": oid, "size": size, "authenticated": True}
+            answer: dict[str, object] = {"oid": oid, "size": size, "authenticated": True}
             if store.size(oid) != size:
                 free -= size
                 if free < 0:
@@ -54,7 +58,7 @@ class LfsApi(Api):
         answer = {"transfer": "basic", "objects": answers, "hash_algo": "sha256"}
         return json_response(answer, headers={"Content-Type": _MIME})
 
-    def duplicate(self, request: Request, repo: RepoId) -> Response:
+    def _duplicate(self, request: Request, repo: RepoId) -> Response:
         """Copies large files to another repository, before a commit there names them (the client's `copy_files`)."""
         self._access.read(request, repo)
         fields = request.json()
@@ -76,7 +80,7 @@ class LfsApi(Api):
                     store.adopt(source, oid)
         return json_response({"succeeded": len(wanted) - len(failed), "failed": failed})
 
-    def upload(self, request: Request, repo: RepoId, oid: str) -> Response:
+    def _upload(self, request: Request, repo: RepoId, oid: str) -> Response:
         """Receives a large file under a signed link. The request carries no token."""
         size = self._verified(request, repo, check_oid(oid))
         request.body.expect(size)  # the link is valid, so exactly this much may be read
@@ -94,7 +98,7 @@ class LfsApi(Api):
 
     def _verified(self, request: Request, repo: RepoId, oid: str) -> int:
         """The size that the link was signed for. Raises Fault 403 for any other link."""
-        size, signature = (request.one(key) or "" for key in ("size", "signature"))
+        size, signature = (request.value(key) or "" for key in ("size", "signature"))
         if not self._access.is_signed(signature, "PUT", repo, oid, size):
             raise Fault(403, "The upload link is not valid or has expired; start the upload again.")
         return _size(size)

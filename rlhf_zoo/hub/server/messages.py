@@ -53,9 +53,9 @@ class Body:
             raise bad_request("The Content-Length header is not one number.")
         self.length = None if self.chunked else int(lengths[0]) if lengths else 0
         self._left = self.length or 0  # bytes of the body, or of the current chunk
-        self._seen = 0
+        self._received = 0
         self._ended = not self.chunked and self._left == 0
-        self._given_up = False
+        self._timed_out = False
 
     def chunks(self) -> Iterator[memoryview]:
         """Yields the pieces of the body. A piece is valid until the next one is asked for.
@@ -66,7 +66,7 @@ class Body:
         """
         if (self.length or 0) <= self.limit:  # else refuse at once, without reading
             for piece in self._pieces():
-                if self._seen > self.limit:
+                if self._received > self.limit:
                     break
                 yield piece
             else:
@@ -77,7 +77,7 @@ class Body:
         try:
             yield from self._read_pieces()
         except TimeoutError as error:
-            self._given_up = True
+            self._timed_out = True
             raise Fault(408, "The request's body comes too slowly; send it again.") from error
 
     def _read_pieces(self) -> Iterator[memoryview]:
@@ -90,7 +90,7 @@ class Body:
             if not count:
                 raise ConnectionError("the sender closed the connection in the middle of a body")
             self._left -= count
-            self._seen += count
+            self._received += count
             if self._left == 0:
                 if not self.chunked:
                     self._ended = True
@@ -116,6 +116,9 @@ class Body:
         """Raises the limit to `size` bytes, once the sender has shown a right to send them.
 
         As many bytes are read and dropped after a refusal.
+
+        Args:
+            size: Bytes that the sender may send.
         """
         self.limit, self.spare = size, _DRAIN + size
 
@@ -133,9 +136,9 @@ class Body:
             pending += chunk
             # Search the new part only: a long line would otherwise be searched again with each chunk.
             if pending.find(b"\n", len(pending) - len(chunk)) >= 0:
-                *lines, rest = bytes(pending).split(b"\n")
+                *lines, tail = bytes(pending).split(b"\n")
                 yield from lines
-                pending = bytearray(rest)
+                pending = bytearray(tail)
             if len(pending) > _LINE_LIMIT:
                 raise Fault(413, f"A line of the commit has more than {_LINE_LIMIT} bytes; such a file belongs to LFS.")
         if pending:
@@ -147,11 +150,11 @@ class Body:
         Returns:
             False if the end was not reached, and the connection has to be closed.
         """
-        if self._given_up or (not self.chunked and self._left > self.spare):
+        if self._timed_out or (not self.chunked and self._left > self.spare):
             return False
-        start = self._seen
+        start = self._received
         try:
-            return all(self._seen - start <= self.spare for _ in self._pieces())
+            return all(self._received - start <= self.spare for _ in self._pieces())
         except Fault:  # too slow: the answer is ready, and is sent before the connection closes
             return False
 
@@ -178,18 +181,30 @@ class Request:
     role: str | None
     base: str
 
-    def one(self, name: str) -> str | None:
-        """Returns the last value of a query parameter, or None."""
+    def value(self, name: str) -> str | None:
+        """Returns the last value of a query parameter, or None.
+
+        Args:
+            name: Name of the parameter.
+        """
         values = self.query.get(name) or self.query.get(f"{name}[]")
         return values[-1] if values else None
 
-    def many(self, name: str) -> list[str]:
-        """Returns all values of a query parameter, under `name` and `name[]`."""
+    def values(self, name: str) -> list[str]:
+        """Returns all values of a query parameter, under `name` and `name[]`.
+
+        Args:
+            name: Name of the parameter.
+        """
         return [*self.query.get(name, []), *self.query.get(f"{name}[]", [])]
 
     def flag(self, name: str) -> bool:
-        """Whether a query parameter is true, True or 1."""
-        return (self.one(name) or "").lower() in ("true", "1")
+        """Whether a query parameter is true, True or 1.
+
+        Args:
+            name: Name of the parameter.
+        """
+        return (self.value(name) or "").lower() in ("true", "1")
 
     def number(self, name: str, default: int, *, maximum: int) -> int:
         """Reads a query parameter that is a whole number of at least 1.
@@ -202,7 +217,7 @@ class Request:
         Raises:
             Fault: 400 for any other value.
         """
-        value = self.one(name)
+        value = self.value(name)
         if value is None:
             return default
         if not re.fullmatch(r"\d{1,9}", value) or int(value) < 1:
@@ -291,8 +306,14 @@ class Response:
         return self.content.count if isinstance(self.content, FilePart) else len(self.content)
 
 
-def json_response(value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Returns an answer with a JSON value, and with further headers if given."""
+def json_response(value: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Returns an answer with a JSON value, and with further headers if given.
+
+    Args:
+        value: The JSON value.
+        status: HTTP status.
+        headers: Further headers.
+    """
     content = json.dumps(value, ensure_ascii=True, separators=(",", ":")).encode()
     return Response(status, {"Content-Type": "application/json; charset=utf-8", **(headers or {})}, content)
 
@@ -311,7 +332,7 @@ def plain_json(raw: bytes) -> Any:
     """
     try:
         text = raw.decode()
-        value = json.loads(text, parse_int=_whole, parse_float=_finite, parse_constant=_finite)
+        value = json.loads(text, parse_int=_integer, parse_float=_finite, parse_constant=_finite)
         # Only an escape can produce a lone surrogate, so most texts skip this costly check.
         if _SURROGATE.search(text):
             json.dumps(value, ensure_ascii=False).encode()
@@ -322,7 +343,7 @@ def plain_json(raw: bytes) -> Any:
     return value
 
 
-def _whole(digits: str) -> int:
+def _integer(digits: str) -> int:
     if len(digits) > _NUMBER_LENGTH:
         raise ValueError(f"it holds a number of more than {_NUMBER_LENGTH} digits")
     return int(digits)
@@ -335,7 +356,7 @@ def _finite(text: str) -> float:
     return number
 
 
-def member(fields: Mapping[str, Any], key: str, kind: type[_Kind]) -> _Kind | None:
+def member(fields: Mapping[str, object], key: str, kind: type[_Kind]) -> _Kind | None:
     """Returns a member of a JSON object.
 
     Args:
@@ -358,7 +379,7 @@ def member(fields: Mapping[str, Any], key: str, kind: type[_Kind]) -> _Kind | No
 _KINDS: dict[type, str] = {str: "text", int: "whole number", list: "list", dict: "JSON object"}
 
 
-def objects(fields: Mapping[str, Any], key: str, *, most: int) -> list[dict[str, Any]]:
+def objects(fields: Mapping[str, object], key: str, *, most: int) -> list[dict[str, Any]]:
     """Returns a member that is a list of JSON objects.
 
     Args:
@@ -382,13 +403,24 @@ def objects(fields: Mapping[str, Any], key: str, *, most: int) -> list[dict[str,
 
 
 def bearer_token(header: str) -> str | None:
-    """Returns the token of an Authorization header; None for a scheme other than Bearer."""
+    """Returns the token of an Authorization header; None for a scheme other than Bearer.
+
+    Args:
+        header: The Authorization header.
+    """
     scheme, _, token = header.partition(" ")
     return token.strip() if scheme.lower() == "bearer" else None
 
 
 def decode_segment(raw: str) -> str:
-    """Decodes the percent-encoding of one segment of a path. Raises Fault 400 if it is not UTF-8."""
+    """Decodes the percent-encoding of one segment of a path.
+
+    Args:
+        raw: The percent-encoded segment.
+
+    Raises:
+        Fault: 400 if it is not UTF-8.
+    """
     try:
         return unquote(raw, errors="strict")
     except UnicodeDecodeError as error:

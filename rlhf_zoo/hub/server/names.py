@@ -114,12 +114,12 @@ def check_path(path: object) -> str:
     return path
 
 
-def check_ref(name: object, *, what: str) -> str:
+def check_ref(name: object, *, kind: str) -> str:
     """Checks the short name of a branch or tag against git's rules.
 
     Args:
         name: Whatever the client sent.
-        what: What it names, such as "branch" or "tag", for messages.
+        kind: What the name stands for, such as "branch" or "tag", for messages.
 
     Returns:
         The name.
@@ -130,19 +130,26 @@ def check_ref(name: object, *, what: str) -> str:
     from dulwich.refs import Ref, check_ref_format
 
     if not isinstance(name, str) or not name:
-        raise bad_request(f"The {what} needs a name.")
+        raise bad_request(f"The {kind} needs a name.")
     encoded = name.encode(errors="replace")
     if len(encoded) > _MAX_REF:
-        raise bad_request(f"The {what} name '{name[:80]}…' is longer than {_MAX_REF} bytes; shorten it.")
+        raise bad_request(f"The {kind} name '{name[:80]}…' is longer than {_MAX_REF} bytes; shorten it.")
     if name.startswith("-") or name == "HEAD" or not check_ref_format(Ref(b"refs/heads/" + encoded)):
-        raise bad_request(f"git does not allow the {what} name '{name}'; see git help check-ref-format.")
+        raise bad_request(f"git does not allow the {kind} name '{name}'; see git help check-ref-format.")
     if re.fullmatch(r"[0-9a-fA-F]{40}", name):
-        raise bad_request(f"The {what} name '{name}' looks like a commit; choose another.")
+        raise bad_request(f"The {kind} name '{name}' looks like a commit; choose another.")
     return name
 
 
 def check_oid(oid: object) -> str:
-    """Returns a sha256 in lower-case hexadecimal digits. Raises Fault 400 for anything else."""
+    """Returns a sha256 in lower-case hexadecimal digits.
+
+    Args:
+        oid: Whatever the client sent.
+
+    Raises:
+        Fault: 400 for anything else.
+    """
     if not isinstance(oid, str) or not _OID.fullmatch(oid):
         raise bad_request("An LFS object is named by its sha256: 64 lower-case hexadecimal digits.")
     return oid

@@ -53,7 +53,14 @@ class PacedReader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Reads the bytes that have arrived. Raises TimeoutError if the sender is too slow."""
+        """Reads the bytes that have arrived.
+
+        Args:
+            buffer: Receives the bytes.
+
+        Raises:
+            TimeoutError: The sender is too slow.
+        """
         began = time.monotonic()
         left = min(self._patience, self._left) if self._in_body else self._deadline - began
         if left <= 0:
@@ -78,16 +85,24 @@ class Waiting:
         self._connections: dict[socket.socket, None] = {}
 
     def add(self, connection: socket.socket) -> None:
-        """Adds a connection that starts to wait."""
+        """Adds a connection that starts to wait.
+
+        Args:
+            connection: The connection.
+        """
         with self._lock:
             self._connections[connection] = None
 
     def remove(self, connection: socket.socket) -> None:
-        """Removes a connection whose head is complete, or that ended."""
+        """Removes a connection whose head is complete, or that ended.
+
+        Args:
+            connection: The connection.
+        """
         with self._lock:
             self._connections.pop(connection, None)
 
-    def end_one(self) -> None:
+    def close_oldest(self) -> None:
         """Closes the connection that has waited longest, if there is one. Its thread then ends and makes room."""
         with self._lock:
             connection = next(iter(self._connections), None)

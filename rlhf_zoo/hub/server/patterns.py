@@ -48,7 +48,14 @@ class Budget:
         self._left = steps
 
     def spend(self, steps: int) -> None:
-        """Spends steps. Raises Fault 400 if there are not enough left."""
+        """Spends steps.
+
+        Args:
+            steps: Steps of matching.
+
+        Raises:
+            Fault: 400 if there are not enough left.
+        """
         self._left -= steps
         if self._left < 0:
             raise bad_request(
@@ -70,8 +77,8 @@ class Glob:
     def __init__(self, pattern: bytes) -> None:
         self.is_plain = not any(char in pattern for char in b"*?[\\")
         # Only `*` and plain text within one part of a path, such as `*.safetensors`: a search for each piece is enough.
-        is_one_part = not any(char in pattern for char in b"?[\\/") and (pattern == b"*" or pattern.strip(b"*") != b"")
-        self._pieces = pattern.split(b"*") if is_one_part else None
+        one_part = not any(char in pattern for char in b"?[\\/") and (pattern == b"*" or pattern.strip(b"*") != b"")
+        self._pieces = pattern.split(b"*") if one_part else None
         # A step on longer numbers takes longer.
         self.steps_per_byte = 1 + len(pattern) // 512
         if self._pieces is None:
@@ -113,7 +120,7 @@ class Glob:
         self._loops = self._entries = 0
         size = at = 0
 
-        def one_of(members: list[int]) -> None:
+        def byte_class(members: list[int]) -> None:
             nonlocal size
             for byte in members:
                 self._advance[byte] |= 1 << size
@@ -140,21 +147,21 @@ class Glob:
                     self._entries |= 1 << size
                     size += 1
                     loop(range(256))
-                    one_of([_SLASH])
+                    byte_class([_SLASH])
                 else:
                     loop(range(256) if is_part and pattern[end : end + 2] in (b"", b"\\/") else _NO_SLASH)
                 at = end
             elif char == b"[":
                 members, at = _bracket(pattern, at + 1)
-                one_of(members)
+                byte_class(members)
             elif char == b"?":
-                one_of(_NO_SLASH)
+                byte_class(_NO_SLASH)
                 at += 1
             else:
                 at += char == b"\\"
                 if at == len(pattern):
                     raise MalformedPatternError(pattern)
-                one_of([pattern[at]])
+                byte_class([pattern[at]])
                 at += 1
         self._size = size
 
@@ -222,12 +229,12 @@ class _Rules:
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         # Patterns without wildcards, which most are, need no matching: their places are looked up by name.
-        self._said: list[bool] = []
+        self._verdicts: list[bool] = []
         self._paths: dict[bytes, int] = {}
         self._names: dict[bytes, int] = {}
         self._globs: list[tuple[int, bool, Glob]] = []
 
-    def add(self, pattern: bytes, says: bool) -> None:
+    def add(self, pattern: bytes, verdict: bool) -> None:
         """Adds a pattern, whose verdict goes before those of all patterns added earlier."""
         # In git, a pattern with a slash is matched against the whole path, any other against the last part.
         is_name = b"/" not in pattern
@@ -236,8 +243,8 @@ class _Rules:
             glob = Glob(pattern.removeprefix(b"/"))
         except MalformedPatternError:  # git skips it
             return
-        place = len(self._said)
-        self._said.append(says)
+        place = len(self._verdicts)
+        self._verdicts.append(verdict)
         if glob.is_plain:
             (self._names if is_name else self._paths)[pattern.removeprefix(b"/")] = place
         else:
@@ -256,7 +263,7 @@ class _Rules:
             if glob.matches(text):
                 best = place
                 break
-        return self._said[best] if best >= 0 else None
+        return self._verdicts[best] if best >= 0 else None
 
 
 class LfsPaths:
@@ -294,10 +301,10 @@ class IgnoredPaths:
         # A pattern that ends with a slash is for folders only, so files and folders have rules of their own.
         self._files, self._all = _Rules(budget), _Rules(budget)
         self._folders: dict[bytes, bool] = {b"": False}
-        for pattern, says in _ignore_lines(content):
-            self._all.add(pattern.removesuffix(b"/"), says)
+        for pattern, verdict in _ignore_lines(content):
+            self._all.add(pattern.removesuffix(b"/"), verdict)
             if not pattern.endswith(b"/"):
-                self._files.add(pattern, says)
+                self._files.add(pattern, verdict)
 
     def __call__(self, path: str) -> bool:
         """Whether the file at this path is excluded."""
@@ -324,7 +331,7 @@ def _ignore_lines(content: bytes) -> Iterator[tuple[bytes, bool]]:
             pattern += b" "
         if pattern.startswith(b"#"):
             continue
-        says = not pattern.startswith(b"!")
-        pattern = pattern if says else pattern[1:]
+        verdict = not pattern.startswith(b"!")
+        pattern = pattern if verdict else pattern[1:]
         if pattern.strip(b"/"):
-            yield pattern, says
+            yield pattern, verdict

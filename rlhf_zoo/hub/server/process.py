@@ -38,7 +38,7 @@ def serve(
     ready_file: str | os.PathLike[str] | None = None,
     *,
     parent: int | None = None,
-    beside: bool = False,
+    second: bool = False,
     on_ready: Callable[[str], None] | None = None,
 ) -> str:
     """Serves until SIGTERM or SIGINT. Call it from the main thread, which receives the signals.
@@ -50,7 +50,7 @@ def serve(
         ready_file: Receives {"url", "pid"} as JSON once the server listens.
         parent: Id of a process that the server belongs to. The server ends with it, ignores SIGINT, and does not
             record itself in the root.
-        beside: Whether another server over the same root is on record, so that this one must not be.
+        second: Whether another server over the same root is on record, so that this one must not be.
         on_ready: Called with the address once the server listens.
 
     Returns:
@@ -86,7 +86,7 @@ def serve(
     threading.Thread(target=_sweep_regularly, args=(application, stop), daemon=True).start()
     note = {"url": server.url, "pid": os.getpid()}
     try:
-        _announce(folder / RECORD if parent is None and not beside else None, ready_file, note)
+        _announce(folder / RECORD if parent is None and not second else None, ready_file, note)
         if on_ready is not None:
             on_ready(server.url)
         while not stop.wait(_PARENT_SECONDS if parent else None) and is_alive():

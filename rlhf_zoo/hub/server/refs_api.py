@@ -2,12 +2,12 @@
 
 from functools import partial
 from html import escape
-from typing import Any
 
 from .access import Api, commit_of
 from .describe import commit_date
 from .faults import Fault, bad_request, forbidden, revision_not_found
-from .git import MAIN, GitRepository, Quarantine, Ref
+from .git import MAIN, GitRepository, Ref
+from .git_writes import Quarantine
 from .messages import SMALL_BODY, Request, Response, json_response, member
 from .names import OWNER, RepoId, check_ref
 from .routing import Router
@@ -19,15 +19,20 @@ class RefsApi(Api):
     """Branches, tags and commits of a repository."""
 
     def register(self, router: Router) -> None:
-        router.add("GET", "/api/{repo}/refs", self.refs)
-        router.add("GET", "/api/{repo}/commits/{revision}", self.commits)
-        router.add("POST", "/api/{repo}/branch/{name}", self.create_branch, body=SMALL_BODY)
-        router.add("DELETE", "/api/{repo}/branch/{name}", partial(self.delete, prefix="refs/heads/"))
-        router.add("POST", "/api/{repo}/tag/{revision}", self.create_tag, body=SMALL_BODY)
-        router.add("DELETE", "/api/{repo}/tag/{name}", partial(self.delete, prefix="refs/tags/"))
-        router.add("POST", "/api/{repo}/super-squash/{name}", self.squash, body=SMALL_BODY)
+        """Adds the routes of this part of the API.
 
-    def refs(self, request: Request, repo: RepoId) -> Response:
+        Args:
+            router: The router to add the routes to.
+        """
+        router.add("GET", "/api/{repo}/refs", self._refs)
+        router.add("GET", "/api/{repo}/commits/{revision}", self._commits)
+        router.add("POST", "/api/{repo}/branch/{name}", self._create_branch, body=SMALL_BODY)
+        router.add("DELETE", "/api/{repo}/branch/{name}", partial(self._delete, prefix="refs/heads/"))
+        router.add("POST", "/api/{repo}/tag/{revision}", self._create_tag, body=SMALL_BODY)
+        router.add("DELETE", "/api/{repo}/tag/{name}", partial(self._delete, prefix="refs/tags/"))
+        router.add("POST", "/api/{repo}/super-squash/{name}", self._squash, body=SMALL_BODY)
+
+    def _refs(self, request: Request, repo: RepoId) -> Response:
         """Lists all branches and tags. An annotated tag is listed with its commit, not with its tag object."""
         self._access.read(request, repo)
 
@@ -35,7 +40,7 @@ class RefsApi(Api):
             return {"name": ref.name, "ref": ref.ref, "targetCommit": ref.commit}
 
         with self._storage.git(repo) as git:
-            answer: dict[str, Any] = {
+            answer: dict[str, object] = {
                 "branches": [form(ref) for ref in git.refs("refs/heads/")],
                 "tags": [form(ref) for ref in git.refs("refs/tags/")],
                 "converts": [],
@@ -44,20 +49,20 @@ class RefsApi(Api):
             answer["pullRequests"] = []
         return json_response(answer)
 
-    def commits(self, request: Request, repo: RepoId, revision: str) -> Response:
+    def _commits(self, request: Request, repo: RepoId, revision: str) -> Response:
         """Lists the history of a revision, newest first, in pages."""
         self._access.read(request, repo)
         size = request.number("limit", _PAGE, maximum=1000)
-        formatted = "formatted" in request.many("expand")
+        formatted = "formatted" in request.values("expand")
         with self._storage.git(repo) as git:
-            page: list[dict[str, Any]] = []
+            page: list[dict[str, object]] = []
             for oid, commit in git.history(commit_of(git, revision)):
                 if len(page) == size:
                     # The next page starts at this commit, so that new commits do not shift it.
                     path = request.path.rpartition("/")[0] + f"/{oid}"
                     return json_response(page, headers=request.next_page(path))
                 title, _, message = commit.message.decode(errors="replace").strip().partition("\n")
-                item: dict[str, Any] = {
+                item: dict[str, object] = {
                     "id": oid,
                     "title": title,
                     "message": message.strip(),
@@ -69,10 +74,10 @@ class RefsApi(Api):
                 page.append(item)
         return json_response(page)
 
-    def create_branch(self, request: Request, repo: RepoId, name: str) -> Response:
+    def _create_branch(self, request: Request, repo: RepoId, name: str) -> Response:
         """Creates a branch at `startingPoint` (main by default). Fault 409 if it exists."""
         self._access.write(request, repo)
-        check_ref(name, what="branch")
+        check_ref(name, kind="branch")
         fields = request.json()
         if fields.get("emptyBranch"):
             raise bad_request("The embedded Hub starts branches at a commit: leave emptyBranch out.")
@@ -82,7 +87,7 @@ class RefsApi(Api):
             git.write_ref(f"refs/heads/{name}", commit)
         return json_response({})
 
-    def delete(self, request: Request, repo: RepoId, name: str, prefix: str) -> Response:
+    def _delete(self, request: Request, repo: RepoId, name: str, prefix: str) -> Response:
         """Deletes a branch or a tag, as `prefix` says."""
         self._access.write(request, repo)
         if prefix + name == f"refs/heads/{MAIN}":
@@ -93,11 +98,11 @@ class RefsApi(Api):
             git.delete_ref(prefix + name)
         return json_response({})
 
-    def create_tag(self, request: Request, repo: RepoId, revision: str) -> Response:
+    def _create_tag(self, request: Request, repo: RepoId, revision: str) -> Response:
         """Tags a revision. With a message the tag is annotated. Fault 409 if the tag exists."""
         self._access.write(request, repo)
         fields = request.json()
-        name = check_ref(fields.get("tag"), what="tag")
+        name = check_ref(fields.get("tag"), kind="tag")
         message = member(fields, "message", str)
         with self._storage.lock(repo), self._storage.git(repo) as git:
             target = commit = commit_of(git, revision)
@@ -110,7 +115,7 @@ class RefsApi(Api):
             git.write_ref(f"refs/tags/{name}", target)
         return json_response({})
 
-    def squash(self, request: Request, repo: RepoId, name: str) -> Response:
+    def _squash(self, request: Request, repo: RepoId, name: str) -> Response:
         """Replaces the history of a branch by one commit with the same files."""
         self._access.write(request, repo)
         message = member(request.json(), "message", str) or f"Squash the branch '{name}'"
@@ -125,11 +130,11 @@ class RefsApi(Api):
         return json_response({})
 
 
-def _check_free(git: GitRepository, name: str, what: str) -> None:
+def _check_free(git: GitRepository, name: str, kind: str) -> None:
     """Raises Fault if a branch (or tag) of this name exists, or one that git cannot keep beside it."""
     # A ref is a file, so `exp` and `exp/a` exclude each other. A branch and a tag may share a name.
-    for taken in git.names("refs/heads/" if what == "branch" else "refs/tags/"):
+    for taken in git.names("refs/heads/" if kind == "branch" else "refs/tags/"):
         if taken == name:
-            raise Fault(409, f"The {what} '{name}' exists already.")
+            raise Fault(409, f"The {kind} '{name}' exists already.")
         if taken.startswith(f"{name}/") or name.startswith(f"{taken}/"):
-            raise bad_request(f"git cannot keep '{name}' beside '{taken}': one name begins with the other.")
+            raise bad_request(f"'{name}' conflicts with '{taken}' in git: one name begins with the other.")

@@ -28,21 +28,26 @@ class ReposApi(Api):
     """Repositories as a whole."""
 
     def register(self, router: Router) -> None:
-        router.add("POST", "/api/repos/create", self.create, body=SMALL_BODY)
-        router.add("DELETE", "/api/repos/delete", self.delete, body=SMALL_BODY)
-        router.add("POST", "/api/repos/move", self.move, body=SMALL_BODY)
-        for kind, plural in KINDS.items():
-            router.add("GET", f"/api/{plural}", partial(self.find, kind=kind))
-        router.add("GET", "/api/settings/repositories", self.storage)
-        router.add("GET", "/api/organizations/{namespace}/settings/repositories", self.storage)
-        router.add("POST", "/api/{repo}/duplicate", self.duplicate, body=SMALL_BODY)
-        router.add("PUT", "/api/{repo}/settings", self.settings, body=SMALL_BODY)
-        router.add("GET", "/api/{repo}/auth-check", self.auth_check)
-        router.add("GET", "/api/{repo}/auth-check/write", partial(self.auth_check, write=True))
-        router.add("GET", "/api/{repo}/revision/{revision}", self.info)
-        router.add("GET", "/api/{repo}", self.info)
+        """Adds the routes of this part of the API.
 
-    def create(self, request: Request) -> Response:
+        Args:
+            router: The router to add the routes to.
+        """
+        router.add("POST", "/api/repos/create", self._create, body=SMALL_BODY)
+        router.add("DELETE", "/api/repos/delete", self._delete, body=SMALL_BODY)
+        router.add("POST", "/api/repos/move", self._move, body=SMALL_BODY)
+        for kind, plural in KINDS.items():
+            router.add("GET", f"/api/{plural}", partial(self._find, kind=kind))
+        router.add("GET", "/api/settings/repositories", self._handle_storage)
+        router.add("GET", "/api/organizations/{namespace}/settings/repositories", self._handle_storage)
+        router.add("POST", "/api/{repo}/duplicate", self._duplicate, body=SMALL_BODY)
+        router.add("PUT", "/api/{repo}/settings", self._settings, body=SMALL_BODY)
+        router.add("GET", "/api/{repo}/auth-check", self._auth_check)
+        router.add("GET", "/api/{repo}/auth-check/write", partial(self._auth_check, write=True))
+        router.add("GET", "/api/{repo}/revision/{revision}", self._info)
+        router.add("GET", "/api/{repo}", self._info)
+
+    def _create(self, request: Request) -> Response:
         """Creates a repository. Fault 409 if it exists; the body still holds its address."""
         request.require_write()
         fields = request.json()
@@ -58,13 +63,13 @@ class ReposApi(Api):
             raise Fault(409, f"You already created the {repo.kind} repository '{repo}'.", body=answer)
         return json_response(answer)
 
-    def delete(self, request: Request) -> Response:
+    def _delete(self, request: Request) -> Response:
         """Deletes a repository."""
         request.require_write()  # not `Access.write`, which refuses a damaged repository
         self._storage.delete(_named(request.json()))
         return json_response({})
 
-    def move(self, request: Request) -> Response:
+    def _move(self, request: Request) -> Response:
         """Renames a repository. The old name redirects to it until another repository takes that name."""
         fields = request.json()
         kind = fields.get("type") or "model"
@@ -74,7 +79,7 @@ class ReposApi(Api):
         self._storage.move(source, target)
         return json_response({"url": f"{request.base}/{target.url}"})
 
-    def duplicate(self, request: Request, repo: RepoId) -> Response:
+    def _duplicate(self, request: Request, repo: RepoId) -> Response:
         """Copies a repository with its history. Fault 409 with the address if the new name is taken."""
         self._access.read(request, repo)
         request.require_write()
@@ -91,7 +96,7 @@ class ReposApi(Api):
             raise Fault(409, f"The {target.kind} repository '{target}' exists already.", body=answer)
         return json_response(answer)
 
-    def settings(self, request: Request, repo: RepoId) -> Response:
+    def _settings(self, request: Request, repo: RepoId) -> Response:
         """Changes the visibility of a repository."""
         self._access.write(request, repo)
         fields = request.json()
@@ -103,14 +108,14 @@ class ReposApi(Api):
                 self._storage.change(repo, private=private)
         return json_response({"private": self._storage.settings(repo).private, "gated": False})
 
-    def storage(self, request: Request, namespace: str = OWNER) -> Response:
+    def _handle_storage(self, request: Request, namespace: str = OWNER) -> Response:
         """Lists what each repository of a namespace takes on the disk, largest first."""
         request.require_token()
         answer: list[dict[str, Any]] = []
         for repo in self._storage.repositories():
             if repo.namespace != namespace:
                 continue
-            with self._storage.going_on(repo):
+            with self._storage.skip_damaged(repo):
                 settings = self._storage.settings(repo)
                 with self._storage.git(repo) as git:
                     expand = ("usedStorage", "lastModified")
@@ -128,52 +133,52 @@ class ReposApi(Api):
         answer.sort(key=lambda item: item["storage"], reverse=True)
         return json_response([{**item, "storagePercent": item["storage"] / total} for item in answer])
 
-    def auth_check(self, request: Request, repo: RepoId, write: bool = False) -> Response:
+    def _auth_check(self, request: Request, repo: RepoId, write: bool = False) -> Response:
         """Answers whether the caller may read (or write) a repository."""
         (self._access.write if write else self._access.read)(request, repo)
         return json_response({})
 
-    def info(self, request: Request, repo: RepoId, revision: str = MAIN) -> Response:
+    def _info(self, request: Request, repo: RepoId, revision: str = MAIN) -> Response:
         """Describes a repository at a revision."""
         settings = self._access.read(request, repo)
-        expand = request.many("expand") or None
+        expand = request.values("expand") or None
         with self._storage.git(repo) as git:
             commit = commit_of(git, revision)
             blobs = request.flag("blobs")
             return json_response(describe(self._storage, repo, settings, git, commit, blobs=blobs, expand=expand))
 
-    def find(self, request: Request, kind: str) -> Response:
+    def _find(self, request: Request, kind: str) -> Response:
         """Lists the repositories of a kind that pass every filter, in pages."""
-        sort = request.one("sort") or "lastModified"
+        sort = request.value("sort") or "lastModified"
         if sort not in _SORTS:
             raise bad_request(f"Cannot sort by '{sort[:40]}': use one of {', '.join(_SORTS)}.")
-        if request.one("num_parameters"):
+        if request.value("num_parameters"):
             raise bad_request("The embedded Hub cannot filter by the number of parameters: leave num_parameters out.")
-        expand = request.many("expand") or None
+        expand = request.values("expand") or None
         matching = []
         for repo in self._storage.repositories(kind):
-            with self._storage.going_on(repo):
+            with self._storage.skip_damaged(repo):
                 item = self._matching(request, repo)
                 if item is not None:
                     matching.append((repo, item))
-        matching.sort(key=lambda pair: pair[1][sort], reverse=request.one("direction") != "1")
+        matching.sort(key=lambda pair: pair[1][sort], reverse=request.value("direction") != "1")
         # First the few properties that filters need, for all; then all properties, for one page.
         page, headers = request.page(matching, _PAGE)
         answer = []
         for repo, item in page:
-            with self._storage.going_on(repo):
+            with self._storage.skip_damaged(repo):
                 answer.append(self._shown(request, repo, item, expand))
         return json_response(answer, headers=headers)
 
     def _matching(self, request: Request, repo: RepoId) -> dict[str, Any] | None:
-        authors = request.many("author")
+        authors = request.values("author")
         if authors and repo.namespace not in authors:
             return None
-        words = " ".join(request.many("search")).lower().split()
+        words = " ".join(request.values("search")).lower().split()
         if not all(word in str(repo).lower() for word in words):
             return None
         # No repository here is served for inference, gated, or linked to applications.
-        if any(request.one(key) for key in ("inference", "inference_provider", "apps")) or request.flag("gated"):
+        if any(request.value(key) for key in ("inference", "inference_provider", "apps")) or request.flag("gated"):
             return None
         settings = self._storage.settings(repo)
         if not self._access.sees(request, settings):
@@ -181,13 +186,13 @@ class ReposApi(Api):
         with self._storage.git(repo) as git:
             commit = git.head()
             item = describe(self._storage, repo, settings, git, commit, expand=_FILTERED)
-        if not set(request.many("filter")) <= set(item["tags"]):
+        if not set(request.values("filter")) <= set(item["tags"]):
             return None
-        task = request.one("pipeline_tag")
+        task = request.value("pipeline_tag")
         if task and item.get("pipeline_tag") != task:
             return None
         for key in ("models", "datasets"):
-            if repo.kind == "space" and not set(request.many(key)) <= set(item[key]):
+            if repo.kind == "space" and not set(request.values(key)) <= set(item[key]):
                 return None
         if repo.kind == "space" and request.flag("linked") and not (item["models"] or item["datasets"]):
             return None
@@ -205,7 +210,7 @@ class ReposApi(Api):
             return describe(self._storage, repo, settings, git, item["sha"], expand=expand)
 
 
-def _named(fields: dict[str, Any]) -> RepoId:
+def _named(fields: dict[str, object]) -> RepoId:
     return parse_repo_id(fields.get("type") or "model", fields.get("organization"), fields.get("name"))
 
 
@@ -214,14 +219,14 @@ def _check_free_namespace(repo: RepoId) -> None:
         raise bad_request(f"The namespace '{repo.namespace}' is part of the Hub's own addresses; choose another.")
 
 
-def _variables(fields: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def _variables(fields: dict[str, object]) -> dict[str, dict[str, Any]]:
     return {
         member(item, "key", str) or "": {"value": member(item, "value", str) or "", "updatedAt": now()}
         for item in objects(fields, "variables", most=_MAX_VARIABLES)
     }
 
 
-def _visibility(fields: dict[str, Any]) -> bool | None:
+def _visibility(fields: dict[str, object]) -> bool | None:
     visibility = fields.get("visibility")
     if visibility is None:
         private = fields.get("private")
@@ -231,7 +236,7 @@ def _visibility(fields: dict[str, Any]) -> bool | None:
     return bool(visibility != "public")
 
 
-def _split(kind: str, repo_id: Any, field: str) -> RepoId:
+def _split(kind: str, repo_id: object, field: str) -> RepoId:
     namespace, separator, name = str(repo_id).partition("/")
     if not separator:
         raise bad_request(f"{field} must be NAMESPACE/NAME.")

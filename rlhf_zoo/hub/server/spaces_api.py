@@ -2,7 +2,6 @@
 
 import re
 from functools import partial
-from typing import Any
 
 from .access import Api
 from .describe import not_running
@@ -17,39 +16,44 @@ class SpacesApi(Api):
     """The runtime, variables and secrets of Spaces."""
 
     def register(self, router: Router) -> None:
-        router.add("GET", "/api/{space}/runtime", self.runtime)
-        for action in ("restart", "pause"):
-            router.add("POST", f"/api/{{space}}/{action}", partial(self.runtime, write=True))
-        for action in ("hardware", "sleeptime", "dev-mode", "volumes"):
-            router.add("POST PUT DELETE", f"/api/{{space}}/{action}", partial(self.refuse, action=action))
-        for kind in ("variables", "secrets"):
-            router.add("GET", f"/api/{{space}}/{kind}", partial(self.get, kind=kind))
-            router.add("POST", f"/api/{{space}}/{kind}", partial(self.put, kind=kind), body=SMALL_BODY)
-            router.add("DELETE", f"/api/{{space}}/{kind}", partial(self.remove, kind=kind), body=SMALL_BODY)
+        """Adds the routes of this part of the API.
 
-    def runtime(self, request: Request, repo: RepoId, write: bool = False) -> Response:
+        Args:
+            router: The router to add the routes to.
+        """
+        router.add("GET", "/api/{space}/runtime", self._runtime)
+        for action in ("restart", "pause"):
+            router.add("POST", f"/api/{{space}}/{action}", partial(self._runtime, write=True))
+        for action in ("hardware", "sleeptime", "dev-mode", "volumes"):
+            router.add("POST PUT DELETE", f"/api/{{space}}/{action}", partial(self._refuse, action=action))
+        for kind in ("variables", "secrets"):
+            router.add("GET", f"/api/{{space}}/{kind}", partial(self._get, kind=kind))
+            router.add("POST", f"/api/{{space}}/{kind}", partial(self._put, kind=kind), body=SMALL_BODY)
+            router.add("DELETE", f"/api/{{space}}/{kind}", partial(self._remove, kind=kind), body=SMALL_BODY)
+
+    def _runtime(self, request: Request, repo: RepoId, write: bool = False) -> Response:
         """Answers STOPPED, with the reason."""
         # Restart and pause succeed and change nothing, so that a script that publishes a Space runs through.
         (self._access.write if write else self._access.read)(request, repo)
         return json_response(not_running())
 
-    def refuse(self, request: Request, repo: RepoId, action: str) -> Response:
+    def _refuse(self, request: Request, repo: RepoId, action: str) -> Response:
         """Refuses a request that makes sense only for a running Space."""
         self._access.write(request, repo)
         raise bad_request(f"The embedded Hub stores Spaces and does not run them: it has no {action} for a Space.")
 
-    def get(self, request: Request, repo: RepoId, kind: str) -> Response:
+    def _get(self, request: Request, repo: RepoId, kind: str) -> Response:
         """Lists the variables with their values, or the secrets without."""
         settings = self._access.read(request, repo)
         request.require_token()  # of a public Space too: they are the owner's to see
         return json_response(getattr(settings, kind))
 
-    def put(self, request: Request, repo: RepoId, kind: str) -> Response:
+    def _put(self, request: Request, repo: RepoId, kind: str) -> Response:
         """Sets a variable or a secret. The value of a secret is not stored, because nothing would ever read it."""
         self._access.write(request, repo)
         fields = request.json()
         key = _key(fields)
-        entry: dict[str, Any] = {"key": key, "updatedAt": now()}
+        entry: dict[str, object] = {"key": key, "updatedAt": now()}
         if kind == "variables":
             entry["value"] = member(fields, "value", str)
             if entry["value"] is None:
@@ -62,7 +66,7 @@ class SpacesApi(Api):
             self._storage.change(repo, **{kind: values})
         return json_response(values)
 
-    def remove(self, request: Request, repo: RepoId, kind: str) -> Response:
+    def _remove(self, request: Request, repo: RepoId, kind: str) -> Response:
         """Removes a variable or a secret. Fault 404 if there is none."""
         self._access.write(request, repo)
         key = _key(request.json())
@@ -74,7 +78,7 @@ class SpacesApi(Api):
         return json_response(values)
 
 
-def _key(fields: dict[str, Any]) -> str:
+def _key(fields: dict[str, object]) -> str:
     key = fields.get("key")
     if not isinstance(key, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,127}", key):
         raise bad_request(f"{str(key)[:60]!r} cannot name a variable: use letters, digits and '_', no digit first.")

@@ -24,8 +24,9 @@ from typing import Any
 from ...fileio import sync_folder
 from . import xet_store
 from .durable import Clock, check_kinds, in_use, is_in_use, link_tree, locked, read_json, write_json
-from .faults import Damaged, Fault, cannot_write, disk_full, is_of_the_file, repo_not_found
-from .git import MAIN, GitRepository, Quarantine, TreeEdit
+from .faults import Damaged, Fault, cannot_write, disk_full, is_file_error, repo_not_found
+from .git import MAIN, GitRepository
+from .git_writes import Quarantine, TreeEdit
 from .large_files import LargeFiles
 from .names import KINDS, RepoId, parse_repo_id
 
@@ -80,8 +81,8 @@ class Settings:
     private: bool = False
     gated: str | bool = False
     sdk: str | None = None
-    variables: dict[str, dict[str, Any]] = field(default_factory=dict)
-    secrets: dict[str, dict[str, Any]] = field(default_factory=dict)
+    variables: dict[str, dict[str, object]] = field(default_factory=dict)
+    secrets: dict[str, dict[str, object]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Raises ValueError for a value of another type than a Hub writes."""
@@ -109,26 +110,46 @@ class Storage:
             folder.mkdir(exist_ok=True)
 
     def path(self, repo: RepoId) -> Path:
-        """Returns the folder of a bare repository, whether or not it exists."""
+        """Returns the folder of a bare repository, whether or not it exists.
+
+        Args:
+            repo: The repository.
+        """
         # `parse_repo_id` has checked the names, so the path stays below the root.
         return self._repos / repo.plural / repo.namespace / f"{repo.name}.git"
 
     def exists(self, repo: RepoId) -> bool:
-        """Whether a repository exists, intact or damaged."""
+        """Whether a repository exists, intact or damaged.
+
+        Args:
+            repo: The repository.
+        """
         # One rename puts it in its place, and one takes it away, so there is never half a repository.
         return self.path(repo).is_dir()
 
     def git(self, repo: RepoId) -> GitRepository:
-        """Opens the git repository, as a context manager."""
+        """Opens the git repository, as a context manager.
+
+        Args:
+            repo: The repository.
+        """
         return GitRepository(self.path(repo))
 
     def large_files(self, repo: RepoId) -> LargeFiles:
-        """Returns the store of the repository's large files."""
+        """Returns the store of the repository's large files.
+
+        Args:
+            repo: The repository.
+        """
         return LargeFiles(self.path(repo))
 
     @contextmanager
     def lock(self, *repos: RepoId) -> Iterator[None]:
-        """Keeps all other writers, in this process or another, away from these repositories."""
+        """Keeps all other writers, in this process or another, away from these repositories.
+
+        Args:
+            repos: The repositories to lock.
+        """
         with ExitStack() as stack:
             # Always in the same order, so that two writers cannot wait for each other.
             for repo in sorted(set(repos)):
@@ -136,7 +157,14 @@ class Storage:
             yield
 
     def settings(self, repo: RepoId) -> Settings:
-        """Returns the settings of a repository. Raises Fault 404 if it is gone, Damaged if they cannot be read."""
+        """Returns the settings of a repository.
+
+        Args:
+            repo: The repository.
+
+        Raises:
+            Fault: 404 if it is gone, Damaged if they cannot be read.
+        """
         folder = self.path(repo)
         try:
             stored = read_json(folder / "hub.json")
@@ -146,15 +174,19 @@ class Storage:
                 raise Damaged(folder, "its hub.json is lost")
             return Settings(**stored)
         except OSError as error:
-            if not is_of_the_file(error):
+            if not is_file_error(error):
                 raise
             raise Damaged(folder, f"its hub.json cannot be read: {error.strerror}") from error
         except (ValueError, TypeError) as error:
             raise Damaged(folder, f"its hub.json is not what a Hub writes: {error}") from error
 
     @contextmanager
-    def going_on(self, repo: RepoId) -> Iterator[None]:
-        """Skips a repository of a list if it is damaged, which is logged, or was deleted meanwhile."""
+    def skip_damaged(self, repo: RepoId) -> Iterator[None]:
+        """Skips a repository of a list if it is damaged, which is logged, or was deleted meanwhile.
+
+        Args:
+            repo: The repository.
+        """
         try:
             yield
         except Damaged as fault:
@@ -165,12 +197,17 @@ class Storage:
                 raise
 
     def change(self, repo: RepoId, **changes: Any) -> Settings:
-        """Replaces settings. The caller holds the lock. Returns the new ones."""
+        """Replaces settings. The caller holds the lock. Returns the new ones.
+
+        Args:
+            repo: The repository.
+            changes: Field of `Settings` -> new value.
+        """
         settings = replace(self.settings(repo), **changes)
         write_json(self.path(repo) / "hub.json", asdict(settings))
         return settings
 
-    def create(self, repo: RepoId, *, private: bool, sdk: str | None, variables: dict[str, dict[str, Any]]) -> bool:
+    def create(self, repo: RepoId, *, private: bool, sdk: str | None, variables: dict[str, dict[str, object]]) -> bool:
         """Creates a repository with its first commit.
 
         Args:
@@ -204,7 +241,7 @@ class Storage:
             return True
 
     def duplicate(
-        self, repo: RepoId, target: RepoId, *, private: bool | None, variables: dict[str, dict[str, Any]]
+        self, repo: RepoId, target: RepoId, *, private: bool | None, variables: dict[str, dict[str, object]]
     ) -> bool:
         """Copies a repository with its history and files. Large files are linked where the file system can.
 
@@ -247,7 +284,14 @@ class Storage:
             return True
 
     def delete(self, repo: RepoId) -> None:
-        """Deletes a repository. Raises Fault 404 if there is none."""
+        """Deletes a repository.
+
+        Args:
+            repo: The repository.
+
+        Raises:
+            Fault: 404 if there is none.
+        """
         with self.lock(repo):
             if not self.exists(repo):
                 raise repo_not_found(repo, anonymous=False)
@@ -276,7 +320,11 @@ class Storage:
             write_json(self._moved / _file_name(repo), {"to": str(target), "created": created})
 
     def moved(self, repo: RepoId) -> RepoId | None:
-        """Returns the present name of a repository that once had this name; None if there is none."""
+        """Returns the present name of a repository that once had this name; None if there is none.
+
+        Args:
+            repo: The name that was asked for.
+        """
         # The date of creation tells whether a later repository took the new name: that one is not meant.
         for _ in range(_MOST_MOVES):
             try:
@@ -311,7 +359,11 @@ class Storage:
             raise cannot_write(self.root, os.strerror(errno.EROFS))
 
     def require_room(self, size: int) -> None:
-        """Raises Fault 507 if nothing can be written, or if the disk lacks room for `size` bytes and later commits."""
+        """Raises Fault 507 if nothing can be written, or if the disk lacks room for `size` bytes and later commits.
+
+        Args:
+            size: Bytes to be written.
+        """
         self.require_writable()
         if size > self.free():
             raise disk_full(self.root)
@@ -321,7 +373,11 @@ class Storage:
         return shutil.disk_usage(self.root).free - _SPARE
 
     def repositories(self, kind: str | None = None) -> Iterator[RepoId]:
-        """Yields every repository of a kind, or of all kinds, by name, including damaged ones."""
+        """Yields every repository of a kind, or of all kinds, by name, including damaged ones.
+
+        Args:
+            kind: model, dataset or space; None for all.
+        """
         for each in [kind] if kind else list(KINDS):
             for folder in sorted((self._repos / KINDS[each]).glob("*/*.git")):
                 if folder.is_dir():

@@ -52,7 +52,7 @@ class Token:
     def __post_init__(self) -> None:
         """Raises ValueError for a field that was edited by hand and cannot be read."""
         if not _SHA256.fullmatch(str(self.sha256)):
-            raise ValueError(f"{self.sha256!r:.80} is no sha256")
+            raise ValueError(f"{self.sha256!r:.80} is not a sha256")
         if self.role not in ROLES:
             raise ValueError(f"the token {self.id} has the role {self.role!r:.80}, not read or write")
         if not isinstance(self.name, str | None):
@@ -117,7 +117,7 @@ class TokenFile:
             return [Token(**entry) for entry in read_json(self._path, [])]
         except (ValueError, TypeError) as error:
             raise ZooError(
-                f"{self._path} is damaged ({error}): mend it or restore it from a copy, or remove it, which ends every "
+                f"{self._path} is damaged ({error}): restore it from a copy, or remove it, which revokes every "
                 "token, and make others with `rlhf-zoo hub token`."
             ) from error
 
@@ -175,12 +175,12 @@ def _date(seconds: int) -> str:
 
 
 @contextmanager
-def _tokens_under(root: str | os.PathLike[str], what: str) -> Iterator[tuple[Path, TokenFile]]:
+def _tokens_under(root: str | os.PathLike[str], action: str) -> Iterator[tuple[Path, TokenFile]]:
     folder = Path(root).expanduser()
     try:
         yield folder, TokenFile(folder)
     except OSError as error:
-        raise ZooError(f"Cannot {what} under {folder}: {error.strerror}; choose another --root.") from error
+        raise ZooError(f"Cannot {action} under {folder}: {error.strerror}; choose another --root.") from error
 
 
 def create_token(

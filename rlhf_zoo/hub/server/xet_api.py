@@ -31,13 +31,18 @@ class XetApi(Api):
     """Uploads of large files by Xet."""
 
     def register(self, router: Router) -> None:
-        store = f"{XET_PREFIX}{{repo}}/{{epoch}}"
-        router.add("GET", "/api/{repo}/xet-write-token/{revision}", self.write_token)
-        router.add("POST", f"{store}/v1/xorbs/default/{{xorb}}", self.upload_xorb, body=XORB_LIMIT)
-        router.add("POST", f"{store}/v1/shards", self.upload_shard, body=SHARD_LIMIT)
-        router.add("POST", TELEMETRY_PATH, self.telemetry)
+        """Adds the routes of this part of the API.
 
-    def write_token(self, request: Request, repo: RepoId, revision: str) -> Response:
+        Args:
+            router: The router to add the routes to.
+        """
+        store = f"{XET_PREFIX}{{repo}}/{{epoch}}"
+        router.add("GET", "/api/{repo}/xet-write-token/{revision}", self._write_token)
+        router.add("POST", f"{store}/v1/xorbs/default/{{xorb}}", self._upload_xorb, body=XORB_LIMIT)
+        router.add("POST", f"{store}/v1/shards", self._upload_shard, body=SHARD_LIMIT)
+        router.add("POST", TELEMETRY_PATH, self._telemetry)
+
+    def _write_token(self, request: Request, repo: RepoId, revision: str) -> Response:
         """Issues a token for this repository's store only, and names the store's address."""
         settings = self._access.write(request, repo)
         with self._storage.git(repo) as git:
@@ -53,7 +58,7 @@ class XetApi(Api):
         headers = {"X-Xet-Cas-Url": address, "X-Xet-Access-Token": token, "X-Xet-Token-Expiration": expiry}
         return json_response({"casUrl": address, "accessToken": token, "exp": int(expiry)}, headers=headers)
 
-    def upload_xorb(self, request: Request, repo: RepoId, epoch: str, xorb: str) -> Response:
+    def _upload_xorb(self, request: Request, repo: RepoId, epoch: str, xorb: str) -> Response:
         """Receives a xorb: chunks that a later shard refers to."""
         with self._receiving(request, repo):
             check_hash(xorb)  # it becomes a file's name
@@ -61,14 +66,14 @@ class XetApi(Api):
             inserted = XetStore(self._storage.path(repo), epoch).receive(xorb, request.body.chunks())
         return json_response({"was_inserted": inserted})
 
-    def upload_shard(self, request: Request, repo: RepoId, epoch: str) -> Response:
+    def _upload_shard(self, request: Request, repo: RepoId, epoch: str) -> Response:
         """Receives a shard, and rebuilds its files from the xorbs. After the answer they are ordinary large files."""
         with self._receiving(request, repo):
             store = XetStore(self._storage.path(repo), epoch)
             store.register(request.body.read(), require_room=self._storage.require_room)
         return json_response({"result": 1})
 
-    def telemetry(self, request: Request) -> Response:
+    def _telemetry(self, request: Request) -> Response:
         """Accepts hf-xet's reports, and neither reads nor keeps them."""
         return json_response({})
 

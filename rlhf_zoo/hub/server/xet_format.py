@@ -40,7 +40,14 @@ _HAS_SHA256_AND_RANGE_HASHES = 0b11 << 30
 
 
 def check_hash(text: str) -> str:
-    """Returns a hash in the protocol's text form. Raises Fault 400 for anything else."""
+    """Returns a hash in the protocol's text form.
+
+    Args:
+        text: The hash from the client.
+
+    Raises:
+        Fault: 400 for anything else.
+    """
     if not re.fullmatch(r"[0-9a-f]{64}", text):
         raise bad_request("A Xet hash has 64 lower-case hexadecimal digits.")
     return text

@@ -18,7 +18,7 @@ from ...errors import ZooError
 from ...evaluation.compute import Compute, Passes, ppo_compute
 from ...evaluation.frontier import Floats, by_prompt
 from ...evaluation.head_to_head import read_samples
-from ...evaluation.judges.named import as_answers, checks_answers, scores
+from ...evaluation.judges.panel import as_answers, checks_answers, scores
 from ...evaluation.judges.rule import RuleJudge
 from ...evaluation.measure import Evaluator, make_evaluator, repeated
 from ...modeling.chat import append_completion, tokenize_for_reward, tokenize_prompt
@@ -85,7 +85,7 @@ class Baseline:
     @property
     def tools(self) -> Evaluator:
         """The evaluator, with the headline's judge alone."""
-        return self._evaluator.with_one_judge
+        return self._evaluator.with_headline_judge
 
     def beside(self, texts: Sequence[str]) -> dict[str, Floats]:
         """Scores completions by rules other than the headline's.

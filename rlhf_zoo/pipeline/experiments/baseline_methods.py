@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from ...errors import ZooError
 from ...evaluation.compute import Compute, sft_compute
 from ...evaluation.head_to_head import keys_of
-from ...evaluation.judges.named import scores
+from ...evaluation.judges.panel import scores
 from ...evaluation.measure import Evaluator, Measured, measure, repeated
 from ...fileio import write_text
 from ...modeling.chat import display_text, tokenize_for_reward, wrap_completion

@@ -122,7 +122,7 @@ def fetch(name: str, hub: Hub = CLIENT) -> Published:
     Raises:
         ZooError: A file is missing, or does not describe a checkpoint that rlhf-zoo published.
     """
-    checkpoint = resolve(name, hub, but=())
+    checkpoint = resolve(name, hub, ignore=())
     folder = checkpoint.path
     for needed in (CARD_FILE, RECIPE_FILE, "metrics.jsonl"):
         if not (folder / needed).is_file():

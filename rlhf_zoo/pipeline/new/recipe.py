@@ -13,7 +13,8 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from ...errors import ZooError
-from ...evaluation.judges.named import check_names, check_outputs, split_label
+from ...evaluation.judges.named import check_names, check_outputs
+from ...evaluation.judges.panel import split_label
 from ...evaluation.verdict import FEWEST
 from ...modeling.chat import append_completion, tokenize_for_reward, tokenize_prompt
 from ...modeling.chat_template import Chat

@@ -20,7 +20,7 @@ from ...evaluation.judges.people import votes_on
 from ...evaluation.judges.rule import RuleJudge
 from ...evaluation.lm_eval import check_data, check_tasks, on_tasks
 from ...evaluation.measure import Evaluator, make_evaluator, training_rewards
-from ...evaluation.reference_answers import beside_references
+from ...evaluation.reference_answers import compare_with_references
 from ...evaluation.trajectory import Trajectory, follow
 from ...evaluation.trivial_comparison import score_trivial
 from ...fileio import now, write_json, write_text
@@ -196,7 +196,7 @@ def _compare(
     paid = training_rewards(context, tools)
     with doing("eval: following the checkpoints"):
         reliability = judge_reliability(tools, paid, headline)
-        trajectory = follow(context, inputs.source, tools, standing=reliability)
+        trajectory = follow(context, inputs.source, tools, reliability=reliability)
 
     def against_sft(step: int) -> tuple[ParentCheckpoint, HeadToHead]:
         checkpoint = context.checkpoint("ppo", step=step)
@@ -218,14 +218,14 @@ def _compare(
     figures: dict[str, Any] = {}
     if not isinstance(trajectory, str):
         trivial = score_trivial(result, trajectory.trivial, prompts)
-        trajectory = trajectory.of(replace(trajectory.standing, winnable=trivial.winnable))
+        trajectory = trajectory.of(replace(trajectory.reliability, winnable=trivial.winnable))
         # The trivial policies' win rates may withdraw the recommendation: then the last checkpoint is compared.
         if open_choice and trajectory.verdict.recommended is None and step != (step := _last_step(context)):
             ppo, result = against_sft(step)
             trivial = score_trivial(result, trajectory.trivial, prompts)
         figures["trivial"] = trivial.to_json()
     if (answers := config.reference_answers) is not None:
-        figures["reference"] = beside_references(result, prompts, lambda: load_causal(ppo.path), **vars(answers))
+        figures["reference"] = compare_with_references(result, prompts, lambda: load_causal(ppo.path), **vars(answers))
     return _Comparison(result, ppo, trajectory, figures, _choose(step, trajectory) if open_choice else None)
 
 

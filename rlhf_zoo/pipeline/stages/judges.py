@@ -7,10 +7,12 @@ from dataclasses import replace
 from datasets import Dataset
 
 from ...errors import ZooError
+from ...evaluation.evidence import JudgeReliability
 from ...evaluation.judges.check import JudgeCheck
-from ...evaluation.judges.named import JUDGES_OF_LABELS, checked, checks_answers, settled_pairs
+from ...evaluation.judges.named import JUDGES_OF_LABELS
+from ...evaluation.judges.pair_checks import checked, settled_pairs
+from ...evaluation.judges.panel import checks_answers
 from ...evaluation.measure import Evaluator
-from ...evaluation.verdict import JudgeReliability
 from ...plugins import PREFERENCES, load_object
 from ...runs.context import RunContext
 from ...runs.judge import evaluation_of, judge_run, of_same_labels

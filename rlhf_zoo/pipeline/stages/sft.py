@@ -235,7 +235,7 @@ def _with_template(
         from trl import clone_chat_template
 
         with refusals_as(f"The chat template of {name} cannot be loaded", "check chat_template_path and --hub."):
-            path = resolve(name, hub, but=(*NOT_LOADED, "*.safetensors")).path
+            path = resolve(name, hub, ignore=(*NOT_LOADED, "*.safetensors")).path
             load_tokenizer(path, name=name)  # trl's loading would ask on the terminal whether to run remote code
             clone_chat_template(model, tokenizer, str(path))
     trainer = copy.copy(settings.trainer)
@@ -263,7 +263,7 @@ def _base(context: RunContext, settings: StageSettings) -> ParentCheckpoint | No
 
     def commit_on(hub: Hub) -> str:
         if hub.offline:
-            return fetch(f"{name}@{revision or 'main'}", hub=hub, but=NOT_LOADED).commit
+            return fetch(f"{name}@{revision or 'main'}", hub=hub, ignore=NOT_LOADED).commit
         advice = f"check model_name_or_path, model_revision and {hub.flag}."
         with refusals_as(f"The model {name} cannot be found on {hub.name}", advice):
             return str(hub.api().model_info(name, revision=revision).sha)

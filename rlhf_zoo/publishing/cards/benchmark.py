@@ -1,6 +1,6 @@
-"""`.eval_results/NAME.yaml`: held-out figures in the Hub's format for results of a registered benchmark.
+"""Writes `.eval_results/NAME.yaml`: held-out figures in the Hub's format for registered benchmarks.
 
-A data set is a registered benchmark where its repository holds eval.yaml; a result must name one of its tasks. The
+A data set is a registered benchmark if its repository holds eval.yaml; a result must name one of its tasks. The
 format is that of the Hub's documentation (docs/hub/eval-results): a list of {dataset: {id, task_id, revision}, value,
 date, source, notes}.
 """
@@ -22,7 +22,7 @@ def results_file(facts: Facts) -> str | None:
         facts: The facts of the stage.
 
     Returns:
-        The path; None where the data set is not a registered benchmark.
+        The path; None if the data set is not a registered benchmark.
     """
     if facts.benchmark is None or not facts.datasets:
         return None
@@ -33,7 +33,7 @@ def benchmark_results(facts: Facts) -> list[dict[str, Any]]:
     """Returns the results for the tasks of eval.yaml that match the split and configuration that was evaluated.
 
     A task whose id is the name of a figure gets that figure. A single other task gets the stage's main figure: the
-    judge's mean, or a reward model's accuracy. Several others get none, since nothing says which figure they mean.
+    judge's mean, or a reward model's accuracy. Several others get none, because it is unknown which figure they mean.
 
     Args:
         facts: The facts of the stage.
@@ -61,7 +61,7 @@ def benchmark_results(facts: Facts) -> list[dict[str, Any]]:
 def _measured(facts: Facts) -> tuple[dict[str, Mapping[str, Any] | None], str, str | None, str | None]:
     """Returns (figures by name, the main one's name, split, configuration).
 
-    The split is None where a share of it was held out.
+    The split is None if a share of it was held out.
     """
     if facts.stage == "reward":
         report = facts.reward_report

@@ -1,6 +1,6 @@
 """The model card of a stage, made only from its run directory: README.md, rlhf_card.json, plots, .eval_results.
 
-It reads run.json, metrics.jsonl and the checkpoints of the stage, run.json of the stages beside it, and ../eval and
+It reads run.json, metrics.jsonl and the checkpoints of the stage, run.json of its sibling stages, and ../eval and
 ../baseline where they exist. A figure that is not in these files reads "not measured". It imports neither torch nor any
 library of Hugging Face.
 """
@@ -53,14 +53,14 @@ def make_card(
 ) -> Path:
     """Writes README.md, rlhf_card.json and plots/*.png. Equal run directories give equal cards.
 
-    Where the data set is a registered benchmark and was evaluated, `.eval_results/NAME.yaml` is written too.
+    If the data set is a registered benchmark and was evaluated, `.eval_results/NAME.yaml` is written too.
 
     Args:
         stage_dir: The stage's directory.
-        out: Where the files are written; None is the stage's directory.
-        step: Describes the state at that step: later metrics and checkpoints are left out, and held-out figures read
-            "not yet evaluated", since the evaluation is of the end of the run. None describes the end.
-        merged: Describes the end with its adapter merged, as the branch `merged` holds it.
+        out: Folder for the files; None for the stage's directory.
+        step: The step to describe. Later metrics and checkpoints are left out, and held-out figures read "not yet
+            evaluated", because the evaluation measures the end of the run. None describes the end.
+        merged: Whether to describe the branch `merged`: the end of the run with its adapter merged.
 
     Returns:
         The README.
@@ -167,7 +167,7 @@ def card_json(facts: Facts) -> dict[str, Any]:
     }
 
 
-def _named_alone(value: Any) -> Any:
+def _named_alone(value: object) -> Any:
     """Returns settings with local files and folders reduced to their names."""
     if isinstance(value, Mapping):
         return {key: _named_alone(item) for key, item in value.items()}
@@ -245,7 +245,7 @@ def _render(facts: Facts, card: StageCard, drawn: Mapping[str, Raw]) -> str:
             trained_on=of_stage(facts),
             left_out=left_out(facts),
             training_saw=Raw(training_saw(facts)),
-            evaluated_on=lambda found=None: evaluated_on(facts, found),
+            evaluated_on=lambda part=None: evaluated_on(facts, part),
             settings={
                 key: _named_alone(facts.settings[key]) for key in _SETTINGS if facts.settings.get(key) is not None
             },
@@ -262,7 +262,7 @@ def _render(facts: Facts, card: StageCard, drawn: Mapping[str, Raw]) -> str:
 
 
 def _held_out(facts: Facts) -> Callable[[Mapping[str, Any] | None], Raw]:
-    """Returns how a held-out figure is written: before the end of the run, a missing one is still to come."""
+    """Returns the formatter of held-out figures. Before the end of the run, a missing one reads "not yet evaluated"."""
     if facts.step is None:
         return markdown.estimate
     return lambda figure: markdown.estimate(figure) if figure else Raw("not yet evaluated")
@@ -280,19 +280,19 @@ def _plots(facts: Facts, card: StageCard, folder: Path) -> dict[str, Raw]:
     """Draws the figures that have data; returns {alternative text: path relative to the card}."""
     drawn: dict[str, Raw] = {}
 
-    def draw(name: str, what: str, plot: Callable[..., bool], *args: Any, **options: Any) -> None:
+    def draw(name: str, alternative_text: str, plot: Callable[..., bool], *args: Any, **options: Any) -> None:
         path = folder / "plots" / f"{name}.png"
         if plot(*args, path=path, **options):
-            drawn[what] = Raw(path.relative_to(folder).as_posix())
+            drawn[alternative_text] = Raw(path.relative_to(folder).as_posix())
         else:
-            path.unlink(missing_ok=True)  # a figure of an older card must not stay
+            path.unlink(missing_ok=True)  # remove the plot of an older card
 
     card.draw(facts, draw)
     return drawn
 
 
 def _lineage(facts: Facts) -> list[tuple[str, Any, Any]]:
-    """Returns (what, repository or words, commit or words) for each ancestor and the model itself, ancestors first."""
+    """Returns (role, repository, commit) of each ancestor and of the model itself, ancestors first."""
     order = {role: place for place, role in enumerate(_ROLES)}
     ancestors = {"base": facts.origin, **facts.parents}
     if facts.on_base:  # the base model is also the parent with the role "sft"
@@ -306,35 +306,35 @@ def _lineage(facts: Facts) -> list[tuple[str, Any, Any]]:
         lines.append((_ON_BASE if direct else _ROLES.get(role, role), name, commit))
     saved = [row for row in facts.checkpoints if row.step == facts.at]
     commit = saved[0].commit if saved else None
-    what = f"this model, step {facts.at}" if facts.at is not None else "this model"
+    role_title = f"this model, step {facts.at}" if facts.at is not None else "this model"
     if facts.step is not None and not saved:
-        return [*lines, (what, "no checkpoint was saved at this step", "")]
+        return [*lines, (role_title, "no checkpoint was saved at this step", "")]
     own = {"repo": facts.repo_id, "commit": commit}
     name, commit = _named("self", own)
     if facts.repo_id and facts.being_sent is not None and not own["commit"]:
         commit = Raw("the commit of this card")
-    return [*lines, (what, name, commit)]
+    return [*lines, (role_title, name, commit)]
 
 
 def _merged_under(facts: Facts, role: str) -> str | None:
-    """Returns the commit of a parent's branch `merged`, where this stage's weights started from that branch."""
+    """Returns the commit of a parent's branch `merged`, if this stage started from that branch; None otherwise."""
     parent = facts.parents.get(role)
     if facts.base is None or parent is None or facts.base["repo"] != parent["repo"]:
         return None
     return facts.base["commit"] if facts.base["commit"] != parent["commit"] else None
 
 
-def _named(role: str, one: Mapping[str, Any] | None) -> tuple[Any, Any]:
-    """Returns how a repository and a commit are written. A local path is not a name."""
-    if one is None:
+def _named(role: str, reference: Mapping[str, Any] | None) -> tuple[Any, Any]:
+    """Returns a repository and a commit as Markdown. A local path is not a name."""
+    if reference is None:
         return "not recorded", ""
-    if role == "base" and one["repo"] is None and not one.get("folder"):
-        return "none: it began with random weights", ""
-    name = hub_id(one["repo"])
-    if name is None and one.get("folder"):
-        files = f"files {markdown.code(str(one['files'])[:10])}" if one.get("files") else "not published"
-        return Raw(f"the folder {markdown.code(one['folder'])}"), Raw(files)
+    if role == "base" and reference["repo"] is None and not reference.get("folder"):
+        return "none: random initial weights", ""
+    name = hub_id(reference["repo"])
+    if name is None and reference.get("folder"):
+        files = f"files {markdown.code(str(reference['files'])[:10])}" if reference.get("files") else "not published"
+        return Raw(f"the folder {markdown.code(reference['folder'])}"), Raw(files)
     if name is None:
         return "not published", "not published"
     unpinned = "not published" if role == "self" else "not recorded"
-    return markdown.code(name), markdown.code(one["commit"]) if one["commit"] else unpinned
+    return markdown.code(name), markdown.code(reference["commit"]) if reference["commit"] else unpinned

@@ -1,4 +1,4 @@
-"""The commands that a card prints. Each can be pasted and run."""
+"""The commands that a card prints, ready to run."""
 
 import json
 import re
@@ -15,13 +15,13 @@ OUTPUT = ("--output_dir", "--output-dir")
 
 
 def sent(facts: Facts) -> CheckpointRow | None:
-    """Returns the published checkpoint that the card describes; at a step also the one being sent with this card.
+    """Returns the published checkpoint that the card describes, or the one that is sent together with this card.
 
     Args:
         facts: The facts of the stage.
 
     Returns:
-        The checkpoint; None where none is published.
+        The checkpoint; None if it is not published.
     """
     if facts.repo_id is None:
         return None
@@ -49,7 +49,7 @@ def about(facts: Facts, command: str) -> str | None:
         command: Its name, such as lineage or reproduce.
 
     Returns:
-        The command; None where no checkpoint is published.
+        The command; None if no checkpoint is published.
     """
     row = sent(facts)
     return f"rlhf-zoo {command} {facts.repo_id}@{row.tag} {_hub(facts)}" if row else None
@@ -91,10 +91,10 @@ def public(command: Any) -> str:
 def _public(words: Iterable[str]) -> list[str]:
     """Returns words without --output_dir, and with absolute paths reduced to their names."""
     public: list[str] = []
-    rest = iter(words)
-    for word in rest:
+    remaining = iter(words)
+    for word in remaining:
         if word in OUTPUT:
-            next(rest, None)
+            next(remaining, None)
         elif not word.startswith(tuple(f"{flag}=" for flag in OUTPUT)):
             flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
             public.append(flag + equals + (PurePath(value).name if PurePath(value).is_absolute() else value))
@@ -108,7 +108,7 @@ def fetch(facts: Facts) -> str | None:
         facts: The facts of the stage.
 
     Returns:
-        The commands; None where none is needed.
+        The commands; None if none is needed.
     """
     row = sent(facts)
     if row is None or facts.hub != "local" or snippet(facts) is None:
@@ -128,7 +128,7 @@ def snippet(facts: Facts) -> str | None:
         facts: The facts of the stage.
 
     Returns:
-        The code; None where the model, or the model under its adapter, is not published.
+        The code; None if the model, or the base of its adapter, is not published.
     """
     row = sent(facts)
     if row is None or (facts.adapter and facts.base is None):
@@ -154,13 +154,13 @@ def snippet(facts: Facts) -> str | None:
 
 
 def merged(facts: Facts) -> tuple[str | None, str] | None:
-    """Returns how plain transformers loads an adapter's branch `merged`.
+    """Returns how to load an adapter's branch `merged` with transformers alone.
 
     Args:
         facts: The facts of the stage.
 
     Returns:
-        (the download command or None, Python code); None where there is no such branch.
+        (the download command or None, Python code); None if there is no such branch.
     """
     if not (facts.adapter and facts.finished and facts.repo_id and facts.setting("push_merged")):
         return None

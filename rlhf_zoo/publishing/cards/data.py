@@ -1,4 +1,4 @@
-"""Which rows of which data set a stage learned from and was measured on, as its card describes them."""
+"""Describes the rows of data that a stage was trained and measured on."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
@@ -15,14 +15,14 @@ class DataPart:
     """Rows of a data set.
 
     Attributes:
-        repo: The data set's repository, None where it is not published.
-        folder: Its name on the machine that trained.
+        repo: The data set's repository; None if it is not published.
+        folder: Name of its folder on the training machine.
         config: Its configuration.
         split: Its split.
         share: Share of the split's prompts that is held out or, with `trained`, left out.
         columns: The stage's column -> the data set's.
         trained: Whether the stage trained on the rows.
-        another: Whether an equally large share of the same split is held out for something else.
+        another: Whether an equal share of the same split is held out for another purpose.
     """
 
     repo: str | None
@@ -58,14 +58,14 @@ class DataPart:
 
 
 def stage_key(facts: Facts, key: str) -> Any:
-    """Returns a data key of the stage as the run had it.
+    """Returns the value of a data key in the stage's settings.
 
     Args:
         facts: The facts of the stage.
         key: The key.
 
     Returns:
-        Its value, the default where the run did not set it.
+        Its value; the default if the run did not set it.
     """
     if key in facts.settings:
         return facts.settings[key]
@@ -110,7 +110,7 @@ def left_out(facts: Facts) -> Raw:
 
 
 def validated_on(facts: Facts) -> DataPart:
-    """Returns the rows that were evaluated while the stage trained.
+    """Returns the rows that were evaluated during training.
 
     Args:
         facts: The facts of the stage.
@@ -130,23 +130,23 @@ def measured_on(facts: Facts) -> DataPart:
     return _part(facts, stage_key(facts, "dataset_test_split" if share is None else "dataset_train_split"), share)
 
 
-def evaluated_on(facts: Facts, found: Mapping[str, Any] | None = None) -> DataPart:
-    """Returns the prompts of ../eval, or of a part of it that is measured on prompts of its own.
+def evaluated_on(facts: Facts, part: Mapping[str, Any] | None = None) -> DataPart:
+    """Returns the prompts of ../eval, or of a part of it with prompts of its own.
 
     Args:
         facts: The facts of the stage.
-        found: The part of evaluation.json; None is the whole evaluation.
+        part: The part of evaluation.json; None for the main evaluation.
 
     Returns:
         The prompts.
     """
     data = facts.evaluation.get("data")
-    split = (found or facts.evaluation).get("split", "test")
+    split = (part or facts.evaluation).get("split", "test")
     if not isinstance(data, Mapping) or "config" not in data:
         return DataPart(*_place(facts), "prompts", str(split))
-    share, own = (found or data).get("held_out_share"), data.get("held_out_share")
-    another = found is not None and finite(share) and finite(own)
-    if found is not None and finite(share) and not finite(own):  # validation got the evaluation's share: see runs.data
+    share, own = (part or data).get("held_out_share"), data.get("held_out_share")
+    another = part is not None and finite(share) and finite(own)
+    if part is not None and finite(share) and not finite(own):  # validation has the evaluation's share, see runs.data
         share = 2 * share
     repo = hub_id(data.get("location"))
     place = repo, None if repo else _place(facts)[1]
@@ -154,13 +154,13 @@ def evaluated_on(facts: Facts, found: Mapping[str, Any] | None = None) -> DataPa
 
 
 def training_saw(facts: Facts) -> str:
-    """Returns a clause on whether each stage trained on the evaluation's prompts, as counted.
+    """Returns a clause on whether each stage trained on the evaluation's prompts.
 
     Args:
         facts: The facts of the stage.
 
     Returns:
-        The clause; "" where nothing was counted.
+        The clause; "" if nothing was counted.
     """
     data = facts.evaluation.get("data")
     counts = data.get("seen") if isinstance(data, Mapping) else None
@@ -174,11 +174,11 @@ def training_saw(facts: Facts) -> str:
     if never:
         clauses.append(f"which {_listed(never, 'and')} never trained on")
     if unknown:
-        clauses.append(f"of which nobody knows whether {_listed(unknown, 'or')} trained on them")
+        clauses.append(f"for which it is unknown whether {_listed(unknown, 'or')} trained on them")
     return ", ".join(clauses)
 
 
-#: Stage -> what a sentence calls it.
+#: Stage -> its name in a sentence.
 TITLES = {"sft": "SFT", "reward": "the reward model", "ppo": "PPO"}
 
 

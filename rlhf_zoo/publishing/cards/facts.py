@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,17 +9,21 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ZooError
-from ...fileio import at, finite, hub_id, parse_json, read_json
-from ...modeling.integrity import weights_digest
+from ...fileio import at, finite, hub_id, read_json
 from ...runs.record import StageRecord, checkpoint_step
 from ...runs.registry import STAGES, starts_on_base
+from .run_files import (
+    foreign_evaluation,
+    is_of_transformers,
+    read_evaluation,
+    read_frontier,
+    step_tags,
+    without_private,
+)
 
 #: File in a run's directory with the results of baselines.
 FRONTIER = "baseline/frontier.json"
 _SIBLINGS = ("sft", "reward", "data")  # roles of parents that are also folders of a run directory
-# Keys that are secret or only concern this machine: a card must not hold them.
-_PRIVATE = re.compile(r"(^|_)(token|api_key|password)$|^(output|logging|cache|home)_dir$|^resume_from_checkpoint$")
-_PUBLIC_TOKENS = ("stop_token", "eos_token", "pad_token", "bos_token", "unk_token")
 
 
 @dataclass(frozen=True)
@@ -88,12 +90,12 @@ class Facts:
         rows = record.metrics()
         if step is None:
             evaluated = StageRecord(path.parent / "eval").read()
-            foreign = _foreign_evaluation(record, run, evaluated)
-            results = ({}, []) if foreign else _evaluation(path.parent / "eval")
-            frontier = {} if foreign else _frontier(path.parent / FRONTIER, evaluated)
+            foreign = foreign_evaluation(record, run, evaluated)
+            results = ({}, []) if foreign else read_evaluation(path.parent / "eval")
+            frontier = {} if foreign else read_frontier(path.parent / FRONTIER, evaluated)
             return cls(path, run, rows, None, *results, foreign, merged, frontier)
         folders = {checkpoint_step(folder) for folder in path.glob("checkpoint-*") if folder.name[11:].isdigit()}
-        steps = {row["step"] for row in rows} | folders | {at for at, _ in _step_tags(run)}
+        steps = {row["step"] for row in rows} | folders | {at for at, _ in step_tags(run)}
         if step not in steps:
             raise ZooError(f"{path} has no step {step}: it has {', '.join(map(str, sorted(steps))) or 'none yet'}.")
         return cls(path, run, [row for row in rows if row["step"] <= step], step)
@@ -121,7 +123,7 @@ class Facts:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """The resolved settings of the stage, without secrets and local paths."""
-        return _without_private(self.run.get("resolved", {}))
+        return without_private(self.run.get("resolved", {}))
 
     def setting(self, key: str, default: Any = None) -> Any:
         """Returns a setting of the stage, else of recipe.yaml.
@@ -136,7 +138,7 @@ class Facts:
 
     @property
     def simulated(self) -> bool:
-        """Whether a program stands in for the people who judge."""
+        """Whether a program simulates the people who judge."""
         return bool(self.setting("simulated"))
 
     @property
@@ -221,7 +223,7 @@ class Facts:
             for role, parent in named.items()
         }
 
-    def _beside(self, role: str, parent: Mapping[str, Any]) -> dict[str, Any]:
+    def _sibling(self, role: str, parent: Mapping[str, Any]) -> dict[str, Any]:
         """Returns run.json of the sibling stage with a parent's role, where it is the run that this stage started from.
 
         A round, and a run of an ablation or a sweep, lies one or two folders below the run with its SFT policy.
@@ -261,10 +263,10 @@ class Facts:
         if self.on_base:
             return self.parents.get("sft")
         sft = (self.run.get("parents") or {}).get("sft")
-        beside = self._beside("sft", sft) if sft else {}
-        if beside.get("stage") != "sft":
+        sft_run = self._sibling("sft", sft) if sft else {}
+        if sft_run.get("stage") != "sft":
             return None
-        return Facts(self.path.parent / "sft", beside, [], None).origin
+        return Facts(self.path.parent / "sft", sft_run, [], None).origin
 
     @property
     def on_base(self) -> bool:
@@ -277,7 +279,7 @@ class Facts:
         for role in STAGES[self.stage].starts_from:
             parent = self.parents.get(role)
             if parent is not None and hub_id(parent["repo"]):
-                merged = self._beside(role, (self.run.get("parents") or {}).get(role) or {}).get("merged")
+                merged = self._sibling(role, (self.run.get("parents") or {}).get(role) or {}).get("merged")
                 return parent if merged is None else {**parent, "commit": merged}
         return None
 
@@ -318,7 +320,7 @@ class Facts:
             return False
         folder = StageRecord(self.path).checkpoint_path(at) if at is not None else self.path
         config = folder / "critic" / "config.json"
-        return config.is_file() and any(map(_is_of_transformers, read_json(config).get("architectures") or []))
+        return config.is_file() and any(map(is_of_transformers, read_json(config).get("architectures") or []))
 
     @property
     def rewards(self) -> dict[str, float | None]:
@@ -346,7 +348,7 @@ class Facts:
     @cached_property
     def checkpoints(self) -> list[CheckpointRow]:
         """The sent checkpoints and the complete ones on disk, by step; at `step` also the one that is being saved."""
-        sent = dict(_step_tags(self.run))
+        sent = dict(step_tags(self.run))
         folders = {checkpoint_step(folder): folder for folder in StageRecord(self.path).checkpoints()}
         for step, folder in folders.items():
             published = folder / "published.json"
@@ -428,70 +430,3 @@ def estimate_at(document: Mapping[str, Any], *path: str) -> Mapping[str, Any] | 
     """
     estimate = at(document, *path)
     return estimate if isinstance(estimate, Mapping) and finite(estimate.get("value")) else None
-
-
-def _evaluation(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Returns evaluation.json and the rows of samples.jsonl, empty where no evaluation was run."""
-    if not (folder / "evaluation.json").is_file():
-        return {}, []
-    samples = folder / "samples.jsonl"
-    rows = []
-    if samples.is_file():
-        for number, line in enumerate(samples.read_text(encoding="utf-8").split("\n"), start=1):
-            try:
-                rows += [parse_json(line)] if line.strip() else []
-            except ValueError as error:
-                raise ZooError(
-                    f"Line {number} of {samples} is not JSON ({error}): run the evaluation again."
-                ) from error
-    return read_json(folder / "evaluation.json"), rows
-
-
-def _frontier(path: Path, evaluated: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the results of baselines, where they belong to this evaluation."""
-    frontier: dict[str, Any] = read_json(path) if path.is_file() else {}
-    owner = frontier.get("evaluation")
-    return frontier if owner is not None and owner == evaluated.get("fingerprint") else {}
-
-
-def _foreign_evaluation(record: StageRecord, run: Mapping[str, Any], evaluated: Mapping[str, Any]) -> str | None:
-    """Returns what ../eval belongs to, where it is not the weights that the run ended with; the folder may be outdated.
-
-    The weights decide, not where or under how many names they are published.
-    """
-    if run.get("status") in ("running", "interrupted"):
-        return "an earlier run" if evaluated else None
-    of = (evaluated.get("parents") or {}).get(run["stage"]) or {}
-    chosen = record.chosen_checkpoint()
-    # A checkpoint restored from its repository may be rounded, so either digest counts as this run's.
-    own = {run.get("weights"), None if chosen is None else weights_digest(chosen)} - {None}
-    if of.get("weights") in own:
-        return None
-    fingerprints = of.get("fingerprint"), run.get("fingerprint")
-    if None not in fingerprints and fingerprints[0] != fingerprints[1]:
-        return f"other settings (fingerprint {str(fingerprints[0])[:10]})"
-    step = (run.get("chosen") or {}).get("step")
-    if step is not None and str(of.get("path")).startswith("checkpoint-") and of["path"] != f"checkpoint-{step}":
-        return f"step {of['path'][11:]}"
-    return f"other weights (sha256 {str(of['weights'])[:10]})" if of.get("weights") and own else None
-
-
-def _step_tags(run: Mapping[str, Any]) -> list[tuple[int, str]]:
-    """Returns (step, commit) of every tag named step-N."""
-    tags = (run.get("repo") or {}).get("tags") or {}
-    return [(int(tag[5:]), commit) for tag, commit in tags.items() if tag.startswith("step-") and tag[5:].isdigit()]
-
-
-def _without_private(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        key: _without_private(value) if isinstance(value, Mapping) else value
-        for key, value in settings.items()
-        if key in _PUBLIC_TOKENS or not _PRIVATE.search(key)
-    }
-
-
-def _is_of_transformers(architecture: str) -> bool:
-    """Whether an auto class of transformers loads the architecture; read off its source, as importing it is slow."""
-    spec = importlib.util.find_spec("transformers")
-    table = Path(str(spec and spec.origin)).parent / "models" / "auto" / "modeling_auto.py"
-    return f'"{architecture}"' in table.read_text(encoding="utf-8")

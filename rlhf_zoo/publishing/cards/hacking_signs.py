@@ -1,4 +1,4 @@
-"""Signs of a hacked reward that a run directory shows: plain statements without a verdict."""
+"""Signs of reward hacking in a run directory, as statements without a verdict."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ _MEMBER = re.compile(rf"{_DISAGREEMENT}|rewards/reward_model_\d+")
 
 
 def signs(facts: Facts) -> list[str]:
-    """Returns sentences on a PPO stage: on held-out prompts where they were evaluated, else on the training rollouts.
+    """Returns sentences on a PPO stage: from the held-out evaluation if there is one, else from the training rollouts.
 
     Args:
         facts: The facts of the stage.
@@ -37,8 +37,8 @@ def _held_out(facts: Facts) -> Iterator[str]:
             yield f"Second judge ({other}) {_change(before['value'], after['value'])}."
     if apart := _apart(facts.samples):
         yield (
-            f"In {apart[0]} of {apart[1]} comparisons on the same prompt and sample, the reward of PPO's completion is "
-            "the higher one and its judge the lower one."
+            f"In {apart[0]} of {apart[1]} comparisons on the same prompt and sample, PPO's completion has the higher "
+            "reward and the lower judge score."
         )
     if change := sides("distinct_2"):
         yield f"Distinct-2 {_change(*change)}: {_times(*change)} the SFT policy's. Below 1, completions are more alike."
@@ -47,26 +47,26 @@ def _held_out(facts: Facts) -> Iterator[str]:
     if change := sides("length"):
         yield f"Length {_change(*change)} tokens: {_times(*change)} the SFT policy's."
     if change := sides("eos_rate"):
-        yield f"Share that ended by itself {_change(*change)}."
+        yield f"Share that ended with EOS {_change(*change)}."
 
 
 def _rollouts(facts: Facts) -> Iterator[str]:
-    for key, what, ratio in (
+    for key, description, ratio in (
         ("objective/score", "reward", False),
         ("completions/length", "length in tokens", True),
         ("objective/entropy", "entropy in nats per token", True),
-        ("completions/eos_rate", "share that ended by itself", False),
+        ("completions/eos_rate", "share that ended with EOS", False),
     ):
         first, now = facts.first(key), facts.now.get(key)
         if finite(first) and finite(now):
             times = f": {_times(first, now)} the first" if ratio else ""
-            yield f"From the first rollout to step {facts.when(key)}: {what} {_change(first, now)}{times}."
+            yield f"From the first rollout to step {facts.when(key)}: {description} {_change(first, now)}{times}."
 
 
 def reward_parts(facts: Facts) -> list[dict[str, Any]]:
-    """Returns the single rewards on the rollouts, where there are several.
+    """Returns the single rewards on the rollouts, if there are several.
 
-    The models of an ensemble and their disagreement come last, with words in place of a weight.
+    The models of an ensemble and their disagreement come last, with a description instead of a weight.
 
     Args:
         facts: The facts of the stage.
@@ -82,7 +82,7 @@ def reward_parts(facts: Facts) -> list[dict[str, Any]]:
     weights = facts.setting("reward_weights") or [1] * paid
     if len(weights) != paid:
         weights = [None] * paid
-    words = ["watched" if name == _DISAGREEMENT else "in the one score" for name in models]
+    words = ["watched" if name == _DISAGREEMENT else "in the ensemble score" for name in models]
     parts = zip([*(name for name in names if name not in models), *models], [*weights, *words], strict=True)
     return [
         {"name": name.partition("/")[2], "weight": weight, "first": facts.first(name), "now": facts.now.get(name)}

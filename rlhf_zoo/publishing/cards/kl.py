@@ -1,4 +1,4 @@
-"""What KL means on the card of a PPO stage: the estimator, where the penalty is applied, the temperature, β."""
+"""Describes KL on the card of a PPO stage: the estimator, where the penalty is applied, the temperature, β."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ _KEYS = (
     "response_length", "ptx_coef",
 )  # fmt: skip
 _IN_REWARD = {
-    "k1": "k1 = log π − log π_ref, the same as is reported",
+    "k1": "k1 = log π − log π_ref, as reported",
     "k3": "k3 = π_ref/π − 1 − log(π_ref/π), which is never negative and has the same mean as k1; its gradient through "
     "the reward is not that of the KL",
 }

@@ -39,7 +39,7 @@ def escape(value: Any) -> str:
     return _STRUCTURE.sub(lambda match: f"&#{ord(match[0])};", text)
 
 
-def code(value: Any) -> Raw:
+def code(value: object) -> Raw:
     """Formats a value as a code span of one line, also in a table cell.
 
     Args:
@@ -68,7 +68,7 @@ def fence(text: str, language: str = "") -> Raw:
     return Raw(f"{ticks}{language}\n{_TOKEN.sub('hf_***', text).rstrip()}\n{ticks}")
 
 
-def number(value: Any) -> Raw:
+def number(value: object) -> Raw:
     """Formats a finite number to about three digits. What rounding leaves of a zero is 0.000.
 
     Args:

@@ -1,4 +1,4 @@
-"""What the cards of all stages share: the form of a stage's card, and common texts."""
+"""Parts that the cards of all stages share."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -15,18 +15,18 @@ from .report import judge_notes
 TEMPLATES = Path(__file__).parent / "templates"
 # Rows of the tables of held-out figures: key in evaluation.json -> label. The first three are in the headline's table.
 HEADLINE = {
-    "reward": "reward (the proxy that PPO maximises)",
+    "reward": "reward (the proxy that PPO maximizes)",
     "kl": "KL to SFT, nats per completion",
     "length": "length, tokens",
 }
 FIGURES = {
     **HEADLINE,
     "judge": "judge",
-    "eos_rate": "ended by EOS, share",
+    "eos_rate": "ended with EOS, share",
     "distinct_2": "distinct-2",
     "repetition": "repetition",
 }
-# Figures that not every evaluation has: in the table where they were measured.
+# Figures that only some evaluations have. The table shows them if they were measured.
 _NEWER = {
     "exact_kl": "exact KL to SFT, nats per completion",
     "distinct_1": "distinct-1",
@@ -35,10 +35,10 @@ _NEWER = {
 _SAMPLES_SHOWN = 4
 _WORST_SHOWN = 3
 
+#: A metric of the model index: type, value, name.
 Metric = tuple[str, Any, str]
-"""Of the model index: type, value, name."""
+#: draw(name of the file, alternative text, function of `plots`, its arguments).
 Draw = Callable[..., None]
-"""draw(name of the file, alternative text, function of `plots`, its arguments)."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,14 @@ class StageCard:
 
     Attributes:
         template: The README's template, which extends base.md.jinja.
-        columns: Columns of the checkpoint table after the step: heading -> metric. A column without values is left out.
-        always: The heading of the column that is never left out.
+        columns: Columns of the checkpoint table after the step: heading -> metric. A column without values is not
+            shown.
+        always: The heading of the column that is always shown.
         json_columns: The same for rlhf_card.json: name -> metric.
-        measured: Yields (data, metrics) for the model index: what was measured on held-out data.
+        measured: Yields (data, metrics) on held-out data for the model index.
         draw: Draws the figures.
-        words: Returns further values for the template.
-        unmeasured: Returns what a reader might look for on the card and will not find.
+        words: Returns further variables for the template.
+        unmeasured: Returns figures that a reader might expect but that were not measured.
     """
 
     template: Path
@@ -78,7 +79,7 @@ def policy_figures(facts: Facts) -> dict[str, str]:
     return FIGURES | {key: name for key, name in _NEWER.items() if facts.figure("ppo", key)}
 
 
-def unmeasured_figures(facts: Facts, *but: str) -> list[str]:
+def unmeasured_figures(facts: Facts, *excluded: str) -> list[str]:
     """Returns the labels of the held-out figures that were not measured.
 
     Args:
@@ -88,7 +89,7 @@ def unmeasured_figures(facts: Facts, *but: str) -> list[str]:
     Returns:
         The labels.
     """
-    return [name for key, name in FIGURES.items() if facts.figure(facts.stage, key) is None and key not in but]
+    return [name for key, name in FIGURES.items() if facts.figure(facts.stage, key) is None and key not in excluded]
 
 
 def picks(facts: Facts, side: str) -> dict[str, list[dict[str, Any]]]:
@@ -116,7 +117,7 @@ def picks(facts: Facts, side: str) -> dict[str, list[dict[str, Any]]]:
 
 
 def notes_on_judge(judge: Mapping[str, Any]) -> Raw:
-    """Returns what a reader should know about a judge; the template adds where the main judge is the reward itself.
+    """Returns caveats about a judge. The template adds whether the main judge is the training reward.
 
     Args:
         judge: The judge's entry in evaluation.json.
@@ -134,6 +135,6 @@ def perplexity(loss: Any) -> float | None:
         loss: Nats per token.
 
     Returns:
-        exp(loss), None where that is not measured or too large.
+        exp(loss); None if it was not measured or is too large.
     """
     return math.exp(loss) if finite(loss) and loss < 100 else None

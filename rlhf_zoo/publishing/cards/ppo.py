@@ -34,13 +34,13 @@ _PANELS: tuple[plots.Panel, ...] = (
 )
 
 
-#: Method of `rlhf-zoo baseline` -> what it does, continuing a sentence.
+#: Method of `rlhf-zoo baseline` -> its description, as the predicate of a sentence.
 _METHODS = {
-    "best-of-n": "keeps of n completions of the SFT policy the one that the reward likes best",
-    "sft": "is the SFT stage anew, for twice as long",
-    "rejection": "goes on with SFT on what the reward likes of the SFT policy's completions, as many as PPO sampled",
-    "dpo": "learns from pairs by trl's DPOTrainer, from the SFT policy",
-    "rloo": "maximises the same reward by trl's RLOOTrainer, from the SFT policy",
+    "best-of-n": "keeps the completion with the highest reward of n by the SFT policy",
+    "sft": "runs the SFT stage for twice as long",
+    "rejection": "continues SFT on the SFT policy's best completions by reward, out of as many as PPO sampled",
+    "dpo": "trains the SFT policy on pairs with trl's DPOTrainer",
+    "rloo": "trains the SFT policy on the same reward with trl's RLOOTrainer",
 }
 
 
@@ -54,18 +54,18 @@ def _draw(facts: Facts, draw: Draw) -> None:
     rows, mark = facts.metrics, facts.mark
     panels = _PANELS
     if any(row.get("completions/eos_rate", 1) < 1 for row in rows):
-        panels += (("completions/eos_rate", "Ended by EOS", "share of completions"),)
+        panels += (("completions/eos_rate", "Ended with EOS", "share of completions"),)
     panels += tuple((key, f"{key.partition('/')[2]} (watched)", "mean of the rollouts") for key in watched(facts))
     if penalty_varies(facts):
         panels += (("kl_coef", "β, the KL coefficient", "reward per nat"),)
     draw("reward_kl", "Reward and KL against the step", plots.plot_reward_and_kl, rows, mark=mark)
     draw("reward_sqrt_kl", "Reward against √KL", plots.plot_reward_against_kl, rows, mark=mark)
     followed = facts.evaluation.get("over_training")
-    what = "Training reward and judge against √KL, at each checkpoint"
-    draw("over_training", what, plots.plot_over_training, followed)
-    what = ", ".join(title[0].lower() + title[1:] for _, title, _ in panels)
+    description = "Training reward and judge against √KL, at each checkpoint"
+    draw("over_training", description, plots.plot_over_training, followed)
+    description = ", ".join(title[0].lower() + title[1:] for _, title, _ in panels)
     draw("baselines", "Judge and reward of PPO and of baselines against √KL", plots.plot_frontier, facts.frontier)
-    draw("training", f"Against the step: {what}", plots.plot_panels, rows, panels, mark=mark)
+    draw("training", f"Against the step: {description}", plots.plot_panels, rows, panels, mark=mark)
 
 
 def _words(facts: Facts) -> dict[str, Any]:
@@ -79,8 +79,8 @@ def _words(facts: Facts) -> dict[str, Any]:
         "frontier": facts.frontier,
         "methods": _METHODS,
         "baselines": list(_baselines(facts.frontier)),
-        "beside": list((facts.frontier.get("sft") or {}).get("beside") or {}),
-        "others": _other_judges(facts),
+        "extra_judges": list((facts.frontier.get("sft") or {}).get("beside") or {}),
+        "other_judges": _other_judges(facts),
         "judge_notes": notes_on_judge(_main_judge(facts)),
         "parts": reward_parts(facts),
         "picks": picks(facts, "ppo"),
@@ -102,7 +102,7 @@ def _baselines(frontier: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, 
 
 
 def _times(facts: Facts) -> dict[str, float]:
-    """Returns the mean seconds of an update's phases, and response tokens per second; {} where they were not timed."""
+    """Returns the mean seconds of an update's phases, and response tokens per second; {} if they were not timed."""
     rows = [row for row in facts.metrics if finite(row.get("tokens_per_second"))]
     names = [
         "tokens_per_second",
@@ -116,14 +116,14 @@ def _times(facts: Facts) -> dict[str, float]:
 
 
 def _rewarded(facts: Facts) -> Raw:
-    """Returns what rewarded PPO, in words."""
+    """Returns a description of PPO's reward."""
     paid = [markdown.code(name) for name, weight in facts.rewards.items() if weight != 0]
     watched = [markdown.code(name) for name, weight in facts.rewards.items() if weight == 0]
-    what = [_learned(facts)] if facts.learned_reward else []
+    reward_sources = [_learned(facts)] if facts.learned_reward else []
     if paid:
-        what.append(f"the reward function{'s' if len(paid) > 1 else ''} {', '.join(paid)}")
-    unpaid = f" (with {', '.join(watched)} watched and never rewarded)" if watched else ""
-    return Raw((" and ".join(what) or "a reward that is not recorded") + unpaid)
+        reward_sources.append(f"the reward function{'s' if len(paid) > 1 else ''} {', '.join(paid)}")
+    unpaid = f" (with {', '.join(watched)} logged at weight 0)" if watched else ""
+    return Raw((" and ".join(reward_sources) or "a reward that is not recorded") + unpaid)
 
 
 def _learned(facts: Facts) -> str:
@@ -131,30 +131,37 @@ def _learned(facts: Facts) -> str:
     how, penalty = facts.setting("reward_ensemble"), facts.setting("reward_ensemble_lambda", 0.5)
     if models < 2:
         return "a learned reward"
-    words = {"worst": "lowest of the scores", "mean": "mean of the scores", "mean_minus_variance": "mean less variance"}
+    words = {"worst": "lowest score", "mean": "mean score", "mean_minus_variance": "mean minus variance"}
     less = f" (λ = {markdown.number(penalty)})" if how == "mean_minus_variance" else ""
-    return f"the {words.get(how, 'one score')} of {models} reward models{less}"
+    return f"the {words.get(how, 'combined score')} of {models} reward models{less}"
 
 
 def _main_judge(facts: Facts) -> dict[str, Any]:
-    """Returns the headline's judge, with the measurements that every judge has."""
+    """Returns the headline's judge with its figures."""
     judge = facts.evaluation.get("judge") or {}
     return {**((facts.evaluation.get("judges") or {}).get(judge.get("name")) or {}), **judge}
 
 
 def _other_judges(facts: Facts) -> dict[str, dict[str, Any]]:
-    """Returns the judges beside the main one, votes included: {name: {description, notes, sft, ppo, win_rate}}."""
+    """Returns the other judges, including votes: {name: {description, notes, sft, ppo, win_rate}}."""
     main = (facts.evaluation.get("judge") or {}).get("name")
-    others: dict[str, dict[str, Any]] = {}
+    judges: dict[str, dict[str, Any]] = {}
     for name, figures in (facts.evaluation.get("judges") or {}).items():
         if name != main and isinstance(figures, Mapping):
             own = {key: facts.figure("judges", name, key) for key in ("sft", "ppo", "win_rate")}
-            others[name] = {**own, "description": figures.get("description", ""), "notes": notes_on_judge(figures)}
+            judges[name] = {
+                **own,
+                "description": figures.get("description", ""),
+                "notes": notes_on_judge(figures),
+            }
     for name, figures in (facts.evaluation.get("votes") or {}).items():
         if isinstance(figures, Mapping):
             sentences = " ".join(str(figures[key]) for key in ("description", "problem") if figures.get(key))
-            others[f"votes:{name}"] = {"win_rate": facts.figure("votes", name, "win_rate"), "description": sentences}
-    return others
+            judges[f"votes:{name}"] = {
+                "win_rate": facts.figure("votes", name, "win_rate"),
+                "description": sentences,
+            }
+    return judges
 
 
 def _unmeasured(facts: Facts) -> list[str]:
@@ -164,8 +171,8 @@ def _unmeasured(facts: Facts) -> list[str]:
         "the control (SFT against SFT under another seed)": facts.figure("control"),
         "the judge before the end of training": isinstance(followed, Mapping) and followed.get("checkpoints"),
     }
-    never = ["preferences of people", "other seeds", "safety, bias and truthfulness"]
-    return [*unmeasured_figures(facts), *(what for what, there in measured.items() if not there), *never]
+    never = ["human preferences", "other seeds", "safety, bias and truthfulness"]
+    return [*unmeasured_figures(facts), *(name for name, there in measured.items() if not there), *never]
 
 
 CARD = StageCard(

@@ -1,6 +1,6 @@
-"""Whether `rlhf-zoo reproduce` can reproduce a published checkpoint, by the records of its run.
+"""Predicts from a run's records whether `rlhf-zoo reproduce` can reproduce its checkpoint.
 
-A card must not print a command that is known to be refused. `pipeline.inspect.published` refuses; this predicts it.
+A card must not print a command that would be refused. `pipeline.inspect.published` refuses; this module predicts it.
 """
 
 import re
@@ -12,7 +12,7 @@ from ...plugins import CORPORA, PREFERENCES, REWARDS, registered
 from ...runs.registry import REWARD_ROLES, STAGES, parent_title
 from .facts import Facts
 
-#: Keys that may read files or load code, so a download may not set them.
+#: Keys that can read files or load code, so a download must not set them.
 READS_FILES = (
     "accelerator_config", "chat_template_path", "deepspeed", "fsdp", "fsdp_config", "model_init_kwargs",
     "parallelism_config", "reward_model_loader",
@@ -29,7 +29,7 @@ def obstacle(facts: Facts) -> str | None:
         facts: The facts of the stage.
 
     Returns:
-        The first reason, as words that follow "as"; None where none is known.
+        The first reason, as a clause that follows "because"; None if there is none.
     """
     return next(_obstacles(facts), None)
 
@@ -39,29 +39,29 @@ def _obstacles(facts: Facts) -> Iterator[str]:
     shared = settings.get("recipe")
     shared = shared if isinstance(shared, Mapping) else {}
     if facts.merged:
-        yield "no training saved an adapter merged into its base"
+        yield "training saves no adapter merged into its base"
     for key in READS_FILES:
         if settings.get(key):
             yield f"its recipe has {key}, which may read files or load code"
     for key, name, group in _objects(facts, settings, shared):
-        if not _is_known(name, group):
-            yield f"its recipe takes {key} from code that no installed package registers, {name}"
+        if not _is_registered(name, group):
+            yield f"its recipe takes {key} from {name}, which no installed package registers"
     for key in _MODELS:
         named = settings.get(key)
         for model in named if isinstance(named, list) else [named]:
             if model is not None and model not in STAGES and hub_id(str(model).partition("@")[0]) is None:
-                yield f"{key} is a folder of the machine that trained it"
+                yield f"{key} is a local folder of the training machine"
     of_ppo = settings.get("ppo")
     sources = [settings.get("dataset_name"), of_ppo.get("dataset_name") if isinstance(of_ppo, Mapping) else None]
     if shared.get("corpus") is None or not _is_pinned(facts.parents.get("data")):
         sources.append(shared.get("dataset_name"))
     if any(name is not None and hub_id(name) is None for name in sources):
-        yield "its data are a file or folder of the machine that trained it"
+        yield "its data are a local file or folder of the training machine"
     for role in ("sft", *REWARD_ROLES):
         if role in facts.parents and not _is_pinned(facts.parents[role]):
             yield f"its {parent_title(role, on_base=facts.on_base)} is not published"
     if facts.stage == "reward" and facts.run.get("round"):
-        yield "it learned from samples of the PPO policy of an earlier round"
+        yield "it was trained on samples of the PPO policy of an earlier round"
 
 
 def _objects(facts: Facts, settings: Mapping[str, Any], shared: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
@@ -74,10 +74,10 @@ def _objects(facts: Facts, settings: Mapping[str, Any], shared: Mapping[str, Any
         yield "reward_funcs", name, REWARDS
 
 
-def _is_known(name: str, group: str) -> bool:
-    bare = name.partition("(")[0].strip()
-    module, colon, _ = bare.partition(":")
-    return bare in registered(group) if not colon else module.startswith(_OWN)
+def _is_registered(name: str, group: str) -> bool:
+    base_name = name.partition("(")[0].strip()
+    module, colon, _ = base_name.partition(":")
+    return base_name in registered(group) if not colon else module.startswith(_OWN)
 
 
 def _is_pinned(parent: Mapping[str, Any] | None) -> bool:

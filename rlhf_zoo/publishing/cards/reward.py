@@ -26,7 +26,7 @@ def _draw(facts: Facts, draw: Draw) -> None:
     draw("calibration", "Calibration on held-out pairs", plots.plot_reliability, report)
     draw("length", "Score against length on held-out pairs", plots.plot_score_by_length, report)
     loss = {"loss": "training", "eval_loss": "validation"}
-    options: dict[str, Any] = {"title": "Loss", "unit": "nats per pair", "mark": facts.mark}
+    options: dict[str, object] = {"title": "Loss", "unit": "nats per pair", "mark": facts.mark}
     draw("loss", "Loss against the step", plots.plot_curves, rows, loss, **options)
     accuracy = {"accuracy": "training batches", "eval_accuracy": "validation"}
     options = {"title": "Pair accuracy", "unit": "share of pairs", "mark": facts.mark}
@@ -36,12 +36,18 @@ def _draw(facts: Facts, draw: Draw) -> None:
 def _words(facts: Facts) -> dict[str, Any]:
     hard = list(_hard(facts.reward_report.get("hard") or {}))
     has_gold = any(part.get("gold") is not None for _, part in hard)
-    clause = Raw(_seen(facts.reward_report.get("seen")))
-    return {"report": facts.reward_report, "pairs": measured_on(facts), "hard": hard, "known": has_gold, "seen": clause}
+    clause = Raw(_training_overlap(facts.reward_report.get("seen")))
+    return {
+        "report": facts.reward_report,
+        "pairs": measured_on(facts),
+        "hard": hard,
+        "has_gold": has_gold,
+        "training_overlap": clause,
+    }
 
 
-def _seen(counted: Any) -> str:
-    """Returns a clause on whether the model trained on the held-out pairs, as counted; "" where nothing was counted."""
+def _training_overlap(counted: Any) -> str:
+    """Returns a clause on whether the model trained on the held-out pairs; "" if nothing was counted."""
     prompts, pairs = (counted.get(name) if isinstance(counted, Mapping) else None for name in ("prompts", "pairs"))
     if not finite(pairs):
         return ""
@@ -51,18 +57,18 @@ def _seen(counted: Any) -> str:
     return "which it never trained on" + (", nor on their prompts" if finite(prompts) else "")
 
 
-def _hard(found: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yields (which pairs, accuracy on them), the hardest first."""
-    for key, what in (("by_overlap", "words in common"), ("by_strength", "difference of their worth")):
-        for part in found.get(key) or ():
-            yield f"{what}: {number(part['low'])} to {number(part['high'])}", part
-    for key, what in (
-        ("same_length", "lengths within a tenth of each other"),
-        ("chosen_longer", "the chosen one is the longer"),
-        ("chosen_shorter", "the chosen one is the shorter"),
+def _hard(hard_pairs: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yields (description of the pairs, accuracy on them), the hardest first."""
+    for key, description in (("by_overlap", "words in common"), ("by_strength", "difference in utility")):
+        for part in hard_pairs.get(key) or ():
+            yield f"{description}: {number(part['low'])} to {number(part['high'])}", part
+    for key, description in (
+        ("same_length", "lengths within 10% of each other"),
+        ("chosen_longer", "the chosen text is longer"),
+        ("chosen_shorter", "the chosen text is shorter"),
     ):
-        if part := found.get(key):
-            yield what, part
+        if part := hard_pairs.get(key):
+            yield description, part
 
 
 def _unmeasured(facts: Facts) -> list[str]:
@@ -73,10 +79,10 @@ def _unmeasured(facts: Facts) -> list[str]:
         "ties": report.get("ties"),
         "calibration": report.get("calibration"),
         "correlation of its score with length": report.get("length"),
-        "mean and deviation of its score over SFT samples": facts.score,
+        "mean and standard deviation of its score over SFT samples": facts.score,
     }
-    never = ["agreement with people beyond its pairs", "its accuracy on what PPO will write", "other seeds"]
-    return [*(what for what, there in measured.items() if not there), *never]
+    never = ["agreement with people beyond its pairs", "accuracy on PPO's completions", "other seeds"]
+    return [*(description for description, there in measured.items() if not there), *never]
 
 
 CARD = StageCard(

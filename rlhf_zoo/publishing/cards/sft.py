@@ -36,7 +36,7 @@ def _words(facts: Facts) -> Mapping[str, Any]:
 
 def _unmeasured(facts: Facts) -> list[str]:
     has_perplexity = perplexity(facts.now.get("eval_loss")) is not None
-    last = ["preferences of people", "other seeds", "safety, bias and truthfulness"]
+    last = ["human preferences", "other seeds", "safety, bias and truthfulness"]
     return [*unmeasured_figures(facts, "kl"), *([] if has_perplexity else ["perplexity on validation text"]), *last]
 
 

@@ -1,6 +1,6 @@
-"""The runs of an ablation on the Hub: PPO repositories that started from one SFT policy and differ in β.
+"""Finds the runs of an ablation on the Hub: PPO repositories with the same SFT policy and different β.
 
-Cards are written by their publishers, so they only decide which runs are shown side by side. Needs no torch.
+Cards are not trusted: they only decide which runs are shown together. Needs no torch.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,11 +17,11 @@ from ...hub.client.weights import Origin, equal_weights
 from .card import Card, clean, fetch_card
 from .index import TAG, WORKERS, checkpoints
 
-MOST_LOOKED_AT = 32
-"""Repositories of a namespace whose cards are read."""
+#: Largest number of repositories in a namespace whose cards are read.
+MOST_CARDS = 32
+#: Largest number of runs, including the given one: the page shows as many checkpoints in one request.
 MOST_RUNS = 16
-"""Runs that are found, the given one among them: as many checkpoints as one request of the page may show."""
-_TOLD = 3
+_MOST_NOTES = 3
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Run:
     """A PPO repository.
 
     Attributes:
-        listing: Its checkpoints, as `catalog.index.checkpoints` returns them; one without step tags has none to show.
+        listing: Its checkpoints, as `catalog.index.checkpoints` returns them.
         card: rlhf_card.json of `main`, {} without one.
         private: Whether reading it needs a token.
     """
@@ -45,7 +45,7 @@ class Run:
 
     @property
     def beta(self) -> float | None:
-        """The coefficient of its KL penalty, at the start where it adapts; None where the card has no settings."""
+        """The coefficient of its KL penalty, the initial one if it adapts; None if the card has no settings."""
         return Card(self.card).beta
 
     @property
@@ -67,30 +67,27 @@ class Ablation:
     problem: str | None = None
 
 
-def find_runs(
-    repo: str, card: Mapping[str, Any], *, others: Sequence[str] | None = None, hub: Hub = CLIENT
-) -> Ablation:
-    """Finds the runs that can be shown beside a PPO repository.
+def find_runs(repo: str, card: Mapping[str, Any], *, names: Sequence[str] | None = None, hub: Hub = CLIENT) -> Ablation:
+    """Finds the runs that can be compared with a PPO repository.
 
-    By default it searches the `MOST_LOOKED_AT` most recently changed models of the namespace for runs with the same SFT
-    policy and recipe and another β. Of several with one β it takes the one with the given run's seed, else the newest.
-    The runs are ordered by β, the largest first. Where the Hub refuses, at least the given run is returned, with a
-    `problem`.
+    By default it searches the `MOST_CARDS` most recently changed models of the namespace for runs with the same SFT
+    policy and recipe and another β. Of several with the same β it takes the one with the given run's seed, else the
+    newest. Runs are sorted by descending β. If the Hub refuses, at least the given run is returned, with a `problem`.
 
-    SFT policies are the same where their weights are equal, as those of `best` and of its step's tag are.
+    Two SFT policies are the same if their weights are equal, such as `best` and the tag of its step.
 
     Args:
         repo: NAMESPACE/NAME; a revision after it is ignored.
         card: rlhf_card.json of the checkpoint that is shown.
-        others: Exactly these runs, in their order, whatever their β and recipe; the given repository does not count
-            again.
+        names: Exactly these runs, in this order, whatever their β and recipe; None to find them. The given repository
+            is not repeated.
         hub: The Hub.
 
     Returns:
         The runs.
 
     Raises:
-        ZooError: One of `others` cannot be had, is not a PPO repository, or started from another SFT policy.
+        ZooError: One of `names` cannot be read, is not a PPO repository, or started from another SFT policy.
     """
     from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
@@ -98,15 +95,15 @@ def find_runs(
     with disable_progress_bars():
         own, problem = _own(name, card, hub)
         described = card if Card(card).origin else own.card
-        if others is not None:
-            return Ablation((own, *_named(own, described, others, hub)), problem)
+        if names is not None:
+            return Ablation((own, *_named(own, described, names, hub)), problem)
         if problem is not None:
             return Ablation((own,), problem)
         try:
             discovered, notes = _discovered(own, described, hub)
         except ZooError as error:
             return Ablation((own,), str(error))
-    return Ablation((own, *discovered), f"Of the runs beside {name}, {'; '.join(notes)}." if notes else None)
+    return Ablation((own, *discovered), f"Of the other runs of {name}, {'; '.join(notes)}." if notes else None)
 
 
 def _own(repo: str, card: Mapping[str, Any], hub: Hub) -> tuple[Run, str | None]:
@@ -120,10 +117,10 @@ def _own(repo: str, card: Mapping[str, Any], hub: Hub) -> tuple[Run, str | None]
 
 
 def _read(repo: str, hub: Hub) -> tuple[Run, str | None]:
-    """Returns (a repository's run, why it has no card). Raises ZooError where the Hub does not show the repository."""
+    """Returns (a repository's run, why it has no card). Raises ZooError if the repository cannot be read."""
     from huggingface_hub.errors import RepositoryNotFoundError
 
-    with refusals_as(f"{repo} cannot be looked at on {hub.name}", "check the name, --hub and the token."):
+    with refusals_as(f"Cannot look up {repo} on {hub.name}", "check the name, --hub and the token."):
         try:
             info = hub.api().model_info(repo, expand=["sha", "private"])
         except RepositoryNotFoundError as error:
@@ -145,8 +142,8 @@ def _named(own: Run, card: Mapping[str, Any], names: Iterable[str], hub: Hub) ->
     origin = Card(card).origin
     if origin is None:
         raise ZooError(
-            f"{own.repo} does not say which SFT model it started from, so that no run can be held against it: publish "
-            "its card again."
+            f"The card of {own.repo} does not name its SFT model, so no run can be compared with it: publish its card "
+            "again."
         )
     with ThreadPoolExecutor(WORKERS) as pool:
         read = list(pool.map(partial(_read, hub=hub), repos))
@@ -155,21 +152,21 @@ def _named(own: Run, card: Mapping[str, Any], names: Iterable[str], hub: Hub) ->
     return [run for run, _ in read]
 
 
-def _check(run: Run, note: str | None, beside: str, origin: Origin, hub: Hub) -> None:
+def _check(run: Run, note: str | None, reference_repo: str, origin: Origin, hub: Hub) -> None:
     if note is not None:
-        raise ZooError(f"{run.repo} is no run that can stand beside {beside} ({note}): name another.")
+        raise ZooError(f"{run.repo} cannot be compared with {reference_repo} ({note}): name another.")
     stage = run.card.get("stage", "ppo")
     if stage != "ppo":
         raise ZooError(
             f"{run.repo} is a checkpoint of the stage {clean(str(stage))}, not of PPO: name the PPO repositories of "
             "the ablation."
         )
-    its = Card(run.card).origin
-    if not equal_weights(its, origin, hub=hub):
-        started = f"started from {_short(its)}" if its else "does not say which SFT model it started from"
+    run_origin = Card(run.card).origin
+    if not equal_weights(run_origin, origin, hub=hub):
+        started = f"started from {_short(run_origin)}" if run_origin else "does not name its SFT model"
         raise ZooError(
-            f"{run.repo} {started}, and {beside} started from {_short(origin)}: runs can be compared where these are "
-            "the same, so name another."
+            f"{run.repo} {started}, but {reference_repo} started from {_short(origin)}: name a run with the same SFT "
+            "model."
         )
 
 
@@ -181,27 +178,27 @@ def _short(origin: Origin) -> str:
 
 
 def _discovered(own: Run, card: Mapping[str, Any], hub: Hub) -> tuple[list[Run], list[str]]:
-    """Returns (the runs, notes on what was left out). Raises ZooError where the Hub does not list the namespace."""
+    """Returns (the runs, notes on skipped ones). Raises ZooError if the Hub does not list the namespace."""
     namespace = own.repo.rpartition("/")[0]
     origin, recipe, beta = Card(card).origin, card.get("recipe"), own.beta
     if origin is None or not isinstance(recipe, str) or beta is None or not namespace:
-        return [], ["none can be found: its card lacks the SFT model, the recipe or the settings"]
-    with refusals_as(f"The runs beside {own.repo} cannot be listed on {hub.name}", "try again, or check --hub."):
+        return [], ["none can be found, because its card lacks the SFT model, the recipe or the settings"]
+    with refusals_as(f"Cannot list the other runs of {own.repo} on {hub.name}", "try again, or check --hub."):
         listed = hub.api().list_models(author=namespace, filter=TAG, expand=["sha", "lastModified", "private", "tags"])
         models = [model for model in listed if model.id != own.repo and _may_be_ppo(model)]
     models.sort(key=lambda model: model.last_modified.timestamp() if model.last_modified else 0.0, reverse=True)
     notes = []
-    if len(models) > MOST_LOOKED_AT:
-        notes.append(f"only the {MOST_LOOKED_AT} most recently changed of {len(models)} models were looked at")
+    if len(models) > MOST_CARDS:
+        notes.append(f"only the {MOST_CARDS} most recently changed of {len(models)} models were read")
     with ThreadPoolExecutor(WORKERS) as pool:
-        looked = list(pool.map(lambda model: _look(model, origin, recipe, beta, hub), models[:MOST_LOOKED_AT]))
-    left_out = [note for _, note in looked if note is not None]
+        candidates = list(pool.map(lambda model: _as_run(model, origin, recipe, beta, hub), models[:MOST_CARDS]))
+    left_out = [note for _, note in candidates if note is not None]
     if left_out:
-        more = f" and {len(left_out) - _TOLD} more" if len(left_out) > _TOLD else ""
-        notes.append(f"these are left out: {', '.join(left_out[:_TOLD])}{more}")
-    runs = _one_of_each_beta([run for run, _ in looked if run is not None], own.card.get("seed"))
+        more = f" and {len(left_out) - _MOST_NOTES} more" if len(left_out) > _MOST_NOTES else ""
+        notes.append(f"these are not shown: {', '.join(left_out[:_MOST_NOTES])}{more}")
+    runs = _best_per_beta([run for run, _ in candidates if run is not None], own.card.get("seed"))
     if len(runs) >= MOST_RUNS:
-        notes.append(f"only {MOST_RUNS - 1} of {len(runs)} are taken: name those that you want")
+        notes.append(f"only {MOST_RUNS - 1} of {len(runs)} are shown: name those that you want")
     return sorted(runs[: MOST_RUNS - 1], key=lambda run: (-(run.beta or 0.0), run.repo)), notes
 
 
@@ -210,8 +207,8 @@ def _may_be_ppo(model: Any) -> bool:
     return not stages or "stage:ppo" in stages
 
 
-def _look(model: Any, origin: Origin, recipe: str, beta: float, hub: Hub) -> tuple[Run | None, str | None]:
-    """Returns (a listed model as a run of the ablation, None), or (None, a note where it cannot be told to be one)."""
+def _as_run(model: Any, origin: Origin, recipe: str, beta: float, hub: Hub) -> tuple[Run | None, str | None]:
+    """Returns (the run of a listed model, None), or (None, a note on why its card cannot be read)."""
     card, note = fetch_card(model.id, model.sha, hub)
     if note is not None:
         return None, f"{model.id} ({note})"
@@ -224,10 +221,10 @@ def _look(model: Any, origin: Origin, recipe: str, beta: float, hub: Hub) -> tup
         return None, f"{model.id} ({str(error).rstrip('.')})"
 
 
-def _one_of_each_beta(runs: Iterable[Run], seed: Any) -> list[Run]:
-    """Keeps one run of each β: the newest, unless another has checkpoints or the seed where the newest has not.
+def _best_per_beta(runs: Iterable[Run], seed: Any) -> list[Run]:
+    """Keeps one run per β: the newest, unless only another one has checkpoints or the given seed.
 
-    `runs` holds the newest first.
+    `runs` is sorted from newest to oldest.
     """
 
     def rank(run: Run) -> tuple[bool, bool]:

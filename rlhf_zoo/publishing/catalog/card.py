@@ -1,7 +1,7 @@
-"""rlhf_card.json of a published model, as index, lineage, ablation and Spaces read it.
+"""Reads rlhf_card.json of a published model without trusting it.
 
-A card is written by its publisher, so it is not trusted. The properties of `Card` return values of the expected type
-and range, and None otherwise; texts are stripped of what could control a terminal.
+The properties of `Card` return values of the expected type and range, and None otherwise; control characters are
+removed from texts.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from ...runs.registry import PARENT_TITLES, STAGES, parent_title, starts_on_base
 from ...runs.settings.declared import default_of
 from ..cards.card import CARD_FILE
 
+#: Roles of the parents that a card may name -> title, in the order of the tree.
 ROLES = {**PARENT_TITLES, "value": "value model", "data": "data set", "base": "base model"}
-"""What a card may name as a parent, in the order in which it is drawn."""
+#: Largest rlhf_card.json that is read, in bytes. A run with a hundred checkpoints has about ten thousand.
 MAX_CARD = 2**22
-"""Bytes of an rlhf_card.json that is read: one of a hundred checkpoints has some ten thousand."""
 MAX_TEXT = 96
 
 
@@ -35,7 +35,8 @@ class Figure:
         value: The number.
         ci95: Its 95% interval, if the card has one.
         n: Its sample size, if the card has one.
-        held_out: Whether it comes from the evaluation of the finished run; otherwise training logged it last.
+        held_out: Whether it comes from the evaluation of the finished run; otherwise it is the last that training
+            logged.
     """
 
     value: float
@@ -51,7 +52,7 @@ class Figure:
             estimate: {value, ci95, n}.
 
         Returns:
-            The figure; None where the value is not a finite number.
+            The figure; None if the value is not a finite number.
         """
         value = number(at(estimate, "value"))
         if value is None:
@@ -69,10 +70,10 @@ class Reference:
     Attributes:
         role: Its role among the parents.
         kind: "model" or "dataset".
-        repo: Its repository; None where the card names none.
-        commit: Its commit; None where the card names none.
+        repo: Its repository; None if the card names none.
+        commit: Its commit; None if the card names none.
         folder: Its local folder.
-        title: What it is to the model that names it.
+        title: Its relation to the model that names it.
     """
 
     role: str
@@ -89,7 +90,7 @@ class Reference:
 
 
 class Card(dict[str, Any]):
-    """The document itself, {} without one, with properties that do not trust it."""
+    """The card's document, {} without one, with properties that validate their values."""
 
     @classmethod
     def parse(cls, content: bytes) -> tuple[Card, str | None]:
@@ -99,14 +100,14 @@ class Card(dict[str, Any]):
             content: Its bytes.
 
         Returns:
-            (the card, None), or ({}, what is wrong with it).
+            (the card, None), or ({}, the problem).
         """
         try:
             card = parse_json(content)
         except ValueError:
             return cls(), f"has an {CARD_FILE} that is not JSON"
         if not isinstance(card, dict):
-            return cls(), f"has an {CARD_FILE} that holds no object"
+            return cls(), f"has an {CARD_FILE} that is not a JSON object"
         return cls(card), None
 
     @property
@@ -116,7 +117,7 @@ class Card(dict[str, Any]):
 
     @property
     def is_ppo(self) -> bool:
-        """Whether it may be PPO's, which is also so where the card names no stage."""
+        """Whether it is a PPO card. A card without a stage counts as one."""
         return self.get("stage", "ppo") == "ppo"
 
     @property
@@ -141,18 +142,18 @@ class Card(dict[str, Any]):
 
     @property
     def simulated(self) -> bool | None:
-        """Whether a program stands in for the people who judge."""
+        """Whether a program simulates the human preferences."""
         simulated = self.get("simulated")
         return simulated if isinstance(simulated, bool) else None
 
     @property
     def date(self) -> str | None:
-        """When the run finished, or else began."""
+        """When the run finished, or else started."""
         return iso_date(self.get("finished")) or iso_date(self.get("created"))
 
     @property
     def prompts(self) -> list[str]:
-        """Held-out prompts that its evaluation used."""
+        """Held-out prompts of its evaluation."""
         prompts = self.get("prompts")
         return [prompt for prompt in prompts if isinstance(prompt, str)] if isinstance(prompts, list) else []
 
@@ -170,9 +171,9 @@ class Card(dict[str, Any]):
 
     @property
     def parents(self) -> tuple[Reference, ...]:
-        """The parents that it names, in the order of ROLES; unknown roles and impossible names are left out.
+        """The parents that it names, in the order of ROLES. Unknown roles and invalid names are skipped.
 
-        A parent that was never published stays, without a repository.
+        A parent that was never published has no repository.
         """
         parents = []
         for role in ROLES:
@@ -187,19 +188,19 @@ class Card(dict[str, Any]):
 
     @property
     def on_base(self) -> bool:
-        """Whether it is PPO's and started from a model that its settings name."""
+        """Whether it is a PPO run that started from a model named in its settings."""
         settings = self.get("settings")
         return isinstance(settings, Mapping) and starts_on_base(self.stage, settings)
 
     @property
     def origin(self) -> Origin | None:
-        """The SFT checkpoint that the run started from; None where the card does not name a published one."""
+        """The SFT checkpoint that the run started from; None if the card does not name a published one."""
         sft = next((parent for parent in self.parents if parent.role == "sft"), None)
         return (sft.repo, sft.commit) if sft and sft.repo is not None and sft.commit is not None else None
 
     @property
     def figures(self) -> dict[str, float]:
-        """The figures that a family tree shows of the model; only what was measured."""
+        """The measured figures of the model that a family tree shows."""
         stage = STAGES.get(self.stage or "")
         step = self.get("step")
         own = next((row for row in self.checkpoints if step is not None and row.get("step") == step), {})
@@ -220,11 +221,11 @@ class Card(dict[str, Any]):
 
 
 def clean(text: str, longest: int = 120) -> str:
-    """Returns a text in one line, without characters that control a terminal or change the direction of writing.
+    """Returns a text in one line, without terminal control characters and direction marks.
 
     Args:
         text: The text.
-        longest: Its most characters.
+        longest: Largest length in characters.
 
     Returns:
         The cleaned text.
@@ -240,7 +241,7 @@ def one_line(value: Any) -> str | None:
         value: The value.
 
     Returns:
-        At most `MAX_TEXT` characters; None where the value is no text or empty.
+        At most `MAX_TEXT` characters; None if the value is not text or empty.
     """
     text = value[: MAX_TEXT + 1].strip() if isinstance(value, str) else ""
     return clean(text, MAX_TEXT) or None
@@ -253,7 +254,7 @@ def iso_date(value: Any) -> str | None:
         value: A time in ISO 8601.
 
     Returns:
-        The time; None where the value is none.
+        The time; None if the value is not a time.
     """
     try:
         return datetime.fromisoformat(value).astimezone(UTC).isoformat(timespec="seconds")
@@ -262,7 +263,7 @@ def iso_date(value: Any) -> str | None:
 
 
 def fetch_card(repo: str, commit: str, hub: Hub = CLIENT) -> tuple[Card, str | None]:
-    """Downloads a card as `download_card` does, but returns the Hub's refusals as text. A full disk stays an OSError.
+    """Downloads a card as `download_card` does, but returns a refusal of the Hub as text. A full disk raises OSError.
 
     Args:
         repo: The repository.
@@ -277,7 +278,7 @@ def fetch_card(repo: str, commit: str, hub: Hub = CLIENT) -> tuple[Card, str | N
     except client_errors() as error:
         if is_disk_full(error):
             raise
-        return Card(), f"has an {CARD_FILE} that cannot be had ({one_line(reason(error))})"
+        return Card(), f"has an {CARD_FILE} that cannot be downloaded ({one_line(reason(error))})"
 
 
 def download_card(repo: str, commit: str, hub: Hub = CLIENT) -> tuple[Card, str | None]:

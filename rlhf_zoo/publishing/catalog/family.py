@@ -1,7 +1,7 @@
-"""The family tree of a published model, from the cards alone: its ancestors and their figures.
+"""Builds the family tree of a published model from cards: its ancestors and their figures.
 
-It does no I/O: repositories are read by the function `look` (`publishing.catalog.lineage` has one that asks a Hub).
-Cards are written by their publishers, so their texts are cleaned before they are shown.
+It does no I/O: the function `read` reads repositories (`publishing.catalog.lineage` has one for a Hub). Cards are not
+trusted, so their texts are cleaned.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import Any
 from ...runs.registry import STAGES
 from .card import ROLES, Card, Reference, clean
 
+#: Largest number of generations: hostile cards could form an endless chain.
 DEPTH = 8
-"""Generations below the root: a chain of cards could be made endless."""
+#: Largest number of repositories in one tree.
 MOST = 64
-"""Repositories that one tree looks at."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """What a repository or folder says of itself.
+    """The content of a repository or folder.
 
     Attributes:
         commit: Its commit.
         tags: The tags at that commit.
-        card: Its card, None without one.
-        problem: Why nothing more is known.
+        card: Its card; None without one.
+        problem: Why it could not be read.
         parents: The parents that its card names.
     """
 
@@ -43,30 +43,30 @@ class Node:
     """A member at its place in the tree.
 
     Attributes:
-        reference: How its child names it.
-        member: What it says of itself.
+        reference: The reference in its child's card.
+        member: Its content.
         parents: Its parents.
-        again: Why its parents are not drawn here; None where they are.
+        omitted: Why its parents are not drawn here; None if they are.
     """
 
     reference: Reference
     member: Member
     parents: tuple[Node, ...] = field(default=())
-    again: str | None = None
+    omitted: str | None = None
 
     @property
     def card(self) -> Card:
-        """The member's card, {} without one."""
+        """The member's card; {} without one."""
         return Card(self.member.card or {})
 
     @property
     def stage(self) -> str | None:
-        """Name of the stage, None where it is unknown."""
+        """Name of the stage; None if it is unknown."""
         return self.card.stage if self.card.stage in STAGES else None
 
     @property
     def title(self) -> str:
-        """What it is to the model that names it; a base model may itself be a stage's, by its own card."""
+        """Its relation to the model that names it. A base model may itself come from a stage, by its own card."""
         named = self.reference.title
         return STAGES[self.stage].title if self.stage and named == ROLES["base"] else named
 
@@ -87,52 +87,52 @@ class Node:
             "simulated": self.card.simulated is True,
             "figures": self.card.figures,
             "problem": None if self.member.problem is None else clean(self.member.problem),
-            "again": self.again,
+            "omitted": self.omitted,
             "parents": [parent.to_json() for parent in self.parents],
         }
 
 
-def family_tree(root: Reference, look: Callable[[Reference], Member], *, depth: int = DEPTH, most: int = MOST) -> Node:
+def family_tree(root: Reference, read: Callable[[Reference], Member], *, depth: int = DEPTH, most: int = MOST) -> Node:
     """Builds the family tree of a model. A member with two children is drawn in full the first time only.
 
-    `depth` and `most` limit what hostile cards can make of it.
+    `depth` and `most` limit the effect of hostile cards.
 
     Args:
         root: The model.
-        look: Reads a repository or folder; called once for each.
-        depth: Most generations.
-        most: Most repositories and folders that are read.
+        read: Reads a repository or folder; called once for each.
+        depth: Largest number of generations.
+        most: Largest number of repositories and folders that are read.
 
     Returns:
         The root's node.
     """
-    looked: dict[tuple[Any, ...], Member] = {}
+    members: dict[tuple[Any, ...], Member] = {}
     drawn: set[tuple[Any, ...]] = set()
 
-    def grow(at: Reference, above: tuple[tuple[Any, ...], ...]) -> Node:
+    def grow(at: Reference, above: tuple[tuple[object, ...], ...]) -> Node:
         if at.repo is None and at.folder is None:
             return Node(at, Member(problem="never published"))
         key = (at.kind, at.name, at.commit)
-        if key not in looked:
-            if len(looked) >= most:
-                return Node(at, Member(), again=f"not looked at: more than {most} repositories")
-            looked[key] = look(at)
-        member = looked[key]
+        if key not in members:
+            if len(members) >= most:
+                return Node(at, Member(), omitted=f"not read: more than {most} repositories")
+            members[key] = read(at)
+        member = members[key]
         here = (at.kind, at.name, member.commit or at.commit)
         if here in above:
-            return Node(at, member, again="a cycle: it names itself among what it came of")
+            return Node(at, member, omitted="a cycle: it is its own ancestor")
         if here in drawn and member.parents:
-            return Node(at, member, again="drawn above")
+            return Node(at, member, omitted="drawn above")
         drawn.add(here)
         if member.parents and len(above) >= depth:
-            return Node(at, member, again=f"its parents are not drawn: more than {depth} generations")
+            return Node(at, member, omitted=f"its parents are not drawn: more than {depth} generations")
         return Node(at, member, tuple(grow(parent, (*above, here)) for parent in member.parents))
 
     return grow(root, ())
 
 
 def draw(node: Node) -> list[str]:
-    """Writes a node as lines of plain text: what it is and where, then the figures of its card.
+    """Formats a node as lines of plain text: its role and place, then the figures of its card.
 
     Args:
         node: The node.
@@ -146,18 +146,18 @@ def draw(node: Node) -> list[str]:
     commit = member.commit or at.commit
     tags = ", ".join(clean(tag) for tag in member.tags)
     where = f" @ {tags}" if tags else ""
-    where += f" ({clean(commit)[:10]})" if commit else " (at no commit)" if at.folder is None else ""
+    where += f" ({clean(commit)[:10]})" if commit else " (no commit)" if at.folder is None else ""
     lines = [f"{node.title}: {clean(at.name)}{where}"]
     if member.problem:
         return [*lines, clean(member.problem)]
-    if node.again:
-        return [*lines, node.again]
-    if figures := list(_said(node)):
+    if node.omitted:
+        return [*lines, node.omitted]
+    if figures := list(_summary(node)):
         lines.append(", ".join(figures))
     return lines
 
 
-def _said(node: Node) -> Iterator[str]:
+def _summary(node: Node) -> Iterator[str]:
     if node.member.card is None:
         if node.reference.kind == "model":
             yield "no card"

@@ -1,4 +1,4 @@
-"""What a namespace has published, and the checkpoints of a repository, from the Hub's listings and rlhf_card.json.
+"""Lists the models of a namespace and the checkpoints of a repository, from the Hub's listings and rlhf_card.json.
 
 Cards are not trusted, see `card.Card`; one that cannot be read becomes a note in the listing. Needs no torch.
 """
@@ -29,8 +29,7 @@ INTRODUCTION = """# Recipes
 A recipe is a folder of YAML files, one for each stage and `recipe.yaml` for what they share. `rlhf-zoo recipes list`
 shows those here, `rlhf-zoo run NAME` trains and publishes one, and `rlhf-zoo recipes copy NAME FOLDER` makes it yours.
 
-The table says what came of them: every row is a repository at a commit, and its figures stand in the `rlhf_card.json`
-there.
+The table shows their results: every row is a repository at a commit, with the figures of its `rlhf_card.json`.
 """
 _STAGE_ORDER = {stage: place for place, stage in enumerate(STAGES)}
 _NOT_METRICS = ("step", "tag", "commit")
@@ -39,7 +38,7 @@ _MAX_METRICS = 8
 
 @dataclass(frozen=True)
 class Entry:
-    """A repository of a zoo at the head of its main branch, as its card describes it; None where the card does not say.
+    """A repository at the head of its main branch, as its card describes it; None for values that the card lacks.
 
     Attributes:
         repo: The repository.
@@ -49,13 +48,13 @@ class Entry:
         base: The base model.
         step: The step.
         seed: The seed.
-        simulated: Whether a program stands in for the people who judge.
+        simulated: Whether a program simulates the human preferences.
         reward: Its mean reward.
         kl: KL to SFT, in nats per completion.
         win_rate: Win rate over SFT, by the judge.
         accuracy: Accuracy of a reward model on held-out pairs.
-        date: When the run finished, or else began, or else when the repository last changed; ISO 8601.
-        note: Why nothing more is known.
+        date: When the run finished, or else started, or else when the repository last changed; ISO 8601.
+        note: Why the card could not be read.
     """
 
     repo: str
@@ -74,7 +73,7 @@ class Entry:
     note: str | None = None
 
 
-#: How a listing can be sorted: name -> (key, None for a missing figure; whether the greatest comes first).
+#: Sort orders: name -> (key, which is None for a missing figure; whether the greatest comes first).
 SORTS: dict[str, tuple[Callable[[Entry], Any], bool]] = {
     "reward": (lambda entry: entry.reward and entry.reward.value, True),
     "kl": (lambda entry: entry.kl and entry.kl.value, False),
@@ -91,20 +90,20 @@ SORTS: dict[str, tuple[Callable[[Entry], Any], bool]] = {
 def entry(
     repo: str,
     commit: str,
-    document: Mapping[str, Any],
+    document: Mapping[str, object],
     *,
     changed: datetime | None = None,
     tags: Iterable[str] = (),
     note: str | None = None,
 ) -> Entry:
-    """Makes an entry of a card.
+    """Creates an entry from a card.
 
     Args:
         repo: The repository.
         commit: Its head commit.
         document: The card, which is not trusted.
-        changed: When the repository last changed, by the Hub.
-        tags: The repository's tags of the Hub, used where the card names no stage.
+        changed: When the repository last changed.
+        tags: The repository's tags on the Hub, used if the card names no stage.
         note: Why there is no card.
 
     Returns:
@@ -128,7 +127,7 @@ def entry(
 
 
 def _figures(stage: str | None, card: Card) -> dict[str, Figure | None]:
-    """Returns the figures of this stage, since the card of every stage of a run holds the whole evaluation."""
+    """Returns the figures of this stage. The card of every stage holds the full evaluation of the run."""
     if stage == "reward":
         measured = at(card, "evaluation", "reward_model")
         is_measured = isinstance(measured, Mapping)
@@ -142,7 +141,7 @@ def _figures(stage: str | None, card: Card) -> dict[str, Figure | None]:
     return figures
 
 
-def _trained(value: Any) -> Figure | None:
+def _trained(value: object) -> Figure | None:
     last = number(value)
     return None if last is None else Figure(last, held_out=False)
 
@@ -174,7 +173,7 @@ def select(
 
 
 def ordered(entries: Iterable[Entry], by: str | None = None, *, reverse: bool = False) -> list[Entry]:
-    """Sorts entries. Those without the figure come last, in either direction.
+    """Sorts entries. Those without the figure come last, in either order.
 
     Args:
         entries: The entries.
@@ -194,7 +193,7 @@ def ordered(entries: Iterable[Entry], by: str | None = None, *, reverse: bool = 
 
 
 def benchmark(entries: Sequence[Entry], *, command: str, namespace: str) -> str:
-    """Writes the table of entries in Markdown, between its markers and under the command that makes it.
+    """Formats entries as a Markdown table between markers, with the command that makes it.
 
     Args:
         entries: The entries.
@@ -208,7 +207,7 @@ def benchmark(entries: Sequence[Entry], *, command: str, namespace: str) -> str:
             "step", "data", "date")  # fmt: skip
     rows = [head, ("---",) * len(head)]
     for entry in entries:
-        data = {True: "simulated", False: "real", None: "not said"}[entry.simulated]
+        data = {True: "simulated", False: "real", None: "unknown"}[entry.simulated]
         figures = (entry.reward, entry.kl, entry.win_rate, entry.accuracy)
         name = Raw(f"{markdown.escape(entry.repo)} @ {markdown.escape(entry.commit)}")
         facts = (entry.recipe, entry.stage, entry.base)
@@ -223,12 +222,12 @@ def benchmark(entries: Sequence[Entry], *, command: str, namespace: str) -> str:
         ))  # fmt: skip
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     legend = textwrap.fill(
-        "Reward: the proxy that PPO maximises. KL: to SFT, per completion. Win rate: over SFT, by the recipe's judge. "
-        "Accuracy: of a reward model on held-out pairs. In brackets 95% intervals; n is the number of samples. "
-        "Figures without an interval that say “training” are the last that training logged, not held out.",
+        "Reward: the proxy that PPO maximizes. KL: to SFT, per completion. Win rate: over SFT, by the recipe's judge. "
+        "Accuracy: of a reward model on held-out pairs. In brackets: 95% intervals; n is the number of samples. "
+        "Figures marked “training” are the last that training logged, not held-out ones.",
         width=120,
     )
-    made = f"Made by {markdown.code(command)} from what {markdown.code(namespace)} had published."
+    made = f"Made by {markdown.code(command)} from the models that {markdown.code(namespace)} had published."
     return f"{BEGIN}\n{made}\n\n{table}\n\n{legend}\n{END}\n"
 
 
@@ -244,31 +243,31 @@ def _markdown_figure(figure: Figure | None) -> str:
 
 
 def with_table(text: str | None, table: str) -> str:
-    """Puts the table between the markers of a text, or at its end where it has none.
+    """Inserts the table between the markers of a text, or at its end without markers.
 
     Args:
-        text: The text; None is a new file, which gets an introduction.
+        text: The text; None for a new file, which gets an introduction.
         table: The table with its markers.
 
     Returns:
         The new text.
 
     Raises:
-        ZooError: The markers are not exactly one pair in order.
+        ZooError: The text does not have exactly one pair of markers in order.
     """
     if text is None:
         return f"{INTRODUCTION}\n{table}"
     if BEGIN not in text and END not in text:
         return f"{text.rstrip()}\n\n{table}" if text.strip() else f"{INTRODUCTION}\n{table}"
-    before, _, rest = text.partition(BEGIN)
-    inside, end_marker, after = rest.partition(END)
+    before, _, marked = text.partition(BEGIN)
+    inside, end_marker, after = marked.partition(END)
     if not end_marker or END in before or BEGIN in inside or BEGIN in after or END in after:
-        raise ZooError(f"The markers {BEGIN} and {END} are not one pair in order: leave one of each around the table.")
+        raise ZooError(f"The markers {BEGIN} and {END} must appear once each, in this order, around the table.")
     return f"{before}{table.rstrip()}{after}"
 
 
 def write_benchmark(path: Path, table: str) -> None:
-    """Puts the table into a file. What stands outside its markers stays.
+    """Inserts the table into a file. Text outside the markers is kept.
 
     Args:
         path: The file.
@@ -280,21 +279,21 @@ def write_benchmark(path: Path, table: str) -> None:
     try:
         text = path.read_bytes().decode() if path.exists() else None
         if not path.parent.is_dir():
-            raise ZooError(f"There is no folder {path.parent} for {path.name}: name the file, as --readme FILE.")
+            raise ZooError(f"There is no folder {path.parent} for {path.name}: pass a file as --readme FILE.")
         new = with_table(text, table)
         if new != text:
             write_text(path, new)
     except ZooError as error:
         raise ZooError(f"{path}: {error}") if text is not None else error from None
     except UnicodeDecodeError as error:
-        raise ZooError(f"{path} is no UTF-8 text ({error}): name another file.") from error
+        raise ZooError(f"{path} is not UTF-8 text ({error}): pass another file.") from error
     except OSError as error:
         if is_disk_full(error):
             raise
-        raise ZooError(f"{path} cannot be written ({error.strerror or error}): name another file.") from error
+        raise ZooError(f"{path} cannot be written ({error.strerror or error}): pass another file.") from error
 
 
-# Asking the Hub
+# Requests to the Hub
 
 
 def owner(hub: Hub = CLIENT) -> str:
@@ -307,9 +306,9 @@ def owner(hub: Hub = CLIENT) -> str:
         The user's name.
 
     Raises:
-        ZooError: The Hub does not say.
+        ZooError: The Hub does not answer, or there is no token.
     """
-    with refusals_as(f"{hub.address} does not say whose zoo is meant", "give --namespace, or a token."):
+    with refusals_as(f"{hub.address} does not name your account", "pass --namespace, or set a token."):
         return hub.api().whoami()["name"]
 
 
@@ -328,19 +327,19 @@ def published(namespace: str, hub: Hub = CLIENT) -> list[Entry]:
     """
     from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
-    with refusals_as(f"What {namespace} published cannot be listed on {hub.name}", "check --hub."):
+    with refusals_as(f"Cannot list the models of {namespace} on {hub.name}", "check --hub."):
         models = list(hub.api().list_models(author=namespace, filter=TAG, expand=["sha", "lastModified", "tags"]))
         damaged = _damaged(namespace, hub)
     with disable_progress_bars(), ThreadPoolExecutor(WORKERS) as pool:
         entries = {entry.repo: entry for entry in pool.map(partial(_read, hub=hub), models)}
     for repo, note in damaged.items():
         listed_entry = entries.get(repo) or Entry(repo, "")
-        entries[repo] = replace(listed_entry, note=f"the Hub calls it damaged: {note}")
+        entries[repo] = replace(listed_entry, note=f"damaged on the Hub: {note}")
     return list(entries.values())
 
 
 def _damaged(namespace: str, hub: Hub) -> dict[str, str]:
-    """Returns model -> what is wrong with it. Only the embedded Hub reports this, to users with a token."""
+    """Returns damaged model -> reason. Only the embedded Hub reports this, to users with a token."""
     from huggingface_hub.errors import HfHubHTTPError
     from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
@@ -373,8 +372,8 @@ def _read(model: Any, *, hub: Hub) -> Entry:
 def checkpoints(repo: str, hub: Hub = CLIENT) -> dict[str, Any]:
     """Lists the checkpoints of a repository.
 
-    A row is a tag of the Hub. `also` names best and main where they are that step, by the card of their commit. A tag
-    that is no step, and best and main where no card gives their step, have rows of their own at the end.
+    Each row is a tag. `also` lists best and main if they are that step, by the card of their commit. Other tags, and
+    best and main if no card gives their step, have rows of their own at the end.
 
     Args:
         repo: The repository.
@@ -382,8 +381,7 @@ def checkpoints(repo: str, hub: Hub = CLIENT) -> dict[str, Any]:
 
     Returns:
         {repo, stage, recipe, note, checkpoints: [{revision, step, commit, date, also, metrics}]}, by step. `metrics`
-        holds
-        what the card says of the tag: reward and kl of PPO, losses and accuracy of the others.
+        are the card's: reward and kl for PPO, losses and accuracy for other stages.
 
     Raises:
         ZooError: The Hub does not list them.
@@ -392,14 +390,14 @@ def checkpoints(repo: str, hub: Hub = CLIENT) -> dict[str, Any]:
     from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
     api = hub.api()
-    with refusals_as(f"The checkpoints of {repo} cannot be listed on {hub.name}", "check --hub."):
+    with refusals_as(f"Cannot list the checkpoints of {repo} on {hub.name}", "check --hub."):
         try:
             refs = api.list_repo_refs(repo)
             dates = {commit.commit_id: commit.created_at for commit in api.list_repo_commits(repo)}
         except RepositoryNotFoundError as error:
             raise ZooError(f"There is no repository {repo!r} on {hub.name} that this token may read.") from error
         except HFValidationError as error:
-            raise ZooError(f"{repo!r} is no repository: write NAMESPACE/NAME.") from error
+            raise ZooError(f"{repo!r} is not a repository: write NAMESPACE/NAME.") from error
     commits = {ref.name: ref.target_commit for ref in (*refs.branches, *refs.tags)}
     named: dict[str, str] = {name: commits.pop(name) for name in ("best", "main") if name in commits}
     with disable_progress_bars():
@@ -412,10 +410,10 @@ def checkpoints(repo: str, hub: Hub = CLIENT) -> dict[str, Any]:
 def checkpoint_rows(
     tags: Mapping[str, str],
     named: Mapping[str, str],
-    cards: Mapping[str, Mapping[str, Any]],
+    cards: Mapping[str, Mapping[str, object]],
     dates: Mapping[str, datetime],
 ) -> dict[str, Any]:
-    """Makes the rows of `checkpoints`.
+    """Creates the rows of `checkpoints`.
 
     Args:
         tags: Tag -> commit.
@@ -436,7 +434,7 @@ def checkpoint_rows(
         step = named_cards[name].step if step is None else step
         if step is not None and step in steps.values():
             also.setdefault(step, []).append(name)
-    # An exported repository has other commits than those that its cards name, so they cannot be compared.
+    # An exported repository has new commits, so those in its cards cannot be compared.
     copied = not any(row.get("commit") == tags.get(tag) for tag, row in rows_of_card.items())
 
     def row_of(name: str, step: int | None, commit: str, of_card: Mapping[str, Any]) -> dict[str, Any]:

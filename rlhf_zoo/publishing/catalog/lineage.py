@@ -35,30 +35,30 @@ class Lineage:
     Attributes:
         ppo: The PPO checkpoint.
         sft: The SFT model.
-        reward: The reward model; None where PPO was trained without one.
-        card: The checkpoint's rlhf_card.json, {} without one. Its publisher wrote it, so its texts are only data.
-        others: The other reward models of an ensemble.
+        reward: The reward model; None if PPO was trained without one.
+        card: The checkpoint's rlhf_card.json, {} without one. It is not trusted.
+        other_rewards: The other reward models of an ensemble.
     """
 
     ppo: Checkpoint
     sft: Checkpoint
     reward: Checkpoint | None
     card: Mapping[str, Any] = field(default_factory=dict)
-    others: tuple[Checkpoint, ...] = ()
+    other_rewards: tuple[Checkpoint, ...] = ()
 
     @property
     def rewards(self) -> tuple[Checkpoint, ...]:
         """Every reward model."""
-        return () if self.reward is None else (self.reward, *self.others)
+        return () if self.reward is None else (self.reward, *self.other_rewards)
 
     @property
     def prompts(self) -> list[str]:
-        """Held-out prompts that its evaluation used."""
+        """Held-out prompts of its evaluation."""
         return Card(self.card).prompts
 
     @property
     def simulated(self) -> bool:
-        """Whether a program stands in for the people who judge."""
+        """Whether a program simulates the human preferences."""
         return Card(self.card).simulated is True
 
     @property
@@ -68,17 +68,17 @@ class Lineage:
 
     @property
     def reward_loader(self) -> str | None:
-        """The code that loaded its reward model, as its card names it. It is imported only for runs of this machine."""
+        """The code that loads its reward model, as its card names it. It is imported only for the user's own runs."""
         loader = at(self.card, "settings", "reward_model_loader")
         return loader if isinstance(loader, str) else None
 
     @property
     def prompts_at(self) -> tuple[str | None, str, str | None]:
-        """(configuration, column, split to evaluate on) of PPO's prompts in its data set, by the card."""
+        """(configuration, column, evaluation split) of PPO's prompts in its data set, by the card."""
         return prompts_at(self.card.get("settings"))
 
     def setting(self, key: str, default: float) -> float:
-        """Returns a number among the settings that it was trained with.
+        """Returns a number from the training settings.
 
         Args:
             key: The key.
@@ -96,12 +96,12 @@ class Lineage:
 
     @property
     def reward_reading(self) -> dict[str, Any]:
-        """How its reward models are read, as keywords of `load_reward`."""
+        """Keyword arguments of `load_reward` for its reward models."""
         return reading_of(at(self.card, "settings"))
 
     @property
     def cuts(self) -> dict[str, Any]:
-        """How its training cut completions, as fields of `Truncation`; {} where it did not."""
+        """How training truncated completions, as fields of `Truncation`; {} if it did not."""
         keys = ("response_length_min", "truncate_text", "truncate_after")
         shortest, text, after = (at(self.card, "settings", key) for key in keys)
         cuts = {
@@ -113,13 +113,13 @@ class Lineage:
 
 
 def prompts_at(settings: Any) -> tuple[str | None, str, str | None]:
-    """Returns where PPO's prompts are: see `Lineage.prompts_at`.
+    """Returns the location of PPO's prompts, see `Lineage.prompts_at`.
 
     Args:
         settings: The settings of a run or of a card, which are not trusted.
 
     Returns:
-        (configuration, column, split to evaluate on).
+        (configuration, column, evaluation split).
     """
     settings = settings if isinstance(settings, Mapping) else {}
     configuration, split = settings.get("dataset_config", "prompts"), settings.get("dataset_test_split")
@@ -136,15 +136,15 @@ def find_lineage(ppo: str, *, sft: str | None = None, reward: str | None = None,
 
     Args:
         ppo: NAMESPACE/NAME[@TAG] or a folder.
-        sft: Replaces the SFT model that the card names.
-        reward: Replaces the reward model that the card names.
+        sft: SFT model to use instead of the card's.
+        reward: Reward model to use instead of the card's.
         hub: The Hub.
 
     Returns:
         The lineage.
 
     Raises:
-        ZooError: A model cannot be had, the checkpoint is not PPO's, or nothing names its SFT model.
+        ZooError: A model cannot be fetched, the checkpoint is not a PPO model, or nothing names its SFT model.
     """
     return find_policy(ppo, against=sft, reward=reward, only_ppo=True, hub=hub)
 
@@ -158,13 +158,13 @@ def find_policy(
     only_ppo: bool = False,
     hub: Hub = CLIENT,
 ) -> Lineage:
-    """Downloads any policy, whatever trained it, and the models of its lineage.
+    """Downloads any policy and the models of its lineage.
 
     Args:
         policy: NAMESPACE/NAME[@TAG] or a folder.
-        against: The model that it is compared with; None takes the SFT model that the card names.
-        reward: Replaces the reward model that the card names.
-        without_reward: Whether to leave the reward models out.
+        against: The model to compare it with; None for the card's SFT model.
+        reward: Reward model to use instead of the card's.
+        without_reward: Whether to skip the reward models.
         only_ppo: Whether to refuse checkpoints of other stages.
         hub: The Hub.
 
@@ -172,19 +172,19 @@ def find_policy(
         The lineage; its `sft` is the model that the policy is compared with.
 
     Raises:
-        ZooError: A model cannot be had, or nothing names the model to compare with.
+        ZooError: A model cannot be fetched, or nothing names the model to compare with.
     """
     source = resolve(policy, hub)
     card = _read_card(source)
     if only_ppo and not card.is_ppo:
         raise ZooError(
-            f"{policy} is a checkpoint of the stage {clean(str(card['stage']))}, not of PPO: give the PPO model that "
-            "came of it."
+            f"{policy} is a checkpoint of the stage {clean(str(card['stage']))}, not of PPO: pass the PPO model that "
+            "was trained from it."
         )
-    mend = "--sft" if only_ppo else "--against"
-    base = resolve_model(against, hub) if against is not None else _parent(source, card, "sft", mend, hub)
+    flag = "--sft" if only_ppo else "--against"
+    base = resolve_model(against, hub) if against is not None else _parent(source, card, "sft", flag, hub)
     if base is None:
-        raise ZooError(f"{source.name} does not say which SFT model it started from: name it with {mend}.")
+        raise ZooError(f"{source.name} does not name the SFT model it started from: name it with {flag}.")
     if without_reward or reward is not None:
         return Lineage(source, base, None if reward is None else resolve(reward, hub), card)
     parents = (_parent(source, card, role, "--reward", hub) for role in REWARD_ROLES)
@@ -202,25 +202,25 @@ def _read_card(source: Checkpoint) -> Card:
     return card
 
 
-def _parent(child: Checkpoint, card: Card, role: str, mend: str, hub: Hub) -> Checkpoint | None:
+def _parent(child: Checkpoint, card: Card, role: str, flag: str, hub: Hub) -> Checkpoint | None:
     parent = at(card, "parents", role)
     if not isinstance(parent, Mapping):
         return None
     repo, commit = hub_id(parent.get("repo")), parent.get("commit")
-    what = parent_title(role, on_base=card.on_base)
+    title = parent_title(role, on_base=card.on_base)
     if repo is None:
-        beside = member_beside(child.path, parent.get("folder")) if child.hub is None else None
-        if beside is not None:
-            return Checkpoint(str(beside), beside)
-        raise ZooError(f"The {what} of {child.name} was never published: name a copy of it with {mend}.")
+        folder = member_beside(child.path, parent.get("folder")) if child.hub is None else None
+        if folder is not None:
+            return Checkpoint(str(folder), folder)
+        raise ZooError(f"The {title} of {child.name} was never published: name a copy of it with {flag}.")
     if commit is not None and not is_revision(commit):
-        raise ZooError(f"The {what} of {child.name} is at no commit but {commit!r:.80}: name another with {mend}.")
+        raise ZooError(f"The {title} of {child.name} has the invalid commit {commit!r:.80}: name another with {flag}.")
     name = f"{repo}@{commit}" if commit else repo
     try:
         return resolve(name, hub, published=True)
     except ZooError as error:
         why = str(error).rstrip(".")
-        raise ZooError(f"The {what} of {child.name} cannot be had ({why}): name another with {mend}.") from error
+        raise ZooError(f"The {title} of {child.name} cannot be fetched ({why}): name another with {flag}.") from error
 
 
 def find_family(name: str, hub: Hub = CLIENT) -> Node:
@@ -231,37 +231,37 @@ def find_family(name: str, hub: Hub = CLIENT) -> Node:
         hub: The Hub.
 
     Returns:
-        The root's node. Parents that cannot be had are marked in the tree.
+        The root's node. Parents that cannot be read are marked in the tree.
 
     Raises:
-        ZooError: The model itself cannot be had.
+        ZooError: The model itself cannot be read.
     """
 
-    def look(at: Reference) -> Member:
-        return _look_here(at.folder) if at.folder is not None else _look_there(at, hub)
+    def read(at: Reference) -> Member:
+        return _read_folder(at.folder) if at.folder is not None else _read_repository(at, hub)
 
     folder = Path(name)
     if folder.is_dir():
-        return family_tree(Reference("", "model", folder=_card_folder(folder)), look)
+        return family_tree(Reference("", "model", folder=_card_folder(folder)), read)
     repo, revision = split_revision(name)
     if hub_id(repo) is None:
-        raise ZooError(f"{name!r} is no repository and no folder: write NAMESPACE/NAME or NAMESPACE/NAME@TAG.")
+        raise ZooError(f"{name!r} is neither a repository nor a folder: write NAMESPACE/NAME or NAMESPACE/NAME@TAG.")
     root = Reference("", "model", repo, revision)
-    root_member = look(root)
+    root_member = read(root)
     if root_member.problem is not None:
         raise ZooError(f"{name} on {hub.name} {root_member.problem}: check the name, --hub and the token.")
-    return family_tree(root, lambda reference: root_member if reference is root else look(reference))
+    return family_tree(root, lambda reference: root_member if reference is root else read(reference))
 
 
 def _card_folder(folder: Path) -> Path:
-    """Returns the folder if it holds a run or a card, else its last stage that does."""
+    """Returns the folder if it holds a run or a card, else its last stage that holds one."""
     for candidate in (folder, *(folder / stage for stage in ("ppo", "reward", "sft"))):
         if (candidate / "run.json").is_file() or (candidate / CARD_FILE).is_file():
             return candidate
-    raise ZooError(f"{folder} holds neither a run nor {CARD_FILE}: give runs/RECIPE, or a folder that was pulled.")
+    raise ZooError(f"{folder} holds neither a run nor {CARD_FILE}: pass runs/RECIPE, or a pulled folder.")
 
 
-def _look_here(folder: Path) -> Member:
+def _read_folder(folder: Path) -> Member:
     record = StageRecord(folder)
     if not record.run_file.is_file():
         card = _read_card(Checkpoint(str(folder), folder))
@@ -273,12 +273,12 @@ def _look_here(folder: Path) -> Member:
     card = Card(card_json(Facts.read(folder, None)))
     repo = document.get("repo") or {}
     tags = tuple(tag for tag, commit in (repo.get("tags") or {}).items() if commit == repo.get("commit"))
-    parents = tuple(_beside(folder, document, parent) for parent in card.parents)
+    parents = tuple(_sibling(folder, document, parent) for parent in card.parents)
     return Member(repo.get("commit"), tags, card, None, parents)
 
 
-def _beside(folder: Path, document: Mapping[str, Any], parent: Reference) -> Reference:
-    """Returns a parent that was never published as the stage of the same run, where that is still on the disk."""
+def _sibling(folder: Path, document: Mapping[str, Any], parent: Reference) -> Reference:
+    """Returns the local stage of the same run for a parent that was never published, if it still exists."""
     lineage = document.get("dataset") if parent.role == "data" else (document.get("parents") or {}).get(parent.role)
     sibling = StageRecord(folder.parent / parent.role)
     if parent.repo is not None or not lineage or sibling.read().get("fingerprint") != lineage.get("fingerprint"):
@@ -286,7 +286,7 @@ def _beside(folder: Path, document: Mapping[str, Any], parent: Reference) -> Ref
     return Reference(parent.role, parent.kind, folder=sibling.path, title=parent.title)
 
 
-def _look_there(at: Reference, hub: Hub) -> Member:
+def _read_repository(at: Reference, hub: Hub) -> Member:
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     api = hub.api()
@@ -298,30 +298,30 @@ def _look_there(at: Reference, hub: Hub) -> Member:
         info = api.repo_info(repo, revision=wanted, repo_type=at.kind)
         tags = tuple(sorted(ref.name for ref in refs.tags if ref.target_commit == info.sha))
         card = problem = None
-        if at.kind == "model" and CARD_FILE in {file.rfilename for file in info.siblings or []}:
-            card, problem = download_card(repo, info.sha, hub)
+        if at.kind == "model" and CARD_FILE in {file.rfilename for file in getattr(info, "siblings", None) or []}:
+            card, problem = download_card(repo, str(info.sha), hub)
             best = {ref.name: ref.target_commit for ref in refs.tags}.get("best")
             if card.stage == "reward" and not card.get("reward_model") and best is not None:
                 card = _with_report(card, repo, best, hub)
     except GatedRepoError:
         return Member(problem="is gated, and this token may not read it")
     except RepositoryNotFoundError:
-        elsewhere = None if hub.source is None else _look_there(at, hub.source)
+        elsewhere = None if hub.source is None else _read_repository(at, hub.source)
         if elsewhere is not None and elsewhere.problem is None:
             return elsewhere
-        return Member(problem="is not there, or this token may not read it")
+        return Member(problem="does not exist, or this token may not read it")
     except RevisionNotFoundError:
         named = ", ".join(revisions[:_LISTED]) + (
             f" and {len(revisions) - _LISTED} more" if len(revisions) > _LISTED else ""
         )
-        return Member(problem=f"has no revision {at.commit!r}, but {named}")
+        return Member(problem=f"has no revision {at.commit!r}; it has {named}")
     except client_errors() as error:
-        return Member(problem=f"cannot be had from {hub.name} ({reason(error)})")
+        return Member(problem=f"cannot be read on {hub.name} ({reason(error)})")
     return Member(info.sha, tags, card if problem is None else None, problem, card.parents if card is not None else ())
 
 
 def _with_report(card: Card, repo: str, best: str, hub: Hub) -> Card:
-    """Returns a reward model's card at its step's tag, with what was measured when the same checkpoint was finished."""
+    """Adds the measurements in the card of `best` to a reward model's card, if both describe the same checkpoint."""
     final, _ = download_card(repo, best, hub)
     same = final and all(final.get(key) == card.get(key) for key in ("fingerprint", "step"))
     return Card({**card, "reward_model": final.get("reward_model")}) if same else card

@@ -16,8 +16,8 @@ from typing import Any
 
 from ...errors import ZooError
 from ...fileio import hub_id
-from ...hub.client.data_gate import find_outward_link, is_inside
 from ...hub.client.downloads import MARK
+from ...hub.client.links import find_outward_link, is_inside
 from ...plugins import CORPORA, PREFERENCES, REWARDS
 from ..recipe import Recipe
 from ..registry import BITS, LORA, is_member

@@ -1,0 +1,182 @@
+"""The judges of an evaluation, and the scores that they give completions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from ...modeling import distributed
+from ...modeling.chat import append_completion, plain_text, wrap_completion
+from ...modeling.prompt_keys import prompt_key
+from ...rewards import RewardEnsemble, RewardModel
+from ..pass_at_k import Answers
+from .llm import LLMJudge
+from .pairwise import PairJudge
+from .rule import RuleJudge
+from .scalar import ClassifierJudge, Judge
+
+
+@dataclass(frozen=True)
+class Panel:
+    """The judges of an evaluation.
+
+    Attributes:
+        scoring: Judges of single completions; the first is the headline's.
+        comparing: Judges of pairs.
+        votes: Data sets of people's votes.
+        named: The scoring judges by their names in the recipe.
+    """
+
+    scoring: Sequence[Judge]
+    comparing: Sequence[PairJudge] = ()
+    votes: Sequence[str] = ()
+    named: Mapping[str, Judge] = field(default_factory=dict)
+
+    def save(self, folder: Path) -> None:
+        """Saves the classifiers that were trained for this evaluation.
+
+        Args:
+            folder: The folder of the evaluation.
+        """
+        for judge in self.scoring:
+            if isinstance(judge, ClassifierJudge):
+                judge.save(folder / "judge.npz")
+
+
+class RewardJudge:
+    """A reward model that did not reward PPO. It scores each text as finished, as in its training.
+
+    Args:
+        name: reward:MODEL or reward:MODEL#LABEL.
+        model: The model.
+        description: One sentence for a card; None derives it from the name.
+    """
+
+    def __init__(self, name: str, model: RewardModel | RewardEnsemble, *, description: str | None = None) -> None:
+        self.name, self.model = name, model
+        of, label = split_label(name.removeprefix("reward:"))
+        read = f"The scores of the reward model {of}." if label is None else f"The probability of {label!r} by {of}."
+        self.description = description or read
+        self._is_probability = label is not None
+
+    def __call__(self, prompts: Sequence[object], completions: Sequence[str]) -> list[float]:
+        """Scores completions of texts or of conversations, which the model's own template renders."""
+        texts = [append_completion(prompt, text) for prompt, text in zip(prompts, completions, strict=True)]
+        scores = self.model.score_texts(texts, ended=[True] * len(texts))
+        return (scores.exp() if self._is_probability else scores).tolist()
+
+
+def checks_answers(judge: Judge) -> bool:
+    """Whether a judge is a rule that checks answers, which may be both reward and judge.
+
+    Args:
+        judge: The judge.
+    """
+    return isinstance(judge, RuleJudge) and bool(judge.readings)
+
+
+def answers(
+    judge: Judge, prompts: Sequence[object], completions: Sequence[str], columns: Mapping[str, Sequence[object]] | None,
+    *, samples: int,
+) -> dict[str, Answers]:  # fmt: skip
+    """Checks `samples` answers to each prompt with a rule's strict and lenient readings.
+
+    Args:
+        judge: The judge.
+        prompts: (N,) texts or conversations, each repeated for its samples.
+        completions: (N,) texts.
+        columns: The prompts' other columns, one value per prompt.
+        samples: Completions per prompt.
+
+    Returns:
+        Reading -> answers; {} for a judge that checks no answers.
+    """
+    rules = judge.readings if isinstance(judge, RuleJudge) else {}
+    return {name: as_answers(rule, prompts, completions, columns, samples=samples) for name, rule in rules.items()}
+
+
+def as_answers(
+    rule: RuleJudge,
+    prompts: Sequence[object],
+    completions: Sequence[str],
+    columns: Mapping[str, Sequence[object]] | None,
+    *,
+    samples: int,
+) -> Answers:
+    """Checks `samples` answers to each prompt with a rule.
+
+    Args:
+        rule: The rule.
+        prompts: (N,) texts or conversations, each repeated for its samples.
+        completions: (N,) texts.
+        columns: The prompts' other columns, one value per prompt.
+        samples: Completions per prompt.
+
+    Returns:
+        The answers, right or wrong, with their readings.
+    """
+    right = np.reshape(scores(rule, prompts, completions, columns), (-1, samples))
+    readings = rule.read_answers(completions)
+    starts = range(0, len(completions), samples)
+    prompt_keys = [prompt_key(prompt) for prompt in prompts[::samples]]
+    return Answers(
+        right, None if readings is None else [readings[start : start + samples] for start in starts], prompt_keys
+    )
+
+
+def scores(
+    judge: Judge, prompts: Sequence[object], completions: Sequence[str], columns: Mapping[str, Sequence[object]] | None
+) -> list[float]:
+    """Scores each completion by a judge. Only the first process calls it, because a judge may cost money.
+
+    A rule receives conversations, as reward functions do, and the prompts' other columns. A reward model renders
+    conversations itself. Other judges read plain text.
+
+    Args:
+        judge: The judge.
+        prompts: (N,) texts or conversations.
+        completions: (N,) texts.
+        columns: The prompts' other columns, one value per prompt.
+
+    Returns:
+        (N,) scores.
+    """
+
+    def score_all() -> list[float]:
+        if isinstance(judge, RuleJudge):
+            wrapped = [wrap_completion(prompt, text) for prompt, text in zip(prompts, completions, strict=True)]
+            return judge.score(prompts, wrapped, columns or {})
+        if isinstance(judge, RewardJudge):
+            return judge(prompts, completions)
+        return judge([plain_text(prompt) for prompt in prompts], list(completions))
+
+    values: list[float] = distributed.from_first(score_all)
+    return values
+
+
+def cheapest_first(judges: Sequence[Judge]) -> list[Judge]:
+    """Puts the paid judges last, so that an error in a free one appears before money is spent.
+
+    Args:
+        judges: The judges.
+
+    Returns:
+        The same judges, free ones first.
+    """
+    return sorted(judges, key=lambda judge: isinstance(judge, LLMJudge))
+
+
+def split_label(name: str) -> tuple[str, str | None]:
+    """Splits MODEL#LABEL. A folder may have a # in its own name.
+
+    Args:
+        name: MODEL or MODEL#LABEL.
+
+    Returns:
+        (model, label); the label is None without one.
+    """
+    model, mark, label = name.rpartition("#")
+    return (model, label) if mark and not Path(name).is_dir() else (name, None)

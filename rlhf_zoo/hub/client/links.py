@@ -1,0 +1,46 @@
+"""Checks that paths and symbolic links stay inside a folder."""
+
+import os
+import re
+from pathlib import Path
+
+_CACHED = re.compile(r"(models|datasets|spaces)--.+")  # a repository in the client's cache
+
+
+def find_outward_link(folder: Path, *, hidden: bool) -> Path | None:
+    """Finds a link in a folder that leads outside of it.
+
+    Args:
+        folder: The folder.
+        hidden: Whether to include names that begin with . or __. `datasets` skips them unless a pattern names them.
+
+    Returns:
+        The first such link, relative to the folder; None if there is none.
+    """
+    for below, folders, files in os.walk(folder):
+        if not hidden:
+            folders[:] = [name for name in folders if not name.startswith((".", "__"))]
+        for name in (*folders, *files):
+            if Path(below, name).is_symlink() and not is_inside(Path(below, name), folder):
+                return Path(below, name).relative_to(folder)
+    return None
+
+
+def is_inside(path: Path, folder: Path) -> bool:
+    """Whether a path, with its links followed, leads into a folder.
+
+    Args:
+        path: Any path.
+        folder: A folder. For one in the client's cache, the repository's blobs and snapshots count as inside.
+
+    Returns:
+        True for a path inside the folder.
+    """
+    root, target = folder.resolve(), Path(os.path.realpath(path))
+    roots = [root]
+    # A snapshot in the client's cache consists of links to ../../blobs.
+    for above in (root, *root.parents):
+        cached = above.parent.parent
+        if above.parent.name in ("snapshots", "on_bases") and _CACHED.fullmatch(cached.name):
+            roots += [cached / "blobs", cached / "snapshots"]
+    return any(target.is_relative_to(base) for base in roots)

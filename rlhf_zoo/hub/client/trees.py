@@ -1,0 +1,82 @@
+"""Lists the files of a commit, and refuses those whose names, sizes or digests are unsafe to use on this machine."""
+
+import re
+import unicodedata
+from pathlib import Path
+
+from ...errors import ZooError
+from ...fileio import whole
+from .connect import Hub
+from .downloads import PARTIAL
+from .local_paths import Wanted
+
+# Of one revision: files, and folders above a file. Checkpoints have some ten files and one folder.
+MOST_FILES = 10_000
+MOST_FOLDERS = 32
+_DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+
+
+def files_of(hub: Hub, repo: str, commit: str) -> list[Wanted]:
+    """Returns the files of a commit.
+
+    Args:
+        hub: The Hub.
+        repo: The repository's id.
+        commit: The commit, 40 hex digits.
+
+    Raises:
+        ZooError: The commit has too many files, or a name, size or digest that is unsafe to use on this machine.
+    """
+    from huggingface_hub import RepoFolder
+
+    from ..server.faults import Fault
+    from ..server.names import check_path
+
+    files: list[Wanted] = []
+    for entry in hub.api().list_repo_tree(repo, recursive=True, revision=commit):
+        if isinstance(entry, RepoFolder):
+            continue
+        try:
+            path = check_path(entry.path)
+        except Fault as fault:
+            raise ZooError(f"{repo} has a file {entry.path!r:.160} that cannot be fetched: {fault}") from fault
+        if not path.isprintable() or path.partition("/")[0].casefold() == PARTIAL:
+            raise ZooError(f"{repo} has a file with the unsafe name {path!r:.160}: download it by hand.")
+        if path.count("/") > MOST_FOLDERS:
+            raise ZooError(
+                f"{repo} has a file {path!r:.160}, which is over {MOST_FOLDERS} folders deep: download it by hand."
+            )
+        if len(files) == MOST_FILES:
+            raise ZooError(f"{repo} has over {MOST_FILES:,} files: download it with `hf download`.")
+        etag, size = entry.lfs.sha256 if entry.lfs else entry.blob_id, whole(entry.size)
+        if not isinstance(etag, str) or not _DIGEST.fullmatch(etag) or size is None or size < 0:
+            raise ZooError(
+                f"{hub.name} lists {path} in {repo} with {entry.size!r:.40} bytes and the digest "
+                f"{etag!r:.80}: check {hub.flag}."
+            )
+        files.append(Wanted(path, size, etag, str(entry.blob_id)))
+    _check_distinct(repo, files)
+    return files
+
+
+def _check_distinct(repo: str, files: list[Wanted]) -> None:
+    """Raises ZooError if one file would replace another on a file system that ignores case or Unicode normalization."""
+    names: dict[str, str] = {}
+    for file in files:
+        previous = names.setdefault(_folded(file.path), file.path)
+        if previous is not file.path:
+            raise ZooError(
+                f"{repo} has files {previous!r:.160} and {file.path!r:.160}, which are the same on some file systems: "
+                "rename one of them in the repository."
+            )
+    for file in files:
+        for folder in Path(file.path).parents:
+            if (previous := names.get(_folded(folder.as_posix()), "")) != "":
+                raise ZooError(
+                    f"{repo} has a file {previous!r:.160} and a folder of that name: rename one of them there."
+                )
+
+
+def _folded(path: str) -> str:
+    """The form in which names are compared that differ in case or in Unicode normalization alone."""
+    return unicodedata.normalize("NFD", unicodedata.normalize("NFD", path).casefold())

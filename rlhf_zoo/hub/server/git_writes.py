@@ -1,0 +1,227 @@
+"""Writes to a bare git repository: objects wait in a quarantine, and a commit appears completely or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import time
+import zlib
+from contextlib import ExitStack
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from ...fileio import sync_folder
+from .durable import in_use
+from .faults import Fault
+from .git import GitRepository
+from .names import OWNER
+
+if TYPE_CHECKING:
+    from dulwich.objects import ShaFile
+
+_IDENTITY = f"{OWNER} <{OWNER}@localhost>".encode()
+_FILE_MODE = 0o100644
+
+
+class Quarantine:
+    """Holds new objects outside the store until their commit is certain, as git's receive-pack does.
+
+    Leaving the context without `migrate` removes them, so a refused or interrupted push leaves nothing behind.
+    """
+
+    def __init__(self, repository: Path) -> None:
+        self._repository = repository
+        self._folder = repository / f"incoming-{secrets.token_hex(8)}"
+        self._names: list[str] = []
+        self._used = ExitStack()
+
+    def __enter__(self) -> Quarantine:
+        self._folder.mkdir()
+        self._used.enter_context(in_use(self._folder))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._used.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def blob(self, content: bytes) -> str:
+        """Stores a blob and returns its git id.
+
+        Args:
+            content: The content.
+        """
+        from dulwich.objects import Blob
+
+        return self.add_object(Blob.from_string(content))
+
+    def add_object(self, item: ShaFile) -> str:
+        """Stores an object and returns its git id.
+
+        Args:
+            item: The object.
+        """
+        oid = item.id.decode()
+        path = self._folder / oid
+        if not path.exists():
+            with open(path, "xb") as file:
+                file.write(item.as_legacy_object(compression_level=1))
+                os.fchmod(file.fileno(), 0o400)
+            self._names.append(oid)
+        return oid
+
+    def read(self, oid: str) -> bytes | None:
+        """Returns the content of an object in the quarantine, or None.
+
+        Args:
+            oid: Git id of the object.
+        """
+        if oid not in self._names:
+            return None
+        raw = zlib.decompress((self._folder / oid).read_bytes())
+        return raw.partition(b"\0")[2]
+
+    def migrate(self) -> None:
+        """Makes the objects durable, then part of the store. The caller holds the repository's lock."""
+        objects = self._repository / "objects"
+        touched = set()
+        for oid in self._names:
+            fd = os.open(self._folder / oid, os.O_RDONLY)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        for oid in self._names:
+            target = objects / oid[:2] / oid[2:]
+            if not target.exists():
+                if not target.parent.exists():
+                    target.parent.mkdir(exist_ok=True)
+                    touched.add(objects)
+                os.rename(self._folder / oid, target)
+                touched.add(target.parent)
+        for folder in touched:  # the renames must be on the disk before a ref names the objects
+            sync_folder(folder)
+        self._names.clear()
+
+    def commit(self, tree: str, parents: list[str], message: str) -> str:
+        """Stores a commit and returns its id.
+
+        Args:
+            tree: Git id of the root tree.
+            parents: The parent commits.
+            message: The commit message.
+        """
+        from dulwich.objects import Commit, ObjectID
+
+        commit = Commit()
+        commit.tree = ObjectID(tree.encode())
+        commit.parents = [ObjectID(parent.encode()) for parent in parents]
+        commit.author = commit.committer = _IDENTITY
+        commit.author_time = commit.commit_time = int(time.time())
+        commit.author_timezone = commit.commit_timezone = 0
+        commit.encoding = b"UTF-8"
+        commit.message = _clean(message)
+        return self.add_object(commit)
+
+    def tag(self, name: str, commit: str, message: str) -> str:
+        """Stores an annotated tag and returns its id.
+
+        Args:
+            name: The tag.
+            commit: Commit id.
+            message: The tag's message.
+        """
+        from dulwich.objects import Commit, ObjectID, Tag
+
+        tag = Tag()
+        tag.name = name.encode()
+        tag.object = (Commit, ObjectID(commit.encode()))
+        tag.tagger = _IDENTITY
+        tag.tag_time = int(time.time())
+        tag.tag_timezone = 0
+        tag.message = _clean(message)
+        return self.add_object(tag)
+
+
+def _clean(message: str) -> bytes:
+    # git ends a message with one newline and stops reading at a NUL.
+    return (message.replace("\0", " ").replace("\r\n", "\n").strip() + "\n").encode(errors="replace")
+
+
+class TreeEdit:
+    """A tree that is being changed: the blob of each path."""
+
+    def __init__(self, repository: GitRepository, tree: str | None) -> None:
+        self._files = {entry.path: entry.oid for entry in repository.walk(tree) if not entry.is_folder} if tree else {}
+        self._folders: dict[str, int] = {}  # how many files are below
+        for path in self._files:
+            self._count(path, 1)
+
+    def _count(self, path: str, change: int) -> None:
+        for folder in _folders(path):
+            self._folders[folder] = self._folders.get(folder, 0) + change
+
+    def put(self, path: str, oid: str) -> None:
+        """Writes a file.
+
+        Args:
+            path: Path in the repository.
+            oid: Git id of the blob.
+
+        Raises:
+            Fault: 400 if one of its folders is a file, or if its path is a folder.
+        """
+        for folder in _folders(path):
+            if folder in self._files:
+                raise Fault(400, f"Cannot write '{path}': '{folder}' is a file there; delete it first.")
+        if self._folders.get(path):
+            raise Fault(400, f"Cannot write '{path}': a folder has that name; delete it first.")
+        if path not in self._files:
+            self._count(path, 1)
+        self._files[path] = oid
+
+    def get(self, path: str) -> str | None:
+        """Returns the git id of the blob at a path, or None.
+
+        Args:
+            path: Path in the repository.
+        """
+        return self._files.get(path)
+
+    def remove(self, path: str, *, is_folder: bool) -> bool:
+        """Removes a file or a whole folder. Returns False if there is none.
+
+        Args:
+            path: Path in the repository.
+            is_folder: Whether to remove a folder.
+        """
+        gone = (
+            [name for name in self._files if name.startswith(f"{path}/")]
+            if is_folder
+            else [path] * (path in self._files)
+        )
+        for name in gone:
+            del self._files[name]
+            self._count(name, -1)
+        return bool(gone)
+
+    def write(self, quarantine: Quarantine) -> str:
+        """Stores the changed trees and returns the git id of the root.
+
+        Args:
+            quarantine: Receives the new tree objects.
+        """
+        from dulwich.index import commit_tree
+        from dulwich.objects import ObjectID
+
+        blobs = [
+            (path.encode(errors="surrogateescape"), ObjectID(oid.encode()), _FILE_MODE)
+            for path, oid in self._files.items()
+        ]
+        root: bytes = commit_tree(quarantine, blobs)  # type: ignore[arg-type]
+        return root.decode()
+
+
+def _folders(path: str) -> list[str]:
+    """The folders that a file is in."""
+    return [str(folder) for folder in PurePosixPath(path).parents][:-1]  # without the root

@@ -1,0 +1,118 @@
+"""Reads the files of a run directory that `Facts` combines, and decides which of them belong to the run."""
+
+import importlib.util
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...errors import ZooError
+from ...fileio import parse_json, read_json
+from ...modeling.integrity import weights_digest
+from ...runs.record import StageRecord
+
+# Keys that are secret or only concern this machine: a card must not hold them.
+_PRIVATE = re.compile(r"(^|_)(token|api_key|password)$|^(output|logging|cache|home)_dir$|^resume_from_checkpoint$")
+_PUBLIC_TOKENS = ("stop_token", "eos_token", "pad_token", "bos_token", "unk_token")
+
+
+def read_evaluation(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Returns evaluation.json and the rows of samples.jsonl, empty where no evaluation was run.
+
+    Args:
+        folder: The folder of the evaluation.
+
+    Raises:
+        ZooError: A line of samples.jsonl is not JSON.
+    """
+    if not (folder / "evaluation.json").is_file():
+        return {}, []
+    samples = folder / "samples.jsonl"
+    rows = []
+    if samples.is_file():
+        for number, line in enumerate(samples.read_text(encoding="utf-8").split("\n"), start=1):
+            try:
+                rows += [parse_json(line)] if line.strip() else []
+            except ValueError as error:
+                raise ZooError(
+                    f"Line {number} of {samples} is not JSON ({error}): run the evaluation again."
+                ) from error
+    return read_json(folder / "evaluation.json"), rows
+
+
+def read_frontier(path: Path, evaluated: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the results of baselines, or {} if they belong to another evaluation.
+
+    Args:
+        path: The file of results.
+        evaluated: The run's evaluation.json.
+    """
+    frontier: dict[str, Any] = read_json(path) if path.is_file() else {}
+    owner = frontier.get("evaluation")
+    return frontier if owner is not None and owner == evaluated.get("fingerprint") else {}
+
+
+def foreign_evaluation(record: StageRecord, run: Mapping[str, Any], evaluated: Mapping[str, Any]) -> str | None:
+    """Describes what ../eval belongs to if that is not the weights that the run ended with: the folder may be outdated.
+
+    The weights decide, not where or under how many names they are published.
+
+    Args:
+        record: The record of the run's last stage.
+        run: Its content.
+        evaluated: The content of ../eval/evaluation.json.
+
+    Returns:
+        A phrase such as "step 40", or None if the evaluation belongs to the run.
+    """
+    if run.get("status") in ("running", "interrupted"):
+        return "an earlier run" if evaluated else None
+    of = (evaluated.get("parents") or {}).get(run["stage"]) or {}
+    chosen = record.chosen_checkpoint()
+    # A checkpoint restored from its repository may be rounded, so either digest counts as this run's.
+    own = {run.get("weights"), None if chosen is None else weights_digest(chosen)} - {None}
+    if of.get("weights") in own:
+        return None
+    fingerprints = of.get("fingerprint"), run.get("fingerprint")
+    if None not in fingerprints and fingerprints[0] != fingerprints[1]:
+        return f"other settings (fingerprint {str(fingerprints[0])[:10]})"
+    step = (run.get("chosen") or {}).get("step")
+    if step is not None and str(of.get("path")).startswith("checkpoint-") and of["path"] != f"checkpoint-{step}":
+        return f"step {of['path'][11:]}"
+    return f"other weights (sha256 {str(of['weights'])[:10]})" if of.get("weights") and own else None
+
+
+def step_tags(run: Mapping[str, Any]) -> list[tuple[int, str]]:
+    """Returns (step, commit) of every tag named step-N.
+
+    Args:
+        run: The content of a stage's record.
+    """
+    tags = (run.get("repo") or {}).get("tags") or {}
+    return [(int(tag[5:]), commit) for tag, commit in tags.items() if tag.startswith("step-") and tag[5:].isdigit()]
+
+
+def without_private(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns settings without secrets and without folders of this machine.
+
+    Args:
+        settings: Settings, which may be nested.
+    """
+    return {
+        key: without_private(value) if isinstance(value, Mapping) else value
+        for key, value in settings.items()
+        if key in _PUBLIC_TOKENS or not _PRIVATE.search(key)
+    }
+
+
+def is_of_transformers(architecture: str) -> bool:
+    """Whether an auto class of transformers loads the architecture.
+
+    It reads the source, because importing it is slow.
+
+    Args:
+        architecture: The name of a model class, as in config.json.
+    """
+    spec = importlib.util.find_spec("transformers")
+    table = Path(str(spec and spec.origin)).parent / "models" / "auto" / "modeling_auto.py"
+    return f'"{architecture}"' in table.read_text(encoding="utf-8")

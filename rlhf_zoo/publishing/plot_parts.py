@@ -1,0 +1,190 @@
+"""Parts of the figures in `plots`: the figure itself, lines with intervals, marks and arrows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+BLUE, ORANGE, GREEN, GRAY, PURPLE, BROWN = "#1f5fa8", "#c8501e", "#2d7d46", "#777777", "#7b4fa3", "#8a6d3b"
+WIDTH = 7.2  # inches, at 120 dpi
+POINTS = 60  # a curve with more points shows no markers
+
+
+def sqrt_kl(kl: float) -> float:
+    """Returns √KL; a negative estimate counts as 0.
+
+    Args:
+        kl: KL to the SFT policy, nats per completion.
+    """
+    return math.sqrt(max(kl, 0.0))
+
+
+def error_bars(points: Sequence[Mapping[str, Any]]) -> list[list[float]]:
+    """Returns how far each point's interval extends below its value, and above.
+
+    Args:
+        points: Estimates, each with `value` and `ci95`.
+    """
+    below = [max(point["value"] - point["ci95"][0], 0.0) for point in points]
+    return [below, [max(point["ci95"][1] - point["value"], 0.0) for point in points]]
+
+
+def draw_estimates(axes: Axes, points: Sequence[Mapping[str, Any]], along: str, color: str, label: str) -> None:
+    """Draws estimates with their intervals, joined by a line.
+
+    Args:
+        axes: matplotlib's axes.
+        points: Estimates, each with `value`, `ci95` and a key `along`.
+        along: The key of the x coordinate.
+        color: The line's color.
+        label: Its entry in the legend.
+    """
+    x, y = [point[along] for point in points], [point["value"] for point in points]
+    axes.errorbar(x, y, yerr=error_bars(points), color=color, marker="o", capsize=3, linewidth=1.3, label=label)
+
+
+def draw_against_kl(axes: Axes, points: Sequence[Mapping[str, Any]], name: str, **style: Any) -> None:
+    """Draws the estimate `name` of each point against its √KL, with its interval.
+
+    Args:
+        axes: matplotlib's axes.
+        points: Checkpoints, each with the estimates `kl` and `name`.
+        name: The key of the estimate.
+        style: Keywords of `Axes.errorbar`.
+    """
+    roots, values = [sqrt_kl(point["kl"]["value"]) for point in points], [point[name]["value"] for point in points]
+    reach = error_bars([point[name] for point in points])
+    axes.errorbar(roots, values, yerr=reach, capsize=2.5, **{"linewidth": 1.4, "markersize": 5} | style)
+
+
+def arrows(
+    points: Sequence[tuple[float, float]], count: int = 5
+) -> Iterable[tuple[tuple[float, float], tuple[float, float]]]:
+    """Yields (from, to) of `count` stretches of a path, evenly along it, each long enough for an arrow to show.
+
+    Args:
+        points: The path.
+        count: The number of stretches at most.
+    """
+    spans = [max(column) - min(column) or 1.0 for column in zip(*points, strict=True)]
+
+    def apart(a: tuple[float, float], b: tuple[float, float]) -> float:
+        return math.hypot(*((p - q) / span for p, q, span in zip(a, b, spans, strict=True)))
+
+    stride = max(1, (len(points) - 1) // count)
+    for start, end in pairwise([*points[::stride], points[-1]]):
+        if apart(start, end) > 0.06:
+            yield start, end
+
+
+def set_log_scale(axes: Axes) -> None:
+    """Makes the y axis logarithmic, with plain numbers at its ticks.
+
+    Args:
+        axes: matplotlib's axes.
+    """
+    from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 1.5, 2.0, 3.0, 5.0, 7.0)))
+    axes.yaxis.set_major_formatter(ScalarFormatter())
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def line_style(steps: Sequence[int], marker: str = "o", size: float = 3.5) -> dict[str, Any]:
+    """Returns the keywords of a line over steps, with markers unless it has too many points.
+
+    Args:
+        steps: The x coordinates.
+        marker: The marker of a point.
+        size: The marker's size.
+    """
+    return {"marker": marker if len(steps) <= POINTS else None, "markersize": size, "linewidth": 1.4}
+
+
+def annotate(axes: Axes, text: str, place: tuple[float, float], shift: tuple[int, int], **style: Any) -> None:
+    """Writes text beside a point.
+
+    Args:
+        axes: matplotlib's axes.
+        text: The text.
+        place: The point.
+        shift: The distance from the point, in units of 1/72 inch.
+        style: Keywords of `Axes.annotate`.
+    """
+    axes.annotate(text, place, xytext=shift, textcoords="offset points", **style)
+
+
+def draw_ring(axes: Axes, x: float, y: float) -> None:
+    """Draws a ring around a point, which marks the published checkpoint.
+
+    Args:
+        axes: matplotlib's axes.
+        x: The point's x coordinate.
+        y: Its y coordinate.
+    """
+    axes.scatter(x, y, s=125, facecolors="none", edgecolors=ORANGE, linewidths=2, zorder=4)
+
+
+def mark_step(axes: Axes, step: int | None) -> None:
+    """Draws a vertical line at a step, and names it.
+
+    Args:
+        axes: matplotlib's axes over steps.
+        step: The step; None draws nothing.
+    """
+    if step is not None:
+        axes.axvline(step, color=GRAY, linestyle=":", linewidth=1.5)
+        annotate(
+            axes, f"step {step}", (step, 1), (3, -10), xycoords=("data", "axes fraction"), fontsize=8.5, color=GRAY
+        )
+
+
+def new_figure(
+    height: float = 3.8,
+    lines: int = 1,
+    *,
+    columns: int = 1,
+    left: float = 0.9,
+    right: float = 0.15,
+    top: float = 0.4,
+    gap: float = 0.0,
+    **options: Any,
+) -> tuple[Figure, list[Axes]]:
+    """Makes a figure and its axes, row by row; margins and the gap between rows are in inches.
+
+    They are fixed because matplotlib's own layouts take as long again as the drawing.
+
+    Args:
+        height: The figure's height.
+        lines: The number of rows.
+        columns: The number of columns.
+        left: The margin left of each column.
+        right: The margin at the right.
+        top: The margin at the top.
+        gap: The gap between rows.
+        options: Keywords of `Figure.subplots`.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    # A matplotlibrc in the working directory, which may be a download, could make matplotlib run LaTeX for each text.
+    matplotlib.rc("text", usetex=False)
+    bottom = 0.6
+    inner = (height - top - bottom - gap * (lines - 1)) / lines
+    across = (WIDTH - right - columns * left) / columns
+    figure = Figure(figsize=(WIDTH, height), dpi=120)
+    figure.subplots_adjust(left / WIDTH, bottom / height, 1 - right / WIDTH, 1 - top / height)
+    figure.subplots_adjust(hspace=gap / inner, wspace=left / across)
+    grid = list(figure.subplots(lines, columns, squeeze=False, **options).flat)
+    for axes in grid:
+        axes.grid(alpha=0.25)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure, grid
