@@ -264,7 +264,7 @@ SPLIT = "has no split 'held', only 'train': say which by the key .*"
         ("--ppo.reward_model_path two", "two has 2 outputs, .* by reward_label, one of bad, good"),
         ("--ppo.reward_model_path two --ppo.reward_label goood", "no label 'goood', did you mean 'good'"),
         ("--ppo.reward_label good", "of the stage reward has one output, and the label 'good' is named: leave it out"),
-        ("--evaluation.judge reward:two", "The judge reward:two has 2 outputs, and a judge has one: name the label"),
+        ("--evaluation.judge reward:two", "The judge reward:two has 2 outputs, but a judge has one: name the label"),
         ("--sft.dataset_test_split held --sft.held_out_share none", rf"{SPLIT} of the stage sft\."),
         ("--reward.dataset_test_split held --reward.held_out_share none", rf"{SPLIT} of the stage reward\."),
         ("--reward.dataset_validation_split held", rf"{SPLIT} of the stage reward\."),

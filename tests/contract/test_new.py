@@ -127,7 +127,7 @@ def test_the_label_of_a_reward_model_is_guessed_and_said(capsys: pytest.CaptureF
     assert re.search(r"reward_label: good \(GUESSED: the last of bad, good", capsys.readouterr().out)
     assert recipe()["ppo"]["reward_label"] == "good"
     zoo("recipes", "validate", "mine")
-    with pytest.raises(ZooError, match=r"The judge reward:\S+/two has 2 outputs, and a judge has one: name"):
+    with pytest.raises(ZooError, match=r"The judge reward:\S+/two has 2 outputs, but a judge has one: name"):
         zoo("new", "other", *words, "--judge", "reward:two")
 
 
