@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from ...errors import ZooError
-from ...evaluation.judges.named import open_panel, scores
+from ...evaluation.judges.named import open_panel
+from ...evaluation.judges.panel import scores
 from ...fileio import read_json, write_json, write_text
 from ...hub.client.publish import publish_folder
 from ...hub.client.refusals import refusals_as
