@@ -146,26 +146,26 @@ def plot_ablation(runs: Mapping[str, Rows], path: Path) -> bool:
     return _save(figure, path)
 
 
-def plot_over_training(found: Mapping[str, Any] | None, path: Path) -> bool:
+def plot_over_training(trajectory: Mapping[str, Any] | None, path: Path) -> bool:
     """Draws training reward and judge of each checkpoint against √KL on validation prompts, with 95% intervals.
 
     Fitted curves span the measured range, and a ring marks the recommended checkpoint. Needs one checkpoint besides
     SFT.
 
     Args:
-        found: `over_training` of evaluation.json.
+        trajectory: `over_training` of evaluation.json.
         path: The PNG.
     """
-    if not found or not found.get("checkpoints"):
+    if not trajectory or not trajectory.get("checkpoints"):
         return False
-    rows = [found["sft"], *found["checkpoints"]]
+    rows = [trajectory["sft"], *trajectory["checkpoints"]]
     roots = [sqrt_kl(row["kl"]["value"]) for row in rows]
-    steps = [0, *(row["step"] for row in found["checkpoints"])]
+    steps = [0, *(row["step"] for row in trajectory["checkpoints"])]
     figure, (proxy, judge) = new_figure(5.6, 2, gap=0.35, sharex=True)
-    fits = found.get("fits") or {}
+    fits = trajectory.get("fits") or {}
     for axes, key, title, color, fit in (
         (proxy, "reward", "training reward (the proxy)", BLUE, fits.get("proxy")),
-        (judge, "judge", f"judge: {found['judge']}", GREEN, fits.get("judge")),
+        (judge, "judge", f"judge: {trajectory['judge']}", GREEN, fits.get("judge")),
     ):
         draw_against_kl(axes, rows, key, color=color, fmt="o", markersize=4.5, linewidth=1)
         values = [row[key]["value"] for row in rows]
@@ -175,7 +175,7 @@ def plot_over_training(found: Mapping[str, Any] | None, path: Path) -> bool:
             axes.plot(curve, [values[0] + d * (alpha - beta * math.log(d)) for d in curve], color=GRAY, linewidth=1)
         for step, x, y in zip(steps, roots, values, strict=True):
             annotate(axes, str(step) if step else "SFT", (x, y), (5, -11), fontsize=8.5)
-            if step and step == found.get("recommended"):
+            if step and step == trajectory.get("recommended"):
                 draw_ring(axes, x, y)
         axes.set_title(title, fontsize=10)
     judge.set_xlabel(f"√KL to SFT, {_ROOTS}; numbers: steps; ring: recommended")
@@ -217,18 +217,18 @@ def plot_frontier(frontier: Mapping[str, Any], path: Path) -> bool:
     return _save(figure, path)
 
 
-def plot_win_rates(found: Mapping[str, Any], path: Path) -> bool:
+def plot_win_rates(comparison: Mapping[str, Any], path: Path) -> bool:
     """Draws a policy's win rate by each judge with its 95% interval, and the control.
 
     Args:
-        found: Figures of `stages.head_to_head`.
+        comparison: Figures of `stages.head_to_head`.
         path: The PNG.
     """
-    rows = [(f"by {name}", judge["win_rate"], BLUE) for name, judge in found["judges"].items()]
-    votes = found.get("votes") or {}
+    rows = [(f"by {name}", judge["win_rate"], BLUE) for name, judge in comparison["judges"].items()]
+    votes = comparison.get("votes") or {}
     rows += [(f"by votes, {name}", vote["win_rate"], GREEN) for name, vote in votes.items() if vote["win_rate"]]
-    rows += [("at equal length", found["win_rate_at_equal_length"], ORANGE)]
-    rows += [("control: the reference over itself", found["control"], GRAY)]
+    rows += [("at equal length", comparison["win_rate_at_equal_length"], ORANGE)]
+    rows += [("control: the reference over itself", comparison["control"], GRAY)]
     figure, (axes,) = new_figure(1.2 + 0.42 * len(rows), left=3.15, top=0.15)
     for place, (_, estimate, color) in enumerate(rows):
         axes.plot(estimate["ci95"], [place, place], color=color, linewidth=2)
@@ -237,25 +237,25 @@ def plot_win_rates(found: Mapping[str, Any], path: Path) -> bool:
     labels = [label if len(label) <= _LABEL else f"…{label[1 - _LABEL :]}" for label, _, _ in rows]
     axes.set_yticks(range(len(rows)), labels, fontsize=9, parse_math=False)
     axes.invert_yaxis()
-    axes.set(xlim=(-0.02, 1.02), xlabel=f"win rate, 95% interval (n = {found['n']})")
+    axes.set(xlim=(-0.02, 1.02), xlabel=f"win rate, 95% interval (n = {comparison['n']})")
     return _save(figure, path)
 
 
-def plot_ensemble(found: Mapping[str, Any], path: Path) -> bool:
+def plot_ensemble(overview: Mapping[str, Any], path: Path) -> bool:
     """Draws the accuracy of each reward model and of all together, and their disagreement by log-ratio.
 
     The second panel needs an evaluation of PPO's completions. Its dashed line and band are the disagreement on SFT's
     completions, the dotted one that of unrelated models. Bars are 95% intervals.
 
     Args:
-        found: overview.json of an ensemble.
+        overview: overview.json of an ensemble.
         path: The PNG.
     """
-    apart, parts = found["disagreement"], found["disagreement"]["by_kl"]
+    apart, parts = overview["disagreement"], overview["disagreement"]["by_kl"]
     heights: dict[str, Any] = {"lines": 2, "height_ratios": (2, 3)} if parts else {}
-    figure, (top, *rest) = new_figure(6.0 if parts else 3.8, top=0.15, gap=0.65, left=1.1, **heights)
-    names = [*(f"seed {model['seed']}" for model in found["models"]), "mean of all"]
-    accuracies = [*(model["accuracy"] for model in found["models"]), found["ensemble"]["accuracy"]]
+    figure, (top, *by_kl_axes) = new_figure(6.0 if parts else 3.8, top=0.15, gap=0.65, left=1.1, **heights)
+    names = [*(f"seed {model['seed']}" for model in overview["models"]), "mean of all"]
+    accuracies = [*(model["accuracy"] for model in overview["models"]), overview["ensemble"]["accuracy"]]
     for place, accuracy in enumerate(accuracies):
         color = ORANGE if place == len(accuracies) - 1 else BLUE
         top.errorbar(accuracy["value"], place, xerr=error_bars([accuracy]), color=color, fmt="o", capsize=3)
@@ -263,7 +263,7 @@ def plot_ensemble(found: Mapping[str, Any], path: Path) -> bool:
     top.invert_yaxis()
     top.margins(y=0.2)
     top.set_xlabel(f"accuracy on {accuracies[0]['n']} held-out pairs")
-    for axes in rest:
+    for axes in by_kl_axes:
         draw_estimates(axes, parts, "kl", ORANGE, "PPO's completions, in fifths")
         axes.axhline(apart["sft"]["value"], color=BLUE, linestyle="--", linewidth=1.3, label="SFT's completions")
         axes.axhspan(*apart["sft"]["ci95"], color=BLUE, alpha=0.15, linewidth=0)

@@ -115,7 +115,7 @@ def test_what_cannot_be_compared():
     assert judge.name == "by_length" and judge.compare(["p"], ["aa"], ["b"]) == [(1, {"orders": [1, 1]})]
     with pytest.raises(ZooError, match="'toy_run:PPO' is a dict, not a function"):
         FunctionPairJudge("toy_run:PPO")
-    with pytest.raises(ValueError, match="2 prompts, 1 and 2 completions do not fit"):
+    with pytest.raises(ValueError, match="There are 2 prompts but 1 and 2 completions"):
         compare_pairs(judge, ["p", "q"], ["a"], ["b", "c"], seed=0)
 
 
