@@ -331,7 +331,7 @@ def test_pairs_of_the_policies_own_outputs_say_whether_a_judge_is_one(trained: R
     assert found["judge"]["description"] == "Learned from 4 texts." and check["same_labels"] is False
     assert (check["own"]["accuracy"]["value"], check["own"]["accuracy"]["n"]) == (0.0, 40)
     assert over["standing"]["own_accuracy"] == check["own"]["accuracy"] and not over["standing"]["can_acquit"]
-    assert any("of 40 pairs of the policies' outputs rightly" in reason for reason in over["reasons"])
+    assert any("of 40 pairs of the policies' outputs correctly" in reason for reason in over["reasons"])
     assert found["judges"]["judge"]["check"]["own"]["finding"] == "contradicts", "of every judge"
     write("chosen", "rejected")
     assert evaluate.run(context) is True
