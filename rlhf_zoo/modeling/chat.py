@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ZooError
 from .alignment import decode_behind, encode_behind, special_ids
-from .chat_template import Chat, end_of_turn, is_conversation, render_ids, render_text, template_space
+from .chat_template import (
+    Chat,
+    end_of_turn,
+    generation_prompt,
+    is_conversation,
+    render_ids,
+    render_text,
+    template_space,
+)
 from .text_ids import tokenize_text
 
 if TYPE_CHECKING:
@@ -53,12 +61,13 @@ def tokenize_prompt(prompt: Any, tokenizer: PreTrainedTokenizerBase) -> list[int
 
     Raises:
         ZooError: The prompt is neither a text nor a conversation, the tokenizer has no chat template for a
-            conversation, or the template refuses it.
+            conversation, or the template refuses it; or as for `check_prefix`.
     """
     if isinstance(prompt, str):
         return tokenize_text(prompt, tokenizer)
     if not is_conversation(prompt):
-        raise ZooError(f"The prompt {prompt!r} is neither a text nor a conversation: mend the column 'prompt'.")
+        raise ZooError(f"The prompt {prompt!r} is neither a text nor a conversation: correct the column 'prompt'.")
+    check_prefix(prompt, tokenizer)
     return render_ids(prompt, tokenizer, **_prompt_options(prompt))
 
 
@@ -74,6 +83,27 @@ def has_answer_prefix(prompt: Any) -> bool:
         prompt: A text or a conversation.
     """
     return not isinstance(prompt, str) and bool(prompt) and prompt[-1].get("role") == "assistant"
+
+
+def check_prefix(prompt: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase) -> None:
+    """Checks that a prompt does not begin a thought itself where thoughts are left out of answers.
+
+    Prompt and completion are joined after the completion's thoughts are gone, so the prompt's half would stay open and
+    swallow the answer. A chat template may begin the thought: its generation prompt is no part of the conversation.
+
+    Args:
+        prompt: A conversation.
+        tokenizer: The policy's.
+
+    Raises:
+        ZooError: The answer that the prompt begins ends inside a thought, and the recipe has strip_thoughts.
+    """
+    if strips_thoughts(tokenizer) and opens_thought(answer_prefix(prompt)):
+        raise ZooError(
+            f"A prompt begins its answer with an open {_THINK} ({answer_prefix(prompt)[:40]!r}), which strip_thoughts "
+            f"cannot remove: end that thought with {_THOUGHT_ENDS}, let the chat template open it, or set "
+            "strip_thoughts: false."
+        )
 
 
 def answer_prefix(prompt: Any) -> str:
@@ -134,6 +164,20 @@ def wrap_completion(prompt: Any, completion: str) -> Any:
     return completion if isinstance(prompt, str) else [{"role": "assistant", "content": completion}]
 
 
+def wrap_answer(prompt: Any, completion: str) -> Any:
+    """Puts the answer to a prompt into the prompt's form, as data sets hold it.
+
+    Args:
+        prompt: A text or a conversation, whose last turn may begin the answer.
+        completion: The text of the completion.
+
+    Returns:
+        The text for a text; for a conversation a list of one assistant message with the whole answer, the part that
+        the prompt begins included.
+    """
+    return wrap_completion(prompt, answer_prefix(prompt) + completion)
+
+
 def append_completion(prompt: Any, completion: Any) -> Any:
     """Joins a prompt and its completion.
 
@@ -142,15 +186,16 @@ def append_completion(prompt: Any, completion: Any) -> Any:
         completion: A text, or messages.
 
     Returns:
-        A text for a text prompt, otherwise a conversation. An answer that the prompt begins is continued in one turn;
-        a completion that repeats that beginning, as in data sets with the whole answer, does not double it.
+        A text for a text prompt, otherwise a conversation. An answer that the prompt begins is continued in one turn.
+        Messages come from a data set and may hold the whole answer: the beginning that they repeat is not doubled. A
+        text is what a policy wrote, so it is appended as it is.
     """
     if isinstance(prompt, str):
         return prompt + completion
-    turns = list(wrap_completion(prompt, completion) if isinstance(completion, str) else completion)
+    turns = wrap_answer(prompt, completion) if isinstance(completion, str) else list(completion)
     if has_answer_prefix(prompt) and turns and turns[0].get("role") == "assistant":
         prefix, content = answer_prefix(prompt), _content(turns[0])
-        content = content if prefix and content.startswith(prefix) else prefix + content
+        content = content if content.startswith(prefix) else prefix + content
         return [*prompt[:-1], {**turns[0], "content": content}, *turns[1:]]
     return [*prompt, *turns]
 
@@ -225,13 +270,14 @@ def completion_text(completion: Any, prompt: Any = "") -> str:
 
     Args:
         completion: A text, or messages, of which the last one counts.
-        prompt: What it completes. Where the prompt already begins the answer, that part is left out.
+        prompt: What it completes. Where it begins the answer, messages may repeat that part, which is left out.
 
     Returns:
         The text that the completion adds to its prompt.
     """
-    text = completion if isinstance(completion, str) else _content(completion[-1]) if completion else ""
-    return text.removeprefix(answer_prefix(prompt))
+    if isinstance(completion, str):
+        return completion
+    return _content(completion[-1]).removeprefix(answer_prefix(prompt)) if completion else ""
 
 
 def without_thoughts(text: str, *, begun: bool = False) -> str:
@@ -245,10 +291,21 @@ def without_thoughts(text: str, *, begun: bool = False) -> str:
     Returns:
         What stands outside of <think>…</think>.
     """
-    closes, opens = text.find(_THOUGHT_ENDS), text.find(_THINK)
-    if begun or (closes >= 0 and not 0 <= opens < closes):
-        text = _THINK + text
-    return _THOUGHT.sub("", text)
+    text = _THINK + text if begun else text
+    while True:
+        text = _THOUGHT.sub("", text)
+        if _THOUGHT_ENDS not in text:
+            return text
+        text = _THINK + text  # an end without a beginning: what comes before it is thought too
+
+
+def opens_thought(text: str) -> bool:
+    """Whether a text ends inside a thought.
+
+    Args:
+        text: Any text.
+    """
+    return text.rfind(_THINK) > text.rfind(_THOUGHT_ENDS)
 
 
 def strips_thoughts(tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -287,7 +344,7 @@ def decode_completions(
         text = decode_behind(tokenizer, before, ids, keep=tags)
         text = strip_template_space(text, prompt, tokenizer)
         if strips:
-            text = without_thoughts(text, begun=_thinks(prompt, before, tokenizer))
+            text = without_thoughts(text, begun=_begins_in_thought(prompt, before, tokenizer))
         texts.append(text)
     return texts
 
@@ -305,12 +362,11 @@ def strip_template_space(text: str, prompt: Any, tokenizer: PreTrainedTokenizerB
     return text.removeprefix(template_space(tokenizer))
 
 
-def _thinks(prompt: Any, ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether a prompt ends inside a thought, which its template or the answer that it begins has opened."""
-    if str(tokenizer.decode(list(ids), skip_special_tokens=False)).rstrip().endswith(_THINK):
-        return True
-    prefix = answer_prefix(prompt)
-    return prefix.rfind(_THINK) > prefix.rfind(_THOUGHT_ENDS)
+def _begins_in_thought(prompt: Any, ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether a completion begins inside a thought that its template, or the end of a text prompt, has opened."""
+    if isinstance(prompt, str):
+        return str(tokenizer.decode(list(ids), skip_special_tokens=False)).rstrip().endswith(_THINK)
+    return not has_answer_prefix(prompt) and opens_thought(generation_prompt(tokenizer))
 
 
 def _ids_of(tokens: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

@@ -11,8 +11,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
+
+from jinja2 import Environment, TemplateError
 
 from ..errors import ZooError
 from .alignment import special_ids
@@ -26,9 +30,6 @@ _PROBE = "zxq"
 _PROBES = [{"role": "user", "content": _PROBE}, {"role": "assistant", "content": _PROBE}]
 #: Limits of one rendering, in seconds and bytes: a template is a program that comes with a downloaded model.
 RENDER_SECONDS, RENDER_MEMORY = 10.0, 2 * 2**30
-# A power such as 9 ** 9 ** 9: Python computes it in one step that no deadline can interrupt. An operand before `**`
-# tells it from keyword arguments.
-_POWER = re.compile(r"\{[{%](?:(?!%\}|\}\}).)*[\w)\]]\s*\*\*", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -166,11 +167,24 @@ def render_text(messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedToke
     return str(_apply_template(messages, tokenizer, tokenize=False, **how))
 
 
+@lru_cache(maxsize=16)
+def _computes_powers(template: str) -> bool:
+    """Whether a template holds a power such as 9 ** 9 ** 9, one step of Python that may never end.
+
+    Keyword arguments have a bracket or a comma before their `**`, and a power an operand.
+    """
+    try:
+        tokens = [(kind, text) for _, kind, text in Environment().lex(template) if kind != "whitespace"]
+    except TemplateError:  # rendering gives the reason
+        return False
+    return any(token == ("operator", "**") and before[1] not in ("(", ",") for before, token in pairwise(tokens))
+
+
 def _apply_template(messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, **how: Any) -> Any:
     """Applies the tokenizer's template under the limits RENDER_SECONDS and RENDER_MEMORY."""
     if tokenizer.chat_template is None:
         raise ZooError("The prompts are conversations and the tokenizer has no chat template: give it one, or texts.")
-    if _POWER.search(_template(tokenizer) or ""):
+    if _computes_powers(_template(tokenizer) or ""):
         raise ZooError("The chat template computes powers, which may take for ever: give the tokenizer another one.")
     try:
         with deadline(RENDER_SECONDS, memory=RENDER_MEMORY):
@@ -251,7 +265,7 @@ def check_answers_end(tokenizer: PreTrainedTokenizerBase, *, assistant_only: boo
 
 
 # Rendering probes costs more than a look-up, and each completion needs the result. A template may be changed meanwhile.
-_TEMPLATE_SPACES: WeakKeyDictionary[Any, tuple[Any, str]] = WeakKeyDictionary()
+_TURN_STARTS: WeakKeyDictionary[Any, tuple[Any, str, str]] = WeakKeyDictionary()
 
 
 def template_space(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -263,15 +277,33 @@ def template_space(tokenizer: PreTrainedTokenizerBase) -> str:
     Returns:
         The white space; "" where there is none.
     """
+    return _turn_start(tokenizer)[1]
+
+
+def generation_prompt(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Finds the text that the template adds where an answer is asked for.
+
+    Args:
+        tokenizer: With a chat template.
+
+    Returns:
+        Its text, such as the assistant's role and, in templates of reasoning models, "<think>".
+    """
+    return _turn_start(tokenizer)[0]
+
+
+def _turn_start(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
+    """The generation prompt, and the white space between it and an answer."""
     template = tokenizer.chat_template
-    cached = _TEMPLATE_SPACES.get(tokenizer)
+    cached = _TURN_STARTS.get(tokenizer)
     if cached is None or cached[0] != template:
         turns = [{"role": "user", "content": _PROBE}]
-        space = ""
+        start = space = ""
         with suppress(ZooError):  # the template takes other conversations than the probe
             prompt = render_text(turns, tokenizer, add_generation_prompt=True)
+            start = prompt.rpartition(_PROBE)[2]
             answered = render_text([*turns, {"role": "assistant", "content": _PROBE}], tokenizer)
             between = answered[len(prompt) :].partition(_PROBE)[0] if answered.startswith(prompt) else ""
             space = between if between.isspace() else ""
-        cached = _TEMPLATE_SPACES[tokenizer] = template, space
-    return cached[1]
+        cached = _TURN_STARTS[tokenizer] = template, start, space
+    return cached[1:]

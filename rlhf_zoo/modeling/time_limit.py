@@ -2,7 +2,8 @@
 
 The code runs in the calling thread, as it would without a limit: some libraries need the main thread, and gradients and
 devices belong to threads. A second thread watches the clock and raises `Expired` in the first. In the main thread that
-also interrupts a wait for a network or a lock. A single call into C that never checks for signals is not interrupted.
+also interrupts a wait for a network or a lock, and a timer of the system interrupts calls that keep Python's lock, such
+as a regular expression that backtracks. A single call into C that never checks for signals is not interrupted.
 """
 
 import contextlib
@@ -24,6 +25,10 @@ _YOUNG = 0.5
 _STATM = Path("/proc/self/statm")
 # Interrupts a system call in the main thread. By default this signal does nothing.
 _WAKING = getattr(signal, "SIGURG", None)
+# Comes after each _CPU_TICK seconds that this process computes. The thread that watches cannot run while a call such as
+# `re.match` keeps Python's lock, but such calls run the handlers of signals.
+_COMPUTING = getattr(signal, "SIGVTALRM", None)
+_CPU_TICK = 0.25
 
 
 class Expired(BaseException):
@@ -61,14 +66,24 @@ class _Watcher:
             time.sleep(_TICK)
             with self.lock:
                 now = time.monotonic()
-                for watch in [watch for watch in self.watches if watch.is_over(now)]:
+                for watch in [watch for watch in self.watches if watch.fired or watch.is_over(now)]:
                     self.watches.remove(watch)
+                    if watch.fired:  # by the timer
+                        continue
                     watch.fired = True
                     _raise_in(watch.thread, Expired)
                     if watch.main and _WAKING is not None:
                         signal.pthread_kill(watch.thread, _WAKING)
                 if not self.watches:
                     self.awake.clear()
+
+    def on_timer(self, *_: object) -> None:
+        """Raises `Expired` in the main thread. Without the lock, which the interrupted code may hold."""
+        now = time.monotonic()
+        for watch in list(self.watches):
+            if watch.main and not watch.fired and watch.is_over(now):
+                watch.fired = True
+                raise Expired
 
 
 @functools.cache
@@ -93,20 +108,35 @@ def deadline(seconds: float | None, *, memory: int | None = None, hurried: bool 
     most = None if memory is None or not _STATM.exists() else _resident() + memory
     ends = now + seconds if seconds is not None else float("inf")
     watch = _Watch(threading.get_ident(), main, now, ends, hurried, most)
-    before = signal.signal(_WAKING, lambda *_: None) if main and _WAKING is not None else None
+    with _signals(watcher) if main else contextlib.nullcontext():
+        try:
+            with watcher.lock:
+                watcher.watches.append(watch)
+                watcher.awake.set()
+            yield
+        finally:
+            with watcher.lock:
+                if watch in watcher.watches:
+                    watcher.watches.remove(watch)
+            if watch.fired:
+                _raise_in(watch.thread, None)  # the code may have ended before the exception reached it
+
+
+@contextlib.contextmanager
+def _signals(watcher: _Watcher) -> Iterator[None]:
+    """Lets signals interrupt the main thread, and puts back the handlers and the timer that were there."""
+    if _WAKING is None or _COMPUTING is None:  # Windows
+        yield
+        return
+    waking = signal.signal(_WAKING, lambda *_: None)
+    computing = signal.signal(_COMPUTING, watcher.on_timer)
+    timer = signal.setitimer(signal.ITIMER_VIRTUAL, _CPU_TICK, _CPU_TICK)
     try:
-        with watcher.lock:
-            watcher.watches.append(watch)
-            watcher.awake.set()
         yield
     finally:
-        with watcher.lock:
-            if watch in watcher.watches:
-                watcher.watches.remove(watch)
-        if before is not None and _WAKING is not None:
-            signal.signal(_WAKING, before)
-        if watch.fired:
-            _raise_in(watch.thread, None)  # the code may have ended before the exception reached it
+        signal.setitimer(signal.ITIMER_VIRTUAL, *timer)
+        signal.signal(_COMPUTING, computing)
+        signal.signal(_WAKING, waking)
 
 
 def hurry() -> None:

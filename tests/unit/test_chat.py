@@ -102,6 +102,7 @@ def test_a_template_without_end_is_told_in_a_sentence(monkeypatch: pytest.Monkey
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "maximum recursion depth"),
         ("{{ 1 // 0 }}", "modulo by zero"),
         ("{{ 10 ** 10 ** 9 }}", "computes powers"),
+        ("{% set x = ('%}', 10 ** 10 ** 9) %}", "computes powers"),
     ],
 )
 def test_a_template_that_fails_as_python_does(template: str, why: str) -> None:

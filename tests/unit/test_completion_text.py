@@ -4,12 +4,14 @@ from typing import Any
 
 import pytest
 import torch
+from datasets import Dataset
 from spaced_tokenizer import ASKED, CHATML, LLAMA, metaspace
 from tokenizers import AddedToken
 from trainer_fixture import make_policy, make_reward_model
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_zoo.app.engine import Comparison
+from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.judges.panel import scores
 from rlhf_zoo.evaluation.judges.rule import RuleJudge
 from rlhf_zoo.evaluation.measure import Evaluator
@@ -17,11 +19,13 @@ from rlhf_zoo.evaluation.text_logprobs import rewarded, written_samples
 from rlhf_zoo.modeling.alignment import Pieces, TokenText, decode_behind
 from rlhf_zoo.modeling.chat import (
     append_completion,
+    completion_text,
     decode_completions,
     plain_text,
     tokenize_completion,
     tokenize_for_reward,
     tokenize_prompt,
+    wrap_answer,
     wrap_completion,
 )
 from rlhf_zoo.modeling.chat_template import Chat
@@ -31,6 +35,7 @@ from rlhf_zoo.modeling.special_tokens import train_tokenizer
 from rlhf_zoo.pipeline.experiments.baseline_trainers import Meter, ppo_reward
 from rlhf_zoo.ppo.completions import decoded
 from rlhf_zoo.rewards import RewardModel, Rewards
+from rlhf_zoo.runs.checks.conversations import check_rows
 from rlhf_zoo.runs.data.generate import complete
 
 
@@ -162,6 +167,7 @@ def thinker(*, prefilled: bool, special: bool) -> PreTrainedTokenizerBase:
         (True, "so it is", ""),
         (True, "so</think>\n4 <think>no</think> 4", "4 4"),
         (False, "so</think>4", "4"),
+        (False, "<think>so<think>no</think>it</think>4", "4"),
     ],
 )
 def test_thoughts_are_left_out(special: bool, prefilled: bool, said: str, wanted: str) -> None:
@@ -174,12 +180,18 @@ def test_thoughts_are_left_out(special: bool, prefilled: bool, said: str, wanted
     assert closed == tokenize_for_reward(append_completion(ASKED, "4"), tokenizer, ended=True)
 
 
-def test_a_thought_that_the_prompts_own_answer_begins() -> None:
+def test_a_prompt_that_begins_a_thought_itself_is_refused() -> None:
     tokenizer = thinker(prefilled=False, special=True)
     prompt = [*ASKED, {"role": "assistant", "content": "<think>so"}]
-    before = tokenize_prompt(prompt, tokenizer)
-    ids = tokenizer(" it is</think>4", add_special_tokens=False)["input_ids"]
-    assert decode_completions(tokenizer, [prompt, prompt], [before] * 2, [ids, ids[:3]]) == ["4", ""]
+    with pytest.raises(ZooError, match="strip_thoughts"):
+        tokenize_prompt(prompt, tokenizer)
+    with pytest.raises(ZooError, match="Row 0 of the data"):
+        check_rows(Dataset.from_list([{"prompt": prompt}]), tokenizer, of="the data")
+    closed = [*ASKED, {"role": "assistant", "content": "<think>so</think>"}]
+    assert tokenize_prompt(closed, tokenizer)
+    kept = Chat().write(thinker(prefilled=False, special=True))
+    assert plain_text(append_completion(prompt, " it is")).endswith("<think>so it is")
+    assert tokenize_prompt(prompt, kept)
     mention = [{"role": "user", "content": "what is <think> for"}]
     plain = tokenizer("so", add_special_tokens=False)["input_ids"]
     assert decode_completions(tokenizer, [mention], [tokenize_prompt(mention, tokenizer)], [plain]) == ["so"]
@@ -202,3 +214,25 @@ def test_a_prompt_that_ends_in_the_assistants_turn_goes_on() -> None:
     ids = tokenize_completion(prompt, " is", tokenizer)
     assert decode_completions(tokenizer, [prompt], [before], [ids]) == [" is"]
     assert tokenize_for_reward(append_completion(prompt, " is"), tokenizer, ended=False) == [*before, *ids]
+
+
+def test_a_completion_that_repeats_the_prompts_beginning_keeps_it() -> None:
+    """A policy that repeats the beginning is read as it wrote; a data set's whole answer is read once."""
+    prompt = [*ASKED, {"role": "assistant", "content": "so"}]
+    assert append_completion(prompt, "so it is")[-1]["content"] == "soso it is"
+    assert completion_text("so it is", prompt) == "so it is"
+    whole = wrap_answer(prompt, "so it is")
+    assert whole == [{"role": "assistant", "content": "soso it is"}]
+    assert append_completion(prompt, whole)[-1]["content"] == "soso it is"
+    assert append_completion(prompt, [{"role": "assistant", "content": "so it is"}])[-1]["content"] == "so it is"
+    assert completion_text(whole, prompt) == "so it is"
+    assert wrap_answer("how is it", " so") == " so"
+
+
+def test_a_thought_whose_beginning_the_template_writes_is_left_out_where_it_is_cut() -> None:
+    tokenizer = thinker(prefilled=True, special=False)
+    tokenizer.chat_template = tokenizer.chat_template.replace("<think>\n", "<think>\nso, ")
+    before = tokenize_prompt(ASKED, tokenizer)
+    ids = tokenizer("it is", add_special_tokens=False)["input_ids"]
+    assert tokenizer.decode(before).endswith("so, ")
+    assert decode_completions(tokenizer, [ASKED], [before], [ids]) == [""]

@@ -1,6 +1,9 @@
 """Time limits on code that is not ours, in the main thread and in others."""
 
+import os
+import re
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -27,18 +30,26 @@ def wait() -> None:
     threading.Event().wait(60)
 
 
+def backtrack() -> None:
+    """Keeps Python's lock, so that no other thread runs."""
+    re.match(r"(a+)+$", "a" * 60 + "b")
+
+
 def grow() -> None:
     held = []
     while True:
         held.append(bytearray(2**24))
 
 
-@pytest.mark.parametrize("code", [spin, sleep, wait])
+@pytest.mark.parametrize("code", [spin, sleep, wait, backtrack])
 def test_code_that_does_not_end_is_ended(code: Callable[[], None]) -> None:
-    before, began = signal.getsignal(signal.SIGURG), time.monotonic()
+    signals = signal.SIGURG, signal.SIGVTALRM
+    before, began = [signal.getsignal(number) for number in signals], time.monotonic()
     with pytest.raises(Expired), deadline(0.3):
         code()
-    assert 0.3 <= time.monotonic() - began < 5 and signal.getsignal(signal.SIGURG) is before
+    assert 0.3 <= time.monotonic() - began < 5
+    assert [signal.getsignal(number) for number in signals] == before
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0, 0)
 
 
 def test_in_another_thread() -> None:
@@ -78,3 +89,15 @@ def test_ctrl_c_shortens_what_is_hurried(monkeypatch: pytest.MonkeyPatch) -> Non
     timer.start()
     with deadline(0.8), pytest.raises(Expired), deadline(None, hurried=True):
         sleep()
+
+
+def test_ctrl_c_ends_a_call_that_keeps_pythons_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GRACE", 0.2)
+    before = signal.signal(signal.SIGINT, lambda *_: hurry())
+    sender = subprocess.Popen(["sh", "-c", f"sleep 0.5; kill -INT {os.getpid()}"])
+    try:
+        with pytest.raises(Expired), deadline(None, hurried=True):
+            backtrack()
+    finally:
+        signal.signal(signal.SIGINT, before)
+        sender.wait()

@@ -6,7 +6,7 @@ from typing import Any
 from datasets import Dataset
 
 from ...errors import ZooError
-from ...modeling.chat import append_completion, display_text
+from ...modeling.chat import append_completion, check_prefix, display_text
 from ...modeling.chat_template import check_renders, is_conversation
 from ..context import RunContext
 from ..data.layout import conversational
@@ -51,6 +51,8 @@ def check_rows(rows: Dataset, tokenizer: Any, *, of: str) -> None:
         for turns, answered in _conversations(row):
             try:
                 check_renders(turns, tokenizer, answered=answered)
+                if not answered:
+                    check_prefix(turns, tokenizer)
             except ZooError as error:
                 text = " ".join(display_text(turns).split())
                 shown = text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
