@@ -105,7 +105,7 @@ def load_object(name: str, *, group: str) -> Any:
     """Loads the object that a name stands for.
 
     A module that is not installed is also looked for in the working directory. Importing a module runs its code, so
-    `name` must come from the user; a name from a download must pass `outside.check_object` first.
+    `name` must come from the user; a name from a download must pass `trusted_names.check_object` first.
 
     Args:
         name: "module:attribute" (dots allowed on both sides), or an entry point of `group`. "NAME(key=value, …)" calls

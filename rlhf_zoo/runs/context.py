@@ -238,11 +238,9 @@ class RunContext:
             ZooError: It does. The message names everything that a separate run, such as one of another seed, needs.
         """
         record = self.record(stage)
-        places = [StageRecord(record.path.parent / name).read().get("publish") or {} for name in STAGES]
-        taken = [(place.get("hub"), place.get("namespace")) for place in places]
         mend = "choose another --output_dir"
-        if self.publish and (self.hub.label, self.namespace) in taken:
-            mend += f" with another --namespace, as {self.namespace} has this run's repositories"
+        if self.publish:  # a run may have been published under several namespaces, and its record names the last
+            mend += f" and, where {self.namespace} holds repositories of this run, another --namespace"
         record.check_fingerprint(
             resolved,
             recipe=self.recipe.name,

@@ -26,6 +26,8 @@ from rlhf_zoo.runs.data.sources import find_data
 
 pytestmark = pytest.mark.attack
 COMMIT = "a" * 40
+#: Of a Hub whose clock runs behind ours.
+PAST = "Wed, 21 Oct 2015 07:28:00 GMT"
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 
@@ -104,7 +106,7 @@ def test_the_wait_and_the_quota_of_a_refusal(headers: dict[str, str], seconds: f
     assert (quota or "429" if not seconds else quota or "too many requests") in reason(error)
 
 
-@pytest.mark.parametrize("headers", [{"RateLimit": '"api";r=0;t=1'}, {"Retry-After": "0.6"}])
+@pytest.mark.parametrize("headers", [{"RateLimit": '"api";r=0;t=1'}, {"Retry-After": "0.6"}, {"Retry-After": PAST}])
 def test_a_command_waits_for_a_quota_as_long_as_the_hub_says(rogue, caplog, headers: dict[str, str]) -> None:
     times: list[float] = []
 

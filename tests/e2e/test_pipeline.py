@@ -130,7 +130,7 @@ def test_summary_is_the_contracts_and_what_json_prints(base):
     assert json.loads((base.folder / "stdout").read_text()) == summary
     assert summary.keys() == {
         "schema", "recipe", "seed", "simulated", "hub", "seconds", "peak_rss_mib", "repos", "reward_model", "sft",
-        "ppo", "win_rate", "control", "verdict", "recommended",
+        "ppo", "win_rate", "control", "prompts", "rows", "verdict", "recommended",
     }  # fmt: skip
     assert (summary["schema"], summary["recipe"], summary["seed"], summary["hub"]) == (1, "tiny-world", 1, "local")
     assert summary["seconds"].keys() == {*STAGES, "eval", "total"}
@@ -144,6 +144,7 @@ def test_summary_is_the_contracts_and_what_json_prints(base):
     figures = base.json("eval", "evaluation.json")
     for side in ("sft", "ppo"):
         assert summary[side] == {name: figures[side][name]["value"] for name in FIGURES}
+    assert (summary["prompts"], summary["rows"]) == (figures["prompts"], figures["rows"])
     for name in ("win_rate", "control"):
         assert summary[name] == {key: figures[name][key] for key in ("value", "ci95", "n")}
 

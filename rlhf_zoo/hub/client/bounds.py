@@ -74,8 +74,10 @@ def _check(response: Any) -> None:
             raise HfHubHTTPError(
                 f"it answers {response.status_code} and asks for a wait of {seconds:.0f} s", response=response
             )
-        if seconds and "Retry-After" in response.headers:  # the client reads whole seconds only
-            response.headers["Retry-After"] = str(math.ceil(seconds))
+        if (
+            "Retry-After" in response.headers
+        ):  # the client reads whole seconds only, and a clock may run ahead of a date
+            response.headers["Retry-After"] = str(max(1, math.ceil(seconds)))
     next_page = (response.links.get("next") or {}).get("url")
     # If this thread requests the page that its last answer named, it is still reading the same list.
     page = _lists.page + 1 if str(response.request.url) == getattr(_lists, "next", None) else 1

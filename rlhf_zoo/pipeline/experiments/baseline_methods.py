@@ -22,7 +22,7 @@ from ...evaluation.head_to_head import keys_of
 from ...evaluation.judges.panel import scores
 from ...evaluation.measure import Evaluator, Measured, measure, repeated
 from ...fileio import write_text
-from ...modeling.chat import display_text, tokenize_for_reward, wrap_completion
+from ...modeling.chat import display_text, tokenize_for_reward, wrap_answer
 from ...modeling.loading import load_tokenizer
 from ...modeling.models import load_causal
 from ...modeling.text_ids import settle_ends
@@ -325,7 +325,7 @@ def draw_samples(
         ended += done.ended
     mean = float(np.mean(rewards))
     lines = [
-        {"prompt": prompt, "completion": wrap_completion(prompt, text)}
+        {"prompt": prompt, "completion": wrap_answer(prompt, text)}
         for (prompt, text), reward, complete in zip(written, rewards, ended, strict=True)
         if complete and reward > mean
     ]

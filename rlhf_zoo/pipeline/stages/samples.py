@@ -10,7 +10,7 @@ from typing import Any
 from ...errors import ZooError
 from ...fileio import read_json, write_json
 from ...modeling import distributed
-from ...modeling.chat import append_completion, plain_text, tokenize_prompt, wrap_completion
+from ...modeling.chat import append_completion, plain_text, tokenize_prompt, wrap_answer
 from ...modeling.devices import on_device
 from ...modeling.loading import load_tokenizer
 from ...modeling.models import context_of, load_causal
@@ -268,7 +268,7 @@ def ordered_pairs(
     rows = []
     for prompt, *texts, label in zip(prompts, first, second, labels, strict=True):
         if label is not None:
-            chosen, rejected = (wrap_completion(prompt, texts[side]) for side in (label, 1 - label))
+            chosen, rejected = (wrap_answer(prompt, texts[side]) for side in (label, 1 - label))
             rows.append({"prompt": prompt, "chosen": chosen, "rejected": rejected})
     return rows
 
