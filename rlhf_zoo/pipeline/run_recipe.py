@@ -387,7 +387,8 @@ def verdict(context: RunContext, console: "Console") -> None:
     sft, ppo, win, control = (summary[name] for name in ("sft", "ppo", "win_rate", "control"))
     console.print(
         f"Win rate of PPO over SFT{world}: [bold]{win['value']:.3f}[/] [{win['ci95'][0]:.3f}, {win['ci95'][1]:.3f}], "
-        f"n = {win['n']} completions of {summary['prompts']} distinct prompts; SFT against itself under another seed: {control['value']:.3f}.",
+        f"{win['n']} completions of {format_prompt_count(summary['prompts'], summary['rows'])} prompts; "
+        f"SFT against itself under another seed: {control['value']:.3f}.",
         highlight=False,
     )
     console.print(
