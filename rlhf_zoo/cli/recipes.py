@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,8 +105,9 @@ def recipes_copy(recipe: str, target: Path) -> None:
 def recipes_validate(ctx: click.Context, recipe: str, source_hub: str | None) -> None:
     """Check every key of a recipe, flags and the names of reward functions, without training.
 
-    Of data in files here it looks at every row; of data and models of a Hub at the columns, the first row and the
-    context, where the Hub answers, and else it says so.
+    Of data in files here it looks at every row, and tries reward functions and rules that judge on the first prompts;
+    of data and models of a Hub at the columns, the first row and the context, where the Hub answers, and else it says
+    so.
 
     \b
     Example:
@@ -162,6 +164,7 @@ def _check_on_hub(hub: Hub, recipe: Recipe, shared: RecipeConfig, checked: dict[
         check_response_length(shared, checked["ppo"], models.get("policy"))
         names = with_judge(shared.evaluation, checked["ppo"]).names
         check_names(names, shared.evaluation.asked_llm, hub=None)
+        _try_rules(shared, checked["ppo"], names, hub)
         if "classifier" in names:
             with needing_labels():
                 unchecked |= {f"the labels of {name}": why for name, why in check_labeled(shared, hub).items()}
@@ -177,6 +180,29 @@ def _check_on_hub(hub: Hub, recipe: Recipe, shared: RecipeConfig, checked: dict[
             f"Not checked: {', '.join(unchecked)}, which {last.address} does not show ({why}); --source_hub names "
             "another Hub."
         )
+
+
+def _try_rules(shared: RecipeConfig, ppo: StageSettings, judges: Iterable[str], hub: Hub) -> None:
+    """Tries reward functions, and judges that are rules, on prompts in files here, as `run` does before it trains."""
+    from ..evaluation.judges.rule import RuleJudge
+    from ..pipeline.stages.ppo import check_answers, reward_functions, try_functions
+    from ..runs.checks.splits import rows_here
+    from ..runs.dataset import evaluated_split
+    from ..runs.settings.judge_names import kind_of
+
+    prompts = rows_here(shared, ppo, hub)
+    if prompts is None:
+        return
+    functions, data = reward_functions(ppo), {"train_dataset": prompts}
+    check_answers(ppo, functions, data)
+    try_functions(ppo, functions, data)
+    split, share = evaluated_split(shared, ppo.data)
+    rules = [RuleJudge(argument) for kind, argument in map(kind_of, judges) if kind == "rule"]
+    evaluated = rows_here(shared, ppo, hub, split) if rules and share is None else None
+    if evaluated is not None:
+        evaluated = evaluated.select(range(min(shared.evaluation.prompts, len(evaluated))))
+        for rule in rules:
+            rule.check_prompts(evaluated, of=f"the split {split}")
 
 
 @recipes.command("keys")

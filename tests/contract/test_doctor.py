@@ -1,5 +1,6 @@
 """`rlhf-zoo doctor`: a sound run passes every check, a planted fault is found by its name, and nothing is touched."""
 
+import io
 import json
 import shutil
 import sys
@@ -412,3 +413,22 @@ def test_before_anything_is_trained(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists() and PPO["max_steps"] == 3
     with pytest.raises(ZooError, match="There is no recipe 'none'"):
         cli.cli.main(["doctor", "none"], standalone_mode=False)
+
+
+@pytest.mark.parametrize(
+    ("place", "of"), [("ppo.reward_funcs", "A reward function"), ("evaluation.judge", "The judge rule:")]
+)
+def test_validate_tries_rewards_and_rules(
+    command: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch, place: str, of: str
+) -> None:
+    name = "toy_run:answered" if place == "ppo.reward_funcs" else "rule:toy_run:answered"
+    assert command("recipes", "validate", "toy", f"--{place}", name) == (0, "toy is valid: sft, reward, ppo.\n")
+
+    def broken(completions: list[str], row: list[int], **_: Any) -> list[float]:
+        raise ValueError(f"broken at row {row[0]}")
+
+    monkeypatch.setattr("toy_run.answered", broken)
+    errors = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", errors)
+    assert command("recipes", "validate", "toy", f"--{place}", name) == (2, "")
+    assert of in errors.getvalue() and "broken at row 0" in errors.getvalue() and errors.getvalue().count("\n") == 1

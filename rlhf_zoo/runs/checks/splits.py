@@ -56,13 +56,16 @@ def check_forms(
     return loader.unseen
 
 
-def rows_here(shared: RecipeConfig, settings: StageSettings, hub: Hub = CLIENT) -> datasets.Dataset | None:
-    """Loads the rows that a stage learns from, in its form, where they are on this machine.
+def rows_here(
+    shared: RecipeConfig, settings: StageSettings, hub: Hub = CLIENT, split: str | None = None
+) -> datasets.Dataset | None:
+    """Loads rows of a stage's data, in its form, where they are on this machine.
 
     Args:
         shared: The keys of recipe.yaml.
         settings: Settings of the stage.
         hub: The Hub.
+        split: The split; None for the one that the stage learns from.
 
     Returns:
         The rows; None where they are not on this machine.
@@ -76,7 +79,7 @@ def rows_here(shared: RecipeConfig, settings: StageSettings, hub: Hub = CLIENT) 
         return None
     loader = _Look(shared, hub, every_row=True)
     of, form, text = f"the stage {settings.stage}", FORMS[settings.stage], text_field(settings)
-    return loader.rows(data, data.dataset_train_split, form, of=of, text=text)
+    return loader.rows(data, split or data.dataset_train_split, form, of=of, text=text)
 
 
 def check_labeled(shared: RecipeConfig, hub: Hub = CLIENT) -> dict[str, str]:
