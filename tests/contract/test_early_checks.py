@@ -102,7 +102,7 @@ def test_plan_and_validate_look_where_doctor_and_run_do(
         zoo("recipes", "validate", "mine", *source)
         assert capsys.readouterr().out == "mine is valid: sft, reward, ppo.\n", "nothing was left unseen"
     monkeypatch.delenv("RLHF_ZOO_SOURCE_HUB")
-    with pytest.raises(ZooError, match=r"maker/base is no folder, .* and cannot be found on the embedded Hub"):
+    with pytest.raises(ZooError, match=r"maker/base is not a folder, .* and cannot be found on the embedded Hub"):
         zoo("plan", "mine", "--gpu", "cpu", "--source_hub", "none")
 
 
