@@ -126,7 +126,7 @@ def run_flags(
     from ..runs.settings.declared import declared_keys, refused_keys
     from ..runs.settings.evaluation import check_harness
     from ..runs.settings.judge_names import check_judge_name
-    from ..runs.settings.parse import parse_flags, recipe_config, recipe_flags, recipe_keys
+    from ..runs.settings.parse import parse_flags, recipe_config, recipe_keys
     from ..runs.settings.values import checked_keys, coerce
 
     if recipe.startswith("-"):
@@ -138,7 +138,6 @@ def run_flags(
     flags["recipe"] = {key: value for key, value in bare.items() if key in shared or stage in (None, "eval")}
     if stage not in (None, "eval"):
         flags[stage] = {**flags[stage], **{key: value for key, value in bare.items() if key not in shared}}
-    recipe_flags(flags["recipe"])
     loaded = load_recipe(recipe)
     evaluation = recipe_config(loaded, flags["recipe"]).evaluation
     for name in STAGES:

@@ -181,7 +181,7 @@ def read_grid(options: Sequence[str], *, flags: Mapping[str, Any]) -> dict[str, 
 
 
 def _hints(keys: Iterable[str]) -> dict[str, Any]:
-    """The types of PPO's keys. Those of numbers and booleans are read without a slow import of the dataclass."""
+    """The types of PPO's keys, without a slow import of the dataclass where no other types are needed."""
     from ..runs.settings.declared import declared_keys
 
     declared = {key: entry.hint for key, entry in declared_keys("ppo").items()}

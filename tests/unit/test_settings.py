@@ -305,6 +305,8 @@ def test_keys_read_off_the_source_are_those_of_the_dataclasses(stage):
         assert str(default) == str(declared[name].default), name
         assert declared[name].hint in (None, hint), name
         assert HELP.get((stage, name), meaning) == declared[name].help, name
+    typed = sum(key.hint is not None for key in declared.values())
+    assert typed > 0.8 * len(keys), "a wrong value is reported before the dataclasses are imported"
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -28,7 +28,13 @@ HELP = {
     ("sft", "pad_token"): "PAD, a token of the vocabulary that no text uses; None keeps the tokenizer's, or takes such "
     "a token where that is EOS.",
 }
-_TYPES = {"int": int, "float": float, "bool": bool, "int | None": int | None, "float | None": float | None}
+#: Annotations whose values are checked before the dataclasses are imported.
+_TYPES: dict[str, Any] = {
+    "int": int, "float": float, "bool": bool, "str": str, "int | None": int | None, "float | None": float | None,
+    "bool | None": bool | None, "str | None": str | None, "list[str] | None": list[str] | None,
+    "list[float] | None": list[float] | None, "str | list[str] | None": str | list[str] | None,
+    "dict[str, str]": dict[str, str],
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,7 @@ class Declared:
 
     @property
     def hint(self) -> Any:
-        """The type of a number or boolean; None for any other type."""
+        """The type, where it is one of `_TYPES`; None for any other type."""
         return _TYPES.get(self.type)
 
 
