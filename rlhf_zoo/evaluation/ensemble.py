@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from .stats import Estimate, bootstrap_mean, equal_parts, group_indices, proportion
 
 
-def standardised(scores: ArrayLike, over: ArrayLike) -> NDArray[np.float64]:
+def standardized(scores: ArrayLike, over: ArrayLike) -> NDArray[np.float64]:
     """Standardizes each model's scores by its own mean and standard deviation over reference texts.
 
     Args:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .calibration import calibration
-from .ensemble import agreements, by_kl, disagreement, standardised, unrelated
+from .ensemble import agreements, by_kl, disagreement, standardized, unrelated
 from .stats import accuracy, bootstrap_mean, correlation
 
 Scores = NDArray[np.float64]
@@ -58,7 +58,7 @@ class EnsembleScores:
     @cached_property
     def scores(self) -> dict[str, Scores]:
         """The raw scores by side, where each model gives SFT's completions 0 ± 1."""
-        return {side: standardised(rows, self.raw["sft"]) for side, rows in self.raw.items()}
+        return {side: standardized(rows, self.raw["sft"]) for side, rows in self.raw.items()}
 
     def report(self, seeds: Sequence[int], directories: Sequence[str]) -> dict[str, Any]:
         """Returns the models, their ensemble and their disagreement as overview.json holds them.
@@ -95,7 +95,7 @@ class EnsembleScores:
                 "pairs": [{"seeds": [seeds[a], seeds[b]], **share.to_json()} for (a, b), share in agreed.items()],
             },
             "disagreement": self._disagreement(),
-            "own_less_others": self._own_less_others(),
+            "own_less_others": self._first_model_excess(),
         }
 
     def _on_texts(self, scores: Mapping[str, Scores]) -> dict[str, Any]:
@@ -136,7 +136,7 @@ class EnsembleScores:
             figures["by_kl"] = by_kl(apart["ppo"], ppo.kl, ppo.prompts, seed=self.seed)
         return figures
 
-    def _own_less_others(self) -> dict[str, Any] | None:
+    def _first_model_excess(self) -> dict[str, Any] | None:
         """By how much the run's own model, the first, scores PPO's completions higher than the mean of the others."""
         if "ppo" not in self.texts:
             return None

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.evaluation.ensemble import agreements, by_kl, disagreement, standardised, unrelated
+from rlhf_zoo.evaluation.ensemble import agreements, by_kl, disagreement, standardized, unrelated
 from rlhf_zoo.hub.client.connect import Hub
 from rlhf_zoo.pipeline.experiments.ensemble import check, member
 from rlhf_zoo.pipeline.stages.samples import pairs_seed
@@ -20,7 +20,7 @@ from rlhf_zoo.runs.recipe import load_recipe
 
 def test_scores_are_in_units_of_what_each_model_says_of_sft() -> None:
     over = [[0.0, 2.0], [10.0, 16.0]]  # means 1 and 13, standard deviations 1 and 3
-    assert standardised([[3.0, 1.0], [13.0, 7.0]], over).tolist() == [[2.0, 0.0], [0.0, -2.0]]
+    assert standardized([[3.0, 1.0], [13.0, 7.0]], over).tolist() == [[2.0, 0.0], [0.0, -2.0]]
 
 
 def test_disagreement_by_hand() -> None:
@@ -39,7 +39,7 @@ def test_its_mean_square_is_what_models_do_not_share(models: int, seed: int, com
     rng = np.random.default_rng(seed)
     raw = common * rng.normal(size=30) + rng.normal(size=(models, 30))
     shared = np.mean([np.corrcoef(raw[a], raw[b])[0, 1] for a, b in combinations(range(models), 2)])
-    assert np.square(disagreement(standardised(raw, raw))).mean() == pytest.approx(1 - shared)
+    assert np.square(disagreement(standardized(raw, raw))).mean() == pytest.approx(1 - shared)
 
 
 def test_agreements_are_of_signs() -> None:

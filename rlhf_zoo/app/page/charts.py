@@ -177,7 +177,7 @@ def step_curves(
         ]
         bottom = plot.bottom + 8
         spoken.append(f"{each.name} over training{now}")
-    body.append(f'<text x="{RIGHT}" y="{bottom + 24}" text-anchor="end" fill="{QUIET}">training step</text>')
+    body.append(_axis_title("training step", bottom + 24))
     spoken += [f"{label}: step {step}" for step, label in labeled.items()]
     return _svg(bottom + 30, "zoo-steps-chart", "; ".join(spoken), "".join(body))
 
@@ -229,9 +229,8 @@ def frontier(runs: Sequence[TimelineRun], *, chosen: int) -> str:
             f"{_curve(trace, color, width=2.0 if emphasized else 1.0)}"
             f'<g fill="{color}" stroke="{color}" stroke-opacity="0" stroke-width="10">{dots}</g></g>{mark}'
         )
-    across_title = "KL to SFT, nats per completion"
     body = plot.axes(title) + "".join(lines) + _named(marks, plot)
-    body += f'<text x="{RIGHT}" y="{plot.bottom + 32}" text-anchor="end" fill="{QUIET}">{across_title}</text>'
+    body += _axis_title("KL to SFT, nats per completion", plot.bottom + 32)
     return _svg(plot.bottom + 38, "zoo-frontier-chart", "; ".join([title, *spoken]), body)
 
 
@@ -316,6 +315,10 @@ def _token_chart(
         spoken = f"{title}: {count}, from {number(min(heights), 3)} to {_measured(max(heights), unit)}"
     body = plot.axes(_titled(title, unit)) + under + _hits(hits, plot.x(2) - plot.x(1)) + over
     return _svg(plot.bottom + 18, kind, spoken, body)
+
+
+def _axis_title(title: str, y: float) -> str:
+    return f'<text x="{RIGHT}" y="{y}" text-anchor="end" fill="{QUIET}">{title}</text>'
 
 
 def _svg(height: float, kind: str, spoken: str, body: str) -> str:
