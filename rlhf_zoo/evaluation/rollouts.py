@@ -25,7 +25,9 @@ COLUMNS = {
     "logprobs": ("logprobs",),
 }
 
-#: Sums of a million scores, and their squares, stay finite.
+#: Completions of a file: so many take minutes and some GiB.
+MAX_ROWS = 250_000
+#: Sums of so many scores, and their squares, stay finite.
 MAX_SCORE = 1e100
 
 _SAME = (
@@ -82,6 +84,8 @@ def read_rollouts(path: Path) -> Completions:
             for number, line in enumerate(lines, 1):
                 # Line numbers count blank lines too, as editors show them.
                 if line.strip():
+                    if len(rows) == MAX_ROWS:
+                        raise ZooError(f"{path} holds over {MAX_ROWS:,} completions: give a random part of them.")
                     rows[number] = _row(line, f"{path}, line {number}")
     except UnicodeDecodeError as error:
         raise ZooError(f"{path} is not UTF-8 ({error.reason}): write one JSON object a line.") from error

@@ -68,6 +68,16 @@ def test_bad_input_is_refused_by_file_and_line(tmp_path, line, message):
             read_rollouts(other)
 
 
+def test_a_file_has_at_most_so_many_completions(tmp_path, monkeypatch):
+    monkeypatch.setattr("rlhf_zoo.evaluation.rollouts.MAX_ROWS", 3)
+    path = tmp_path / "rollouts.jsonl"
+    path.write_text('{"prompt": "x", "completion": "y"}\n\n' * 3)
+    assert len(read_rollouts(path)) == 3
+    path.write_text('{"prompt": "x", "completion": "y"}\n' * 4)
+    with pytest.raises(ZooError, match="holds over 3 completions: give a random part"):
+        read_rollouts(path)
+
+
 def test_columns_go_by_the_names_of_trl_and_verl_behind_a_byte_order_mark(tmp_path):
     path = tmp_path / "rollouts.jsonl"
     chat = [{"role": "user", "content": "hello"}]
