@@ -66,7 +66,6 @@ PREFERENCES = {
         ("Qwen3", "trl-lib/ultrafeedback_binarized"),
         ("Llama 3", "trl-lib/tldr-preference"),
         ("GPT-2", "Anthropic/hh-rlhf"),
-        ("Mistral", "trl-lib/tldr-preference"),
     ],
 )
 def test_preferences_become_a_recipe_that_passes_every_check(
