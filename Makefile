@@ -16,7 +16,7 @@ TOGETHER := -n 2 --dist loadfile --no-loadscope-reorder
 # What holds the trainer, whatever makes its updates fit.
 TRAINER := tests/numerics/test_trl_parity.py tests/numerics/test_details.py tests/numerics/test_resume.py \
 	tests/numerics/test_processes.py tests/numerics/test_learning.py $(addprefix tests/unit/test_,trainer.py own_loop.py \
-	phases.py ppo_options.py critic.py nonfinite_steps.py guards.py peft.py trl_defects.py graphs.py sampling_queue.py reward_ensemble.py \
+	phases.py ppo_options.py critic.py nonfinite_steps.py guards.py peft.py trl_defects.py cuda_graphs.py sampling_queue.py reward_ensemble.py \
 	trace.py training_run.py reward_forms.py samples_shown.py)
 
 .PHONY: demo test test-full coverage mutants lint bench gpu evidence clean
@@ -35,7 +35,7 @@ test: .venv/test.stamp lint ## everything but the long tier
 test-full: .venv/test.stamp .venv/few-bits .venv/lm-eval ## the long tier: whole recipes, browsers, mutants, many kills, large transfers
 	$(BIN)/python -m pytest $(TOGETHER) -m "full and not gpu"
 	$(BIN)/python -m pytest $(TOGETHER) --every-lever -m "not full and not gpu" $(TRAINER)
-	PYTHONPATH=.venv/few-bits $(BIN)/python -m pytest -q tests/unit/test_few_bits.py tests/unit/test_ppo_options.py -k bits
+	PYTHONPATH=.venv/few-bits $(BIN)/python -m pytest -q tests/unit/test_quantized_weights.py tests/unit/test_ppo_options.py -k bits
 	PYTHONPATH=.venv/lm-eval $(BIN)/python -m pytest -q tests/contract/test_lm_eval.py
 
 coverage: .venv/test.stamp ## lines and branches of rlhf_zoo that `make test` runs, child processes included

@@ -27,8 +27,8 @@ SENDER = ["unit/test_outbox.py", "unit/test_publish.py", "unit/test_release_rule
           "e2e/test_faults.py"]  # fmt: skip
 TRAINER = ["unit/test_trainer.py", "unit/test_ppo_options.py", "numerics/test_details.py", "unit/test_guards.py",
            "numerics/test_trl_parity.py", "unit/test_trl_defects.py", "unit/test_own_loop.py",
-           "unit/test_nonfinite_steps.py", "unit/test_samples_shown.py", "unit/test_critic.py", "unit/test_graphs.py",
-           "unit/test_phases.py",
+           "unit/test_nonfinite_steps.py", "unit/test_samples_shown.py", "unit/test_critic.py",
+           "unit/test_cuda_graphs.py", "unit/test_phases.py",
            "unit/test_reward_forms.py", "numerics/test_resume.py", "numerics/test_processes.py",
            "numerics/test_learning.py"]  # fmt: skip
 TESTS = {
