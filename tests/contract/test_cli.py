@@ -145,7 +145,7 @@ def refused(tmp_path: Path, *arguments: str, **env: str) -> str:
         ("recipes lst", "No such command 'lst', did you mean 'list'?"),
         ("run tiny-wrld", "There is no recipe 'tiny-wrld', did you mean 'tiny-world'?"),
         ("run --seed 2 tiny-world", "Put --seed after the recipe: `rlhf-zoo run RECIPE --seed ...`."),
-        ("run tiny-world --hub embedded", "--hub is 'embedded': give 'local' or an address"),
+        ("run tiny-world --hub embedded", "--hub is 'embedded': use 'local' or an address"),
         ("run tiny-world --namespace a/b", "--namespace is 'a/b', which no Hub accepts"),
         ("compare x --port seven", "Invalid value for '--port': 'seven' is not a valid integer"),
         ("card nowhere", "nowhere is no run directory: it holds no run.json"),

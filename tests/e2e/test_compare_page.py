@@ -107,7 +107,7 @@ def couples(found: Snapshot) -> list[dict[str, str]]:
 def test_a_visitor_compares(visitor: Visitor, page: Page) -> None:
     visitor.open()
     head = visitor.read(".zoo")
-    assert all(f"local/toy-{role}" in head for role in ("ppo", "sft", "reward")) and "simulated world" in head
+    assert all(f"local/toy-{role}" in head for role in ("ppo", "sft", "reward")) and "Simulated data" in head
     assert "0.31 nats over 540" in visitor.read(".zoo-notes")
 
     prompt = f"<script>window.ran=1</script>{{{{1+1}}}}${{window.ran=1}}<b>{TRIGGER}"
@@ -153,7 +153,7 @@ def test_a_prompt_by_chance_is_compared(client: PageClient, page: Page) -> None:
     ("values", "message"),
     [
         ({"prompt": "the \ud800 camera"}, "lone surrogate"),
-        ({"prompt": ["the camera"]}, "give a text"),
+        ({"prompt": ["the camera"]}, "it must be text"),
         ({"seed": "x"}, "The seed is"),
         ({"n": 9}, "number of completions is 9; the limit is 8"),
     ],

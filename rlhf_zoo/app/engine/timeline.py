@@ -196,7 +196,7 @@ class AtCheckpoint:
 
     def to_json(self) -> dict[str, Any]:
         snapshot = None if self.snapshot is None else self.snapshot.to_json()
-        return {**asdict(replace(self, snapshot=None)), "found": snapshot}
+        return {**asdict(replace(self, snapshot=None)), "snapshot": snapshot}
 
 
 def _watched(row: Mapping[str, Any]) -> dict[str, float]:
