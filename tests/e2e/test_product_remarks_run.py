@@ -53,7 +53,7 @@ def test_the_whole_recipe_on_a_local_folder(real_data, tmp_path):
     assert data["id"] == "local/product-remarks" and len(data["commit"]) == 40
     card = (run / "ppo" / "README.md").read_text()
     assert "Same labels:" in card and "labeled pairs of the policies' own outputs" in card
-    assert "simulated world" not in card.lower() and "license: cc-by-4.0" in card
+    assert "simulated data" not in card.lower() and "license: cc-by-4.0" in card
     seen = {row["text"] for row in rows(run / "data/lines/train.jsonl")}
     assert not seen & {row["text"].lower() for row in rows(run / "data/judge/train.jsonl")}
 

@@ -324,7 +324,7 @@ def test_license_and_real_hub(runs):
     resolved = {**stage.read()["resolved"], "license": "cc-by-4.0", "simulated": False}
     stage.write(resolved=resolved, hub="https://huggingface.co")
     head, body = head_and_body(make_card(runs / "ppo"))
-    assert head["license"] == "cc-by-4.0" and "simulated" not in head["tags"] and "simulated world" not in body
+    assert head["license"] == "cc-by-4.0" and "simulated" not in head["tags"] and "Simulated data" not in body
     assert "--hub https://huggingface.co" in body and "output_dir" not in body
     assert 'from_pretrained("local/tiny-world-ppo", revision="step-000040")' in body
 
