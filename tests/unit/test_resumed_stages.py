@@ -12,6 +12,7 @@ from typing import Any
 
 import datasets
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from toy_run import make_context, make_recipe, save_stage, save_start, trained_policy
 from trainer_fixture import make_tokenizer
@@ -295,6 +296,27 @@ def test_stages_run_singly_read_the_data_that_the_first_one_learned_from(folder:
     check_same_data(replace(context, restart=True), "sft")
     file.write_text(before)
     check_same_data(context, "ppo")
+
+
+@pytest.mark.parametrize(
+    ("make", "module", "loads"),
+    [(_sft, sft, "_model_and_tokenizer"), (_reward, reward, "_model"), (_ppo, ppo, "_load_models")],
+)
+def test_what_an_adapter_starts_from_does_not_depend_on_how_models_are_loaded(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[..., Any], module: Any, loads: str
+) -> None:
+    """A model that is pulled draws no random numbers where merging it here did: `reproduce` got another adapter."""
+    weights = []
+    for name in ("merged", "pulled"):
+        run, context = make(folder, name)
+        stage = module.__name__.rpartition(".")[2]
+        lora = {"use_peft": True, "lora_r": 2, "lora_target_modules": "all-linear", "max_steps": 1}
+        run(replace(context, flags={stage: {**context.flags[stage], **lora}}))
+        weights.append(load_file(context.record(stage).checkpoints()[-1] / "adapter_model.safetensors"))
+        load = getattr(module, loads)
+        monkeypatch.setattr(module, loads, lambda *args, load=load: (load(*args), torch.rand(7))[0])
+    assert weights[0].keys() == weights[1].keys()
+    assert [key for key, value in weights[0].items() if not torch.equal(value, weights[1][key])] == []
 
 
 def letters(name: str | None, *, seed: int) -> dict[str, dict[str, list[dict[str, Any]]]]:

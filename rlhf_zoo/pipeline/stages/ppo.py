@@ -279,6 +279,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         left_out.update({"max_prompt_length": cut} if cut else {})
         set_seed(settings.trainer.seed)
         models = _load_models(context, settings, parents)
+        set_seed(settings.trainer.seed)  # again, as an adapter must not depend on how models were loaded
         return build_trainer(settings, functions, processing_class=tokenizer, **models, **data)
 
     return train_stage(
