@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import shutil
 import sys
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from zoo_process import zoo
 
 from rlhf_zoo.cli import main as cli
 from rlhf_zoo.errors import ZooError
+from rlhf_zoo.modeling.models import critic_from
 from rlhf_zoo.modeling.sampling.sampler import Samples
 from rlhf_zoo.pipeline.inspect import doctor
 from rlhf_zoo.pipeline.inspect.doctor import examine
@@ -278,6 +280,15 @@ def test_an_end_token_outside_the_mask(sound: World, monkeypatch: pytest.MonkeyP
 
 
 # Warnings
+
+
+def test_a_critic_that_is_no_number(world: World) -> None:
+    critic = critic_from(make_reward_model())
+    torch.nn.init.constant_(critic.score.bias, math.nan)
+    critic.save_pretrained(world.folder / "critic")
+    found = failed(world.examined(value_model_name_or_path=str(world.folder / "critic")))
+    assert "The critic returned NaN or infinity for 8 of 8" in found.pop("critic")
+    assert found.keys() == {"end tokens"}, "the rollout takes its values"
 
 
 @pytest.mark.parametrize(

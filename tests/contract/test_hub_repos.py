@@ -256,6 +256,12 @@ def test_bad_card_stops_the_commit(near_hub, api, front_matter, said):
     assert api.model_info("local/m").sha == before
 
 
+def test_card_without_metadata_warns(near_hub, api):
+    create(api, "local/m")
+    with pytest.warns(UserWarning, match="no YAML metadata"):
+        api.upload_file(path_or_fileobj=b"# Hello\n", path_in_repo="README.md", repo_id="local/m")
+
+
 def test_discussions_are_refused_with_a_reason(near_hub, api):
     create(api, "local/m")
     assert list(api.get_repo_discussions("local/m")) == []

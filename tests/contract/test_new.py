@@ -150,6 +150,16 @@ def test_a_recipe_runs_from_another_folder_than_it_was_written_in(monkeypatch: p
         assert Path(name).is_dir()
 
 
+def test_rows_are_counted_up_to_a_bound(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    miniatures.save("GPT-2", Path("base"))
+    rows = [{"prompt": f"what is {row}?", "chosen": " yes", "rejected": " no"} for row in range(230)]
+    schemas.write_data(Path("pairs"), rows)
+    for module in ("data", "recipe"):
+        monkeypatch.setattr(f"rlhf_zoo.pipeline.new.{module}.MAX_COUNTED", 220)
+    zoo("new", "mine", "--model", "base", "--preferences", "pairs", "--judge", BY_LENGTH)
+    assert "at least 220 rows" in " ".join(capsys.readouterr().out.split())
+
+
 def test_answers_may_be_twice_as_long_as_those_of_the_data(capsys: pytest.CaptureFixture[str]) -> None:
     miniatures.save("GPT-2", Path("base"))
     for words, most in ((1, 32), (5, 64), (40, 96)):  # of 128 tokens that the model reads

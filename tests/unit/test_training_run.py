@@ -128,6 +128,17 @@ def test_evaluation_is_repeatable_and_disturbs_nothing(tmp_path: Path) -> None:
     }
 
 
+def test_evaluation_samples_alike_at_every_step(tmp_path: Path) -> None:
+    """With the policy standing still, every evaluation is the same, and differs from what training sampled."""
+    trainer = trained(
+        tmp_path, learning_rate=0.0, train_dataset=prompt_rows(8), eval_dataset=prompt_rows(8),
+        eval_strategy="steps", eval_steps=1, missing_eos_penalty=1.0,
+    )  # fmt: skip
+    rows = [row["eval_objective/shaped_score"] for row in trainer.state.log_history if "eval_objective/score" in row]
+    assert len(rows) == 2 and len(set(rows)) == 1
+    assert rows[0] not in [row["objective/shaped_score"] for row in updates_of(trainer)]
+
+
 def test_callbacks_and_tensorboard_hear_of_every_update(tmp_path: Path) -> None:
     class ProgressCallback(TrainerCallback):
         def __init__(self) -> None:
