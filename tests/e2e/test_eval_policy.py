@@ -91,9 +91,7 @@ def test_every_kind_of_judge(place: Place) -> None:
     assert found["max_new_tokens"] == 12 and found["temperature"] == 0.9
     assert list(found["judges"]) == judges[:4]
     own = found["judges"]["reward:local/toy-reward@main"]
-    assert own["is_training_reward"] and "training worked" not in done.stderr, (
-        "--json prints figures alone"
-    )
+    assert own["is_training_reward"] and "training worked" not in done.stderr, "--json prints figures alone"
     assert not found["judges"]["classifier"]["is_training_reward"] and found["judge"]["name"] == "classifier"
     assert found["win_rate"] == found["judges"]["classifier"]["win_rate"]
     assert found["judge"]["check"]["finding"] == "agrees" and found["judge"]["check"]["accuracy"]["n"] == 48
