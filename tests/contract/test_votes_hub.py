@@ -240,7 +240,7 @@ def test_rows_of_strangers_are_left_out(thread_hub, tmp_path, caplog):
     changes = [CommitOperationAdd(name, content) for name, content in files.items()]
     thread_hub.api().create_commit(REPO, changes, commit_message="Strange", repo_type="dataset")
     assert HubVotes(REPO).read() == [vote]
-    assert "holds 1 rows that are no votes" in caplog.text
+    assert "holds 1 rows that are not votes" in caplog.text
 
 
 @pytest.mark.attack
