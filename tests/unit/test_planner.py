@@ -117,6 +117,12 @@ COUNTS = memory.Counts(
 )
 
 
+def test_a_model_that_cannot_be_run_so_is_told(monkeypatch):
+    monkeypatch.setattr(tracing, "forward", lambda *_: torch.ones(1).nonzero().tolist())
+    with pytest.raises(ZooError, match="A llama of this configuration cannot be run without memory"):
+        tracing.Tracer(tracer(config_of(), "policy").spec, config_of()).decode_step(rows=1, length=4, half=False)
+
+
 def test_a_weight_that_trains_takes_sixteen_bytes():
     assert memory.model_memory(COUNTS, size=4, state=8).total == 16_000
     lora = SimpleNamespace(**{**vars(COUNTS), "parameters": 1100, "trained": 100})
