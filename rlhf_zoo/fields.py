@@ -7,7 +7,8 @@ from typing import Any
 
 from .errors import ZooError
 
-SINGLE = 3e38  # the models compute in single precision
+#: About the largest number of float32, in which models compute.
+SINGLE = 3e38
 
 
 def option(default: Any, help: str) -> Any:
@@ -29,7 +30,7 @@ class Limit:
         high: The upper bound.
         above: Whether the lower bound itself is excluded.
         below: Whether the upper bound itself is excluded.
-        why: Put before the fix in an error, where the bound alone explains too little.
+        why: Put before the fix in an error if the bound needs an explanation.
     """
 
     low: float = -SINGLE
@@ -38,8 +39,8 @@ class Limit:
     below: bool = False
     why: str = ""
 
-    def mend(self, value: float) -> str | None:
-        """Says what to give instead of a value.
+    def fix(self, value: float) -> str | None:
+        """Returns what a value must be instead.
 
         Args:
             value: A number.
@@ -68,7 +69,7 @@ MANY = 2**31 - 1
 FINITE = Limit()
 COUNT = Limit(1, MANY)
 COUNT_OR_NONE = Limit(0, MANY)
-SEED = Limit(0, 2**32 - 1)  # NumPy takes no more
+SEED = Limit(0, 2**32 - 1)  # NumPy's limit
 STEPS = Limit(0, MANY)  # below 1: a share of the run
 POSITIVE = Limit(0, above=True)
 WEIGHT = Limit(0)
@@ -76,7 +77,7 @@ SHARE = Limit(0, 1)
 DECAY = Limit(0, 1, below=True)
 PROCESSES = Limit(0, 256)
 
-#: Key -> bounds, whichever stage or configuration has it. A number that is not here has the bounds of `FINITE`.
+#: Maps keys of all stages and configurations to bounds. A number that is not listed has the bounds of `FINITE`.
 LIMITS: Mapping[str, Limit] = {
     "adam_beta1": DECAY,
     "adam_beta2": DECAY,
@@ -155,7 +156,7 @@ LIMITS: Mapping[str, Limit] = {
     "simulated_pairs": COUNT,
     "simulated_test_pairs": COUNT,
     "stop_token_id": COUNT_OR_NONE,
-    # Logits divided by less leave single precision.
+    # Logits divided by a smaller number would overflow float32.
     "temperature": Limit(1e-4, why="completions are sampled, so "),
     "torch_empty_cache_steps": COUNT,
     "total_episodes": COUNT,
@@ -181,5 +182,5 @@ def check_limits(name: str, value: Any, *, shown: str = "") -> None:
     for number in value if isinstance(value, list | tuple) else [value]:
         if isinstance(number, bool) or not isinstance(number, int | float):
             continue
-        if mend := LIMITS.get(name, FINITE).mend(number):
-            raise ZooError(f"{shown or name} is {number}: {mend}")
+        if fix := LIMITS.get(name, FINITE).fix(number):
+            raise ZooError(f"{shown or name} is {number}: {fix}")

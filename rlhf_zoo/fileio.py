@@ -132,7 +132,7 @@ def read_json(path: Path | str) -> Any:
         with open(path, "rb") as file:
             return parse_json(file.read(MAX_JSON + 1))
     except ValueError as error:
-        raise ZooError(f"{path} is not valid JSON ({error}): restore it, or begin again with --restart.") from error
+        raise ZooError(f"{path} is not valid JSON ({error}): restore it, or start again with --restart.") from error
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -229,14 +229,14 @@ def _mode(path: Path) -> int:
 
 
 def write_refused(path: Path, error: OSError) -> str:
-    """Words the error for a file that could not be written.
+    """Writes the error for a file that could not be written.
 
     Args:
         path: The file.
-        error: What the file system said.
+        error: The file system's error.
     """
     reason = error.strerror or str(error)
-    return f"{path} could not be written ({reason}): make room or mend the permissions, or choose another directory."
+    return f"{path} could not be written ({reason}): free space, correct the permissions, or choose another directory."
 
 
 _REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -294,7 +294,7 @@ MAX_CHARACTERS = 2**20
 MAX_NODES = 100_000
 MAX_DIRECTIVES = 100
 MAX_NUMBER = 400
-# Integers beyond 2**61 can be chosen so that all collide in a dict, which then takes quadratic time.
+#: Digits of an integer below 2**61. Larger ones can be chosen so that all collide in a dict, in quadratic time.
 SHORT_NUMBER = 18
 MAX_LONG_NUMBERS = 1000
 _DIRECTIVE = re.compile(r"(?:^|[\n\r\x85\u2028\u2029])%")
@@ -363,7 +363,7 @@ def _check_bounds(events: Any) -> None:
     import yaml
 
     sizes: dict[str | None, tuple[int, int]] = {}
-    open_nodes: list[list[Any]] = [[None, 0, 0]]  # [anchor, values and characters so far] of every open collection
+    open_nodes: list[list[Any]] = [[None, 0, 0]]  # [anchor, values, characters] of every open collection
     long_numbers = 0
 
     def close(anchor: str | None, size: tuple[int, int], event: Any) -> None:
@@ -371,9 +371,9 @@ def _check_bounds(events: Any) -> None:
             sizes[anchor] = size
         outer = open_nodes[-1]
         outer[1], outer[2] = outer[1] + size[0], outer[2] + size[1]
-        for most, count, what in ((MAX_NODES, outer[1], "values"), (MAX_CHARACTERS, outer[2], "characters")):
+        for most, count, unit in ((MAX_NODES, outer[1], "values"), (MAX_CHARACTERS, outer[2], "characters")):
             if count > most:
-                raise BadYAML(f"it holds more than {most:,} {what} once its aliases are written out", *_place(event))
+                raise BadYAML(f"it holds more than {most:,} {unit} once its aliases are written out", *_place(event))
 
     for event in events:
         if isinstance(event, yaml.CollectionStartEvent):

@@ -19,31 +19,31 @@ from typing import Any
 
 from .errors import ZooError
 
+#: Groups of entry points under which a package registers corpora, judges (of single completions and of pairs),
+#: preferences, rewards and recipes. They are public names.
 CORPORA = "rlhf_zoo.corpora"
 JUDGES = "rlhf_zoo.judges"
 PREFERENCES = "rlhf_zoo.preferences"
 REWARDS = "rlhf_zoo.rewards"
 RECIPES = "rlhf_zoo.recipes"
-"""Groups of entry points under which a package registers corpora, judges (of single completions and of pairs),
-preferences, rewards and recipes. They are public names, whichever module of ours reads them."""
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Suggests the nearest known word, as the tail of a sentence.
+def did_you_mean(word: str, candidates: Iterable[str]) -> str:
+    """Suggests the closest word, as the end of a sentence.
 
     Args:
-        word: The word that is not known.
-        known: The words that are.
+        word: The unknown word.
+        candidates: The words that exist.
 
     Returns:
-        ", did you mean 'x'?", or "" where none is near.
+        ", did you mean 'x'?", or "" if none is close.
     """
-    near = difflib.get_close_matches(word, sorted(known), n=1)
+    near = difflib.get_close_matches(word, sorted(candidates), n=1)
     return f", did you mean {near[0]!r}?" if near else ""
 
 
 def _distribution_name(distribution: importlib.metadata.Distribution) -> str:
-    # `distribution.metadata` parses the whole README that is in METADATA: half a second for all that are installed.
+    # `distribution.metadata` parses the README in METADATA, which takes half a second for all installed packages.
     header = (distribution.read_text("METADATA") or "").partition("\n\n")[0]
     line = re.search(r"^Name:[ \t]*(\S+)", header, re.MULTILINE)
     return line[1] if line else str(distribution.metadata["Name"])
@@ -121,7 +121,7 @@ def load_object(name: str, *, group: str) -> Any:
     """
     bare, settings = split_settings(name)
     named = _find(bare, group)
-    return named if settings is None else _made(named, settings, name)
+    return named if settings is None else _with_settings(named, settings, name)
 
 
 def split_settings(name: str) -> tuple[str, dict[str, Any] | None]:
@@ -136,18 +136,18 @@ def split_settings(name: str) -> tuple[str, dict[str, Any] | None]:
     Raises:
         ZooError: The parentheses hold anything but keywords with literals.
     """
-    bare, parenthesis, rest = name.partition("(")
-    return (bare.strip(), _settings(rest, name)) if parenthesis else (name, None)
+    bare, parenthesis, arguments = name.partition("(")
+    return (bare.strip(), _settings(arguments, name)) if parenthesis else (name, None)
 
 
-def _settings(rest: str, name: str) -> dict[str, Any]:
+def _settings(arguments: str, name: str) -> dict[str, Any]:
     """Parses what follows the opening parenthesis of `name` as keyword arguments."""
     form = (
-        f"{name!r} is no name with settings: write NAME(key=value, …), quoted as a whole where it stands in a YAML or "
-        "JSON list."
+        f"{name!r} is no name with settings: write NAME(key=value, …), with quotes around all of it in a YAML or JSON "
+        "list."
     )
     try:
-        call = ast.parse(f"_({rest.strip()}", mode="eval").body
+        call = ast.parse(f"_({arguments.strip()}", mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         raise ZooError(form) from error
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
@@ -157,7 +157,7 @@ def _settings(rest: str, name: str) -> dict[str, Any]:
         if keyword.arg is None:
             raise ZooError(form)
         if keyword.arg in settings:
-            raise ZooError(f"{name!r} says {keyword.arg} twice: keep one.")
+            raise ZooError(f"{name!r} sets {keyword.arg} twice: keep one.")
         try:
             settings[keyword.arg] = ast.literal_eval(keyword.value)
         except (ValueError, TypeError, MemoryError, RecursionError) as error:
@@ -168,18 +168,16 @@ def _settings(rest: str, name: str) -> dict[str, Any]:
     return settings
 
 
-def _made(found: Any, settings: Mapping[str, Any], name: str) -> Any:
+def _with_settings(target: Any, settings: Mapping[str, Any], name: str) -> Any:
     """Applies settings to an object: copies a dataclass's instance, and calls anything else."""
-    copied = dataclasses.is_dataclass(found) and not isinstance(found, type)
-    if not copied and not callable(found):
-        kind = type(found).__name__
-        raise ZooError(f"{name!r} gives settings to an object of type {kind}, which takes none: leave them out.")
+    copied = dataclasses.is_dataclass(target) and not isinstance(target, type)
+    if not copied and not callable(target):
+        kind = type(target).__name__
+        raise ZooError(f"{name!r} has settings, and an object of type {kind} takes none: remove them.")
     try:
-        signature = inspect.signature(type(found) if copied else found)
+        signature = inspect.signature(type(target) if copied else target)
     except ValueError as error:  # some callables written in C have none
-        raise ZooError(
-            f"{name!r} gives settings to what does not say which it takes: wrap it in a function."
-        ) from error
+        raise ZooError(f"{name!r} has settings, and the object has no signature: wrap it in a function.") from error
     free = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
     for key in settings:
         if key not in signature.parameters and not free:
@@ -191,7 +189,7 @@ def _made(found: Any, settings: Mapping[str, Any], name: str) -> Any:
         except TypeError as error:
             raise ZooError(f"The settings of {name!r} do not fit: {error}.") from error
     try:
-        return dataclasses.replace(found, **settings) if copied else found(**settings)
+        return dataclasses.replace(target, **settings) if copied else target(**settings)
     except ValueError as error:
         raise ZooError(f"The settings of {name!r} do not work: {error}") from error
 
@@ -242,7 +240,7 @@ def _place(name: str, group: str) -> tuple[ModuleType, str]:
 
 
 def _search_here(module_name: str) -> None:
-    """Lets Python search the working directory too, if the module that a user named is there and nowhere else.
+    """Adds the working directory to Python's path, if the module that a user named is there and nowhere else.
 
     A console script does not search it, and it may be a downloaded folder: libraries would import a `wandb.py` there
     for the package that is not installed. So it is searched only for a name that it has, and last, where it can hide no
@@ -264,13 +262,15 @@ def _import(module_name: str, name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         missing = error.name or module_name
         if module_name == missing or module_name.startswith(f"{missing}."):
-            hint = did_you_mean(missing, _beside(missing)) or f": install it, or put {missing}.py into this directory."
+            hint = (
+                did_you_mean(missing, _siblings(missing)) or f": install it, or put {missing}.py into this directory."
+            )
             raise ZooError(f"There is no module {missing!r}, which {name!r} names{hint}") from error
         raise ZooError(f"{name!r} needs the module {missing!r}, which is not installed: install it.") from error
 
 
-def _beside(module_name: str) -> list[str]:
-    """The full names of the modules in the places where a missing one was looked for."""
+def _siblings(module_name: str) -> list[str]:
+    """Lists the modules next to where a missing one was expected, by full name."""
     parent = module_name.rpartition(".")[0]
     paths = getattr(sys.modules[parent], "__path__", []) if parent else None
     prefix = f"{parent}." if parent else ""
@@ -284,7 +284,7 @@ def _attribute(module: ModuleType, path: str, name: str) -> Any:
         return reduce(getattr, path.split("."), module)
     except AttributeError as error:
         public = [key for key in vars(module) if not key.startswith("_")]
-        hint = did_you_mean(path, public) or f": {module.__name__} offers {', '.join(sorted(public)[:10]) or 'none'}."
+        hint = did_you_mean(path, public) or f": {module.__name__} has {', '.join(sorted(public)[:10]) or 'none'}."
         raise ZooError(f"There is no {path!r} in the module {module.__name__!r}{hint}") from error
 
 
@@ -309,12 +309,12 @@ def run_judge(target: str, function: Callable[..., Any], *arguments: Any) -> Any
     except Exception as error:
         reason = " ".join(str(error).split())
         raise ZooError(
-            f"The judge {target!r} raised {type(error).__name__}{f' ({reason[:200]})' if reason else ''}: mend it."
+            f"The judge {target!r} raised {type(error).__name__}{f' ({reason[:200]})' if reason else ''}: fix it."
         ) from error
 
 
 def call_judge(target: str, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """Calls a judge's function that answers with a list.
+    """Calls a judge's function that returns a list.
 
     Args:
         target: The judge's name, for the error.
@@ -322,12 +322,12 @@ def call_judge(target: str, function: Callable[..., Any], *arguments: Any) -> li
         *arguments: Its arguments.
 
     Returns:
-        The answer, as a list.
+        The list.
 
     Raises:
-        ZooError: The function raises, or its answer is no list.
+        ZooError: The function raises, or does not return a list.
     """
     answer = run_judge(target, function, *arguments)
     if isinstance(answer, str | bytes | Mapping) or not isinstance(answer, Iterable):
-        raise ZooError(f"The judge {target!r} answered with {type(answer).__name__}: it must give a list of numbers.")
+        raise ZooError(f"The judge {target!r} returned a {type(answer).__name__}: it must return a list of numbers.")
     return list(answer)

@@ -19,7 +19,8 @@ from toy_models import Toys
 from transformers import AutoModelForCausalLM
 from warm import PYTHON
 
-from rlhf_zoo.modeling.models import critic_from, load_classifier
+from rlhf_zoo.modeling.critic import critic_from
+from rlhf_zoo.modeling.models import load_classifier
 
 PROMPTS = ["the battery is", "the camera", "<b>bold</b> screen"]
 PPO, LOOSE, VOTES = "local/toy-ppo", "local/toy-loose-ppo", "local/toy-votes"

@@ -27,7 +27,7 @@ from rlhf_zoo.ppo.base import PPO_STATE
 from rlhf_zoo.ppo.config import PPOConfig
 from rlhf_zoo.ppo.rollout import Advantages, Rollout
 from rlhf_zoo.ppo.trainer import PPOTrainer
-from rlhf_zoo.runs import record
+from rlhf_zoo.runs import metrics_file
 
 PAD, EOS = 0, 1
 # Where the trainer's tests compute: `pytest --device` sets it, for child processes too.
@@ -198,7 +198,7 @@ def distance(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor],
 
 def timeless(history: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Log lines without what depends on the clock, nor the summary of a whole `train()` call."""
-    kept = [record.timeless(row) for row in history if "train_loss" not in row]
+    kept = [metrics_file.timeless(row) for row in history if "train_loss" not in row]
     # NaN is not equal to itself; its name is.
     return [{name: repr(value) for name, value in row.items()} for row in kept]
 
@@ -211,7 +211,7 @@ def trained(directory: Path, **given: Any) -> Any:
 
 def updates_of(trainer: Any) -> list[dict[str, float]]:
     """The log lines of a trained trainer, one an update, without times."""
-    return [record.timeless(row) for row in trainer.state.log_history if "loss" in row]
+    return [metrics_file.timeless(row) for row in trainer.state.log_history if "loss" in row]
 
 
 def read_table(path: Path) -> list[dict[str, Any]]:

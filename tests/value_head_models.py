@@ -17,7 +17,7 @@ from transformers import (
     T5Config,
 )
 
-from rlhf_zoo.modeling.value_head import AutoModelForCausalLMWithValueHead, AutoModelForSeq2SeqLMWithValueHead
+from rlhf_zoo.modeling.value_head_models import AutoModelForCausalLMWithValueHead, AutoModelForSeq2SeqLMWithValueHead
 
 __all__ = [
     "CONFIGS", "CONTEXT", "DECODER_IDS", "EOS", "HEAD", "HEAD_KEYS", "IDS", "PAD", "SHARD", "adapted", "assert_same",

@@ -9,12 +9,12 @@ from datasets import Dataset
 from transformers import PrinterCallback, TrainerCallback
 
 from rlhf_zoo import PPOConfig, PPOTrainer
+from rlhf_zoo.modeling import batches as row_batches
 from rlhf_zoo.modeling import logprobs
 from rlhf_zoo.modeling.sampling import decoder as decoding
 from rlhf_zoo.modeling.sampling import random as draws
 from rlhf_zoo.modeling.sampling import sampler as sampling
-from rlhf_zoo.ppo import distributed_update
-from rlhf_zoo.ppo import trainer as ppo_trainer
+from rlhf_zoo.ppo import distributed_update, rollout_trainer
 from rlhf_zoo.ppo.loss import PolicyLoss
 
 from . import side
@@ -26,11 +26,11 @@ def nothing(*_: Any, **__: Any) -> None:
 
 
 def in_order(samples: Any, rows: Any = None, *, size: int, tokens: int | None = None, **_: Any) -> list[Any]:
-    """`logprobs.in_batches`, of rows as they come."""
+    """`batches.in_batches`, of rows as they come."""
     batches: list[Any] = []
     for row in (torch.arange(len(samples)) if rows is None else rows.sort().values).split(1):
         longer = torch.cat([batches[-1], row]) if batches else row
-        if batches and len(longer) <= size and (tokens is None or logprobs.tokens_of(samples, longer) <= tokens):
+        if batches and len(longer) <= size and (tokens is None or row_batches.tokens_of(samples, longer) <= tokens):
             batches[-1] = longer
         else:
             batches.append(row)
@@ -44,10 +44,10 @@ def as_given(ids: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
 
 #: What no key of the configuration switches off: the name of a lever -> the functions that it is, and what stands in.
 LEVERS: dict[str, list[tuple[Any, str, Any]]] = {
-    "logits in chunks": [(logprobs, "after_head", nothing)],
+    "logits in chunks": [(logprobs, "logit_transform", nothing)],
     "one pass of the head": [(PolicyLoss, "by_token", False)],
     "rows alike in length": [
-        (module, "in_batches", in_order) for module in (logprobs, ppo_trainer, distributed_update)
+        (module, "in_batches", in_order) for module in (logprobs, rollout_trainer, distributed_update)
     ],
     "real tokens as padding": [(module, "filled", as_given) for module in (decoding, logprobs)],
     "draw by blocks": [(draws, "_inverse_cdf_by_blocks", draws._inverse_cdf)],

@@ -44,13 +44,13 @@ def recipes_list(as_json: bool, readme: Path | None) -> None:
     Example:
       rlhf-zoo recipes list --json
     """
-    from ..runs.recipe_table import HARDWARE, others, shelf, with_shelf
+    from ..runs.recipe_table import HARDWARE, recipe_rows, rows_of_other_packages, with_table
 
     if readme is not None:
-        readme.write_text(with_shelf(readme.read_text(encoding="utf-8")), encoding="utf-8")
+        readme.write_text(with_table(readme.read_text(encoding="utf-8")), encoding="utf-8")
         return
-    more, left_out = others()
-    rows = [*shelf(), *more]
+    more, left_out = rows_of_other_packages()
+    rows = [*recipe_rows(), *more]
     for sentence in left_out:
         click.echo(f"Warning: {sentence}", err=True)
     if as_json:

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from ..modeling import distributed
 from ..modeling.chat import plain_text
 from ..modeling.devices import move
-from ..rewards.verifiable import text_of
+from ..rewards.rule import text_of
 from .head_to_head import TIE, HeadToHead, keys_of
 from .judges.pairwise import compare_pairs
 from .judges.panel import scores

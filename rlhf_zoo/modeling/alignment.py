@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# What tokenizers decode incomplete characters to: one for up to three bytes, or one for each byte.
+#: What tokenizers decode incomplete characters to: one for up to three bytes, or one for each byte.
 INCOMPLETE = "\ufffd"
 MOST_INCOMPLETE = 3
-BEFORE = 16  # tokens of the prompt with which pieces of a completion are decoded
+#: Tokens of the prompt with which pieces of a completion are decoded.
+BEFORE = 16
 #: Texts after which a completion is encoded if a token holds both its beginning and the end of its prompt.
 _ANCHORS = ("", "\n", ".", "a")
 
@@ -64,26 +65,27 @@ def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
 
 
 def encode_behind(
-    tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], whole: Sequence[int], completion: str
+    tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], both: Sequence[int], completion: str
 ) -> list[int]:
-    """Returns the tokens of a completion as it stands after its prompt.
+    """Returns the tokens of a completion that follows its prompt.
 
     Args:
         tokenizer: Of both.
         prompt: Token ids of the prompt.
-        whole: Token ids of prompt and completion, encoded as one text.
+        both: Token ids of prompt and completion, encoded as one text.
         completion: The completion's text.
 
     Returns:
-        What `whole` has after the prompt. Where one of its tokens also holds the end of the prompt, the completion is
+        What `both` has after the prompt. Where one of its tokens also holds the end of the prompt, the completion is
         encoded by itself, so that `decode_behind` gives back its text.
     """
-    if list(whole[: len(prompt)]) == list(prompt):
-        return list(whole[len(prompt) :])
+    if list(both[: len(prompt)]) == list(prompt):
+        return list(both[len(prompt) :])
+    # Where a text starts, SentencePiece adds a space; after an anchor it does not.
     candidates = []
     for anchor in _ANCHORS:
-        both = anchor, anchor + completion
-        before, text = (list(tokenizer(text_part, add_special_tokens=False)["input_ids"]) for text_part in both)
+        texts = anchor, anchor + completion
+        before, text = (list(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts)
         if text[: len(before)] == before:
             candidates.append(text[len(before) :])
     return next((ids for ids in candidates if decode_behind(tokenizer, prompt, ids) == completion), candidates[0])

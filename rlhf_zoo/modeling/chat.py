@@ -143,6 +143,7 @@ def tokenize_for_reward(text: Any, tokenizer: PreTrainedTokenizerBase, *, ended:
         return render_ids(text, tokenizer) if ended else render_ids(text, tokenizer, continue_final_message=True)
     else:
         prompt, completion = text[:-1], _content(text[-1])
+        # The reward model was trained on answers without thoughts.
         completion = without_thoughts(completion) if strips_thoughts(tokenizer) else completion
         prompt_ids, completion_ids = _tokenize_both(prompt, completion, tokenizer)
         ids, end = [*prompt_ids, *completion_ids], end_of_turn(tokenizer)
@@ -194,6 +195,7 @@ def append_completion(prompt: Any, completion: Any) -> Any:
         return prompt + completion
     turns = wrap_answer(prompt, completion) if isinstance(completion, str) else list(completion)
     if has_answer_prefix(prompt) and turns and turns[0].get("role") == "assistant":
+        # Data sets differ: some repeat the beginning in the answer, some have only what follows it.
         prefix, content = answer_prefix(prompt), _content(turns[0])
         content = content if content.startswith(prefix) else prefix + content
         return [*prompt[:-1], {**turns[0], "content": content}, *turns[1:]]
@@ -219,7 +221,7 @@ def plain_text(text: Any) -> str:
     """Writes a prompt, or a prompt with its answer, as plain text without any template's tokens.
 
     Judges and probes read this, and so does a reward model without a chat template. System turns are left out. A single
-    user turn stands without its role; several turns are labeled `User:` and `Assistant:`.
+    user turn is written without its role; several turns are labeled `User:` and `Assistant:`.
 
     Args:
         text: A text, or a conversation with or without an answer.
@@ -230,6 +232,7 @@ def plain_text(text: Any) -> str:
     """
     if isinstance(text, str):
         return text
+    # The answer goes on where its prefix ends, so no blank line comes between them.
     if has_answer_prefix(text):
         return plain_text(text[:-1]) + answer_prefix(text)
     turns = [turn for turn in text if turn.get("role") != "system"]
@@ -289,7 +292,7 @@ def without_thoughts(text: str, *, begun: bool = False) -> str:
             closes a thought which it did not open is treated the same.
 
     Returns:
-        What stands outside of <think>…</think>.
+        What is outside of <think>…</think>.
     """
     text = _THINK + text if begun else text
     while True:
@@ -375,7 +378,7 @@ def _ids_of(tokens: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> frozen
 
 
 def tokenize_completion(prompt: Any, completion: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Tokenizes a completion as it stands after its prompt: the inverse of `decode_completions`.
+    """Tokenizes a completion as it follows its prompt: the inverse of `decode_completions`.
 
     Args:
         prompt: A text or a conversation.

@@ -74,8 +74,8 @@ class Chat:
         template = _template(tokenizer)
         if template is None:
             raise ZooError(
-                "The data are conversations and the tokenizer has no chat template: name one with chat_template_path "
-                "in sft.yaml, a .jinja file or a model that has one, or give texts."
+                "The data are conversations and the tokenizer has no chat template: set chat_template_path in "
+                "sft.yaml to a .jinja file or a model that has one, or use plain texts."
             )
         # A "#}" in a system prompt would end the comment that holds the settings.
         settings = json.dumps(asdict(self), sort_keys=True).replace("#", "\\u0023")
@@ -183,25 +183,24 @@ def _computes_powers(template: str) -> bool:
 def _apply_template(messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, **how: Any) -> Any:
     """Applies the tokenizer's template under the limits RENDER_SECONDS and RENDER_MEMORY."""
     if tokenizer.chat_template is None:
-        raise ZooError("The prompts are conversations and the tokenizer has no chat template: give it one, or texts.")
+        raise ZooError("The prompts are conversations and the tokenizer has no chat template: add one, or use texts.")
     if _computes_powers(_template(tokenizer) or ""):
-        raise ZooError("The chat template computes powers, which may take for ever: give the tokenizer another one.")
+        raise ZooError("The chat template computes powers, which may take forever: use another template.")
     try:
         with deadline(RENDER_SECONDS, memory=RENDER_MEMORY):
             turns: Any = list(messages)
             return tokenizer.apply_chat_template(turns, **how)
     except Expired as error:
         raise ZooError(
-            f"The chat template does not come to an end within {RENDER_SECONDS:g} s and "
-            f"{RENDER_MEMORY // 2**30} GiB on a conversation of {len(messages)} messages: give the tokenizer "
-            "another one."
+            f"The chat template exceeds {RENDER_SECONDS:g} s or {RENDER_MEMORY // 2**30} GiB on a conversation of "
+            f"{len(messages)} messages: use another template."
         ) from error
     except Exception as error:  # a template may raise whatever Python raises
-        reason = (str(error).strip().splitlines() or ["it gives no reason"])[0].rstrip(".")
-        roles = ", ".join(str(turn.get("role")) for turn in messages) or "nobody"
+        reason = (str(error).strip().splitlines() or ["no reason given"])[0].rstrip(".")
+        roles = ", ".join(str(turn.get("role")) for turn in messages) or "no turns"
         raise ZooError(
-            f"The chat template refuses a conversation of {roles} ({reason}): mend the data, or leave out a "
-            "system_prompt that the model has no place for."
+            f"The chat template refuses a conversation of {roles} ({reason}): correct the data, or remove "
+            "system_prompt if the template allows none."
         ) from error
 
 
@@ -246,9 +245,9 @@ def check_answers_end(tokenizer: PreTrainedTokenizerBase, *, assistant_only: boo
         return
     if _first_special(after, tokenizer) is None:
         raise ZooError(
-            "The chat template closes no answer: no special token stands behind it, so that SFT would teach no end. "
-            "Give one that does by chat_template_path, such as this one with {{ eos_token }} behind each answer; "
-            "or, for answers that end at a text, say stop_token or truncate_text in ppo.yaml."
+            "The chat template does not end an answer with a special token, so SFT would not teach the model to stop: "
+            "set chat_template_path to one that does, such as this one with {{ eos_token }} after each answer; or, "
+            "if answers end at a text, set stop_token or truncate_text in ppo.yaml."
         )
     if not assistant_only:
         return
@@ -259,8 +258,8 @@ def check_answers_end(tokenizer: PreTrainedTokenizerBase, *, assistant_only: boo
     end = next((place for place in range(start, len(ids)) if ids[place] in special), None)
     if 1 in learned and end is not None and not learned[end]:
         raise ZooError(
-            f"assistant_only_loss learns what stands in the chat template's {{% generation %}} blocks, and "
-            f"{tokenizer.convert_ids_to_tokens(ids[end])}, which ends an answer, does not: put it into them."
+            f"assistant_only_loss learns only the chat template's {{% generation %}} blocks, and the token that ends "
+            f"an answer, {tokenizer.convert_ids_to_tokens(ids[end])}, is outside of them: move it inside."
         )
 
 

@@ -1,4 +1,4 @@
-"""What the JSON files of a stranger's model may say, checked before a library acts on it.
+"""Limits on the JSON files of a downloaded model, checked before a library acts on them.
 
 transformers and peft pass these files to constructors as keywords. Some keywords name files that are then read, models
 that are then loaded, or sizes that are then built.
@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import ZooError
 
-#: The most layers, experts or blocks of a model. Each is an object of Python: ten million take hours and all memory.
+#: The most layers, experts or blocks of a model. Each is a Python object: ten million take hours and all memory.
 MOST_PARTS = 10_000
 MOST_LABELS = 100_000
 #: The most of anything else that is counted, such as tokens of a vocabulary.
@@ -22,7 +22,7 @@ _PARTS = re.compile(
 )
 _LABELS = ("num_labels", "n_labels", "id2label", "label2id")
 _COUNTS = re.compile(r"^(num|n)_|_size$")
-# What is noted of a training run, and what is written in bytes or parameters, counts no part of the model.
+# Keys of a training run, and of sizes in bytes or parameters, count no parts of the model.
 _NOTES = re.compile(r"param|token|step|sample|example|byte|position")
 _IDS = re.compile(r"(ids?|tokens?)$")
 
@@ -36,7 +36,7 @@ _ADAPTER_KEYS = {
 }  # fmt: skip
 
 #: Keys of tokenizer_config.json under which exports of former years note paths of the machine that wrote them. They are
-#: loaded without: transformers finds these files beside tokenizer_config.json.
+#: ignored: transformers finds these files beside tokenizer_config.json.
 _FORMER_PATHS = ("merges_file", "special_tokens_map_file", "spm_file", "tokenizer_file", "vocab_file")
 _OVERWRITTEN = ("name_or_path", "_name_or_path")
 _TEXTS = ("chat_template", "response_schema", "added_tokens_decoder", "model_specific_special_tokens")
@@ -44,50 +44,50 @@ _TOKEN_KEY = re.compile(r"_tokens?$")
 _FILE_KEY = re.compile(r"(_|^)(file|path|dir)$")
 _SOURCES = ("init_inputs", "merges", "vocab")
 _PATH = re.compile(r"""(^|[\s='"])(/[^\s/]|~|[A-Za-z]:[\\/]|\\\\)|(^|[\s='"\\/])\.\.([\\/]|$)|://""")
-#: What loads tokenizers of subfolders by itself, whose files nobody checked: a class and a model_type.
+#: Classes and a model_type that load tokenizers from subfolders, whose files are not checked.
 _NESTED = ("RagTokenizer", "RagTokenizerFast", "rag")
 
 
-def check_config(config: Mapping[str, Any], what: str) -> None:
+def check_config(config: Mapping[str, Any], file: str) -> None:
     """Checks a config.json before a configuration is built from it.
 
     Args:
         config: Its content.
-        what: What errors call it.
+        file: What errors call the file.
 
     Raises:
         ZooError: It asks for more parts than any machine builds, or for a kernel of a repository, which transformers
             would fetch and run.
     """
-    _check_sizes(config, what)
+    _check_sizes(config, file)
     if (kernel := next(_kernels_in(config), None)) is not None:
         raise ZooError(
-            f"{what} names {kernel}, a kernel that would be fetched and run: take it out there, or take another model."
+            f"{file} names the kernel {kernel}, which would be downloaded and run: remove it, or choose another model."
         )
 
 
-def _check_sizes(config: Mapping[str, Any], what: str) -> None:
+def _check_sizes(config: Mapping[str, Any], file: str) -> None:
     for name, value in config.items():
         count, most = _largest(str(name), value)
         if count > most:
             raise ZooError(
-                f"{what} says {name} = {count:,}, and a model has at most {most:,} of them: take the config.json "
-                "that was saved with these weights."
+                f"{file} has {name} = {count:,}, and at most {most:,} are allowed: use the config.json that was saved "
+                "with these weights."
             )
         for part in value if isinstance(value, list) else [value]:
             if isinstance(part, Mapping):
-                _check_sizes(part, what)
+                _check_sizes(part, file)
 
 
 def _largest(name: str, value: Any) -> tuple[int | float, int]:
-    """The largest count that a value of config.json says, and the most that is allowed there."""
+    """Returns the largest count in a value of config.json, and its limit."""
     if name in _LABELS:
         return (len(value) if isinstance(value, Mapping | list) else _number(value)), MOST_LABELS
     if _PARTS.search(name):
         return max(_numbers(value), default=0), MOST_PARTS
     if isinstance(value, list) and not _IDS.search(name):
         nested = [number for item in value if isinstance(item, list) for number in _numbers(item)]
-        if max(nested, default=0) > MOST_PARTS:  # such as [[["global"], 12]], which is repeated so often
+        if max(nested, default=0) > MOST_PARTS:  # such as [[["global"], 12]], which repeats a pattern 12 times
             return max(nested), MOST_PARTS
         return max(_numbers(value), default=0), MOST_COUNTED
     if _COUNTS.search(name) and not _NOTES.search(name):
@@ -108,7 +108,7 @@ def _numbers(value: Any) -> Iterator[int | float]:
 
 
 def _kernels_in(config: Any) -> Iterator[str]:
-    """The implementations that a configuration, or one within it, takes from a repository."""
+    """Yields the implementations that a configuration, or one within it, takes from a repository."""
     for key, value in config.items() if isinstance(config, Mapping) else ():
         if str(key).endswith("_implementation"):
             names = value.values() if isinstance(value, Mapping) else [value]
@@ -117,12 +117,12 @@ def _kernels_in(config: Any) -> Iterator[str]:
             yield from _kernels_in(value)
 
 
-def check_adapter(config: Mapping[str, Any], what: str) -> None:
+def check_adapter(config: Mapping[str, Any], file: str) -> None:
     """Checks an adapter_config.json before peft reads it.
 
     Args:
         config: Its content.
-        what: What errors call it.
+        file: What errors call the file.
 
     Raises:
         ZooError: It is of a type that is not loaded here, or a key other than base_model_name_or_path could name a
@@ -130,8 +130,8 @@ def check_adapter(config: Mapping[str, Any], what: str) -> None:
     """
     if config.get("peft_type") not in ADAPTER_TYPES:
         raise ZooError(
-            f"{what} says peft_type = {config.get('peft_type')!r}, and adapters of type {', '.join(ADAPTER_TYPES)} are "
-            "loaded here: merge this one into its base where it was trained, and give the merged model."
+            f"{file} has peft_type = {config.get('peft_type')!r}, and only {', '.join(ADAPTER_TYPES)} is supported: "
+            "merge the adapter into its base where it was trained, and use the merged model."
         )
     for key, value in config.items():
         if key == "auto_mapping":
@@ -142,17 +142,17 @@ def check_adapter(config: Mapping[str, Any], what: str) -> None:
             allowed = key in _ADAPTER_KEYS or not isinstance(value, str | list | dict) or not value
         if not allowed:
             raise ZooError(
-                f"{what} says {key} = {_short(value)}, which could load other files or program code: take that key out "
-                "if you trust the adapter, or take another."
+                f"{file} has {key} = {_short(value)}, which could load other files or program code: remove that key if "
+                "you trust the adapter, or choose another."
             )
     pattern = config.get("rank_pattern")
     ranks = [config.get("r"), *(pattern.values() if isinstance(pattern, Mapping) else ())]
     if (rank := max(map(_number, ranks))) > MOST_PARTS:
-        raise ZooError(f"{what} says a rank of {rank:,}, and at most {MOST_PARTS:,} is loaded: take another adapter.")
+        raise ZooError(f"{file} has a rank of {rank:,}, and at most {MOST_PARTS:,} is allowed: choose another adapter.")
 
 
 def _is_plain_mapping(value: Any) -> bool:
-    """Whether auto_mapping names the base's class, as peft writes it: a class and the module of a library."""
+    """Whether auto_mapping only names the base's class and its library, as peft writes it."""
     if not isinstance(value, Mapping) or not value.keys() <= {"base_model_class", "parent_library"}:
         return False
     return all(isinstance(text, str) and re.fullmatch(r"\w+(\.\w+)*", text) for text in value.values())
@@ -167,12 +167,12 @@ def check_tokenizer(
 
     Args:
         tokenizer_config: The content of tokenizer_config.json.
-        special_tokens_map: The content of special_tokens_map.json, whose entries win over the former's.
+        special_tokens_map: The content of special_tokens_map.json, whose entries have priority.
         config: The content of config.json.
         name: What errors call the model.
 
     Returns:
-        Keywords for `AutoTokenizer.from_pretrained`, by which paths that were noted for nothing are not used.
+        Keywords for `AutoTokenizer.from_pretrained` that switch off the paths noted by old exports.
 
     Raises:
         ZooError: A setting names a file, or could.
@@ -180,28 +180,26 @@ def check_tokenizer(
     where = f"tokenizer_config.json of {name}"
     classes = (tokenizer_config.get("tokenizer_class"), config.get("tokenizer_class"), config.get("model_type"))
     if nested := next((kind for kind in classes if kind in _NESTED), None):
-        raise ZooError(
-            f"{name} has a tokenizer of kind {nested}, which is two in one: take a model with one tokenizer."
-        )
+        raise ZooError(f"{name} has a {nested}, which combines two tokenizers: choose a model with one tokenizer.")
     for key in special_tokens_map:
         if not _TOKEN_KEY.search(key):
             raise ZooError(
-                f"special_tokens_map.json of {name} says {key}, which is no special token: take that key out, or take "
-                "another model."
+                f"special_tokens_map.json of {name} has the key {key}, which is no special token: remove that key, or "
+                "choose another model."
             )
     for key, value in tokenizer_config.items():
         if key in _FORMER_PATHS or key in _OVERWRITTEN or key in _TEXTS or _TOKEN_KEY.search(key):
             continue
         if (refused := _named_file(key, value)) is not None:
             raise ZooError(
-                f"{where} says {key} = {_short(refused)}, and a tokenizer may read no file but those saved beside it: "
-                "take that key out, or take another model."
+                f"{where} has {key} = {_short(refused)}, and a tokenizer may only read files that were saved with it: "
+                "remove that key, or choose another model."
             )
     return dict.fromkeys(key for key in _FORMER_PATHS if key in tokenizer_config)
 
 
 def _named_file(key: str, value: Any) -> Any:
-    """The part of a setting that names a file, or is a keyword by which a tokenizer reads one; None without any."""
+    """Returns the part of a setting that names a file or makes a tokenizer read one; None if there is none."""
     if value and (key in _SOURCES or _FILE_KEY.search(key)):
         return value
     if isinstance(value, str):

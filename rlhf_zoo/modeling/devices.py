@@ -12,9 +12,9 @@ from ..errors import ZooError
 
 log = logging.getLogger(__name__)
 
-# The allocators of CPU and MPS raise RuntimeError, as much else does; `is_out_of_memory` tells them apart.
+#: What a failed allocation raises. On a CPU and on MPS that is RuntimeError; `is_out_of_memory` tells it from others.
 MEMORY_ERRORS = (torch.OutOfMemoryError, MemoryError, RuntimeError)
-_SAID = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
+_PHRASES = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
 
 T = TypeVar("T")
 Model = TypeVar("Model", bound=torch.nn.Module)
@@ -67,7 +67,7 @@ def move(model: Model, device: torch.device) -> Model:
 
 @contextmanager
 def temporarily_on_device(device: torch.device, *models: Any) -> Iterator[None]:
-    """While open, models are on a device. Afterwards each is where it was.
+    """Moves models to a device while this context is open. Afterwards each is where it was.
 
     Args:
         device: The device.
@@ -114,33 +114,35 @@ class MicroBatches:
                 continue
             if len(some) == 1:
                 raise too_large()
+            # Kept for the following batches: what did not fit once will not fit again.
             self.size = len(some) // 2
-            log.warning("%d rows do not fit the memory: %d at a time from here on.", len(some), self.size)
+            log.warning("%d rows do not fit into memory: continuing with %d at a time.", len(some), self.size)
 
 
 def too_large() -> ZooError:
     """The error for a single row that does not fit the memory."""
     return ZooError(
-        f"A single row does not fit the memory of {best_device()}: shorten prompts or completions, take a smaller "
-        "model, or free memory that other programs hold."
+        f"A single row does not fit into the memory of {best_device()}: shorten prompts or completions, use a smaller "
+        "model, or free memory that other programs use."
     )
 
 
-def try_with_oom_fallback(step: Callable[..., T], *given: Any) -> tuple[T] | None:
+def try_with_oom_fallback(step: Callable[..., T], *arguments: Any) -> tuple[T] | None:
     """Calls a step, and recovers if the memory is too small.
 
     Args:
         step: The step.
-        *given: Its arguments.
+        *arguments: Its arguments.
 
     Returns:
         A tuple of the step's result; None where the memory was too small. What the failed call held is free again then.
     """
     try:
-        return (step(*given),)
+        return (step(*arguments),)
     except MEMORY_ERRORS as error:
         if not is_out_of_memory(error):
             raise
+    # Outside of the except block, whose error still refers to the tensors of the failed call.
     free_cache()
     return None
 
@@ -152,7 +154,7 @@ def is_out_of_memory(error: Exception) -> bool:
         error: The error.
     """
     message = str(error).lower()
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(phrase in message for phrase in _SAID)
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(phrase in message for phrase in _PHRASES)
 
 
 def free_cache() -> None:
@@ -162,20 +164,21 @@ def free_cache() -> None:
     clear_device_cache(garbage_collection=True)
 
 
-def out_of_memory(error: Exception, *, mend: str) -> ZooError | None:
+def out_of_memory(error: Exception, *, fix: str) -> ZooError | None:
     """Converts an error that came from an allocation.
 
     The error drops the frames that it came through, which hold the tensors that filled the memory.
 
     Args:
         error: Any error.
-        mend: The end of the sentence, which says what to do.
+        fix: The end of the sentence, which says what to do.
 
     Returns:
         The error to raise; None for any other error.
     """
     if not is_out_of_memory(error):
         return None
+    # Frames refer to the tensors that filled the memory.
     error.__traceback__ = None
     free_cache()
-    return ZooError(f"The memory of this machine is full: {mend}")
+    return ZooError(f"The memory of this machine is full: {fix}")

@@ -42,15 +42,16 @@ def check_shards(several: int, optim: str) -> None:
         ZooError: The process is alone, or the optimizer has no sharded form.
     """
     if optim not in IN_SHARDS:
-        raise ZooError(f"fsdp2 has no shards for the optimizer {optim}: give optim one of {', '.join(IN_SHARDS)}.")
+        raise ZooError(f"fsdp2 does not support the optimizer {optim}: set optim to one of {', '.join(IN_SHARDS)}.")
     if several == 1:
         raise ZooError(
-            "fsdp2 shards weights over several processes, and this one is alone: start more with accelerate launch, or "
-            "leave it out."
+            "fsdp2 shards weights over several processes, and there is only one: start more with accelerate launch, or "
+            "remove fsdp2."
         )
 
 
 def rank() -> int:
+    """Returns the number of this process, from 0."""
     return int(os.environ.get("RANK", "0")) if started() > 1 else 0
 
 
@@ -87,23 +88,23 @@ def join() -> None:
     _joined = True
 
 
-def part() -> bool:
-    """Ends the common work, once all processes are here.
+def shutdown() -> bool:
+    """Leaves the process group, once all processes are here.
 
     Returns:
-        Whether this process goes on alone, which the first one does.
+        Whether this process continues alone, which the first one does.
     """
     global _joined
     if count() == 1:
         return True
     from torch import distributed
 
-    goes_on = first()
+    continues = first()
     wait()
     distributed.destroy_process_group()
     os.environ.update(WORLD_SIZE="1", RANK="0")
     _joined = False
-    return goes_on
+    return continues
 
 
 def gathered(value: Any) -> list[Any]:
@@ -142,7 +143,7 @@ def in_order(done: Mapping[int, Any]) -> list[Any]:
     Returns:
         All results, in the order of their numbers.
     """
-    by_number = {number: made for each in gathered(dict(done)) for number, made in each.items()}
+    by_number = {number: result for results in gathered(dict(done)) for number, result in results.items()}
     return [by_number[number] for number in sorted(by_number)]
 
 

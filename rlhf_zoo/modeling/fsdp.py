@@ -28,6 +28,7 @@ def shard(model: nn.Module) -> None:
     kinds = set(getattr(model, "_no_split_modules", None) or ())
     for layer in [module for module in model.modules() if type(module).__name__ in kinds]:
         fully_shard(layer)
+    # Last, because it takes what no layer took: embeddings, the final norm and the head.
     fully_shard(model)
 
 
@@ -45,14 +46,17 @@ def return_memory() -> None:
 
 
 @contextmanager
-def whole(*models: Any) -> Iterator[None]:
-    """While open, models hold all of their weights: for loops whose length differs between processes.
+def unsharded(*models: Any) -> Iterator[None]:
+    """Keeps all weights of models gathered while this context is open.
+
+    A loop of sampling needs this: it ends earlier in some processes, and gathering needs all of them.
 
     Args:
         *models: The models; None is skipped.
     """
     parts = [each for model in models if model is not None for each in model.modules() if isinstance(each, FSDPModule)]
     for part in parts:
+        # Otherwise the first forward pass would shard the weights again.
         part.set_reshard_after_forward(False, recurse=False)
         part.unshard()
     try:
@@ -116,11 +120,9 @@ def full_optimizer(optimizer: Any, *, keep: bool) -> dict[str, Any] | None:
     state: dict[Any, dict[str, Any]] = {}
     for place, of in sharded["state"].items():
         for name, value in of.items():
-            whole_value = full(value) if isinstance(value, Tensor) else value
+            gathered = full(value) if isinstance(value, Tensor) else value
             if keep:
-                state.setdefault(place, {})[name] = (
-                    whole_value.cpu() if isinstance(whole_value, Tensor) else whole_value
-                )
+                state.setdefault(place, {})[name] = gathered.cpu() if isinstance(gathered, Tensor) else gathered
     return {**sharded, "state": state} if keep else None
 
 

@@ -18,7 +18,7 @@ from .models import is_peft
 class ShardTrainer(Trainer):
     """A Trainer that saves and loads shards after `shard` was called."""
 
-    _in_shards = False
+    _is_sharded = False
 
     def shard(self, *models: nn.Module, frozen: Sequence[nn.Module] = ()) -> None:
         """Shards models in place, before the optimizer is made.
@@ -31,23 +31,23 @@ class ShardTrainer(Trainer):
             ZooError: A trained model has adapters, or a model is quantized.
         """
         every = (*models, *frozen)
-        for wrong, mend in (
-            (any(map(is_peft, models)), "adapters: leave use_peft out"),
-            (any(getattr(model, "is_quantized", False) for model in every), "models in few bits: leave them whole"),
+        for unsupported, fix in (
+            (any(map(is_peft, models)), "adapters: remove use_peft"),
+            (any(getattr(model, "is_quantized", False) for model in every), "quantized models: load them unquantized"),
         ):
-            if wrong:
-                raise ZooError(f"fsdp2 is not there for {mend}, or leave fsdp2 out.")
+            if unsupported:
+                raise ZooError(f"fsdp2 does not support {fix}, or remove fsdp2.")
         for model in every:
             shard(model)
         if next(models[0].parameters()).device.type == "cpu":
             return_memory()
-        # What accelerate would wrap for training it wraps in DDP, which does not take shards.
+        # For training accelerate would wrap a model in DDP, which does not support shards.
         self.accelerator.prepare_model = functools.partial(self.accelerator.prepare_model, evaluation_mode=True)
-        self._in_shards = True
+        self._is_sharded = True
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
-        if not self._in_shards:
+        if not self._is_sharded:
             return
         state = full_optimizer(self.optimizer, keep=self.args.should_save)
         if state is not None:
@@ -55,7 +55,7 @@ class ShardTrainer(Trainer):
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
-        if self._in_shards:
+        if self._is_sharded:
             shard_optimizer(self.optimizer)
 
 

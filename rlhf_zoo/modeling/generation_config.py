@@ -35,7 +35,7 @@ def make_savable(model: Any, *, name: str) -> None:
     sampled.do_sample = True
     if _refusal(sampled) is None:
         model.generation_config = sampled
-        _say(name, reason, "do_sample is set to true")
+        _warn_once(name, reason, "do_sample is set to true")
         return
     standard = vars(GenerationConfig())
     changed = {key: value for key, value in vars(config).items() if key in standard and value != standard[key]}
@@ -50,10 +50,10 @@ def make_savable(model: Any, *, name: str) -> None:
             left_out.append(key)
     if _refusal(kept) is not None:
         raise ZooError(
-            f"{name} has a generation_config.json that cannot be saved ({reason}): mend it, or take it away."
+            f"{name} has a generation_config.json that cannot be saved ({reason}): correct it, or delete it."
         )
     model.generation_config = kept
-    _say(name, reason, f"{', '.join(left_out)} {'is' if len(left_out) == 1 else 'are'} left out")
+    _warn_once(name, reason, f"{', '.join(left_out)} {'is' if len(left_out) == 1 else 'are'} left out")
 
 
 def _refusal(config: GenerationConfig) -> str | None:
@@ -67,5 +67,5 @@ def _refusal(config: GenerationConfig) -> str | None:
 
 
 @cache
-def _say(name: str, reason: str, mend: str) -> None:
-    log.warning("%s has a generation_config.json that cannot be saved (%s): %s in what is saved.", name, reason, mend)
+def _warn_once(name: str, reason: str, change: str) -> None:
+    log.warning("%s has a generation_config.json that cannot be saved (%s): %s in what is saved.", name, reason, change)

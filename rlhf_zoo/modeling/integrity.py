@@ -24,9 +24,9 @@ _READERS = 4
 #: What reading a damaged JSON document may raise.
 _DAMAGED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 _Stamp = tuple[int, int, int, int]
-# A file is hashed once in a process, until its inode, size or a time changes.
-_KNOWN: dict[Path, tuple[_Stamp, str]] = {}
-_KNOWING = threading.Lock()
+#: Digests of this process. A file is hashed again only when its inode, size or a time has changed.
+_DIGESTS: dict[Path, tuple[_Stamp, str]] = {}
+_DIGESTS_LOCK = threading.Lock()
 
 
 def seal(folder: Path) -> dict[str, dict[str, Any]]:
@@ -60,10 +60,10 @@ def check_integrity(folder: Path | str, *, training: bool = False) -> None:
     problem = damage(folder, training=training)
     if problem is None:
         return
-    others = (path for path in folder.parent.glob("checkpoint-*") if (path / COMPLETE).is_file() and path != folder)
-    newest = sorted(others, key=lambda path: (len(path.name), path.name), reverse=True)
+    siblings = (path for path in folder.parent.glob("checkpoint-*") if (path / COMPLETE).is_file() and path != folder)
+    newest = sorted(siblings, key=lambda path: (len(path.name), path.name), reverse=True)
     last = next((path for path in newest if damage(path, training=training) is None), None)
-    other = f"; {last} is whole" if last is not None else ""
+    other = f"; {last} is intact" if last is not None else ""
     raise ZooError(f"{problem}: restore it from a copy, or train the stage again with --restart{other}.")
 
 
@@ -133,7 +133,7 @@ def _altered(path: Path, size: int, sha256: str) -> str | None:
     there = path.stat().st_size
     if there != size:
         return f"{path} has {there} bytes, and {size} were saved"
-    return None if _digest(path) == sha256 else f"{path} is not what was saved, as its sha256 says"
+    return None if _digest(path) == sha256 else f"{path} has another sha256 than when it was saved"
 
 
 def _names(folder: Path) -> Iterator[str]:
@@ -156,11 +156,11 @@ def _digest(path: Path) -> str:
     with open(absolute, "rb") as file:
         at = os.fstat(file.fileno())
         stamp = (at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns)
-        with _KNOWING:
-            cached = _KNOWN.get(absolute)
+        with _DIGESTS_LOCK:
+            cached = _DIGESTS.get(absolute)
         if cached is not None and cached[0] == stamp:
             return cached[1]
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    with _KNOWING:
-        _KNOWN[absolute] = stamp, digest
+    with _DIGESTS_LOCK:
+        _DIGESTS[absolute] = stamp, digest
     return digest

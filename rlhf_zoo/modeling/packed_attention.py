@@ -15,11 +15,12 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from ..errors import ZooError
 from .sampling.decoder import base_of
 
-NAME = "rlhf_zoo_end_to_end"
-# Lengths of the rows that are tried, and how much their logits may differ, in standard deviations: by rounding only.
+NAME = "rlhf_zoo_packed"
+#: Lengths of two rows that test a model, and how far their logits may differ, in standard deviations: by rounding only.
 LENGTHS, APART = (5, 9), {torch.float32: 1e-3}
 APART_IN_FEW_BITS = 0.1
-_windows: set[int] = set()  # the sliding windows that layers passed on
+#: The sliding windows that a model's layers passed to `attention`.
+_windows: set[int] = set()
 
 
 def attention(
@@ -36,6 +37,7 @@ def attention(
     Returns:
         (B, L, heads, D), and None for the attention weights.
     """
+    # gpt-oss passes them, and torch's attention would ignore them silently.
     if how.get("s_aux") is not None:
         raise ValueError("torch's attention has no sinks.")
     if attention_mask is None or attention_mask.dtype != torch.long:
@@ -43,6 +45,7 @@ def attention(
     if how.get("sliding_window"):
         _windows.add(how["sliding_window"])
     lengths = attention_mask.flatten().tolist()
+    # One call for each row: a block-diagonal mask over all of them would be quadratic in their total length.
     rows = zip(query.split(lengths, 2), key.split(lengths, 2), value.split(lengths, 2), strict=True)
     outputs = [sdpa_attention_forward(module, q, k, v, _window(q, **how), **how)[0] for q, k, v in rows]
     return torch.cat(outputs, 1), None
@@ -51,6 +54,7 @@ def attention(
 def _window(query: Tensor, *, sliding_window: int | None = None, **_: Any) -> Tensor | None:
     """The mask (L, L) of a sliding window; None where a row is shorter than the window."""
     length = query.shape[2]
+    # Without a mask torch can use its causal kernel.
     if sliding_window is None or length <= sliding_window:
         return None
     behind = torch.arange(length, device=query.device).unsqueeze(1) - torch.arange(length, device=query.device)
@@ -61,8 +65,8 @@ AttentionInterface.register(NAME, attention)
 AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
-def lies_end_to_end(model: Any) -> bool:
-    """Whether the model takes packed rows, as after `lay_end_to_end`.
+def takes_packed_rows(model: Any) -> bool:
+    """Whether a model takes packed rows, as after `enable_packing`.
 
     Args:
         model: A model.
@@ -70,40 +74,41 @@ def lies_end_to_end(model: Any) -> bool:
     return base_of(model).config._attn_implementation == NAME
 
 
-def packed_inputs(ids: Tensor, seen: Tensor, positions: Tensor) -> dict[str, Tensor]:
+def packed_inputs(ids: Tensor, mask: Tensor, positions: Tensor) -> dict[str, Tensor]:
     """A model's arguments for packed rows.
 
     Args:
         ids: (B, L) token ids.
-        seen: (B, L) bool, False for padding.
+        mask: (B, L) bool, False for padding.
         positions: (B, L) positions.
     """
     return {
-        "input_ids": ids[seen].unsqueeze(0),
-        "position_ids": positions[seen].unsqueeze(0),
-        "attention_mask": seen.sum(1).view(1, 1, 1, -1),  # transformers passes a mask of four dimensions on unchanged
+        "input_ids": ids[mask].unsqueeze(0),
+        "position_ids": positions[mask].unsqueeze(0),
+        # transformers passes a mask of four dimensions on unchanged, so this one can carry lengths.
+        "attention_mask": mask.sum(1).view(1, 1, 1, -1),
     }
 
 
 @torch.no_grad()
-def lay_end_to_end(model: Any, *, of: str) -> None:
-    """Makes a model take packed rows. What it is given otherwise goes through torch's attention as before.
+def enable_packing(model: Any, *, of: str) -> None:
+    """Makes a model accept packed rows. Other inputs go through torch's attention as before.
 
     Args:
         model: The model.
         of: What the error calls it.
 
     Raises:
-        ZooError: The model's rows would attend to each other when packed, which a pass over two rows tries; or its
-            attention is not torch's.
+        ZooError: Packed rows would attend to each other in this model, as a pass over two rows shows; or its attention
+            is not torch's.
     """
     base = base_of(model)
-    if lies_end_to_end(base):
+    if takes_packed_rows(base):
         return
     if (before := base.config._attn_implementation) != "sdpa":
         raise ZooError(
-            f"padding_free computes torch's attention, row by row, and {of}, a {type(base).__name__}, has {before!r}: "
-            "leave padding_free out, or attn_implementation where it was given."
+            f"padding_free needs torch's attention (sdpa), and {of}, a {type(base).__name__}, uses {before!r}: remove "
+            "padding_free, or attn_implementation if it is set."
         )
     training = base.training
     base.eval()  # without dropout
@@ -111,32 +116,33 @@ def lay_end_to_end(model: Any, *, of: str) -> None:
     rows = [ids[:length].unsqueeze(0) for length in LENGTHS]
     alone = torch.cat([base(input_ids=row, use_cache=False).logits[0] for row in rows]).float()
     base.set_attn_implementation(NAME)
-    together = _laid(base, ids)
+    together = _packed_logits(base, ids)
     base.train(training)
     # NaN in both is equal here. The rollout reports it.
     most = APART.get(base.dtype, APART_IN_FEW_BITS) * float(alone.nan_to_num(0, 0, 0).std())
     if together is None or not torch.allclose(together, alone, rtol=0, atol=most, equal_nan=True):
         base.set_attn_implementation(before)
         raise ZooError(
-            f"padding_free lays rows end to end, and in {of}, a {type(base).__name__}, they would see each other: "
-            "leave it out."
+            f"padding_free packs rows into one, and in {of}, a {type(base).__name__}, they would attend to each other: "
+            "remove it."
         )
 
 
-def _laid(base: Any, ids: Tensor) -> Tensor | None:
+def _packed_logits(base: Any, ids: Tensor) -> Tensor | None:
     """Logits of the first `LENGTHS` of ids, packed; None for a model that cannot take packed rows."""
-    # Models that support flash attention, which takes no mask, pass the sliding window on instead.
-    if not (base._supports_flash_attn and lies_end_to_end(base)):
+    # Flash attention takes no mask, so models that support it pass their sliding window to the attention function.
+    if not (base._supports_flash_attn and takes_packed_rows(base)):
         return None
     real = torch.arange(len(ids), device=ids.device) < torch.tensor(LENGTHS, device=ids.device).unsqueeze(1)
     positions = torch.arange(len(ids), device=ids.device).expand_as(real)
+    # Filled by the pass below: it shows whether the model's layers pass their window on.
     _windows.clear()
     try:
         logits = base(**packed_inputs(ids.expand_as(real), real, positions), use_cache=False).logits[0].float()
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, NotImplementedError):
         return None
-    hands_on = _windows or not getattr(_text_config(base), "sliding_window", None)
-    return logits if hands_on and len(logits) == sum(LENGTHS) else None
+    passes_window = _windows or not getattr(_text_config(base), "sliding_window", None)
+    return logits if passes_window and len(logits) == sum(LENGTHS) else None
 
 
 def _text_config(base: Any) -> Any:

@@ -15,7 +15,8 @@ from .reserved_columns import PROMPT_INDEX, PROMPT_TOKENS, how_to_rename, withhe
 
 log = logging.getLogger(__name__)
 
-SHOWN = 60  # characters of a prompt in an error's sentence
+#: Characters of a prompt that an error quotes.
+SHOWN = 60
 
 
 def need_columns(dataset: Dataset, columns: list[str], *, of: str) -> None:
@@ -55,7 +56,7 @@ def check_room(row: int, ids: list[int], *, context: int | None, room: int) -> N
         raise ZooError(f"Prompt {row} is empty: the policy needs at least one token to start from.")
     if context is not None and len(ids) + room > context:
         raise ZooError(
-            f"Prompt {row} has {len(ids)} tokens, and with response_length {room} it passes the context of {context}: "
+            f"Prompt {row} has {len(ids)} tokens, and with response_length {room} it exceeds the context of {context}: "
             "shorten it or lower response_length."
         )
 
@@ -109,9 +110,9 @@ def prepare_prompts(
 
 def _with_unpadded_ids(dataset: Dataset, tokenizer: PreTrainedTokenizerBase) -> Dataset:
     """The data set with `input_ids` without padding, and without `attention_mask`."""
-    others = [name for name in dataset.column_names if name not in (PROMPT_TOKENS, "attention_mask")]
+    kept = [name for name in dataset.column_names if name not in (PROMPT_TOKENS, "attention_mask")]
     columns = [Dataset.from_dict({PROMPT_TOKENS: unpadded_ids(dataset, tokenizer, of="Prompt")})]
-    return concatenate_datasets([*columns, *([dataset.select_columns(others)] if others else [])], axis=1)
+    return concatenate_datasets([*columns, *([dataset.select_columns(kept)] if kept else [])], axis=1)
 
 
 def unpadded_ids(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, *, of: str) -> list[list[int]]:
@@ -190,8 +191,8 @@ def _check_same_prompts(dataset: Dataset, tokenizer: PreTrainedTokenizerBase) ->
         )  # fmt: skip
 
 
-def say_withheld(dataset: Dataset) -> None:
-    """Warns of columns that reward functions do not get, because we pass something else under their names.
+def warn_of_reserved_columns(dataset: Dataset) -> None:
+    """Warns of columns that reward functions do not get, because their names are reserved.
 
     Args:
         dataset: The prompts.

@@ -1,4 +1,4 @@
-"""Program code that a model brings (`auto_map`). It runs only where the user allows it on the command line.
+"""Program code that comes with a model (`auto_map`). It runs only if the user allows it on the command line.
 
 A recipe cannot allow it, because recipes are downloaded too. The code that ran is recorded, for run.json and for the
 checkpoints that are saved.
@@ -20,7 +20,7 @@ from ..fileio import read_json
 log = logging.getLogger(__name__)
 
 FLAG = "--trust_remote_code"
-#: Where a checkpoint says which classes it brings.
+#: Where a checkpoint lists its own classes.
 NAMED_IN = ("config.json", "tokenizer_config.json")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _MODULE = re.compile(r"[\w-]+\.py")
@@ -54,7 +54,7 @@ _RUN: dict[Path, CodeRun] | None = None
 
 @contextmanager
 def trusting() -> Iterator[None]:
-    """While open, models may bring code of their own, and it runs when they are loaded."""
+    """Allows models to run their own code when they are loaded, while this context is open."""
     global _RUN
     before, _RUN = _RUN, {}
     try:
@@ -64,24 +64,25 @@ def trusting() -> Iterator[None]:
 
 
 def is_trusted() -> bool:
+    """Whether models may run their own code now."""
     return _RUN is not None
 
 
 def code_run() -> list[CodeRun]:
-    """Returns the code that ran since `trusting` was opened, each code once, for the first model that brought it."""
+    """Returns the code that ran since `trusting` was opened, each code once, for the first model that had it."""
     by_files = {tuple(run.files.items()): run for run in reversed((_RUN or {}).values())}
     return sorted(by_files.values(), key=lambda run: run.model)
 
 
-def refusal(what: str) -> str:
-    """The error for a model that would run code without permission.
+def refusal(subject: str) -> str:
+    """Writes the error for a model that would run code without permission.
 
     Args:
-        what: Such as "The model NAME".
+        subject: Such as "The model NAME".
     """
     return (
-        f"{what} needs program code of its own (auto_map in its configuration), which runs only where you say so: read "
-        f"the code, and give {FLAG} if you trust it, or take a model of an architecture that transformers has."
+        f"{subject} needs program code of its own (auto_map in its configuration), which runs only if allowed: read "
+        f"the code and pass {FLAG} if you trust it, or choose an architecture that transformers has."
     )
 
 
@@ -111,12 +112,12 @@ def brings_code(config: Mapping[str, Any]) -> bool:
     return bool(code_of(config)) and config.get("model_type") not in CONFIG_MAPPING
 
 
-def use_code(find: Callable[[str], Path | None], what: str, *, name: str) -> None:
+def use_code(find: Callable[[str], Path | None], subject: str, *, name: str) -> None:
     """Records and logs the code that loading a model will run, if that is allowed and there is any.
 
     Args:
         find: Returns the path of one of the model's files, by name.
-        what: What errors call the model.
+        subject: What errors call the model.
         name: The model's name for the record.
 
     Raises:
@@ -133,10 +134,10 @@ def use_code(find: Callable[[str], Path | None], what: str, *, name: str) -> Non
         return
     if elsewhere := next((item for item in modules if "--" in item), None):
         raise ZooError(
-            f"{what} takes code from another repository, {elsewhere.partition('--')[0]}, and names no commit of it: "
-            "copy the files beside its config.json and take that repository's name out of auto_map."
+            f"{subject} takes code from another repository, {elsewhere.partition('--')[0]}, and names no commit of it: "
+            "copy the files next to its config.json and remove that repository's name from auto_map."
         )
-    files = _with_imports(find, modules, what)
+    files = _with_imports(find, modules, subject)
     folder = next(iter(files.values())).parent
     digests = {file: hashlib.sha256(path.read_bytes()).hexdigest() for file, path in files.items()}
     if folder in _RUN and _RUN[folder].files == digests:
@@ -146,10 +147,10 @@ def use_code(find: Callable[[str], Path | None], what: str, *, name: str) -> Non
     _RUN[folder] = CodeRun(name, commit, digests, folder)
     if not is_known:
         at = f" at commit {commit[:10]}" if commit else ""
-        log.warning("%s%s runs its own program code: %s.", what, at, ", ".join(digests))
+        log.warning("%s%s runs its own program code: %s.", subject, at, ", ".join(digests))
 
 
-def _with_imports(find: Callable[[str], Path | None], modules: list[str], what: str) -> dict[str, Path]:
+def _with_imports(find: Callable[[str], Path | None], modules: list[str], subject: str) -> dict[str, Path]:
     """The files of modules and of those that they import from the same folder: {name: path}."""
     from transformers.dynamic_module_utils import get_relative_imports
 
@@ -161,11 +162,11 @@ def _with_imports(find: Callable[[str], Path | None], modules: list[str], what: 
             continue
         if not _MODULE.fullmatch(name):
             raise ZooError(
-                f"{what} names the code {name!r} in auto_map, which is no file beside it: take another model."
+                f"{subject} names the code {name!r} in auto_map, which is not a file next to it: choose another model."
             )
         path = find(name)
         if path is None:
-            raise ZooError(f"{what} names the code {name} in auto_map and does not have it: copy it again, whole.")
+            raise ZooError(f"{subject} names the code {name} in auto_map and does not have it: copy all files again.")
         paths[name] = path
         waiting += get_relative_imports(path)
     return dict(sorted(paths.items()))

@@ -84,30 +84,30 @@ def settle_padding(
     """
     for key, token in (("eos_token", eos_token), ("pad_token", pad_token)):
         if token is not None and token not in tokenizer.get_vocab():
-            raise ZooError(f"{key} is {token!r}, which the tokenizer does not have: give one of its tokens.")
+            raise ZooError(f"{key} is {token!r}, which the tokenizer does not have: choose one of its tokens.")
     if eos_token is not None:
         tokenizer.eos_token = eos_token
     if tokenizer.eos_token_id is None:
-        raise ZooError("The tokenizer has no eos_token, so no completion could end: give it one.")
+        raise ZooError("The tokenizer has no eos_token, so no completion could end: set one.")
     if pad_token is not None and pad_token == tokenizer.eos_token:
-        raise ZooError(f"pad_token is {pad_token!r}, which is EOS too: give another, or leave it out.")
+        raise ZooError(f"pad_token is {pad_token!r}, which is also EOS: choose another, or remove the key.")
     own = tokenizer.pad_token
     if pad_token in (None, own) and own not in (None, tokenizer.eos_token):
         if not make_room(model, tokenizer):
             return None
         name_pad(model, tokenizer)
-        return f"The model has no embedding of {own} (id {tokenizer.pad_token_id}), which pads: its embeddings grow."
+        return f"The model has no embedding for PAD, {own} (id {tokenizer.pad_token_id}): its embeddings are resized."
     before = "has no PAD" if own is None else f"pads with {'EOS' if own == tokenizer.eos_token else own}"
     padding = pad_token or _spare(tokenizer, model)
     if padding is not None:
         tokenizer.pad_token = padding
-        how = "as asked for" if pad_token is not None else "which its vocabulary has to spare"
+        how = "as requested" if pad_token is not None else "an unused token of its vocabulary"
     else:
         tokenizer.add_special_tokens({"pad_token": ADDED_PAD})
-        padding, how = ADDED_PAD, "which is added to it"
+        padding, how = ADDED_PAD, "a new token"
     make_room(model, tokenizer)
     name_pad(model, tokenizer)
-    return f"The tokenizer {before}: {padding} (id {tokenizer.pad_token_id}) pads from now on, {how}."
+    return f"The tokenizer {before}: PAD is now {padding} (id {tokenizer.pad_token_id}), {how}."
 
 
 def pads_apart(tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -133,16 +133,16 @@ def pad_apart(tokenizer: PreTrainedTokenizerBase, pad_token: str | None, *, of: 
     """
     own, end = tokenizer.pad_token, tokenizer.eos_token
     if pad_token is not None and pad_token not in tokenizer.get_vocab():
-        raise ZooError(f"{key} is {pad_token!r}, which the tokenizer of {of} does not have: give one of its tokens.")
+        raise ZooError(f"{key} is {pad_token!r}, which the tokenizer of {of} does not have: choose one of its tokens.")
     if pad_token is not None and pad_token == end:
-        raise ZooError(f"{key} is {pad_token!r}, which is EOS of {of} too: give another of its tokens.")
+        raise ZooError(f"{key} is {pad_token!r}, which is also EOS of {of}: choose another of its tokens.")
     if pads_apart(tokenizer):
         return
     if pad_token is None:
         pads = "has no PAD" if own is None else "pads with its EOS"
         raise ZooError(
-            f"The tokenizer of {of} {pads}, so that an end could not be told from padding, and a score would be read "
-            f"one token early: name another of its tokens by {key}."
+            f"The tokenizer of {of} {pads}, so EOS would be taken for padding and the score would be read one token "
+            f"early: set {key} to another of its tokens."
         )
     tokenizer.pad_token = pad_token
 

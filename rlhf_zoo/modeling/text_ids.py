@@ -105,7 +105,7 @@ def settle_ends(tokenizer: PreTrainedTokenizerBase) -> str | None:
         tokenizer.init_kwargs[name] = value
     if ends_texts(tokenizer) or frame_of(tokenizer).before != before:
         raise ZooError(
-            f"The tokenizer puts {tokenizer.eos_token} behind every text, also behind prompts, and cannot be told not "
-            "to: save it with add_eos_token=False, and give that one."
+            f"The tokenizer adds {tokenizer.eos_token} after every text, prompts included, and ignores add_eos_token: "
+            "save it with add_eos_token=False, and use that one."
         )
-    return f"The tokenizer put {tokenizer.eos_token} behind every text, also behind prompts: it does not from now on."
+    return f"The tokenizer added {tokenizer.eos_token} after every text, prompts included. That is switched off now."

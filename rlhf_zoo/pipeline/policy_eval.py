@@ -39,7 +39,8 @@ from ..rewards import Rewards
 from ..rewards.loading import load_reward
 from ..rewards.model import same_tokenizer
 from ..runs.context import versions
-from ..runs.data.layout import check_columns, distinct_first, in_form, parts_of
+from ..runs.data.hold_out import parts_of
+from ..runs.data.layout import check_columns, distinct_first, in_form
 from ..runs.data.sources import DataSource, check_unchanged, find_data
 from ..runs.pairs import COLUMNS
 from ..runs.record import StageRecord

@@ -183,7 +183,7 @@ def run(context: RunContext, console: "Console", publisher: Publisher | None = N
     evaluates = "ppo" in context.recipe.stages
     context = replace(context, checked=True, restart=False)
     trained = run_stages(context, [*context.recipe.stages, *(["eval"] if evaluates else [])], console, publisher)
-    if not distributed.part():
+    if not distributed.shutdown():
         return None
     try:
         if publisher is not None:

@@ -1,4 +1,4 @@
-"""Policy and critic as one module: run together, trained by one optimizer, saved beside each other."""
+"""Policy and critic as one module: run together, trained by one optimizer, saved in one folder."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -11,10 +11,12 @@ from transformers import PreTrainedModel
 
 from ..errors import ZooError
 from ..functional import exact_kl
+from ..modeling.chunked_logprobs import TokenLoss
+from ..modeling.critic import CRITIC_DIR, response_values
 from ..modeling.fsdp import load_full
-from ..modeling.loading import ADAPTER_CONFIG, ADAPTER_WEIGHTS, ModelFiles
-from ..modeling.logprobs import TokenLoss, response_logprobs, response_states, text_logprobs
-from ..modeling.models import CRITIC_DIR, disable_dropout, is_peft, response_values
+from ..modeling.logprobs import response_logprobs, response_states, text_logprobs
+from ..modeling.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, ModelFiles
+from ..modeling.models import disable_dropout, is_peft
 from ..modeling.sampling.sampler import Samples
 from ..modeling.value_head import VALUE_HEAD_FILE, ValueHead, hidden_size_of, read_value_head
 
@@ -34,15 +36,15 @@ class TextBatch(NamedTuple):
 
 
 class ActorCriticOutput(NamedTuple):
-    """What policy and critic say of response tokens.
+    """What policy and critic compute for response tokens.
 
     Attributes:
         logprobs: (B, T) in nats, log π at the sampling temperature.
         entropy: (B, T) in nats.
         values: (B, T).
-        exact_kl: (B, T) in nats, to the reference whose logits were given.
-        text_logprobs: (B, L−1) in nats, of the texts that were given.
-        policy_loss: of the loss that was given. Then log π and entropy have no gradients: the loss has them.
+        exact_kl: (B, T) in nats, to the reference; None if its logits were not passed.
+        text_logprobs: (B, L−1) in nats; None if no texts were passed.
+        policy_loss: a scalar, which then has the gradients instead of log π and entropy; None if no loss was passed.
         policy_terms: its terms for the metrics, without gradients.
     """
 
@@ -56,17 +58,21 @@ class ActorCriticOutput(NamedTuple):
 
 
 def shared_value_head(policy: PreTrainedModel) -> ValueHead:
-    """A critic on the policy's trunk, with V = 0 everywhere at first.
+    """Makes a critic on the policy's trunk, with V = 0 everywhere at first.
+
+    Args:
+        policy: the policy.
 
     Raises:
         ZooError: the policy has no LM head.
     """
     if policy.get_output_embeddings() is None:
         raise ZooError(
-            f"{type(policy).__name__} names no output embeddings, which a critic on its trunk reads: give critic "
-            "another value than 'shared'."
+            f"{type(policy).__name__} has no output embeddings, whose input a critic on its trunk reads: set critic to "
+            "'policy' or 'reward'."
         )
     head = ValueHead(hidden_size_of(policy.config), summary_dropout_prob=0.0)
+    # A random head would start with advantages that are noise.
     nn.init.zeros_(head.summary.weight)
     nn.init.zeros_(head.summary.bias)
     return head
@@ -80,7 +86,7 @@ class ActorCritic(nn.Module):
 
         Args:
             policy: the model in training.
-            critic: a model of its own, or a value head on the policy's trunk.
+            critic: a separate model, or a value head on the policy's trunk.
         """
         super().__init__()
         self.policy = policy
@@ -110,7 +116,7 @@ class ActorCritic(nn.Module):
             texts: for the language-model loss.
             ref_logits: (b, T, V), the reference's, for an exact KL.
             entropy_learns: whether the entropy has a gradient.
-            policy_loss: computed with the head, chunk by chunk of the logits. Without one, log π has gradients.
+            policy_loss: computed in the head's pass, by chunks of logits. Without one, log π has gradients.
         """
         shared = self.shared
         output = response_logprobs(
@@ -122,29 +128,52 @@ class ActorCritic(nn.Module):
             entropy_learns=entropy_learns,
             loss=policy_loss,
         )
-        # What the LM head is given is the trunk's output at the response positions, whatever the architecture.
-        # The policy's pass comes first, and with it the chunks of logits: the critic's activations are not held yet.
+        # A shared critic reads the input of the LM head, which is the trunk's output in every architecture. The policy
+        # runs first, so that its chunks of logits are gone before the critic's activations take memory.
         values = self.value_of(output.states) if shared else response_values(self.value_model, samples)
         kl = None if ref_logits is None or output.logits is None else exact_kl(output.logits, ref_logits)
         of_texts = None if texts is None else text_logprobs(self.policy, texts.ids, texts.attention)
         return ActorCriticOutput(output.logprobs, output.entropy, values, kl, of_texts, output.loss, output.loss_terms)
 
     def value_of(self, states: Any) -> Tensor:
-        """V of what the policy's head reads, (…, H) -> (…) float32, where critic and policy share a trunk."""
+        """Computes V from the input of the policy's head, for a shared trunk.
+
+        Args:
+            states: (…, H).
+
+        Returns:
+            (…) float32.
+        """
         return self.value_model(states).squeeze(-1)
 
     def values(self, samples: Samples) -> Tensor:
-        """V of the state before each response token, (B, T) float32; what lies outside the mask is meaningless."""
+        """Computes V of the state before each response token.
+
+        Args:
+            samples: B completions.
+
+        Returns:
+            (B, T) float32, undefined outside the mask.
+        """
         if self.shared:
             return self.value_of(response_states(self.policy, samples))
         return response_values(self.value_model, samples)
 
     def activation_checkpointing_enable(self, **kwargs: Any) -> None:
+        """Switches gradient checkpointing on in both trunks.
+
+        Args:
+            **kwargs: as in transformers.
+        """
         for trunk in self._trunks:
             trunk.activation_checkpointing_enable(**kwargs)
 
     def gradient_checkpointing_enable(self, **kwargs: Any) -> None:
-        """The same, as transformers 5.17 names it."""
+        """The same, by the name of transformers up to 5.17.
+
+        Args:
+            **kwargs: as in transformers.
+        """
         for trunk in self._trunks:
             trunk.gradient_checkpointing_enable(**kwargs)
 
@@ -158,16 +187,16 @@ class ActorCritic(nn.Module):
         """Saves the policy as a plain checkpoint in `directory`, and the critic in `directory/critic`.
 
         Args:
-            directory: made where it is missing.
-            merge: whether a policy with an adapter is saved as its base with the adapter merged in.
-            weights: state dicts of policy and critic, where the modules themselves hold shards; None takes their own.
+            directory: it is created if it is missing.
+            merge: whether to merge a policy's adapter into its base.
+            weights: state dicts of policy and critic, if the modules are sharded; None for the modules' own.
         """
         of_policy, of_critic = weights
         directory = Path(directory)
         policy: Any = self.policy
         if merge and is_peft(policy):
             policy = copy.deepcopy(policy).merge_and_unload()
-            # Where an unmerged one was saved before: whoever found its adapter would put it onto the merged weights.
+            # An adapter saved here before would be applied a second time, to the merged weights.
             for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
                 (directory / name).unlink(missing_ok=True)
         _save(policy, directory, of_policy)
@@ -175,14 +204,18 @@ class ActorCritic(nn.Module):
             _save(self.value_model, directory / CRITIC_DIR, of_critic)
             return
         (directory / CRITIC_DIR).mkdir(parents=True, exist_ok=True)
+        # The names of TRL, so that its loaders read the head.
         tensors = {f"v_head.{name}": t.detach().cpu().contiguous() for name, t in self.value_model.state_dict().items()}
         save_file(tensors, directory / VALUE_HEAD_FILE, metadata={"format": "pt"})
 
     def load_checkpoint(self, directory: str | Path) -> None:
         """Loads what `save_pretrained` wrote into these modules, bit for bit.
 
+        Args:
+            directory: the checkpoint.
+
         Raises:
-            ZooError: the directory holds no such checkpoint, or one of another model.
+            ZooError: it is no such checkpoint, or one of another model.
         """
         directory = Path(directory)
         _load_into(self.policy, directory)
@@ -191,14 +224,14 @@ class ActorCritic(nn.Module):
             return
         head = read_value_head(directory)
         if head is None:
-            raise ZooError(f"{directory} holds no {VALUE_HEAD_FILE}: its critic is none on the policy's trunk.")
+            raise ZooError(f"{directory} has no {VALUE_HEAD_FILE}: its critic is not a value head.")
         self.value_model.load_state_dict(head)
 
 
 def _save(model: Any, directory: Path, weights: Any) -> None:
-    """`save_pretrained`, but the adapter in training lies in `directory` itself, where whoever loads it looks.
+    """Saves a model. An adapter is saved in `directory` itself, where loaders look for it.
 
-    PEFT puts one of another name than "default" into a folder of that name, and all others beside it.
+    PEFT saves an adapter with another name than "default" in a subfolder of that name, together with all others.
     """
     if not is_peft(model):
         model.save_pretrained(directory, state_dict=weights)
@@ -212,9 +245,9 @@ def _save(model: Any, directory: Path, weights: Any) -> None:
 
 
 def _load_into(model: PreTrainedModel, directory: Path) -> None:
-    """Copies a checkpoint's weights into `model`, whose parameters an optimizer may hold already.
+    """Copies a checkpoint's weights into `model`, in place, because an optimizer may refer to its parameters.
 
-    `from_pretrained` reads them: some architectures are saved under other names than their modules have.
+    `from_pretrained` reads them, because some architectures save weights under other names than their modules have.
     """
     if directory.is_dir():
         ModelFiles(directory).check_weights()
@@ -223,9 +256,10 @@ def _load_into(model: PreTrainedModel, directory: Path) -> None:
 
         if not (directory / ADAPTER_WEIGHTS).is_file():
             raise ZooError(
-                f"{directory} holds no {ADAPTER_WEIGHTS}: it is not a checkpoint of an adapter; choose another."
+                f"{directory} has no {ADAPTER_WEIGHTS}: it is not a checkpoint of an adapter; choose another."
             )
         adapted: Any = model
+        # On the CPU first: loading onto the GPU would need memory for a second copy.
         weights = load_peft_weights(str(directory), device="cpu")
         set_peft_model_state_dict(adapted, weights, adapter_name=adapted.active_adapter)
         return
@@ -240,11 +274,12 @@ def _load_into(model: PreTrainedModel, directory: Path) -> None:
             output_loading_info=True,
         )
     except OSError as error:
-        raise ZooError(f"{directory} holds no model*.safetensors: it is not a checkpoint; choose another.") from error
+        raise ZooError(f"{directory} has no model*.safetensors: it is not a checkpoint; choose another.") from error
     misfits = [key for name in ("unexpected_keys", "missing_keys", "mismatched_keys") for key in sorted(info[name])]
     if misfits:
         names = ", ".join(key if isinstance(key, str) else key[0] for key in misfits[:3])
         raise ZooError(
             f"{directory} does not fit this {type(model).__name__} ({names}): it is another model's checkpoint."
         )
+    # Under FSDP each process copies its shard of the full weights.
     load_full(model, loaded.state_dict())

@@ -1,6 +1,6 @@
-"""What `transformers.Trainer` needs of PPO: construction, optimizer, evaluation, logging, saving and resuming.
+"""What `transformers.Trainer` needs of PPO: construction, optimizer, logging, saving and resuming.
 
-The algorithm stands in `rlhf_zoo.ppo.trainer`.
+The algorithm is in `rlhf_zoo.ppo.trainer`.
 """
 
 import json
@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,15 +23,14 @@ from ..errors import NotFinite, ZooError
 from ..modeling.fsdp import full_weights
 from ..modeling.fsdp_trainer import ShardTrainer
 from ..modeling.length_grouping import GroupsByLength
-from ..modeling.reserved_columns import PROMPT_INDEX
 from ..modeling.value_head import ValueHead
 from ..rewards import RewardFunction, RewardModel, Rewards, Scored
 from .actor_critic import ActorCritic
 from .assembly import Parts, assemble, prompts_of
-from .checkpoint import PPO_COMPLETE, Complete
+from .checkpoint import PPO_COMPLETE, MarkComplete
 from .completions import COMPLETIONS_DIR, DecodedCompletions, decoded, show_table
 from .config import PPOConfig
-from .custom_loop import GivenScores
+from .custom_loop import UserScores
 from .engines import make_engine
 from .guards import KLWatch, ReferenceWatch
 from .kl_controller import KLController, RunningScores
@@ -44,6 +42,7 @@ from .step_guard import SKIPPED, Guarded
 from .timing import Phases
 
 PPO_STATE = "ppo_state.json"
+#: The first part of a row's random key: training, evaluation and the user's own loop never share random numbers.
 TRAIN_STREAM, EVAL_STREAM, LOOP_STREAM = 0, 1, 2
 
 
@@ -73,7 +72,7 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
         reward_processing_class: PreTrainedTokenizerBase | Sequence[PreTrainedTokenizerBase] | None = None,
         ptx_dataset: Dataset | None = None,
     ) -> None:
-        """Takes what `rlhf_zoo.PPOTrainer` documents."""
+        """Builds the models and checks them. `rlhf_zoo.PPOTrainer` documents the arguments."""
         parts: Parts = assemble(
             args,
             processing_class,
@@ -89,17 +88,17 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
         )
         self.reference, self.texts, self._rewards = parts.reference, parts.texts, parts.rewards
         self.context, self.vocabulary, self.narrowest = parts.context, parts.vocabulary, parts.narrowest
-        # What is fed where the mask is False; PAD itself may have no embedding.
+        # Fills up padding. PAD itself may have no embedding, because scripts add it past the embeddings.
         pad, eos = processing_class.pad_token_id, processing_class.eos_token_id
         self.stop_ids = args.stop_ids(processing_class, parts.policy)
         self.fill_id: int = pad if pad in self.vocabulary else eos
         self.controller = KLController(args.kl_coef, args.kl_target, args.kl_horizon)
         self.scores_seen = RunningScores()
         self.last_metrics: dict[str, float] = {}
-        self._from_reference, self._begun = parts.from_reference, False
+        self._from_reference, self._start_checked = parts.from_reference, False
         self._watch, self._kl_watch = ReferenceWatch(), KLWatch()
         self._waiting: list[dict] = []
-        self._sizes: list[int] = []  # of the batches that wait
+        self._sizes: list[int] = []  # prompts in each batch that waits for its update
         self._metrics: dict[str, list[float]] = defaultdict(list)
         self._shown: dict[str, list[Any]] = {}
         self._episodes = self._generated = 0
@@ -109,11 +108,11 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
         super().__init__(
             model=ActorCritic(parts.policy, parts.critic),
             args=args,
-            data_collator=data_collator or _as_they_are,
+            data_collator=data_collator or _uncollated,
             train_dataset=prompts_of(train_dataset, *reading, training=True),
             eval_dataset=prompts_of(eval_dataset, *reading),
             processing_class=processing_class,
-            callbacks=[Complete(), *(callbacks or [])],
+            callbacks=[MarkComplete(), *(callbacks or [])],
             optimizers=optimizers,
         )
         self.phases = Phases(self.accelerator.device)
@@ -124,18 +123,15 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
             self._shard_all(optimizers[0])
 
     def _shard_all(self, optimizer: Any) -> None:
-        """Shards the models. optimizer: one made before, of whole weights."""
-        for wrong, mend in (
-            (
-                isinstance(self.value_model, ValueHead),
-                "a critic on the policy's trunk: give critic 'policy' or 'reward'",
-            ),
-            (optimizer is not None, "an optimizer of one's own: leave it out"),
+        """Shards the models. An optimizer that the user made holds unsharded weights, so it is refused."""
+        for unsupported, fix in (
+            (isinstance(self.value_model, ValueHead), "a critic on the policy's trunk: set critic to 'policy'"),
+            (optimizer is not None, "an optimizer that was made before: remove it"),
         ):
-            if wrong:
-                raise ZooError(f"fsdp2 is not there for {mend}, or leave fsdp2 out.")
+            if unsupported:
+                raise ZooError(f"fsdp2 does not support {fix}, or remove fsdp2.")
         reference = self.reference.own if self.reference else None
-        frozen = [*(one.model for one in self._scoring), *([] if reference is None else [reference])]
+        frozen = [*(reward.model for reward in self._scoring), *([] if reference is None else [reference])]
         self.shard(self.policy, self.value_model, frozen=frozen)
 
     @property
@@ -144,21 +140,17 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
         return self._rewards.models if self._rewards is not None else ()
 
     @abstractmethod
-    def rollout(self, rows: Sequence[Mapping], *, stream: int) -> Rollout:
-        """Samples a completion for each row, with log π, log π_ref and V of its tokens."""
-
-    @abstractmethod
-    def score(self, rollout: Rollout, rows: Sequence[Mapping]) -> Scored:
-        """Scores each completion of a rollout by the rewards."""
-
-    @abstractmethod
     def estimate(self, rollout: Rollout, scored: Scored) -> Advantages:
-        """Rewards, advantages and returns of a scored rollout."""
+        """Computes rewards, advantages and returns.
 
-    # Parts
+        Args:
+            rollout: B completions.
+            scored: their scores.
+        """
 
     @property
     def actor(self) -> ActorCritic:
+        """Policy and critic, without the wrapper of DDP or FSDP."""
         return self.accelerator.unwrap_model(self.model)
 
     @property
@@ -173,16 +165,18 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
 
     @property
     def rewards(self) -> Rewards:
-        """What scores completions. Raises ZooError where no reward was given."""
+        """What scores completions.
+
+        Raises:
+            ZooError: there is no reward.
+        """
         if self._rewards is None:
-            raise ZooError(
-                "PPO has no reward: give reward_model or reward_funcs, or use step() with scores of your own."
-            )
+            raise ZooError("PPO has no reward: pass reward_model or reward_funcs, or use step() with your own scores.")
         return self._rewards
 
     @property
     def precision(self) -> torch.dtype:
-        """What the policy computes in; bfloat16 stands for eight bits too, whose rounding depends on a batch's rows."""
+        """The precision of the policy's passes. 8 bit counts as bfloat16, because its rounding depends on the batch."""
         policy: Any = self.policy
         eight = bool(getattr(policy, "is_loaded_in_8bit", False))
         half = self.args.bf16 or next(policy.parameters()).dtype == torch.bfloat16
@@ -190,42 +184,63 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
 
     @property
     def warming_up(self) -> bool:
-        """Whether only the critic learns in this update."""
+        """Whether only the critic is trained in this update."""
         return self.state.global_step < self.args.critic_warmup_updates
 
     def total(self, x: Tensor) -> Tensor:
-        """Σ of x over processes, elementwise."""
+        """Sums a tensor over processes, elementwise.
+
+        Args:
+            x: any shape, the same in all processes.
+        """
         return self.accelerator.reduce(x, "sum")
 
     @staticmethod
     def moments(x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """(n, Σx, Σx²) of what is not NaN where no mask is given."""
+        """Returns (n, Σx, Σx²), float64.
+
+        Args:
+            x: any shape.
+            mask: of the same shape; None for all entries that are not NaN.
+        """
         return F.masked_moments(x, ~x.isnan() if mask is None else mask)
 
     def mean(self, x: Tensor) -> float:
-        """Mean of x over its real entries (not NaN); NaN if there is none."""
+        """Returns the mean over entries that are not NaN; NaN if there are none.
+
+        Args:
+            x: any shape.
+        """
         n, total, _ = self.moments(x).tolist()
         return total / n if n else math.nan
 
-    def look(self, progress: Progress) -> None:
-        """Has the processes agree on whether the step under way has a loss that is a number.
+    def check_step(self, progress: Progress) -> None:
+        """Lets all processes agree on whether the loss of the current optimizer step is finite.
 
-        Raises NotFinite for log-probabilities, or weights, that are not finite.
+        Args:
+            progress: has the sums of the step's micro-batches.
+
+        Raises:
+            NotFinite: log-probabilities, or weights, are not finite.
         """
         finite = self.agreed({"loss": progress.step_loss, "log-probabilities": progress.step_logprobs})
         if not finite["log-probabilities"]:
             self.check_weights()
             raise NotFinite(
                 f"In step {self.state.global_step + 1} log-probabilities of the policy in training are not finite, "
-                "though its weights are: lower learning_rate, or compute in float32 if bf16 is on."
+                "although its weights are: lower learning_rate, or set bf16: false."
             )
-        self.guard.look({"loss": finite["loss"]})
-
-    # Metrics
+        self.guard.record({"loss": finite["loss"]})
 
     def observe(self, rollout: Rollout, estimates: Advantages, progress: Mapping[str, float]) -> None:
-        """Adds this update's metrics to what the next log line averages."""
-        names = ["given"] if isinstance(estimates.scored, GivenScores) else self.rewards.names
+        """Adds this update's metrics to those that the next log line averages.
+
+        Args:
+            rollout: of all processes.
+            estimates: its rewards and advantages.
+            progress: means of the update's losses.
+        """
+        names = ["given"] if isinstance(estimates.scored, UserScores) else self.rewards.names
         each = of_completions(rollout, estimates, names)
         values, returns, mask = estimates.values, estimates.returns, estimates.mask
         measured = {
@@ -236,7 +251,8 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
             "critic/value": self.mean(values.masked_fill(~mask, math.nan)),
             "critic/return": self.mean(returns.masked_fill(~mask, math.nan)),
         }
-        # What does not apply (a quarter of positions never reached, returns that do not vary) is left out.
+        # A metric that does not apply is NaN and left out: a quarter of positions that no completion reaches, or
+        # explained variance where returns do not vary.
         applies = {name: value for name, value in measured.items() if not math.isnan(value)}
         metrics = {**applies, "kl_coef": self.controller.kl_coef, **progress}
         metrics |= {name: value for name, value in estimates.scored.metrics.items() if name not in metrics}
@@ -245,7 +261,7 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
                 "objective/score_mean_so_far": self.scores_seen.mean,
                 "objective/score_std_so_far": self.scores_seen.std,
             }
-        # A number that failed stays, as NaN: metrics.jsonl has null for it.
+        # One that is infinite or failed becomes NaN and stays: metrics.jsonl has null for it.
         self.last_metrics = {name: float(x) if math.isfinite(x) else math.nan for name, x in metrics.items()}
         for name, value in self.last_metrics.items():
             self._metrics[name].append(value)
@@ -256,14 +272,14 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
         if not rollout.measured:
             return
         error = math.sqrt(max(squares / n - (kl / n) ** 2, 0.0) / n)
-        self._kl_watch.look(kl / n, error, measured["objective/score"])
+        self._kl_watch.observe(kl / n, error, measured["objective/score"])
 
     def decode_and_score(self, rollout: Rollout, rows: Sequence[Mapping]) -> tuple[DecodedCompletions, Scored]:
         """Decodes completions and scores them.
 
         Args:
             rollout: B completions.
-            rows: their prompts' rows of the data set, one for each completion.
+            rows: the rows of their prompts in the data set, one for each completion.
         """
         texts = decoded(self.processing_class, rollout.samples, rows)
         held = partial(at_hand, device=self.accelerator.device)
@@ -271,7 +287,13 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
         return texts, self.rewards(rollout.samples, *arguments, trainer_state=self.state, at_hand=held)
 
     def remember(self, texts: DecodedCompletions, rollout: Rollout, scored: Scored) -> None:
-        """Keeps the first completions of a rollout, for the table of the next log line."""
+        """Keeps the first completions of a rollout for the table of the next log line.
+
+        Args:
+            texts: prompts and completions.
+            rollout: the completions.
+            scored: their scores.
+        """
         if not self.args.log_completions:
             return
         few = slice(self.args.num_completions_to_print)
@@ -285,12 +307,17 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
         }
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Adds the means of PPO's metrics over the updates since the last log line."""
+        """Adds the means of PPO's metrics over the updates since the last log line.
+
+        Args:
+            logs: Trainer's own numbers.
+            start_time: as in Trainer.
+        """
         if "loss" in logs and self._metrics:
-            # Trainer's own norm is read after the update has cleared the gradients: always 0. Its own loss forgets, on
-            # resuming, the updates since the last log line: ours replaces it.
+            # Trainer reads its norm after the update has cleared the gradients, so it is always 0. Its loss loses the
+            # updates since the last log line when a run resumes. Our metrics replace both.
             logs.pop("grad_norm", None)
-            logs = logs | {name: sum(seen) / len(seen) for name, seen in self._metrics.items()}
+            logs = logs | {name: sum(values) / len(values) for name, values in self._metrics.items()}
             logs |= {"episodes": self._episodes, SKIPPED: self.guard.skipped, **self.phases.take()}
             self._metrics.clear()
             if self._shown:
@@ -298,7 +325,13 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
         super().log(logs, start_time)
 
     def show(self, table: Mapping[str, Sequence[Any]], title: str, *, step: int | None = None) -> None:
-        """Prints, saves and reports a table of completions, in the first process. step: None is the current one."""
+        """Prints, saves and reports a table of completions, in the first process only.
+
+        Args:
+            table: columns of equal length.
+            title: the table's name.
+            step: the update that it belongs to; None for the current one.
+        """
         if self.is_world_process_zero():
             show_table(
                 table,
@@ -309,41 +342,41 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
                 report_to=self.args.report_to or (),
             )
 
-    # What Trainer calls
-
     def last_good(self) -> str | None:
-        whole = [path.parent for path in Path(self.args.output_dir or ".").glob(f"checkpoint-*/{PPO_COMPLETE}")]
-        return str(max(whole, key=lambda path: int(path.name.rpartition("-")[2]))) if whole else None
+        """Returns the last complete checkpoint of output_dir; None if there is none."""
+        complete = [path.parent for path in Path(self.args.output_dir or ".").glob(f"checkpoint-*/{PPO_COMPLETE}")]
+        return str(max(complete, key=lambda path: int(path.name.rpartition("-")[2]))) if complete else None
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Trains.
 
         Args:
             resume_from_checkpoint: a checkpoint, or True for the last complete one of output_dir.
+            *args, **kwargs: as in Trainer.
 
         Raises:
             ZooError: prompts or rewards are missing, there is no checkpoint, or it is incomplete.
         """
         if self.train_dataset is None:
-            raise ZooError(
-                "PPO has no prompts: give train_dataset, or use generate() and step() in a loop of your own."
-            )
-        _ = self.rewards
+            raise ZooError("PPO has no prompts: pass train_dataset, or use generate() and step() in your own loop.")
+        _ = self.rewards  # raises before anything is set up if there are none
         if resume_from_checkpoint is True:
             resume_from_checkpoint = self.last_good()
             if resume_from_checkpoint is None:
-                raise ZooError(
-                    f"{self.args.output_dir} holds no whole checkpoint to go on from: begin anew, or check output_dir."
-                )
+                raise ZooError(f"{self.args.output_dir} has no complete checkpoint to resume from: check output_dir.")
         elif resume_from_checkpoint and not (Path(resume_from_checkpoint) / PPO_COMPLETE).is_file():
             raise ZooError(
-                f"{resume_from_checkpoint} holds no {PPO_COMPLETE}: it is half-written or not a PPO checkpoint; choose "
-                "another, or give True for the last whole one."
+                f"{resume_from_checkpoint} has no {PPO_COMPLETE}: it is incomplete or not a PPO checkpoint; choose "
+                "another, or pass True for the last complete one."
             )
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """One optimizer, with groups of their own for policy and critic: each has its learning rate."""
+        """Makes one optimizer with parameter groups for policy and critic, which have learning rates of their own.
+
+        Args:
+            model: ignored; it is there because Trainer passes it.
+        """
         if self.optimizer is None:
             args, actor = self.args, self.actor
             critic_rate = args.learning_rate if args.critic_learning_rate is None else args.critic_learning_rate
@@ -359,91 +392,14 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
             self.optimizer = kind(groups, **kwargs)
         return self.optimizer
 
-    def prepare_loop(self) -> nn.Module:
-        """The model to call in a loop of one's own, with optimizer and schedule made on the first call.
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Saves the policy as a plain checkpoint, with the tokenizer, `critic/` and PPO's state in the same folder.
 
-        Without max_steps nobody knows the end of the loop, so the learning rate stays as it was set.
-        """
-        if self._loop_model is None:
-            self.create_optimizer()
-            if self.args.max_steps > 0:
-                self.create_scheduler(self.args.max_steps)
-            self._loop_model, self.optimizer = self.accelerator.prepare(self.model, self.optimizer)
-            self.model_wrapped = self._loop_model
-        return self._loop_model
-
-    def evaluate(
-        self,
-        eval_dataset: Dataset | dict[str, Dataset] | None = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-    ) -> dict[str, float]:
-        """Samples held-out prompts, the same random streams each time, and reports score, KL, length and EOS rate."""
-        given = self.eval_dataset if eval_dataset is None else eval_dataset
-        if isinstance(given, dict):
-            parts = [self.evaluate(each, ignore_keys, f"{metric_key_prefix}_{name}") for name, each in given.items()]
-            return {name: value for part in parts for name, value in part.items()}
-        if given is None:
-            raise ZooError("There is nothing to evaluate on: give eval_dataset.")
-        if not isinstance(given, Dataset) or PROMPT_INDEX not in given.column_names:
-            given = prompts_of(given, self.args, self.processing_class, self.context, self.narrowest)
-        seen: dict[str, list[Tensor]] = defaultdict(list)
-        shown, self._shown = self._shown, {}
-        self.callback_handler.eval_dataloader = self.get_eval_dataloader(given)
-        for rows in self.rows_of(self.callback_handler.eval_dataloader):
-            rollout = self.rollout(rows, stream=EVAL_STREAM)
-            estimates = self.estimate(rollout, self.score(rollout, rows))
-            for name, each in of_completions(rollout, estimates, self.rewards.names).items():
-                # Over all processes, without the rows that only fill up the last batch.
-                seen[name].append(self.accelerator.gather_for_metrics(each))
-            self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
-        self._shown = shown
-        metrics = {f"{metric_key_prefix}_{name}": float(torch.cat(each).nanmean()) for name, each in seen.items()}
-        self.log({name: value for name, value in metrics.items() if not math.isnan(value)})
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        return metrics
-
-    def generate_completions(self, sampling: bool = False, *, step: int | None = None) -> dict[str, list[Any]]:
-        """Samples completions of the held-out prompts, and shows them with their scores as a table.
+        With merge_adapter a LoRA policy is merged into its base, except in checkpoints, which must resume.
 
         Args:
-            sampling: whether to stop after one batch.
-            step: the update that the table is of; None for the current one.
-
-        Returns:
-            The columns prompt, completion and score.
-
-        Raises:
-            ZooError: there is no eval_dataset.
-        """
-        if self.eval_dataset is None:
-            raise ZooError("generate_completions() samples held-out prompts: give eval_dataset.")
-        table: dict[str, list[Any]] = {"prompt": [], "completion": [], "score": []}
-        held_out = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"": self.eval_dataset}
-        for rows in chain.from_iterable(map(self.rows_of, map(self.get_eval_dataloader, held_out.values()))):
-            rollout = self.rollout(rows, stream=EVAL_STREAM)
-            texts, scored = self.decode_and_score(rollout, rows)
-            for name, column in zip(table, (texts.prompts, texts.completions, scored.total.tolist()), strict=True):
-                table[name] += list(column)
-            if sampling:
-                break
-        few = {name: column[: self.args.num_completions_to_print] for name, column in table.items()}
-        self.show(few, "samples", step=step)
-        return table
-
-    def log_eval_samples(self) -> None:
-        """Shows held-out samples after an update, num_sample_generations times in a run."""
-        times = self.args.num_sample_generations
-        step = self.state.global_step + 1  # Trainer counts this update after it
-        if times and self.eval_dataset is not None and step % max(1, self.state.max_steps // times) == 0:
-            self.generate_completions(sampling=True, step=step)
-
-    # Saving and resuming
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """The policy as a plain checkpoint, with tokenizer, `critic/` and PPO's state beside it.
-
-        With merge_adapter, what is saved outside of checkpoints is a LoRA policy merged into its base.
+            output_dir: the folder; None for args.output_dir.
+            _internal_call: whether Trainer calls this.
         """
         self.check_weights()
         directory = Path(output_dir or self.args.output_dir or ".")
@@ -460,8 +416,8 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
                 "scores_seen": list(vars(self.scores_seen).values()),
                 # JSON has no NaN.
                 "unlogged": {
-                    name: [None if math.isnan(value) else value for value in seen]
-                    for name, seen in self._metrics.items()
+                    name: [None if math.isnan(value) else value for value in values]
+                    for name, values in self._metrics.items()
                 },
             }
             (directory / PPO_STATE).write_text(json.dumps(state, allow_nan=False) + "\n")
@@ -469,7 +425,11 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Trainer's card, made of the policy: the pair of policy and critic has no configuration to read."""
+        """Makes Trainer's card of the policy, because the pair of policy and critic has no configuration.
+
+        Args:
+            *args, **kwargs: as in Trainer.
+        """
         pair, self.model = self.model, self.policy
         try:
             super().create_model_card(*args, **kwargs)
@@ -480,17 +440,17 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
         directory = Path(resume_from_checkpoint)
         self.actor.load_checkpoint(directory)
         if not (directory / PPO_STATE).is_file():
-            raise ZooError(f"{directory} holds no {PPO_STATE}: it is not a PPO checkpoint; choose another to resume.")
+            raise ZooError(f"{directory} has no {PPO_STATE}: it is not a PPO checkpoint; choose another to resume.")
         state = json.loads((directory / PPO_STATE).read_text())
         self.controller = replace(self.controller, kl_coef=state["kl_coef"])
         self.scores_seen = RunningScores(*state.get("scores_seen", ()))
-        self._begun = True
+        self._start_checked = True
         self._episodes = state["episodes"]
         self._metrics = defaultdict(list)
-        for name, seen in state["unlogged"].items():
-            self._metrics[name] = [math.nan if value is None else value for value in seen]
+        for name, values in state["unlogged"].items():
+            self._metrics[name] = [math.nan if value is None else value for value in values]
 
 
-def _as_they_are(rows: list[Any]) -> Any:
-    """Rewards want the rows as they are: nothing is stacked."""
+def _uncollated(rows: list[Any]) -> Any:
+    """Leaves rows as they are, because reward functions read their columns."""
     return rows

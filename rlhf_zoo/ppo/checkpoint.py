@@ -1,4 +1,4 @@
-"""Which checkpoints of PPO were written to their end."""
+"""The marker of complete PPO checkpoints."""
 
 from pathlib import Path
 from typing import Any
@@ -9,10 +9,15 @@ from transformers import TrainerCallback
 PPO_COMPLETE = "ppo_complete"
 
 
-class Complete(TrainerCallback):
-    """Marks a checkpoint once all processes have written all of it: a run killed before that never goes on from it."""
+class MarkComplete(TrainerCallback):
+    """Marks a checkpoint once all processes have written it, so that no run resumes from an incomplete one."""
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Waits for all processes, then writes the marker.
+
+        Args:
+            args, state, control: As Trainer passes them.
+        """
         PartialState().wait_for_everyone()
         if state.is_world_process_zero:
             marker = Path(args.output_dir) / f"checkpoint-{state.global_step}" / PPO_COMPLETE

@@ -1,4 +1,4 @@
-"""Completions as people read them: decoded for rewards, and shown in tables."""
+"""Decodes completions for rewards, and shows them in tables."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -19,12 +19,12 @@ COMPLETIONS_DIR = "completions"
 
 @dataclass(frozen=True)
 class DecodedCompletions:
-    """Completions as reward functions take them.
+    """Completions in the form that reward functions get.
 
     Attributes:
         prompts: B texts or conversations.
-        completions: B, likewise.
-        texts: B, prompt and completion, likewise.
+        completions: B texts, or lists of one message.
+        texts: B prompts with their completions, as texts or conversations.
         columns: the data set's other columns, B values each.
     """
 
@@ -35,7 +35,13 @@ class DecodedCompletions:
 
 
 def decoded(tokenizer: PreTrainedTokenizerBase, samples: Samples, rows: Sequence[Mapping]) -> DecodedCompletions:
-    """What was sampled, as reward functions take it. rows: the prompts' rows of the data set, one a completion."""
+    """Decodes samples for reward functions.
+
+    Args:
+        tokenizer: the policy's.
+        samples: B completions.
+        rows: the rows of their prompts in the data set, one for each completion.
+    """
     tokens = [list(row[PROMPT_TOKENS]) for row in rows]
     decoded_prompts = tokenizer.batch_decode(tokens, skip_special_tokens=True)
     prompts = [row.get("prompt", prompt) for row, prompt in zip(rows, decoded_prompts, strict=True)]
@@ -62,14 +68,14 @@ def show_table(
 ) -> None:
     """Prints a table of completions, saves it as `directory`/step-NNNNNN.jsonl, and sends it to the reporters.
 
-    A step's file is replaced when the step is done again.
+    If a step is repeated, its file is replaced.
 
     Args:
         table: columns of equal length; `prompt` and `completion` are texts or conversations.
         title: printed above it.
-        step: the update that it is of.
-        directory: made where it is missing.
-        reporters: callbacks that may take a table.
+        step: the update that it belongs to.
+        directory: it is created if it is missing.
+        reporters: callbacks, of which some can show a table.
         report_to: names of the reporters.
     """
     from rich.console import Console
@@ -88,7 +94,7 @@ def show_table(
     for name in names:
         shown.add_column(name, overflow="fold")
     for row in rows:
-        # Text, not str: brackets in a completion are no markup.
+        # Text instead of str, because rich would read brackets in a completion as markup.
         shown.add_row(
             *(Text(f"{cell:.3g}" if isinstance(cell, float) else printable(str(cell))) for cell in row.values())
         )

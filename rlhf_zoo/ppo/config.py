@@ -15,8 +15,9 @@ from ..modeling.sampling.truncation import Truncation
 from ..modeling.special_tokens import stop_ids
 from ..rewards.model import REWARD_OUTPUTS
 
-# More at a time cost memory. Each pass in bf16 casts all weights (docs/performance.md).
+#: Tokens of a pass on a CPU. More would cost memory; in bf16 each pass casts all weights (docs/performance.md).
 TOKENS_ON_CPU, BF16_TOKENS_ON_CPU = 512, 2048
+#: Keys with a choice of values.
 ONE_OF = {
     "kl_in": ("reward", "loss"),
     "action_level": ("token", "sequence"),
@@ -29,11 +30,12 @@ ONE_OF = {
     "reward_output": REWARD_OUTPUTS,
     "reward_ensemble": (None, *ENSEMBLES),
 }
+#: Why an estimator does not work in that place.
 NO_KL_ESTIMATOR = {
-    ("reward", "k2"): "it is biased, and its expected gradient through the reward is that of no KL",
+    ("reward", "k2"): "it is biased, and its expected gradient through the reward is not that of a KL",
     ("reward", "k3_reverse"): "it is a gradient for the loss",
     ("reward", "full"): "an exact KL is not a property of the sampled token, so it cannot be paid out for it",
-    ("loss", "k1"): "its gradient is 0 on average, E[∇ log π] = 0, so nothing would hold the policy",
+    ("loss", "k1"): "its expected gradient is 0, E[∇ log π] = 0, so it would not constrain the policy",
 }
 
 
@@ -41,17 +43,18 @@ NO_KL_ESTIMATOR = {
 class PPOConfig(TrainingArguments):
     """Configuration of `PPOTrainer`.
 
-    A step is one PPO update. A process takes `per_device_train_batch_size × gradient_accumulation_steps` prompts an
-    update, rolls out `num_generations` completions of each, and runs the models over `per_device_train_batch_size` of
-    them at a time. Raises ZooError for values that cannot be right.
+    A step is one PPO update. In each update a process reads `per_device_train_batch_size × gradient_accumulation_steps`
+    prompts, samples `num_generations` completions of each, and runs the models over `per_device_train_batch_size` of
+    them at a time.
+
+    Raises:
+        ZooError: A value is out of range, or keys contradict each other.
     """
 
     learning_rate: float = option(3e-6, "Learning rate of the policy (TRL's default).")
     critic_learning_rate: float | None = option(None, "Learning rate of the critic; None takes the policy's.")
     logging_steps: float = option(1, "Log every so many updates.")
-    remove_unused_columns: bool = option(
-        False, "Drop the columns that the model's forward does not name; keep it False."
-    )
+    remove_unused_columns: bool = option(False, "Drop columns that the model's forward does not take; keep it False.")
     dataset_num_proc: int | None = option(None, "Processes that tokenize the prompts.")
     bf16: bool | None = option(  # type: ignore[assignment]  # as in trl, whose configurations take None too
         False, "Compute in bfloat16, weights in float32; None: where the machine's GPU has it."
@@ -82,7 +85,7 @@ class PPOConfig(TrainingArguments):
     score_scaling: str = option(
         "stored", "Deviation divided by: 'stored' with a reward model, 'running' over all scores, or 'none'."
     )
-    score_clip: float | None = option(None, "Clip scores to ± this, after centring and scaling, before any penalty.")
+    score_clip: float | None = option(None, "Clip scores to ± this, after centering and scaling, before any penalty.")
     missing_eos_penalty: float | None = option(None, "Subtracted from the score of a completion that did not end.")
     missing_eos_score: float | None = option(
         None, "Replaces the score of a completion that did not end (-1 in the N+ paper)."
@@ -102,7 +105,7 @@ class PPOConfig(TrainingArguments):
     )
     reward_weights: list[float] | None = field(default=None, metadata={"help": "One weight a reward; None is all 1."})
     reward_timeout: float | None = option(
-        None, "Seconds that a reward function may take for a batch of completions; None waits for ever."
+        None, "Seconds that a reward function may take for a batch of completions; None waits forever."
     )
     kl_coef: float = option(0.05, "β, the weight of the KL penalty.")
     reference: bool | None = option(
@@ -198,7 +201,7 @@ class PPOConfig(TrainingArguments):
         if self.bf16 is None:
             self.bf16 = not self.use_cpu and has_bfloat16()
         super().__post_init__()
-        self.mixed_precision = "bf16" if self.bf16 else "no"  # not what ACCELERATE_MIXED_PRECISION says
+        self.mixed_precision = "bf16" if self.bf16 else "no"  # has priority over ACCELERATE_MIXED_PRECISION
         if self.episodes_per_update % self.num_mini_batches:
             raise ZooError(
                 f"num_mini_batches {self.num_mini_batches} does not divide the rollout of {self.episodes_per_update} "
@@ -208,28 +211,33 @@ class PPOConfig(TrainingArguments):
         if self.fsdp2:
             check_shards(self.world_size, OptimizerNames(self.optim).value)
         if self.offload_frozen and self.device.type == "cpu":
-            raise ZooError("offload_frozen keeps models on the CPU, and this run computes there: leave it out.")
+            raise ZooError("offload_frozen keeps models on the CPU, and this run computes there: remove it.")
         if self.kl_target is not None and self.episodes_per_update > 5 * self.kl_horizon:
             raise ZooError(
-                f"kl_horizon {self.kl_horizon} is below a fifth of an update's {self.episodes_per_update} episodes, so "
-                "β could turn negative: raise kl_horizon."
+                f"kl_horizon {self.kl_horizon} is less than a fifth of an update's {self.episodes_per_update} "
+                "episodes, so β could become negative: raise kl_horizon."
             )
         if self.total_episodes is not None:
             updates = -(-self.total_episodes // self.episodes_per_update)
             if self.max_steps not in (-1, updates):
                 raise ZooError(
                     f"total_episodes {self.total_episodes} makes {updates} updates and max_steps is {self.max_steps}: "
-                    "give one of them."
+                    "remove one of them."
                 )
             self.max_steps = updates
 
     def stop_ids(self, tokenizer: PreTrainedTokenizerBase, policy: Any) -> list[int]:
-        """The tokens that end a completion; none where it always runs to response_length."""
+        """Returns the tokens that end a completion; none if all completions have response_length tokens.
+
+        Args:
+            tokenizer: The policy's.
+            policy: The policy.
+        """
         return stop_ids(policy, tokenizer) if self.own_stops is None else self.own_stops
 
     @property
     def own_stops(self) -> list[int] | None:
-        """The tokens that end a completion where the run names them or none; None where the policy's own do."""
+        """The end tokens that the settings name, which may be none; None if the policy's own end a completion."""
         if self.stop_token_id is not None:
             return [self.stop_token_id]
         return None if self.stop_token == "eos" else []
@@ -258,50 +266,50 @@ class PPOConfig(TrainingArguments):
 def _check_ranges(args: Any) -> None:
     for entry in fields(args):
         check_limits(entry.name, getattr(args, entry.name, None))
-    for name, known in ONE_OF.items():
-        if getattr(args, name) not in known:
+    for name, choices in ONE_OF.items():
+        if getattr(args, name) not in choices:
             raise ZooError(
-                f"{name} is {getattr(args, name)!r}: give one of {', '.join(map(repr, filter(None, known)))}."
+                f"{name} is {getattr(args, name)!r}: choose one of {', '.join(map(repr, filter(None, choices)))}."
             )
     if args.stop_token not in ("eos", None):
-        raise ZooError(f"stop_token is {args.stop_token!r}: give 'eos', or leave it out and give stop_token_id.")
+        raise ZooError(f"stop_token is {args.stop_token!r}: set it to 'eos', or set stop_token_id instead.")
     if args.fp16:
         raise ZooError(
-            "fp16 scales gradients for one optimizer step an update, and PPO makes several: give bf16 instead."
+            "fp16 scales gradients for one optimizer step per update, and PPO makes several: use bf16 instead."
         )
     for name, off in {"label_smoothing_factor": 0, "neftune_noise_alpha": None}.items():
         if getattr(args, name) != off:
-            raise ZooError(f"{name} is {getattr(args, name)}, and PPO has no loss that it belongs to: leave it out.")
+            raise ZooError(f"{name} is {getattr(args, name)}, which has no meaning in PPO: remove it.")
     _check_completions(args)
     if args.reward_label is None and args.reward_output != "logit":
-        raise ZooError(f"reward_output is {args.reward_output!r}, which is of a label: say which by reward_label.")
+        raise ZooError(f"reward_output is {args.reward_output!r}, which needs a label: set reward_label.")
     if args.reward_ensemble_lambda is not None and args.reward_ensemble != "mean_minus_variance":
         raise ZooError(
             f"reward_ensemble_lambda is {args.reward_ensemble_lambda}, and reward_ensemble {args.reward_ensemble!r}: "
-            "λ is of 'mean_minus_variance', give that or leave it out."
+            "only 'mean_minus_variance' has a λ; use that or remove the key."
         )
     if args.missing_eos_penalty is not None and args.missing_eos_score is not None:
-        raise ZooError("missing_eos_penalty subtracts and missing_eos_score replaces: give one of them.")
+        raise ZooError("missing_eos_penalty subtracts and missing_eos_score replaces: set only one of them.")
 
 
 def _check_completions(args: Any) -> None:
     if args.response_length_min is not None and args.response_length_min > args.response_length:
         raise ZooError(
-            f"response_length_min is {args.response_length_min} and response_length {args.response_length}: give at "
-            "most as many."
+            f"response_length_min is {args.response_length_min} and response_length {args.response_length}: it must "
+            "not be larger."
         )
     if args.truncate_text == "":
-        raise ZooError("truncate_text is empty: give a text, or leave it out.")
+        raise ZooError("truncate_text is empty: set a text, or remove the key.")
     if args.truncate_text is None and args.truncate_after:
-        raise ZooError(f"truncate_after is {args.truncate_after}, and nothing is cut there: give truncate_text too.")
+        raise ZooError(f"truncate_after is {args.truncate_after}, and nothing is cut there: set truncate_text too.")
     if args.truncate_after >= args.response_length:
         raise ZooError(
-            f"truncate_after is {args.truncate_after} and response_length {args.response_length}, so nothing could be "
-            "cut: lower it."
+            f"truncate_after is {args.truncate_after} and response_length {args.response_length}, so nothing would be "
+            "cut: lower truncate_after."
         )
     if args.skip_equal_scores and args.num_generations < 2:
         raise ZooError(
-            "skip_equal_scores compares the completions of a prompt, and num_generations is 1: give at least 2."
+            "skip_equal_scores compares the completions of a prompt, and num_generations is 1: set it to at least 2."
         )
 
 
@@ -309,79 +317,89 @@ def _check_engine(args: Any) -> None:
     engine = args.rollout_engine
     if engine == "native" and args.importance_sampling_cap is not None:
         raise ZooError(
-            "importance_sampling_cap weights what another engine sampled, and rollout_engine is 'native', whose "
-            "log-probabilities are the trainer's: leave it out."
+            "importance_sampling_cap corrects for another engine, and rollout_engine is 'native', whose "
+            "log-probabilities are the trainer's: remove it."
         )
     if engine != "native" and not args.rollout_graphs:
-        raise ZooError(f"rollout_graphs is of the native engine, and rollout_engine is {engine!r}: leave it out.")
+        raise ZooError(f"rollout_graphs is for the native engine, and rollout_engine is {engine!r}: remove it.")
     if engine == "transformers" and args.padding_free:
         raise ZooError(
-            "padding_free has attention of its own, which rollout_engine 'transformers' has not: leave it out."
+            "padding_free needs its own attention, which rollout_engine 'transformers' does not have: remove it."
         )
     if engine == "vllm" and args.max_rollout_batch_tokens is not None:
         raise ZooError(
-            "max_rollout_batch_tokens bounds the cache of the other engines: give vllm_gpu_memory_utilization to vLLM."
+            "max_rollout_batch_tokens bounds the cache of the other engines: use vllm_gpu_memory_utilization for vLLM."
         )
     if engine != "native" and args.fsdp2:
-        raise ZooError(f"rollout_engine {engine!r} does not take weights that fsdp2 sharded: leave one of them out.")
+        raise ZooError(f"rollout_engine {engine!r} does not support weights sharded by fsdp2: remove one of them.")
     declared = {entry.name: entry.default for entry in fields(args) if entry.name.startswith("vllm_")}
-    given = [name for name, default in declared.items() if getattr(args, name) != default]
-    if given and engine != "vllm":
-        raise ZooError(f"{given[0]} is for vLLM, and rollout_engine is {engine!r}: leave it out, or give 'vllm'.")
+    changed = [name for name, default in declared.items() if getattr(args, name) != default]
+    if changed and engine != "vllm":
+        raise ZooError(f"{changed[0]} is for vLLM, and rollout_engine is {engine!r}: remove it, or use 'vllm'.")
     if (args.vllm_mode == "server") != (args.vllm_server_base_url is not None):
         raise ZooError(
-            f"vllm_mode is {args.vllm_mode!r} and vllm_server_base_url {args.vllm_server_base_url!r}: a server needs "
-            "its address, and nothing else does."
+            f"vllm_mode is {args.vllm_mode!r} and vllm_server_base_url {args.vllm_server_base_url!r}: set the URL for "
+            "a server, and only for a server."
         )
-    of_colocated = {"vllm_gpu_memory_utilization", "vllm_enable_sleep_mode", "vllm_enforce_eager"}.intersection(given)
+    of_colocated = {"vllm_gpu_memory_utilization", "vllm_enable_sleep_mode", "vllm_enforce_eager"}.intersection(changed)
     if args.vllm_mode == "server" and of_colocated:
-        raise ZooError(f"{min(of_colocated)} is of a colocated vLLM, and vllm_mode is 'server': give it to the server.")
+        raise ZooError(f"{min(of_colocated)} is for a colocated vLLM, and vllm_mode is 'server': set it on the server.")
 
 
 def usual_tokens(*, cpu: bool, bf16: bool) -> int | None:
-    """The most tokens of a forward pass where a run gives no number: none on a GPU."""
+    """Returns the default number of tokens of a forward pass; None (no bound) on a GPU.
+
+    Args:
+        cpu: Whether the run computes on a CPU.
+        bf16: Whether it computes in bfloat16.
+    """
     return (BF16_TOKENS_ON_CPU if bf16 else TOKENS_ON_CPU) if cpu else None
 
 
-def holds_reference(args: Any, *, given: bool) -> bool:
-    """Whether a run has a reference. given: one of its own was."""
+def holds_reference(args: Any, *, has_ref_model: bool) -> bool:
+    """Whether a run has a reference.
+
+    Args:
+        args: A PPOConfig, or the keys of one.
+        has_ref_model: Whether the user passes a reference model.
+    """
     if args.reference is not None:
         return bool(args.reference)
-    asks = args.ref_load_in_8bit or args.ref_adapter_name or str(args.metric_for_best_model).endswith("objective/kl")
-    penalised = args.kl_coef != 0 or args.kl_target is not None or args.kl_in == "loss"
-    return bool(given or asks or penalised)
+    needed = args.ref_load_in_8bit or args.ref_adapter_name or str(args.metric_for_best_model).endswith("objective/kl")
+    penalized = args.kl_coef != 0 or args.kl_target is not None or args.kl_in == "loss"
+    return bool(has_ref_model or needed or penalized)
 
 
 def _check_reference(args: Any) -> None:
-    stays = {
-        "fsdp2, whose shards stay": args.fsdp2,
-        "ref_load_in_8bit, whose weights stay": args.ref_load_in_8bit,
+    conflicts = {
+        "fsdp2, whose shards cannot be moved": args.fsdp2,
+        "ref_load_in_8bit, whose weights cannot be moved": args.ref_load_in_8bit,
         "kl_estimator 'full', for which the reference runs in every micro-batch": args.kl_estimator == "full",
     }
-    if args.offload_frozen and any(stays.values()):
-        what = next(what for what, on in stays.items() if on)
-        raise ZooError(f"offload_frozen does not go with {what}: leave one of them out.")
+    if args.offload_frozen and any(conflicts.values()):
+        conflict = next(reason for reason, is_set in conflicts.items() if is_set)
+        raise ZooError(f"offload_frozen cannot be combined with {conflict}: remove one of them.")
     if args.reference is not False:
         return
     if args.kl_coef != 0 or args.kl_target is not None:
-        holds = f"kl_target is {args.kl_target}" if args.kl_target is not None else f"kl_coef is {args.kl_coef}"
+        setting = f"kl_target is {args.kl_target}" if args.kl_target is not None else f"kl_coef is {args.kl_coef}"
         raise ZooError(
-            f"reference is false, and {holds}, which measures KL against it: set kl_coef to 0, or leave it true."
+            f"reference is false, and {setting}, which needs a reference: set kl_coef to 0, or reference to true."
         )
     if args.kl_in == "loss":
-        raise ZooError("reference is false, and kl_in 'loss' measures KL against it: leave kl_in out.")
+        raise ZooError("reference is false, and kl_in 'loss' needs a reference: remove kl_in.")
     for key in ("ref_load_in_8bit", "ref_adapter_name"):
         if getattr(args, key):
-            raise ZooError(f"reference is false, and {key} is of a reference: leave one of them out.")
+            raise ZooError(f"reference is false, and {key} configures a reference: remove one of them.")
     if str(args.metric_for_best_model).endswith("objective/kl"):
-        raise ZooError("reference is false, so no checkpoint could be chosen by objective/kl: name another metric.")
+        raise ZooError("reference is false, so metric_for_best_model cannot be objective/kl: choose another metric.")
 
 
 def _check_kl(args: Any) -> None:
-    known = KL_IN_REWARD if args.kl_in == "reward" else KL_IN_LOSS
-    if args.kl_estimator not in known:
+    estimators = KL_IN_REWARD if args.kl_in == "reward" else KL_IN_LOSS
+    if args.kl_estimator not in estimators:
         why = NO_KL_ESTIMATOR.get((args.kl_in, args.kl_estimator), "there is no such estimator")
         raise ZooError(
-            f"kl_estimator {args.kl_estimator!r} does not work in the {args.kl_in}, as {why}: give "
-            f"{' or '.join(map(repr, known))}, or change kl_in."
+            f"kl_estimator {args.kl_estimator!r} does not work in the {args.kl_in}, because {why}: use "
+            f"{' or '.join(map(repr, estimators))}, or change kl_in."
         )

@@ -1,4 +1,4 @@
-"""What a loop of one's own gives to `PPOTrainer.step`: checked, and brought into the trainer's forms."""
+"""Checks and converts what the user's own loop passes to `PPOTrainer.step`."""
 
 import math
 from collections.abc import Sequence
@@ -13,58 +13,75 @@ from ..modeling.chat import tokenize_completion, tokenize_prompt
 from ..modeling.prompts import check_room
 from ..modeling.sampling.sampler import Samples, left_pad
 from ..rewards import Scored
-from .guards import check_ids
+from .token_checks import check_ids
 
 
-class GivenScores(Scored):
-    """Scores that no reward of the trainer gave."""
+class UserScores(Scored):
+    """Scores from the user's own loop."""
 
 
-def _ids(given: Any) -> list[int] | None:
-    """Token ids of a tensor, array or list of ints; None for what is none of these."""
-    if hasattr(given, "tolist"):
-        given = given.tolist()
-    if isinstance(given, (list, tuple)) and all(isinstance(item, int) for item in given):
-        return list(given)
+def _as_ids(value: Any) -> list[int] | None:
+    """Returns the token ids in a tensor, array or list of ints; None for anything else."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, (list, tuple)) and all(isinstance(item, int) for item in value):
+        return list(value)
     return None
 
 
 def _answer_ids(query: Any, prompt: list[int], response: str, tokenizer: Any) -> list[int]:
-    """Token ids of a text response, as they stand behind its query, which may be token ids."""
-    if _ids(query) is None:
+    """Tokenizes a text response that follows its query, which may be token ids."""
+    if _as_ids(query) is None:
         return tokenize_completion(query, response, tokenizer)
-    whole = tokenizer(tokenizer.decode(prompt) + response, add_special_tokens=False)["input_ids"]
-    return encode_behind(tokenizer, prompt, whole, response)
+    both = tokenizer(tokenizer.decode(prompt) + response, add_special_tokens=False)["input_ids"]
+    return encode_behind(tokenizer, prompt, both, response)
 
 
 def prompt_row(prompt: Any, row: int, trainer: Any) -> list[int]:
-    """Token ids of a prompt. Raises ZooError for an empty one, unknown ids, and one that leaves no room to answer."""
-    ids = _ids(prompt)
+    """Returns the token ids of a prompt.
+
+    Args:
+        prompt: a text, a conversation or token ids.
+        row: its number, for errors.
+        trainer: the trainer, whose tokenizer and context count.
+
+    Raises:
+        ZooError: it is empty, has unknown ids, or leaves no room for a completion.
+    """
+    ids = _as_ids(prompt)
     ids = tokenize_prompt(prompt, trainer.processing_class) if ids is None else ids
     check_room(row, ids, context=trainer.context, room=trainer.args.response_length)
     check_ids([ids], trainer.narrowest)
     return ids
 
 
-def given_samples(queries: Sequence[Any], responses: Sequence[Any], trainer: Any) -> Samples:
-    """Completions that somebody else sampled, without log-probabilities yet.
+def samples_from_user(queries: Sequence[Any], responses: Sequence[Any], trainer: Any) -> Samples:
+    """Converts completions of the user's own loop, still without log-probabilities.
 
-    A text response gets no end-of-sequence token; ids hold it where the response ended.
+    A text response gets no end-of-sequence token. Token ids must contain it if the response ended.
+
+    Args:
+        queries: B texts, conversations or token ids.
+        responses: B texts or token ids.
+        trainer: the trainer, whose tokenizer, context and stop ids count.
+
+    Raises:
+        ZooError: counts differ, a query or response is empty, or its ids cannot be the policy's.
     """
     if len(queries) != len(responses) or not len(queries):
         raise ZooError(
-            f"step() got {len(queries)} queries and {len(responses)} responses: give as many of one as of the other."
+            f"step() got {len(queries)} queries and {len(responses)} responses: pass at least one, and as many of each."
         )
     if isinstance(queries, str) or isinstance(responses, str):
-        raise ZooError("step() got one text: give lists of queries and responses.")
+        raise ZooError("step() got a single text: pass lists of queries and responses.")
     device, stops = trainer.args.device, set(trainer.stop_ids)
     prompts, answers = [], []
     for row, (query, response) in enumerate(zip(queries, responses, strict=True)):
-        prompt, answer = _ids(query), _ids(response)
+        prompt, answer = _as_ids(query), _as_ids(response)
         if prompt is None:
             prompt = tokenize_prompt(query, trainer.processing_class)
         if answer is None and not isinstance(response, str):
-            raise ZooError(f"Response {row} is {response!r}: give a text or a 1-D tensor of token ids.")
+            raise ZooError(f"Response {row} is {response!r}: pass a text or a 1-D tensor of token ids.")
         if answer is None:
             answer = _answer_ids(query, prompt, response, trainer.processing_class)
         prompts.append(prompt)
@@ -73,18 +90,18 @@ def given_samples(queries: Sequence[Any], responses: Sequence[Any], trainer: Any
             raise ZooError(f"Query {row} or its response is empty: each needs at least one token.")
         if trainer.context is not None and len(prompt) + len(answer) > trainer.context:
             raise ZooError(
-                f"Query {row} and its response have {len(prompt) + len(answer)} tokens together, past the context of "
-                f"{trainer.context}: shorten them."
+                f"Query {row} and its response have {len(prompt) + len(answer)} tokens together and exceed the context "
+                f"of {trainer.context}: shorten them."
             )
         if stops & set(answer[:-1]):
-            raise ZooError(f"Response {row} goes on after its end token: cut it there, as nothing after it counts.")
-    check_ids(prompts, trainer.narrowest, what="Query")
-    check_ids(answers, trainer.narrowest, what="Response")
+            raise ZooError(f"Response {row} continues after its end token: cut it there.")
+    check_ids(prompts, trainer.narrowest, label="Query")
+    check_ids(answers, trainer.narrowest, label="Response")
     for row, answer in enumerate(answers):
-        if strange := [index for index in answer if index not in trainer.vocabulary]:
+        if unknown := [index for index in answer if index not in trainer.vocabulary]:
             raise ZooError(
-                f"Response {row} holds the token id {strange[0]}, which the tokenizer does not name, so the policy "
-                "never samples it: give the ids that were sampled."
+                f"Response {row} has the token id {unknown[0]}, which the tokenizer does not have and the policy never "
+                "samples: pass the ids that were sampled."
             )
     prompt_ids, prompt_mask = left_pad(prompts, trainer.fill_id, device)
     width = max(map(len, answers))
@@ -96,18 +113,26 @@ def given_samples(queries: Sequence[Any], responses: Sequence[Any], trainer: Any
     return Samples(prompt_ids, prompt_mask, completion_ids, mask, logprobs, ended, trainer.vocabulary)
 
 
-def given_scored(scores: Sequence[Any], samples: Samples) -> GivenScores:
-    """Scores of B completions as the rewards would give them. Raises ZooError for another count and for no number."""
+def scores_from_user(scores: Sequence[Any], samples: Samples) -> UserScores:
+    """Converts the user's scores.
+
+    Args:
+        scores: B numbers.
+        samples: B completions.
+
+    Raises:
+        ZooError: the count differs, or a score is not a finite number.
+    """
     if len(scores) != len(samples):
-        raise ZooError(f"step() got {len(scores)} scores for {len(samples)} responses: give one a response.")
+        raise ZooError(f"step() got {len(scores)} scores for {len(samples)} responses: pass one per response.")
     numbers = []
     for row, score in enumerate(scores):
         try:
             number = float(score)
         except (TypeError, ValueError) as error:
-            raise ZooError(f"Score {row} is {score!r}, which is not a number ({error}): give a float.") from error
+            raise ZooError(f"Score {row} is {score!r}, which is not a number ({error}): pass a float.") from error
         if not math.isfinite(number):
-            raise ZooError(f"Score {row} is {number}: give a finite number.")
+            raise ZooError(f"Score {row} is {number}: pass a finite number.")
         numbers.append(number)
     total: Tensor = torch.tensor(numbers, device=samples.mask.device)
-    return GivenScores(total=total, each=total.unsqueeze(1))
+    return UserScores(total=total, each=total.unsqueeze(1))

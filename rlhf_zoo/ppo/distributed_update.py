@@ -1,6 +1,6 @@
-"""One update of several processes: what each rolled out becomes one batch, of which each learns its share.
+"""One update in several processes: their rollouts are joined, and each process trains on its share.
 
-Every process holds the whole scored rollout, in the order in which one process would have it. So advantages, whitening,
+Every process has all of the scored rollout, in the order in which one process would have it. So advantages, whitening,
 minibatches, β and metrics are computed as in one process, and only gradients are exchanged.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..modeling.logprobs import in_batches
+from ..modeling.batches import in_batches
 from ..modeling.sampling.sampler import Samples
 from ..rewards import Scored
 from .actor_critic import TextBatch
@@ -20,15 +20,18 @@ from .rollout import Rollout
 
 
 def place_of_rows(rows: Sequence[int], sizes: Sequence[Sequence[int]], *, group: int) -> list[int]:
-    """Where one process's rows go among those of all processes, laid one process after the other.
+    """Orders the concatenated rows of all processes as one process would have them.
 
-    Batch by batch, one process alone would read the data in the order of the processes. Rows beyond the batches' are
-    left out.
+    One process alone would read batch after batch, and each batch in the order of the processes. Rows that only fill up
+    a batch are left out.
 
     Args:
-        rows: how many each process has.
-        sizes: of each process, the number of prompts in each of its batches.
+        rows: the number of rows of each process.
+        sizes: for each process, the number of prompts in each of its batches.
         group: rows of each prompt.
+
+    Returns:
+        Indices into the concatenation.
     """
     starts = [sum(rows[:process]) for process in range(len(rows))]
     places: list[int] = []
@@ -39,7 +42,7 @@ def place_of_rows(rows: Sequence[int], sizes: Sequence[Sequence[int]], *, group:
     return places
 
 
-def together(rollout: Rollout, scored: Scored, *, sizes: Sequence[int], group: int) -> tuple[Rollout, Scored]:
+def gather_rollouts(rollout: Rollout, scored: Scored, *, sizes: Sequence[int], group: int) -> tuple[Rollout, Scored]:
     """Joins the rollouts of all processes.
 
     Args:
@@ -49,11 +52,12 @@ def together(rollout: Rollout, scored: Scored, *, sizes: Sequence[int], group: i
         group: completions of each prompt.
 
     Returns:
-        Rollout and rewards of all processes, in the order that they have in one process.
+        Rollout and rewards of all processes, in the order in which one process would have them.
     """
     from accelerate.utils import gather_object
 
     samples, device = rollout.samples, rollout.mask.device
+    # On the CPU, because objects are pickled for the exchange and another process's device may not exist here.
     own: dict[str, Any] = {
         "samples": {n: x.cpu() for n, x in vars(samples).items() if isinstance(x, Tensor)},
         "ref_logprobs": rollout.ref_logprobs.cpu(),
@@ -67,6 +71,7 @@ def together(rollout: Rollout, scored: Scored, *, sizes: Sequence[int], group: i
     }
     parts_of_all: list[dict[str, Any]] = gather_object([own])
     every_size = [part["sizes"] for part in parts_of_all]
+    # The shuffle picks rows by their place, so all processes need the same order.
     order = torch.tensor(place_of_rows([len(part["total"]) for part in parts_of_all], every_size, group=group))
 
     def rows(parts: Iterable[Tensor], *, left: bool = False) -> Tensor:
@@ -76,20 +81,20 @@ def together(rollout: Rollout, scored: Scored, *, sizes: Sequence[int], group: i
         name: rows((part["samples"][name] for part in parts_of_all), left=name in ("prompt_ids", "prompt_mask"))
         for name in own["samples"]
     }
-    whole = Rollout(
+    joined = Rollout(
         Samples(**fields, vocabulary=samples.vocabulary),
         rows(part["ref_logprobs"] for part in parts_of_all),
         rows(part["values"] for part in parts_of_all),
         measured=rollout.measured,
         engine_logprobs=None if rollout.engine_logprobs is None else rows(part["engine"] for part in parts_of_all),
     )
-    # A function may pay by token in some processes alone.
+    # A reward function may have paid by token in some processes only.
     dense = [part["by_token"] for part in parts_of_all]
     by_token = [
         torch.zeros_like(part["samples"]["logprobs"]) if each is None else each
         for part, each in zip(parts_of_all, dense, strict=True)
     ]
-    return whole, replace(
+    return joined, replace(
         scored,
         total=rows(part["total"] for part in parts_of_all),
         each=rows(part["each"] for part in parts_of_all),
@@ -100,47 +105,49 @@ def together(rollout: Rollout, scored: Scored, *, sizes: Sequence[int], group: i
 
 
 def _stacked(parts: Sequence[Tensor], *, left: bool) -> Tensor:
-    """Rows of several tensors in one, filled up with 0 to the widest: on the left, or on the right."""
+    """Concatenates the rows of tensors, padded with 0 on the left or on the right to the widest."""
     if parts[0].ndim == 1:
         return torch.cat(list(parts))
+    # Each process padded its rows to its own longest one.
     width = max(part.shape[1] for part in parts)
-    whole = parts[0].new_zeros(sum(len(part) for part in parts), width)
+    stacked = parts[0].new_zeros(sum(len(part) for part in parts), width)
     row = 0
     for part in parts:
         where = slice(width - part.shape[1], None) if left else slice(part.shape[1])
-        whole[row : row + len(part), where] = part
+        stacked[row : row + len(part), where] = part
         row += len(part)
-    return whole
+    return stacked
 
 
-def _mean_metrics(seen: Sequence[Mapping[str, float]], rows: Sequence[int]) -> dict[str, float]:
-    """What reward functions logged of their batches, averaged over the rows of the processes that logged it."""
-    found: dict[str, float] = {}
-    for name in dict.fromkeys(name for one, count in zip(seen, rows, strict=True) if count for name in one):
-        logged = [(one[name], count) for one, count in zip(seen, rows, strict=True) if name in one]
-        found[name] = sum(value * count for value, count in logged) / sum(count for _, count in logged)
-    return found
+def _mean_metrics(metrics: Sequence[Mapping[str, float]], rows: Sequence[int]) -> dict[str, float]:
+    """Averages what reward functions logged, over the rows of the processes that logged it."""
+    means: dict[str, float] = {}
+    by_process = list(zip(metrics, rows, strict=True))
+    for name in dict.fromkeys(name for logged, count in by_process if count for name in logged):
+        values = [(logged[name], count) for logged, count in by_process if name in logged]
+        means[name] = sum(value * count for value, count in values) / sum(count for _, count in values)
+    return means
 
 
 def shares(samples: Samples, *, process: int, processes: int, **how: Any) -> list[Tensor]:
     """Splits a minibatch into the micro-batches of one process.
 
-    Processes wait for each other's gradients (and under FSDP for weights), so each gets as many micro-batches, and one
-    that has no row left gets an empty one.
+    Processes wait for each other's gradients (and under FSDP for weights), so each gets the same number of
+    micro-batches. A process without a row left gets empty ones.
 
     Args:
         samples: the minibatch's, of all processes.
         process: the index of this one.
         processes: how many there are.
-        how: what `in_batches` takes.
+        **how: arguments of `in_batches`.
 
     Returns:
         Places of rows within the minibatch, (m,) int64 a micro-batch.
     """
-    # Dealt out from the shortest on, so that the processes get rows of about the same lengths.
+    # Rows are assigned in turn, from the shortest on, so that processes get rows of about the same lengths.
     order = samples.mask.sum(1).argsort(stable=True)
-    dealt = [in_batches(samples, order[index::processes], **how) for index in range(processes)]
-    return dealt[process] + [order[:0]] * (max(map(len, dealt)) - len(dealt[process]))
+    assigned = [in_batches(samples, order[index::processes], **how) for index in range(processes)]
+    return assigned[process] + [order[:0]] * (max(map(len, assigned)) - len(assigned[process]))
 
 
 def text_shares(texts: TextBatch, *, parts: int, process: int, processes: int) -> list[TextBatch]:
@@ -153,13 +160,14 @@ def text_shares(texts: TextBatch, *, parts: int, process: int, processes: int) -
         processes: how many there are.
 
     Returns:
-        `parts` batches at most, as many in every process.
+        At most `parts` batches, the same number in every process.
     """
+    # In turn, so that the number of texts differs by at most one between processes.
     own = TextBatch(*(x[process::processes] for x in texts))
     size = math.ceil(math.ceil(len(texts.ids) / processes) / parts)
     shares_of_texts = [TextBatch(*(x[start * size : (start + 1) * size] for x in own)) for start in range(parts)]
     if processes == 1:
         return [part for part in shares_of_texts if len(part.ids)]
-    # A text of which no token counts, for a process that has none left.
+    # A text whose tokens are all masked, for a process that has none left.
     nothing = TextBatch(texts.ids[:1], texts.attention[:1], torch.zeros_like(texts.mask[:1]))
     return [part if len(part.ids) else nothing for part in shares_of_texts]

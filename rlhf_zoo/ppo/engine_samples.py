@@ -1,4 +1,4 @@
-"""What engines that are not ours answer, as `Samples`."""
+"""Converts what other engines return to `Samples`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,12 @@ from ..modeling.sampling.sampler import Samples, SamplingRequest, Vocabulary, le
 
 
 def outside(vocabulary: Vocabulary, model: Any) -> list[int]:
-    """Rows of the model's head that stand for no token."""
+    """Lists the rows of the model's head that belong to no token.
+
+    Args:
+        vocabulary: What can be sampled.
+        model: The policy.
+    """
     rows = model.get_output_embeddings().weight.shape[0]
     return [*vocabulary.holes, *range(vocabulary.size, rows)]
 
@@ -23,31 +28,41 @@ def as_samples(
     *,
     device: torch.device | str,
 ) -> Samples:
-    """Token lists as `Samples`. Raises ZooError for a completion without tokens or with others than can be sampled."""
+    """Converts token lists to `Samples`.
+
+    Args:
+        request: What was requested.
+        completions: B token lists.
+        logprobs: B lists of log π in nats.
+        device: Of the tensors.
+
+    Raises:
+        ZooError: A completion is empty, has too few log-probabilities, or a token that cannot be sampled.
+    """
     for row, tokens in enumerate(completions):
         if not tokens or len(tokens) != len(logprobs[row]):
             raise ZooError(
                 f"The rollout engine gave completion {row} {len(tokens)} tokens and {len(logprobs[row])} "
                 "log-probabilities: choose rollout_engine 'native'."
             )
-        if strange := [index for index in tokens if index not in request.vocabulary]:
+        if unknown := [index for index in tokens if index not in request.vocabulary]:
             raise ZooError(
-                f"The rollout engine sampled the id {strange[0]}, which the tokenizer does not name: choose "
+                f"The rollout engine sampled the id {unknown[0]}, which the tokenizer does not have: choose "
                 "rollout_engine 'native'."
             )
     prompt_ids, prompt_mask = left_pad(request.prompts, request.pad_id, device)
     width = max(map(len, completions))
 
-    def beside(rows: Sequence[Sequence[Any]], fill: Any) -> Tensor:
+    def padded(rows: Sequence[Sequence[Any]], fill: Any) -> Tensor:
         return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows], device=device)
 
     lengths = torch.tensor([len(tokens) for tokens in completions], device=device)
     return Samples(
         prompt_ids,
         prompt_mask,
-        beside(completions, request.pad_id),
+        padded(completions, request.pad_id),
         torch.arange(width, device=device) < lengths.unsqueeze(1),
-        beside(logprobs, 0.0).float(),
+        padded(logprobs, 0.0).float(),
         torch.tensor([tokens[-1] in set(request.stop_ids) for tokens in completions], device=device),
         request.vocabulary,
     )

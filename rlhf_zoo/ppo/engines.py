@@ -1,7 +1,7 @@
-"""Where completions are sampled: `sampler.sample`, or another engine that is called as it is.
+"""Rollout engines: `sampler.sample`, or another one that is called unchanged.
 
-Another engine computes log π in its own way, so the trainer takes log π_old from a pass of its own, keeps the engine's
-as `Rollout.engine_logprobs`, and may weight by both (`importance_sampling_cap`).
+Another engine's log π differs slightly, so the trainer takes log π_old from its own forward pass, keeps the engine's as
+`Rollout.engine_logprobs`, and may weight by their ratio (`importance_sampling_cap`).
 """
 
 from collections.abc import Callable
@@ -16,12 +16,22 @@ from ..modeling.sampling.sampler import Samples, SamplingRequest, sample
 from .config import PPOConfig
 from .engine_samples import as_samples, outside
 
-# Completions of a model for a request.
+#: Samples completions of a model for a request.
 Engine = Callable[[Any, SamplingRequest], Samples]
 
 
 def make_engine(args: PPOConfig, policy: Any, tokenizer: PreTrainedTokenizerBase, accelerator: Any) -> Engine:
-    """The engine that the configuration names. Raises ZooError where it is not installed or cannot take the policy."""
+    """Makes the engine that the configuration names.
+
+    Args:
+        args: The settings.
+        policy: The policy.
+        tokenizer: The policy's.
+        accelerator: The trainer's.
+
+    Raises:
+        ZooError: The engine is not installed or cannot sample from the policy.
+    """
     if args.rollout_engine == "native":
         return NativeEngine(CudaGraphs if args.rollout_graphs and args.device.type == "cuda" else None)
     if args.rollout_engine == "vllm":
@@ -30,16 +40,17 @@ def make_engine(args: PPOConfig, policy: Any, tokenizer: PreTrainedTokenizerBase
         return VLLMEngine(args, policy, tokenizer, accelerator)
     if not hasattr(policy, "generate_batch"):
         raise ZooError(
-            f"rollout_engine is 'transformers', and a {type(policy).__name__} has no generate_batch: give 'native'."
+            f"rollout_engine is 'transformers', and a {type(policy).__name__} has no generate_batch: use 'native'."
         )
     return sample_with_transformers
 
 
 class NativeEngine:
-    """`rlhf_zoo.modeling.sampling.sampler.sample`.
+    """Our own sampler, `rlhf_zoo.modeling.sampling.sampler.sample`.
 
-    captures: makes what captures the steps of decoding over a cache of fixed size, which is held from one rollout to
-    the next; None: the cache grows, as it does for models and requests that a fixed one is not for.
+    Args:
+        captures: Makes the object that captures decoding steps over a cache of fixed size, which is kept between
+            rollouts; None for a growing cache, which also serves models and requests that a fixed one does not suit.
     """
 
     def __init__(self, captures: Callable[[], Capture] | None = None) -> None:
@@ -56,16 +67,24 @@ class NativeEngine:
         if size is None:
             return None
         if self._decoder is None or not self._decoder.fits(model, *size):
-            self._decoder = None  # its memory, before the next takes as much
+            self._decoder = None  # frees its memory before the next decoder allocates as much
             self._decoder = FixedDecoder(model, *size, self._captures())
         return self._decoder.begin()
 
 
 def sample_with_transformers(model: Any, request: SamplingRequest) -> Samples:
-    """Continuous batching of transformers, one random stream for all rows; max_tokens bounds its paged cache."""
+    """Samples by transformers' continuous batching, with one random stream for all rows.
+
+    Args:
+        model: The policy.
+        request: Its max_tokens bounds the paged cache.
+
+    Raises:
+        ZooError: Completions are missing.
+    """
     from transformers.generation import ContinuousBatchingConfig
 
-    # One more block of 256 tokens a row than fits at most.
+    # One more block of 256 tokens per row than it fills at most.
     needed = sum(len(prompt) + request.max_new_tokens + 256 for prompt in request.prompts)
     batching = ContinuousBatchingConfig(
         return_logprobs=True,
@@ -83,19 +102,19 @@ def sample_with_transformers(model: Any, request: SamplingRequest) -> Samples:
         pad_token_id=request.pad_id,
         suppress_tokens=outside(request.vocabulary, model) or None,
     )
-    found = model.generate_batch(
+    by_request = model.generate_batch(
         inputs=[list(prompt) for prompt in request.prompts],
         generation_config=config,
         continuous_batching_config=batching,
         warmup=False,
     )
     # Requests are numbered in the order of the prompts.
-    outputs = [found[name] for name in sorted(found, key=lambda name: int(name.rpartition("_")[2]))]
+    outputs = [by_request[name] for name in sorted(by_request, key=lambda name: int(name.rpartition("_")[2]))]
     failed = next((output.error for output in outputs if output.error), None)
     if failed or len(outputs) != len(request.prompts):
         raise ZooError(
             f"rollout_engine 'transformers' answered {len(outputs)} of {len(request.prompts)} prompts "
-            f"({failed or 'no error'}): raise max_rollout_batch_tokens, or give rollout_engine 'native'."
+            f"({failed or 'no error'}): raise max_rollout_batch_tokens, or set rollout_engine to 'native'."
         )
     completions, logprobs = zip(*((output.generated_tokens, output.logprobs) for output in outputs), strict=True)
     return as_samples(request, completions, logprobs, device=model.device)

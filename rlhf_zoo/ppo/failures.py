@@ -1,20 +1,21 @@
-"""Why an update could not be made, where the updates before it are as good as ever."""
+"""Errors of an update that leave the earlier updates intact."""
 
 from ..errors import ZooError
 
 
 class NoUpdate(ZooError):
-    """An update could not be made, and nothing has been learned since the one before.
+    """An update could not be made. The weights are those of the update before.
 
-    agreed: whether every process raises it, so that together they can save what was learned before.
+    Attributes:
+        agreed: Whether all processes raise it, so that they can save a checkpoint together.
     """
 
     agreed = False
 
 
 class Unscored(NoUpdate):
-    """Completions got no reward."""
+    """Completions could not be scored."""
 
 
 class Unsampled(NoUpdate):
-    """The engine sampled no completions, or not from the policy's weights."""
+    """The engine sampled no completions, or did not have the policy's weights."""

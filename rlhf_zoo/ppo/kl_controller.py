@@ -1,4 +1,4 @@
-"""What adapts from update to update, apart from weights: β, and the statistics of the scores so far."""
+"""State that adapts from update to update besides the weights: β, and running statistics of scores."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class KLController:
 
     Attributes:
         kl_coef: β.
-        kl_target: in nats per completion; None keeps β.
-        kl_horizon: in episodes; the larger, the slower β moves.
+        kl_target: in nats per completion; None keeps β fixed.
+        kl_horizon: in episodes; a larger one adapts β more slowly.
 
     Source: arXiv:1909.08593, section 2.2.
     """
@@ -24,33 +24,51 @@ class KLController:
     kl_horizon: int = 10_000
 
     def update(self, kl: float, episodes: int) -> KLController:
-        """The controller after a rollout of `episodes` completions whose mean Σ k1 was `kl` nats."""
+        """Returns the controller after a rollout.
+
+        Args:
+            kl: The mean Σ k1 of its completions, in nats.
+            episodes: How many completions it had.
+        """
         if self.kl_target is None:
             return self
+        # One unusual rollout must change β only a little.
         error = min(max(kl / self.kl_target - 1, -0.2), 0.2)
         return replace(self, kl_coef=self.kl_coef * (1 + error * episodes / self.kl_horizon))
 
 
 @dataclass(frozen=True)
 class RunningScores:
-    """Mean and deviation of every score since the run began: count, Σs and Σs² in float64."""
+    """Mean and standard deviation of all scores since the run started.
+
+    Attributes:
+        count: How many scores.
+        total: Σs.
+        squares: Σs².
+    """
 
     count: float = 0.0
     total: float = 0.0
     squares: float = 0.0
 
     def update(self, moments: Sequence[float]) -> RunningScores:
-        """With one rollout's (n, Σs, Σs²) over all processes added."""
+        """Returns the statistics with a rollout added.
+
+        Args:
+            moments: (n, Σs, Σs²) of its scores, over all processes.
+        """
         count, total, squares = moments
         return RunningScores(self.count + count, self.total + total, self.squares + squares)
 
     @property
     def mean(self) -> float:
+        """The mean; 0 before the first score."""
         return self.total / self.count if self.count else 0.0
 
     @property
     def std(self) -> float:
-        """The unbiased deviation; 1 before there are two different scores."""
+        """The unbiased standard deviation; 1 until there are two different scores."""
         if self.count < 2:
             return 1.0
+        # Cancellation may make the difference slightly negative.
         return math.sqrt(max(self.squares - self.count * self.mean**2, 0.0) / (self.count - 1)) or 1.0

@@ -1,4 +1,4 @@
-"""The loss of PPO on one micro-batch, from what the models say now and what the rollout holds."""
+"""The loss of PPO on one micro-batch, from the models' outputs and the rollout."""
 
 from dataclasses import dataclass
 
@@ -10,15 +10,15 @@ from .actor_critic import ActorCriticOutput
 from .config import PPOConfig
 from .minibatch import Minibatch, MinibatchSize
 
-# |log ρ|: until the first optimizer step it is what the sampler and the training pass disagree by.
+#: |log ρ|. Before the first optimizer step it is the mismatch of the sampler and the training pass.
 FIRST_PASS = "policy/logprob_mismatch"
-# What is averaged over tokens also where the whole completion is one action.
+#: Terms that are averaged over tokens even if the completion is one action.
 PER_TOKEN = ("policy/approxkl", "objective/entropy", FIRST_PASS)
 
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """A micro-batch's share of L_π + β·KL_loss − c_e·H, each term where it is on.
+    """A micro-batch's share of L_π + β·KL_loss − c_e·H, with the terms that are switched on.
 
     Attributes:
         args: the coefficients, clips and estimators.
@@ -36,8 +36,8 @@ class PolicyLoss:
     def by_token(self) -> bool:
         """Whether each token's share depends on its own log π and entropy alone.
 
-        Only then can the head's forward pass make the gradients, chunk by chunk, and the logits are made once. The
-        ratio of a completion is of all its tokens, and an exact KL of the whole vocabulary.
+        Only then can the head's forward pass compute the gradients by chunks, so that logits are computed once. The
+        ratio of a completion depends on all its tokens, and an exact KL on the whole vocabulary.
         """
         exact = self.args.kl_in == "loss" and self.args.kl_estimator == "full"
         return not exact and self.args.action_level == "token"
@@ -45,20 +45,20 @@ class PolicyLoss:
     def __call__(
         self, logprobs: Tensor, entropy: Tensor, exact_kl: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss, and its terms before they are averaged.
+        """Computes the loss, and its terms before they are averaged.
 
         Args:
             logprobs: (b, T) in nats, log π of the response tokens at the sampling temperature.
             entropy: (b, T) in nats.
-            exact_kl: (b, T) in nats, to the reference; used by kl_estimator "full" alone.
+            exact_kl: (b, T) in nats, to the reference; used only by kl_estimator "full".
 
         Returns:
             The scalar, and its terms by the metrics' names: (b, T) for the names in PER_TOKEN, (b, A) for the others.
         """
         args, rollout, estimates, size = self.args, self.batch.rollout, self.batch.estimates, self.batch.size
         samples, level, mask = rollout.samples, args.action_level, estimates.mask
-        # Against log π_old = 0, so that a completion's ratio is a sum of small differences, not a difference of large
-        # sums.
+        # Relative to log π_old, which is 0 then: the log-ratio of a completion is a sum of small differences instead of
+        # a difference of large sums, which would lose precision.
         new = F.actions(logprobs - samples.logprobs, samples.mask, level=level)
         old = torch.zeros_like(new)
         policy_loss, clipped = F.clipped_policy_loss(
@@ -77,7 +77,7 @@ class PolicyLoss:
                 cap=args.importance_sampling_cap,
                 level=level,
             )
-        # By token also where the completion is the action, so that metrics of different runs can be compared.
+        # By token even if the completion is the action, so that metrics of different runs can be compared.
         log_ratio = (logprobs - samples.logprobs).detach()
         terms = {
             "loss/policy": policy_loss,
@@ -92,7 +92,7 @@ class PolicyLoss:
             bonus = F.actions(entropy, samples.mask, level=level)
             loss = loss - args.entropy_coef * _share(bonus, mask, size, args.loss_aggregation)
         if args.kl_in == "loss":
-            # Measured from log π_old too, like the new log-probabilities.
+            # Relative to log π_old too, like the new log-probabilities.
             ref = F.actions(rollout.ref_logprobs - samples.logprobs, samples.mask, level=level)
             terms["loss/kl"] = (
                 F.kl_loss(new, old, ref, estimator=args.kl_estimator)
@@ -106,12 +106,12 @@ class PolicyLoss:
 def micro_batch_loss(
     policy_loss: PolicyLoss, output: ActorCriticOutput, *, critic_only: bool = False
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """This micro-batch's share of L = L_π + c_v·L_V + β·KL_loss − c_e·H; each term where it is on.
+    """Computes a micro-batch's share of L = L_π + c_v·L_V + β·KL_loss − c_e·H, with the terms that are switched on.
 
     Args:
-        policy_loss: of the policy, with the micro-batch and the settings.
-        output: of the models in training. Where it holds the policy's loss already, that is taken.
-        critic_only: whether L_V alone is returned, as while the critic warms up.
+        policy_loss: the policy's loss, with the micro-batch and the settings.
+        output: of the models in training. If it has the policy's loss already, that is used.
+        critic_only: whether to return L_V alone, while the critic warms up.
 
     Returns:
         The scalar, and its terms by the metrics' names, without gradients: (b, T) for the names in PER_TOKEN, (b, A)
@@ -127,6 +127,7 @@ def micro_batch_loss(
         output.values[:, : mask.shape[1]], estimates.values, estimates.returns, cliprange=args.cliprange_value
     )
     terms |= {"loss/value": value_loss, "value/clipfrac": value_clipped.float()}
+    # The shares of all micro-batches add up to the minibatch's mean, so gradients do not depend on how it is split.
     loss = args.vf_coef * _share(value_loss, mask, size, args.loss_aggregation)
     if not critic_only:
         loss = loss + loss_of_policy

@@ -1,4 +1,4 @@
-"""What an update is like, in numbers. docs/metrics.md says what each means."""
+"""Metrics of an update. docs/metrics.md explains each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,16 @@ POSITIONS = 4
 
 
 def of_completions(rollout: Rollout, estimates: Advantages, names: list[str]) -> dict[str, Tensor]:
-    """What each completion is like, (B,), NaN where it does not apply; shared by training and evaluation."""
+    """Computes the metrics of single completions, for training and evaluation.
+
+    Args:
+        rollout: B completions.
+        estimates: Their rewards.
+        names: Of the reward functions.
+
+    Returns:
+        (B,) by metric, NaN where it does not apply.
+    """
     each = estimates.scored.each
     return {
         "objective/score": estimates.scored.total,
@@ -32,7 +41,7 @@ def of_completions(rollout: Rollout, estimates: Advantages, names: list[str]) ->
 
 
 def critic_health(values: Tensor, returns: Tensor, mask: Tensor, *, length: int) -> dict[str, float]:
-    """How well V predicts R: over all, against the best constant, and by quarter of the positions.
+    """Measures how well V predicts R: overall, against the best constant, and by quarter of the positions.
 
     Args:
         values: (B, A), V of all processes.
@@ -48,6 +57,8 @@ def critic_health(values: Tensor, returns: Tensor, mask: Tensor, *, length: int)
         "critic/gain_over_constant": F.value_r2(values, returns, mask),
     }
     if mask.shape[1] > 1:
+        # Of the longest possible completion, not of this batch's, so that quarters of different updates can be
+        # compared.
         quarter = -(-length // POSITIONS)
         for part in range(POSITIONS):
             here = slice(part * quarter, (part + 1) * quarter)
@@ -62,7 +73,11 @@ def critic_health(values: Tensor, returns: Tensor, mask: Tensor, *, length: int)
 
 
 class Progress:
-    """Sums over the micro-batches of an update, from which its means over tokens and actions are made."""
+    """Sums over the micro-batches of an update, for its means over tokens and actions.
+
+    Args:
+        device: Where the sums are; copying them to the CPU for each micro-batch would make the GPU wait.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), dtype=torch.float64, device=device))
@@ -82,18 +97,18 @@ class Progress:
         self.sums["loss"] += loss.detach().double()
         self.step_loss += loss.detach()
 
-    def add(self, seen: Mapping[str, Tensor], tokens: Tensor, actions: Tensor) -> None:
+    def add(self, terms: Mapping[str, Tensor], tokens: Tensor, actions: Tensor) -> None:
         """Adds the terms of a micro-batch.
 
         Args:
-            seen: (b, T) or (b, A) by name.
+            terms: (b, T) or (b, A) by name.
             tokens: (b, T) bool, the mask of tokens.
             actions: (b, A) bool, the mask of actions.
         """
-        # One NaN makes the sum NaN: that is how a step's log-probabilities are checked without a copy for each.
-        self.step_logprobs += seen[FIRST_PASS].masked_fill(~tokens, 0).sum()
-        for name, each in seen.items():
-            # After the first optimizer step log ρ is what was learned, not a mismatch.
+        # A single NaN makes the sum NaN, so one copy to the CPU per optimizer step checks all log-probabilities.
+        self.step_logprobs += terms[FIRST_PASS].masked_fill(~tokens, 0).sum()
+        for name, each in terms.items():
+            # After the first optimizer step log ρ is a change of the policy and no mismatch any more.
             if name == FIRST_PASS and self.steps:
                 continue
             mask = tokens if name in PER_TOKEN else actions
@@ -104,29 +119,52 @@ class Progress:
             self.sums["first tokens"] += tokens.sum()
 
     def add_names(self, other: Progress) -> None:
-        """Adds the names of `other` with sums of 0: all processes must sum up the same names."""
+        """Adds names with sums of 0, because all processes must reduce the same names.
+
+        Args:
+            other: Has the names.
+        """
+        # A sum of 0 changes no mean.
         for name in other.sums:
             self.sums[name] += 0
 
     def add_texts(self, nll: Tensor, mask: Tensor) -> None:
+        """Adds the language-model loss of texts.
+
+        Args:
+            nll: (b, L−1) in nats.
+            mask: (b, L−1) bool, the target tokens.
+        """
         self.sums["loss/ptx"] += nll.detach().double().masked_fill(~mask, 0).sum()
         self.sums["texts"] += mask.sum()
 
     def stepped(self, norms: Mapping[str, Tensor]) -> None:
-        """An optimizer step was made, or skipped, of gradients with these norms."""
+        """Counts an optimizer step, made or skipped.
+
+        Args:
+            norms: Of its gradients, by name.
+        """
         self.steps += 1
         self.step_loss, self.step_logprobs = (torch.zeros_like(x) for x in (self.step_loss, self.step_logprobs))
         for name, norm in norms.items():
             self.norms[name].append(norm)
 
     def first_pass(self, reduce: Any) -> float:
-        """Mean |log ρ| of a token before the first optimizer step, over all processes."""
+        """Returns the mean |log ρ| per token before the first optimizer step, over all processes.
+
+        Args:
+            reduce: Sums a tensor over processes.
+        """
         mismatch, tokens = reduce(torch.stack([self.sums[FIRST_PASS], self.sums["first tokens"]])).tolist()
         return mismatch / tokens
 
     def end_epoch(self, reduce: Any) -> float:
-        """Mean ρ − 1 − log ρ of a token over this epoch and all processes, in nats."""
-        # The sums go on over all epochs, so an epoch's are the difference.
+        """Returns the mean ρ − 1 − log ρ per token of this epoch, over all processes, in nats.
+
+        Args:
+            reduce: Sums a tensor over processes.
+        """
+        # The sums run over all epochs, so an epoch's own are a difference.
         so_far = reduce(torch.stack([self.sums["policy/approxkl"], self.sums["tokens"]]))
         drift, tokens = (so_far - self._epoch_began).tolist()
         self._epoch_began = so_far
@@ -139,6 +177,8 @@ class Progress:
         Args:
             reduce: sums a tensor over processes.
         """
+        # Sorted, because every process must reduce in the same order, and dictionaries are filled in the order of
+        # micro-batches.
         names = sorted(self.sums)
         summed = reduce(torch.stack([self.sums[name] for name in names]))
         totals = dict(zip(names, summed.tolist(), strict=True))

@@ -1,4 +1,4 @@
-"""A minibatch: what one optimizer step learns from, and the micro-batches that it is cut into."""
+"""A minibatch, the data of one optimizer step, and its micro-batches."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .rollout import Advantages, Rollout
 
 
 class MinibatchSize(NamedTuple):
-    """What a minibatch's loss is averaged over, in all processes together.
+    """The denominators of a minibatch's loss, over all processes.
 
     Attributes:
-        actions: () int64, actions of all its completions.
+        actions: () int64, the actions of all its completions.
         sequences: () int64, completions.
         length: the most actions that a completion may have.
         text_tokens: () int64, target tokens of all its texts; None without texts.
@@ -30,15 +30,15 @@ class MinibatchSize(NamedTuple):
 
 @dataclass(frozen=True)
 class Minibatch:
-    """b completions with their estimates, and texts to model, for one optimizer step; or a micro-batch of these.
+    """b completions with their estimates, and texts for the language-model loss; or a micro-batch of these.
 
     Attributes:
         rollout: the completions, with log π_old, log π_ref and V_old.
         estimates: their advantages and returns, by action.
-        rows: (b,) int64, which completions of the update's rollout these are.
-        size: of the whole minibatch, also where this is a micro-batch of it: losses are divided by it, so that the
-            losses of the micro-batches add up to the minibatch's.
-        texts: for the language-model loss; None without one.
+        rows: (b,) int64, their rows in the update's rollout.
+        size: of the minibatch, even if this is a micro-batch. Losses are divided by it, so that those of the
+            micro-batches add up to the minibatch's.
+        texts: for the language-model loss; None for none.
     """
 
     rollout: Rollout
@@ -63,7 +63,7 @@ class Minibatch:
         Returns:
             The minibatch, without columns that are padding in all of its rows.
         """
-        # Counted before anything is cut into micro-batches or dealt out to processes: each divides by the whole.
+        # Counted before the minibatch is split, because each micro-batch and process divides by the whole size.
         size = MinibatchSize(
             actions=estimates.mask[rows].sum(),
             sequences=torch.tensor(len(rows), device=rows.device),
@@ -77,11 +77,11 @@ class Minibatch:
         return len(self.rollout.samples)
 
     def micro_batch(self, rows: Tensor, texts: TextBatch | None = None) -> Minibatch:
-        """Some rows of this minibatch, with its size.
+        """Takes some rows of this minibatch; the size stays the minibatch's.
 
         Args:
             rows: (m,) int64, places within this minibatch.
-            texts: those of the minibatch's texts that go with them.
+            texts: the part of the minibatch's texts for this micro-batch.
 
         Returns:
             The micro-batch, without columns that are padding in all of its rows.

@@ -1,4 +1,4 @@
-"""Where the frozen models are, reference and reward models: on the device, or on the CPU while they do not run."""
+"""Keeps frozen models (reference and reward models) on the device, or on the CPU while they do not run."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from ..errors import ZooError
 from ..modeling.devices import temporarily_on_device
-from ..modeling.fsdp import whole
+from ..modeling.fsdp import unsharded
 from ..rewards import RewardModel
 from .reference import Reference
 
@@ -17,24 +17,32 @@ from .reference import Reference
 def place(
     reference: Reference | None, rewards: Sequence[RewardModel], *, device: torch.device, training: nn.Module | None
 ) -> None:
-    """Moves frozen models to the device, or with `training`, what trains, to the CPU: those that share nothing with it.
+    """Moves frozen models to the device, or to the CPU for offloading.
 
-    Raises ZooError where none can wait there.
+    Args:
+        reference: The reference; None for none.
+        rewards: The reward models.
+        device: The device.
+        training: The models in training, to offload frozen models that share no weight with them; None offloads none.
+
+    Raises:
+        ZooError: Nothing can be offloaded.
     """
     own = reference.own if reference is not None else None
-    waiting = [] if training is None else _alone([own, *(reward.model for reward in rewards)], training)
+    waiting = [] if training is None else _separate([own, *(reward.model for reward in rewards)], training)
     if training is not None and not waiting:
         raise ZooError(
-            "offload_frozen has no model to move: none is frozen, in all of its bits, and without a weight of those in "
-            "training; leave it out."
+            "offload_frozen has no model to move: every frozen model is quantized or shares weights with one in "
+            "training; remove it."
         )
     for part, model in ((reference, own), *((reward, reward.model) for reward in rewards)):
         if part is not None:
             part.to("cpu" if model in waiting else device)
 
 
-def _alone(frozen: Sequence[PreTrainedModel | None], training: nn.Module) -> list[PreTrainedModel]:
-    """Those that may move: a quantized one stays where it was loaded, one that shares weights stays with them."""
+def _separate(frozen: Sequence[PreTrainedModel | None], training: nn.Module) -> list[PreTrainedModel]:
+    """Returns the models that may be moved: not quantized, and without shared weights."""
+    # Moving a shared weight would move the policy off the device as well.
     taken = {id(weight) for weight in training.parameters()}
     models = [model for model in frozen if model is not None and not getattr(model, "is_quantized", False)]
     return [model for model in models if not taken & {id(weight) for weight in model.parameters()}]
@@ -42,6 +50,11 @@ def _alone(frozen: Sequence[PreTrainedModel | None], training: nn.Module) -> lis
 
 @contextmanager
 def at_hand(*frozen: PreTrainedModel | None, device: torch.device) -> Iterator[None]:
-    """While open, these models hold all of their weights, on the device; afterwards each is where it was."""
-    with whole(*frozen), temporarily_on_device(device, *frozen):
+    """Keeps models on the device with all of their weights while this context is open.
+
+    Args:
+        *frozen: The models; None is skipped.
+        device: The device.
+    """
+    with unsharded(*frozen), temporarily_on_device(device, *frozen):
         yield

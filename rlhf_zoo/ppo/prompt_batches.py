@@ -1,4 +1,4 @@
-"""Batches of prompts as the trainer reads them: numbered, and without the rows that only fill a batch up."""
+"""Reads batches of prompts: numbers the rows and drops those that only fill up a batch."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -15,17 +15,22 @@ class PromptReader(Trainer):
     processing_class: PreTrainedTokenizerBase
 
     def index_here(self, place: int) -> int:
-        """An index of a prompt at `place` among this process's own, which no other process gives a prompt of its."""
+        """Returns an index that no other process gives to one of its prompts.
+
+        Args:
+            place: The prompt's number in this process.
+        """
         return place * self.args.world_size + self.args.process_index
 
     def as_rows(self, batch: Any, *, before: int = 0) -> list[dict]:
-        """A batch as the collator gave it, as one mapping a prompt, with unpadded token ids.
+        """Converts a batch of the collator to one mapping per prompt, with unpadded token ids.
 
-        Prompts whose number the collator left out are numbered in the order in which one process would read them.
+        If the collator dropped the prompts' numbers, they are numbered in the order in which one process would read
+        them.
 
         Args:
             batch: a list of rows, or a mapping of stacked columns.
-            before: how many prompts all processes have read of this step or evaluation before.
+            before: prompts that all processes have read before in this step or evaluation.
         """
         if not isinstance(batch, Mapping):
             return list(batch)
@@ -34,9 +39,12 @@ class PromptReader(Trainer):
         return [{PROMPT_INDEX: first + place} | row for place, row in enumerate(rows)]
 
     def not_filling(self, rows: int) -> int:
-        """How many of the `rows` prompts in the last batch that was read are not there only to fill it up.
+        """Counts the prompts of the last batch that do not only fill it up.
 
-        Accelerate gives the last batch of a pass as many rows in each process, by reading the first prompts again.
+        Accelerate fills up the last batch of an epoch with the first prompts, so that all processes get as many.
+
+        Args:
+            rows: Prompts in the batch.
         """
         reading = self.accelerator.gradient_state
         if self.args.world_size == 1 or not reading.end_of_dataloader or reading.remainder <= 0:
@@ -44,7 +52,11 @@ class PromptReader(Trainer):
         return min(max(reading.remainder - self.args.process_index * rows, 0), rows)
 
     def rows_of(self, loader: Iterable[Any]) -> Iterator[list[dict]]:
-        """The rows of held-out prompts, batch by batch, each prompt with its number."""
+        """Yields batches of numbered prompts.
+
+        Args:
+            loader: The batches.
+        """
         before = 0
         for batch in loader:
             rows = self.as_rows(batch, before=before)

@@ -1,4 +1,4 @@
-"""Text to keep modelling while PPO trains: the PTX mix of InstructGPT (arXiv:2203.02155 §3.5)."""
+"""Texts for a language-model loss during PPO: the PTX mix of InstructGPT (arXiv:2203.02155 §3.5)."""
 
 import torch
 from datasets import Dataset
@@ -11,31 +11,31 @@ from .actor_critic import TextBatch
 
 
 class TextSource:
-    """Texts, tokenised once, and drawn at random."""
+    """Texts, tokenized once and drawn at random."""
 
     def __init__(
         self, dataset: Dataset, tokenizer: PreTrainedTokenizerBase, *, context: int | None, pad_id: int, embeddings: int
     ) -> None:
         """Tokenizes the texts, ends them with EOS, and cuts them at the context.
 
-        A text without a token left to model is dropped.
+        A text without a token to model is dropped.
 
         Args:
-            dataset: a column `text`, or `prompt` and `completion` (only the completion is modelled), or `input_ids`.
+            dataset: a column `text`, or `prompt` and `completion` (only the completion is modeled), or `input_ids`.
             tokenizer: the policy's.
             context: the most tokens of a text; None for no limit.
-            pad_id: fills shorter texts up.
+            pad_id: pads shorter texts.
             embeddings: rows of the policy's embedding.
 
         Raises:
-            ZooError: this is no data set, it has other columns, a row is no text, an id has no embedding, or nothing is
-                left.
+            ZooError: this is no data set, it has other columns, a row is no text, an id has no embedding, or no text
+                has a token to model.
         """
         if not isinstance(dataset, Dataset):
-            raise ZooError(f"ptx_dataset has the type {type(dataset).__name__}: give a datasets.Dataset.")
+            raise ZooError(f"ptx_dataset is a {type(dataset).__name__}: pass a datasets.Dataset.")
         names = dataset.column_names
         if len(dataset) == 0:
-            raise ZooError("ptx_dataset is empty: choose another split, or leave ptx_coef at 0.")
+            raise ZooError("ptx_dataset is empty: choose another split, or set ptx_coef to 0.")
         eos = [tokenizer.eos_token_id]
         rows: list[tuple[list[int], list[int]]]
         if "text" in names:
@@ -50,10 +50,10 @@ class TextSource:
             rows = [([], ids) for ids in unpadded_ids(dataset, tokenizer, of="ptx_dataset: row")]
         else:
             raise ZooError(
-                f"ptx_dataset has the columns {', '.join(map(repr, names))}: give it 'text', 'prompt' and "
+                f"ptx_dataset has the columns {', '.join(map(repr, names))}: it needs 'text', or 'prompt' and "
                 "'completion', or 'input_ids'."
             )
-        # The first token of all has nothing before it that could foretell it.
+        # The first token of a text has no log-probability, because nothing precedes it.
         self._rows = [(prompt, text) for prompt, text in rows if len((prompt + text)[:context]) > max(len(prompt), 1)]
         if not self._rows:
             raise ZooError(
@@ -63,7 +63,7 @@ class TextSource:
         for prompt, text in self._rows:
             if wrong := [index for index in prompt + text if not 0 <= index < embeddings]:
                 raise ZooError(
-                    f"ptx_dataset holds the token id {wrong[0]}, and the policy has {embeddings} embedding rows: "
+                    f"ptx_dataset has the token id {wrong[0]}, and the policy has {embeddings} embedding rows: "
                     "tokenize it with the policy's own tokenizer."
                 )
         self._context, self._pad = context, pad_id
@@ -76,6 +76,7 @@ class TextSource:
             generator: of random numbers, on the CPU.
             device: where the tensors go.
         """
+        # With replacement, so that nothing has to be saved to resume.
         picked = torch.randint(len(self._rows), (count,), generator=generator, device="cpu").tolist()
         rows = [self._rows[index] for index in picked]
         sequences = [(prompt + text)[: self._context] for prompt, text in rows]
@@ -94,5 +95,5 @@ def _texts(dataset: Dataset, column: str) -> list[str]:
     texts = list(dataset[column])
     for row, text in enumerate(texts):
         if not isinstance(text, str):
-            raise ZooError(f"Row {row} of ptx_dataset has {text!r} as its {column!r}: give texts.")
+            raise ZooError(f"Row {row} of ptx_dataset has {text!r} in {column!r}, which is not a text.")
     return texts

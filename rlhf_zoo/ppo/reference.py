@@ -1,4 +1,4 @@
-"""The reference policy: what KL is measured against."""
+"""The reference policy, from which KL is measured."""
 
 import copy
 import tempfile
@@ -14,7 +14,7 @@ from ..modeling.models import disable_dropout, is_peft
 
 
 class Reference:
-    """The frozen policy that KL is measured against: a copy, or the policy with another adapter or none."""
+    """The frozen reference of KL: a separate model, or the policy with another adapter or none."""
 
     def __init__(
         self,
@@ -25,41 +25,41 @@ class Reference:
         in_8bit: bool = False,
         in_bf16: bool = False,
     ) -> None:
-        """Makes the reference where none is given: a PeftModel's other adapter or base, else a copy of the policy.
+        """Takes or makes the reference: a PeftModel's other adapter or base, otherwise a copy of the policy.
 
         Args:
             policy: the model in training.
             model: the reference; None makes one.
-            adapter: of the policy, which then is the reference with this adapter.
-            in_8bit: whether its linear layers are held in 8 bit.
-            in_bf16: whether a copy is held in bfloat16, if that holds each of its weights exactly, as where the policy
-                was saved so.
+            adapter: the policy with this adapter is the reference; None for no other adapter.
+            in_8bit: whether its linear layers are in 8 bit.
+            in_bf16: whether a copy is in bfloat16, if that represents each weight exactly, as for a policy that was
+                saved in bfloat16.
 
         Raises:
-            ZooError: `model` is the policy itself, or the base that its adapter was put into, which would be frozen
-                with it; the adapter is missing or is the one in training; or 8 bit has no bitsandbytes or nothing to
-                hold.
+            ZooError: `model` shares trained weights with the policy; the adapter is missing or is the one in training;
+                or 8 bit is not possible.
         """
         if model is not None and _share(policy, model):
-            raise ZooError("ref_model is the policy itself, so nothing could train: leave it out, or give a copy.")
+            raise ZooError("ref_model is the policy itself, which would be frozen: remove it, or pass a copy.")
         if adapter is not None and model is not None:
-            raise ZooError(f"ref_adapter_name is {adapter!r} and ref_model is given too: give one reference.")
+            raise ZooError(f"ref_adapter_name is {adapter!r} and ref_model is passed too: remove one of them.")
         if adapter is not None and (not is_peft(policy) or adapter not in policy.peft_config):
             raise ZooError(
-                f"ref_adapter_name is {adapter!r}, and the policy has no such adapter: load it, or leave it out."
+                f"ref_adapter_name is {adapter!r}, and the policy has no such adapter: load it, or remove the key."
             )
         adapted: Any = policy
         if adapter is not None and adapter in adapted.active_adapters:
-            raise ZooError(f"ref_adapter_name is {adapter!r}, the adapter in training: give the reference another.")
+            raise ZooError(f"ref_adapter_name is {adapter!r}, the adapter in training: choose another.")
         self._adapted: Any = None
         self._adapter = adapter
         if model is None and is_peft(policy):
             if in_8bit:
-                raise ZooError("ref_load_in_8bit is for a reference of its own: leave it out, or give ref_model.")
+                raise ZooError("ref_load_in_8bit needs a separate reference: remove it, or pass ref_model.")
             self._adapted, model = policy, policy
         elif in_8bit:
             model = _in_8bit(policy if model is None else model)
         elif model is None:
+            # Before training starts, so that the copy is the SFT policy.
             model = copy.deepcopy(policy)
             if in_bf16 and all(torch.equal(weight.bfloat16().to(weight), weight) for weight in model.parameters()):
                 half: Any = model
@@ -71,7 +71,7 @@ class Reference:
 
     @contextmanager
     def model(self) -> Iterator[PreTrainedModel]:
-        """The model to run, while the context is open."""
+        """Yields the model to run. A policy with an adapter is its own reference only while this context is open."""
         if self._adapted is None:
             yield self._model
         elif self._adapter is None:
@@ -83,24 +83,29 @@ class Reference:
 
     @property
     def own(self) -> PreTrainedModel | None:
-        """The reference where it is a model of its own."""
+        """The reference if it is a separate model; otherwise None."""
         return self._model if self._adapted is None else None
 
     def to(self, device: torch.device | str) -> None:
+        """Moves a separate reference.
+
+        Args:
+            device: the device.
+        """
         if self._adapted is None and not getattr(self._model, "is_loaded_in_8bit", False):
             move: Any = self._model.to
             move(device)
 
 
 def _share(policy: PreTrainedModel, model: PreTrainedModel) -> bool:
-    """Whether a weight that trains is one of `model`'s too; a frozen base may serve both."""
-    theirs = {id(parameter) for parameter in model.parameters()}
-    return model is policy or any(p.requires_grad and id(p) in theirs for p in policy.parameters())
+    """Whether the models share a trained weight. They may share a frozen base."""
+    reference_ids = {id(parameter) for parameter in model.parameters()}
+    return model is policy or any(p.requires_grad and id(p) in reference_ids for p in policy.parameters())
 
 
 @contextmanager
 def _switched(policy: Any, adapter: str) -> Iterator[None]:
-    """The policy with `adapter` active; set_adapter also decides what trains, so that is put back as it was."""
+    """Activates `adapter`. set_adapter also changes requires_grad, which is restored afterwards."""
     trained = policy.active_adapter
     flags = [(parameter, parameter.requires_grad) for parameter in policy.parameters()]
     policy.set_adapter(adapter)
@@ -113,13 +118,14 @@ def _switched(policy: Any, adapter: str) -> Iterator[None]:
 
 
 def _in_8bit(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy of `model` with linear layers in 8 bit (LLM.int8(), arXiv:2208.07339), by way of a file."""
+    """Makes a copy of `model` with linear layers in 8 bit (LLM.int8(), arXiv:2208.07339), by saving and loading it."""
     from transformers import BitsAndBytesConfig
     from transformers.utils import is_bitsandbytes_available  # type: ignore[attr-defined]
 
     if not is_bitsandbytes_available():
         raise ZooError("ref_load_in_8bit needs bitsandbytes, which is not installed: pip install bitsandbytes.")
     if is_peft(model):
+        # Merging changes the weights, and the policy itself must keep its adapter.
         adapted: Any = copy.deepcopy(model)
         model = adapted.merge_and_unload()
     with tempfile.TemporaryDirectory() as directory:

@@ -1,4 +1,4 @@
-"""A rollout: completions of one batch of prompts, scored, with what the update needs of them."""
+"""A rollout: completions of a batch of prompts, with the numbers that an update needs."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .kl_controller import RunningScores
 
 @dataclass(frozen=True)
 class Rollout:
-    """B completions of T positions at most.
+    """B completions with at most T tokens.
 
     Attributes:
         samples: prompts, completions, mask and log π_old.
         ref_logprobs: (B, T) in nats, log π_ref.
         values: (B, T), V_old.
-        measured: whether there is a reference; without one, log π_old stands for log π_ref, and KL is not known.
-        engine_logprobs: (B, T) in nats, log π by the engine that sampled, where that is not the trainer's own.
+        measured: whether there is a reference. Without one ref_logprobs is log π_old, and KL is unknown.
+        engine_logprobs: (B, T) in nats, log π of another engine that sampled; None for the trainer's own sampler.
     """
 
     samples: Samples
@@ -34,17 +34,19 @@ class Rollout:
 
     @property
     def mask(self) -> Tensor:
+        """(B, T) bool, True on response tokens."""
         return self.samples.mask
 
     @property
     def logprobs(self) -> Tensor:
+        """(B, T) in nats, log π_old."""
         return self.samples.logprobs
 
     @property
     def kl(self) -> Tensor:
         """Σ_t k1_t of each completion, (B,) in nats, NaN without a reference.
 
-        Reported as KL whatever the penalty's estimator is.
+        This is the KL of the metrics, whatever estimator the penalty uses.
         """
         if not self.measured:
             return torch.full((len(self.mask),), torch.nan, device=self.mask.device)
@@ -52,16 +54,20 @@ class Rollout:
 
     @property
     def engine_mismatch(self) -> Tensor | None:
-        """Mean |log π_old − log π of the engine| of a completion's tokens, (B,) in nats; None of our own sampler."""
+        """Mean |log π_old − log π of the engine| over a completion's tokens, (B,) in nats; None for our own sampler."""
         if self.engine_logprobs is None:
             return None
         apart = (self.logprobs - self.engine_logprobs).abs().masked_fill(~self.mask, 0)
         return apart.sum(1) / self.mask.sum(1)
 
     def rows(self, index: Tensor) -> Rollout:
-        """The chosen rows, without columns that are padding in all of them."""
+        """Selects rows, without columns that are padding in all of them.
+
+        Args:
+            index: (n,) int64.
+        """
         samples = self.samples.rows(index)
-        # The samples have dropped the columns that are padding in all of these rows; so must the rest.
+        # Samples.rows drops columns that are padding in all of these rows, so the other tensors must too.
         width = samples.mask.shape[1]
         engine = None if self.engine_logprobs is None else self.engine_logprobs[index, :width]
         return replace(
@@ -75,12 +81,12 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Advantages:
-    """Estimates of a rollout, by action: A is T where a token is an action, 1 where the whole completion is.
+    """Estimates of a rollout by action. A is T if each token is an action, and 1 if the completion is.
 
     Attributes:
         scored: the rewards.
         scores: (B,), after shaping.
-        non_score: (B,), −β·ΣKL where KL is in the reward, else 0.
+        non_score: (B,), −β·ΣKL if KL is in the reward, otherwise 0.
         rewards: (B, A).
         values: (B, A), V_old.
         advantages: (B, A).
@@ -98,7 +104,12 @@ class Advantages:
     mask: Tensor
 
     def rows(self, index: Tensor) -> Advantages:
-        """The chosen rows, without actions that are padding in all of them."""
+        """Selects rows, without actions that are padding in all of them.
+
+        Args:
+            index: (n,) int64.
+        """
+        # Actions, not tokens: with the completion as one action there is a single column.
         width = int(self.mask[index].sum(1).max())
         by_action = ("rewards", "values", "advantages", "returns", "mask")
         cut = {name: getattr(self, name)[index, :width] for name in by_action}
@@ -123,14 +134,15 @@ def shaped_scores(scored: Scored, ended: Tensor, args: PPOConfig, so_far: Runnin
         std=so_far.std if args.score_scaling == "running" else 1.0,
         clip=args.score_clip,
     )
+    # After clipping, so that score_clip cannot undo the penalty.
     scores = F.missing_eos_penalty(scores, ended, penalty=args.missing_eos_penalty)
     return F.missing_eos_score(scores, ended, score=args.missing_eos_score)
 
 
 def shaped_by_token(scored: Scored, ended: Tensor, args: PPOConfig, so_far: RunningScores) -> Tensor | None:
-    """What single tokens are paid, in units of the shaped score: d_t/σ, and 0 where the score was replaced.
+    """Computes what single tokens are paid, in units of the shaped score: d_t/σ, and 0 if the score was replaced.
 
-    What centering, the clip and a penalty change of a score is paid at the end.
+    The changes of a score by centering, clipping and penalties are paid at the end.
 
     Args:
         scored: the rewards of B completions.
@@ -139,11 +151,11 @@ def shaped_by_token(scored: Scored, ended: Tensor, args: PPOConfig, so_far: Runn
         so_far: the running statistics.
 
     Returns:
-        (B, T); None where no reward is by token.
+        (B, T); None if no reward pays by token.
     """
     if scored.by_token is None:
         return None
     paid = F.shape_scores(scored.by_token, std=so_far.std if args.score_scaling == "running" else 1.0)
-    # A score that was replaced is the whole pay of its completion.
+    # A replaced score is all that its completion is paid.
     replaced = torch.zeros_like(ended) if args.missing_eos_score is None else ~ended
     return paid.masked_fill(replaced.unsqueeze(1), 0)

@@ -1,19 +1,27 @@
-"""The critic that was saved beside a PPO policy."""
+"""Loads the critic that was saved with a PPO policy."""
 
 from pathlib import Path
 
 from transformers import PreTrainedModel
 
 from ..errors import ZooError
-from ..modeling.models import CRITIC_DIR, critic_from
+from ..modeling.critic import CRITIC_DIR, critic_from
 from ..modeling.value_head import ValueHead, read_value_head
 from .actor_critic import shared_value_head
 
 
 def load_critic(folder: str | Path, policy: PreTrainedModel) -> PreTrainedModel | ValueHead | None:
-    """A model of its own, or a head on `policy`'s trunk; None where the folder has none, and for what is no folder.
+    """Loads the critic of a checkpoint.
 
-    Raises ZooError for one that cannot be loaded.
+    Args:
+        folder: The checkpoint.
+        policy: The policy, whose trunk a value head reads.
+
+    Returns:
+        A separate model, or a value head; None if the folder has no critic or does not exist.
+
+    Raises:
+        ZooError: The critic cannot be loaded.
     """
     folder = Path(folder)
     if not (folder / CRITIC_DIR).is_dir():

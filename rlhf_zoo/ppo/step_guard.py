@@ -1,8 +1,8 @@
-"""What is not a number does not train: the step is skipped, and a run that keeps failing stops by name.
+"""Skips optimizer steps whose loss or gradients are not finite, and stops a run that keeps failing.
 
-A non-finite loss or gradient norm skips its optimizer step in all processes: weights, moments and the optimizer's own
-counters stay as they were, while the learning-rate schedule goes on. IN_A_ROW of them, or one weight that is not
-finite, end the run with `NotFinite`, and no checkpoint is written of such weights.
+A non-finite loss or gradient norm skips the optimizer step in all processes: weights, moments and the optimizer's own
+counters do not change, while the learning-rate schedule continues. IN_A_ROW skipped steps, or one weight that is not
+finite, end the run with `NotFinite`, and no checkpoint of such weights is written.
 """
 
 import math
@@ -18,14 +18,15 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from ..errors import NotFinite
 
+#: Skipped steps in a row that end the run.
 IN_A_ROW = 3
 #: The metric: optimizer steps skipped since the run began.
 SKIPPED = "skipped_steps"
-MEND = "lower learning_rate ({rate:g}), clip harder with max_grad_norm, or compute in float32 if bf16 or fp16 is on"
+FIX = "lower learning_rate ({rate:g}), lower max_grad_norm, or switch bf16 or fp16 off"
 
 
 class StepGuard(TrainerCallback, ExportableState):
-    """Decides of each optimizer step whether it is made. Its counts travel with a checkpoint, in trainer_state.json."""
+    """Decides for each optimizer step whether it is made. Its counts are saved in trainer_state.json."""
 
     def __init__(self) -> None:
         self.skipped = 0
@@ -34,95 +35,119 @@ class StepGuard(TrainerCallback, ExportableState):
         self._wrong: list[str] = []
 
     def state(self) -> dict:
+        """Returns what Trainer saves with a checkpoint."""
         kept = ("skipped", "in_a_row", "loss_failed")
         return {"args": {}, "attributes": {name: getattr(self, name) for name in kept}}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Restores the counts of a checkpoint.
+
+        Args:
+            args, control: As Trainer passes them.
+            state: Has the counts.
+        """
         saved = state.stateful_callbacks[type(self).__name__]
         for name, value in saved["attributes"].items():
             setattr(self, name, value)
 
-    def look(self, seen: Mapping[str, bool]) -> None:
-        """Notes of the step under way what is finite and what is not, as all processes agree on it."""
-        self._wrong += [name for name, finite in seen.items() if not finite]
-        self.loss_failed |= not seen.get("loss", True)
+    def record(self, finite: Mapping[str, bool]) -> None:
+        """Records what is finite in the current step.
+
+        Args:
+            finite: By name, as all processes agree on it.
+        """
+        self._wrong += [name for name, is_finite in finite.items() if not is_finite]
+        self.loss_failed |= not finite.get("loss", True)
 
     def keep(self, *, step: int, rate: float, expected: bool = False) -> bool:
-        """Whether the optimizer step that was looked at is made.
+        """Whether the optimizer step is to be made, by what was recorded for it.
 
         Args:
             step: its number, for the error.
             rate: the learning rate, for the error.
-            expected: whether this overflow is how a gradient scaler finds its scale, so that it does not count towards
-                the row.
+            expected: whether a gradient scaler is still searching its scale, so that an overflow does not count.
 
         Raises:
-            NotFinite: IN_A_ROW steps running are not finite.
+            NotFinite: IN_A_ROW steps in a row are not finite.
         """
         wrong, self._wrong = self._wrong, []
         if not wrong:
             self.in_a_row = 0
             return True
         self.skipped += 1
+        # A scaler that halves its scale step by step is no failure of the run.
         self.in_a_row += not expected
         if self.in_a_row >= IN_A_ROW:
             raise NotFinite(
                 f"The {' and the '.join(wrong)} of step {step} {'is' if len(wrong) == 1 else 'are'} not finite, and "
-                f"{IN_A_ROW} optimizer steps running were skipped for that: {MEND.format(rate=rate)}."
+                f"{IN_A_ROW} optimizer steps in a row were skipped: {FIX.format(rate=rate)}."
             )
         return False
 
 
 class Guarded(Trainer):
-    """A Trainer whose weights are numbers whenever they are saved, and whose failures name the last good checkpoint."""
+    """A Trainer that saves finite weights only, and whose failures name the last good checkpoint."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # With a mask the gradients of cuDNN's attention may be NaN, which torch takes first from 2.11 on:
+        # With a mask the gradients of cuDNN's attention may be NaN, and torch prefers it from 2.11 on:
         # https://github.com/pytorch/pytorch/issues/196678
         torch.backends.cuda.enable_cudnn_sdp(False)
         self.add_callback(StepGuard())
 
     @property
     def guard(self) -> StepGuard:
-        # Looked up, as Trainer makes a new one where it restores callbacks itself.
+        """The guard. It is looked up each time, because Trainer replaces it when it restores callbacks."""
         return next(each for each in self.callback_handler.callbacks if isinstance(each, StepGuard))
 
-    def agreed(self, seen: Mapping[str, Tensor]) -> dict[str, bool]:
-        """Which of these tensors are finite in all processes. Takes one reduction and one copy from the device.
+    def agreed(self, tensors: Mapping[str, Tensor]) -> dict[str, bool]:
+        """Returns which tensors are finite in all processes, with one reduction and one copy from the device.
 
         Args:
-            seen: by name; each process gives the same names.
+            tensors: By name; each process passes the same names.
         """
-        wrong = torch.stack([(~each.detach().isfinite()).any().float().to(self.args.device) for each in seen.values()])
+        wrong = torch.stack([(~x.detach().isfinite()).any().float().to(self.args.device) for x in tensors.values()])
+        # All processes must decide alike, because a step that only some of them make lets their weights diverge.
         votes = self.accelerator.reduce(wrong, "sum").tolist()
-        return {name: vote == 0 for name, vote in zip(seen, votes, strict=True)}
+        return {name: vote == 0 for name, vote in zip(tensors, votes, strict=True)}
 
     def check_weights(self) -> None:
-        """Raises NotFinite in all processes if a weight that trains is NaN or infinite in one."""
+        """Checks the weights that are trained.
+
+        Raises:
+            NotFinite: One is NaN or infinite; raised in all processes if it is so in one.
+        """
         model: Any = self.model
-        # Of what is sharded each process looks at its shard, which may be empty.
-        weights = [_held(weight) for weight in model.parameters() if weight.requires_grad]
+        # Each process checks its own shard, which may be empty.
+        weights = [_local(weight) for weight in model.parameters() if weight.requires_grad]
         if self.agreed({"weights": _norm([each for each in weights if each.numel()], math.inf)})["weights"]:
             return
         named = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
-        wrong = [name for name, weight in named if not _held(weight).isfinite().all()]
+        # Only after a failure: one check per tensor would wait for the GPU each time.
+        wrong = [name for name, weight in named if not _local(weight).isfinite().all()]
         if not wrong:
             raise NotFinite(
-                f"After step {self.state.global_step} weights of another process are not finite: see there."
+                f"After step {self.state.global_step} weights of another process are not finite: see its error."
             )
         raise NotFinite(
             f"After step {self.state.global_step} {len(wrong)} of {len(named)} weight tensors are not finite "
-            f"({wrong[0]} is the first): {MEND.format(rate=self.args.learning_rate)}."
+            f"({wrong[0]} is the first): {FIX.format(rate=self.args.learning_rate)}."
         )
 
     def last_good(self) -> str | None:
-        """The last checkpoint that was written whole."""
+        """Returns the last complete checkpoint; None if there is none."""
         directory = self.args.output_dir
         return get_last_checkpoint(directory) if directory and Path(directory).is_dir() else None
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Trains. Raises NotFinite, with the last good checkpoint, where the run stops making numbers."""
+        """Trains.
+
+        Args:
+            *args, **kwargs: As in Trainer.
+
+        Raises:
+            NotFinite: The run failed; the error names the last good checkpoint.
+        """
         try:
             return super().train(*args, **kwargs)
         except NotFinite as error:
@@ -131,24 +156,36 @@ class Guarded(Trainer):
             raise NotFinite(f"{str(error).rstrip('.')}; {where}.") from error
 
     def save_model(self, *args: Any, **kwargs: Any) -> None:
-        """Saves the model. Raises NotFinite, and writes nothing, if its weights are not finite."""
+        """Saves the model.
+
+        Args:
+            *args, **kwargs: As in Trainer.
+
+        Raises:
+            NotFinite: Weights are not finite; nothing is written.
+        """
         self.check_weights()
         super().save_model(*args, **kwargs)
 
 
 class FiniteSteps(Guarded):
-    """Guards the optimizer step of Trainer's own loop, for any trainer that leaves it in place.
+    """Guards the optimizer step of Trainer's own loop, for any trainer that uses it.
 
-    A skipped step finds no gradients: torch's optimizers then leave a parameter, its moments and its counter alone. A
-    gradient scaler (fp16) skips by itself what is not finite.
+    A step is skipped by removing the gradients: torch's optimizers then do not touch a parameter, its moments and its
+    counter. A gradient scaler (fp16) skips non-finite gradients itself.
     """
 
     _losses: Tensor | None = None
 
     def training_step(self, model: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
-        """Trainer's, and a look at loss and gradients once they are complete. Returns 0 for a loss that is no number:
+        """Makes Trainer's step, and checks loss and gradients once they are complete.
 
-        Trainer would count the mean of earlier ones in its place, and `log` says that it failed.
+        Args:
+            model: The model, wrapped for training.
+            *args, **kwargs: As in Trainer.
+
+        Returns:
+            The loss; 0 if it is not finite: Trainer would replace NaN by the mean of earlier losses. `log` reports it.
         """
         if self._losses is None:
             self.check_weights()
@@ -162,23 +199,30 @@ class FiniteSteps(Guarded):
     def _decide(self, model: nn.Module, losses: Tensor) -> None:
         gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
         scaler = self.accelerator.scaler
-        # Scaled gradients are large, and only an element that overflowed counts.
+        # A sum of squares of scaled gradients could overflow although no element did, so the norm is the maximum.
         norm = _norm(gradients, 2.0 if scaler is None else math.inf)
-        self.guard.look(self.agreed({"loss": losses, "gradient norm": norm}))
+        self.guard.record(self.agreed({"loss": losses, "gradient norm": norm}))
         searching = scaler is not None and bool(losses.isfinite()) and scaler.get_scale() > 1
         if self.guard.keep(step=self.state.global_step + 1, rate=self.args.learning_rate, expected=searching):
             return
         for weight in model.parameters():
             if scaler is None:
                 weight.grad = None
+            # Under fp16 the scaler decides by itself, and NaN makes it skip the step and lower its scale.
             elif weight.grad is not None:
                 weight.grad.fill_(math.nan)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Adds how many steps were skipped, and says NaN of a loss or norm that failed since the last line."""
+        """Adds the number of skipped steps, and logs NaN for a loss or norm that failed since the last line.
+
+        Args:
+            logs: Trainer's own numbers.
+            *args, **kwargs: As in Trainer.
+        """
         if "loss" in logs:
             guard = self.guard
             logs = logs | {SKIPPED: guard.skipped}
+            # `training_step` returned 0 for it, which would look like a perfect loss.
             if guard.loss_failed:
                 logs["loss"] = math.nan
             if guard.in_a_row and "grad_norm" in logs:
@@ -188,12 +232,19 @@ class FiniteSteps(Guarded):
 
 
 def finite_steps(kind: type[Trainer]) -> type[Any]:
-    """This kind of Trainer, with FiniteSteps around its optimizer step."""
+    """Makes a trainer class skip steps that are not finite.
+
+    Args:
+        kind: The class.
+
+    Returns:
+        A subclass of the same name.
+    """
     return type(kind.__name__, (FiniteSteps, kind), {})
 
 
-def _held(weight: Any) -> Tensor:
-    """What this process holds of a weight."""
+def _local(weight: Any) -> Tensor:
+    """Returns this process's shard of a weight, or all of it."""
     return weight.detach().to_local() if hasattr(weight, "to_local") else weight.detach()
 
 

@@ -1,4 +1,4 @@
-"""Where the time of an update goes."""
+"""Times of the phases of an update."""
 
 import time
 from collections import defaultdict
@@ -11,7 +11,11 @@ TOKENS_PER_SECOND = "tokens_per_second"
 
 
 class Phases:
-    """Seconds that the phases of updates take in this process, a mean over the updates since they were last taken."""
+    """Seconds of the phases of updates in this process, averaged over the updates since the last `take`.
+
+    Args:
+        device: Where kernels run. Their end is awaited at each change of phase.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -25,26 +29,34 @@ class Phases:
 
     @contextmanager
     def of_update(self) -> Iterator[None]:
-        """One update: what phases are counted in."""
+        """Times one update. Phases are counted only while this context is open."""
         with self._within("rest"):
             yield
         self._updates += 1
 
     def __call__(self, name: str) -> AbstractContextManager[None]:
-        """Counts what runs within as `name`, and not as the phase around it. Outside of an update nothing counts."""
+        """Counts the time of a context as a phase, and not as the phase around it.
+
+        Args:
+            name: The phase.
+        """
         return self._within(name) if self._running else nullcontext()
 
     def sampled(self, tokens: int) -> None:
-        """Counts response tokens of all processes."""
+        """Counts sampled tokens.
+
+        Args:
+            tokens: Response tokens of all processes.
+        """
         self._tokens += tokens if self._running else 0
 
     def take(self) -> dict[str, float]:
-        """`time/NAME` of each phase, seconds an update, and `tokens_per_second`; begins anew."""
+        """Returns `time/NAME` of each phase, in seconds per update, and `tokens_per_second`; resets both."""
         taken: dict[str, float] = {}
         if self._updates:
-            whole = sum(self._seconds.values())
+            seconds = sum(self._seconds.values())
             taken = {f"time/{name}": spent / self._updates for name, spent in self._seconds.items() if name != "rest"}
-            taken[TOKENS_PER_SECOND] = self._tokens / whole
+            taken[TOKENS_PER_SECOND] = self._tokens / seconds
         self._begin()
         return taken
 
@@ -60,7 +72,7 @@ class Phases:
 
     def _lap(self) -> None:
         if self._device.type != "cpu":
-            torch.accelerator.synchronize(self._device)  # kernels run on after the call that starts them
+            torch.accelerator.synchronize(self._device)  # kernels still run after the call that starts them
         now = time.perf_counter()
         if self._running:
             self._seconds[self._running[-1]] += now - self._since

@@ -1,4 +1,4 @@
-"""One completion, token by token, as PPO sees it: log-probabilities, KL, rewards, values, advantages and ratios."""
+"""Traces one completion token by token: log-probabilities, KL, rewards, values, advantages and ratios."""
 
 import math
 from collections.abc import Mapping
@@ -22,22 +22,34 @@ from ..rewards import Rewards
 from .actor_critic import ActorCritic
 from .completions import decoded
 from .config import PPOConfig
-from .guards import TokenConsumer, check_ids
 from .kl_controller import RunningScores
 from .rollout import shaped_by_token, shaped_scores
+from .token_checks import TokenConsumer, check_ids
 
+#: The first part of the random key of a traced completion.
 TRACE_STREAM = 8
-# Fields of a trace that are those of PPOConfig.
+#: Fields of a trace that are copied from PPOConfig.
 AS_CONFIGURED = ("kl_in", "kl_estimator", "action_level", "gamma", "lam", "temperature")
 
 
 @dataclass(frozen=True)
 class TracedToken:
-    """A sampled token. Log-probabilities and KL (k1 = log π − log π_ref) in nats; ratio ρ = π/π_old.
+    """A sampled token with its numbers.
 
-    reward r, value V, delta δ = r + γV' − V and advantage Â are before any whitening. clipped: whether the clip stops
-    the gradient of this token at ρ, given the sign of Â. Where a whole completion is one action, these five are that
-    action's and stand on its last token; they are None on the others.
+    Where the completion is one action, reward, value, delta, advantage and clipped are that action's. They are then on
+    the last token, and None on the others. All are before any whitening.
+
+    Attributes:
+        token: its text.
+        token_id: its id.
+        logprob, ref_logprob: log π and log π_ref, in nats.
+        kl: k1 = log π − log π_ref, in nats.
+        reward: r.
+        value: V.
+        delta: δ = r + γV' − V.
+        advantage: Â.
+        ratio: ρ = π/π_old.
+        clipped: whether the clip stops the gradient of this token at ρ, given the sign of Â.
     """
 
     token: str
@@ -55,11 +67,27 @@ class TracedToken:
 
 @dataclass(frozen=True)
 class Trace:
-    """A completion and its totals.
+    """A completion, its tokens and its totals.
 
-    scores: what each reward says by name, None where it does not apply; score: their weighted sum; shaped_score: that
-    sum centered, scaled, clipped and corrected for a missing end, as it is paid; kl: Σ k1 in nats; kl_coef: β; kl_in:
-    where β·KL goes; ratio: ∏ρ. whitening: what a batch's statistics would still change, "" for nothing.
+    Attributes:
+        prompt: a text or a conversation.
+        completion: its text.
+        tokens: its tokens with their numbers.
+        scores: by reward; None where a reward does not apply.
+        score: their weighted sum.
+        shaped_score: that sum centered, scaled, clipped and corrected for a missing end, as it is paid.
+        kl: Σ k1 in nats.
+        kl_coef: β.
+        kl_in: where β·KL is charged, "reward" or "loss".
+        kl_estimator: as in PPOConfig.
+        ratio: ∏ρ.
+        cliprange: the bounds of ρ.
+        action_level, gamma, lam, temperature: as in PPOConfig.
+        ended: whether the completion ended by itself.
+        length: its tokens.
+        seed: of the sampling.
+        max_new_tokens: the most tokens.
+        whitening: a sentence about what whitening in training would change; "" without whitening.
     """
 
     prompt: Any
@@ -85,7 +113,7 @@ class Trace:
     whitening: str
 
     def to_json(self) -> dict[str, Any]:
-        """{prompt, completion, tokens, totals}, in the types of JSON."""
+        """Returns {prompt, completion, tokens, totals} in types of JSON."""
         totals = asdict(self)
         head = {name: totals.pop(name) for name in ("prompt", "completion", "tokens")}
         return {**head, "tokens": list(head["tokens"]), "totals": {**totals, "cliprange": list(self.cliprange)}}
@@ -107,23 +135,23 @@ def trace(
     columns: Mapping[str, Any] | None = None,
     seed: int = 1,
 ) -> Trace:
-    """Samples one completion from the policy, and computes what PPO makes of each of its tokens.
+    """Samples one completion from the policy, and computes the numbers of PPO for each of its tokens.
 
-    The stream of random numbers is keyed by (seed, TRACE_STREAM, position). All log-probabilities come from forward
-    passes over the same tokens at args.temperature, so that equal models give k1 = 0 and ρ = 1. The models are put into
-    evaluation, with dropout off.
+    Random numbers depend on (seed, TRACE_STREAM, position). All log-probabilities come from forward passes over the
+    same tokens at args.temperature, so equal models give exactly k1 = 0 and ρ = 1. The models are put into evaluation
+    mode, with dropout off.
 
     Args:
         prompt: a text or a conversation.
         policy: samples the completion.
-        reference: what KL is measured to.
-        critic: of V.
+        reference: the reference for KL.
+        critic: computes V.
         rewards: score the completion.
         tokenizer: the policy's.
-        args: the settings of the training that is shown.
-        old: what ρ is measured against; None for the reference.
+        args: the settings of the training.
+        old: the policy in the denominator of ρ; None for the reference.
         kl_coef: β; None for args.kl_coef.
-        scores_seen: the running statistics that scores are centered and scaled by; None for none yet.
+        scores_seen: the running statistics for centering and scaling; None for none yet.
         columns: the prompt's other columns, for reward functions.
         seed: of the completion.
 
@@ -131,7 +159,7 @@ def trace(
         ZooError: the prompt cannot be sampled from, or the temperature is not a positive number.
     """
     if not 0 < args.temperature < math.inf:
-        raise ZooError(f"The temperature is {args.temperature}: give a number above 0.")
+        raise ZooError(f"The temperature is {args.temperature}: it must be a positive number.")
     actor = ActorCritic(policy, critic).eval()
     for model in (reference, old):
         if model is not None:
@@ -176,7 +204,7 @@ def trace(
 def _sampled(
     ids: list[int], policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, args: PPOConfig, seed: int
 ) -> Samples:
-    """One completion of the prompt, as training samples it."""
+    """Samples one completion as training does."""
     keys = [(TRACE_STREAM,)]
     samples = sample(
         policy,
@@ -202,24 +230,24 @@ def _estimates(
     args: PPOConfig,
     kl_coef: float,
 ) -> dict[str, Tensor]:
-    """Rewards, values, δ and advantages, (1, A) each, by the steps of `PPOTrainer.estimate` without whitening."""
+    """Computes rewards, values, δ and advantages, (1, A) each, as `PPOTrainer.estimate` does without whitening."""
     level, in_reward = args.action_level, args.kl_in == "reward"
     kl = F.kl_penalty(logprobs, ref_logprobs, estimator=args.kl_estimator if in_reward else "k1")
     kl = F.actions(kl, mask, level=level)
     width = kl.shape[1]
     values, acts = values[:, :width], mask[:, :width]
     dense = None if dense is None else F.actions(dense, mask, level=level)
-    terminal = shaped if dense is None else F.terminal_remainder(shaped, dense, acts)
-    rewards = F.token_rewards(terminal, kl, acts, kl_coef=kl_coef if in_reward else 0.0)
+    at_end = shaped if dense is None else F.terminal_remainder(shaped, dense, acts)
+    rewards = F.token_rewards(at_end, kl, acts, kl_coef=kl_coef if in_reward else 0.0)
     rewards = rewards if dense is None else rewards + dense
-    # With λ = 0 the advantage is δ itself.
+    # With λ = 0 the generalized advantage is δ itself.
     deltas, _ = F.gae(rewards, values, acts, gamma=args.gamma, lam=0.0)
     advantages, _ = F.gae(rewards, values, acts, gamma=args.gamma, lam=args.lam)
     return {"reward": rewards, "value": values, "delta": deltas, "advantage": advantages}
 
 
 def _by_token(samples: Samples, logprobs: Tensor, ref_logprobs: Tensor, old_logprobs: Tensor) -> dict[str, Tensor]:
-    """What each token has of its own, (1, T) each."""
+    """Collects the numbers of single tokens, (1, T) each."""
     return {
         "token_id": samples.completion_ids,
         "logprob": logprobs,
@@ -254,7 +282,7 @@ def _clipped(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: T
 def _tokens(
     tokenizer: PreTrainedTokenizerBase, ids: list[int], by_token: Mapping[str, Tensor], by_action: Mapping[str, Tensor]
 ) -> tuple[tuple[TracedToken, ...], str]:
-    """The tokens with their numbers, and the completion's text. ids: the prompt's, which the first piece follows."""
+    """Returns the tokens with their numbers, and the completion's text, which depends on the prompt's last ids."""
     width = next(iter(by_action.values())).shape[1]
     before: list[None] = [None] * (by_token["token_id"].shape[1] - width)
     columns = {
@@ -279,15 +307,15 @@ def _encoded(prompt: Any, policy: PreTrainedModel, tokenizer: PreTrainedTokenize
         try:
             prompt.encode()
         except UnicodeEncodeError as error:
-            raise ZooError("The prompt holds half of a character (a lone surrogate): remove it.") from error
+            raise ZooError("The prompt has half a character (a lone surrogate): remove it.") from error
     ids = tokenize_prompt(prompt, tokenizer)
     if not ids:
-        raise ZooError("The tokenizer leaves nothing of this prompt: write other characters.")
+        raise ZooError("The tokenizer has no token for this prompt: write other characters.")
     context = context_of(policy)
     if context is not None and len(ids) + room > context:
         raise ZooError(
-            f"The prompt has {len(ids)} tokens, and with {room} new ones it passes the context of {context}: shorten "
-            "it or ask for fewer."
+            f"The prompt has {len(ids)} tokens, and with {room} new ones it exceeds the context of {context}: shorten "
+            "it or request fewer."
         )
     check_ids([ids], TokenConsumer.of(policy))
     return ids
@@ -298,6 +326,6 @@ def _whitening(args: PPOConfig) -> str:
     if not kinds:
         return ""
     return (
-        f"Training whitens {' and '.join(kinds)} over a whole batch, which one completion cannot show: r, V, δ and Â "
-        "are before it, and it can turn the sign of an advantage near 0."
+        f"Training whitens {' and '.join(kinds)} over a batch, which a single completion cannot show: r, V, δ and Â "
+        "are before whitening, which can change the sign of an advantage near 0."
     )

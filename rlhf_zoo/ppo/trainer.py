@@ -1,20 +1,20 @@
 """PPO for language models on `transformers.Trainer`.
 
-One update, read aloud: prompts → `rollout` (sample, log-probs, values, reference) → `score` (rewards) → `estimate`
-(KL, GAE) → `update` (epochs × minibatches) → metrics. Every formula stands in `rlhf_zoo.functional`; what Trainer needs
-of us (optimizer, evaluation, saving, resuming) in `rlhf_zoo.ppo.base`.
+One update: prompts → `rollout` (sample, log-probs, values, reference) → `score` (rewards) → `estimate` (KL, GAE) →
+`update` (epochs × minibatches) → metrics. All formulas are in `rlhf_zoo.functional`. What Trainer needs of us
+(optimizer, logging, saving, resuming) is in `rlhf_zoo.ppo.base`, sampling and scoring in `rollout_trainer`,
+evaluation in `held_out`, the user's own loop in `stepwise`.
 
 A step of this trainer is one update: `global_step`, `save_steps`, schedules and tags count updates. Trainer keeps the
-loop, precision, callbacks, logging, saving and resuming; it calls `training_step` once for each batch of prompts, and
-the update with its own optimizer steps happens in the last call of a step. Checkpoints fall between updates.
+loop, precision, callbacks, logging, saving and resuming. It calls `training_step` once for each batch of prompts, and
+the update with its own optimizer steps happens in the last call of a step. Checkpoints are written between updates.
 """
 
 import copy
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
@@ -22,74 +22,81 @@ import torch
 from torch import Tensor, nn
 
 from .. import functional as F
-from ..errors import ZooError
+from ..modeling.batches import tokens_of
 from ..modeling.devices import too_large, try_with_oom_fallback
-from ..modeling.fsdp import full, whole
-from ..modeling.logprobs import in_batches, response_logits, token_logprobs, tokens_of
-from ..modeling.reserved_columns import GENERATION, PROMPT_INDEX, PROMPT_TOKENS
-from ..modeling.sampling.sampler import Samples, SamplingRequest
+from ..modeling.fsdp import full
+from ..modeling.logprobs import response_logits
+from ..modeling.reserved_columns import GENERATION
 from ..rewards import Scored
 from .actor_critic import TextBatch
-from .base import EVAL_STREAM, LOOP_STREAM, TRAIN_STREAM, BasePPOTrainer
+from .base import TRAIN_STREAM
 from .config import TOKENS_ON_CPU
-from .custom_loop import GivenScores, given_samples, given_scored, prompt_row
-from .distributed_update import shares, text_shares, together
+from .custom_loop import UserScores
+from .distributed_update import gather_rollouts, shares, text_shares
 from .guards import (
-    check_ends,
-    check_logprobs,
     check_ratio,
     check_rewards,
     check_start,
-    check_values,
     unscored,
     warn_if_scores_identical,
 )
 from .loss import PolicyLoss, micro_batch_loss
 from .metrics import Progress
 from .minibatch import Minibatch
-from .offload import at_hand
 from .rollout import Advantages, Rollout, shaped_by_token, shaped_scores
+from .stepwise import StepwiseTrainer
 
 log = logging.getLogger(__name__)
 
 
-class PPOTrainer(BasePPOTrainer):
+class PPOTrainer(StepwiseTrainer):
     """Proximal policy optimization of a language model (arXiv:1707.06347, arXiv:1909.08593, arXiv:2403.17031).
 
-    Each step of an update is a method of its own that a subclass may override.
+    Each step of an update is a method that a subclass may override.
 
     Args:
         args: the settings.
         processing_class: the policy's tokenizer.
         model: the SFT policy, its path or Hub id, a PeftModel, or a model with a value head, which is then the critic.
-        ref_model: what KL is measured to; None for a frozen copy of the policy, or the policy with its adapter off.
-        reward_model: scores completions; of several, `args.reward_ensemble` makes one.
+        ref_model: the reference for KL; None for a frozen copy of the policy, or the policy with its adapter off.
+        reward_model: scores completions; `args.reward_ensemble` combines several.
         train_dataset: prompts in a column `prompt` (text or conversation), or token ids in `input_ids`, with their
-            `attention_mask` where they are padded. Where both columns are there, the policy reads `input_ids`, and they
-            must be of the same text.
+            `attention_mask` if they are padded. With both columns the policy reads `input_ids`, which must be of the
+            same text.
         value_model: the critic; None for the one that `args.critic` names.
         eval_dataset: held-out prompts, in the same form.
-        peft_config: of an adapter to train on the policy.
-        reward_funcs: score completions, called as TRL's GRPO calls them. A loop of one's own needs no reward at all.
+        peft_config: configures a new adapter of the policy.
+        reward_funcs: score completions, called as TRL's GRPO calls them. The user's own loop needs no reward.
         reward_processing_class: the reward models' tokenizers; None for the policy's.
         ptx_dataset: text for the language-model loss, with `args.ptx_coef`.
 
     Raises:
-        ZooError: these cannot train together: PAD missing or equal to EOS, a prompt longer than the context, a critic
-            or a reward that does not fit.
+        ZooError: these cannot be trained together: PAD missing or equal to EOS, a prompt longer than the context, a
+            critic or a reward that does not fit.
     """
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        """Waits for the prompts of a whole step, then makes one PPO update. Returns its loss."""
+        """Collects the prompts of a step, and makes one PPO update once it has all of them.
+
+        Args:
+            model: policy and critic, wrapped for training.
+            inputs: a batch of prompts, as the data collator returns it.
+            num_items_in_batch: as in Trainer; not used.
+
+        Returns:
+            The loss, a scalar; 0 while prompts are being collected.
+        """
         batch = self.as_rows(inputs, before=sum(self._sizes) * self.args.world_size)
-        # Trainer reads all batches of a step ahead, so only the step's last one may be the last of a pass.
+        # Trainer reads all batches of a step ahead, so only the last one of a step can be the last of an epoch.
         real = self.not_filling(len(batch)) if self.accelerator.sync_gradients else len(batch)
         self._waiting += batch[:real]
         self._sizes.append(real)
         if not self.accelerator.sync_gradients:
             return torch.zeros((), device=self.args.device)
-        # A process without a prompt of its own takes part with one that counts for nothing.
+        # A process that got only filling prompts takes part with one of them, which gather_rollouts drops: the others
+        # would wait for it.
         prompts, self._waiting = self._waiting or batch[:1], []
+        # All completions of a prompt are neighbors, because groups are found by reshaping.
         rows = [{**row, GENERATION: n} for row in prompts for n in range(self.args.num_generations)]
         with self.phases.of_update():
             with self.phases("rollout"):
@@ -102,15 +109,30 @@ class PPOTrainer(BasePPOTrainer):
         return loss
 
     def gather_rollouts(self, rollout: Rollout, scored: Scored, *, group: int = 1) -> tuple[Rollout, Scored]:
-        """Joins the rollouts of all processes, with `group` completions a prompt, in the order that one process has."""
+        """Joins the rollouts of all processes, in the order in which one process would have them.
+
+        Args:
+            rollout: of this process.
+            scored: its rewards.
+            group: completions of each prompt.
+        """
         sizes, self._sizes = self._sizes, []
         if self.args.world_size == 1:
             return rollout, scored
-        return together(rollout, scored, sizes=sizes or [len(rollout.samples)], group=group)
+        return gather_rollouts(rollout, scored, sizes=sizes or [len(rollout.samples)], group=group)
 
     def learn(self, model: nn.Module, rollout: Rollout, scored: Scored) -> Tensor:
-        """Makes one update from all processes' rollout: advantages, epochs, metrics, β. Returns its loss."""
-        if not self._begun:
+        """Makes one update: advantages, epochs, metrics, β.
+
+        Args:
+            model: policy and critic, wrapped for training.
+            rollout: of all processes.
+            scored: its rewards.
+
+        Returns:
+            The loss, a scalar.
+        """
+        if not self._start_checked:
             if rollout.measured:
                 check_start(
                     rollout.logprobs,
@@ -120,12 +142,13 @@ class PPOTrainer(BasePPOTrainer):
                     at_reference=self._from_reference,
                 )
             warn_if_scores_identical(scored.total, of="first update")
-            self._begun = True
+            self._start_checked = True
+        # Before `estimate`, so that running centering and scaling include this rollout.
         moments = self.moments(scored.total).tolist()
         self.scores_seen = self.scores_seen.update(moments)
         estimates = self.estimate(rollout, scored)
-        # In a loop of one's own nobody says which completions are of one prompt.
-        group = 1 if isinstance(scored, GivenScores) else self.args.num_generations
+        # In the user's own loop it is unknown which completions are of one prompt.
+        group = 1 if isinstance(scored, UserScores) else self.args.num_generations
         equal = F.zero_variance_groups(estimates.scores, size=group)
         if group > 1 and self.args.skip_equal_scores:
             progress = self.update_from(model, rollout, scored, (~equal).repeat_interleave(group).nonzero().squeeze(1))
@@ -134,97 +157,32 @@ class PPOTrainer(BasePPOTrainer):
         if group > 1:
             progress["objective/equal_scores"] = self.mean(equal.float())
         self.observe(rollout, estimates, progress)
+        # After the update, because the rewards of this rollout were computed with the old β.
         self.controller = self.controller.update(self.mean(rollout.kl), int(moments[0]))
         return torch.tensor(progress["loss"], device=self.args.device)
 
-    @torch.no_grad()
-    def rollout(self, rows: Sequence[Mapping], *, stream: int) -> Rollout:
-        """Samples a completion for each row, with log π, log π_ref and V of its tokens.
-
-        Each row's random stream is keyed by (stream, update, prompt index, which completion of the prompt).
-        Nothing else decides what it samples.
+    def shape(self, scored: Scored, ended: Tensor) -> Tensor:
+        """Centers, scales and clips scores, then corrects them for a missing end of sequence.
 
         Args:
-            rows: prompts, with their token ids and their index in the data set.
-            stream: keeps training, evaluation and a loop of one's own apart.
+            scored: the rewards of B completions.
+            ended: (B,) bool.
 
-        Raises:
-            NotFinite: a log-probability or a value is not finite.
+        Returns:
+            (B,).
         """
-        args, actor = self.args, self.actor
-        actor.eval()
-        step = 0 if stream == EVAL_STREAM else self.state.global_step
-        keys = [(stream, step, row[PROMPT_INDEX], row.get(GENERATION, 0)) for row in rows]
-        with self.accelerator.autocast(), whole(actor.policy):
-            request = SamplingRequest(
-                [row[PROMPT_TOKENS] for row in rows],
-                keys=keys,
-                seed=args.seed,
-                max_new_tokens=args.response_length,
-                stop_ids=self.stop_ids,
-                pad_id=self.fill_id,
-                temperature=args.temperature,
-                vocabulary=self.vocabulary,
-                max_tokens=args.max_rollout_batch_tokens,
-                critic=actor.value_of if actor.shared and not args.recompute_logprobs else None,
-            )
-            samples = self.engine(actor.policy, request)
-        check_ends(samples, self.stop_ids)
-        samples = args.truncation(samples, self.processing_class, seed=args.seed, keys=keys)
-        if args.rollout_engine == "native":
-            return self.evaluated(samples, recompute=args.recompute_logprobs)
-        return replace(self.evaluated(samples, recompute=True), engine_logprobs=samples.logprobs)
-
-    @torch.no_grad()
-    def evaluated(self, samples: Samples, *, recompute: bool) -> Rollout:
-        """Adds log π_ref, and V where sampling computed none; with `recompute` also log π_old, of a forward pass."""
-        args, actor = self.args, self.actor
-        actor.eval()
-        temperature, budget = args.temperature, self.most_tokens
-        size = args.local_rollout_forward_batch_size
-        passes: Any = {"size": size, "tokens": budget, "end_to_end": args.padding_free}
-        sampled_values, samples = None if recompute else samples.values, replace(samples, values=None)
-        logprobs, values = (torch.zeros_like(samples.logprobs) for _ in range(2))
-        with self.accelerator.autocast():
-            running = actor.policy if recompute or actor.shared else None, None if actor.shared else actor.value_model
-            with self.phases("values"), whole(*running):
-                for rows in in_batches(samples, **passes) if sampled_values is None else ():
-                    chosen = samples.rows(rows)
-                    places = rows, slice(chosen.mask.shape[1])
-                    if recompute:
-                        output = actor(chosen, temperature)
-                        logprobs[places], values[places] = output.logprobs, output.values
-                    else:
-                        values[places] = actor.values(chosen)
-            if recompute:
-                samples = replace(samples, logprobs=logprobs)
-            values = values if sampled_values is None else sampled_values
-            check_logprobs(samples.logprobs, samples.mask, of="policy")
-            ref_logprobs = samples.logprobs
-            if self.reference is not None:
-                own, device = self.reference.own, self.accelerator.device
-                with self.phases("reference"), self.reference.model() as reference, at_hand(own, device=device):
-                    ref_logprobs = token_logprobs(
-                        reference, samples, temperature=temperature, batch_size=size, tokens=budget
-                    )
-                    check_logprobs(ref_logprobs, samples.mask, of="reference")
-                    self._watch.look(self.reference, samples, temperature=temperature, precision=self.precision)
-        check_values(values, samples.mask)
-        values = values.masked_fill(~samples.mask, 0)
-        return Rollout(samples, ref_logprobs, values, measured=self.reference is not None)
-
-    def score(self, rollout: Rollout, rows: Sequence[Mapping]) -> Scored:
-        """Scores each completion by the rewards. Each has its prompt's row of the data set."""
-        texts, scored = self.decode_and_score(rollout, rows)
-        self.remember(texts, rollout, scored)
-        return scored
-
-    def shape(self, scored: Scored, ended: Tensor) -> Tensor:
-        """Centers, scales and clips scores, then corrects them for a missing end of sequence. Returns (B,)."""
         return shaped_scores(scored, ended, self.args, self.scores_seen)
 
     def estimate(self, rollout: Rollout, scored: Scored) -> Advantages:
-        """Rewards, advantages and returns of a scored rollout, by token or with the completion as one action."""
+        """Computes rewards, advantages and returns, by token or with the completion as one action.
+
+        Args:
+            rollout: B completions.
+            scored: their scores.
+
+        Raises:
+            ZooError: an override of `token_rewards` changed what a completion is paid.
+        """
         args, tokens = self.args, rollout.mask
         scores = self.shape(scored, rollout.samples.ended)
         beta = self.controller.kl_coef if args.kl_in == "reward" else 0.0
@@ -234,8 +192,9 @@ class PPOTrainer(BasePPOTrainer):
         mask, values = tokens[:, : kl.shape[1]], rollout.values[:, : kl.shape[1]]
         dense = shaped_by_token(scored, rollout.samples.ended, args, self.scores_seen)
         dense = None if dense is None else F.actions(dense, tokens, level=args.action_level)
-        left = scores if dense is None else F.terminal_remainder(scores, dense, mask)
-        rewards = self.token_rewards(left, kl, mask, kl_coef=beta)
+        # What was not paid token by token is paid at the end, so that a completion is paid its score in all.
+        at_end = scores if dense is None else F.terminal_remainder(scores, dense, mask)
+        rewards = self.token_rewards(at_end, kl, mask, kl_coef=beta)
         rewards = rewards if dense is None else rewards + dense
         check_rewards(rewards, scores, kl, mask, kl_coef=beta)
         if args.whiten_rewards:
@@ -246,12 +205,12 @@ class PPOTrainer(BasePPOTrainer):
         return Advantages(scored, scores, -beta * kl.sum(1), rewards, values, advantages, returns, mask)
 
     def token_rewards(self, scores: Tensor, kl: Tensor, mask: Tensor, *, kl_coef: float) -> Tensor:
-        """r_t of each action, without what reward functions pay by token.
+        """Computes r_t of each action, without what reward functions pay by token.
 
-        An override may place a score elsewhere. It may not change what a completion is paid in all: that is checked.
+        An override may place a score elsewhere. It must not change the sum over a completion, which is checked.
 
         Args:
-            scores: (B,), what is left of them to pay at the end.
+            scores: (B,), the part that is paid at the end.
             kl: (B, A) in nats.
             mask: (B, A).
             kl_coef: β.
@@ -262,49 +221,72 @@ class PPOTrainer(BasePPOTrainer):
         return F.token_rewards(scores, kl, mask, kl_coef=kl_coef)
 
     def update_from(self, model: nn.Module, rollout: Rollout, scored: Scored, rows: Tensor) -> dict[str, float]:
-        """`update` from some rows of a rollout alone, as if no others had been sampled; no step where there is none."""
+        """Makes an update from some rows of a rollout, as if no others had been sampled.
+
+        Args:
+            model: policy and critic, wrapped for training.
+            rollout: of all processes.
+            scored: its rewards.
+            rows: (n,) int64; if it is empty, no optimizer step is made.
+
+        Returns:
+            Means over all processes.
+        """
         if not len(rows):
             return {"loss": 0.0, "policy/epochs": 0.0}
+        # Estimated again, because whitening and the minibatch sizes depend on the rows that are left.
         chosen = rollout.rows(rows)
         return self.update(model, chosen, self.estimate(chosen, scored.rows(rows, width=chosen.mask.shape[1])))
 
     def update(self, model: nn.Module, rollout: Rollout, estimates: Advantages) -> dict[str, float]:
-        """Makes the optimizer steps of an update: epochs × minibatches. Returns means over all processes."""
+        """Makes the optimizer steps of an update: epochs × minibatches.
+
+        Args:
+            model: policy and critic, wrapped for training.
+            rollout: of all processes.
+            estimates: its advantages and returns.
+
+        Returns:
+            Means of losses and other terms over all processes.
+        """
         args = self.args
         model.train()
+        # A function of the step, so that a resumed run shuffles as an uninterrupted one does.
         shuffle = torch.Generator().manual_seed(args.seed * 1_000_003 + self.state.global_step)
-        # A stream of its own, so that texts do not change how completions are shuffled.
+        # A separate generator, so that texts do not change how completions are shuffled.
         texts = torch.Generator().manual_seed(shuffle.initial_seed() << 12)
         progress = Progress(args.device)
-        # The last batch of a pass over the prompts may hold fewer completions than there are minibatches.
+        # The last batch of an epoch over the prompts may have fewer completions than there are minibatches.
         parts = min(args.num_mini_batches, len(rollout.samples))
         length = args.response_length if args.action_level == "token" else 1
         for _ in range(args.num_ppo_epochs):
+            # On the CPU, because a GPU's generator would give another order.
             order = torch.randperm(len(rollout.samples), generator=shuffle, device="cpu").to(rollout.mask.device)
             for rows in torch.tensor_split(order, parts):
                 mixed = self.texts.draw(len(rows), texts, args.device) if self.texts is not None else None
                 self.minibatch(model, Minibatch.of(rollout, estimates, rows, length=length, texts=mixed), progress)
             drift = progress.end_epoch(self.total)
-            # The factor of OpenAI's Spinning Up: the target may be passed, but not by much.
+            # The factor of OpenAI's Spinning Up: KL may exceed the target, but not by much.
             if args.early_stop_kl is not None and drift > 1.5 * args.early_stop_kl:
                 break
         self.check_weights()
         return progress.means(self.total)
 
     def minibatch(self, model: nn.Module, batch: Minibatch, progress: Progress) -> None:
-        """Makes the gradients of this process's share of a minibatch, by micro-batch, and one optimizer step.
+        """Computes gradients of this process's share of a minibatch, by micro-batch, and makes one optimizer step.
 
-        Where a micro-batch does not fit the memory, all begin anew with half as many tokens, from then on. Several
-        processes would have to agree on it, so there the error ends the run.
+        If a micro-batch does not fit into memory, the minibatch starts again with half as many tokens, from then on.
+        Several processes would have to agree on that, so with several the error ends the run.
 
         Args:
-            model: policy and critic, as they are wrapped for training.
+            model: policy and critic, wrapped for training.
             batch: the minibatch, of all processes.
-            progress: gets what was measured.
+            progress: gets the measurements.
 
         Raises:
-            ZooError: a single row does not fit the memory.
+            ZooError: a single row does not fit into memory.
         """
+        # Restored if the minibatch has to start again.
         before = copy.deepcopy(vars(progress))
         while True:
             micro_batches = self.micro_batches(batch)
@@ -316,31 +298,34 @@ class PPOTrainer(BasePPOTrainer):
             if max(map(len, micro_batches)) == 1:
                 raise too_large()
             model.zero_grad()
-            # The micro-batches that did fit are computed again, so what they added is taken back.
+            # The micro-batches that did fit are computed again, so their sums are undone.
             vars(progress).update(copy.deepcopy(before))
-            samples, end_to_end = batch.rollout.samples, self.args.padding_free
-            largest = max(tokens_of(samples, rows, end_to_end=end_to_end) for rows in micro_batches)
+            samples, packed = batch.rollout.samples, self.args.padding_free
+            largest = max(tokens_of(samples, rows, packed=packed) for rows in micro_batches)
             self.most_tokens = largest // 2
-            log.warning("%d tokens do not fit the memory: %d in a micro-batch from here on.", largest, self.most_tokens)
-        self.look(progress)
-        if not progress.steps:
+            log.warning("%d tokens do not fit into memory: continuing with %d at a time.", largest, self.most_tokens)
+        self.check_step(progress)
+        if not progress.steps:  # before the first optimizer step of the update ρ must be 1
             check_ratio(progress.first_pass(self.total), precision=self.precision)
         progress.stepped(self.optimizer_step(model))
 
     def micro_batches(self, batch: Minibatch) -> list[Tensor]:
-        """Splits a minibatch into what goes through the models at a time.
+        """Splits a minibatch into micro-batches, which run through the models one by one.
+
+        Args:
+            batch: the minibatch, of all processes.
 
         Returns:
-            This process's micro-batches, as places of rows within the minibatch; as many in every process, so some may
-            be empty.
+            This process's micro-batches, as places of rows within the minibatch. Every process gets the same number, so
+            some may be empty.
         """
         args = self.args
         return shares(
             batch.rollout.samples,
             size=len(batch) if args.max_tokens_per_micro_batch else args.per_device_train_batch_size,
             tokens=self.most_tokens,
-            even=self.most_tokens != TOKENS_ON_CPU,  # whose sums keep the order that runs before had
-            end_to_end=args.padding_free,
+            even=self.most_tokens != TOKENS_ON_CPU,  # the default on a CPU keeps the order of sums of earlier versions
+            packed=args.padding_free,
             process=args.process_index,
             processes=args.world_size,
         )
@@ -348,13 +333,13 @@ class PPOTrainer(BasePPOTrainer):
     def accumulate(
         self, model: nn.Module, batch: Minibatch, micro_batches: Sequence[Tensor], progress: Progress
     ) -> None:
-        """Adds up the gradients of this process's share of a minibatch, micro-batch by micro-batch.
+        """Accumulates the gradients of this process's share of a minibatch.
 
         Args:
-            model: policy and critic, as they are wrapped for training.
+            model: policy and critic, wrapped for training.
             batch: the minibatch, of all processes.
             micro_batches: this process's, as `micro_batches` returns them.
-            progress: gets what was measured.
+            progress: gets the measurements.
         """
         args = self.args
         texts: list[TextBatch] = []
@@ -363,11 +348,11 @@ class PPOTrainer(BasePPOTrainer):
                 batch.texts, parts=len(micro_batches), process=args.process_index, processes=args.world_size
             )
         for number, (rows, text) in enumerate(zip_longest(micro_batches, texts), start=1):
-            # A process without a row left takes part for the sake of the others, and counts for nothing.
+            # A process without a row left computes one with weight 0, because the others wait for its gradients.
             counts = len(rows) > 0
             measured = progress if counts else Progress(args.device)
             micro_batch = batch.micro_batch(rows if counts else torch.zeros_like(batch.rows[:1]), text)
-            # Processes exchange gradients once an optimizer step: with the last micro-batch.
+            # Processes exchange gradients once per optimizer step, with the last micro-batch.
             with self.accelerator.no_sync(model) if number < len(micro_batches) else nullcontext():
                 with self.compute_loss_context_manager():
                     loss = self.loss(model, micro_batch, measured)
@@ -375,16 +360,16 @@ class PPOTrainer(BasePPOTrainer):
                     loss = loss * 0
                     progress.add_names(measured)
                 progress.add_loss(loss)
-                # They average gradients, and the loss is a share of the whole minibatch's.
+                # DDP averages gradients over processes, and the losses of all processes are meant to add up.
                 self.accelerator.backward(loss * args.world_size)
 
     def loss(self, model: nn.Module, batch: Minibatch, progress: Progress) -> Tensor:
-        """A micro-batch's share of the minibatch's loss.
+        """Computes a micro-batch's share of the minibatch's loss.
 
         Args:
-            model: policy and critic, as they are wrapped for training.
+            model: policy and critic, wrapped for training.
             batch: the micro-batch.
-            progress: gets what was measured.
+            progress: gets the measurements.
 
         Returns:
             The scalar. Those of all micro-batches and processes add up to the minibatch's loss.
@@ -402,7 +387,7 @@ class PPOTrainer(BasePPOTrainer):
             texts,
             ref_logits=ref_logits,
             entropy_learns=args.entropy_coef > 0,
-            # In the forward pass, where it can be: the head then makes each chunk of the logits once.
+            # In the forward pass if possible: then each chunk of logits is computed only once.
             policy_loss=policy_loss if policy_loss.by_token and not self.warming_up else None,
         )
         loss, terms = micro_batch_loss(policy_loss, output, critic_only=self.warming_up)
@@ -415,13 +400,23 @@ class PPOTrainer(BasePPOTrainer):
         return loss
 
     def optimizer_step(self, model: nn.Module) -> dict[str, Tensor]:
-        """Clips policy and critic apart (one joint norm lets a noisy critic shrink the policy's step), then steps.
+        """Clips the gradients of policy and critic separately and makes an optimizer step.
 
-        A step whose loss or norms are not finite is skipped, in all processes. Returns the norms before clipping.
+        With one joint norm a noisy critic would shrink the policy's step. A step whose loss or norms are not finite is
+        skipped, in all processes.
+
+        Args:
+            model: policy and critic, wrapped for training.
+
+        Returns:
+            The norms before clipping, by name.
+
+        Raises:
+            NotFinite: several steps in a row were skipped.
         """
         actor, norms = self.actor, {}
         limit = self.args.max_grad_norm or math.inf
-        # A shared trunk gets gradients by way of the critic, and must not move either.
+        # A shared trunk gets gradients from the critic, and must not move during warm-up either.
         if self.warming_up:
             for parameter in actor.policy.parameters():
                 parameter.grad = None
@@ -429,69 +424,8 @@ class PPOTrainer(BasePPOTrainer):
             parameters = [p for p in part.parameters() if p.requires_grad]
             norms[name] = full(self.accelerator.clip_grad_norm_(parameters, limit)).detach()
         assert self.optimizer is not None
-        self.guard.look(self.agreed({f"{name}'s gradient norm": norm for name, norm in norms.items()}))
+        self.guard.record(self.agreed({f"{name}'s gradient norm": norm for name, norm in norms.items()}))
         if self.guard.keep(step=self.state.global_step + 1, rate=self.args.learning_rate):
             self.optimizer.step()
         model.zero_grad()
         return norms
-
-    # For a loop of one's own
-
-    def generate(self, prompts: Sequence[Any], *, num_generations: int = 1) -> list[Tensor]:
-        """Samples completions at the training temperature.
-
-        Args:
-            prompts: texts, conversations or token ids.
-            num_generations: completions of each prompt.
-
-        Returns:
-            1-D tensors of token ids, those of a prompt beside each other, without the prompt and with the
-            end-of-sequence token where there is one.
-
-        Raises:
-            ZooError: there are no prompts, or one cannot be sampled from.
-        """
-        self.prepare_loop()
-        if isinstance(prompts, str):
-            raise ZooError("generate() got one text: give a list of prompts.")
-        if not len(prompts) or num_generations < 1:
-            raise ZooError(
-                f"generate() got {len(prompts)} prompts and num_generations {num_generations}: give at least 1 of each."
-            )
-        rows = [
-            {
-                PROMPT_TOKENS: prompt_row(prompt, row, self),
-                PROMPT_INDEX: self.index_here(self._generated + row),
-                GENERATION: n,
-            }
-            for row, prompt in enumerate(prompts)
-            for n in range(num_generations)
-        ]
-        self._generated += len(prompts)
-        rollout = self.rollout(rows, stream=LOOP_STREAM)
-        device = rollout.mask.device
-        return [torch.tensor(ids, device=device) for ids in rollout.samples.token_lists()]
-
-    def step(self, queries: Sequence[Any], responses: Sequence[Any], scores: Sequence[Any]) -> dict[str, float]:
-        """Makes one PPO update from completions and scores of one's own: the same update that `train` makes.
-
-        Args:
-            queries: B texts or lists of token ids.
-            responses: B texts or lists of token ids.
-            scores: B numbers.
-
-        Returns:
-            This update's metrics, by the names of docs/metrics.md.
-
-        Raises:
-            ZooError: counts differ, a response is empty, or a score is not finite.
-        """
-        model = self.prepare_loop()
-        samples = given_samples(queries, responses, self)
-        rollout = self.evaluated(samples, recompute=True)
-        self.learn(model, *self.gather_rollouts(rollout, given_scored(scores, samples)))
-        self._metrics.clear()  # the caller has them: no log line of Trainer's will
-        if self.lr_scheduler is not None:
-            self.lr_scheduler.step()
-        self.state.global_step += 1
-        return self.last_metrics

@@ -1,7 +1,7 @@
-"""vLLM through trl's VLLMGeneration, beside the trainer in its process or as a server.
+"""vLLM by trl's VLLMGeneration, in the trainer's process or as a server.
 
-Before each rollout vLLM gets the policy's weights, and then scores one row whose log-probabilities the policy has too.
-A weight update that vLLM confirms and does not make, or makes in part, would go unnoticed otherwise.
+Before each rollout vLLM gets the policy's weights, and then scores one row, which the policy scores too. Otherwise a
+weight update that vLLM confirms but does not make, or makes only in part, would go unnoticed.
 """
 
 import math
@@ -23,7 +23,7 @@ from urllib3.util.retry import Retry
 
 from ..errors import ZooError
 from ..functional import selected_logprobs
-from ..modeling.loading import first_line
+from ..modeling.model_files import first_line
 from ..modeling.models import is_peft
 from ..modeling.sampling.sampler import Samples, SamplingRequest
 from .config import PPOConfig
@@ -31,38 +31,50 @@ from .engine_samples import as_samples, outside
 from .failures import Unsampled
 from .waiting import ended_by_signals
 
-#: Tokens of the row that both sides score after the weights were sent.
+#: Tokens of the row that both sides score after each weight update.
 FORCED_TOKENS = 64
-#: Mean |Δ log π| a token that rounding explains, by the coarser of both precisions: it is 1e-5 in float32 on a CPU,
-#: 1e-3 where a GPU multiplies in TF32, some 1e-2 in bfloat16. Stale weights were 0.2 to 0.3 off.
+#: Mean |Δ log π| per token that rounding explains, by the coarser of both precisions. It is 1e-5 in float32 on a CPU,
+#: 1e-3 where a GPU multiplies in TF32, some 1e-2 in bfloat16. Stale weights differ by 0.2 to 0.3.
 ROUNDING = {torch.float32: 1e-2, torch.float16: 2e-2, torch.bfloat16: 0.1}
-ROUNDING_ON_CPU = 1e-3  # in float32
-#: Seconds for a connection and for the answer of a server that has nothing else to do; it is asked twice.
+#: The same in float32 on a CPU.
+ROUNDING_ON_CPU = 1e-3
+#: Seconds for a connection, and for the answer of an idle server. A health check tries twice.
 CONNECT, ANSWER = 2.0, 2.0
 SERVE = "start it as docs/engines.md says"
 
 
 class VLLMEngine:
-    """An engine of `make_engine`. Its random streams are vLLM's: keys and seed decide nothing."""
+    """An engine that samples with vLLM. Its random numbers are vLLM's: keys and seed have no effect.
+
+    Args:
+        args: The settings.
+        policy: The policy.
+        tokenizer: The policy's.
+        accelerator: The trainer's.
+
+    Raises:
+        ZooError: vLLM is not installed.
+        Unsampled: vLLM does not start, or its server does not answer.
+    """
 
     def __init__(self, args: PPOConfig, policy: Any, tokenizer: PreTrainedTokenizerBase, accelerator: Any) -> None:
         try:
             from trl.generation import VLLMGeneration  # where vLLM is installed
         except ImportError as error:
             raise ZooError(
-                "rollout_engine is 'vllm', which is not installed: pip install 'trl[vllm]', or give 'native'."
+                "rollout_engine is 'vllm', which is not installed: pip install 'trl[vllm]', or use 'native'."
             ) from error
         self._temperature, self._length = args.temperature, args.response_length
         self._accelerator, self._sleeps = accelerator, args.vllm_enable_sleep_mode
         self._url = None if args.vllm_server_base_url is None else args.vllm_server_base_url.rstrip("/")
         self._dtype = computing_dtype(args, policy)
-        # Of several processes the first one talks to a server, and each has a colocated vLLM of its own.
-        self._asks = self._url is None or accelerator.is_main_process
+        # With several processes only the first one talks to a server. A colocated vLLM is in each of them.
+        self._is_client = self._url is None or accelerator.is_main_process
         colocated = nullcontext() if self._url else _llm_with(
             dtype=str(self._dtype).removeprefix("torch."), enforce_eager=args.vllm_enforce_eager
         )  # fmt: skip
         with ended_by_signals(), _as_unsampled("vLLM did not start", "see what it printed above"):
-            if self._url and self._asks:
+            if self._url and self._is_client:
                 check_server(self._url)
             if self._url is None and accelerator.device.type == "cpu":
                 _leave_weights_plain()
@@ -73,14 +85,14 @@ class VLLMEngine:
                     tokenizer,
                     mode=args.vllm_mode,
                     server_base_url=self._url,
-                    server_timeout=0.0,  # `check_server` has waited
+                    server_timeout=0.0,  # `check_server` has already waited
                     gpu_memory_utilization=args.vllm_gpu_memory_utilization,
                     enable_sleep_mode=args.vllm_enable_sleep_mode,
                     temperature=args.temperature,
                     max_completion_length=args.response_length,
                     logprobs=0,
                 )
-            if self._url and self._asks:
+            if self._url and self._is_client:
                 self._bound_waits(self._generation.vllm_client.session)
                 self._dtype = max(self._dtype, self._served_dtype(), key=lambda dtype: torch.finfo(dtype).eps)
 
@@ -93,8 +105,8 @@ class VLLMEngine:
             ]
         self._send_weights(model, request)
         self._generation.generation_kwargs = settings
-        # A colocated vLLM computes here: a signal lets it finish, as it does the rest of an update.
-        with ended_by_signals() if self._url else nullcontext(), _as_unsampled("vLLM sampled nothing", self._mend):
+        # A wait for a server may be interrupted. A colocated vLLM finishes its rollout, as other steps of an update do.
+        with ended_by_signals() if self._url else nullcontext(), _as_unsampled("vLLM sampled nothing", self._fix):
             _, completions, logprobs, _ = self._generation.generate(
                 prompts=[list(prompt) for prompt in request.prompts], images=None, num_generations=1
             )
@@ -102,19 +114,19 @@ class VLLMEngine:
         return as_samples(request, completions, chosen, device=next(model.parameters()).device)
 
     @property
-    def _mend(self) -> str:
+    def _fix(self) -> str:
         return f"see what the server at {self._url} printed" if self._url else "see what it printed above"
 
     def _send_weights(self, model: Any, request: SamplingRequest) -> None:
-        """Sends the policy's weights and checks that vLLM holds them. Raises Unsampled, in all processes, if not."""
+        """Sends the policy's weights and checks that vLLM has them. Raises Unsampled, in all processes, if not."""
         problem: Unsampled | None = None
         try:
-            if self._url and self._asks:
+            if self._url and self._is_client:
                 with ended_by_signals():
                     check_server(self._url)
-            with _as_unsampled("vLLM did not take the policy's weights", self._mend), _unmerged(model):
+            with _as_unsampled("vLLM did not take the policy's weights", self._fix), _unmerged(model):
                 self._generation.sync_weights()
-            if self._asks:
+            if self._is_client:
                 self._check_weights(model, request.prompts)
         except Unsampled as error:
             problem = error
@@ -130,10 +142,10 @@ class VLLMEngine:
             raise problem
 
     def _check_weights(self, model: Any, prompts: Sequence[Sequence[int]]) -> None:
-        """Raises Unsampled where vLLM's log-probabilities of one row are further from the policy's than rounding is."""
+        """Raises Unsampled if vLLM's log-probabilities of one row differ from the policy's by more than rounding."""
         context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or FORCED_TOKENS + 1
         row = forced_row(prompts, min(FORCED_TOKENS, context - 1))
-        with ended_by_signals() if self._url else nullcontext(), _as_unsampled("vLLM scored nothing", self._mend):
+        with ended_by_signals() if self._url else nullcontext(), _as_unsampled("vLLM scored nothing", self._fix):
             theirs = self._scored_by_server(row) if self._url else self._scored_here(row)
         own = row_logprobs(model, row)
         apart = float((own - torch.tensor(theirs, device=own.device)).abs().mean())
@@ -141,15 +153,15 @@ class VLLMEngine:
         if not apart <= bound:
             name = str(self._dtype).removeprefix("torch.")
             raise Unsampled(
-                f"vLLM holds other weights than the policy: after they were sent, its log-probabilities of one row lie "
-                f"{apart:.2g} nats a token from the policy's, and {name} explains {bound:g}. Use another version of "
-                "vLLM, or give rollout_engine 'native'."
+                f"vLLM has other weights than the policy: after they were sent, its log-probabilities of one row "
+                f"differ by {apart:.2g} nats per token from the policy's, where {name} explains {bound:g}: use another "
+                "version of vLLM, or rollout_engine 'native'."
             )
 
     def _scored_here(self, row: Sequence[int]) -> list[float]:
         from trl.generation import vllm_generation
 
-        if self._sleeps:  # trl has woken the weights alone; its own call to wake the cache then does nothing
+        if self._sleeps:  # trl has woken up only the weights; its later call for the cache then does nothing
             self._generation.llm.wake_up(tags=["kv_cache"])
         params = vllm_generation.SamplingParams(max_tokens=1, temperature=1.0, prompt_logprobs=0)
         prompt = {"prompt_token_ids": list(row)}
@@ -158,10 +170,10 @@ class VLLMEngine:
 
     def _scored_by_server(self, row: Sequence[int]) -> list[float]:
         client = self._generation.vllm_client
-        asked = {
+        body = {
             "model": client.model, "prompt": [list(row)], "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0
         }  # fmt: skip
-        response = client.session.post(f"{client.base_url}/v1/completions", json=asked)
+        response = client.session.post(f"{client.base_url}/v1/completions", json=body)
         response.raise_for_status()
         [choice] = response.json()["choices"]
         scored = zip(row[1:], choice["prompt_logprobs"][1:], strict=True)
@@ -169,7 +181,7 @@ class VLLMEngine:
         return [math.nan if (x := of[str(token)]["logprob"]) is None else x for token, of in scored]
 
     def _served_dtype(self) -> torch.dtype:
-        """What the server computes in."""
+        """Returns the precision of the server."""
         name = str(self._generation.vllm_client.get_server_info()["model_config"]["dtype"])
         return getattr(torch, name.removeprefix("torch."))
 
@@ -180,10 +192,11 @@ class VLLMEngine:
 
 
 class BoundedAdapter(HTTPAdapter):
-    """Notices within seconds that a server is gone, however long an answer of a living one takes."""
+    """Notices within seconds that a server is down, and still waits as long as a running one needs."""
 
     def __init__(self) -> None:
-        # What was sent may have been done: only refused connections and answers are tried again.
+        # The server may have processed a request whose answer was lost, so only refused connections and refusals by a
+        # proxy are retried.
         super().__init__(
             max_retries=Retry(
                 total=2, connect=1, read=0, status=2, backoff_factor=1, status_forcelist=[502, 503],
@@ -204,13 +217,13 @@ class BoundedAdapter(HTTPAdapter):
 
 
 def check_server(url: str) -> None:
-    """Asks a server whether it is well.
+    """Checks the health of a server.
 
     Args:
         url: its address, without a slash at the end.
 
     Raises:
-        Unsampled: it did not answer, or not well, in twice CONNECT + ANSWER seconds at most.
+        Unsampled: it did not answer within 2·(CONNECT + ANSWER) seconds, or with an error.
     """
     failure = ""
     for attempt in range(2):
@@ -223,54 +236,83 @@ def check_server(url: str) -> None:
             if response.ok:
                 return
             failure = f"HTTP {response.status_code}"
-    raise Unsampled(f"No vLLM server answers at {url} ({failure}): {SERVE}, or mend vllm_server_base_url.")
+    raise Unsampled(f"No vLLM server answers at {url} ({failure}): {SERVE}, or correct vllm_server_base_url.")
 
 
 def computing_dtype(args: PPOConfig, policy: Any) -> torch.dtype:
-    """What the policy computes in: bfloat16 under autocast, else what its weights are held in."""
+    """Returns the precision of the policy's passes.
+
+    Args:
+        args: the settings.
+        policy: the policy.
+
+    Returns:
+        bfloat16 under autocast, otherwise the type of the weights.
+    """
     return torch.bfloat16 if args.bf16 else policy.get_input_embeddings().weight.dtype
 
 
 def rounding(dtype: torch.dtype, *, on_cpu: bool) -> float:
-    """Mean |Δ log π| a token that rounding explains between two programs of this precision."""
+    """Returns the mean |Δ log π| per token that rounding explains between two programs.
+
+    Args:
+        dtype: the coarser precision of both.
+        on_cpu: whether they run on a CPU.
+    """
     return ROUNDING_ON_CPU if on_cpu and dtype == torch.float32 else ROUNDING.get(dtype, max(ROUNDING.values()))
 
 
 def forced_row(prompts: Sequence[Sequence[int]], length: int) -> list[int]:
-    """Prompts one behind the other, `length` tokens at most; where there is one token alone, that token twice."""
+    """Concatenates prompts to the row that both sides score.
+
+    Args:
+        prompts: token ids.
+        length: the most tokens.
+
+    Returns:
+        At least two tokens, because the first one has no log-probability.
+    """
     row = [token for prompt in prompts for token in prompt][:length]
     return row * 2 if len(row) == 1 else row
 
 
 @torch.no_grad()
 def row_logprobs(model: Any, row: Sequence[int]) -> Tensor:
-    """log π of each token of a row but the first, at temperature 1, (T-1,) in nats."""
+    """Computes log π of each token of a row except the first, at temperature 1.
+
+    Args:
+        model: the policy.
+        row: T token ids.
+
+    Returns:
+        (T−1,) in nats.
+    """
     ids = torch.tensor([row], device=next(model.parameters()).device)
     logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
     return selected_logprobs(logits[:, :-1].float(), ids[:, 1:])[0]
 
 
 @contextmanager
-def _as_unsampled(what: str, mend: str) -> Iterator[None]:
-    """Inside, what trl and vLLM raise is Unsampled, a sentence that begins with `what`; their kinds have no end."""
+def _as_unsampled(failure: str, fix: str) -> Iterator[None]:
+    """Turns whatever trl and vLLM raise into Unsampled. They raise too many types to list them."""
     try:
         yield
     except ZooError:
         raise
     except NotImplementedError as error:
         raise Unsampled(
-            f"{what}: {first_line(error)} Give vllm_mode 'colocate', which needs no NCCL, or rollout_engine 'native'."
+            f"{failure}: {first_line(error)} Use vllm_mode 'colocate', which needs no NCCL, or rollout_engine 'native'."
         ) from error
     except Exception as error:
         reason = first_line(error).rstrip(".:")
         raise Unsampled(
-            f"{what} ({type(error).__name__}: {reason}): {mend}, or give rollout_engine 'native'."
+            f"{failure} ({type(error).__name__}: {reason}): {fix}, or use rollout_engine 'native'."
         ) from error
 
 
 @contextmanager
 def _unmerged(model: Any) -> Iterator[None]:
-    """Takes adapters out of the weights again where sending them failed half-way: trl merges them to send them."""
+    """Unmerges adapters if sending weights failed: trl merges them before it sends."""
     try:
         yield
     except Exception:
@@ -280,22 +322,22 @@ def _unmerged(model: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _llm_with(**given: Any) -> Iterator[None]:
-    """While open, trl makes its vLLM with these arguments too: its own call has no place for them."""
+def _llm_with(**options: Any) -> Iterator[None]:
+    """Adds arguments to the vLLM that trl makes while this context is open; trl has no option for them."""
     from trl.generation import vllm_generation
 
-    made = vllm_generation.LLM
-    vllm_generation.LLM = partial(made, **given)
+    original = vllm_generation.LLM
+    vllm_generation.LLM = partial(original, **options)
     try:
         yield
     finally:
-        vllm_generation.LLM = made
+        vllm_generation.LLM = original
 
 
 def _leave_weights_plain() -> None:
-    """Keeps vLLM on a CPU from packing linear weights for oneDNN, after which it takes no others."""
+    """Prevents vLLM on a CPU from packing linear weights for oneDNN, because packed weights cannot be replaced."""
     try:
         from vllm import _custom_ops
-    except ImportError:  # another version: the check after each sync finds weights that were not taken
+    except ImportError:  # another version of vLLM: the check after each update finds weights that it did not take
         return
     _custom_ops._supports_onednn = False

@@ -1,4 +1,4 @@
-"""Waits for another program, such as an engine's server, that Ctrl-C and SIGTERM end."""
+"""Lets Ctrl-C and SIGTERM interrupt waits for another program, such as an engine's server."""
 
 import signal
 import threading
@@ -10,15 +10,14 @@ from typing import Any, NoReturn
 
 
 class WaitEnded(KeyboardInterrupt):
-    """A signal ended a wait. The answer did not come; everything finished before the wait stands."""
+    """A signal ended a wait. All updates before it are intact."""
 
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """While open, SIGINT and SIGTERM raise WaitEnded, after the handler that was there has run.
+    """Makes SIGINT and SIGTERM raise WaitEnded while this context is open, after their own handlers have run.
 
-    A signal without a Python handler keeps what it does. Signals reach only the main thread; elsewhere this changes
-    nothing.
+    A signal without a Python handler is left alone. Signals reach only the main thread, so in others this does nothing.
     """
     handlers: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():

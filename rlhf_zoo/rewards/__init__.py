@@ -2,8 +2,9 @@
 
 from .composed import RewardFunction, Rewards, Scored
 from .ensemble import RewardEnsemble
+from .form import FormatMatch, Length, Repetition, SoftOverlong
 from .model import RewardModel
-from .verifiable import ExactMatch, FormatMatch, Length, NumericMatch, Repetition, SoftOverlong
+from .verifiable import ExactMatch, NumericMatch
 
 __all__ = [
     "ExactMatch",

@@ -9,7 +9,7 @@ from ..modeling.alignment import TokenText
 
 
 class Misfit(Exception):
-    """A reward for parts of a completion that does not fit it. The caller's sentence adds the function and the row."""
+    """A reward for parts of a completion that does not fit it. The caller adds the function and the row."""
 
 
 def is_list(value: Any) -> bool:
@@ -25,7 +25,7 @@ def is_list(value: Any) -> bool:
 
 
 def paid_by_token(
-    given: Sequence[Any],
+    values: Sequence[Any],
     text: str,
     ids: Sequence[int],
     tokenizer: PreTrainedTokenizerBase | None,
@@ -37,7 +37,7 @@ def paid_by_token(
     (arXiv:2305.20050).
 
     Args:
-        given: T numbers, or spans (start, end, value) of `text`. No spans pay nothing.
+        values: T numbers, or spans (start, end, value) of `text`. An empty list pays nothing.
         text: The completion as the function read it, which is a part of what the tokens add to the prompt's text.
         ids: T token ids of the completion.
         tokenizer: The policy's, to find the tokens of spans.
@@ -50,17 +50,18 @@ def paid_by_token(
         Misfit: The count is another one, or a span is not in the text.
         TypeError, ValueError, RuntimeError: A value is no number, as for `number`.
     """
-    if len(given) and not any(is_list(each) for each in given):
-        if len(given) != len(ids):
-            raise Misfit(f"{len(given)} numbers for {len(ids)} tokens (the end-of-sequence token counts)")
-        return [number(each) for each in given]
+    if len(values) and not any(is_list(each) for each in values):
+        if len(values) != len(ids):
+            raise Misfit(f"{len(values)} numbers for {len(ids)} tokens (the end-of-sequence token counts)")
+        return [number(each) for each in values]
     paid = [0.0] * len(ids)
-    spans = [_span(each, text) for each in given]
+    spans = [_span(each, text) for each in values]
     if not spans:
         return paid
     if tokenizer is None:
         raise Misfit("spans, and there is no tokenizer to find their tokens with")
     token_text = TokenText(tokenizer, ids, prompt)
+    # The function may have read less than the tokens' text, such as an answer without thoughts, so look for its part.
     offset = token_text.text.rfind(text)
     if offset < 0:
         raise Misfit("spans of a text that is not what its tokens decode to")
@@ -69,13 +70,13 @@ def paid_by_token(
     return paid
 
 
-def _span(given: Any, text: str) -> tuple[int, int, float]:
-    if not is_list(given) or len(given) != 3:
-        raise Misfit(f"{given!r}, which is no span (start, end, value)")
-    start, end, value = given
+def _span(value: Any, text: str) -> tuple[int, int, float]:
+    if not is_list(value) or len(value) != 3:
+        raise Misfit(f"{value!r}, which is no span (start, end, value)")
+    start, end, reward = value
     if not (isinstance(start, int) and isinstance(end, int) and 0 <= start < end <= len(text)):
         raise Misfit(f"the span from {start!r} to {end!r} for a text of {len(text)} characters")
-    return start, end, number(value)
+    return start, end, number(reward)
 
 
 def number(value: Any) -> float:

@@ -1,4 +1,4 @@
-"""A weighted list of rewards: models and functions, scored together."""
+"""A weighted list of rewards: models and functions that score together."""
 
 from __future__ import annotations
 
@@ -82,23 +82,21 @@ class Rewards:
         timeout: float | None = None,
     ) -> None:
         if not rewards:
-            raise ZooError("PPO has no reward: give reward_model or reward_funcs.")
+            raise ZooError("PPO has no reward: pass reward_model or reward_funcs.")
         if weights is not None and len(weights) != len(rewards):
-            raise ZooError(
-                f"reward_weights holds {len(weights)} numbers for {len(rewards)} rewards: give one a reward."
-            )
+            raise ZooError(f"reward_weights has {len(weights)} numbers for {len(rewards)} rewards: set one per reward.")
         for reward in rewards:
             _check(reward)
         self.rewards = list(rewards)
         self.weights = [1.0] * len(rewards) if weights is None else [float(w) for w in weights]
         own = _unique([_name(reward) for reward in rewards])
-        watched = [name for pair in zip(own, rewards, strict=True) for name in _watched(*pair)]
+        watched = [name for pair in zip(own, rewards, strict=True) for name in _logged_names(*pair)]
         self.names = _unique([*own, *watched])
         self.tokenizer, self.timeout = tokenizer, timeout
 
     @property
     def learned(self) -> list[RewardModel | RewardEnsemble]:
-        """The rewards that are models, several that make one score as one."""
+        """The rewards that are models; an ensemble counts as one."""
         return [reward for reward in self.rewards if isinstance(reward, RewardModel | RewardEnsemble)]
 
     @property
@@ -108,7 +106,7 @@ class Rewards:
 
     @property
     def weighted_models(self) -> list[tuple[RewardModel, float]]:
-        """The reward models, each with the weight of its score; those of an ensemble with the weight of theirs."""
+        """The reward models with the weights of their scores; those of an ensemble have its weight."""
         weighted = zip(self.rewards, self.weights, strict=True)
         return [(model, weight) for reward, weight in weighted for model in _models(reward)]
 
@@ -169,9 +167,9 @@ class Rewards:
                 padded[samples.mask] = torch.tensor([x for tokens in paid for x in tokens], device=device)
                 by_token = weight * padded + (0.0 if by_token is None else by_token)
         each = torch.stack(scores, dim=1)
-        nowhere = each.isnan().all(1)
-        if nowhere.any():
-            row = int(nowhere.nonzero()[0])
+        unscored = each.isnan().all(1)
+        if unscored.any():
+            row = int(unscored.nonzero()[0])
             raise ZooError(
                 f"No reward applies to the prompt {batch.prompt(row)} of row {row}: {listed(paying)} returned None "
                 "for it; let one of them return a number."
@@ -181,7 +179,7 @@ class Rewards:
         if not total.isfinite().all():
             row = int((~total.isfinite()).nonzero()[0])
             raise ZooError(
-                f"The weighted rewards of row {row} add up to {float(total[row])}, beyond what single precision holds: "
+                f"The weighted rewards of row {row} add up to {float(total[row])}, which is too large for float32: "
                 f"let {listed(paying)} return smaller numbers, or lower reward_weights."
             )
         each = torch.cat([each, torch.stack(watched, dim=1)], dim=1) if watched else each
@@ -189,11 +187,11 @@ class Rewards:
 
 
 def _models(reward: Any) -> list[RewardModel]:
-    """The reward models that a reward runs; a function runs none."""
+    """Returns the reward models of a reward; a function has none."""
     return reward.models if isinstance(reward, RewardEnsemble) else [reward] if isinstance(reward, RewardModel) else []
 
 
-def _watched(name: str, reward: Any) -> list[str]:
+def _logged_names(name: str, reward: Any) -> list[str]:
     if not isinstance(reward, RewardEnsemble):
         return []
     return [*(f"{name}_{place}" for place in range(len(reward.models))), DISAGREEMENT]
@@ -204,11 +202,11 @@ def _check(reward: Any) -> None:
         return
     if isinstance(reward, type) and not hasattr(reward, "__iter__"):
         raise ZooError(
-            f"The reward {reward.__name__} is a class, and only its objects score: give {reward.__name__}(…), or in a "
-            "recipe its name with settings, NAME(key=value)."
+            f"The reward {reward.__name__} is a class instead of an object: use {reward.__name__}(…), or in a recipe "
+            "its name with settings, NAME(key=value)."
         )
     if not callable(reward):
-        raise ZooError(f"{reward!r} cannot score completions: give a model, a path or Hub id, or a function.")
+        raise ZooError(f"{reward!r} cannot score completions: pass a model, a path or Hub id, or a function.")
 
 
 def _finite(name: str, scores: Tensor, batch: Batch) -> Tensor:
@@ -216,14 +214,14 @@ def _finite(name: str, scores: Tensor, batch: Batch) -> Tensor:
     if wrong.any():
         row = int(wrong.nonzero()[0])
         raise ZooError(
-            f"The reward model {name} scored {float(scores[row])} for row {row}, prompt {batch.prompt(row)}: look at "
-            "its weights, and at the mean and deviation in its config."
+            f"The reward model {name} scored {float(scores[row])} for row {row}, prompt {batch.prompt(row)}: "
+            "check its weights, and the mean and deviation in its config."
         )
     return scores
 
 
 def _name(reward: RewardModel | RewardEnsemble | RewardFunction) -> str:
-    """The name in metrics: a function's, also under partials, otherwise that of the object's class."""
+    """Returns the name in metrics: a function's (under any partials), otherwise that of the object's class."""
     if _models(reward):
         return "reward_model"
     function = unwrapped(reward)

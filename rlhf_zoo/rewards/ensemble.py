@@ -12,38 +12,38 @@ from ..errors import ZooError
 from ..modeling.sampling.sampler import Samples
 from .model import RewardModel
 
-#: λ of mean_minus_variance where nobody says another.
+#: The default λ of mean_minus_variance.
 PENALTY = 0.5
 
 
 def check_ensemble(models: Sequence[Any], how: str | None) -> None:
-    """Checks that several reward models say how they make one score.
+    """Checks that the setting for combining several reward models fits their number.
 
     Args:
         models: The reward models, or their paths.
         how: One of `functional.ENSEMBLES`, or None.
 
     Raises:
-        ZooError: Several models have no `how`, a single one has one, or a model is given twice.
+        ZooError: Several models have no `how`, a single one has one, or a model is listed twice.
     """
     if len(models) > 1 and how is None:
         raise ZooError(
-            f"There are {len(models)} reward models and reward_ensemble does not say how they make one score: give "
+            f"There are {len(models)} reward models and reward_ensemble is not set: choose "
             f"{' or '.join(map(repr, F.ENSEMBLES))}."
         )
     if len(models) < 2 and how is not None:
         count = "one reward model" if models else "no reward model"
-        raise ZooError(f"reward_ensemble is {how!r}, and there is {count}: give several, or leave it out.")
+        raise ZooError(f"reward_ensemble is {how!r}, and there is {count}: use several, or remove it.")
     if twice := next((model for place, model in enumerate(models) if model in models[:place]), None):
         name = twice if isinstance(twice, str) else getattr(twice, "name", type(twice).__name__)
-        raise ZooError(f"The reward model {name} is given twice, and would agree with itself: give different ones.")
+        raise ZooError(f"The reward model {name} is listed twice: use different ones.")
 
 
 class RewardEnsemble:
     """One score from M reward models, by `functional.ensemble_scores`.
 
-    Scores are compared with each other. So a model that centers or scales must know its own mean and deviation, which
-    put all of them in one unit.
+    Scores of different models must have one unit. So a model that centers or scales must have its own stored mean and
+    standard deviation.
 
     Args:
         models: At least two different ones.
@@ -51,7 +51,7 @@ class RewardEnsemble:
         penalty: λ of mean_minus_variance; None for PENALTY.
 
     Raises:
-        ZooError: A model keeps no mean and deviation of its scores, or the models make no ensemble.
+        ZooError: A model has no stored mean and deviation, or the models cannot be combined.
     """
 
     def __init__(self, models: Sequence[RewardModel], *, how: str | None, penalty: float | None = None) -> None:
@@ -59,9 +59,9 @@ class RewardEnsemble:
         for model in models:
             if model.unmeasured:
                 raise ZooError(
-                    f"The reward model {model.name} keeps no mean and deviation of its scores, by which several are "
-                    "put in one unit: give models of the stage reward, or set score_centering and score_scaling to "
-                    "'running' or 'none' where all score in one unit anyway."
+                    f"The reward model {model.name} has no stored mean and deviation, which bring several models to "
+                    "one unit: use models of the stage reward, or set score_centering and score_scaling to 'running' "
+                    "or 'none' if all have one unit anyway."
                 )
         self.models, self.how = list(models), str(how)
         self.penalty = PENALTY if penalty is None else penalty

@@ -1,4 +1,4 @@
-"""Calls reward functions as TRL's GRPO does, on one batch: what they return, what they log, where they fail."""
+"""Calls reward functions as TRL's GRPO does, and checks what they return."""
 
 from __future__ import annotations
 
@@ -23,24 +23,25 @@ from ..errors import ZooError
 from ..modeling.reserved_columns import TABLE, passed_on
 from ..modeling.time_limit import Expired, deadline
 from .by_token import Misfit, is_list, number, paid_by_token
-from .verifiable import text_of
+from .rule import text_of
 
 RewardFunction = Callable[..., Any]
 
-SHOWN = 80  # characters of a prompt or value in an error's sentence
+#: Characters of a prompt or value that an error quotes.
+SHOWN = 80
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What functions are called with for B rows.
+    """The arguments of reward functions for B rows.
 
     Attributes:
         prompts: B texts or conversations.
         completions: B texts, or lists of messages.
         completion_ids: B lists of token ids.
         columns: Of the data set: lists of B values, or values that belong to no row.
-        trainer_state: None where nothing trains.
-        prompt_ids: B lists of token ids, before completion_ids; () where nobody needs them.
+        trainer_state: None outside of training.
+        prompt_ids: B lists of token ids, before completion_ids; () if they are not needed.
     """
 
     prompts: list[Any]
@@ -83,7 +84,12 @@ class Batch:
 
 
 class FunctionCall:
-    """A reward function with its name, and what it logs while it scores one batch."""
+    """A reward function with its name, and what it logs while it scores one batch.
+
+    Args:
+        name: Its name in metrics.
+        function: The function.
+    """
 
     def __init__(self, name: str, function: RewardFunction) -> None:
         self.name = name
@@ -93,6 +99,7 @@ class FunctionCall:
 
     @property
     def is_async(self) -> bool:
+        """Whether it is a coroutine function."""
         function = unwrapped(self.function)
         return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(function.__call__)
 
@@ -114,7 +121,11 @@ class FunctionCall:
         return list(values) if isinstance(values, Iterator) else values
 
     async def soon(self, batch: Batch) -> Any:
-        """Like `now`, for a coroutine function."""
+        """Calls a coroutine function.
+
+        Args:
+            batch: What it scores.
+        """
         return await self.function(**self._arguments(batch))
 
     def refuse(self, batch: Batch, error: Exception) -> NoReturn:
@@ -132,7 +143,7 @@ class FunctionCall:
         raise self._fault(batch, error) from error
 
     def _fault(self, batch: Batch, error: Exception) -> ZooError:
-        """The error names the first row on which the function fails also by itself."""
+        """Makes the error, which names the first row on which the function also fails by itself."""
         if misfit := self._misfit(batch):
             return misfit
         row = 0
@@ -142,19 +153,19 @@ class FunctionCall:
             if first is None:
                 return ZooError(
                     f"The reward function {self.name} raised {_described(error)} on the batch of {len(batch)} "
-                    "completions and on none of its rows alone: look at what it does across rows, or whether it fails "
-                    "now and then."
+                    "completions, but on none of its rows alone: check what it does across rows, or whether it fails "
+                    "at random."
                 )
             row, error = first
         return ZooError(
             f"The reward function {self.name} raised {_described(error)} on row {row}, prompt {batch.prompt(row)}: "
-            "mend it, or let it return None for such a row where another reward applies."
+            "fix it, or let it return None for such a row if another reward applies."
         )
 
     def _arguments(self, batch: Batch) -> dict[str, Any]:
-        """The function's arguments. Lists and mappings are copies, so that no function changes what the next one sees.
+        """Returns the function's arguments, with copies of lists and mappings, which a function may change.
 
-        A column of the data never replaces one of our arguments: names in RESERVED are left out.
+        Columns never replace our arguments: names in RESERVED are left out.
         """
         state = {} if batch.trainer_state is None else {"trainer_state": batch.trainer_state}
         return {
@@ -181,14 +192,14 @@ class FunctionCall:
         return None
 
     def _misfit(self, batch: Batch) -> ZooError | None:
-        """The error for a signature that does not take what every reward function is called with."""
+        """Returns the error for a signature that lacks arguments of every reward function; None otherwise."""
         arguments = self._arguments(batch)
         try:
             inspect.signature(self.function).bind(**arguments)
         except TypeError as error:
             return ZooError(
                 f"The reward function {self.name} cannot be called with {listed(list(arguments))} ({error}): let it "
-                "take **columns, and give the prompts each column that it asks for."
+                "take **columns, and add each column that it needs to the prompts."
             )
         except ValueError:  # some callables written in C have no signature
             return None
@@ -237,7 +248,7 @@ def _in_time(calls: Sequence[FunctionCall], timeout: float | None) -> Iterator[N
     except Expired as error:
         taken, names = time.monotonic() - began, listed([call.name for call in calls])
         raise ZooError(
-            f"The reward function {names} has not answered after {taken:.0f} s: mend it"
+            f"The reward function {names} did not return within {taken:.0f} s: fix it"
             + (", or raise reward_timeout." if timeout is not None and taken >= timeout else ", or wait for it.")
         ) from error
 
@@ -266,19 +277,20 @@ def logged(calls: Sequence[FunctionCall], count: int) -> tuple[dict[str, list[An
                     "completions: log one for each."
                 )
             extra[f"{column} ({call.name})" if column in extra or column in TABLE else column] = values
-        for name, values_seen in call.metrics.items():
-            metrics[name] += values_seen
-    return extra, {name: _mean(values_seen) for name, values_seen in metrics.items()}
+        for name, values in call.metrics.items():
+            metrics[name] += values
+    return extra, {name: _mean(values) for name, values in metrics.items()}
 
 
 def _mean(values: Sequence[float]) -> float:
-    """NaN where there is no mean: for infinities of both signs, or a sum beyond any float."""
+    """Computes a mean; NaN for infinities of both signs, or for a sum beyond all floats."""
     try:
         return math.fsum(values) / len(values)
     except (ValueError, OverflowError):
         return math.nan
 
 
+#: The fix in errors about a returned value.
 WANTED = "return a float or None for each completion"
 
 
@@ -297,7 +309,7 @@ def count_of(name: str, values: Any, batch: Batch) -> list[Any]:
         ZooError: It is no list, or has another length.
     """
     if isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__iter__"):
-        raise ZooError(f"The reward function {name} returned no list of numbers but {_show(values)}: {WANTED}.")
+        raise ZooError(f"The reward function {name} returned {_show(values)} instead of a list of numbers: {WANTED}.")
     rewards = list(values)
     if len(rewards) != len(batch):
         raise ZooError(
@@ -345,23 +357,23 @@ def numbers(
             ) from misfit
         except (TypeError, ValueError, RuntimeError) as error:
             raise ZooError(
-                f"The reward function {name} returned no list of numbers: {_show(value)} stands for row {row}, prompt "
-                f"{batch.prompt(row)}; {WANTED}."
+                f"The reward function {name} returned {_show(value)} instead of a number for row {row}, prompt "
+                f"{batch.prompt(row)}: {WANTED}."
             ) from error
         total = sum(parts)
-        # Rewards are computed with in float32: what passes its range is infinite there.
-        strange = [x for x in (*parts, total) if not abs(x) <= torch.finfo(torch.float32).max]
-        if value is not None and strange:
+        # The trainer computes with rewards in float32, where larger numbers would be infinite.
+        too_large = [x for x in (*parts, total) if not abs(x) <= torch.finfo(torch.float32).max]
+        if value is not None and too_large:
             raise ZooError(
-                f"The reward function {name} returned {strange[0]} for row {row}, prompt {batch.prompt(row)}: return a "
-                "finite number, or None where it does not apply."
+                f"The reward function {name} returned {too_large[0]} for row {row}, prompt {batch.prompt(row)}: return "
+                "a finite number, or None where it does not apply."
             )
         totals.append(total)
     return torch.tensor(totals, dtype=torch.float32), paid if any(map(is_list, rewards)) else None
 
 
 def _copied(value: Any) -> Any:
-    """A value whose lists and mappings, at any depth, are copies; whatever else is in them is shared."""
+    """Copies lists and mappings at any depth; all other values are shared."""
     if isinstance(value, dict):
         return {key: _copied(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -378,9 +390,6 @@ def unwrapped(function: Any) -> Any:
     while isinstance(function, functools.partial):
         function = function.func
     return function
-
-
-# Sentences
 
 
 def listed(words: Sequence[str]) -> str:
@@ -401,12 +410,9 @@ def _show(value: Any) -> str:
 
 
 def _described(error: Exception) -> str:
-    """An exception in one line."""
+    """Writes an exception in one line."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-
-
-# Coroutines
 
 
 async def _awaited(values: Awaitable[Any]) -> Any:
@@ -414,23 +420,23 @@ async def _awaited(values: Awaitable[Any]) -> Any:
 
 
 async def _together(coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
-    """Runs all to their end, and returns what each of them returns or raises."""
+    """Waits for all, and returns what each of them returns or raises."""
     return await asyncio.gather(*coroutines, return_exceptions=True)
 
 
 def _wait(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Runs a coroutine to its end, also where the calling thread has a running loop, as in a notebook."""
+    """Waits for a coroutine, even if the calling thread has a running loop, as in a notebook."""
     future = asyncio.run_coroutine_threadsafe(coroutine, _loop(os.getpid()))
     try:
         return future.result()
-    except BaseException:  # such as Ctrl-C: nothing shall go on behind the caller's back
+    except BaseException:  # such as Ctrl-C: the coroutine must not continue in the background
         future.cancel()
         raise
 
 
 @functools.cache
 def _loop(process: int) -> asyncio.AbstractEventLoop:
-    """One loop for all batches of a process, as in GRPO: what a function keeps open between them belongs to it."""
+    """Returns one loop for all batches of a process, as in GRPO: connections that a function keeps belong to a loop."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="rlhf-zoo-rewards", daemon=True).start()
     return loop

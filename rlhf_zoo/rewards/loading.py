@@ -27,8 +27,8 @@ def find_loader(name: str) -> Any:
     loader = load_object(name, group=REWARDS)
     if not callable(loader):
         raise ZooError(
-            f"reward_model_loader {name!r} is a {type(loader).__name__}: name a class with from_pretrained, or a "
-            "function of a path that returns a model."
+            f"reward_model_loader {name!r} is a {type(loader).__name__}: use a class with from_pretrained, or a "
+            "function that takes a path and returns a model."
         )
     return loader
 
@@ -50,20 +50,21 @@ def load_reward_model(
     """
     if loader is None:
         return load_classifier(path, label=label, how=how)
-    load, what = find_loader(loader), f"The reward model {path}"
+    load, subject = find_loader(loader), f"The reward model {path}"
     if inspect.isclass(load) and hasattr(load, "from_pretrained"):
-        return load_model(load, path, what=what, how=how)
+        return load_model(load, path, subject=subject, how=how)
     try:
         model = load(str(path))
     except ZooError:
         raise
     except Exception as error:
         raise ZooError(
-            f"{what} cannot be loaded: reward_model_loader {loader!r} raised {type(error).__name__} ({error}); mend it."
+            f"{subject} cannot be loaded: reward_model_loader {loader!r} raised {type(error).__name__} "
+            f"({error}): fix it."
         ) from error
     if not isinstance(model, PreTrainedModel):
         raise ZooError(
-            f"reward_model_loader {loader!r} gave a {type(model).__name__} for {path}: let it return a PreTrainedModel."
+            f"reward_model_loader {loader!r} returned a {type(model).__name__} for {path}, not a PreTrainedModel."
         )
     return model
 
@@ -83,16 +84,16 @@ def load_reward(
     scale: bool = True,
     how: Loading = AS_SAVED,
 ) -> RewardModel | RewardEnsemble:
-    """Loads the reward that one model gives, or several as an ensemble.
+    """Loads one reward model, or several as an ensemble.
 
     Args:
         paths: Folders or Hub ids.
         policy_tokenizer: The policy's.
         place: Moves a model to its device.
-        label, output, pad_token: As for `RewardModel`. A model of one output needs no label, such as one that replaces
-            the run's own.
+        label, output, pad_token: As for `RewardModel`. They do not apply to a model with one output, such as one
+            that replaces the run's own.
         loader: As for `load_reward_model`.
-        ensemble, penalty: How several models make one score; see `RewardEnsemble`. A single model ignores them.
+        ensemble, penalty: How several models are combined; see `RewardEnsemble`. A single model ignores them.
         center, scale: As for `RewardModel`.
         how: How to load the models.
 

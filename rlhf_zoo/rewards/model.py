@@ -1,4 +1,4 @@
-"""A reward model as a reward: it reads token ids if it shares the policy's tokenizer, otherwise text."""
+"""A reward model as a reward. It reads token ids if it shares the policy's tokenizer, otherwise text."""
 
 import copy
 import logging
@@ -18,7 +18,7 @@ from ..errors import ZooError
 from ..modeling.chat import tokenize_for_reward
 from ..modeling.chat_template import Chat
 from ..modeling.devices import MicroBatches
-from ..modeling.loading import name_of
+from ..modeling.model_files import name_of
 from ..modeling.models import context_of, has_score_statistics, label_index, score_statistics
 from ..modeling.sampling.sampler import Samples
 from ..modeling.special_tokens import highest_id, pad_apart
@@ -48,8 +48,8 @@ class RewardModel:
     end-of-sequence token only, so it is given one also where a response did not end.
 
     Args:
-        model: A classifier, or a model of one's own with one output, or one output a token, of which the last token's
-            is read.
+        model: A classifier, or the user's own model with one output, or with one output per token, of which the last
+            token's is read.
         tokenizer: The model's.
         policy_tokenizer: The policy's.
         batch_size: The most rows in a forward pass.
@@ -63,8 +63,8 @@ class RewardModel:
 
     Attributes:
         mean, std: The μ and σ that are applied.
-        unmeasured: Whether μ or σ was asked for and is not known.
-        truncated: How many texts were too long for the model, and lost their beginning.
+        unmeasured: Whether μ or σ is requested but not stored.
+        truncated: How many texts were too long for the model and lost their beginning.
 
     Raises:
         ZooError: The model cannot score: PAD is EOS, μ or σ is not finite, or its embeddings do not fit the tokenizer.
@@ -85,7 +85,7 @@ class RewardModel:
         pad_token: str | None = None,
     ) -> None:
         self.name = name = name_of(getattr(model.config, "_name_or_path", "")) or type(model).__name__
-        # A class of one's own tells by its first scores how many it gives.
+        # The outputs of a user's own class are unknown until it has scored a batch.
         own = label is None and not type(model).__module__.startswith("transformers.")
         self.label = None if own else label_index(model.config.id2label or {}, label, name=name)
         self.output = output
@@ -94,8 +94,8 @@ class RewardModel:
         pad_apart(tokenizer, pad_token, of=f"the reward model {name}", key="reward_pad_token")
         if model.config.is_encoder_decoder and not isinstance(model.config.eos_token_id, int):
             raise ZooError(
-                f"The reward model {name} has an encoder and no eos_token_id, which is where it reads its score: set "
-                "it in the model's configuration."
+                f"The reward model {name} has an encoder and no eos_token_id, the token whose state gives the score: "
+                "set it in the model's configuration."
             )
         self.model = model.requires_grad_(False).eval()
         self.tokenizer = tokenizer
@@ -107,8 +107,8 @@ class RewardModel:
         self.mean, self.std = mean if center else 0.0, std if scale else 1.0
         if not (math.isfinite(self.mean) and 0 < self.std < math.inf):
             raise ZooError(
-                f"The reward model {name} says that its scores have mean {mean} and standard deviation {std}, by which "
-                "none can be scaled: measure them again, or score with center=False and scale=False."
+                f"The reward model {name} has the stored mean {mean} and standard deviation {std}, which cannot scale "
+                "scores: measure them again, or use center=False and scale=False."
             )
         self.shares_ids = same_tokenizer(tokenizer, policy_tokenizer)
         self._same_template = tokenizer.chat_template == policy_tokenizer.chat_template
@@ -123,18 +123,22 @@ class RewardModel:
         if highest_id(tokenizer) >= rows:
             raise ZooError(
                 f"The reward model {name} has {rows} embedding rows and its tokenizer {len(tokenizer)} tokens: "
-                "give its own tokenizer as reward_processing_class."
+                "pass its own tokenizer as reward_processing_class."
             )
 
     @property
     def always_ends(self) -> bool:
-        """Whether it reads an end-of-sequence token also after a text that did not end, as encoders do."""
+        """Whether it always reads an end-of-sequence token, even after a text that did not end, as encoders do."""
         kept = self.tokenizer.sep_token_id == self.tokenizer.eos_token_id
         framed = frame_of(self.tokenizer).behind[-1:] == (self.tokenizer.eos_token_id,)
         return bool(self.model.config.is_encoder_decoder) or (kept and framed)
 
     def to(self, device: torch.device | str) -> None:
-        """Moves the model to a device."""
+        """Moves the model.
+
+        Args:
+            device: The device.
+        """
         self.model.to(device)
 
     def score_samples(self, samples: Samples, texts: Sequence[Any]) -> Tensor:
@@ -152,7 +156,7 @@ class RewardModel:
             return self.score_texts(texts, ended=samples.ended.tolist())
         rows = [[*p, *c] for p, c in zip(samples.prompt_lists(), samples.token_lists(), strict=True)]
         eos = self.tokenizer.eos_token_id
-        if samples.cut is not None and eos is not None:  # as the reward stage closes every text that ended
+        if samples.cut is not None and eos is not None:  # training closes every text that ended with EOS
             rows = [[*row, eos] if cut else row for row, cut in zip(rows, samples.cut.tolist(), strict=True)]
         return self._score_ids(rows)
 
@@ -174,8 +178,8 @@ class RewardModel:
         if self.context is None or len(row) <= self.context:
             return row
         self.truncated += 1
-        say_cut(self.name, self.context)
-        # Encoders pool their first token, which stays.
+        warn_truncated(self.name, self.context)
+        # Encoders pool their first token, so it stays.
         first = row[:1] if row[0] in self.tokenizer.all_special_ids else []
         return [*first, *row[len(row) - self.context + len(first) :]]
 
@@ -195,13 +199,13 @@ class RewardModel:
             ids = pad_sequence(batch, batch_first=True, padding_value=self.pad_id)
             highest = max((int(row.max()) for row in batch if len(row)), default=0)
             if highest >= self.vocabulary:
-                # A completion or prompt of somebody's own may hold ids that no token names.
+                # In the user's own loop a prompt or completion may have ids without a token.
                 raise ZooError(
-                    f"The token id {highest} occurs and the reward model {self.name} has {self.vocabulary} embedding "
-                    "rows: resize the policy's embeddings to its tokenizer, or the reward model's to the policy's."
+                    f"A text has the token id {highest}, and the reward model {self.name} has {self.vocabulary} "
+                    "embedding rows: resize the policy's or the reward model's embeddings to the tokenizer."
                 )
             mask = pad_sequence([torch.ones_like(row) for row in batch], batch_first=True)
-            with self._without_dropout(), self._pad_understood():
+            with self._without_dropout(), self._pad_beyond_embeddings():
                 output = self.model(input_ids=ids.to(device), attention_mask=mask.to(device), **kwargs)
             logits = output if isinstance(output, Tensor) else output.logits
             raw = self._read(logits.float(), mask.to(device))
@@ -214,14 +218,14 @@ class RewardModel:
         return scores
 
     def _read(self, logits: Tensor, mask: Tensor) -> Tensor:
-        """The score s of each sequence, (b,). logits: (b, labels), or (b, L, 1) of each token; mask: (b, L)."""
+        """Reads the score s of each sequence, (b,), from logits (b, labels) or (b, L, 1); mask: (b, L)."""
         if logits.ndim == 3 and logits.shape[2] == 1:
             last = (mask.sum(1) - 1).clamp(min=0)
             return logits[:, :, 0].gather(1, last.unsqueeze(1)).squeeze(1)
         if logits.ndim != 2 or (self.label is None and logits.shape[1] != 1):
             raise ZooError(
-                f"The reward model {self.name} gives logits of the shape {tuple(logits.shape)} for a batch of "
-                f"{len(logits)}: it must give one number a text, (B, 1), or one a token, (B, L, 1)."
+                f"The reward model {self.name} returns logits of the shape {tuple(logits.shape)} for a batch of "
+                f"{len(logits)}: it must return one number per text, (B, 1), or per token, (B, L, 1)."
             )
         if self.label is None or self.output == "logit":
             return logits[:, self.label or 0]
@@ -231,7 +235,7 @@ class RewardModel:
 
     @contextmanager
     def _without_dropout(self) -> Iterator[None]:
-        """While open, the model is in evaluation mode. Afterwards it is in the mode that it had before."""
+        """Puts the model into evaluation mode while this context is open."""
         training = self.model.training
         self.model.eval()
         try:
@@ -240,10 +244,10 @@ class RewardModel:
             self.model.train(training)
 
     @contextmanager
-    def _pad_understood(self) -> Iterator[None]:
-        """While open, a PAD past the embeddings pools as PAD and is looked up as 0, where attention is masked.
+    def _pad_beyond_embeddings(self) -> Iterator[None]:
+        """Makes a PAD past the embeddings count as PAD in pooling, and looks it up as id 0, which attention masks.
 
-        Only while open: transformers makes an embedding of the configuration, and refuses such a PAD in it.
+        It is not left in the configuration, because transformers refuses to build embeddings with such a PAD.
         """
         if self.pad_id < self.vocabulary:
             yield
@@ -259,14 +263,14 @@ class RewardModel:
 
 
 @cache
-def say_cut(name: str, context: int) -> None:
+def warn_truncated(name: str, context: int) -> None:
     """Warns once for each model that it truncates texts.
 
     Args:
         name: The model's name.
         context: The most tokens that it reads.
     """
-    log.warning("The reward model %s reads %d tokens: of a longer text the beginning is left out.", name, context)
+    log.warning("The reward model %s reads at most %d tokens: longer texts lose their beginning.", name, context)
 
 
 def _embeddings(model: PreTrainedModel, name: str) -> Any:
@@ -274,15 +278,14 @@ def _embeddings(model: PreTrainedModel, name: str) -> Any:
         return model.get_input_embeddings()
     except (NotImplementedError, AttributeError) as error:
         raise ZooError(
-            f"The reward model {name} does not say which embeddings it looks tokens up in: give its class a method "
-            "get_input_embeddings()."
+            f"The reward model {name} has no get_input_embeddings(): add that method to its class."
         ) from error
 
 
 def _batches(ends: Sequence[int], lengths: Sequence[int], size: int, max_tokens: int | None) -> Iterator[list[int]]:
     """Groups rows of similar length, at most `size` and at most `max_tokens` with their padding at a time.
 
-    An encoder-decoder's batch holds only rows with the same number of end-of-sequence tokens.
+    For an encoder-decoder all rows of a batch have the same number of end-of-sequence tokens, as transformers requires.
     """
     batch: list[int] = []
     for place in sorted(range(len(lengths)), key=lambda place: (ends[place], lengths[place])):

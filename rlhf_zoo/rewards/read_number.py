@@ -1,4 +1,4 @@
-r"""Reads the number that a text answers with: after a marker, in a \boxed{…}, or the last one."""
+r"""Reads the number that a text gives as its answer: after a marker, in a \boxed{…}, or the last one."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ def after_marker(text: str, marker: str | None) -> str | None:
 
     Args:
         text: The text.
-        marker: The marker; None asks for none.
+        marker: The marker; None for none.
 
     Returns:
-        The rest of the text; None where the marker is missing, and the whole text where none is asked for.
+        The text after it; None if it is missing, and the complete text without a marker.
     """
     if marker is None:
         return text
-    _, separator, rest = text.rpartition(marker)
-    return rest if separator else None
+    _, separator, after = text.rpartition(marker)
+    return after if separator else None
 
 
 _UNSIGNED = r"(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?"
-# A digit inside a name begins no number, and a minus behind a letter or digit is a hyphen or a difference.
+# A digit within a name does not start a number, and a minus after a letter or digit is a hyphen or a difference.
 _NUMBER = re.compile(
     rf"(?<![^\W_])(?<!\.)(?P<sign>[-+−]?)[$€£]?(?P<over>{_UNSIGNED})(?:\s?/\s?(?P<under>{_UNSIGNED}))?(?P<percent>\s?%)?"
 )
@@ -42,7 +42,7 @@ _LATEX = (
 def read_number(
     text: str, *, marker: str | None = None, percent: Literal["unit", "hundredth"] = "unit"
 ) -> float | None:
-    r"""Reads the number that a text answers with.
+    r"""Reads the number that a text gives as its answer.
 
     Reads "1,234.50" (a comma separates thousands), "-3" (and the sign −), "1/2", "\frac{1}{2}", "6e-3", "$5".
     Expressions are not evaluated: of "3 · 10^4" it reads the 10, and of "1 1/2" the 1/2. A number beyond float64, or
@@ -71,19 +71,19 @@ def read_number(
 
 
 def _boxed(text: str) -> str:
-    r"""What the braces of the last \boxed{…} hold; the whole text where there is none."""
-    _, command, rest = text.rpartition("\\boxed")
+    r"""Returns the content of the last \boxed{…}; the complete text if there is none."""
+    _, command, after = text.rpartition("\\boxed")
     if not command:
         return text
-    rest = rest.lstrip()
-    if not rest.startswith("{"):
-        return rest.partition(" ")[0]
+    after = after.lstrip()
+    if not after.startswith("{"):
+        return after.partition(" ")[0]
     depth = 0
-    for place, letter in enumerate(rest):
+    for place, letter in enumerate(after):
         depth += (letter == "{") - (letter == "}")
         if depth == 0:
-            return rest[1:place]
-    return rest[1:]
+            return after[1:place]
+    return after[1:]
 
 
 def _value(match: re.Match[str], percent: str) -> float | None:

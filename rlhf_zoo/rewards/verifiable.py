@@ -18,13 +18,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, runtime_checkable
 
-import regex
-
 from ..errors import ZooError
-from ..fileio import finite, whole
+from ..fileio import finite
 from ..modeling.reserved_columns import RESERVED, how_to_rename, withheld
-from ..modeling.words import words
+from .form import FormatMatch, Length, Repetition, SoftOverlong
 from .read_number import after_marker, read_number
+from .rule import Rule, text_of
 
 __all__ = [
     "ExactMatch",
@@ -42,32 +41,18 @@ __all__ = [
     "text_of",
 ]
 
-GSM8K = "####"  # stands before the answer in GSM8K, arXiv:2110.14168
-
-
-def text_of(message: Any) -> str:
-    """Returns the text of a completion or a prompt.
-
-    Args:
-        message: A text, or a conversation, of which the last message counts. Typed parts of its content are joined if
-            they are text; no content (a bare tool call) is the empty text.
-    """
-    if isinstance(message, str):
-        return message
-    content = message[-1].get("content") if message else None
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "".join(part.get("text") or "" for part in content)
+#: The marker before an answer in GSM8K, arXiv:2110.14168.
+GSM8K = "####"
 
 
 @runtime_checkable
 class Verifiable(Protocol):
-    """A reward that says whether an answer is right, 1 or 0, so that it can also judge what it rewards.
+    """A reward that checks whether an answer is right, 1 or 0, so that it can also be a judge.
 
     Attributes:
         strict: The reward that reads the answer only in its proper place.
-        lenient: The reward that reads the answer wherever it stands. If one of the two has a method `read(text)`, which
-            returns the answer or None, answers are also put to a majority vote.
+        lenient: The reward that reads the answer anywhere in the completion. If one of the two has a method
+            `read(text)`, which returns the answer or None, a majority vote over answers is evaluated too.
     """
 
     @property
@@ -77,34 +62,7 @@ class Verifiable(Protocol):
     def lenient(self) -> Any: ...
 
 
-class _Named:
-    """A reward that the metrics know by its field `name`."""
-
-    name: str
-
-    @property
-    def __name__(self) -> str:
-        return self.name
-
-    def _refuse(self, field: str, wanted: str) -> ZooError:
-        return ZooError(f"{field} of the reward {self.name} is {getattr(self, field)!r}: give {wanted}.")
-
-    def _check_count(self, field: str) -> None:
-        value = whole(getattr(self, field))
-        if value is None or value < 1:
-            raise self._refuse(field, "a whole number from 1")
-
-    def _check_marker(self) -> None:
-        if getattr(self, "marker", None) == "":
-            raise self._refuse("marker", "a text, or leave it out")
-
-    def _check_choice(self, field: str, *known: str) -> None:
-        if getattr(self, field) not in known:
-            *others, last = map(repr, known)
-            raise self._refuse(field, f"{', '.join(others)} or {last}")
-
-
-class Answered(_Named):
+class Answered(Rule):
     """A reward that reads the right answers from a column of the prompts."""
 
     column: str
@@ -119,21 +77,21 @@ class Answered(_Named):
             ZooError: They lack it, or reward functions get no column of that name.
         """
         names, column = list(names), self.column
-        others = [name for name in names if name not in RESERVED]
+        readable = [name for name in names if name not in RESERVED]
         if column in withheld(names):
             raise ZooError(
                 f"The reward {self.name} reads the column {column!r}, and reward functions get no column of that name: "
                 f"{how_to_rename(column)}, and name it, {self.name}(column=…)."
             )
-        if column not in others:
-            named = ", ".join(map(repr, others)) or "no columns but the prompt"
+        if column not in readable:
+            named = ", ".join(map(repr, readable)) or "no columns but the prompt"
             raise ZooError(
                 f"The reward {self.name} reads the column {column!r}, and the prompts have {named}: name the column of "
                 f"the answers, {self.name}(column=…)."
             )
 
     def answered(self, rows: Any, *, of: str) -> list[bool]:
-        """Says which rows have an answer.
+        """Returns which rows have an answer.
 
         Args:
             rows: A data set of prompts.
@@ -150,33 +108,30 @@ class Answered(_Named):
                     self._wanted(each)
                 except (TypeError, ValueError) as error:
                     raise ZooError(
-                        f"The reward {self.name} cannot read the answer of row {place} of {of} ({error}): mend it, or "
-                        f"name the column of the answers, {self.name}(column=…)."
+                        f"The reward {self.name} cannot read the answer of row {place} of {of} ({error}): correct it, "
+                        f"or name the column of the answers, {self.name}(column=…)."
                     ) from error
         return [accepted is not None for accepted in answers]
 
     def _wanted(self, answer: Any) -> Any:
-        """An accepted answer in the form that completions are compared with."""
+        """Converts an accepted answer to the form that completions are compared with."""
         raise NotImplementedError
 
     def _answers(self, columns: Mapping[str, Any]) -> list[list[Any] | None]:
-        """The accepted answers of each row, None where the row has none."""
+        """Returns the accepted answers of each row; None for a row without an answer."""
         self.check_columns(columns)
         return [_accepted(answer) for answer in columns[self.column]]
 
 
 def _accepted(answer: Any) -> list[Any] | None:
     answers = answer if isinstance(answer, (list, tuple)) else [answer]
-    # A number that is missing is NaN in a column of numbers.
+    # In a column of numbers a missing one is NaN, which differs from itself.
     return [each for each in answers if each is not None and each == each] or None
-
-
-# Answers
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExactMatch(Answered):
-    """1 where a completion is the row's answer, 0 where it is not, None where the row has no answer.
+    """1 if a completion is the row's answer, 0 if it is not, None if the row has no answer.
 
     Runs of white space count as one space, and outer white space is ignored.
 
@@ -241,7 +196,7 @@ class ExactMatch(Answered):
 
 
 class _Contains(ExactMatch):
-    read = None  # type: ignore[assignment]  # many answers may stand in a text
+    read = None  # type: ignore[assignment]  # there is no single answer in a text
 
     def _matches(self, text: str, answers: Sequence[Any]) -> bool:
         plain = " ".join(text.split()).casefold()
@@ -251,14 +206,14 @@ class _Contains(ExactMatch):
 
 @dataclass(frozen=True, kw_only=True)
 class NumericMatch(Answered):
-    """1 where a completion's number is the row's answer, 0 where it is another or none, None where the row has none.
+    """1 if a completion's number is the row's answer, 0 if it is another or missing, None if the row has no answer.
 
     Logs the number that was read as the extra column NAME/read.
 
     Attributes:
         column: Of the data set, holds a number, a text that `read_number` reads, or a list of accepted ones.
         marker: As for `read_number`. An answer without the marker is read without it.
-        relative: The relative tolerance, `rel_tol` of `math.isclose`. The default allows for rounding alone.
+        relative: The relative tolerance, `rel_tol` of `math.isclose`. The default only allows for rounding.
         absolute: The absolute tolerance, `abs_tol` of `math.isclose`.
         percent: As for `read_number`.
         name: What metrics call it.
@@ -284,7 +239,7 @@ class NumericMatch(Answered):
 
     @property
     def strict(self) -> NumericMatch:
-        """Reads the first number after the marker, which is GSM8K's where it has none of its own."""
+        """Reads the first number after the marker; without a marker, after GSM8K's."""
         return self if self.marker is not None else replace(self, marker=GSM8K)
 
     @property
@@ -334,165 +289,7 @@ class NumericMatch(Answered):
 # Form
 
 
-@dataclass(frozen=True, kw_only=True)
-class FormatMatch(_Named):
-    """1 where a completion has the form of a regular expression, else 0. Outer white space is ignored.
-
-    A pattern whose repeats overlap, such as (a|aa)+$, can backtrack for longer than any run lasts. So the package
-    `regex` does the matching, which stops at `timeout`: a TimeoutError then ends the run and names the row, because a
-    silent 0 would make rewards depend on the machine's speed. The limit holds for each completion, and does not cover
-    the compilation of the pattern. Patterns come from the user, never from a download.
-
-    Attributes:
-        pattern: In the syntax of `re`, with flags inside, such as "(?s)" for a dot that matches line ends too.
-        how: "fullmatch" wants the whole completion to match, "search" a part of it.
-        timeout: Seconds for one completion.
-        name: What metrics call it.
-
-    Raises:
-        ZooError: The pattern is no regular expression.
-    """
-
-    pattern: str
-    how: Literal["fullmatch", "search"] = "fullmatch"
-    timeout: float = 1.0
-    name: str = "format_match"
-
-    def __post_init__(self) -> None:
-        try:
-            regex.compile(self.pattern)
-        except (regex.error, TypeError) as error:
-            raise self._refuse("pattern", f"a regular expression ({error})") from error
-        self._check_choice("how", "fullmatch", "search")
-        if not finite(self.timeout) or self.timeout <= 0:
-            raise self._refuse("timeout", "a positive number of seconds")
-
-    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        return [float(self._matches(text_of(completion).strip())) for completion in completions]
-
-    def _matches(self, text: str) -> bool:
-        match = regex.fullmatch if self.how == "fullmatch" else regex.search
-        try:
-            return match(self.pattern, text, timeout=self.timeout) is not None
-        except TimeoutError as error:
-            raise TimeoutError(
-                f"the pattern {self.pattern!r} took more than {self.timeout:g} s on a completion of {len(text)} "
-                "characters, as overlapping repeats do"
-            ) from error
-
-
-Unit = Literal["tokens", "words", "characters"]
-
-
-def _lengths(reward: _Named, unit: Unit, completions: Sequence[Any], columns: Mapping[str, Any]) -> list[int]:
-    if unit == "tokens":
-        return [len(ids) for ids in _token_ids(reward, columns)]
-    texts = [text_of(completion) for completion in completions]
-    return [len(text.split()) if unit == "words" else len(text) for text in texts]
-
-
-def _token_ids(reward: _Named, columns: Mapping[str, Any]) -> Sequence[Sequence[int]]:
-    if columns.get("completion_ids") is None:
-        raise ZooError(f"The reward {reward.name} counts tokens and was given none: set its unit to 'words'.")
-    return columns["completion_ids"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Length(_Named):
-    """The length of a completion; with a target −|length − target| / target, and −1 at worst.
-
-    Without a target it pays for length as such. Log it with weight 0, or give it a small weight, below 0 for short
-    completions.
-
-    Attributes:
-        target: The wanted length; None for none.
-        unit: "tokens" (the end-of-sequence token counts), "words" between white space, or "characters".
-        name: What metrics call it.
-    """
-
-    target: int | None = None
-    unit: Unit = "tokens"
-    name: str = "length"
-
-    def __post_init__(self) -> None:
-        if self.target is not None:
-            self._check_count("target")
-        self._check_choice("unit", "tokens", "words", "characters")
-
-    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        lengths = _lengths(self, self.unit, completions, columns)
-        if self.target is None:
-            return [float(length) for length in lengths]
-        return [max(-abs(length - self.target) / self.target, -1.0) for length in lengths]
-
-
-@dataclass(frozen=True, kw_only=True)
-class SoftOverlong(_Named):
-    """0 up to limit − margin, falling linearly to −1 at the limit, and −1 beyond.
-
-    Attributes:
-        limit: In `unit`.
-        margin: In `unit`. With 0 every length up to the limit is free.
-        unit: As for `Length`.
-        name: What metrics call it.
-
-    Source: DAPO, arXiv:2503.14476, eq. 13.
-    """
-
-    limit: int
-    margin: int = 0
-    unit: Unit = "tokens"
-    name: str = "soft_overlong"
-
-    def __post_init__(self) -> None:
-        self._check_count("limit")
-        if whole(self.margin) is None or not 0 <= self.margin <= self.limit:
-            raise self._refuse("margin", f"a whole number from 0 to the limit, {self.limit}")
-        self._check_choice("unit", "tokens", "words", "characters")
-
-    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        return [self._penalty(length) for length in _lengths(self, self.unit, completions, columns)]
-
-    def _penalty(self, length: int) -> float:
-        if length <= self.limit - self.margin:
-            return 0.0
-        return (self.limit - self.margin - length) / self.margin if length <= self.limit else -1.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Repetition(_Named):
-    """Minus the share of a completion's n-grams that occurred in it before: distinct / all − 1; 0 where it has none.
-
-    Attributes:
-        n: Length of an n-gram.
-        unit: "tokens", or "words" as `modeling.words` counts them.
-        name: What metrics call it.
-
-    Source: −seq-rep-n of Welleck et al. 2019, arXiv:1908.04319, §6, with its n of 4.
-    """
-
-    n: int = 4
-    unit: Literal["tokens", "words"] = "tokens"
-    name: str = "repetition"
-
-    def __post_init__(self) -> None:
-        self._check_count("n")
-        self._check_choice("unit", "tokens", "words")
-
-    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        rows: Sequence[Sequence[Any]]
-        if self.unit == "tokens":
-            rows = _token_ids(self, columns)
-        else:
-            rows = [words(text_of(completion)) for completion in completions]
-        return [self._penalty(row) for row in rows]
-
-    def _penalty(self, row: Sequence[Any]) -> float:
-        grams = [tuple(row[start : start + self.n]) for start in range(len(row) - self.n + 1)]
-        return len(set(grams)) / len(grams) - 1 if grams else 0.0
-
-
-# Ready-made, as entry points name them
+# Ready-made objects, to which entry points refer.
 
 exact_match = ExactMatch()
 numeric_match = NumericMatch()

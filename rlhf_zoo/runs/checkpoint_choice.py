@@ -41,7 +41,7 @@ class ReleaseArguments:
     push_dtype: Literal["bfloat16"] | None = option(
         None, "Round the weights that are sent. Those on the disk stay float32, so resuming is exact."
     )
-    push_critic: bool = option(True, "Send PPO's critic beside the policy.")
+    push_critic: bool = option(True, "Also send PPO's critic.")
     save_optimizer_limit: int | None = option(
         None, "Keep the optimizer's state of so many checkpoints, the newest; None keeps all."
     )
@@ -65,11 +65,13 @@ def check_rule(stage: str, release: ReleaseArguments, trainer: Any, *, held_out:
         return
     if release.release == "recommended":
         if stage != "ppo":
-            raise ZooError(f"release: recommended is PPO's, and the stage {stage} has no verdict: give last or best.")
+            raise ZooError(
+                f"release: recommended works for ppo only, because the stage {stage} has no verdict: set last or best."
+            )
         if release.push_merged:
             raise ZooError(
                 "push_merged merges the chosen checkpoint at the end of training, and release: recommended chooses "
-                "after it: give one of them."
+                "after it: set one of them."
             )
         return
     metric = metric_name(trainer)
@@ -110,15 +112,15 @@ def _check_sent(stage: str, release: ReleaseArguments, trainer: Any) -> None:
     if release.push_optimizer and (release.push_dtype or release.save_optimizer_limit is not None):
         key = "push_dtype" if release.push_dtype else "save_optimizer_limit"
         raise ZooError(
-            f"push_optimizer of the stage {stage} sends what training goes on from, and {key} leaves some of it out: "
-            "give one of them."
+            f"push_optimizer of the stage {stage} sends the state to resume from, and {key} leaves a part of it out: "
+            "set one of them."
         )
     every, saved = release.push_steps, trainer.save_steps
     if every is not None and (trainer.save_strategy != "steps" or saved < 1 or every % saved):
         raise ZooError(
             f"push_steps of the stage {stage} is {every}, and checkpoints are saved by {trainer.save_strategy.value}"
-            f"{f', every {saved:g}' if trainer.save_strategy == 'steps' else ''}: give a multiple of save_steps, which "
-            "is a whole number there, with save_strategy: steps."
+            f"{f', every {saved:g}' if trainer.save_strategy == 'steps' else ''}: set a multiple of save_steps, which "
+            "must be an integer, with save_strategy: steps."
         )
 
 

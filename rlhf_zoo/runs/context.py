@@ -1,4 +1,4 @@
-"""What every stage of a run shares: its directory, its Hub and its earlier stages."""
+"""The context that all stages of a run share: its directory, its Hub and its earlier stages."""
 
 import importlib.metadata
 import logging
@@ -29,16 +29,16 @@ from .settings.parse import RecipeConfig, StageSettings, recipe_config, stage_se
 
 log = logging.getLogger(__name__)
 
-#: Stages that a run of an ablation trains itself; it shares the others with the run it varies.
+#: Stages that a run of an ablation trains itself. It shares the others with the run that it varies.
 OWN = ("ppo", "eval")
-#: Keys of recipe.yaml that decide what SFT learns from (`DATA_KEYS`), and all that decide its policy (`MADE_BY`).
+#: Keys of recipe.yaml that determine SFT's data (`DATA_KEYS`), and all that determine its policy (`MADE_BY`).
 DATA_KEYS = ("corpus", "corpus_args", "dataset_name", "dataset_revision")
 MADE_BY = ("architecture", *DATA_KEYS, "seed", "tokenizer")
 PACKAGES = ("rlhf-zoo", "torch", "transformers", "trl", "huggingface-hub", "datasets", "peft", "accelerate")
 
 
 def versions() -> dict[str, str]:
-    """Returns what affects a run's results beside its settings.
+    """Returns what affects a run's results besides its settings.
 
     Returns:
         Name -> value: versions of packages, the processor's kind, torch's threads, the sampler, and environment
@@ -55,10 +55,10 @@ def versions() -> dict[str, str]:
 
 
 class Publisher(Protocol):
-    """Sends what a run saves while training goes on; a stage without a publisher publishes nothing."""
+    """Sends what a run saves, during training. A stage without a publisher publishes nothing."""
 
     def notify(self) -> None:
-        """Announces something new on the disk. Returns at once and never raises."""
+        """Announces something new on the disk. It returns immediately and never raises."""
 
     def drain(self) -> None:
         """Waits until everything is sent.
@@ -91,8 +91,8 @@ class Round:
         return {"number": self.number, "labels": self.labels, "before": at}
 
 
-def _check_same(checkpoint: Path, document: Mapping[str, Any], *, mend: str) -> None:
-    """Raises ZooError where a complete checkpoint is not the one that the stage was finished with.
+def _check_same(checkpoint: Path, document: Mapping[str, Any], *, fix: str) -> None:
+    """Raises ZooError if a complete checkpoint is not the one with which the stage finished.
 
     Weights restored from a repository may be rounded, so with push_dtype nothing is compared.
     """
@@ -101,8 +101,7 @@ def _check_same(checkpoint: Path, document: Mapping[str, Any], *, mend: str) -> 
         return
     if weights_digest(checkpoint) != recorded:
         raise ZooError(
-            f"{checkpoint} holds other weights than its stage was finished with, as run.json has them: restore it from "
-            f"a copy, or {mend}."
+            f"{checkpoint} has other weights than run.json recorded when its stage finished: restore it, or {fix}."
         )
 
 
@@ -120,16 +119,16 @@ class RunContext:
         command: The command line, for run.json.
         flags: Keys given on the command line, by stage; "recipe" holds those of recipe.yaml.
         private: Whether new repositories are private.
-        fresh: The run began again (--restart), so its repositories lose the tags of the run before.
+        fresh: The run started again (--restart), so its repositories lose the tags of the earlier run.
         overwrite: Take the repositories over from another run (--overwrite_repo).
-        pinned: Stage -> REPOSITORY@COMMIT to use where this directory holds no finished run of the stage.
+        pinned: {stage: REPOSITORY@COMMIT} to use if this directory has no finished run of the stage.
         stop_after: End a stage's training after the checkpoint of this step, with the status "stopped".
         base: For a run that is part of another: the directory of the stages that are not its `own`.
         own: The stages that a run with a `base` trains itself.
-        variant: Name of the run within an ablation, a sweep or a set of rounds; None of a recipe's main run.
+        variant: Name of the run within an ablation, a sweep or a set of rounds; None for a recipe's main run.
         checked: All checks that precede training have passed, so the Hub need not answer again.
         of_judge: Whether the run's reward model is the judge `same-labels`, which learns from the pairs kept for it.
-        round: The later round of a run (`runs.rounds`) that this is; None in the first.
+        round: The later round of a run (`runs.rounds`); None in the first.
     """
 
     recipe: Recipe
@@ -151,9 +150,9 @@ class RunContext:
     checked: bool = False
     of_judge: bool = False
     round: Round | None = None
-    # Warnings that were logged already; copies that `replace` makes share the set.
-    _told: set[str] = field(default_factory=set, repr=False, compare=False)
-    # By stage; each copy that `replace` makes begins empty, since its recipe or flags may differ.
+    # Warnings that were logged. Copies by `replace` share the set, so that a command logs each once.
+    _warned: set[str] = field(default_factory=set, repr=False, compare=False)
+    # By stage. Copies by `replace` start empty, because their recipe or flags may differ.
     _settings: dict[str, StageSettings] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
@@ -161,18 +160,18 @@ class RunContext:
         """The keys of recipe.yaml, with the flags applied."""
         return recipe_config(self.recipe, self.flags.get("recipe", {}))
 
-    def say_once(self, text: str) -> None:
-        """Logs a warning the first time only, as several stages of a command would repeat it.
+    def warn_once(self, text: str) -> None:
+        """Logs a warning only the first time, because several stages of a command would repeat it.
 
         Args:
             text: The warning.
         """
-        if text not in self._told:
-            self._told.add(text)
+        if text not in self._warned:
+            self._warned.add(text)
             log.warning("%s", text)
 
     def record(self, stage: str) -> StageRecord:
-        """Returns the directory of a stage, which lies in `base` where the stage is not the run's own.
+        """Returns the directory of a stage, which is in `base` if the stage is not the run's own.
 
         Args:
             stage: Name of the stage, or "data".
@@ -238,20 +237,20 @@ class RunContext:
             ZooError: It does. The message names everything that a separate run, such as one of another seed, needs.
         """
         record = self.record(stage)
-        mend = "choose another --output_dir"
+        fix = "choose another --output_dir"
         if self.publish:  # a run may have been published under several namespaces, and its record names the last
-            mend += f" and, where {self.namespace} holds repositories of this run, another --namespace"
+            fix += f" and, where {self.namespace} holds repositories of this run, another --namespace"
         record.check_fingerprint(
             resolved,
             recipe=self.recipe.name,
             called=self.recipe.called,
-            mend=f"{mend}, or begin again there with --restart",
+            fix=f"{fix}, or start again there with --restart",
         )
 
     def stage_command(self, stage: str, *flags: str) -> str:
         """Returns the command that trains a stage of this run, for a message.
 
-        A run that is only sent again has no recipe at hand, so the recipe is named as in the command that made the run.
+        A run that is only sent again has no recipe, so the command names it as the one that made the run did.
 
         Args:
             stage: Name of the stage.
@@ -309,30 +308,30 @@ class RunContext:
         if "ppo" not in self.recipe.stages:
             return settings
         ppo, of_ppo, resolved = settings if stage == "ppo" else self.settings("ppo"), {}, dict(settings.resolved)
-        if stage == "reward":  # its samples are drawn as PPO will draw them, so these keys affect its result too
+        if stage == "reward":  # its samples are drawn as PPO draws them, so these keys affect its result too
             of_ppo = {
                 "dataset_config": ppo.data.dataset_config,
                 "response_length": ppo.trainer.response_length,
                 "temperature": ppo.trainer.temperature,
                 **({key: getattr(ppo.trainer, key) for key in CUTS} if ppo.trainer.truncation else {}),
             }
-        if ppo.data.held_out_share is not None:  # no stage learns from the prompts that PPO holds out
+        if ppo.data.held_out_share is not None:  # no stage trains on the prompts that PPO holds out
             if stage != "ppo":
                 of_ppo |= {key: getattr(ppo.data, key) for key in HOLDS_OUT}
             split = settings.recipe.evaluation.dataset_test_split
-            # If the evaluation has a split of its own, all held-out prompts go to validation and simulated pairs.
+            # If the evaluation has its own split, all held-out prompts go to validation and simulated pairs.
             if split is not None and (stage == "ppo" or getattr(settings.data, "simulated_pairs", None) is not None):
                 resolved["evaluation"] = {"dataset_test_split": split}
         return replace(settings, resolved=resolved | ({"ppo": of_ppo} if of_ppo else {}))
 
     def checkpoint(self, stage: str, *, step: int | None = None) -> ParentCheckpoint:
-        """Finds the finished checkpoint of a stage: in this run directory, else on the Hub at its tag `best`.
+        """Finds the finished checkpoint of a stage: in this run directory, otherwise on the Hub at its tag `best`.
 
         In a recipe without SFT the checkpoint "sft" is the model that PPO names to start from.
 
         Args:
             stage: Name of the stage.
-            step: Step of another checkpoint on disk; None takes the one that the release rule chose.
+            step: Step of another checkpoint on disk; None for the one that the release rule chose.
 
         Returns:
             The checkpoint and its lineage.
@@ -349,7 +348,7 @@ class RunContext:
             check_integrity(chosen)
             if step is None:
                 _check_same(
-                    chosen, document, mend=f"train it again with `rlhf-zoo {stage} {self.recipe.called} --restart`"
+                    chosen, document, fix=f"train it again with `rlhf-zoo {stage} {self.recipe.called} --restart`"
                 )
             sent = read_json(chosen / PUBLISHED) if (chosen / PUBLISHED).is_file() else {}
             return ParentCheckpoint(
@@ -367,7 +366,7 @@ class RunContext:
 
     @property
     def named_start(self) -> str | None:
-        """The model that PPO starts from where the recipe has no SFT stage; None where it has one."""
+        """The model that PPO starts from if the recipe has no SFT stage; otherwise None."""
         stages = self.recipe.stages
         if "sft" in stages or "sft" in self.pinned or "ppo" not in stages:
             return None
@@ -386,19 +385,19 @@ class RunContext:
         record = self.record("sft")
         before = (record.read().get("resolved") or {}).get("recipe") or {}
         flags = self.flags.get("recipe", {})
-        # With a data set of its own, such as people's votes, the stage does not read the policy's data.
+        # With its own data set, such as people's votes, the stage does not read the policy's data.
         own = DATA_KEYS if "dataset_name" in flags else ()
         keys = [key for key in MADE_BY if key in before and key not in flags and key not in own]
         old, new = ({key: of[key] for key in keys} for of in (before, asdict(self.shared)))
         key = first_difference(old, new)
         if key is not None:
             raise ZooError(
-                f"{self.recipe.source('recipe')} says another {key} than when the policy in {record.path} was trained: "
-                f"restore it, give --{key.partition('.')[0]} as that command had it, or choose another --output_dir."
+                f"{self.recipe.source('recipe')} has another {key} than when the policy in {record.path} was trained: "
+                f"restore it, set --{key.partition('.')[0]} as that command did, or choose another --output_dir."
             )
 
     def restore_chosen(self, stage: str) -> None:
-        """Downloads the chosen checkpoint of a finished stage from its repository where it is gone from the disk.
+        """Downloads the chosen checkpoint of a finished stage if it is missing on the disk.
 
         Later stages start from it, and so does the stage's last card.
 
@@ -418,13 +417,13 @@ class RunContext:
         there = document.get("hub") == self.hub.label and record.is_own()
         published = (document.get("repo") or {}).get("id") if there else None
         repo = published or self.repo(stage)
-        what = f"{target}, which the finished stage {stage} chose, is gone, and cannot be had from {repo}@{tag}"
-        mend = f"restore it, or train it again with `{self.stage_command(stage, '--restart')}` and its other flags."
-        with refusals_as(what, mend):
+        problem = f"{target}, which the finished stage {stage} chose, is missing and cannot be loaded from {repo}@{tag}"
+        fix = f"restore it, or train it again with `{self.stage_command(stage, '--restart')}` and its other flags."
+        with refusals_as(problem, fix):
             folder = self.hub.snapshot(repo, revision=tag)
         recipe = folder / RECIPE_FILE
         if not recipe.is_file() or fingerprint(read_json(recipe)) != document["fingerprint"]:
-            raise ZooError(f"{what}, which is of another run: {mend}")
+            raise ZooError(f"{problem}, which is of another run: {fix}")
         for name, path in checkpoint_files(folder).items():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, target / name)
@@ -432,11 +431,11 @@ class RunContext:
         note = {"hub": self.hub.label, "repo": repo, "commit": folder.name, "tag": tag, "time": now()}
         write_json(target / PUBLISHED, note)
         dtype = document["resolved"].get("push_dtype")
-        rounded = f", where its weights are rounded to {dtype}" if dtype else ""
-        log.warning("%s was gone, and was restored from %s@%s%s.", target, repo, tag, rounded)
+        rounded = f", with weights rounded to {dtype}" if dtype else ""
+        log.warning("%s was missing and was restored from %s@%s%s.", target, repo, tag, rounded)
 
     def _pulled(self, stage: str) -> ParentCheckpoint:
-        """Finds the stage's checkpoint on the target Hub; the Hub of models and data holds no stage of this run."""
+        """Finds the stage's checkpoint on the target Hub. The source Hub has no stage of this run."""
         from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
         repo, _, revision = self.pinned.get(stage, f"{self.repo(stage)}@best").partition("@")
@@ -449,7 +448,7 @@ class RunContext:
                 f"There is no finished {stage} checkpoint in {self.directory} nor under {repo}@{revision} on "
                 f"{self.hub.described}: run `{self.stage_command(stage)}` first."
             ) from error.__cause__
-        # Computed from the published settings, so that a run has one fingerprint whether its stages are here or not.
+        # Computed from the published settings, so that a run has the same fingerprint without its local stages.
         settings = checkpoint.path / RECIPE_FILE
         run_fingerprint = fingerprint(read_json(settings)) if settings.is_file() else checkpoint.commit
         return ParentCheckpoint(

@@ -1,4 +1,4 @@
-"""The rows that each stage of a recipe reads, from the data set that the recipe or the stage names."""
+"""The rows that each stage of a run reads: to train on, to evaluate on, and for judges."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,7 +14,8 @@ from ..modeling import distributed
 from ..modeling.loading import load_tokenizer
 from .context import RunContext
 from .data.columns import above
-from .data.layout import Form, distinct_first, fitting, hold_out, in_form, parts_of, without_prompts
+from .data.hold_out import hold_out, parts_of, without_prompts
+from .data.layout import Form, distinct_first, fitting, in_form
 from .data.overlap import unmarked
 from .data.sources import DataSource, check_unchanged, digest, find_data
 from .prepared import corpus_source
@@ -22,25 +23,32 @@ from .recipe import Recipe
 from .settings.evaluation import LabeledArguments, OwnPairsArguments
 from .settings.parse import RecipeConfig, StageSettings
 
-#: Key under `left_out` in run.json: how many rows of a stage were dropped because PPO holds their prompts out.
+#: Key under `left_out` in run.json: rows of a stage that were dropped because PPO holds their prompts out.
 HELD_OUT = "held_out_by_ppo"
-#: File in the folder of a round's pairs: what they were made from, and their lineage.
+#: File in the folder of a round's pairs, with their sources and lineage.
 MADE = "made.json"
 
 
 def stage_source(context: RunContext, stage: str, source: DataSource | None = None) -> DataSource:
-    """Opens a stage's data: the data set that it names, else the recipe's (`source` where that is open already).
+    """Opens a stage's data: the data set that the stage names, otherwise the recipe's.
 
-    A later round's reward model has its own. Raises ZooError where a local file changed since the stage learned from
-    it, or a round's pairs since they were made.
+    The reward model of a later round has its own data.
+
+    Args:
+        context: The run.
+        stage: The stage.
+        source: The recipe's data, if it is open already.
+
+    Raises:
+        ZooError: A local file has changed since the stage trained on it, or the pairs of a round since they were made.
     """
     if stage == "reward" and context.round is not None:
         folder = context.round.folder
         lineage = read_json(folder / MADE)["lineage"]
         if digest(folder, ".jsonl") != lineage["fingerprint"]:
             raise ZooError(
-                f"{folder} changed since the round made it: restore it, or remove {folder.parent}, which makes this "
-                "round anew."
+                f"{folder} has changed since the round made it: restore it, or remove {folder.parent}, so that the "
+                "round starts again."
             )
         return DataSource(str(folder), None, lineage)
     data, record = context.settings(stage).data, context.record(stage)
@@ -55,7 +63,7 @@ def stage_source(context: RunContext, stage: str, source: DataSource | None = No
 
 
 def check_same_data(context: RunContext, stage: str) -> None:
-    """Checks that a stage reads the same local data that the stages before it learned from.
+    """Checks that a stage reads the same local data that the stages before it trained on.
 
     Args:
         context: The run.
@@ -76,7 +84,7 @@ def check_same_data(context: RunContext, stage: str) -> None:
         same = dataset.get("fingerprint") == source.lineage.get("fingerprint")
         if same and dataset.get("files", present := source.lineage.get("files")) != present:
             raise ZooError(
-                f"The data set {source.location} changed since the stage {name} learned from it: restore it, choose "
+                f"The data set {source.location} has changed since the stage {name} trained on it: restore it, choose "
                 f"another --output_dir, or train that stage again with `rlhf-zoo {name} {context.recipe.called} "
                 "--restart`."
             )
@@ -85,32 +93,66 @@ def check_same_data(context: RunContext, stage: str) -> None:
 def stage_rows(
     context: RunContext, stage: str, source: DataSource, split: str, *, form: Form | None = None
 ) -> datasets.Dataset:
-    """Loads a split of the stage's data in the form that the stage reads, or in `form` where it is given."""
+    """Loads a split of a stage's data.
+
+    Args:
+        context: The run.
+        stage: The stage.
+        source: Its data.
+        split: The split.
+        form: The form of the rows; None for the one that the stage reads.
+    """
     data = context.settings(stage).data
     return shaped(context, source, data, split, form=form or FORMS[stage], text=text_field(context.settings(stage)))
 
 
+#: The form in which each stage reads rows.
 FORMS: Mapping[str, Form] = {"sft": "texts", "reward": "pairs", "ppo": "prompts"}
 
 
 def text_field(settings: StageSettings) -> str:
-    """Returns the column of plain texts that a stage reads."""
+    """Returns the column of plain texts that a stage reads.
+
+    Args:
+        settings: The stage's settings.
+    """
     return str(getattr(settings.trainer, "dataset_text_field", "text"))
 
 
 def shaped(
     context: RunContext, source: DataSource, data: Any, split: str, *, form: Form, text: str = "text"
 ) -> datasets.Dataset:
-    """Loads a split by any set of data keys, in a form; `text` is the column of plain texts."""
+    """Loads a split by a set of data keys.
+
+    Args:
+        context: The run.
+        source: The data.
+        data: The data keys of a stage or a judge.
+        split: The split.
+        form: The form of the rows.
+        text: The column of plain texts.
+
+    Raises:
+        ZooError: A column is missing, or a row cannot be read.
+    """
     rows = source.load(data.dataset_config, split, columns=[])
-    what = f"The data set {source.location}" + (f", configuration {data.dataset_config}" if data.dataset_config else "")
-    what = f"{what}, split {split},"
-    rows = above(rows, data.keep_above, of=what)
-    return in_form(rows, form, columns=data.columns, turns=context.shared.conversational, text=text, of=what)
+    config = f", configuration {data.dataset_config}" if data.dataset_config else ""
+    name = f"The data set {source.location}{config}, split {split},"
+    rows = above(rows, data.keep_above, of=name)
+    return in_form(rows, form, columns=data.columns, turns=context.shared.conversational, text=text, of=name)
 
 
 def learned_rows(context: RunContext, stage: str, source: DataSource) -> tuple[datasets.Dataset, dict[str, int]]:
-    """Loads the training split without the prompts that PPO holds out, and counts the dropped rows under `HELD_OUT`."""
+    """Loads the training split without the prompts that PPO holds out.
+
+    Args:
+        context: The run.
+        stage: The stage.
+        source: Its data.
+
+    Returns:
+        The rows, and how many were dropped, under `HELD_OUT`.
+    """
     rows = stage_rows(context, stage, source, context.settings(stage).data.dataset_train_split)
     if stage == "ppo" or "ppo" not in context.recipe.stages:
         return rows, {}
@@ -120,27 +162,36 @@ def learned_rows(context: RunContext, stage: str, source: DataSource) -> tuple[d
 def without_held_out(
     context: RunContext, rows: datasets.Dataset, *, of: str
 ) -> tuple[datasets.Dataset, dict[str, int]]:
-    """Drops rows whose prompts PPO's held_out_share holds out, and counts them; `of` names the stage in messages."""
+    """Drops rows whose prompts PPO's held_out_share holds out.
+
+    Args:
+        context: The run.
+        rows: The rows.
+        of: What messages call the stage.
+
+    Returns:
+        The other rows, and how many were dropped, under `HELD_OUT`.
+    """
     data = context.settings("ppo").data
     if data.held_out_share is None:
         return rows, {}
     prompts = stage_rows(context, "ppo", stage_source(context, "ppo"), data.dataset_train_split)
-    test, watched, _ = _shares_of_ppo(context, prompts)
-    kept, left_out = without_prompts(rows, datasets.concatenate_datasets([test, watched]), of=of)
+    test, validation, _ = _shares_of_ppo(context, prompts)
+    kept, left_out = without_prompts(rows, datasets.concatenate_datasets([test, validation]), of=of)
     if left_out:
-        context.say_once(f"{left_out} of {len(rows)} rows of {of} are left out: PPO holds their prompts out.")
+        context.warn_once(f"{left_out} of {len(rows)} rows of {of} are left out: PPO holds their prompts out.")
     return kept, {} if left_out is None else {HELD_OUT: left_out}
 
 
 def _shares_of_ppo(context: RunContext, rows: datasets.Dataset) -> list[datasets.Dataset]:
     """Splits PPO's training split by held_out_share: rows for the final evaluation, for validation, and for training.
 
-    Where the evaluation has a split of its own, validation gets both shares.
+    If the evaluation has its own split, validation gets both shares.
     """
-    test, watched, train = parts_of(rows, context.settings("ppo").data.held_out_share, parts=2)
+    test, validation, train = parts_of(rows, context.settings("ppo").data.held_out_share, parts=2)
     if context.shared.evaluation.dataset_test_split is not None:
-        watched = datasets.concatenate_datasets([test, watched])
-    return [test, watched, train]
+        validation = datasets.concatenate_datasets([test, validation])
+    return [test, validation, train]
 
 
 def parts(
@@ -152,17 +203,17 @@ def parts(
         context: The run.
         stage: The stage.
         source: Its data.
-        marked: Whether the rows to train on keep the column by which `overlap` compares prompts.
+        marked: Whether the training rows keep the column by which `overlap` compares prompts.
 
     Returns:
-        Rows to train on, rows to evaluate on during training (None without), and what `learned_rows` left out.
+        Rows to train on, rows to evaluate on during training (None if there are none), and what `learned_rows` dropped.
     """
     data = context.settings(stage).data
     train, left_out = learned_rows(context, stage, source)
     held_out = None
     if data.held_out_share is not None and stage == "ppo":
         test, held_out, train = _shares_of_ppo(context, train)
-        # A held-out prompt may be part of a longer training prompt.
+        # A held-out prompt may be contained in a longer training prompt.
         train, _ = without_prompts(train, datasets.concatenate_datasets([test, held_out]), of="the stage ppo")
     elif data.held_out_share is not None:
         train, held_out = hold_out(train, data.held_out_share)
@@ -173,7 +224,15 @@ def parts(
 
 
 def ptx_rows(context: RunContext, source: DataSource) -> datasets.Dataset | None:
-    """Loads the texts for PPO's ptx_coef without the prompts that PPO holds out; None where ptx_coef is 0."""
+    """Loads the texts for PPO's ptx_coef without the prompts that PPO holds out.
+
+    Args:
+        context: The run.
+        source: PPO's data.
+
+    Returns:
+        The texts; None if ptx_coef is 0.
+    """
     settings = context.settings("ppo")
     if not settings.trainer.ptx_coef > 0:
         return None
@@ -185,11 +244,18 @@ def ptx_rows(context: RunContext, source: DataSource) -> datasets.Dataset | None
 def evaluation_rows(
     context: RunContext, source: DataSource, part: str = "test", *, path: Path | None = None
 ) -> datasets.Dataset:
-    """Loads the PPO prompts that the evaluation measures on (`test`), or chooses a checkpoint by (`validation`).
+    """Loads the prompts of PPO's data that an evaluation samples.
 
-    Each prompt's first row comes first, so that the first N rows hold the most prompts. The tokenizer in `path`, the
-    SFT policy's folder, counts tokens for max_prompt_length; None drops no prompt. Raises ZooError where no row is
-    left.
+    Each prompt's first row comes before any second row, so that the first N rows have the most prompts.
+
+    Args:
+        context: The run.
+        source: PPO's data.
+        part: "test" for the final evaluation, "validation" for the choice of a checkpoint.
+        path: The SFT policy's folder, whose tokenizer counts tokens for max_prompt_length; None drops no prompt.
+
+    Raises:
+        ZooError: No row is left.
     """
     where, data = evaluated_part(context, part), context.settings("ppo").data
     rows = stage_rows(context, "ppo", source, where["split"])
@@ -203,9 +269,14 @@ def evaluation_rows(
 
 
 def evaluated_part(context: RunContext, part: str = "test") -> dict[str, Any]:
-    """Returns {config, split, held_out_share} of the prompts of `evaluation_rows`.
+    """Returns where the prompts of `evaluation_rows` are.
 
-    The share is None where training does not share the split.
+    Args:
+        context: The run.
+        part: "test" or "validation".
+
+    Returns:
+        {config, split, held_out_share}. The share is None if training does not use the split.
     """
     data = context.settings("ppo").data
     split, share = evaluated_split(context.shared, data, part)
@@ -213,7 +284,16 @@ def evaluated_part(context: RunContext, part: str = "test") -> dict[str, Any]:
 
 
 def evaluated_split(shared: RecipeConfig, data: Any, part: str = "test") -> tuple[str, float | None]:
-    """Returns (split, share of it that training leaves out) of `evaluation_rows`, by the data keys of PPO."""
+    """Returns the split of `evaluation_rows`.
+
+    Args:
+        shared: The keys of recipe.yaml.
+        data: PPO's data keys.
+        part: "test" or "validation".
+
+    Returns:
+        The split, and the share of it that training holds out; None if training does not use the split.
+    """
     test_split = shared.evaluation.dataset_test_split
     if data.held_out_share is not None and (part == "validation" or test_split is None):
         return data.dataset_train_split, data.held_out_share
@@ -221,12 +301,26 @@ def evaluated_split(shared: RecipeConfig, data: Any, part: str = "test") -> tupl
 
 
 def labeled_rows(context: RunContext) -> datasets.Dataset:
-    """Loads the texts and labels that the judge `classifier` learns from: those that the recipe names, else its own."""
+    """Loads the texts and labels for the judge `classifier`.
+
+    Args:
+        context: The run.
+
+    Returns:
+        Rows of the data set that the recipe names for it, otherwise of the recipe's own data.
+    """
     return _for_judges(context, context.shared.evaluation.labeled_data, "labeled")[0]
 
 
 def own_pairs(context: RunContext) -> tuple[datasets.Dataset, DataSource] | None:
-    """Loads labeled pairs of the policies' own outputs, with their source; None where the recipe names none."""
+    """Loads labeled pairs of the policies' own outputs.
+
+    Args:
+        context: The run.
+
+    Returns:
+        The pairs and their source; None if the recipe names none.
+    """
     data = own_pairs_at(context.recipe, context.shared)
     return None if data is None else _for_judges(context, data, "pairs")
 
@@ -240,15 +334,27 @@ def _for_judges(context: RunContext, data: LabeledArguments, form: Form) -> tupl
 
 
 def own_pairs_at(recipe: Recipe, shared: RecipeConfig) -> OwnPairsArguments | None:
-    """Returns the keys of `evaluation.own_pairs`, with a file or folder beside recipe.yaml named by its path."""
+    """Returns the keys of `evaluation.own_pairs`, with the path of a file or folder next to recipe.yaml.
+
+    Args:
+        recipe: The recipe.
+        shared: Its keys.
+
+    Returns:
+        The keys; None if the recipe has none.
+    """
     data = shared.evaluation.own_pairs_data
-    if data is None or data.dataset_name is None or not (beside := recipe.folder / data.dataset_name).exists():
+    if data is None or data.dataset_name is None or not (local := recipe.folder / data.dataset_name).exists():
         return data
-    return replace(data, dataset_name=str(beside))
+    return replace(data, dataset_name=str(local))
 
 
 def to_train(context: RunContext) -> dict[str, StageSettings]:
-    """Returns the settings of the stages that this command will train."""
+    """Returns the settings of the stages that this command will train.
+
+    Args:
+        context: The run.
+    """
     done = {stage for stage in context.recipe.stages if context.record(stage).read().get("status") == "finished"}
     return {
         stage: context.settings(stage)
@@ -258,10 +364,17 @@ def to_train(context: RunContext) -> dict[str, StageSettings]:
 
 
 def data_source(context: RunContext, *, again: bool = False) -> DataSource:
-    """Opens the recipe's data: what its corpus prepares (once, unless `again`), else the data set that it names.
+    """Opens the recipe's data: what its corpus prepares, otherwise the data set that it names.
 
-    Raises ZooError where the recipe has neither, or the run directory holds another run's data and --restart was not
-    given.
+    Args:
+        context: The run.
+        again: Whether to prepare the data again; otherwise that is done once per run directory.
+
+    Returns:
+        The data.
+
+    Raises:
+        ZooError: The recipe has neither, or the run directory has another run's data and --restart is not set.
     """
     with distributed.main_process_first():
         return _data_source(context, again=again and distributed.first())
@@ -269,15 +382,15 @@ def data_source(context: RunContext, *, again: bool = False) -> DataSource:
 
 def _data_source(context: RunContext, *, again: bool) -> DataSource:
     shared = context.shared
-    if shared.corpus is None:
-        if shared.dataset_name is None:
-            raise ZooError(f"The recipe {context.recipe.name} names no data set: give --dataset_name.")
-        return _named(context, shared.dataset_name, again=again)
-    return corpus_source(context, again=again)
+    if shared.corpus is not None:
+        return corpus_source(context, again=again)
+    if shared.dataset_name is None:
+        raise ZooError(f"The recipe {context.recipe.name} names no data set: set --dataset_name.")
+    return _named_source(context, shared.dataset_name, again=again)
 
 
-def _named(context: RunContext, name: str, *, again: bool) -> DataSource:
-    """Finds the data set that the recipe names, at the commit that its revision meant when this run began."""
+def _named_source(context: RunContext, name: str, *, again: bool) -> DataSource:
+    """Finds the data set that the recipe names, at the commit that its revision had when this run started."""
     record = context.record("data")
     document = record.read()
     before = {**(document.get("dataset") or {}), "fingerprint": document.get("fingerprint")}

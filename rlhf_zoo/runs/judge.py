@@ -134,8 +134,8 @@ def as_trained(context: RunContext, stage: str) -> RunContext:
         key = first_difference({name: keys.get(name) for name in flags}, {name: resolved.get(name) for name in flags})
         if key is not None:
             raise ZooError(
-                f"{context.record(stage).path} was trained with another {key} than this command says: leave the flag "
-                f"out, or train it again with `{context.stage_command(stage, '--restart')}`."
+                f"{context.record(stage).path} was trained with another {key} than this command sets: omit the flag, "
+                f"or train it again with `{context.stage_command(stage, '--restart')}`."
             )
     recipe = replace(recipe, stages={**recipe.stages, stage: keys})
     return replace(context, recipe=recipe, flags={**context.flags, stage: kept})
@@ -189,6 +189,6 @@ def check_same_labels(context: RunContext, *, anew: bool = False) -> None:
     before = {name: value for name, value in document["resolved"].items() if name not in ("data", "parents")}
     if (key := first_difference(before, settings.resolved)) is not None:
         raise ZooError(
-            f"{wanted} the one in {record.path} was trained with another {key} than this command says: say it as then, "
-            f"or {again}"
+            f"{wanted} the one in {record.path} was trained with another {key} than this command sets: use the earlier "
+            f"value, or {again}"
         )

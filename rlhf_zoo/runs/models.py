@@ -24,14 +24,14 @@ class ParentCheckpoint:
     lineage: Mapping[str, Any]
 
 
-def model_from_elsewhere(name: str, hub: Hub, *, recipe: str, whole: bool = False) -> ParentCheckpoint:
+def model_from_elsewhere(name: str, hub: Hub, *, recipe: str, all_files: bool = False) -> ParentCheckpoint:
     """Finds a model that is not a stage of the recipe.
 
     Args:
         name: A folder or a Hub id.
         hub: Where Hub ids are looked up.
         recipe: Name of the recipe, for the message.
-        whole: Download every file, since a custom loader may read any of them.
+        all_files: Whether to download every file, because a custom loader may read any of them.
 
     Returns:
         The model and its lineage.
@@ -40,10 +40,10 @@ def model_from_elsewhere(name: str, hub: Hub, *, recipe: str, whole: bool = Fals
         ZooError: There is no such model.
     """
     try:
-        checkpoint = resolve(name, hub, ignore=() if whole else NOT_LOADED)
+        checkpoint = resolve(name, hub, ignore=() if all_files else NOT_LOADED)
     except ZooError as error:
-        what = f"{name!r} is no stage of {recipe}, no folder, and no model that can be had"
-        raise ZooError(f"{what}. {error}") from error.__cause__
+        problem = f"{name!r} is no stage of {recipe}, no folder, and no model that can be loaded"
+        raise ZooError(f"{problem}. {error}") from error.__cause__
     if checkpoint.hub is None:
         files = {"folder": checkpoint.path.resolve().name, "files": model_digest(checkpoint.path)}
         return ParentCheckpoint(

@@ -32,7 +32,7 @@ def parent(context: RunContext, name: str) -> ParentCheckpoint:
     if is_member(name):
         return member_checkpoint(context, name)
     custom = context.settings("ppo").data.reward_model_loader is not None
-    return model_from_elsewhere(name, context.hub, recipe=context.recipe.name, whole=custom)
+    return model_from_elsewhere(name, context.hub, recipe=context.recipe.name, all_files=custom)
 
 
 def parent_names(settings: StageSettings) -> dict[str, str]:
@@ -99,7 +99,7 @@ def reward_roles(path: Any) -> dict[str, str]:
     """
     names = reward_names(path)
     if len(names) > len(REWARD_ROLES):
-        raise ZooError(f"reward_model_path names {len(names)} reward models: give at most {len(REWARD_ROLES)}.")
+        raise ZooError(f"reward_model_path names {len(names)} reward models: set at most {len(REWARD_ROLES)}.")
     return dict(zip(REWARD_ROLES, names, strict=False))
 
 
@@ -168,13 +168,13 @@ def member_checkpoint(context: RunContext, name: str) -> ParentCheckpoint:
     record = member.record("reward")
     train = f"`rlhf-zoo ensemble {context.recipe.called} --seeds N` trains reward models of N seeds"
     if not is_trained(context, name):
-        raise ZooError(f"reward_model_path names {name}, and {record.path} holds no finished reward model: {train}.")
+        raise ZooError(f"reward_model_path names {name}, and {record.path} has no finished reward model: {train}.")
     now = context.record("sft").read().get("fingerprint")
     sft = (record.read().get("parents") or {}).get("sft") or {}
     if now is not None and sft.get("fingerprint") not in (None, now):
         raise ZooError(
-            f"The reward model in {record.path} is of another SFT policy than {context.record('sft').path}: {train} "
-            "anew with --restart."
+            f"The reward model in {record.path} was trained from another SFT policy than "
+            f"{context.record('sft').path}: {train} again with --restart."
         )
     checkpoint = member.checkpoint("reward")
     return ParentCheckpoint(

@@ -1,7 +1,7 @@
 """The data that a recipe's corpus prepares: written into the run directory, checked, and published.
 
-They are read from the run directory, not back from the Hub: a stage must begin also while the Hub is away. So run.json
-records a digest of each configuration as it is written, and whatever opens or sends the data compares.
+Stages read them from the run directory instead of the Hub, because a stage must also start without a network. So
+run.json records a digest of each configuration when it is written, and it is compared before the data are read or sent.
 """
 
 import inspect
@@ -25,23 +25,23 @@ from .settings.parse import RecipeConfig
 
 
 def corpus_source(context: RunContext, *, again: bool) -> DataSource:
-    """Opens the data of the recipe's corpus; prepares them first where they are not there, or `again`.
+    """Opens the data of the recipe's corpus, and prepares them first if needed.
 
     Args:
         context: The run.
-        again: Whether to prepare them also where they are there.
+        again: Whether to prepare the data again; otherwise that is done once per run directory.
 
     Returns:
         The data in the run directory.
 
     Raises:
-        ZooError: The run directory holds another run's data and --restart was not given, the corpus leaves a split
-            empty, or the data changed since they were prepared.
+        ZooError: The run directory has another run's data and --restart is not set, the corpus leaves a split empty,
+            or the data have changed since they were prepared.
     """
     shared, record = context.shared, context.record("data")
     resolved = corpus_settings(shared)
     if not record.run_file.exists() and record.path.is_dir() and any(record.path.iterdir()):
-        raise ZooError(f"{record.path} holds files that no run wrote: choose another --output_dir.")
+        raise ZooError(f"{record.path} has files that no run wrote: choose another --output_dir.")
     try:
         context.check_begun("data", resolved)
     except ZooError:
@@ -70,25 +70,36 @@ def corpus_source(context: RunContext, *, again: bool) -> DataSource:
 
 
 def configuration_digests(folder: Path) -> dict[str, str]:
-    """Returns configuration -> the sha256 over its splits' names and bytes, of a folder of prepared data."""
+    """Hashes each configuration of a folder of prepared data.
+
+    Args:
+        folder: The data's folder.
+
+    Returns:
+        The sha256 of the names and bytes of the splits, by configuration.
+    """
     return {name: digest(folder / name, ".jsonl") for name in _configurations(split_files(folder))}
 
 
 def _check_digests(context: RunContext) -> None:
-    """Raises ZooError where a configuration is not what was written. Runs from before there were digests pass."""
+    """Raises ZooError if a configuration differs from its recorded digest. Runs older than the digests pass."""
     record = context.record("data")
     recorded = record.read().get("files") or {}
     present = configuration_digests(record.path)
     for name, sha256 in recorded.items():
         if present.get(name) != sha256:
             raise ZooError(
-                f"{record.path / name} changed since the run prepared it: restore it, choose another --output_dir, or "
-                f"begin again with `rlhf-zoo run {context.recipe.called} --restart`."
+                f"{record.path / name} has changed since the run prepared it: restore it, choose another "
+                f"--output_dir, or start again with `rlhf-zoo run {context.recipe.called} --restart`."
             )
 
 
 def corpus_settings(shared: RecipeConfig) -> dict[str, Any]:
-    """Returns the keys that decide the data a corpus prepares."""
+    """Returns the keys that determine the data of a corpus.
+
+    Args:
+        shared: The keys of recipe.yaml.
+    """
     return {key: getattr(shared, key) for key in ("corpus", "corpus_args", "dataset_name", "seed")}
 
 
@@ -98,24 +109,24 @@ def _prepare(shared: RecipeConfig, hub: Hub) -> Mapping[str, Mapping[str, list[d
         inspect.signature(prepare).bind(shared.dataset_name, seed=shared.seed, **shared.corpus_args)
     except TypeError as error:
         raise ZooError(
-            f"corpus_args does not suit {shared.corpus} ({error}): its docstring says what it takes."
+            f"corpus_args does not fit {shared.corpus} ({error}): see the arguments in its docstring."
         ) from error
-    prepared = prepare(_text_of(shared, hub), seed=shared.seed, **shared.corpus_args)
+    prepared = prepare(_corpus_text(shared, hub), seed=shared.seed, **shared.corpus_args)
     for configuration, splits in prepared.items():
         for split, rows in splits.items():
             if not rows:
                 raise ZooError(
                     f"{shared.dataset_name or shared.corpus} leaves the split {split} of {configuration} empty: "
-                    "give more text."
+                    "add more text."
                 )
     return prepared
 
 
-def _text_of(shared: RecipeConfig, hub: Hub) -> str | None:
-    """Returns the `dataset_name` for a corpus, which reads a folder or the Hub of the environment.
+def _corpus_text(shared: RecipeConfig, hub: Hub) -> str | None:
+    """Returns the name or folder of a corpus's text, as its function reads it.
 
-    What only the source Hub has is downloaded first. A name that no Hub has is passed on: the corpus knows what it
-    takes.
+    A corpus reads a folder or the Hub of the environment, so a data set that only the source Hub has is downloaded
+    first. A name that no Hub has is passed on unchanged, because the corpus may understand it.
     """
     name = shared.dataset_name
     if hub.source is None or name is None or not hub_id(name) or Path(name).exists():
@@ -126,7 +137,7 @@ def _text_of(shared: RecipeConfig, hub: Hub) -> str | None:
         return name
     if source.hub is not hub.source or not source.lineage["commit"]:
         return name
-    with refusals_as(f"The data set {name} cannot be had from {source.hub.name}", "try again."):
+    with refusals_as(f"The data set {name} cannot be loaded from {source.hub.name}", "try again."):
         return str(source.hub.snapshot(name, repo_type="dataset", revision=source.revision))
 
 
@@ -135,18 +146,18 @@ def add_configuration(context: RunContext, configuration: str, splits: Mapping[s
 
     Args:
         context: The run.
-        configuration: Its name; one of that name is replaced.
-        splits: Split -> rows.
+        configuration: Its name; a configuration with this name is replaced.
+        splits: Rows by split.
 
     Returns:
-        The data with it.
+        The data with the configuration.
 
     Raises:
-        ZooError: Another configuration changed since it was written.
+        ZooError: Another configuration has changed since it was written.
     """
     record = context.record("data")
     files = {name: sha256 for name, sha256 in (record.read().get("files") or {}).items() if name != configuration}
-    record.write(files=files)  # a kill from here on leaves no digest of what was overwritten
+    record.write(files=files)  # no stale digest remains if the process is killed here
     write_configuration(record.path, configuration, splits)
     write_text(record.path / "README.md", _card(record.read(), _configurations(split_files(record.path))))
     record.write(files={**files, configuration: configuration_digests(record.path)[configuration]})
@@ -154,19 +165,29 @@ def add_configuration(context: RunContext, configuration: str, splits: Mapping[s
 
 
 def write_configuration(folder: Path, configuration: str, splits: Mapping[str, Iterable[Mapping]]) -> None:
-    """Writes FOLDER/CONFIGURATION/SPLIT.jsonl, each file atomically."""
+    """Writes FOLDER/CONFIGURATION/SPLIT.jsonl, each file atomically.
+
+    Args:
+        folder: The data's folder.
+        configuration: Name of the configuration.
+        splits: Rows by split.
+    """
     for split, rows in splits.items():
         text = "".join(json.dumps(dict(row), ensure_ascii=False) + "\n" for row in rows)
         write_text(folder / configuration / f"{split}.jsonl", text)
 
 
 def split_files(folder: Path) -> list[str]:
-    """Returns CONFIGURATION/SPLIT.jsonl of each split in a folder, sorted."""
+    """Lists CONFIGURATION/SPLIT.jsonl of each split in a folder, sorted.
+
+    Args:
+        folder: The data's folder.
+    """
     return sorted(path.relative_to(folder).as_posix() for path in folder.glob("*/*.jsonl") if path.is_file())
 
 
 def _configurations(names: Iterable[str]) -> dict[str, list[str]]:
-    """Returns configuration -> its splits, from names CONFIGURATION/SPLIT.jsonl."""
+    """Returns {configuration: splits} from names CONFIGURATION/SPLIT.jsonl."""
     splits_by_name: dict[str, list[str]] = {}
     for path in sorted(map(PurePosixPath, names)):
         if path.suffix == ".jsonl" and len(path.parts) == 2:
@@ -175,7 +196,13 @@ def _configurations(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def card_head(about: Mapping[str, Any], recipe: str, configurations: Mapping[str, Iterable[str]]) -> str:
-    """Returns the YAML head of a data set's README, from the keys of recipe.yaml and each configuration's splits."""
+    """Writes the YAML head of a data set's README.
+
+    Args:
+        about: The keys of recipe.yaml.
+        recipe: Name of the recipe.
+        configurations: Splits by configuration.
+    """
     import yaml
 
     front = {
@@ -195,7 +222,7 @@ def card_head(about: Mapping[str, Any], recipe: str, configurations: Mapping[str
 
 
 def _card(document: Mapping[str, Any], configurations: Mapping[str, list[str]]) -> str:
-    """Returns the data set's README, from what run.json records of the recipe."""
+    """Writes the data set's README from what run.json records of the recipe."""
     about, recipe = document["about"], document["recipe"]
     notice = (
         "\n**This is a simulated world**: a program wrote every line, and preferences are simulated too.\n"
@@ -214,7 +241,7 @@ def _card(document: Mapping[str, Any], configurations: Mapping[str, list[str]]) 
 
 
 def _prepared(context: RunContext) -> DataSource:
-    """Opens the corpus's data in the run directory, whether or not a Hub answers; its lineage names the Hub's copy."""
+    """Opens the corpus's data in the run directory, which needs no Hub; its lineage names the copy on the Hub."""
     _check_digests(context)
     document = context.record("data").read()
     lineage = {"repo": None, "commit": None, "fingerprint": document["fingerprint"]}
@@ -225,7 +252,11 @@ def _prepared(context: RunContext) -> DataSource:
 
 
 def pending_data(context: RunContext) -> bool:
-    """Whether the run directory holds finished corpus data that this Hub does not have, or has in an older state."""
+    """Whether the run directory has finished corpus data that this Hub lacks, or has in an older state.
+
+    Args:
+        context: The run.
+    """
     record = context.record("data")
     document = record.read()
     if document.get("status") != "finished":
@@ -236,17 +267,28 @@ def pending_data(context: RunContext) -> bool:
 
 
 def send_data(context: RunContext) -> None:
-    """Sends the data as one commit, and records it in run.json. Raises ZooError where they changed since."""
+    """Sends the data as one commit, and records it in run.json.
+
+    Args:
+        context: The run.
+
+    Raises:
+        ZooError: The data have changed since they were prepared, or the Hub refuses them.
+    """
     _check_digests(context)
     record = context.record("data")
-    content = digest(record.path, ".jsonl")  # before the upload reads the files: later changes are then sent again
+    content = digest(record.path, ".jsonl")  # before the upload, so that later changes are sent again
     commit = _send(context, record.path)
     repo = {"id": context.dataset_repo, "commit": commit, "tags": {}, "hub": context.hub.label, "content": content}
     record.write(repo=repo)
 
 
 def forget_lost_data(context: RunContext) -> None:
-    """Marks the data as not sent where the Hub no longer has them."""
+    """Marks the data as not sent if the Hub does not have them any more.
+
+    Args:
+        context: The run.
+    """
     record = context.record("data")
     repo = record.read().get("repo") or {}
     if repo.get("hub") != context.hub.label:
@@ -256,7 +298,7 @@ def forget_lost_data(context: RunContext) -> None:
 
 
 def _send(context: RunContext, folder: Path) -> str:
-    """Sends a folder. The card also lists what other runs sent: `rlhf-zoo ppo` alone has no preferences to send."""
+    """Sends a folder. The card also lists what other runs sent: `rlhf-zoo ppo` alone has no preferences."""
     import tempfile
 
     from huggingface_hub.errors import RepositoryNotFoundError

@@ -42,8 +42,7 @@ class Recipe:
         base: Folder of the recipe that it extends.
         package: Name and version of the package that registers it; {} for ours and for a folder.
         download: The file that shows that its folder was downloaded; None for any other. The names in a downloaded
-            recipe
-            are not trusted: `runs.settings.parse` checks them.
+            recipe are not trusted: `runs.settings.parse` checks them.
     """
 
     name: str
@@ -137,10 +136,10 @@ def _find(name: str) -> tuple[Path, Mapping[str, str]]:
         return folder, {}
     if (shipped() / name / f"{SHARED}.yaml").is_file():
         return shipped() / name, {}
-    if name in (others := list_others()):
+    if name in (registered_elsewhere := list_others()):
         return _registered(name)
-    hint = did_you_mean(name, [*list_recipes(), *others])
-    raise ZooError(f"There is no recipe {name!r}{hint or ': `rlhf-zoo recipes list` shows them, or give a folder.'}")
+    hint = did_you_mean(name, [*list_recipes(), *registered_elsewhere])
+    raise ZooError(f"There is no recipe {name!r}{hint or ': `rlhf-zoo recipes list` shows them, or name a folder.'}")
 
 
 def _registered(name: str) -> tuple[Path, dict[str, str]]:
@@ -149,7 +148,7 @@ def _registered(name: str) -> tuple[Path, dict[str, str]]:
     if len(by) > 1:
         raise ZooError(
             f"Installed packages register the recipe {name!r} more than once, {' and '.join(sorted(by.values()))}: "
-            "uninstall one, or give the folder of the one that you mean."
+            "uninstall one, or name the folder of the one that you mean."
         )
     [(where, dist)] = packages.items()
     top, *below = where.split(".")
@@ -211,15 +210,15 @@ def _base(folder: Path, name: str, *, downloaded: bool) -> Path:
     Raises ZooError where a download extends anything but a recipe beside it or an installed one: a recipe elsewhere on
     this machine may be private.
     """
-    beside = folder.resolve().parent / name
+    sibling = folder.resolve().parent / name
     if downloaded:
-        inside = is_repository_name(name) and (not beside.exists() or beside.resolve() == beside)
-        if not inside or (not beside.exists() and Path(name).exists()):
+        inside = is_repository_name(name) and (not sibling.exists() or sibling.resolve() == sibling)
+        if not inside or (not sibling.exists() and Path(name).exists()):
             raise ZooError(
                 f"{folder / SHARED}.yaml, which was downloaded, extends {name!r:.200}, and it may extend only a recipe "
-                "beside it or one that is installed: copy the keys that you trust into a recipe of your own."
+                "beside it or one that is installed: copy the keys that you trust into your own recipe."
             )
-    return beside if (beside / f"{SHARED}.yaml").is_file() else find_recipe(name)
+    return sibling if (sibling / f"{SHARED}.yaml").is_file() else find_recipe(name)
 
 
 def _is_downloaded(folder: Path) -> bool:
@@ -247,7 +246,7 @@ def copy_recipe(name: str, target: Path) -> Path:
     """
     source = find_recipe(name)
     if target.exists():
-        raise ZooError(f"{target} is there already: choose another name, or remove it first.")
+        raise ZooError(f"{target} already exists: choose another name, or remove it first.")
     downloaded = _is_downloaded(source)
     if downloaded and (link := find_outward_link(source, hidden=True)) is not None:
         # The copy would hold the linked file itself, which the recipe's stages may read and publish.
@@ -282,10 +281,10 @@ def read_mapping(path: Path) -> dict[str, Any]:
     try:
         content = load_yaml(path.read_text(encoding="utf-8"), loader=_strict(path))
     except (OSError, UnicodeDecodeError) as error:
-        raise ZooError(f"{path} cannot be read ({error}): mend the file or its permissions.") from error
+        raise ZooError(f"{path} cannot be read ({error}): correct the file or its permissions.") from error
     except BadYAML as error:
         line = f", line {error.line}" if error.line is not None else ""
-        raise ZooError(f"{path}{line} is not valid YAML ({error.reason}): mend it.") from error
+        raise ZooError(f"{path}{line} is not valid YAML ({error.reason}): correct it.") from error
     if content is None:
         return {}
     if not isinstance(content, dict):
@@ -317,7 +316,7 @@ def _strict(path: Path) -> Any:
                     continue  # super() reports it
                 if key in keys:
                     line = key_node.start_mark.line + 1
-                    raise ZooError(f"{path}, line {line}, says {key!r} a second time: keep one of them.")
+                    raise ZooError(f"{path}, line {line}, has {key!r} a second time: keep one of them.")
                 keys.add(key)
             return super().construct_mapping(node, deep)
 

@@ -20,7 +20,7 @@ class Row:
     Attributes:
         name: Name of the recipe.
         stages: Its stages.
-        simulated: Whether a program stands in for the people who judge.
+        simulated: Whether a program replaces the people who judge.
         description: What it shows, in a sentence.
         hardware: One of `HARDWARE`.
         memory: Memory that each card needs.
@@ -50,12 +50,12 @@ class Row:
     package: str | None = None
 
 
-def shelf() -> list[Row]:
+def recipe_rows() -> list[Row]:
     """Returns every recipe of this package, those that need the least hardware first."""
     return _in_order([_row(load_recipe(name)) for name in list_recipes()])
 
 
-def others() -> tuple[list[Row], list[str]]:
+def rows_of_other_packages() -> tuple[list[Row], list[str]]:
     """Returns the recipes of other packages, and a sentence for each one that is left out."""
     rows, left_out = [], []
     for name in list_others():
@@ -73,9 +73,9 @@ def _in_order(rows: Sequence[Row]) -> list[Row]:
 def _row(recipe: Recipe) -> Row:
     zoo = recipe.zoo
     if missing := next((key for key in ("hardware", "memory", "license") if zoo.get(key) is None), None):
-        raise ZooError(f"{recipe.source('zoo')} does not say {missing}, which the list of recipes shows: add it.")
+        raise ZooError(f"{recipe.source('zoo')} has no {missing}, which the list of recipes shows: add it.")
     if zoo.get("hardware") not in HARDWARE:
-        raise ZooError(f"{recipe.source('zoo')} says hardware {zoo.get('hardware')!r}: give {' or '.join(HARDWARE)}.")
+        raise ZooError(f"{recipe.source('zoo')} has hardware {zoo.get('hardware')!r}: choose {' or '.join(HARDWARE)}.")
     first: Mapping[str, Any] = recipe.stages.get("sft", {})
     corpus = str(recipe.shared.get("corpus") or "").partition(":")[0].rpartition(".")[2].replace("_", "-")
     return Row(
@@ -96,7 +96,7 @@ def _row(recipe: Recipe) -> Row:
     )
 
 
-def with_shelf(text: str) -> str:
+def with_table(text: str) -> str:
     """Puts the table between the markers of a README.
 
     Args:
@@ -108,8 +108,8 @@ def with_shelf(text: str) -> str:
     Raises:
         ZooError: The markers are not exactly one pair in order.
     """
-    before, _, rest = text.partition(BEGIN)
-    _, end_marker, after = rest.partition(END)
+    before, _, table_and_after = text.partition(BEGIN)
+    _, end_marker, after = table_and_after.partition(END)
     if not end_marker or BEGIN in after or END in before + after:
         raise ZooError(f"The markers {BEGIN} and {END} are not one pair in order: leave one of each around the table.")
     return f"{before}{BEGIN}\n{_table()}\n{END}{after}"
@@ -120,7 +120,7 @@ def _table() -> str:
     lines = [f"Made by `{COMMAND}`."]
     for hardware in HARDWARE:
         lines += ["", f"Runs on {hardware}:", "", f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
-        for row in shelf():
+        for row in recipe_rows():
             if row.hardware == hardware:
                 cells = (
                     f"[{row.name}]({row.name}/README.md)", ", ".join(row.stages), row.model, row.data, row.license,

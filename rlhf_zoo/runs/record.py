@@ -1,7 +1,7 @@
 """The run directory: run.json, metrics.jsonl and the checkpoints of one stage.
 
-Everything that outlives a process is written here, so that a kill at any moment leaves readable files: JSON documents
-are replaced atomically, metrics are appended line by line, and a checkpoint counts once it holds COMPLETE.
+All that outlives a process is written here, so that a kill at any moment leaves readable files: JSON documents are
+replaced atomically, metrics are appended line by line, and a checkpoint counts once it has COMPLETE.
 """
 
 import contextlib
@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ZooError
-from ..fileio import canonical_json, jsonable, now, read_json, sync_folder, write_json, write_refused, write_text
+from ..fileio import canonical_json, jsonable, now, read_json, sync_folder, write_json
 from ..hub.client.run_signature import FLAG, SIGNATURE, is_own, signed
 from ..modeling.integrity import COMPLETE, damage, seal
+from .metrics_file import append_row, read_rows, truncate_rows
 from .registry import STAGES
-from .run_shape import SCHEMA, checked_run, metrics_row
+from .run_shape import SCHEMA, checked_run
 
 DAMAGED = "damaged-"
 #: Files of a card in a stage's directory.
@@ -30,22 +31,6 @@ SUMMARY = "summary.json"
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 # The training thread and the publishing thread both change run.json.
 _WRITING = threading.RLock()
-
-
-def timeless(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a row of metrics without its times and durations, in which equal runs differ.
-
-    Args:
-        row: A row of metrics.jsonl.
-
-    Returns:
-        The other fields.
-    """
-    return {
-        name: value
-        for name, value in row.items()
-        if name != "time" and not name.startswith(("time/", "perf/")) and not name.endswith(("runtime", "_per_second"))
-    }
 
 
 @contextlib.contextmanager
@@ -138,13 +123,11 @@ class StageRecord:
         """The path of metrics.jsonl."""
         return self.path / "metrics.jsonl"
 
-    # run.json
-
     def read(self) -> dict[str, Any]:
         """Reads run.json.
 
         Returns:
-            The document; {} where the stage has not begun.
+            The document; {} if the stage has not started.
 
         Raises:
             ZooError: It is not JSON of this schema.
@@ -165,10 +148,10 @@ class StageRecord:
             **fields: The fields to set.
 
         Returns:
-            The document as it now stands.
+            The new document.
 
         Raises:
-            ZooError: The document that is there cannot be read.
+            ZooError: The existing document cannot be read.
         """
         with _WRITING:
             before = self.read()
@@ -180,9 +163,9 @@ class StageRecord:
             return self.read()
 
     def is_own(self) -> bool:
-        """Whether this user's rlhf-zoo began the stage, or the user trusts it: see `run_signature`.
+        """Whether this user's rlhf-zoo started the stage, or the user trusts it: see `run_signature`.
 
-        Code that any other record names, such as a download's, must not be imported.
+        Code that another record names, such as a download's, must not be imported.
         """
         return is_own(self.read())
 
@@ -199,7 +182,7 @@ class StageRecord:
             )
 
     def check_recipe(self, recipe: str) -> None:
-        """Checks that the directory holds no run of another recipe.
+        """Checks that the directory has no run of another recipe.
 
         Args:
             recipe: Name of the recipe.
@@ -210,19 +193,19 @@ class StageRecord:
         held = self.read().get("recipe", recipe)
         if held != recipe:
             raise ZooError(
-                f"{self.path} holds a run of the recipe {held!r}, not of {recipe!r}: choose another --output_dir, or "
-                "give --restart to begin again there."
+                f"{self.path} has a run of the recipe {held!r}, not of {recipe!r}: choose another --output_dir, or use "
+                "--restart to start again there."
             )
 
     def came_to_nothing(self, resolved: Mapping[str, Any], recipe: str) -> bool:
-        """Whether a run of the recipe with other settings ended before its first checkpoint, with nothing to lose.
+        """Whether a run of the recipe with other settings ended before its first checkpoint, so that nothing is lost.
 
         Args:
             resolved: The settings of the new run.
             recipe: Name of the recipe.
 
         Returns:
-            True where it did.
+            True if it did.
         """
         document, new_fingerprint = self.read(), fingerprint(resolved)
         has_other_settings = (
@@ -243,18 +226,18 @@ class StageRecord:
         *,
         recipe: str | None = None,
         called: str | None = None,
-        mend: str = "choose another --output_dir, or begin again there with --restart",
+        fix: str = "choose another --output_dir, or start again there with --restart",
     ) -> None:
-        """Checks that the directory holds no run of another recipe or of other settings. An empty directory passes.
+        """Checks that the directory has no run of another recipe or of other settings. An empty directory passes.
 
         Args:
             resolved: The settings of this run.
             recipe: Name of the recipe; None leaves it unchecked.
             called: The recipe as a command names it; None takes its name.
-            mend: What to do about it, for the message.
+            fix: The fix, for the message.
 
         Raises:
-            ZooError: It holds such a run.
+            ZooError: It has such a run.
         """
         document = self.read()
         if recipe is not None:
@@ -264,66 +247,25 @@ class StageRecord:
         before = document.get("resolved", {})
         key = first_difference(before, resolved)
         if key is None:
-            raise ZooError(f"The fingerprint in {self.run_file} does not fit its settings: begin again with --restart.")
+            raise ZooError(f"The fingerprint in {self.run_file} does not fit its settings: start again with --restart.")
         stage = document.get("stage")
         command = f"rlhf-zoo {stage} {called or recipe} --output_dir {self.path.parent} --restart"
         alone = f" (`{command}`, with your other flags, leaves the other stages as they are)"
         raise ZooError(
-            f"{self.path} holds a run with {key} = {_at(before, key)}, and this one has {_at(resolved, key)}: "
-            f"{mend}{alone if recipe is not None and stage in STAGES else ''}."
+            f"{self.path} has a run with {key} = {_at(before, key)}, and this one has {_at(resolved, key)}: "
+            f"{fix}{alone if recipe is not None and stage in STAGES else ''}."
         )
 
-    # metrics.jsonl
-
     def append_metrics(self, metrics: Mapping[str, Any]) -> None:
-        """Appends one row to metrics.jsonl. A number that is not finite is written as null.
-
-        A line that a kill left incomplete is dropped first, so that it cannot swallow the new one.
+        """Appends one row to metrics.jsonl: see `metrics_file.append_row`.
 
         Args:
-            metrics: The row; it must have an integer `step`. `time` is added.
+            metrics: The row; it must have an integer `step`.
 
         Raises:
-            ValueError: It has no integer `step`.
             ZooError: The file system refuses the write.
         """
-        step = metrics.get("step")
-        if type(step) is not int:
-            raise ValueError(f"A row of metrics needs an integer step, not {step!r}.")
-        row = {"step": step, "time": now(), **metrics}
-        line = json.dumps(jsonable(row, named=False), allow_nan=False)
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            with open(self.metrics_file, "a+b") as file:
-                end = file.seek(0, os.SEEK_END)
-                before = self._mend_tail(file, end)
-                try:
-                    file.write(before + line.encode() + b"\n")
-                    file.flush()
-                except OSError:
-                    file.truncate(end)
-                    raise
-        except OSError as error:
-            raise ZooError(write_refused(self.metrics_file, error)) from error
-
-    @staticmethod
-    def _mend_tail(file: Any, end: int) -> bytes:
-        """Cuts off an incomplete last line.
-
-        Returns what must precede the next line: a newline where the last line is complete but not terminated.
-        """
-        if end == 0:
-            return b""
-        file.seek(end - 1)
-        if file.read(1) == b"\n":
-            return b""
-        file.seek(0)
-        content = file.read()
-        start = content.rfind(b"\n") + 1
-        if metrics_row(content[start:]) is not None:
-            return b"\n"
-        file.truncate(start)
-        return b""
+        append_row(self.metrics_file, metrics)
 
     def metrics(self) -> list[dict[str, Any]]:
         """Reads all rows of metrics.jsonl, oldest first, without an incomplete last line.
@@ -334,20 +276,7 @@ class StageRecord:
         Raises:
             ZooError: Any other line is not a row.
         """
-        try:
-            lines = self.metrics_file.read_bytes().split(b"\n")
-        except FileNotFoundError:
-            return []
-        rows = []
-        for number, line in enumerate(lines, start=1):
-            row = metrics_row(line) if line.strip() else None
-            if row is not None:
-                rows.append(row)
-            elif line.strip() and number < len(lines):
-                raise ZooError(
-                    f"Line {number} of {self.metrics_file} is not a row of metrics: remove it, or use --restart."
-                )
-        return rows
+        return read_rows(self.metrics_file)
 
     def truncate_metrics(self, step: int) -> None:
         """Drops the rows after a step, so that a run that resumes there repeats none.
@@ -355,12 +284,7 @@ class StageRecord:
         Args:
             step: The last step to keep.
         """
-        if not self.metrics_file.exists():
-            return
-        rows = (row for row in self.metrics() if row["step"] <= step)
-        write_text(self.metrics_file, "".join(json.dumps(row) + "\n" for row in rows))
-
-    # checkpoints
+        truncate_rows(self.metrics_file, step)
 
     def checkpoints(self) -> list[Path]:
         """Returns the complete checkpoints, by step."""
@@ -374,7 +298,7 @@ class StageRecord:
         """Returns the checkpoint of a finished stage that others start from.
 
         Returns:
-            The one that the release rule chose, the last where no rule chose; None where it is gone.
+            The one that the release rule chose, otherwise the last; None if it is missing.
         """
         chosen = self.read().get("chosen")
         if not chosen:
@@ -385,7 +309,7 @@ class StageRecord:
     def set_damaged_aside(self) -> list[str]:
         """Renames the newest checkpoints to damaged-checkpoint-N until one is intact.
 
-        The run then resumes from the last intact one, and the damaged ones stay for whoever can repair them.
+        The run then resumes from the last intact one. The damaged ones are kept for repair.
 
         Returns:
             What is wrong with each.
@@ -403,7 +327,7 @@ class StageRecord:
         return problems
 
     def remove_checkpoint(self, path: Path | str) -> None:
-        """Deletes a checkpoint. COMPLETE goes first, so that after a kill the rest no longer counts as a checkpoint.
+        """Deletes a checkpoint. COMPLETE is deleted first, so that a kill leaves no checkpoint that counts.
 
         Args:
             path: Its folder.
@@ -421,12 +345,12 @@ class StageRecord:
             The folder.
 
         Raises:
-            ZooError: The step is not a whole number: a damaged or hostile run.json could name a path.
+            ZooError: The step is no integer: a damaged or hostile run.json could name a path.
         """
         if type(step) is not int:
             raise ZooError(
-                f"{self.run_file} names the checkpoint of a step {step!r:.200}, which is no whole number: restore it, "
-                "or begin again with --restart."
+                f"{self.run_file} names the checkpoint of a step {step!r:.200}, which is no integer: restore it, or "
+                "start again with --restart."
             )
         return self.path / f"checkpoint-{step}"
 
@@ -452,19 +376,19 @@ class StageRecord:
         Returns:
             What it deleted.
         """
-        torn = [path for path in self._checkpoint_folders() if not (path / COMPLETE).is_file()]
-        for path in torn:
+        incomplete = [path for path in self._checkpoint_folders() if not (path / COMPLETE).is_file()]
+        for path in incomplete:
             shutil.rmtree(path)
-        with _WRITING:  # so that no temporary file of another thread's write is taken for a leftover
+        with _WRITING:  # otherwise the temporary file of another thread's write would count as a leftover
             leftovers = [path for name in ("run.json", "metrics.jsonl") for path in self.path.glob(f".{name}.*.tmp")]
             for path in leftovers:
                 path.unlink()
-        return torn + leftovers
+        return incomplete + leftovers
 
     def clear(self) -> None:
         """Deletes the record for --restart: checkpoints, card, metrics.jsonl, then run.json. Other files stay.
 
-        run.json goes last, so that after a kill the rest can still be told to belong to the run.
+        run.json is deleted last, so that after a kill the other files still belong to a known run.
         """
         for path in self._checkpoint_folders():
             (path / COMPLETE).unlink(missing_ok=True)
@@ -485,7 +409,7 @@ class StageRecord:
 
 
 def _at(settings: Mapping[str, Any], key: str) -> str:
-    """Returns the value at a dotted key for a message, shortened; "nothing" where it is not set."""
+    """Returns the value at a dotted key for a message, shortened; "nothing" if it is not set."""
     value: Any = settings
     for part in [key] if key in settings else key.split("."):
         if not isinstance(value, Mapping) or part not in value:

@@ -1,4 +1,4 @@
-"""The stages that a recipe may have, and every fact that the rest of the package needs about a stage."""
+"""The stages that a recipe may have, with all that the package needs to know about each."""
 
 import importlib
 import re
@@ -46,19 +46,20 @@ class Stage:
     figures: Mapping[str, tuple[str, ...]]
     task: Literal["text-generation", "text-classification"] = "text-generation"
 
-    def load(self, what: Literal["arguments", "trainer", "run", "card"]) -> Any:
+    def load(self, name: Literal["arguments", "trainer", "run", "card"]) -> Any:
         """Imports an object that the stage names.
 
         Args:
-            what: Which one.
+            name: The attribute.
 
         Returns:
             The object.
         """
-        module, _, attribute = getattr(self, what).partition(":")
+        module, _, attribute = getattr(self, name).partition(":")
         return getattr(importlib.import_module(module), attribute)
 
 
+#: Keys of trl.ModelConfig for LoRA, for loading, and for quantization.
 LORA = (
     "use_peft", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_target_parameters",
     "lora_modules_to_save", "lora_task_type", "use_rslora", "use_dora",

@@ -44,5 +44,5 @@ def run_id(directory: Path) -> str:
         os.replace(temporary, path)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
-        raise ZooError(f"{path} cannot be used ({why}): mend it, or remove it and give --overwrite_repo.") from error
+        raise ZooError(f"{path} cannot be used ({why}): correct it, or remove it and pass --overwrite_repo.") from error
     return new_id

@@ -43,11 +43,11 @@ def checked_run(document: Any, file: Path) -> dict[str, Any]:
         ZooError: It is no object, of another schema, or has a field of another type.
     """
     if not isinstance(document, dict):
-        raise ZooError(f"{file} does not hold a JSON object: begin again with --restart.")
+        raise ZooError(f"{file} does not have a JSON object: start again with --restart.")
     if document.get("schema") != SCHEMA:
         raise ZooError(
             f"{file} has schema {document.get('schema')!r:.80} and this rlhf-zoo reads {SCHEMA}: use the version that "
-            "wrote it, or begin again with --restart."
+            "wrote it, or start again with --restart."
         )
     if (name := _misfit(document, SHAPE)) is not None:
         raise ZooError(f"{file} has {name:.80} of another type than rlhf-zoo writes: restore it, or use --restart.")

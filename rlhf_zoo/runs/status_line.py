@@ -1,4 +1,4 @@
-"""A line on the terminal that shows what a command is doing where it has no progress bar."""
+"""A line on the terminal that shows what a command is doing while there is no progress bar."""
 
 import contextlib
 import threading
@@ -12,17 +12,17 @@ REFRESH_SECONDS = 1.0
 
 
 @contextlib.contextmanager
-def doing(what: str) -> Iterator[None]:
+def doing(activity: str) -> Iterator[None]:
     """Shows a line with the elapsed time, below any progress bar, until the block ends.
 
     Only the main process shows it, and only on a terminal.
 
     Args:
-        what: What is being done, such as "sft: merging the adapter".
+        activity: The activity, such as "sft: merging the adapter".
     """
     ended = threading.Event()
     disable = None if distributed.first() else True  # None shows it only on a terminal
-    with tqdm(desc=what, bar_format="{desc}, {elapsed}", leave=False, disable=disable) as line:
+    with tqdm(desc=activity, bar_format="{desc}, {elapsed}", leave=False, disable=disable) as line:
 
         def refresh() -> None:
             while not ended.wait(REFRESH_SECONDS):

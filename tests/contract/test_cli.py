@@ -182,7 +182,7 @@ def sentence(no_hub, monkeypatch, tmp_path):
         ("ppo tiny-world --sft.max_step 3", "--sft.max_step is no key of the stage sft, did you mean 'max_steps'?"),
         (
             'sft tiny-world --corpus_args {"linez":5}',
-            "corpus_args does not suit rlhf_zoo.runs.corpora.tiny_world_2:prepare",
+            "corpus_args does not fit rlhf_zoo.runs.corpora.tiny_world_2:prepare",
         ),
     ],
 )
@@ -245,12 +245,12 @@ def test_a_missing_column_and_a_missing_split_name_the_data_set(sentence, tmp_pa
     assert "configuration lines, split train, has no column 'text', only 'txt': the stage reads messages, " in said
     assert "messages, conversations, prompt and completion, or text; rename the column" in said
     said = sentence("sft", "mine", "--output_dir", "run", "--dataset_train_split", "trian")
-    assert "has no split 'trian', only 'train': say which by the key dataset_train_split or dataset_test_split." in said
+    assert "has no split 'trian', only 'train': set dataset_train_split or dataset_test_split." in said
     assert "The data set data/none, configuration lines" in sentence("sft", "mine", "--dataset_name", "data/none")
     (data / "train.jsonl").write_text('{"txt": "a line"}\n{"txt": "a line",}\n')
     said = sentence("sft", "mine", "--output_dir", "run")
     assert said.endswith("line 2 of train.jsonl is not JSON (Expecting property name enclosed in "
-                         "double quotes, column 18); mend that line.")  # fmt: skip
+                         "double quotes, column 18); correct that line.")  # fmt: skip
     assert not list((tmp_path / "run").rglob("*.json"))
 
 
@@ -263,14 +263,14 @@ def claim(path: Path, *, recipe: str, resolved: dict) -> None:
 def test_the_directory_of_another_recipe_or_of_other_settings(sentence, tmp_path):
     claim(tmp_path / "work" / "one" / "data", recipe="product-remarks", resolved={})
     said = refused(tmp_path, "sft", "tiny-world", "--output_dir", "one")
-    assert said.startswith("one/data holds a run of the recipe 'product-remarks', not of 'tiny-world': choose another")
+    assert said.startswith("one/data has a run of the recipe 'product-remarks', not of 'tiny-world': choose another")
     assert "--restart" in said
     # Whatever command it is, nothing is sent under the other recipe's name, and --restart spares the other stages.
     for stage in ("sft", "reward"):
         claim(tmp_path / "work" / "both" / stage, recipe="product-remarks", resolved={})
     for options in ([], ["--restart"]):
         said = refused(tmp_path, "ppo", "tiny-world", "--output_dir", "both", *options)
-        assert said.startswith("both/sft holds a run of the recipe 'product-remarks', not of 'tiny-world'"), said
+        assert said.startswith("both/sft has a run of the recipe 'product-remarks', not of 'tiny-world'"), said
     resolved = {
         "corpus": "rlhf_zoo.runs.corpora.tiny_world_2:prepare",
         "corpus_args": {},
@@ -279,7 +279,7 @@ def test_the_directory_of_another_recipe_or_of_other_settings(sentence, tmp_path
     }
     claim(tmp_path / "two" / "data", recipe="tiny-world", resolved=resolved)
     said = sentence("sft", "tiny-world", "--output_dir", "two")
-    assert said.startswith("two/data holds a run with seed = 3, and this one has 1: choose another --output_dir")
+    assert said.startswith("two/data has a run with seed = 3, and this one has 1: choose another --output_dir")
     assert "--restart" in said
 
 
@@ -292,7 +292,7 @@ def test_directories_that_no_run_wrote_are_left_alone(sentence, tmp_path):
     checkpoint.mkdir(parents=True)
     for options in ([], ["--restart"]):
         said = sentence("sft", "tiny-world", "--output_dir", "one", *options)
-        assert said == "one/data holds files that no run wrote: choose another --output_dir."
+        assert said == "one/data has files that no run wrote: choose another --output_dir."
         said = sentence("sft", "tiny-world", "--corpus_args", '{"lines": 50}', "--output_dir", "two", *options)
         assert said == "two/sft holds checkpoints that no run of rlhf-zoo wrote: choose another --output_dir."
     assert mine.read_text() == "a,b\n" and checkpoint.is_dir()

@@ -158,7 +158,7 @@ def evaluates(**keys: Any) -> Callable[[World], None]:
 
 
 FAULTS: dict[str, tuple[Callable[[World], None] | None, dict[str, Any], str, str]] = {
-    "PAD is EOS": (pads_with_eos, {}, "tokenizer", "name another of its tokens by pad_token of the stage"),
+    "PAD is EOS": (pads_with_eos, {}, "tokenizer", "set pad_token of the stage"),
     "policy's tokenizer swapped": (
         numbers_the_policys_letters_backwards, {}, "policy's tokenizer",
         "is not the one that the policy was trained with, as the policy's loss on the prompts is ",
@@ -181,7 +181,7 @@ FAULTS: dict[str, tuple[Callable[[World], None] | None, dict[str, Any], str, str
         None, {"reward_funcs": "exact_match(column='solution')"}, "answers",
         "reads the column 'solution', and the prompts have 'answer', 'row': name the column of the answers",
     ),
-    "weights": (None, {"reward_weights": "1,2"}, "reward functions", "reward_weights holds 2 numbers for 1 rewards"),
+    "weights": (None, {"reward_weights": "1,2"}, "reward functions", "reward_weights has 2 numbers for 1 rewards"),
     "no labels": (
         evaluates(judge=None), {}, "judges",
         "The judge classifier has no labeled texts (The data set ",
@@ -197,7 +197,7 @@ FAULTS: dict[str, tuple[Callable[[World], None] | None, dict[str, Any], str, str
     "no such model": (None, {"model_name_or_path": "a b"}, "models", "The model a b cannot be found on"),
     "wrong count": (None, {"reward_funcs": "test_doctor:broken"}, "rewards", "returned 7 rewards for 8 completions"),
     "critic": (None, {"critic": "reward", "reward_model_path": "none", "reward_funcs": f"{BUILT_IN}:length"}, "trainer",
-               "critic is 'reward', and no reward is a model of one output with the policy's tokenizer"),
+               "critic is 'reward', and no reward model has one output and the policy's tokenizer"),
 }  # fmt: skip
 
 
@@ -298,7 +298,7 @@ def test_a_critic_that_is_no_number(world: World) -> None:
         ({"kl_estimator": "k3"}, "trainer", "kl_estimator 'k3' in the reward follows"),
         (
             {"reward_model_path": "none", "reward_funcs": "test_doctor:alike"}, "rewards",
-            "All 8 completions of the trial rollout score 0.25, so there is nothing in them to learn",
+            "All 8 completions of the trial rollout score 0.25, so there is nothing to learn from them",
         ),
     ],
 )  # fmt: skip
@@ -361,7 +361,7 @@ def test_data_of_the_run_are_read_where_they_lie(world: World) -> None:
         stage="data", recipe="toy", status="finished", resolved={"seed": 7}, fingerprint="of another run"
     )
     found = world.examined()
-    assert found["prompts"].status == FAILED and "holds a run with" in found["prompts"].detail
+    assert found["prompts"].status == FAILED and "has a run with" in found["prompts"].detail
     assert found["policy"].status == OK
 
 

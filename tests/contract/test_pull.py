@@ -424,7 +424,7 @@ def same_models(kind: str, here: Path, tag: str) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
 
-    from rlhf_zoo.modeling.value_head import AutoModelForCausalLMWithValueHead
+    from rlhf_zoo.modeling.value_head_models import AutoModelForCausalLMWithValueHead
 
     def outputs(model: Any, place: Any, **where: Any) -> Any:
         with torch.no_grad():

@@ -14,7 +14,7 @@ from zoo_process import zoo
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.runs import recipe as recipes
 from rlhf_zoo.runs.recipe import copy_recipe, list_others, list_recipes, load_recipe
-from rlhf_zoo.runs.recipe_table import others
+from rlhf_zoo.runs.recipe_table import rows_of_other_packages
 
 PACKAGE = Path(__file__).parents[2] / "examples" / "recipe_package"
 README = (PACKAGE / "README.md").read_text()
@@ -83,7 +83,7 @@ def test_what_a_package_has_wrong_breaks_no_other(
     monkeypatch.syspath_prepend(installed)
     assert list_others() == ["countdown", "gone", "nowhere", "unread", "unsaid"]
     assert load_recipe("tiny-world").package == {}, "a name of ours stays ours"
-    rows, left_out = others()
+    rows, left_out = rows_of_other_packages()
     assert rows == []
     for name, why in {
         "countdown": "'countdown' more than once, zoo-broken 2.0 and zoo-recipe-example 0.1.0: uninstall one",

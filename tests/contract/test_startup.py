@@ -50,11 +50,11 @@ def wrong(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("recipes keys ppo", 0, ""),
         ("sft tiny-world --bad_flag 1", 2, "--bad_flag is no key of the stage sft"),
         ("run tiny-world --ppo.kl_coef -1", 2, "--ppo.kl_coef is -1"),
-        ("sft WRONG", 2, "sft.yaml says lerning_rate, which is no key of the stage sft, did you mean"),
+        ("sft WRONG", 2, "sft.yaml has lerning_rate, which is no key of the stage sft, did you mean"),
         ("ppo WRONG", 2, "total_episodes in WRONG/ppo.yaml is 'many', and it takes a whole number"),
-        ("recipes validate WRONG", 2, "sft.yaml says lerning_rate"),
+        ("recipes validate WRONG", 2, "sft.yaml has lerning_rate"),
         ("doctor WRONG", 2, "total_episodes in WRONG/ppo.yaml"),
-        ("eval WRONG", 2, "sft.yaml says lerning_rate"),
+        ("eval WRONG", 2, "sft.yaml has lerning_rate"),
     ],
 )
 def test_mistakes_and_recipes_need_no_stack(words: str, code: int, said: str, wrong: Path) -> None:

@@ -49,7 +49,7 @@ api.upload_file(repo_id="local/pickle", path_or_fileobj="pytorch_model.bin", pat
 CONFIGS["llama"]().push_to_hub("local/pickle")
 
 # A push between the loading of the trunk and that of the head: both are of the first commit.
-import rlhf_zoo.modeling.value_head as module
+import rlhf_zoo.modeling.value_head_models as module
 load = module._load_model
 
 def load_while_another_pushes(*args):
@@ -86,7 +86,7 @@ assert torch.equal(read_value_head("local/headed", revision="first", **OPTIONS)[
                    first().v_head.summary.bias)
 assert heard == [], heard
 Causal.from_pretrained("local/base", **OPTIONS)
-assert heard == ["local/base holds no value head: a new one starts at random."], heard
+assert heard == ["local/base has no value head: using a new one with random weights."], heard
 print("pulled")
 """
 

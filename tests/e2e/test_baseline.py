@@ -218,7 +218,7 @@ def test_a_policy_is_measured_anew_and_not_trained_for_another_evaluation(folder
     assert len(REWARDED) == 12, "of the evaluation alone"
     other = {**record.read()["resolved"], "paid_by": {"reward_funcs": ["another"]}}
     record.write(resolved=other, fingerprint=fingerprint(other))
-    with pytest.raises(ZooError, match=r"seed-1 holds a run with paid_by.reward_"):
+    with pytest.raises(ZooError, match=r"seed-1 has a run with paid_by.reward_"):
         compare(*asked_for)
     record.clear()
     compare(*asked_for)
@@ -318,7 +318,7 @@ def test_dpo_stands_beside_ppo_under_another_beta_and_not_beside_what_is_of_anot
     assert at["farthest"]["ppo_less_this"]["judge"]["value"] == pytest.approx(0.0, abs=1e-2), "both are SFT there"
 
     with pytest.raises(
-        ZooError, match=r"beta-0.1-seed-1 holds a run with arguments.learning_rate = 1e-30.*or --restart\.$"
+        ZooError, match=r"beta-0.1-seed-1 has a run with arguments.learning_rate = 1e-30.*or --restart\.$"
     ):
         compare(*dpo)
     assert compare(*dpo, "--restart")["methods"]["dpo"][0]["kl"]["value"] > 1e-4

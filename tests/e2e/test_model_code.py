@@ -18,7 +18,8 @@ from rlhf_zoo.cli.main import cli
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client.connect import Hub, point_clients
 from rlhf_zoo.hub.client.refs import resolve
-from rlhf_zoo.modeling.models import CRITIC_DIR, critic_from, load_causal, load_classifier
+from rlhf_zoo.modeling.critic import CRITIC_DIR, critic_from
+from rlhf_zoo.modeling.models import load_causal, load_classifier
 from rlhf_zoo.modeling.remote_code import FLAG, is_trusted, trusting
 
 BASE = "maker/base"
@@ -86,7 +87,7 @@ def test_no_recipe_can_say_it(hub: ThreadHub, recipe: Path, where: str) -> None:
     with (recipe / f"{where}.yaml").open("a") as file:
         file.write("trust_remote_code: true\n")
     for words in (["run", "mine"], ["recipes", "validate", "mine"]):
-        with pytest.raises(ZooError, match=f"trust_remote_code, which is not for a recipe to say.* give {FLAG}"):
+        with pytest.raises(ZooError, match=f"trust_remote_code, which is not allowed in a recipe.* pass {FLAG}"):
             cli.main(words, standalone_mode=False)
 
 

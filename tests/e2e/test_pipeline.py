@@ -14,7 +14,7 @@ from hub_fixture import Hub, RunningHub, start_hub
 from zoo_process import COMMAND, errors, hubs_over, wait_until
 
 from rlhf_zoo.hub.client.publish import tag_name
-from rlhf_zoo.runs.record import timeless
+from rlhf_zoo.runs.metrics_file import timeless
 
 FIGURES = {
     "reward", "judge", "kl", "exact_kl", "length", "eos_rate", "distinct_1", "distinct_2", "repetition",
@@ -203,7 +203,7 @@ def test_running_it_again_changes_nothing_and_other_settings_are_refused(base):
     done = base.zoo(*base.command("run", "--ppo.kl_coef", "0.2"))
     assert done.returncode == 2
     (said,) = errors(done.stderr)
-    assert said.startswith("Error: run/ppo holds a run with kl_coef = ") and "and this one has 0.2" in said
+    assert said.startswith("Error: run/ppo has a run with kl_coef = ") and "and this one has 0.2" in said
     assert "`rlhf-zoo ppo recipes/tiny-world --output_dir run --restart`, with your other flags, leaves" in said
     # How it is evaluated later does not touch what was trained.
     done = base.zoo(*base.command("ppo", "--evaluation.lexicon", "none"))

@@ -19,7 +19,8 @@ from zoo_process import COMMAND, environment, errors, free_port, hubs_over, loop
 
 from rlhf_zoo.modeling.integrity import check_integrity
 from rlhf_zoo.runs.lock import LOCK
-from rlhf_zoo.runs.record import StageRecord, timeless
+from rlhf_zoo.runs.metrics_file import timeless
+from rlhf_zoo.runs.record import StageRecord
 
 NOWHERE = "http://127.0.0.1:9"
 TESTS = str(Path(schemas.__file__).parent)

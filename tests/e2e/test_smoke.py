@@ -8,9 +8,9 @@ from zoo_process import zoo
 
 from rlhf_zoo.pipeline.smoke.models import families, make_tokenizer
 from rlhf_zoo.runs.recipe import copy_recipe
-from rlhf_zoo.runs.recipe_table import Row, shelf
+from rlhf_zoo.runs.recipe_table import Row, recipe_rows
 
-ROWS = shelf()
+ROWS = recipe_rows()
 FAST = [row for row in ROWS if row.smoke == "make test"]
 
 

@@ -8,7 +8,7 @@ import torch
 from trainer_fixture import CONTEXT, LETTERS, PAD, Spy, make_policy, make_tokenizer, make_trainer, prompt_rows
 from transformers import GPT2Config, GPT2ForTokenClassification
 
-from rlhf_zoo.modeling.models import response_values
+from rlhf_zoo.modeling.critic import response_values
 from rlhf_zoo.modeling.sampling.sampler import Samples, left_pad
 from rlhf_zoo.ppo.minibatch import Minibatch
 from rlhf_zoo.rewards import Scored
@@ -44,7 +44,7 @@ def test_the_exact_kl_is_between_both_distributions_at_the_sampling_temperature(
         own = make_trainer(tmp_path / "own", kind=Spy, **once)
         own.train()
         other = make_trainer(tmp_path / "other", kind=Spy, ref_model=make_policy(seed=2), **once)
-        with pytest.warns(UserWarning, match="from the reference"):
+        with pytest.warns(UserWarning, match="rollout to the reference"):
             other.train()
     assert own.last_metrics["loss/kl"] == pytest.approx(0, abs=1e-6)
     samples = other.updates[0][0].samples

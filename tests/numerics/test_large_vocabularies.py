@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rlhf_zoo import functional
-from rlhf_zoo.modeling.logprobs import chunked_logprobs
+from rlhf_zoo.modeling.chunked_logprobs import chunked_logprobs
 from rlhf_zoo.modeling.sampling.random import draw, uniforms
 
 SIZES = (49_152, 128_256, 262_144)

@@ -30,8 +30,8 @@ from trainer_fixture import DEVICE, make_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, PreTrainedModel
 
 from rlhf_zoo import functional as F
+from rlhf_zoo.modeling.critic import critic_from, response_values
 from rlhf_zoo.modeling.logprobs import response_logits, token_logprobs
-from rlhf_zoo.modeling.models import critic_from, response_values
 from rlhf_zoo.modeling.prompts import PROMPT_TOKENS
 from rlhf_zoo.modeling.sampling.sampler import Samples
 from rlhf_zoo.ppo.config import PPOConfig

@@ -53,7 +53,7 @@ def test_several_seeds_of_each_value() -> None:
 
 def test_what_is_no_list_of_values() -> None:
     for listed in ("", "a", "0.1,", "-1", "nan", "inf", "0.1 0.2"):
-        with pytest.raises(ZooError, match="give numbers that are not negative"):
+        with pytest.raises(ZooError, match="use numbers that are not negative"):
             read_values("kl_coef", listed, flags={})
     with pytest.raises(ZooError, match=r"leave --ppo.kl_coef out"):
         read_values("kl_coef", "0,1", flags={"kl_coef": 0.1})

@@ -16,12 +16,13 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from rlhf_zoo.errors import ZooError
+from rlhf_zoo.modeling.critic import CRITIC_DIR, critic_from, response_values
 from rlhf_zoo.modeling.logprobs import response_logits, token_logprobs
-from rlhf_zoo.modeling.models import CRITIC_DIR, critic_from, response_values, set_score_statistics
+from rlhf_zoo.modeling.models import set_score_statistics
 from rlhf_zoo.modeling.reserved_columns import PROMPT_INDEX
 from rlhf_zoo.modeling.sampling.sampler import Samples, Vocabulary, sample
 from rlhf_zoo.ppo.actor_critic import ActorCritic
-from rlhf_zoo.ppo.guards import check_decoding
+from rlhf_zoo.ppo.token_checks import check_decoding
 
 pytestmark = pytest.mark.attack
 
@@ -69,7 +70,7 @@ def test_ppo_trains_a_policy_with_linear_attention(tmp_path: Path, family: str) 
         ("rwkv", "RwkvForCausalLM takes no past_key_values"),
         ("openai-gpt", "OpenAIGPTLMHeadModel takes no past_key_values"),
         ("recurrent_gemma", "RecurrentGemmaForCausalLM keeps the state of its recurrent layers in its modules"),
-        ("bert", "BertLMHeadModel gives tokens other log-probabilities beside a longer prompt"),
+        ("bert", "BertLMHeadModel gives other log-probabilities with left padding"),
     ],
 )
 def test_what_cannot_be_sampled_from_is_refused_by_name(tmp_path: Path, family: str, message: str) -> None:

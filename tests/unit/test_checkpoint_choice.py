@@ -117,7 +117,7 @@ def test_the_verdict_may_choose_later(tmp_path):
     """Until the evaluation has chosen, every checkpoint stays, and the last one stands in."""
     check_rule("ppo", RECOMMENDED, trainer(), held_out=None)
     for stage in ("sft", "reward"):
-        with pytest.raises(ZooError, match=f"the stage {stage} has no verdict: give last or best"):
+        with pytest.raises(ZooError, match=f"the stage {stage} has no verdict: set last or best"):
             check_rule(stage, RECOMMENDED, trainer(), held_out="validation")
     merged = ReleaseArguments(release="recommended", push_merged=True)
     with pytest.raises(ZooError, match="give one of them"):

@@ -40,13 +40,13 @@ def test_a_text_has_a_rows_values() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{quest}", "has no column 'quest', only 'question', 'prompt', 'answer': mend 'quest'"),
+        ("{quest}", "has no column 'quest', only 'question', 'prompt', 'answer': correct the stage's key 'quest'"),
         ("{prompt[txt]}", "It has no 'prompt[txt]', as its column 'prompt' has only 'text', 'toxicity'"),
         ("{question[text]}", "It has no 'question[text]', as its column 'question' is no mapping"),
-        ("{question.__class__}", "write a value's place as"),
-        ("{question:some words}", "write a value's place as"),
-        (r"{question} \boxed{}", "and a brace of the text itself twice, {{ or }}"),
-        ("{question}}", "and a brace of the text itself twice, {{ or }}"),
+        ("{question.__class__}", "write a placeholder as"),
+        ("{question:some words}", "write a placeholder as"),
+        (r"{question} \boxed{}", "and a literal brace as {{ or }}"),
+        ("{question}}", "and a literal brace as {{ or }}"),
     ],
 )
 def test_mistakes_are_named(text: str, said: str) -> None:
@@ -59,7 +59,7 @@ def test_mistakes_are_named(text: str, said: str) -> None:
     ("form", "rows", "said"),
     [
         ("pairs", [{"chosen": "a b", "rejected": "a c"}, {"chosen": "a b", "rejected": None}],
-         "Row 1 of it has nothing in the column 'rejected': mend it, or take it out."),
+         "Row 1 of it has nothing in the column 'rejected': correct it, or remove the row."),
         ("texts", [{"prompt": "a", "completion": None}, {"prompt": "a", "completion": "b"}], "Row 0 of it has nothing"),
         ("texts", [{"messages": [{"role": "user", "content": "a"}]}, {"messages": None}], "Row 1 of it has nothing"),
         ("texts", [{"messages": [{"role": "user", "content": "a"}]}, {"messages": []}], "Row 1 of it has nothing"),
@@ -68,7 +68,7 @@ def test_mistakes_are_named(text: str, said: str) -> None:
         ("pairs", [{"chosen": [{"role": "user", "content": "a"}], "rejected": []}], "Row 0 of it has nothing"),
         ("prompts", [{"messages": [{"role": "user", "content": "a"}]}, {"messages": None}], "Row 1 of it has nothing"),
         ("prompts", [{"chosen": "a b", "rejected": "a c"}, {"chosen": None, "rejected": "a"}], "Row 1 of it has"),
-        ("prompts", [{"prompt": 5}], "The column 'prompt' of it holds int64, and texts or conversations are read."),
+        ("prompts", [{"prompt": 5}], "The column 'prompt' of it has int64; expected are texts or conversations."),
         ("pairs", [{"chosen": None, "rejected": None}], "Row 0 of it has nothing in the column 'chosen'"),
         ("pairs", [{**PAIR, "margin": 1.5}, {**PAIR, "margin": None}],
          "Row 1 of it has nothing in the column 'margin'"),
@@ -79,7 +79,7 @@ def test_mistakes_are_named(text: str, said: str) -> None:
         ("texts", [{"conversations": json.dumps(TURNS)}], "Row 0 of it has a text in the column 'messages'"),
         ("texts", [{"messages": ["a", "b"]}], "Row 0 of it has a list of texts in the column 'messages'"),
         ("texts", [{"prompt": "a", "completion": ["b", "c"]}], "Row 0 of it has a list of texts in the column 'compl"),
-        ("texts", [{"text": TURNS}], "Row 0 of it has a conversation in the column 'text', and texts are read"),
+        ("texts", [{"text": TURNS}], "Row 0 of it has a conversation in the column 'text', which may have texts"),
         ("pairs", [{"prompt": "a", "chosen": ["b"], "rejected": ["c"]}], "Row 0 of it has a list of texts in the"),
         ("prompts", [{"prompt": {"text": "a"}}], "Row 0 of it has a mapping in the column 'prompt'"),
         ("prompts", [{"prompt": [{"text": "a"}]}], "Row 0 of it has a list that is no conversation in the column"),
@@ -187,8 +187,8 @@ def test_a_column_may_change_its_type_in_a_later_block(
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        (["a", 5], "Row 1 of it has a number in the column 'prompt', and texts or conversations are read"),
-        (["a", {"b": 1}], "Row 1 of it has a mapping in the column 'prompt', and texts or conversations are read"),
+        (["a", 5], "Row 1 of it has a number in the column 'prompt', which may have texts or conversations"),
+        (["a", {"b": 1}], "Row 1 of it has a mapping in the column 'prompt', which may have texts or conversations"),
         (["a", [{"role": "user", "content": "b"}]], "Row 1 of it has a conversation, and row 0 a text, in the column"),
     ],
 )
@@ -201,5 +201,5 @@ def test_a_column_that_is_read_has_one_type(tmp_path: Path, values: list[Any], s
 
 def test_data_that_are_nested_too_deep_are_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "data.jsonl").write_text('{"prompt": "a"}\n{"prompt": ' + "[" * 100_000 + "]" * 100_000 + "}\n")
-    with pytest.raises(ZooError, match=r"line 2 of data\.jsonl is nested too deep; mend that line"):
+    with pytest.raises(ZooError, match=r"line 2 of data\.jsonl is nested too deep; correct that line"):
         find_data(str(tmp_path / "data.jsonl"), None, CLIENT).load(None, "train", columns=[])

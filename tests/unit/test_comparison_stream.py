@@ -25,7 +25,8 @@ from transformers import (
 from rlhf_zoo.app.engine import Comparison, Side, Snapshot, lockstep
 from rlhf_zoo.app.engine.fair_lock import FairLock
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.modeling.models import critic_from, load_causal, load_classifier
+from rlhf_zoo.modeling.critic import critic_from
+from rlhf_zoo.modeling.models import load_causal, load_classifier
 from rlhf_zoo.modeling.special_tokens import train_tokenizer
 from rlhf_zoo.ppo.actor_critic import ActorCritic, shared_value_head
 

@@ -311,7 +311,7 @@ def test_a_pad_past_the_embeddings_changes_no_score(kind: str) -> None:
 def test_an_optimizer_over_a_model_that_was_copied_is_refused(tmp_path: Path) -> None:
     policy, value_model = make_policy(), make_reward_model(statistics=None)
     optimizer = torch.optim.AdamW([*policy.parameters(), *value_model.parameters()], lr=1e-3)
-    with pytest.raises(ZooError, match="optimizer holds no weight of the critic"):
+    with pytest.raises(ZooError, match="optimizer has no weight of the critic"):
         from_trl(tmp_path, model=policy, value_model=value_model, optimizers=(optimizer, None))
     value_model.config.num_labels = 1
     critic = AutoModelForTokenClassification.from_config(value_model.config)
@@ -333,8 +333,8 @@ def test_mistakes_are_told_in_one_sentence(tmp_path: Path) -> None:
             from_trl(tmp_path, **given)
         assert "\n" not in str(error.value)
 
-    refused("stop_token is 'period': give 'eos'", stop_token="period")
-    refused("stop_token and stop_token_id are both given", stop_token="eos", stop_token_id=0)
+    refused("stop_token is 'period': set it to 'eos'", stop_token="period")
+    refused("stop_token and stop_token_id are both set", stop_token="eos", stop_token_id=0)
     refused("one with an encoder cannot be trained", model=t5())
 
 

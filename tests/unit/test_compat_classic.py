@@ -75,7 +75,7 @@ def test_what_the_classic_configuration_means(tmp_path: Path) -> None:
 def test_settings_that_change_nothing_say_so_and_wrong_ones_are_refused() -> None:
     with pytest.warns(GuardWarning, match="ratio_threshold changes nothing here"):
         classic.PPOConfig(ratio_threshold=5.0)
-    with pytest.raises(ZooError, match="kl_penalty is 'mse': its gradient"):
+    with pytest.raises(ZooError, match="kl_penalty is 'mse', whose gradient"):
         classic.PPOConfig(kl_penalty="mse")
     with pytest.raises(ZooError, match=r"batch_size 128 is not a multiple of .*, 48"):
         classic.PPOConfig(mini_batch_size=48)
@@ -351,7 +351,7 @@ def test_mistakes_of_the_loop_are_told_in_one_sentence(tmp_path: Path) -> None:
 
     refused("got 7 queries and batch_size is 8", lambda: trainer.step(asked[:7], answers[:7], scores[:7]))
     nan = [*scores[:3], torch.tensor(float("nan")), *scores[4:]]
-    refused("Score 3 is nan: give a finite number", lambda: trainer.step(asked, answers, nan))
+    refused("Score 3 is nan: pass a finite number", lambda: trainer.step(asked, answers, nan))
     refused("response_masks is not supported", lambda: trainer.step(asked, answers, scores, response_masks=answers))
     refused(r"Query 0 is of shape \(1, 3\)", lambda: trainer.generate(torch.tensor([[3, 4, 5]]), **SAMPLING))
     refused("LengthSampler got 5 and 5", lambda: classic.LengthSampler(5, 5))
@@ -361,7 +361,7 @@ def test_mistakes_of_the_loop_are_told_in_one_sentence(tmp_path: Path) -> None:
     model, tokenizer = trainer.model, trainer.tokenizer
     refused("trainer has no tokenizer", lambda: classic.PPOTrainer(trainer.config, model))
     old = PPOConfig(output_dir=str(tmp_path), use_cpu=DEVICE == "cpu")
-    refused("config is a PPOConfig: give", lambda: classic.PPOTrainer(old, model, None, tokenizer))
+    refused("config is a PPOConfig: pass", lambda: classic.PPOTrainer(old, model, None, tokenizer))
 
 
 def test_the_tutorials_loop_raises_the_reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

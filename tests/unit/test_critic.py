@@ -25,7 +25,8 @@ from trainer_fixture import (
 )
 from transformers import TrainerCallback
 
-from rlhf_zoo.modeling.value_head import VALUE_HEAD_FILE, AutoModelForCausalLMWithValueHead, ValueHead
+from rlhf_zoo.modeling.value_head import VALUE_HEAD_FILE, ValueHead
+from rlhf_zoo.modeling.value_head_models import AutoModelForCausalLMWithValueHead
 from rlhf_zoo.ppo.base import PPO_STATE
 from rlhf_zoo.ppo.trainer import TRAIN_STREAM
 

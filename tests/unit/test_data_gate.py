@@ -180,7 +180,7 @@ def test_a_repository_sends_and_reads_nothing(
         with pytest.raises(ZooError, match=f"{name} was not loaded"):
             inspect_data(name)
         with pytest.raises(ZooError, match=f"{name} was not loaded"):
-            read_splits(name, ["train"], ["text"], mend="fetch it")
+            read_splits(name, ["train"], ["text"], fix="fetch it")
     assert trap.heard == []
 
 
@@ -316,7 +316,7 @@ def test_a_table_of_an_odd_separator_is_loaded(tmp_path: Path) -> None:
 
 def test_a_corpus_reads_a_repository_and_the_splits_that_it_does_not_know(hub: ThreadHub) -> None:
     hub.make("corpus", {"train.jsonl": ROWS, "judge.jsonl": ROWS}, "dataset")
-    rows = read_splits("local/corpus", ["train", "judge"], ["prompt"], mend="fetch it")
+    rows = read_splits("local/corpus", ["train", "judge"], ["prompt"], fix="fetch it")
     assert {split: len(found) for split, found in rows.items()} == {"train": 2, "judge": 2}
 
 
@@ -379,7 +379,7 @@ def test_a_recipe_that_was_downloaded_names_data_of_the_hub_or_its_own(
         stage_settings(recipe, "ppo", {}, shared_flags={}, output_dir=Path("out"))
 
     if not passes:
-        with pytest.raises(ZooError, match=r"which was downloaded, says .*Hub or in its own folder"):
+        with pytest.raises(ZooError, match=r"which was downloaded, sets .*Hub and files in its own folder"):
             read()
         (folder / ".downloaded").unlink()
     read()

@@ -111,7 +111,7 @@ def test_a_row_that_does_not_fit_alone_is_said_and_other_errors_pass() -> None:
     def wrong(rows: Sequence[int]) -> None:
         raise RuntimeError("shapes do not fit")
 
-    with pytest.raises(ZooError, match=r"A single row does not fit the memory of \w+: shorten"):
+    with pytest.raises(ZooError, match=r"A single row does not fit into the memory of \w+: shorten"):
         list(MicroBatches(4).run(full, range(5)))
     with pytest.raises(RuntimeError, match="shapes do not fit"):
         list(MicroBatches(4).run(wrong, range(5)))

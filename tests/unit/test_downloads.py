@@ -263,7 +263,7 @@ def test_a_download_names_no_model_of_this_machine(
         if passes:
             check_download(recipe, place, {key: given}, {})
             continue
-        with pytest.raises(ZooError, match=rf"which was downloaded, says {key}.*Hub or in its own folder"):
+        with pytest.raises(ZooError, match=rf"which was downloaded, sets {key}.*Hub and files in its own folder"):
             check_download(recipe, place, {key: given}, {})
 
 

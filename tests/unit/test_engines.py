@@ -180,9 +180,7 @@ def test_an_engine_that_keeps_stale_weights_stops_the_run_and_finished_updates_a
     stub = StubVLLM(make_policy(), off=0.0, stale_from=3)
     with engine(mode, stub, monkeypatch) as keys:
         context = make_context(folder, **keys)
-        said = (
-            r"holds other weights than the policy: .* explains 0\.001\. .*Step 2 is saved, and the same command goes on"
-        )
+        said = r"has other weights than the policy: .* explains 0\.001: .*Step 2 is saved, and the same command goes on"
         with pytest.raises(Unsampled, match=said):
             ppo.run(context)
         assert kept(context) == (["checkpoint-2"], "interrupted")
@@ -259,7 +257,7 @@ def test_a_server_for_a_trainer_without_a_gpu_is_refused_in_a_sentence(
         pytest.skip("there is a GPU")
     with serving(StubVLLM(make_policy()), monkeypatch, nccl=False) as url:
         given = {"rollout_engine": "vllm", "vllm_mode": "server", "vllm_server_base_url": url}
-        with pytest.raises(ZooError, match=r"needs a CUDA device, got .cpu.\..* Give vllm_mode .colocate."):
+        with pytest.raises(ZooError, match=r"needs a CUDA device, got .cpu.\..* Use vllm_mode .colocate."):
             make_trainer(tmp_path, **given)
 
 
@@ -320,7 +318,7 @@ def test_an_engine_that_answers_nonsense_is_named() -> None:
         [[5]], keys=[(0,)], seed=0, max_new_tokens=1, stop_ids=[EOS], pad_id=PAD, temperature=1.0,
         vocabulary=Vocabulary(10, (4,)),
     )  # fmt: skip
-    with pytest.raises(ZooError, match="sampled the id 4, which the tokenizer does not name"):
+    with pytest.raises(ZooError, match="sampled the id 4, which the tokenizer does not have"):
         as_samples(request, [[4]], [[-1.0]], device="cpu")
     with pytest.raises(ZooError, match="gave completion 0 0 tokens and 0 log-probabilities"):
         as_samples(request, [[]], [[]], device="cpu")

@@ -36,7 +36,7 @@ from rlhf_zoo.pipeline.stages import evaluate, ppo, reward
 from rlhf_zoo.pipeline.stages.evaluate import check_prompts
 from rlhf_zoo.publishing.cards.card import make_card
 from rlhf_zoo.runs.context import RunContext
-from rlhf_zoo.runs.data.layout import parts_of
+from rlhf_zoo.runs.data.hold_out import parts_of
 from rlhf_zoo.runs.dataset import own_pairs, stage_source
 from rlhf_zoo.runs.judge import judge_run, of_same_labels
 from rlhf_zoo.runs.recipe import load_recipe
@@ -97,7 +97,7 @@ def test_an_evaluation_can_be_done_again_with_another_judge(trained: RunContext)
     assert list(figures["judges"]) == ["rule:toy_run:answered", "judge"]
     assert second["parents"]["ppo"]["path"] == f"checkpoint-{trained.record('ppo').read()['chosen']['step']}"
     trained.record("eval").write(recipe="another")
-    with pytest.raises(ZooError, match="holds a run of the recipe 'another'"):
+    with pytest.raises(ZooError, match="has a run of the recipe 'another'"):
         evaluate.run(trained)
 
 

@@ -62,7 +62,7 @@ def test_a_config_without_fault_stays_as_it_is(tmp_path: Path, caplog: pytest.Lo
 def test_one_that_nothing_mends_is_refused() -> None:
     model, _ = load("Qwen3")
     model.generation_config.streamer = 1
-    with pytest.raises(ZooError, match=r"a generation_config\.json that cannot be saved \(.*streamer.*\): mend it"):
+    with pytest.raises(ZooError, match=r"a generation_config\.json that cannot be saved \(.*streamer.*\): correct it"):
         make_savable(model, name="It")
 
 

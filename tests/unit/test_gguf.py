@@ -13,10 +13,10 @@ from trainer_fixture import make_policy, make_trainer
 from transformers import AutoModelForCausalLM, GgufConfig
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.modeling import loading as model_files
-from rlhf_zoo.modeling.loading import check_no_gguf, check_plain_weights, with_plain_weights
+from rlhf_zoo.modeling import gguf
+from rlhf_zoo.modeling.gguf import check_no_gguf, check_plain_weights, with_plain_weights
 from rlhf_zoo.modeling.models import load_causal
-from rlhf_zoo.modeling.value_head import AutoModelForCausalLMWithValueHead
+from rlhf_zoo.modeling.value_head_models import AutoModelForCausalLMWithValueHead
 from rlhf_zoo.pipeline.new.model import inspect_model
 from rlhf_zoo.runs.settings.declared import declared_keys, refused_keys
 from rlhf_zoo.runs.settings.values import checked_keys
@@ -26,16 +26,16 @@ FILE = "tiny.Q8_0.gguf"
 
 def test_packed_weights_are_unpacked_when_they_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert with_plain_weights({"dtype": "float32"}) == {"dtype": "float32"}
-    monkeypatch.setattr(model_files.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(gguf.importlib.util, "find_spec", lambda name: object())
     given = with_plain_weights({"dtype": "float32", "gguf_file": FILE})
     assert given["quantization_config"].dequantize is True and given["gguf_file"] == FILE
-    with pytest.raises(ZooError, match="and quantization_config is given too"):
+    with pytest.raises(ZooError, match="and quantization_config are both set"):
         with_plain_weights({"gguf_file": FILE, "quantization_config": GgufConfig()})
 
 
 def test_a_package_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_files.importlib.util, "find_spec", lambda name: None)
-    message = f"gguf_file is {FILE}, and the package gguf is not installed: pip install gguf, or give"
+    monkeypatch.setattr(gguf.importlib.util, "find_spec", lambda name: None)
+    message = f"gguf_file is {FILE}, and the package gguf is not installed: pip install gguf, or choose"
     with pytest.raises(ZooError, match=message):
         load_causal(tmp_path, gguf_file=FILE)
     with pytest.raises(ZooError, match=message):
@@ -66,7 +66,7 @@ def test_a_policy_that_was_loaded_elsewhere_is_saved(tmp_path: Path) -> None:
 
 
 def test_packed_weights_are_refused_before_anything_trains(tmp_path: Path) -> None:
-    with pytest.raises(ZooError, match="packed as in its GGUF file, so they neither train nor can be saved: load it"):
+    with pytest.raises(ZooError, match="packed as in its GGUF file, so they can be neither trained nor saved: load it"):
         make_trainer(tmp_path, model=quantized({"model.layers.0.mlp.up_proj": object()}))
     check_plain_weights(make_policy())
 

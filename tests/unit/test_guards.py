@@ -23,7 +23,7 @@ from trainer_fixture import (
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.functional import token_rewards
 from rlhf_zoo.modeling.sampling.sampler import Samples
-from rlhf_zoo.modeling.value_head import AutoModelForCausalLMWithValueHead
+from rlhf_zoo.modeling.value_head_models import AutoModelForCausalLMWithValueHead
 from rlhf_zoo.ppo import guards
 from rlhf_zoo.ppo.guards import GuardWarning, KLWatch
 from rlhf_zoo.ppo.rollout import Rollout
@@ -54,7 +54,7 @@ def test_a_right_run_says_nothing(tmp_path: Path) -> None:
     ("given", "message"),
     [
         ({"num_ppo_epochs": 5}, "num_ppo_epochs is 5"),
-        ({"kl_estimator": "k3"}, r"not the gradient of a KL.*k1 is right"),
+        ({"kl_estimator": "k3"}, r"not the gradient of a KL.*use k1"),
     ],
 )
 def test_settings_that_are_rarely_meant(tmp_path: Path, given: dict[str, Any], message: str) -> None:
@@ -94,11 +94,11 @@ def test_swapped_tokenizers(tmp_path: Path) -> None:
     load = {"model": str(tmp_path / "policy"), "reward_model": make_reward_model().from_pretrained(tmp_path / "reward")}
     make_trainer(tmp_path, **load, processing_class=mine, reward_processing_class=other)
     refused(
-        tmp_path, "given for the policy is not the one.*swapped",
+        tmp_path, "passed for the policy is not the one.*swapped",
         **load, processing_class=other, reward_processing_class=mine,
     )  # fmt: skip
     refused(
-        tmp_path, "given for the reward model is not the one.*swapped",
+        tmp_path, "passed for the reward model is not the one.*swapped",
         **load, processing_class=mine, reward_processing_class=mine,
     )  # fmt: skip
 
@@ -110,19 +110,19 @@ def test_what_does_not_fit_together(tmp_path: Path) -> None:
     headed = {"model": AutoModelForCausalLMWithValueHead(make_policy())}
     cases: list[tuple[str, dict[str, Any]]] = [
         # prompts
-        ("has 5 rows and an update takes 8", {"train_dataset": prompt_rows(5)}),
+        ("has 5 rows and an update needs 8", {"train_dataset": prompt_rows(5)}),
         ("is empty", {"train_dataset": Dataset.from_dict({"prompt": []})}),
         ("Prompt 7 is empty", {"train_dataset": prompts("a", "")}),
         ("Prompt 7 has 23 tokens.*response_length 10.*context of 32", {"train_dataset": prompts("a", "b" * 23)}),
-        ("Prompt 2 has 3 tokens.*passes the context of 12", {"value_model": short}),
-        ("Prompt 2 has 3 tokens.*passes the context of 12", {"reward_model": short}),
+        ("Prompt 2 has 3 tokens.*exceeds the context of 12", {"value_model": short}),
+        ("Prompt 2 has 3 tokens.*exceeds the context of 12", {"reward_model": short}),
         ("no column 'prompt', only 'text'", {"train_dataset": Dataset.from_dict({"text": ["a"] * 8})}),
         ("no column 'prompt'", {"eval_dataset": Dataset.from_dict({"text": ["a"] * 8})}),
         ("neither a text nor a conversation", {"train_dataset": prompts(1)}),
         ("no chat template", {"train_dataset": prompts([{"role": "user", "content": "a"}])}),
-        ("Prompt 7 holds the token id 17, and the policy has 17", {"train_dataset": prompts([4, 5], [5, 17])}),
-        ("Prompt 7 holds the token id -1, and the policy has 17", {"train_dataset": prompts([4, 5], [-1, 5])}),
-        ("Prompt 7 holds the token id 30, and the critic has 17", {
+        ("Prompt 7 has the token id 17, and the policy has 17", {"train_dataset": prompts([4, 5], [5, 17])}),
+        ("Prompt 7 has the token id -1, and the policy has 17", {"train_dataset": prompts([4, 5], [-1, 5])}),
+        ("Prompt 7 has the token id 30, and the critic has 17", {
             "model": wide, "value_model": make_reward_model(), "train_dataset": prompts([4, 5], [4, 30])}),
         ("train_dataset is a mapping", {"train_dataset": {"train": 5}}),
         ("The prompts are a list", {"train_dataset": ["a"]}),
@@ -137,13 +137,13 @@ def test_what_does_not_fit_together(tmp_path: Path) -> None:
         # rewards; test_rewards.py and test_reward_models.py have what is no reward
         ("PPO has no reward", {"reward_funcs": []}),
         # critics
-        ("critic is 'shared' and value_model is given too", {"critic": "shared", "value_model": short}),
-        ("no reward is a model of one output with the policy's tokenizer", {"critic": "reward"}),
+        ("critic is 'shared' and value_model is passed too", {"critic": "shared", "value_model": short}),
+        ("no reward model has one output and the policy's tokenizer", {"critic": "reward"}),
         ("needs one output", {"value_model": make_reward_model(num_labels=3)}),
         ("critic has 10 embedding rows and the policy 17", {"value_model": make_reward_model(vocab_size=10)}),
         ("value_model has the type int", {"value_model": 5}),
-        ("/nowhere/at/all is neither a directory nor a repository", {"value_model": "/nowhere/at/all"}),
-        ("has a value head and value_model is given too", headed | {"value_model": short}),
+        ("/nowhere/at/all is neither a folder nor a readable repository", {"value_model": "/nowhere/at/all"}),
+        ("has a value head and value_model is passed too", headed | {"value_model": short}),
         ("has a value head and critic is 'policy'", headed | {"critic": "policy"}),
         # what transformers.Trainer would do
         ("load_best_model_at_end", {"load_best_model_at_end": True, "eval_dataset": prompt_rows(8),
@@ -158,10 +158,10 @@ def test_what_does_not_fit_together(tmp_path: Path) -> None:
     ("dataset", "message"),
     [
         (None, "ptx_coef is 1.0 and there is no text to model"),
-        (["abc"], "has the type list"),
+        (["abc"], "is a list"),
         (Dataset.from_dict({"text": []}), "ptx_dataset is empty"),
         (Dataset.from_dict({"words": ["a"]}), "has the columns 'words'"),
-        (Dataset.from_dict({"text": [1, 2]}), "Row 0 of ptx_dataset has 1 as its 'text'"),
+        (Dataset.from_dict({"text": [1, 2]}), "Row 0 of ptx_dataset has 1 in 'text'"),
         (Dataset.from_dict({"input_ids": [[3]]}), "has a token to model"),
         (Dataset.from_dict({"prompt": ["a" * 32], "completion": ["b"]}), "has a token to model"),
         (Dataset.from_dict({"input_ids": [[3, 17]]}), "the token id 17, and the policy has 17 embedding rows"),
@@ -198,8 +198,8 @@ def test_a_reference_that_is_not_the_start(tmp_path: Path) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         used = get_peft_model(make_policy(), lora)
-    refused(tmp_path, "nats a completion from the reference.*merge it into its base, or give ref", model=used)
-    with pytest.warns(GuardWarning, match=r"first rollout is .*\d+\.\d+ nats a completion from the reference"):
+    refused(tmp_path, "nats per completion.*merge it into its base, or pass ref", model=used)
+    with pytest.warns(GuardWarning, match=r"first rollout .*\d+\.\d+ nats per completion"):
         make_trainer(tmp_path, model=used, ref_model=make_policy(), max_steps=1).train()
 
 
@@ -213,9 +213,11 @@ class Rounded(PPOTrainer):
 
 
 def test_what_bf16_alone_can_cause_is_warned_of_by_its_name(tmp_path: Path) -> None:
-    with pytest.warns(GuardWarning, match=r"1 ± 0\.35 nats a completion from the reference, and bfloat16 alone can"):
+    with pytest.warns(GuardWarning, match=r"1 ± 0\.35 nats per completion, and bfloat16 alone can"):
         make_trainer(tmp_path, kind=Rounded, model=make_policy().bfloat16(), max_steps=1).train()
-    refused(tmp_path, r"1 ± 0\.35 nats .* though the run begins there, as when the policy's adapter", kind=Rounded)
+    refused(
+        tmp_path, r"1 ± 0\.35 nats .* although the run starts at its reference: if the policy's adapter", kind=Rounded
+    )
 
 
 def rollouts(rows: int, length: int, *, apart: float, seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -237,14 +239,14 @@ def test_the_bound_of_the_first_kl_knows_length_batch_and_precision(rows: int, l
             warnings.simplefilter("ignore", GuardWarning)
             guards.check_start(*near, precision=torch.bfloat16)
         if length * rows >= 512:
-            with pytest.raises(ZooError, match=r"and bfloat16 makes it .* merge it into its base"):
+            with pytest.raises(ZooError, match=r"and bfloat16 explains .* merge it into its base"):
                 guards.check_start(*far, precision=torch.bfloat16)
         logprobs, ref_logprobs, mask = near
         if abs(float((logprobs - ref_logprobs)[mask].sum())) / rows < guards.START_KL:
             guards.check_start(*near, precision=torch.float32)
         else:  # in float32 rounding explains none of it
             beyond += 1
-            with pytest.raises(ZooError, match="nats a completion from the reference, though the run begins there, as"):
+            with pytest.raises(ZooError, match="nats per completion, although the run starts at its reference: if"):
                 guards.check_start(*near, precision=torch.float32)
     assert beyond == 0 or length > 16
     assert length < 1024 or beyond > 50
@@ -286,7 +288,7 @@ class Noisy(PPOTrainer):
 def test_a_first_pass_whose_ratio_is_not_one(tmp_path: Path) -> None:
     """Before its step, so also where an update has one step alone."""
     once = {"num_ppo_epochs": 1, "num_mini_batches": 1}
-    refused(tmp_path, r"In the first pass log π differs from the sampler's by 0\.\d+ a token", kind=Noisy, **once)
+    refused(tmp_path, r"In the first pass log π differs from the sampler's by 0\.\d+ per token", kind=Noisy, **once)
 
 
 def test_an_end_token_that_is_lost(tmp_path: Path) -> None:
@@ -304,7 +306,7 @@ def feed(watch: KLWatch, rows: list[tuple[float, float, float]]) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for row in rows:
-            watch.look(*row)
+            watch.observe(*row)
     return [str(one.message) for one in caught if issubclass(one.category, GuardWarning)]
 
 
@@ -312,13 +314,13 @@ def test_kl_below_zero_for_several_updates() -> None:
     assert feed(KLWatch(), [(-0.5, 0.1, 0.0)] * 4 + [(0.1, 0.1, 0.0)] + [(-0.5, 0.1, 0.0)] * 4) == []
     assert feed(KLWatch(), [(-0.1, 0.1, 0.0)] * 30) == []
     [said] = feed(KLWatch(), [(-0.5, 0.1, 0.0)] * 30)
-    assert "KL was negative in 5 updates running (now -0.5 nats)" in said
+    assert "KL was negative in 5 updates in a row (now -0.5 nats)" in said
 
 
 def test_kl_that_is_flat_while_the_score_climbs() -> None:
     climbing = [(0.0, 0.0, 0.1 * step) for step in range(30)]
     [said] = feed(KLWatch(), climbing)
-    assert "The score rose by 1.5 over 20 updates while KL stood at 0 nats" in said
+    assert "The score rose by 1.5 over 20 updates while KL stayed at 0 nats" in said
     assert feed(KLWatch(), [(0.02 * step, 0.01, score) for step, (_, _, score) in enumerate(climbing)]) == []
     assert feed(KLWatch(), [(0.0, 0.0, 0.5)] * 30) == []
 
@@ -330,7 +332,7 @@ def test_a_reward_model_whose_files_hold_no_head(tmp_path: Path) -> None:
     """As every TRL script passes it: an object, loaded as a classifier from a causal checkpoint."""
     make_policy().save_pretrained(tmp_path / "sft")
     fresh = type(make_reward_model()).from_pretrained(tmp_path / "sft", num_labels=1)
-    with pytest.warns(GuardWarning, match="hold no classification head, so that of the reward model"):
+    with pytest.warns(GuardWarning, match="have no classification head, so the head of the reward model"):
         make_trainer(tmp_path, reward_model=fresh)
     make_reward_model().save_pretrained(tmp_path / "reward")
     with warnings.catch_warnings():
@@ -355,7 +357,7 @@ def test_a_half_written_checkpoint_is_never_picked_up(tmp_path: Path) -> None:
         make_trainer(tmp_path / "run", kind=Killed, **given).train()
     assert (tmp_path / "run/checkpoint-2/model.safetensors").is_file()
     torn = str(tmp_path / "run/checkpoint-2")
-    with pytest.raises(ZooError, match="checkpoint-2 holds no ppo_complete"):
+    with pytest.raises(ZooError, match="checkpoint-2 has no ppo_complete"):
         make_trainer(tmp_path / "run", **given).train(resume_from_checkpoint=torn)
     resumed = make_trainer(tmp_path / "run", **given)
     resumed.train(resume_from_checkpoint=True)
@@ -365,5 +367,5 @@ def test_a_half_written_checkpoint_is_never_picked_up(tmp_path: Path) -> None:
     (tmp_path / "run/checkpoint-1/ppo_state.json").unlink()
     with pytest.raises(ZooError, match="it is not a PPO checkpoint"):
         make_trainer(tmp_path / "run", **given).train(resume_from_checkpoint=str(tmp_path / "run/checkpoint-1"))
-    with pytest.raises(ZooError, match="holds no whole checkpoint to go on from"):
+    with pytest.raises(ZooError, match="has no complete checkpoint to resume from"):
         make_trainer(tmp_path / "empty", **given).train(resume_from_checkpoint=True)

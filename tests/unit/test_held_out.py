@@ -14,7 +14,8 @@ from rlhf_zoo.hub.client.connect import Hub
 from rlhf_zoo.modeling.chat import plain_text
 from rlhf_zoo.pipeline.stages.pairs import held_out_pairs, training_pairs
 from rlhf_zoo.runs.context import RunContext
-from rlhf_zoo.runs.data.layout import sft_text, without_prompts
+from rlhf_zoo.runs.data.hold_out import without_prompts
+from rlhf_zoo.runs.data.layout import sft_text
 from rlhf_zoo.runs.dataset import HELD_OUT, data_source, evaluation_rows, parts, without_held_out
 from rlhf_zoo.runs.recipe import load_recipe
 
@@ -68,7 +69,7 @@ def test_a_prompt_is_the_same_in_every_form() -> None:
     system = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "one"}]
     rows = Dataset.from_list([{"prompt": system}, {"prompt": [{"role": "user", "content": "six"}]}])
     assert without_prompts(rows, asked, of="x")[1] == 1, "a system turn asks nothing"
-    with pytest.raises(ZooError, match="takes every prompt of the stage sft: give more data, or lower it"):
+    with pytest.raises(ZooError, match="holds out every prompt of the stage sft: use more data, or lower it"):
         without_prompts(Dataset.from_list([{"prompt": "two"}]), asked, of="the stage sft")
 
 

@@ -174,10 +174,10 @@ def test_function(module):
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda prompts, texts: 1 / 0, "raised ZeroDivisionError (division by zero): mend it."),
+        (lambda prompts, texts: 1 / 0, "raised ZeroDivisionError (division by zero): fix it."),
         (lambda: [1.0], "raised TypeError"),
-        (lambda prompts, texts: None, "answered with NoneType: it must give a list of numbers."),
-        (lambda prompts, texts: "1", "answered with str: it must give a list of numbers."),
+        (lambda prompts, texts: None, "returned a NoneType: it must return a list of numbers."),
+        (lambda prompts, texts: "1", "returned a str: it must return a list of numbers."),
         (lambda prompts, texts: ["1"], "gave '1' for completion 0: it must be a number."),
         (lambda prompts, texts: [float("nan")], "nan for completion 0"),
         (lambda prompts, texts: [None], "None for completion 0"),

@@ -14,8 +14,10 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.modeling import models
-from rlhf_zoo.modeling.loading import ADAPTER_WEIGHTS, AS_SAVED, Loading
-from rlhf_zoo.modeling.models import critic_from, load_causal, load_classifier, score_statistics
+from rlhf_zoo.modeling.critic import critic_from
+from rlhf_zoo.modeling.loading import AS_SAVED, Loading
+from rlhf_zoo.modeling.model_files import ADAPTER_WEIGHTS
+from rlhf_zoo.modeling.models import load_causal, load_classifier, score_statistics
 from rlhf_zoo.ppo.reference import Reference
 from rlhf_zoo.rewards.loading import load_reward_model
 from rlhf_zoo.runs.recipe import Recipe
@@ -64,14 +66,14 @@ BEST = {
         (
             "sft",
             {"fsdp2": True, "optim": "adafactor"},
-            "fsdp2 has no shards for the optimizer adafactor: give optim one of",
+            "fsdp2 does not support the optimizer adafactor: set optim to one of",
         ),
         (
             "ppo",
             {"fsdp2": True, "optim": "adafactor"},
-            "fsdp2 has no shards for the optimizer adafactor: give optim one of",
+            "fsdp2 does not support the optimizer adafactor: set optim to one of",
         ),
-        ("reward", {"fsdp2": True}, "fsdp2 shards weights over several processes, and this one is alone"),
+        ("reward", {"fsdp2": True}, "fsdp2 shards weights over several processes, and there is only one"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_trains(stage: str, keys: dict[str, Any], message: str) -> None:
@@ -117,7 +119,7 @@ def test_what_the_keys_say_reaches_from_pretrained(tmp_path: Path, monkeypatch: 
     assert bits["bnb_4bit_compute_dtype"] == bits["bnb_4bit_quant_storage"] == "bfloat16"
     assert loading_of(settings("ppo", **LORA, load_in_8bit=True)).quantization.load_in_8bit
     assert loading_of(settings("sft")) == Loading()
-    with pytest.raises(ZooError, match="is an adapter, which is merged into whole weights alone"):
+    with pytest.raises(ZooError, match="cannot be merged into quantized weights"):
         load_causal(adapter(tmp_path, tmp_path / "adapter", "CAUSAL_LM"), how=how)
 
 
@@ -160,7 +162,7 @@ def test_a_reward_model_may_be_an_adapter(tmp_path: Path) -> None:
     critic = critic_from(path).eval()
     value = critic(input_ids=ids).logits[0, -1, 0].item()
     assert value == pytest.approx((wanted.item() - 0.5) / 2, abs=1e-4)
-    with pytest.raises(ZooError, match="adapter of a reward model or critic, which writes nothing"):
+    with pytest.raises(ZooError, match="adapter of a reward model or critic, which generates no text"):
         load_causal(path)
     weights = load_file(path / ADAPTER_WEIGHTS)
     headless = {name: weight for name, weight in weights.items() if "score" not in name}

@@ -17,8 +17,10 @@ from trainer_fixture import DEVICE, Spy, distance, make_policy, snapshot, traine
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
 
 from rlhf_zoo.functional import selected_logprobs
-from rlhf_zoo.modeling import logprobs
-from rlhf_zoo.modeling.logprobs import after_head, in_batches, response_logprobs, text_logprobs, tokens_of
+from rlhf_zoo.modeling import chunked_logprobs, logprobs
+from rlhf_zoo.modeling.batches import in_batches, tokens_of
+from rlhf_zoo.modeling.chunked_logprobs import logit_transform
+from rlhf_zoo.modeling.logprobs import response_logprobs, text_logprobs
 from rlhf_zoo.modeling.sampling.sampler import Samples, Vocabulary, sample
 from rlhf_zoo.ppo import config
 from rlhf_zoo.ppo.minibatch import Minibatch
@@ -49,8 +51,8 @@ def both_ways(
 ) -> list[tuple[Tensor, ...]]:
     """Plain, then chunked: log π, entropy, and the gradient of every weight by a sum of both."""
     found = []
-    for ask in (lambda _: None, after_head):
-        monkeypatch.setattr(logprobs, "after_head", ask)
+    for ask in (lambda _: None, logit_transform):
+        monkeypatch.setattr(logprobs, "logit_transform", ask)
         said = response_logprobs(model, samples, temperature=0.7, **given)
         weights = torch.linspace(-1, 2, said.logprobs.numel(), device=said.logprobs.device).view_as(said.logprobs)
         loss = (weights * said.logprobs).sum()
@@ -72,13 +74,13 @@ def assert_equal(plain: tuple[Tensor, ...], chunked: tuple[Tensor, ...], within:
 @pytest.mark.parametrize("name", [*HEADS, *FAMILIES])
 @pytest.mark.parametrize("learns", [False, True], ids=["logged", "bonus"])
 def test_chunks_say_what_the_plain_path_says(monkeypatch: pytest.MonkeyPatch, name: str, learns: bool) -> None:
-    monkeypatch.setattr(logprobs, "rows_at_once", lambda _, size: max(1, 40 // size))
+    monkeypatch.setattr(chunked_logprobs, "rows_at_once", lambda _, size: max(1, 40 // size))
     if name in HEADS:
         family, more = HEADS[name]
         model = tiny_model(AutoModelForCausalLM, family, **more)
     else:
         model = load(name)[0]
-    assert after_head(model.to(DEVICE)) is not None
+    assert logit_transform(model.to(DEVICE)) is not None
     for vocabulary in (None, HOLES):
         assert_equal(*both_ways(monkeypatch, model, some(vocabulary=vocabulary), entropy_learns=learns))
 
@@ -103,7 +105,7 @@ class Widest(TorchDispatchMode):
 
 
 def test_texts_of_ptx_too_and_no_logits_of_all_tokens_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logprobs, "rows_at_once", lambda *_: 3)
+    monkeypatch.setattr(chunked_logprobs, "rows_at_once", lambda *_: 3)
     model, ids = make_policy(), some().completion_ids
     attention = torch.arange(6, device=ids.device) < torch.tensor([[6], [4], [5]], device=ids.device)
     own = model(input_ids=ids, attention_mask=attention.long()).logits[:, :-1]
@@ -149,13 +151,13 @@ def test_models_that_alone_can_say_keep_their_forward_pass(monkeypatch: pytest.M
     own = Own(plain.config).to(DEVICE)
     adapted: Any = get_peft_model(make_policy(), LoraConfig(target_modules=["lm_head", "q_proj"]))
     beside: Any = get_peft_model(make_policy(), LoraConfig(target_modules=["q_proj"]))
-    assert [after_head(model) for model in (own, adapted)] == [None, None]
-    assert after_head(beside) == after_head(plain) == (1.0, None)
+    assert [logit_transform(model) for model in (own, adapted)] == [None, None]
+    assert logit_transform(beside) == logit_transform(plain) == (1.0, None)
     assert not set(vars(plain.lm_head)) & {"forward"}
     hooked = make_policy()
-    assert after_head(hooked) == (1.0, None)
+    assert logit_transform(hooked) == (1.0, None)
     hooked.lm_head.register_forward_hook(lambda head, _, logits: logits * 1.5 if head.training else logits)
-    assert after_head(hooked) is None
+    assert logit_transform(hooked) is None
     for model in (own, adapted, beside):
         assert_equal(*both_ways(monkeypatch, model, some()))
 
@@ -224,7 +226,7 @@ class Sized(Spy):
     """Keeps how many rows and tokens each micro-batch has."""
 
     def tokens(self, samples: Samples) -> int:
-        return tokens_of(samples, torch.arange(len(samples)), end_to_end=self.args.padding_free)
+        return tokens_of(samples, torch.arange(len(samples)), packed=self.args.padding_free)
 
     def loss(self, model: Any, batch: Minibatch, progress: Any) -> Tensor:
         samples = batch.rollout.samples
@@ -239,7 +241,7 @@ def test_a_run_with_any_option_is_the_plain_run(tmp_path: Path, monkeypatch: pyt
         "kind": Sized, "critic": critic, "optim": "sgd", "entropy_coef": 0.1, "stop_token_id": 3, "learning_rate": 0.1,
     }  # fmt: skip
     with monkeypatch.context() as patched:
-        patched.setattr(logprobs, "after_head", lambda _: None)
+        patched.setattr(logprobs, "logit_transform", lambda _: None)
         plain = trained(tmp_path, **given)
     assert distance(plain.before, snapshot(plain)) > 1e-3
     assert {rows for rows, _ in plain.sizes} == {4}

@@ -11,8 +11,9 @@ from torch import Tensor
 from trainer_fixture import DEVICE, make_policy
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from rlhf_zoo.modeling import logprobs
-from rlhf_zoo.modeling.logprobs import after_head, response_logprobs
+from rlhf_zoo.modeling import chunked_logprobs, logprobs
+from rlhf_zoo.modeling.chunked_logprobs import logit_transform
+from rlhf_zoo.modeling.logprobs import response_logprobs
 from rlhf_zoo.modeling.sampling.sampler import Samples, Vocabulary
 from rlhf_zoo.ppo.actor_critic import ActorCriticOutput
 from rlhf_zoo.ppo.config import PPOConfig
@@ -59,8 +60,8 @@ def both_ways(
     loss = PolicyLoss(args, around(model, samples), 0.7)
     assert loss.by_token
     results = []
-    for ask in (lambda _: None, after_head):
-        monkeypatch.setattr(logprobs, "after_head", ask)
+    for ask in (lambda _: None, logit_transform):
+        monkeypatch.setattr(logprobs, "logit_transform", ask)
         output = response_logprobs(
             model, loss.batch.rollout.samples, temperature=0.7, entropy_learns=args.entropy_coef > 0, loss=loss
         )
@@ -80,7 +81,7 @@ def both_ways(
 
 @pytest.fixture(autouse=True)
 def few_tokens_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logprobs, "rows_at_once", lambda _, size: max(1, 40 // size))
+    monkeypatch.setattr(chunked_logprobs, "rows_at_once", lambda _, size: max(1, 40 // size))
 
 
 @pytest.mark.parametrize("name", [name for name in [*SETTINGS, *MORE] if name not in NOT_BY_TOKEN])
@@ -115,7 +116,7 @@ def test_what_is_not_by_token_has_no_such_loss(name: str) -> None:
 
 def test_the_head_runs_once_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a loss by token; without one the backward pass makes the logits again."""
-    model, made, capped = make_policy(), [], logprobs._capped
+    model, made, capped = make_policy(), [], chunked_logprobs._capped
     loss = PolicyLoss(settings(), around(model, some()), 0.7)
     samples = loss.batch.rollout.samples
 
@@ -123,7 +124,7 @@ def test_the_head_runs_once_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
         made.append(len(z))
         return capped(z, *how)
 
-    monkeypatch.setattr(logprobs, "_capped", counted)
+    monkeypatch.setattr(chunked_logprobs, "_capped", counted)
     for times, asked in ((1, loss), (2, None)):
         made.clear()
         output = response_logprobs(model, samples, temperature=0.7, loss=asked)

@@ -74,7 +74,7 @@ def test_what_can_wait_on_the_cpu_does() -> None:
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"ref_load_in_8bit": True}, "ref_load_in_8bit, whose weights stay"),
+        ({"ref_load_in_8bit": True}, "ref_load_in_8bit, whose weights cannot be moved"),
         ({"kl_in": "loss", "kl_estimator": "full"}, "kl_estimator 'full', for which the reference runs in every"),
         pytest.param(
             {}, "on the CPU, and this run computes there", marks=pytest.mark.skipif(DEVICE != "cpu", reason="")
@@ -156,7 +156,7 @@ def test_micro_batches_are_halved_until_they_fit_and_the_run_is_the_same(
         narrow.train()
     said = [record.message for record in caplog.records if "do not fit" in record.message]
     assert full.failed == len(said) >= 1
-    assert said[-1].endswith(f"the memory: {narrow.most_tokens} in a micro-batch from here on.")
+    assert said[-1].endswith(f"memory: continuing with {narrow.most_tokens} at a time.")
     assert distance(snapshot(whole), snapshot(narrow)) < 1e-5 < distance(whole.before, snapshot(whole))
     for mine, theirs in zip(updates_of(whole), updates_of(narrow), strict=True):
         assert theirs == pytest.approx(mine, rel=1e-4, abs=1e-5, nan_ok=True)
@@ -165,7 +165,7 @@ def test_micro_batches_are_halved_until_they_fit_and_the_run_is_the_same(
 def test_a_row_that_does_not_fit_is_an_error_with_its_mend(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, **SGD)
     Full(trainer.policy, 1)
-    with pytest.raises(ZooError, match=r"^A single row does not fit the memory of"):
+    with pytest.raises(ZooError, match=r"^A single row does not fit into the memory of"):
         trainer.train()
 
 

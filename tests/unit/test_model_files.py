@@ -13,9 +13,10 @@ from trainer_fixture import make_policy, make_reward_model, make_tokenizer, make
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client.run_signature import trusting
+from rlhf_zoo.modeling.critic import CRITIC_DIR, critic_from
 from rlhf_zoo.modeling.loading import load_config, load_tokenizer
-from rlhf_zoo.modeling.models import CRITIC_DIR, build_causal, critic_from, load_causal, load_classifier
-from rlhf_zoo.modeling.value_head import AutoModelForCausalLMWithValueHead
+from rlhf_zoo.modeling.models import build_causal, load_causal, load_classifier
+from rlhf_zoo.modeling.value_head_models import AutoModelForCausalLMWithValueHead
 from rlhf_zoo.ppo.actor_critic import ActorCritic
 from rlhf_zoo.runs.record import StageRecord
 
@@ -34,7 +35,7 @@ def test_a_pickle_is_refused_before_it_is_read(tmp_path: Path, load: Callable, m
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(tmp_path)
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")  # which transformers would load
-    with pytest.raises(ZooError, match=r"pytorch_model\.bin, a pickle, which can run code and is not read here"):
+    with pytest.raises(ZooError, match=r"pytorch_model\.bin, a pickle, which is not read because it can run code"):
         load(tmp_path)
 
 
@@ -46,8 +47,8 @@ def test_a_model_of_ten_million_layers_is_refused_before_it_is_built(
     make().save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | fields))
-    for read in (load, lambda path: load_config(path, what="The model")):
-        with pytest.raises(ZooError, match=r"says num_\w+ = 10,000,000"):
+    for read in (load, lambda path: load_config(path, subject="The model")):
+        with pytest.raises(ZooError, match=r"has num_\w+ = 10,000,000"):
             read(tmp_path)
 
 
@@ -79,7 +80,7 @@ def test_a_pickled_adapter_is_refused(hub: RunningHub, tmp_path: Path) -> None:
 def test_weights_that_are_cut_short_are_named(tmp_path: Path, load: Callable, make: Callable) -> None:
     make().save_pretrained(tmp_path)
     cut(tmp_path / "model.safetensors")
-    with pytest.raises(ZooError, match=r"model\.safetensors is cut short or damaged \(.*\): copy it again\.$"):
+    with pytest.raises(ZooError, match=r"model\.safetensors is truncated or damaged \(.*\): copy it again\.$"):
         load(tmp_path)
 
 
@@ -88,7 +89,7 @@ def test_a_checkpoint_that_is_cut_short_is_not_resumed(tmp_path: Path, part: str
     actor = ActorCritic(make_policy(), critic_from(make_reward_model()))
     actor.save_pretrained(tmp_path)
     cut(tmp_path / part)
-    with pytest.raises(ZooError, match="is cut short or damaged"):
+    with pytest.raises(ZooError, match="is truncated or damaged"):
         actor.load_checkpoint(tmp_path)
 
 
@@ -123,11 +124,11 @@ def edit(path: Path, **keys: Any) -> None:
     [
         (
             {"vocab_size": 400},
-            r"lm_head\.weight of 300 x 32, and its config\.json says 400 x 32: take the",
+            r"lm_head\.weight of 300 x 32, and its config\.json says 400 x 32: use the",
         ),
         (
             {"hidden_size": 64},
-            r"lm_head\.weight of 300 x 32, and its config\.json says 300 x 64: take the",
+            r"lm_head\.weight of 300 x 32, and its config\.json says 300 x 64: use the",
         ),
         ({"intermediate_size": 7}, r"\.0\.mlp\.\w+_proj\.weight of .*, and its config\.json says "),
         ({"num_hidden_layers": 4}, r"lacks weights that its config\.json names \(model\.layers\.2.* and 17 more\)"),
@@ -166,7 +167,7 @@ def test_files_that_are_no_json_objects_are_one_sentence(tmp_path: Path, name: s
     assert "\n" not in str(caught.value)
     if name == "config.json":
         with pytest.raises(ZooError):
-            load_config(tmp_path, what="The model")
+            load_config(tmp_path, subject="The model")
 
 
 @pytest.mark.attack
@@ -183,7 +184,7 @@ def test_a_config_that_names_a_kernel_of_a_repository_is_refused(tmp_path: Path,
     make_policy().save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, **fields}))
-    with pytest.raises(ZooError, match=r"names attacker/kernel\S*, a kernel that would be fetched and run"):
+    with pytest.raises(ZooError, match=r"names the kernel attacker/kernel\S*, which would be downloaded"):
         load_causal(tmp_path)
 
 
@@ -221,7 +222,9 @@ def test_a_tokenizer_that_names_a_file_is_refused(
     monkeypatch.chdir(tmp_path)
     text = json.dumps(settings).replace("{secret}", str(tmp_path / "secret.txt"))
     folder = tokenizer_of_nothing(tmp_path / "model", **json.loads(text))
-    with pytest.raises(ZooError, match=r"may read no file but those saved beside it|which is two in one") as caught:
+    with pytest.raises(
+        ZooError, match=r"may only read files that were saved with it|combines two tokenizers"
+    ) as caught:
         load_tokenizer(folder)
     assert SECRET not in str(caught.value)
 
@@ -232,7 +235,7 @@ def test_a_special_token_map_names_no_file(tmp_path: Path) -> None:
     (folder / "special_tokens_map.json").write_text(json.dumps({"eos_token": "<|endoftext|>"}))
     load_tokenizer(folder)
     (folder / "special_tokens_map.json").write_text(json.dumps({"vocab": "/proc/self/environ"}))
-    with pytest.raises(ZooError, match="says vocab, which is no special token"):
+    with pytest.raises(ZooError, match="has the key vocab, which is no special token"):
         load_tokenizer(folder)
 
 
@@ -245,7 +248,7 @@ def test_a_repository_is_checked_at_the_commit_that_is_loaded(hub: RunningHub, t
         "try: print(load_tokenizer('local/reads-files').get_vocab())\nexcept ZooError as error: print(error)",
         cwd=tmp_path,
     )
-    assert said.startswith("tokenizer_config.json of local/reads-files says vocab = '/proc/self/environ'"), said
+    assert said.startswith("tokenizer_config.json of local/reads-files has vocab = '/proc/self/environ'"), said
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -272,7 +275,7 @@ def test_pieces_of_words_without_a_token_for_the_rest_are_refused(tmp_path: Path
         PreTrainedTokenizerFast(tokenizer_object=pieces).save_pretrained(tmp_path)
         if len(vocabulary) == 2:
             load_tokenizer(tmp_path)
-    with pytest.raises(ZooError, match=r"has no token \[UNK\] for what it does not know"):
+    with pytest.raises(ZooError, match=r"without the token \[UNK\] for unknown words"):
         load_tokenizer(tmp_path)
 
 
@@ -290,16 +293,16 @@ def adapter_on(tmp_path: Path, **settings: Any) -> Path:
     ("settings", "said"),
     [
         ({}, None),
-        ({"peft_type": "SHADOW", "shadow_model": "attacker/code"}, "says peft_type = 'SHADOW', and adapters of"),
-        ({"peft_type": None}, "says peft_type = None"),
-        ({"megatron_config": {"a": 1}, "megatron_core": "megatron.core"}, r"says megatron_config = \{'a': 1\}, which"),
-        ({"megatron_core": "evil"}, "says megatron_core = 'evil', which could load"),
-        ({"auto_mapping": {"parent_library": "evil/code", "base_model_class": "A"}}, "says auto_mapping = "),
-        ({"auto_mapping": {"parent_library": "evil", "loader": "A"}}, "says auto_mapping = "),
-        ({"layer_replication": [[0, 2]] * 9}, "says layer_replication = "),
-        ({"corda_config": {"cache_file": "a.pt"}}, "says corda_config = "),
-        ({"key_of_tomorrow": "attacker/code"}, "says key_of_tomorrow = "),
-        ({"r": 10**9}, "says a rank of 1,000,000,000"),
+        ({"peft_type": "SHADOW", "shadow_model": "attacker/code"}, "peft_type = 'SHADOW', and only LORA"),
+        ({"peft_type": None}, "peft_type = None"),
+        ({"megatron_config": {"a": 1}, "megatron_core": "megatron.core"}, r"has megatron_config = \{'a': 1\}, which"),
+        ({"megatron_core": "evil"}, "has megatron_core = 'evil', which could load"),
+        ({"auto_mapping": {"parent_library": "evil/code", "base_model_class": "A"}}, "has auto_mapping = "),
+        ({"auto_mapping": {"parent_library": "evil", "loader": "A"}}, "has auto_mapping = "),
+        ({"layer_replication": [[0, 2]] * 9}, "has layer_replication = "),
+        ({"corda_config": {"cache_file": "a.pt"}}, "has corda_config = "),
+        ({"key_of_tomorrow": "attacker/code"}, "has key_of_tomorrow = "),
+        ({"r": 10**9}, "has a rank of 1,000,000,000"),
     ],
 )
 @pytest.mark.parametrize("load", [load_causal, AutoModelForCausalLMWithValueHead.from_pretrained])
@@ -318,7 +321,7 @@ def test_the_base_of_an_adapter_is_no_adapter(tmp_path: Path) -> None:
     """transformers would load it by itself, whatever its type."""
     adapter = adapter_on(tmp_path, base_model_name_or_path=str(tmp_path / "base"))
     (tmp_path / "base" / "adapter_config.json").write_text((adapter / "adapter_config.json").read_text())
-    with pytest.raises(ZooError, match="is an adapter itself: merge it"):
+    with pytest.raises(ZooError, match="is itself an adapter: merge it"):
         AutoModelForCausalLMWithValueHead.from_pretrained(adapter)
 
 
@@ -363,8 +366,8 @@ def test_transformers_never_asks_whether_code_may_run(tmp_path: Path, monkeypatc
 def test_a_config_of_parts_without_end_is_refused(tmp_path: Path, fields: dict[str, Any]) -> None:
     folder = save("Llama 3", tmp_path)
     edit(folder / "config.json", **fields)
-    for read in (load_causal, load_tokenizer, lambda path: load_config(path, what="The model")):
-        with pytest.raises(ZooError, match=r"config\.json of .* says \w+ = [\d,.]+, and a model has at most"):
+    for read in (load_causal, load_tokenizer, lambda path: load_config(path, subject="The model")):
+        with pytest.raises(ZooError, match=r"config\.json of .* has \w+ = [\d,.]+, and at most"):
             read(folder)
 
 
@@ -374,7 +377,7 @@ def test_large_numbers_that_build_nothing_stay(tmp_path: Path) -> None:
         folder / "config.json", max_position_embeddings=10_485_760, rope_theta=10**11, eos_token_id=[128_001, 128_008],
         image_grid_pinpoints=[[384, 2304]], cutoffs=[20_000, 200_000], num_parameters=7 * 10**9,
     )  # fmt: skip
-    assert load_config(folder, what="The model").max_position_embeddings == 10_485_760
+    assert load_config(folder, subject="The model").max_position_embeddings == 10_485_760
 
 
 @pytest.mark.parametrize(
@@ -407,7 +410,7 @@ def test_a_strangers_adapter_lies_on_no_model_of_this_machine(
     (tmp_path / "base").rename(tmp_path / "org" / "base")
     for base in (str(tmp_path / "org" / "base"), "org/base", "./org/base", "../org/base", "/nowhere"):
         edit(adapter / "adapter_config.json", base_model_name_or_path=base)
-        with pytest.raises(ZooError, match="which is a path of this machine"):
+        with pytest.raises(ZooError, match="a path of this machine"):
             load(adapter)
 
 
@@ -420,7 +423,7 @@ def test_the_adapters_of_ones_own_runs_lie_on_folders(tmp_path: Path) -> None:
     load_causal(adapter)
     document = json.loads(record.run_file.read_text())
     record.run_file.write_text(json.dumps({**document, "signature": "0" * 64}))
-    with pytest.raises(ZooError, match="which is a path of this machine"):
+    with pytest.raises(ZooError, match="a path of this machine"):
         load_causal(adapter)
     with trusting():
         load_causal(adapter)
@@ -437,5 +440,5 @@ def test_an_index_names_no_weights_elsewhere(tmp_path: Path, load: Callable) -> 
     for file in (str(tmp_path / "private" / "model.safetensors"), "../private/model.safetensors", 7):
         moved = dict.fromkeys(document["weight_map"], file)
         index.write_text(json.dumps({**document, "weight_map": moved}))
-        with pytest.raises(ZooError, match=r"weights lie beside their index|names no file of any weight"):
+        with pytest.raises(ZooError, match=r"weights must be next to their index|has no weight_map"):
             load(tmp_path / "model")

@@ -114,14 +114,14 @@ def test_a_resumed_ppo_run_skips_and_counts_as_one_left_alone(tmp_path: Path) ->
 
 def test_three_running_end_a_ppo_run_by_name_also_across_a_checkpoint(tmp_path: Path) -> None:
     given = {"max_steps": 3, "save_strategy": "steps", "save_steps": 1}
-    wanted = r"loss of step 2 is not finite, and 3 optimizer steps running.*learning_rate.* is \S*checkpoint-1\.$"
+    wanted = r"loss of step 2 is not finite, and 3 optimizer steps in a row.*learning_rate.* is \S*checkpoint-1\.$"
     whole = faulty(tmp_path, (2, 3, 4), **given)
     with pytest.raises(NotFinite, match=wanted) as stopped:
         whole.train()
     assert isinstance(stopped.value, ZooError)  # a sentence, and exit code 2
     assert whole.made == [True, True, False, False]
     again = faulty(tmp_path / "again", (2, 3, 4), **given)
-    with pytest.raises(NotFinite, match="3 optimizer steps running"):
+    with pytest.raises(NotFinite, match="3 optimizer steps in a row"):
         again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
     assert all(t.isfinite().all() for t in load_file(tmp_path / "checkpoint-1/model.safetensors").values())
 

@@ -16,7 +16,8 @@ from rlhf_zoo.pipeline.stages.evaluate import check_prompts
 from rlhf_zoo.pipeline.stages.pair_report import count_trained_pairs
 from rlhf_zoo.pipeline.stages.trained_prompts import count_trained_prompts
 from rlhf_zoo.runs.context import RunContext
-from rlhf_zoo.runs.data.layout import hold_out, in_form
+from rlhf_zoo.runs.data.hold_out import hold_out
+from rlhf_zoo.runs.data.layout import in_form
 from rlhf_zoo.runs.data.overlap import CHARACTERS, WORDS, normalized, overlap
 from rlhf_zoo.runs.dataset import HELD_OUT, data_source, evaluation_rows, parts
 from rlhf_zoo.runs.recipe import load_recipe
@@ -46,9 +47,9 @@ def turn(role: str, content: str) -> dict[str, str]:
 def test_a_prompt_is_found_in_every_form(row: dict[str, Any]) -> None:
     for asking in (Dataset.from_list([row]), [row]):
         found = overlap([{"prompt": "Who is the mayor of the new town?"}, {"prompt": ASKED}], asking)
-        assert (found.asked, found.rows, found.told) == ({1}, {0}, True)
+        assert (found.prompts, found.rows, found.is_complete) == ({1}, {0}, True)
     if "prompt" in row:
-        assert overlap([row], [{"prompt": ASKED}]).asked == {0}, "either may have more around it"
+        assert overlap([row], [{"prompt": ASKED}]).prompts == {0}, "either may have more around it"
 
 
 @pytest.mark.parametrize(
@@ -61,7 +62,7 @@ def test_a_prompt_is_found_in_every_form(row: dict[str, Any]) -> None:
     ],
 )
 def test_other_prompts_are_others(row: dict[str, Any]) -> None:
-    assert overlap([{"prompt": ASKED}], [row]).asked == set()
+    assert overlap([{"prompt": ASKED}], [row]).prompts == set()
 
 
 def test_short_prompts_stand_for_a_whole_turn() -> None:
@@ -75,16 +76,16 @@ def test_short_prompts_stand_for_a_whole_turn() -> None:
         (["What is 2+2? Or 2-2?"], set()),
     ):
         talk = [turn("user", text) for text in said]
-        assert overlap(short, [{"prompt": talk}]).asked == asked, said
+        assert overlap(short, [{"prompt": talk}]).prompts == asked, said
     found = overlap(short, [{"text": "hi 2+2? 4"}])
-    assert found.asked == set() and not found.told
+    assert found.prompts == set() and not found.is_complete
 
 
 def test_what_all_prompts_share_is_no_prompt() -> None:
     frame = "Answer the following question in one sentence: {} Answer:"
     asked = [{"prompt": frame.format(f"how old is the tree of street {number}?")} for number in (4, 5)]
-    assert overlap(asked, [{"prompt": "Answer the following question in one sentence:"}]).asked == set()
-    assert overlap(asked, [{"prompt": "How old is the tree of street 5?"}]).asked == {1}
+    assert overlap(asked, [{"prompt": "Answer the following question in one sentence:"}]).prompts == set()
+    assert overlap(asked, [{"prompt": "How old is the tree of street 5?"}]).prompts == {1}
 
 
 def test_containment_is_that_of_comparing_all_with_all() -> None:
@@ -104,7 +105,7 @@ def test_containment_is_that_of_comparing_all_with_all() -> None:
         place for place, one in enumerate(asked) if any(within(one, other) or within(other, one) for other in known)
     }
     found = overlap([{"prompt": one} for one in asked], [{"prompt": one} for one in known])
-    assert found.asked == wanted and 100 < len(wanted) < 300
+    assert found.prompts == wanted and 100 < len(wanted) < 300
 
 
 def test_no_more_is_compared_than_stands_in_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +117,7 @@ def test_no_more_is_compared_than_stands_in_others(monkeypatch: pytest.MonkeyPat
     questions = Questions(rows)
     candidates = [len(questions._by_rarest[window]) for window in questions._by_rarest]
     assert max(candidates) == 1
-    assert [questions.asked_by({"prompt": f"Say: {row['prompt']}"}) for row in rows] == [{at} for at in range(400)]
+    assert [questions.places_in({"prompt": f"Say: {row['prompt']}"}) for row in rows] == [{at} for at in range(400)]
 
 
 def a_run(folder: Path, **keys: dict[str, Any]) -> RunContext:
@@ -219,4 +220,4 @@ def test_a_value_that_is_cut_is_known_by_the_whole_of_it() -> None:
     texts = in_form(rows.select([2, 0]), "texts", columns={}, **given)
     found = overlap(prompts, texts)
     assert list(prompts["prompt"]) == ["review 0", "review 1", "review 2"]
-    assert (found.asked, found.rows, found.told) == ({0, 2}, {0, 1}, False)
+    assert (found.prompts, found.rows, found.is_complete) == ({0, 2}, {0, 1}, False)

@@ -99,10 +99,10 @@ def test_a_loop_needs_neither_rewards_nor_prompts_nor_a_length(tmp_path: Path) -
             assert abs(metrics["objective/kl"]) < 1e-5 and metrics["policy/logprob_mismatch"] < 1e-5
     assert digests(trainer) != before
     for wrong, message in (
-        (trainer.train, "PPO has no prompts: give train_dataset, or use generate"),
-        (lambda: trainer.evaluate(prompt_rows(8)), "PPO has no reward: give reward_model or reward_funcs, or use step"),
-        (trainer.evaluate, "nothing to evaluate on: give eval_dataset"),
-        (trainer.generate_completions, "samples held-out prompts: give eval_dataset"),
+        (trainer.train, "PPO has no prompts: pass train_dataset, or use generate"),
+        (lambda: trainer.evaluate(prompt_rows(8)), "PPO has no reward: pass reward_model or reward_funcs, or use step"),
+        (trainer.evaluate, "no prompts to evaluate on: pass eval_dataset"),
+        (trainer.generate_completions, "samples held-out prompts: pass eval_dataset"),
     ):
         with pytest.raises(ZooError, match=message):
             wrong()
@@ -138,23 +138,23 @@ def loop(tmp_path_factory: pytest.TempPathFactory) -> PPOTrainer:
     [
         ((["a"], ["b", "c"], [1.0]), "got 1 queries and 2 responses"),
         (([], [], []), "got 0 queries and 0 responses"),
-        (("ab", [[3], [4]], [1.0, 2.0]), r"step\(\) got one text"),
+        (("ab", [[3], [4]], [1.0, 2.0]), r"step\(\) got a single text"),
         ((["a", "b"], ["b", "c"], [1.0]), "got 1 scores for 2 responses"),
-        ((["a", "b"], ["b", "c"], [1.0, math.nan]), "Score 1 is nan: give a finite number"),
+        ((["a", "b"], ["b", "c"], [1.0, math.nan]), "Score 1 is nan: pass a finite number"),
         ((["a"], ["b"], ["good"]), "Score 0 is 'good', which is not a number"),
         ((["a", ""], ["b", "c"], [1.0, 1.0]), "Query 1 or its response is empty"),
         ((["a"], [[]], [1.0]), "Query 0 or its response is empty"),
-        ((["a"], ["b" * 32], [1.0]), "have 33 tokens together, past the context of 32"),
+        ((["a"], ["b" * 32], [1.0]), "have 33 tokens together and exceed the context of 32"),
         ((["a"], [[17]], [1.0]), "the token id 17, and the policy has 17 embedding rows"),
-        ((["a"], [[4, EOS, 5]], [1.0]), "Response 0 goes on after its end token"),
+        ((["a"], [[4, EOS, 5]], [1.0]), "Response 0 continues after its end token"),
         ((["a"], [None], [1.0]), "Response 0 is None"),
-        ((["a"], [torch.tensor([[4, 5]])], [1.0]), "give a text or a 1-D tensor"),
+        ((["a"], [torch.tensor([[4, 5]])], [1.0]), "pass a text or a 1-D tensor"),
         (([5], ["b"], [1.0]), "The prompt 5 is neither a text nor a conversation"),
-        (("ab",), r"generate\(\) got one text"),
+        (("ab",), r"generate\(\) got a single text"),
         (([],), "got 0 prompts"),
         ((["a", ""],), "Prompt 1 is empty"),
         ((["a", "b" * 23],), "Prompt 1 has 23 tokens.*context of 32"),
-        (([[17]],), "holds the token id 17"),
+        (([[17]],), "has the token id 17"),
         (([None],), "neither a text nor a conversation"),
         (([[{"role": "user", "content": "a"}]],), "no chat template"),
     ],

@@ -13,9 +13,11 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.modeling import logprobs
-from rlhf_zoo.modeling.logprobs import in_batches, response_logprobs, response_outputs, tokens_of
-from rlhf_zoo.modeling.models import critic_from, load_causal
-from rlhf_zoo.modeling.packed_attention import NAME, lay_end_to_end, lies_end_to_end
+from rlhf_zoo.modeling.batches import in_batches, tokens_of
+from rlhf_zoo.modeling.critic import critic_from
+from rlhf_zoo.modeling.logprobs import response_logprobs, response_outputs
+from rlhf_zoo.modeling.models import load_causal
+from rlhf_zoo.modeling.packed_attention import NAME, enable_packing, takes_packed_rows
 from rlhf_zoo.modeling.sampling.sampler import Samples, sample
 
 pytestmark = pytest.mark.attack
@@ -49,12 +51,12 @@ def said_by(model: Any, samples: Samples) -> list[Tensor]:
 @pytest.mark.parametrize("family", LAID)
 def test_a_row_sees_itself_alone(monkeypatch: pytest.MonkeyPatch, family: str, chunked: bool) -> None:
     if not chunked:
-        monkeypatch.setattr(logprobs, "after_head", lambda _: None)
+        monkeypatch.setattr(logprobs, "logit_transform", lambda _: None)
     model, samples = tiny_model(AutoModelForCausalLM, family).to(DEVICE), some()
     drawn: Any = {"keys": [(0,), (1,)], "seed": 0, "max_new_tokens": 20, "stop_ids": [], "pad_id": 0}
     prompts = [[3, 4], [5, 6, 7]]
     padded, before = said_by(model, samples), sample(model, prompts, **drawn)
-    lay_end_to_end(model, of="the policy")
+    enable_packing(model, of="the policy")
     laid = said_by(model, samples)
     assert len(padded) == len(laid) > 2
     for one, other in zip(padded, laid, strict=True):
@@ -68,7 +70,7 @@ def test_a_critic_says_the_same_values() -> None:
     critic, samples = tiny_model(AutoModelForTokenClassification, "llama", num_labels=1).to(DEVICE), some()
     with torch.no_grad():
         padded = response_outputs(critic, samples)
-        lay_end_to_end(critic.train(), of="the critic")  # whose family has dropout
+        enable_packing(critic.train(), of="the critic")  # whose family has dropout
         assert critic.training
         laid = response_outputs(critic.eval(), samples)
     assert (padded - laid)[samples.mask].abs().max() < 1e-5
@@ -81,20 +83,20 @@ def test_a_model_whose_rows_would_see_each_other_is_refused_and_left_as_it_was(f
     with torch.no_grad():
         padded = response_outputs(model, samples)
     with pytest.raises(ZooError, match=r"^padding_free .*the policy, a.*: leave"):
-        lay_end_to_end(model, of="the policy")
-    assert model.config._attn_implementation == before and not lies_end_to_end(model)
+        enable_packing(model, of="the policy")
+    assert model.config._attn_implementation == before and not takes_packed_rows(model)
     with torch.no_grad():
         assert torch.equal(response_outputs(model, samples), padded)
 
 
 def test_batches_end_to_end_are_filled_with_real_tokens() -> None:
     samples = some()
-    batches = in_batches(samples, size=64, tokens=34, end_to_end=True)
+    batches = in_batches(samples, size=64, tokens=34, packed=True)
     assert [sorted(batch.tolist()) for batch in batches] == [[1, 2, 3], [0]]
-    assert [tokens_of(samples, batch, end_to_end=True) for batch in batches] == [33, 24]
+    assert [tokens_of(samples, batch, packed=True) for batch in batches] == [33, 24]
     assert [len(batch) for batch in in_batches(samples, size=64, tokens=34)] == [2, 1, 1]
-    assert [len(batch) for batch in in_batches(samples, size=2, tokens=40, end_to_end=True)] == [2, 2]
-    assert [len(batch) for batch in in_batches(samples, size=64, tokens=1, end_to_end=True)] == [1] * 4
+    assert [len(batch) for batch in in_batches(samples, size=2, tokens=40, packed=True)] == [2, 2]
+    assert [len(batch) for batch in in_batches(samples, size=64, tokens=1, packed=True)] == [1] * 4
 
 
 @pytest.mark.parametrize("critic", ["policy", "shared"])
@@ -108,13 +110,13 @@ def test_a_policy_with_an_adapter_learns_the_same(tmp_path: Path, critic: str) -
         torch.manual_seed(0)  # of the adapter's first weights
         runs.append(trained(tmp_path, **given, **options))
     plain, laid = runs
-    assert lies_end_to_end(laid.policy) and not lies_end_to_end(plain.policy)
+    assert takes_packed_rows(laid.policy) and not takes_packed_rows(plain.policy)
     assert distance(plain.before, snapshot(plain)) > 1e-3 and distance(snapshot(plain), snapshot(laid)) < 1e-5
 
 
 def test_what_is_saved_names_no_attention_of_ours(tmp_path: Path) -> None:
     model = make_policy()
-    lay_end_to_end(model, of="the policy")
+    enable_packing(model, of="the policy")
     model.save_pretrained(tmp_path)
     assert NAME not in (tmp_path / "config.json").read_text()
     assert load_causal(str(tmp_path)).config._attn_implementation == "sdpa"

@@ -64,11 +64,11 @@ def test_what_is_refused_keeps_its_words(comparison: Comparison, toys: Toys, tmp
         (drawing.stream("the camera", **(SAMPLING | {"n": 99})), "the limit is 8"),
         (drawing.at(7, "the camera", run="run", **SAMPLING), "no checkpoint of step 7"),
         (drawing.at(1, "the camera", run="other", **SAMPLING), "There is no run 'other' here"),
-        (drawing.at(2, "the camera", run="run", **SAMPLING), "gone is neither a directory"),
+        (drawing.at(2, "the camera", run="run", **SAMPLING), "gone is neither a folder"),
         (drawing.steps(" ", [1], run="run", **SAMPLING), "The prompt is empty"),
         (drawing.betas("the camera", **(SAMPLING | {"seed": -1})), "The seed is -1"),
     ]:
         with pytest.raises(ZooError, match=message):
             next(stream)
     first, second = drawing.steps("the camera", [1, 2], run="run", **SAMPLING)
-    assert first.problem is None and "gone is neither a directory" in second.problem
+    assert first.problem is None and "gone is neither a folder" in second.problem

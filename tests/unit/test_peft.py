@@ -28,8 +28,9 @@ from trainer_fixture import (
 from transformers import AutoModelForCausalLM
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.modeling.models import critic_from, is_peft, load_causal
-from rlhf_zoo.modeling.value_head import AutoModelForCausalLMWithValueHead
+from rlhf_zoo.modeling.critic import critic_from
+from rlhf_zoo.modeling.models import is_peft, load_causal
+from rlhf_zoo.modeling.value_head_models import AutoModelForCausalLMWithValueHead
 from rlhf_zoo.ppo.guards import GuardWarning
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*so its adapter names no base:rlhf_zoo.ppo.guards.GuardWarning")
@@ -337,8 +338,8 @@ def test_what_cannot_train_or_be_a_reference_is_refused_in_one_sentence(tmp_path
     frozen = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), sft)
     policy = make_policy()
     cases: list[tuple[str, dict[str, Any]]] = [
-        ("No weight of the PeftModel trains: load its adapter with is_trainable=True", {"model": frozen}),
-        ("is a PeftModel and peft_config is given too", {"model": adapted("default"), "peft_config": lora()}),
+        ("No weight of the PeftModel requires a gradient: load its adapter with is_trainable=True", {"model": frozen}),
+        ("is a PeftModel and peft_config is passed too", {"model": adapted("default"), "peft_config": lora()}),
         ("ref_model is the policy itself", {"model": policy, "ref_model": policy, "peft_config": lora()}),
         ("model_adapter_name is 'ppo', and the model has no such", {"model_adapter_name": "ppo"}),
         ("model_adapter_name is 'ppo', and the model has no such", {
@@ -348,11 +349,11 @@ def test_what_cannot_train_or_be_a_reference_is_refused_in_one_sentence(tmp_path
             "model": adapted("default"), "ref_adapter_name": "ref"}),
         ("ref_adapter_name is 'ppo', the adapter in training", {
             "model": adapted("ppo"), "ref_adapter_name": "ppo"}),
-        ("ref_adapter_name is 'ref' and ref_model is given too", {
+        ("ref_adapter_name is 'ref' and ref_model is passed too", {
             "model": adapted("ref", "ppo"), "model_adapter_name": "ppo", "ref_adapter_name": "ref",
             "ref_model": make_policy()}),
-        ("ref_load_in_8bit is for a reference of its own", {"peft_config": lora(), "ref_load_in_8bit": True}),
-        ("what the checkpoints push before, the adapter, would stay beside it: set hub_strategy to 'end'", {
+        ("ref_load_in_8bit needs a separate reference", {"peft_config": lora(), "ref_load_in_8bit": True}),
+        ("next to the adapters that checkpoints pushed before: set hub_strategy to 'end'", {
             "merge_adapter": True, "push_to_hub": True, "peft_config": lora(), "save_strategy": "steps"}),
         (r"adapter does not fit the critic, a GPT2ForTokenClassification .*set critic_lora=False", {
             "value_model": gpt2(), "peft_config": lora()}),

@@ -8,7 +8,7 @@ import torch
 from trainer_fixture import good, make_reward_model, make_trainer, prompt_rows
 
 from rlhf_zoo.ppo.timing import Phases
-from rlhf_zoo.runs.record import timeless
+from rlhf_zoo.runs.metrics_file import timeless
 
 PHASES = {f"time/{name}" for name in ("rollout", "reference", "values", "reward", "update")}
 

@@ -146,7 +146,7 @@ def test_settings_of_an_object_of_a_dataclass_give_a_copy(makers):
         ("at_most(unit='words')", "do not fit: missing a required argument: 'limit'"),
         ("at_most(limit=0)", "do not work: limit must be positive"),
         ("length(targt=1)", "no setting 'targt' for .*, did you mean 'target'"),
-        ("NUMBER(x=1)", "gives settings to an object of type int, which takes none"),
+        ("NUMBER(x=1)", "has settings, and an object of type int takes none"),
         ("nothing(x=1)", "no 'nothing' in the module 'toy_makers'"),
     ],
 )

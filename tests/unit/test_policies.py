@@ -82,7 +82,7 @@ def test_flags_of_a_policy() -> None:
 def test_terms_that_cannot_work() -> None:
     fields: dict[str, Any]
     for fields, message in (
-        ({"columns": {"prompt": 3}}, "columns says 3 for prompt: give the name of a column."),
+        ({"columns": {"prompt": 3}}, "columns has 3 for prompt, which is not the name of a column."),
         ({"prompts": 0}, r"--prompts is 0: give at least 1\."),
         ({"seed": -1}, r"--seed is -1: give at least 0\."),
         ({"temperature": 0.0}, r"--temperature is 0\.0: .* give at least 0\.0001\."),
@@ -132,7 +132,7 @@ def test_settings_of_an_llm(monkeypatch: pytest.MonkeyPatch) -> None:
     check_names(["llm:x"], llm_config({"price": [1, 2], "budget": 3}, "--llm"))
     for given, message in (
         ({"prise": [1, 2]}, "did you mean 'price'?"),
-        ({"price": [1]}, "give two numbers"),
+        ({"price": [1]}, "set two numbers"),
         ({"budget": "much"}, "budget"),
         ({"endpoint": "https://elsewhere"}, "no key of an LLM judge"),  # a recipe must not say where a key is sent
         ({"api_key_env": "HF_TOKEN"}, "no key of an LLM judge"),
@@ -198,7 +198,7 @@ def test_a_judge_that_is_shown_no_label(tmp_path: Path) -> None:
     assert judge.description == "['a', 'bb']" and scores(judge, ["p"], ["abc"], {}) == [3.0]
     with pytest.raises(ZooError, match="returned a list, not a judge"):
         panel("builtins:sorted")
-    with pytest.raises(ZooError, match=r"The judge 'test_policies:few' raised ValueError \(too few\): mend it"):
+    with pytest.raises(ZooError, match=r"The judge 'test_policies:few' raised ValueError \(too few\): fix it"):
         panel("test_policies:few")
 
 
@@ -209,7 +209,7 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> Toys:
 
 
 def test_a_policy_and_what_is_none(toys: Toys, tmp_path: Path) -> None:
-    with pytest.raises(ZooError, match="is a LlamaForSequenceClassification, which writes nothing"):
+    with pytest.raises(ZooError, match="is a LlamaForSequenceClassification, which generates no text"):
         load_causal(toys.reward)
     assert load_causal(toys.sft).config.architectures == ["LlamaForCausalLM"]
     (tmp_path / "empty").mkdir()
@@ -261,7 +261,7 @@ def test_a_judge_is_one_label_of_a_classifier(toys: Toys, tmp_path: Path) -> Non
     for name, message in (
         (f"reward:{two}", rf"has 2 outputs, but a judge has one: name the label .* reward:{two}#bad, one of bad, good"),
         (f"reward:{two}#goood", "has no label 'goood', did you mean 'good'"),
-        (f"reward:{toys.reward}#good", "has one output, and the label 'good' is named: leave it out"),
+        (f"reward:{toys.reward}#good", "has one output, and the label 'good' is set"),
     ):
         with pytest.raises(ZooError, match=message):
             check_names([name], LLMConfig())
@@ -282,7 +282,7 @@ def test_no_card_has_a_policy_judged_by_files_of_this_machine(
         "evaluation": {"evaluation": {"labeled": {"dataset_name": "runs/secret"}}},
     }[where]
     (folder / "rlhf_card.json").write_text(json.dumps({"stage": "ppo", **named}))
-    with pytest.raises(ZooError, match=r"The card of .* says that .* runs/secret, and a folder here has"):
+    with pytest.raises(ZooError, match=r"The card of .* sets .* to .*runs/secret, and a local folder has"):
         find_pair(str(folder), against=str(toys.sft), reward=None, terms=Terms())
 
 

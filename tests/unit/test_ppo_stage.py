@@ -97,7 +97,7 @@ def test_completions_are_cut_and_a_label_is_read_in_training_and_evaluation(fold
     at_text = [side for side in sides if "c" in side["completion"][1:]]
     with (folder / "classifier" / "config.json").open("a") as config:
         config.write(" ")
-    with pytest.raises(ZooError, match=r"The reward model in .*classifier changed since this run was begun with it"):
+    with pytest.raises(ZooError, match=r"The reward model in .*classifier has changed since this run started with it"):
         ppo.run(context)
     assert at_text and all(side["ended"] and side["completion"].index("c", 1) == side["length"] - 1 for side in at_text)
     assert len({side["length"] for side in sides if not side["ended"]}) > 1
@@ -128,7 +128,7 @@ def test_what_ended_before_its_first_checkpoint_stands_in_nobodys_way(folder: Pa
     ended = json.loads((folder / "run/ppo/run.json").read_text())
     assert ended["status"] == "finished" and ended["fingerprint"] != begun["fingerprint"] and "left_out" not in ended
     for look in (ppo.run, lambda context: pipeline._check_begun(context, "ppo")):
-        with pytest.raises(ZooError, match=r"holds a run with .*learning_rate = 0.001, and this one has 0.003: choose"):
+        with pytest.raises(ZooError, match=r"has a run with .*learning_rate = 0.001, and this one has 0.003: choose"):
             look(make_context(folder))
 
 
@@ -184,7 +184,7 @@ def test_updates_before_a_reward_that_cannot_be_had_are_kept(
     else:
         DOWN[:] = [0]
         limited = replace(make_context(folder, **keys, reward_timeout="0.5"), directory=parts.directory)
-        with pytest.raises(ZooError, match=r"slow_service has not answered after .* Step 2 is saved, and the same"):
+        with pytest.raises(ZooError, match=r"slow_service did not return within .* Step 2 is saved, and the same"):
             ppo.run(limited)
     assert time.monotonic() - began < 60
     record = parts.record("ppo")
@@ -245,8 +245,8 @@ def test_without_ptx_coef_its_data_set_is_not_read(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"ptx_dataset_split": "trian"}, "has no split 'trian', only 'train': say which by the key ptx_dataset_split"),
-        ({"ptx_dataset_config": "lnes"}, "by the key ptx_dataset_config"),
+        ({"ptx_dataset_split": "trian"}, "has no split 'trian', only 'train': set ptx_dataset_split"),
+        ({"ptx_dataset_config": "lnes"}, "set ptx_dataset_config"),
     ],
 )
 def test_texts_that_cannot_be_modelled(folder: Path, flags: dict[str, str], message: str) -> None:
@@ -260,7 +260,7 @@ def test_texts_that_cannot_be_modelled(folder: Path, flags: dict[str, str], mess
     ("flags", "message"),
     [
         ({"reward_funcs": "toy_run:answred"}, "did you mean 'answered'?"),
-        ({"reward_weights": "1,2"}, "reward_weights holds 2 numbers for 1 rewards: give one a reward."),
+        ({"reward_weights": "1,2"}, "reward_weights has 2 numbers for 1 rewards: set one per reward."),
         ({"reward_model_path": "none"}, "The stage ppo has no reward: give reward_model_path or reward_funcs."),
         (
             {"reward_model_path": "none", "reward_funcs": "toy_run:answered", "reward_label": "GOOD"},

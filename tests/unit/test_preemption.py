@@ -147,8 +147,8 @@ def test_less_is_sent_than_saved_and_rounded_and_training_goes_on_unrounded(fold
             {"push_steps": 3, "save_steps": 2},
             r"push_steps of the stage ppo is 3, and checkpoints are saved by steps, ev",
         ),
-        ({"push_steps": 2, "save_strategy": "epoch"}, r"saved by epoch: give a multiple of save_steps"),
-        ({"push_optimizer": True}, r"what training goes on from, and push_dtype leaves some of it out: give one"),
+        ({"push_steps": 2, "save_strategy": "epoch"}, r"saved by epoch: set a multiple of save_steps"),
+        ({"push_optimizer": True}, r"the state to resume from, and push_dtype leaves a part of it out: set one"),
         ({"push_dtype": "int8"}, r"--ppo\.push_dtype is 'int8', and it takes one of bfloat16\."),
     ],
 )
@@ -196,16 +196,16 @@ def test_without_a_reference_nothing_but_the_kl_changes(tmp_path: Path) -> None:
 )
 def test_what_asks_for_a_reference_has_one(tmp_path: Path, keys: dict[str, Any]) -> None:
     given = PPOConfig(output_dir=str(tmp_path), use_cpu=True, **{"kl_coef": 0.0, **keys})
-    assert holds_reference(given, given=False) is bool(keys)
+    assert holds_reference(given, has_ref_model=False) is bool(keys)
 
 
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"kl_coef": 0.05}, r"reference is false, and kl_coef is 0.05, which measures KL against it: set kl_coef to 0"),
-        ({"kl_coef": 0.0, "kl_in": "loss", "kl_estimator": "k2"}, r"and kl_in 'loss' measures KL against it"),
-        ({"kl_coef": 0.0, "ref_load_in_8bit": True}, r"ref_load_in_8bit is of a reference: leave one of them out"),
-        ({"kl_coef": 0.0, "metric_for_best_model": "objective/kl"}, r"no checkpoint could be chosen by objective/kl"),
+        ({"kl_coef": 0.05}, r"reference is false, and kl_coef is 0.05, which needs a reference: set kl_coef to 0"),
+        ({"kl_coef": 0.0, "kl_in": "loss", "kl_estimator": "k2"}, r"and kl_in 'loss' needs a reference"),
+        ({"kl_coef": 0.0, "ref_load_in_8bit": True}, r"ref_load_in_8bit configures a reference: remove one of them"),
+        ({"kl_coef": 0.0, "metric_for_best_model": "objective/kl"}, r"metric_for_best_model cannot be objective/kl"),
     ],
 )
 def test_a_reference_that_is_needed_is_not_left_out(tmp_path: Path, keys: dict[str, Any], message: str) -> None:

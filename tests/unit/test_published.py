@@ -74,7 +74,7 @@ def test_several_reward_models_are_each_at_their_commit():
     assert recipe.stages["ppo"]["reward_model_path"] == ["reward", f"y/judge@{A}"]
     assert comparable(recipe.stages["ppo"], found)["reward_model_path"] == ["reward", "y/judge@main"]
     for name in ("ensemble/seed-2/reward", {"a": 1}):
-        with pytest.raises(ZooError, match="a path of the machine that published it"):
+        with pytest.raises(ZooError, match="a path on the machine that published it"):
             recipe_of(published(parents=parents, reward_model_path=["reward", name], **keys))
 
 
@@ -116,17 +116,17 @@ def test_where_it_reports_to_is_not_obeyed():
         ({"deepspeed": "/tmp/x.json"}, "says deepspeed, which may read files or load code"),
         ({"model_init_kwargs": {"trust_remote_code": True}}, "says model_init_kwargs"),
         ({"accelerator_config": "/etc/passwd"}, "says accelerator_config"),
-        ({"model_name_or_path": "/home/me/model"}, "'/home/me/model', a path of the machine that published it"),
-        ({"model_name_or_path": "../model"}, "a path of the machine that published it"),
-        ({"output_dir": "/tmp/x"}, "output_dir, which is settled by the run"),
-        ({"hub_token": "x"}, "hub_token, which is settled by the run"),
-        ({"env": {"HF_ENDPOINT": "https://x"}}, "env, which is refused, as it could redirect the Hub"),
+        ({"model_name_or_path": "/home/me/model"}, "'/home/me/model', a path on the machine that published it"),
+        ({"model_name_or_path": "../model"}, "a path on the machine that published it"),
+        ({"output_dir": "/tmp/x"}, "output_dir, which is set by the run"),
+        ({"hub_token": "x"}, "hub_token, which is set by the run"),
+        ({"env": {"HF_ENDPOINT": "https://x"}}, "env, which is refused, because it could redirect the Hub"),
         ({"no_such_key": 1}, "no_such_key, which is no key of the stage sft"),
         ({"learning_rate": "much"}, "learning_rate in recipe.json of x/toy@best is 'much'"),
         ({"shared": {"dataset_name": "/data", "corpus": None}}, "dataset_name is '/data', a path"),
         ({"shared": {"architecture": {"_attn_implementation": "x/y"}}}, "by which code is fetched"),
         ({"shared": {"architecture": {"auto_map": {}}}}, "architecture.auto_map"),
-        ({"shared": {"hub_token": "x"}}, "hub_token, which is settled by the run"),
+        ({"shared": {"hub_token": "x"}}, "hub_token, which is set by the run"),
     ],
 )  # fmt: skip
 def test_what_a_download_may_not_say(keys, message):
@@ -138,7 +138,7 @@ def test_what_a_download_may_not_say(keys, message):
 def test_a_folder_here_does_not_stand_in_for_a_repository(tmp_path, monkeypatch):
     (tmp_path / "y" / "base").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ZooError, match="model_name_or_path is y/base, and a folder here has that name"):
+    with pytest.raises(ZooError, match="model_name_or_path to y/base, and a local folder has the same name"):
         recipe_of(published("sft", {}, model_name_or_path="y/base"))
 
 

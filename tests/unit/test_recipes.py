@@ -8,7 +8,7 @@ import pytest
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.runs import recipe as recipes
 from rlhf_zoo.runs.recipe import copy_recipe, find_recipe, is_repository_name, list_recipes, load_recipe
-from rlhf_zoo.runs.recipe_table import with_shelf
+from rlhf_zoo.runs.recipe_table import with_table
 
 
 def write(folder: Path, **files: str) -> str:
@@ -52,9 +52,9 @@ def test_a_recipe_extends_another_key_by_key(tmp_path):
 
 def test_the_table_of_recipes_is_current():
     path = find_recipe("tiny-world").parent / "README.md"
-    assert path.read_text(encoding="utf-8") == with_shelf(path.read_text(encoding="utf-8"))
+    assert path.read_text(encoding="utf-8") == with_table(path.read_text(encoding="utf-8"))
     with pytest.raises(ZooError, match="are not one pair in order"):
-        with_shelf("# Recipes\n")
+        with_table("# Recipes\n")
 
 
 def test_a_folder_is_a_recipe_and_its_name_is_the_folders(tmp_path, monkeypatch):
@@ -69,7 +69,7 @@ def test_a_folder_is_a_recipe_and_its_name_is_the_folders(tmp_path, monkeypatch)
     ("name", "message"),
     [
         ("tiny-wrld", "There is no recipe 'tiny-wrld', did you mean 'tiny-world'?"),
-        ("zzz", "There is no recipe 'zzz': `rlhf-zoo recipes list` shows them, or give a folder."),
+        ("zzz", "There is no recipe 'zzz': `rlhf-zoo recipes list` shows them, or name a folder."),
         ("", "There is no recipe ''"),
     ],
 )
@@ -83,8 +83,8 @@ def test_unknown_recipes(name, message, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("kl_coef: 1\nlam: 1\nkl_coef: 2\n", r"ppo\.yaml, line 3, says 'kl_coef' a second time: keep one of them"),
-        ("a: {b: 1, b: 2}\n", r"line 1, says 'b' a second time"),
+        ("kl_coef: 1\nlam: 1\nkl_coef: 2\n", r"ppo\.yaml, line 3, has 'kl_coef' a second time: keep one of them"),
+        ("a: {b: 1, b: 2}\n", r"line 1, has 'b' a second time"),
         ("- kl_coef\n", r"ppo\.yaml holds a list: a recipe is a mapping"),
         ("just words\n", r"ppo\.yaml holds a str"),
         ("kl_coef: [1\n", r"ppo\.yaml, line 2 is not valid YAML"),
@@ -137,7 +137,7 @@ def test_copies_are_whole_and_overwrite_nothing(tmp_path, monkeypatch):
         path.name: path.read_bytes() for path in source.iterdir()
     }
     assert load_recipe(str(target)).stages == load_recipe("tiny-world").stages
-    with pytest.raises(ZooError, match="is there already"):
+    with pytest.raises(ZooError, match="already exists"):
         copy_recipe("tiny-world", target)
     (tmp_path / "file").touch()
     with pytest.raises(ZooError, match="cannot be written"):

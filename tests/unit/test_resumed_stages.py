@@ -25,8 +25,9 @@ from rlhf_zoo.pipeline.stages.interrupt import Stopped
 from rlhf_zoo.runs.code import is_same_code, judges_code
 from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.runs.dataset import check_same_data, data_source, stage_source
+from rlhf_zoo.runs.metrics_file import timeless
 from rlhf_zoo.runs.prepared import add_configuration, send_data
-from rlhf_zoo.runs.record import COMPLETE, timeless
+from rlhf_zoo.runs.record import COMPLETE
 
 pytestmark = pytest.mark.attack
 
@@ -184,7 +185,7 @@ def test_a_run_does_not_go_on_from_changed_files(folder: Path, change: Callable[
     (folder / "base" / "README.md").write_text("Not read by any loader.", encoding="utf-8")
     change(folder)
     for stop_after in (2, None):
-        with pytest.raises(ZooError, match=f"The {what} .* changed since this run was begun with it: .*--restart"):
+        with pytest.raises(ZooError, match=f"The {what} .* has changed since this run started with it: .*--restart"):
             run(replace(context, stop_after=stop_after))
     assert context.record("sft").read() == before
     assert run(replace(context, restart=True)) and context.record("sft").read()["status"] == "finished"
@@ -237,7 +238,10 @@ def test_a_function_that_raises_is_found_before_anything_trains(folder: Path) ->
     for name, said in (
         ("strict", "The reward function strict cannot be called with prompts, completions, .* let it take"),
         ("careless", "The reward function careless raised ValueError: could not convert .* on row 0, prompt 'ab'"),
-        ("alone", "The reward function alone returned no list of numbers but .*: return a float or None for each"),
+        (
+            "alone",
+            "reward function alone returned .* instead of a list of numbers: return a float or None",
+        ),
     ):
         own = {**context.flags["ppo"], "reward_funcs": f"test_resumed_stages:{name}"}
         with pytest.raises(ZooError, match=said):
@@ -283,11 +287,11 @@ def test_stages_run_singly_read_the_data_that_the_first_one_learned_from(folder:
     _append(file, json.dumps({"prompt": "ab", "answer": "c", "row": 12}) + "\n")
     for again, stage in ((context, "reward"), *((replace(context, restart=True), one) for one in ("ppo", "eval"))):
         with pytest.raises(
-            ZooError, match=r"data changed since the stage sft learned from it: .*`rlhf-zoo sft .*toy --restart`"
+            ZooError, match=r"data has changed since the stage sft trained on it: .*`rlhf-zoo sft .*toy --restart`"
         ):
             pipeline.run_stage(again, stage)
     context.record("sft").write(dataset={})
-    with pytest.raises(ZooError, match=r"data changed since the stage ppo learned from it"):
+    with pytest.raises(ZooError, match=r"data has changed since the stage ppo trained on it"):
         pipeline.run_stage(replace(context, restart=True), "eval")
     context.record("sft").write(dataset=dataset)
     assert context.record("reward").read() == {} and context.record("ppo").read()["dataset"] == dataset
@@ -341,7 +345,7 @@ def test_prepared_data_that_changed_are_refused_and_not_sent(folder: Path) -> No
         for content in (before.replace(b"abc", b"abd"), before * 2, None):
             file.unlink() if content is None else file.write_bytes(content)
             for use in (lambda: stage_source(context, "reward"), lambda: send_data(context)):
-                with pytest.raises(ZooError, match=rf"data/{name} changed since the run prepared it: .*--restart`"):
+                with pytest.raises(ZooError, match=rf"data/{name} has changed since the run prepared it: .*--restart`"):
                     use()
         assert data.read() == prepared
         file.write_bytes(before)
@@ -377,7 +381,7 @@ def test_a_run_does_not_go_on_with_another_reward_function(folder: Path, code: P
     before = context.record("ppo").read()
     assert before["code"]["paid_reward:pay"]["module"] == "paid_reward"
     (code / "not_imported.py").write_text("RATE = 2\n")
-    changed = r"The code of paid_reward:pay, module paid_reward, changed since this run was"
+    changed = r"The code of paid_reward:pay, module paid_reward, has changed since this run started"
     for name in ("paid_reward.py", "paid_helper.py"):
         text = (code / name).read_text()
         _append(code / name, "RATE = 2\n")

@@ -84,7 +84,7 @@ def test_a_model_reads_with_its_own_tokenizer_and_the_critic_begins_at_the_first
     trunk = trainer.value_model.get_input_embeddings().weight
     assert torch.equal(trunk, given[1].get_input_embeddings().weight)
     trainer.train()
-    with pytest.raises(ZooError, match=r"^There are 3 reward models and 2 reward_processing_class"):
+    with pytest.raises(ZooError, match=r"^There are 3 reward models and 2 tokenizers in reward_processing_class"):
         make_trainer(tmp_path, reward_model=given, reward_processing_class=[own, own], reward_ensemble="mean")
 
 
@@ -128,19 +128,22 @@ def test_texts_and_samples_have_the_same_one_score_and_lambda_is_a_half_by_defau
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({}, "There are 3 reward models and reward_ensemble does not say how they make one score: give 'worst' or"),
-        ({"reward_ensemble": "best"}, "reward_ensemble is 'best': give one of 'worst', 'mean', 'mean_minus_variance'."),
-        ({"reward_ensemble": "mean", "count": 1}, "reward_ensemble is 'mean', and there is one reward model: give"),
-        ({"reward_ensemble": "mean", "count": 0}, "reward_ensemble is 'mean', and there is no reward model: give"),
+        ({}, "There are 3 reward models and reward_ensemble is not set: choose 'worst' or"),
+        (
+            {"reward_ensemble": "best"},
+            "reward_ensemble is 'best': choose one of 'worst', 'mean', 'mean_minus_variance'.",
+        ),
+        ({"reward_ensemble": "mean", "count": 1}, "reward_ensemble is 'mean', and there is one reward model: use"),
+        ({"reward_ensemble": "mean", "count": 0}, "reward_ensemble is 'mean', and there is no reward model: use"),
         (
             {"reward_ensemble": "worst", "reward_ensemble_lambda": 0.5},
-            "reward_ensemble_lambda is 0.5, and reward_ensemble 'worst': λ is of 'mean_minus_variance', give that or",
+            "reward_ensemble_lambda is 0.5, and reward_ensemble 'worst': only 'mean_minus_variance' has a λ",
         ),
         ({"reward_ensemble": "mean_minus_variance", "reward_ensemble_lambda": -1.0}, "reward_ensemble_lambda is -1.0"),
-        ({"reward_ensemble": "mean", "twice": True}, "is given twice, and would agree with itself: give different"),
-        ({"reward_ensemble": "mean", "raw": True}, "keeps no mean and deviation of its scores, by which several are"),
+        ({"reward_ensemble": "mean", "twice": True}, "is listed twice: use different"),
+        ({"reward_ensemble": "mean", "raw": True}, "has no stored mean and deviation"),
         ({"reward_ensemble": "mean", "wide": True}, "has 2 outputs, and a reward model has one"),
-        ({"reward_ensemble": "mean", "reward_weights": [1.0, 1.0]}, "reward_weights holds 2 numbers for 1 rewards"),
+        ({"reward_ensemble": "mean", "reward_weights": [1.0, 1.0]}, "reward_weights has 2 numbers for 1 rewards"),
     ],
 )
 def test_what_is_no_ensemble_is_one_sentence(tmp_path: Path, given: dict[str, Any], said: str) -> None:
@@ -265,20 +268,20 @@ def test_members_are_looked_for_before_anything_trains(tmp_path: Path) -> None:
     save_start(tmp_path)
     context = make_context(tmp_path, **WORST)
     trains = r"`rlhf-zoo ensemble .*toy --seeds N` trains reward models of N seeds"
-    with pytest.raises(ZooError, match=rf"names {MEMBER}, and .* holds no finished reward model: {trains}\.$"):
+    with pytest.raises(ZooError, match=rf"names {MEMBER}, and .* has no finished reward model: {trains}\.$"):
         check_members(context)
     skipped = {one.check: one for one in doctor.examine(context)}["reward checkpoint"]
     assert (skipped.status, skipped.detail) == (examination.SKIPPED, f"train {MEMBER} with `rlhf-zoo ensemble` first")
     save_member(tmp_path, sft="another")
-    with pytest.raises(ZooError, match=rf"is of another SFT policy than .*: {trains} anew with --restart\.$"):
+    with pytest.raises(ZooError, match=rf"from another SFT policy than .*: {trains} again with --restart\.$"):
         ppo.run(context)
     assert not (tmp_path / "run" / "ppo" / "run.json").exists()
     for wrong, said in (
         ({"reward_ensemble": "worst"}, "reward_ensemble is 'worst', and there is one reward model"),
-        ({"reward_model_path": f"reward,{MEMBER}"}, "There are 2 reward models and reward_ensemble does not say"),
-        ({"reward_model_path": "reward,reward", "reward_ensemble": "mean"}, "The reward model reward is given twice"),
+        ({"reward_model_path": f"reward,{MEMBER}"}, "There are 2 reward models and reward_ensemble is not set"),
+        ({"reward_model_path": "reward,reward", "reward_ensemble": "mean"}, "The reward model reward is listed twice"),
     ):
         with pytest.raises(ZooError, match=said):
             ppo.reward_functions(make_context(tmp_path, **wrong).settings("ppo"))
-    with pytest.raises(ZooError, match="stage reward has one output, and the label 'GOOD' is named"):
+    with pytest.raises(ZooError, match="stage reward has one output, and the label 'GOOD' is set"):
         start_of(make_context(tmp_path, **WORST, reward_label="GOOD"))

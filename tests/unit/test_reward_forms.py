@@ -177,12 +177,12 @@ def test_a_label_of_a_classifier_as_a_reward() -> None:
     torch.testing.assert_close(scores("NEUTRAL", "logprob", several), torch.nn.functional.logsigmoid(raw[:, 1]))
     for label, message in (
         ("POSITIV", "has no label 'POSITIV', did you mean 'POSITIVE'"),
-        ("3", "has no label '3': give one of NEGATIVE, NEUTRAL, POSITIVE"),
-        (None, "has 3 outputs, and a reward model has one: name the label whose output is the score by reward_label"),
+        ("3", "has no label '3': choose one of NEGATIVE, NEUTRAL, POSITIVE"),
+        (None, "has 3 outputs, and a reward model has one: set reward_label"),
     ):
         with pytest.raises(ZooError, match=message):
             scores(label)  # type: ignore[arg-type]
-    with pytest.raises(ZooError, match="has one output, and the label 'POSITIVE' is named"):
+    with pytest.raises(ZooError, match="has one output, and the label 'POSITIVE' is set"):
         RewardModel(make_reward_model(), tokenizer, tokenizer, label="POSITIVE")
 
 
@@ -199,9 +199,9 @@ def test_a_recipes_label_is_that_of_its_reward_model(tmp_path: Path) -> None:
     assert not trainer.value_model.score.weight.any()
     with pytest.raises(ZooError, match="one of NEGATIVE, NEUTRAL, POSITIVE"):
         load_reward_model(path)
-    with pytest.raises(ZooError, match="no reward is a model of one output with the policy's tokenizer"):
+    with pytest.raises(ZooError, match="no reward model has one output and the policy's tokenizer"):
         make_trainer(tmp_path, reward_model=str(path), reward_label="NEGATIVE", critic="reward")
-    with pytest.raises(ZooError, match="there is no reward_model whose label"):
+    with pytest.raises(ZooError, match="there is no reward_model"):
         make_trainer(tmp_path, reward_label="NEGATIVE")
 
 
@@ -256,8 +256,8 @@ def test_a_reward_model_of_ones_own(own: Path, tmp_path: Path, loader: str) -> N
 
 def test_a_loader_that_gives_no_model(own: Path) -> None:
     for name, message in (
-        ("number", "is a int: name a class with from_pretrained, or a function"),
-        ("nothing", "gave a NoneType for .*: let it return a PreTrainedModel"),
+        ("number", "is a int: use a class with from_pretrained, or a function"),
+        ("nothing", "returned a NoneType for .*, not a PreTrainedModel"),
         ("broken", "raised ZeroDivisionError"),
         ("scalar", "There is no 'scalar' in the module 'own_rewards'"),
     ):
@@ -266,7 +266,7 @@ def test_a_loader_that_gives_no_model(own: Path) -> None:
     wide = load_reward_model(own, loader="own_rewards:factory")
     wide.forward = lambda input_ids, **_: type("Output", (), {"logits": torch.zeros(len(input_ids), 17)})()
     scorer = RewardModel(wide, make_tokenizer(), make_tokenizer())
-    with pytest.raises(ZooError, match=r"gives logits of the shape \(1, 17\) for a batch of 1"):
+    with pytest.raises(ZooError, match=r"returns logits of the shape \(1, 17\) for a batch of 1"):
         scorer.score_texts(["a"], ended=[True])
 
 
@@ -291,7 +291,7 @@ def test_what_is_cut_off_counts_nowhere() -> None:
     done = truncation(samples, make_tokenizer(), seed=1, keys=[(0,), (1,), (2,)])
     assert done.mask.sum(1).tolist() == [7, 4, 2] and done.ended.tolist() == [True, True, False]
     assert done.token_lists()[1] == make_tokenizer()("abc:")["input_ids"]
-    shorter = cut(samples, torch.tensor([2, 3, 9]), whole=torch.tensor([False, True, False]))
+    shorter = cut(samples, torch.tensor([2, 3, 9]), at_text=torch.tensor([False, True, False]))
     assert shorter.ended.tolist() == [False, True, False]
     assert shorter.mask.tolist() == [[True, True, False], [True, True, True], [True, True, False]]
     assert (shorter.logprobs == torch.where(shorter.mask, -0.5, 0.0)).all()

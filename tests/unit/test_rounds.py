@@ -102,7 +102,7 @@ def test_new_pairs_lie_beside_the_older_ones(first: RunContext, labels: str, lon
     file = this.round.folder / "preferences" / "train.jsonl"
     before = file.read_bytes()
     file.write_bytes(before[: before.rindex(b"{")])
-    with pytest.raises(ZooError, match=f"{this.round.folder} changed since the round made it: .*remove"):
+    with pytest.raises(ZooError, match=f"{this.round.folder} has changed since the round made it: .*remove"):
         stage_source(this, "reward")
     file.write_bytes(before)
     with pytest.raises(ZooError, match="another value of 'pairs' made"):

@@ -112,5 +112,5 @@ def test_a_run_with_the_queue_is_the_run_without_and_resumes_to_the_bit(tmp_path
 
 
 def test_a_run_whose_prompts_have_no_room_does_not_begin(tmp_path: Path) -> None:
-    with pytest.raises(ZooError, match=r"max_rollout_batch_tokens is 11, .* give at least that\.$"):
+    with pytest.raises(ZooError, match=r"max_rollout_batch_tokens is 11, .* set it to at least that\.$"):
         make_trainer(tmp_path, max_rollout_batch_tokens=11)

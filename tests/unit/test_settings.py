@@ -181,14 +181,18 @@ def test_coercion(hint, value, expected):
     [
         ("ppo", {"num_ppo_epochs": 3.7}, "num_ppo_epochs in {}/ppo.yaml is 3.7, and it takes a whole number."),
         ("ppo", {"kl_coef": "much"}, "kl_coef in {}/ppo.yaml is 'much', and it takes a number."),
-        ("ppo", {"kl_coeff": 1}, "{}/ppo.yaml says kl_coeff, which is no key of the stage ppo, did you mean 'kl_coef'"),
+        ("ppo", {"kl_coeff": 1}, "{}/ppo.yaml has kl_coeff, which is no key of the stage ppo, did you mean 'kl_coef'"),
         (
             "sft",
             {"zzzz": 1},
-            "{}/sft.yaml says zzzz, which is no key of the stage sft: `rlhf-zoo recipes keys sft` lists them.",
+            "{}/sft.yaml has zzzz, which is no key of the stage sft: `rlhf-zoo recipes keys sft` lists them.",
         ),
-        ("ppo", {1: 2}, "{}/ppo.yaml says 1, which is no key of the stage ppo: "),
-        ("ppo", {"env": {"HF_ENDPOINT": "http://x"}}, "{}/ppo.yaml says env, which is refused, as it could redirect"),
+        ("ppo", {1: 2}, "{}/ppo.yaml has 1, which is no key of the stage ppo: "),
+        (
+            "ppo",
+            {"env": {"HF_ENDPOINT": "http://x"}},
+            "{}/ppo.yaml has env, which is refused, because it could redirect",
+        ),
         ("sft", {"optim": "adamx"}, "The settings of the stage sft of toy do not work: adamx is not a valid"),
     ],
 )
@@ -200,19 +204,19 @@ def test_mistakes_in_a_stage_are_named(tmp_path, stage, keys, message):
 
 def test_keys_of_the_run_are_refused_in_recipes_and_flags(tmp_path):
     for key in RUN_KEYS:
-        with pytest.raises(ZooError, match=rf"sft\.yaml says {key}, which is settled by the run: leave it out"):
+        with pytest.raises(ZooError, match=rf"sft\.yaml has {key}, which is set by the run: remove it"):
             build(make(tmp_path, "sft", {key: "x"}), "sft")
-        with pytest.raises(ZooError, match=rf"--sft\.{key} is settled by the run: leave it out"):
+        with pytest.raises(ZooError, match=rf"--sft\.{key} is set by the run: remove it"):
             build(make(tmp_path, "sft"), "sft", {key: "x"})
     for flags in ({"flags": {"env": "x"}}, {"shared_flags": {"env": "x"}}):
-        with pytest.raises(ZooError, match=r"--(ppo\.)?env is refused, as it could redirect the Hub"):
+        with pytest.raises(ZooError, match=r"--(ppo\.)?env is refused, because it could redirect the Hub"):
             build(make(tmp_path), **flags)
 
 
 def test_a_batch_that_the_record_would_not_know_is_refused(tmp_path):
-    why = "refused, as it would train with another batch than the recipe says"
+    why = "refused, because it would train with another batch than the recipe sets"
     for stage in STAGES:
-        with pytest.raises(ZooError, match=rf"{stage}\.yaml says auto_find_batch_size, which is {why}"):
+        with pytest.raises(ZooError, match=rf"{stage}\.yaml has auto_find_batch_size, which is {why}"):
             build(make(tmp_path, stage, {"auto_find_batch_size": True}), stage)
         with pytest.raises(ZooError, match=rf"--{stage}\.auto_find_batch_size is {why}"):
             build(make(tmp_path, stage), stage, {"auto_find_batch_size": "true"})
@@ -239,7 +243,7 @@ def test_mistakes_in_flags_are_named_and_abbreviations_refused(tmp_path, flags, 
 @pytest.mark.parametrize(
     ("shared", "flags", "message"),
     [
-        ({"descripton": "x"}, {}, "says descripton, which is no key of recipe.yaml, did you mean 'description'?"),
+        ({"descripton": "x"}, {}, "has descripton, which is no key of recipe.yaml, did you mean 'description'?"),
         ({"seed": -3}, {}, "seed in .* is -3: give at least 0."),
         ({"evaluation": [1]}, {}, "evaluation in .* is no mapping"),
         ({"evaluation": {"prompt": 3}}, {}, r"no key of recipe.yaml, did you mean 'evaluation\.prompts'\?"),
@@ -322,7 +326,7 @@ def test_a_key_is_obeyed_or_refused(stage, tmp_path):
     bits = () if stage != "reward" else ("load_in_4bit", "lora_task_type")
     for name in (*bits, "trust_remote_code", "do_train", "local_rank"):
         assert name not in keys
-        said = rf"--{stage}\.{name} is (not supported by|no key of) the stage {stage}|is not for a recipe to say"
+        said = rf"--{stage}\.{name} is (not supported by|no key of) the stage {stage}|is not allowed in a recipe"
         with pytest.raises(ZooError, match=said):
             stage_settings(recipe, stage, {name: "1"}, shared_flags={}, output_dir=tmp_path)
 
@@ -354,8 +358,8 @@ def test_flags_parse(words, expected):
         (["seed", "2"], "'seed' belongs to no flag: write --key value."),
         (["--"], "'--' belongs to no flag"),
         (["--seed=1", "2"], "'2' belongs to no flag"),
-        (["--seed", "1", "--seed", "2"], "--seed is given twice: keep one."),
-        (["--ppo.kl_coef", "1", "--ppo.kl-coef", "2"], "--ppo.kl-coef is given twice: keep one."),
+        (["--seed", "1", "--seed", "2"], "--seed is set twice: keep one."),
+        (["--ppo.kl_coef", "1", "--ppo.kl-coef", "2"], "--ppo.kl-coef is set twice: keep one."),
     ],
 )
 def test_flags_that_do_not_parse(words, message):
@@ -371,7 +375,7 @@ def test_flags_that_do_not_parse(words, message):
         ((3, 2, 4), (3, 1, 2)),  # a process's share of an odd batch: one of the two micro-batches
         ((3, 1, 4), "per_device_train_batch_size of the stage sft is 3, of all processes together, and there are 2"),
         ((4, 1, 3), "per_device_eval_batch_size of the stage sft is 3"),
-        ((4, 1, 4, "batch_rebalance"), "which 2 processes would each do with rows of their own: set it to 'random' or"),
+        ((4, 1, 4, "batch_rebalance"), "which each of 2 processes would apply to its own rows: set it to 'random' or"),
     ],
 )
 def test_a_process_has_its_share_of_the_batch(monkeypatch: pytest.MonkeyPatch, said: tuple, share: Any) -> None:

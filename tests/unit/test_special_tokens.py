@@ -95,7 +95,7 @@ def test_a_pad_without_an_embedding_is_given_one(asked):
     tokenizer.add_special_tokens({"pad_token": "[PAD]"})  # as scripts do, and leave the model as it is
     assert tokenizer.pad_token_id == rows
     said = settle_padding(tokenizer, model, pad_token=asked)
-    assert said == f"The model has no embedding of [PAD] (id {rows}), which pads: its embeddings grow."
+    assert said == f"The model has no embedding for PAD, [PAD] (id {rows}): its embeddings are resized."
     assert model.get_input_embeddings().weight.shape[0] == rows + 1 and model.config.pad_token_id == rows
     batch = tokenizer(["how is it", "how"], padding=True, return_tensors="pt")
     assert model(**batch).logits.shape[:2] == batch["input_ids"].shape

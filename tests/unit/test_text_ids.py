@@ -62,7 +62,7 @@ def test_a_tokenizer_that_ends_every_text_does_not_end_prompts(tmp_path: Path) -
     assert tokenize_for_reward("how is it", tokenizer, ended=True) == [*wanted, 1]
     # SFT turns it off for good, as trl reads prompts by the tokenizer alone.
     line = settle_ends(tokenizer)
-    assert line is not None and line.startswith("The tokenizer put <eos> behind every text, also behind prompts")
+    assert line is not None and line.startswith("The tokenizer added <eos> after every text, prompts included")
     assert settle_ends(tokenizer) is None
     tokenizer.save_pretrained(tmp_path)
     read = AutoTokenizer.from_pretrained(tmp_path)
@@ -102,7 +102,7 @@ def test_sft_gives_its_trainer_one_bos_and_no_end_of_prompts(tmp_path: Path, mon
 
 def test_sft_on_a_template_that_closes_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     talk = [{"messages": [*ASKED, {"role": "assistant", "content": "it is good"}]}]
-    with pytest.raises(ZooError, match="The chat template closes no answer"):
+    with pytest.raises(ZooError, match="The chat template does not end an answer"):
         trained_on(tmp_path / "a", monkeypatch, talk)
     found = trained_on(tmp_path / "b", monkeypatch, talk, truncate_text=".")
     assert found["train_dataset"][0] == talk[0], "PPO is told where an answer ends"
@@ -145,12 +145,12 @@ MARKED = (
     [
         (CHATML, False, None),
         (LLAMA, False, None),
-        (OPEN, False, "The chat template closes no answer: no special token stands behind it"),
+        (OPEN, False, "The chat template does not end an answer with a special token"),
         (MARKED.replace("INSIDE", "<|im_end|>").replace("OUTSIDE", ""), True, None),
         (
             MARKED.replace("INSIDE", "").replace("OUTSIDE", "<|im_end|>"),
             True,
-            r"and <\|im_end\|>, which ends an answer",
+            r"the token that ends an answer, <\|im_end\|>",
         ),
         (MARKED.replace("INSIDE", "").replace("OUTSIDE", "<|im_end|>"), False, None),
     ],

@@ -21,7 +21,8 @@ from toy_models import CONTEXT, Toys, save_toys
 from rlhf_zoo.app.engine import Comparison, Limits, ModelCache, Timeline, TimelinePoint, TimelineRun
 from rlhf_zoo.app.engine.cache import bytes_of
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.modeling.models import critic_from, load_classifier
+from rlhf_zoo.modeling.critic import critic_from
+from rlhf_zoo.modeling.models import load_classifier
 from rlhf_zoo.modeling.special_tokens import train_tokenizer
 from rlhf_zoo.publishing.catalog.index import checkpoint_rows
 

@@ -33,15 +33,16 @@ from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client import refs
 from rlhf_zoo.hub.client.pull import Pulled
 from rlhf_zoo.hub.client.refs import Checkpoint
+from rlhf_zoo.modeling.critic import critic_from
 from rlhf_zoo.modeling.logprobs import token_logprobs
-from rlhf_zoo.modeling.models import critic_from, load_causal, load_classifier
+from rlhf_zoo.modeling.models import load_causal, load_classifier
 from rlhf_zoo.modeling.sampling.sampler import sample
 from rlhf_zoo.pipeline.inspect import trace as tracing
 from rlhf_zoo.pipeline.inspect.trace import document, find, show, trace_checkpoint
 from rlhf_zoo.pipeline.stages import ppo
 from rlhf_zoo.ppo.actor_critic import shared_value_head
 from rlhf_zoo.ppo.config import PPOConfig
-from rlhf_zoo.ppo.custom_loop import given_samples
+from rlhf_zoo.ppo.custom_loop import samples_from_user
 from rlhf_zoo.ppo.kl_controller import KLController, RunningScores
 from rlhf_zoo.ppo.trace import TRACE_STREAM, Trace, trace
 from rlhf_zoo.rewards import RewardModel, Rewards
@@ -104,7 +105,7 @@ def test_every_figure_is_the_trainers_or_by_its_definition(tmp_path: Path, name:
             scores_seen=trainer.scores_seen,
         )  # fmt: skip
         ids = [token.token_id for token in found.tokens]
-        rollout = trainer.evaluated(given_samples([PROMPT], [ids], trainer), recompute=True)
+        rollout = trainer.evaluated(samples_from_user([PROMPT], [ids], trainer), recompute=True)
         estimates = trainer.estimate(
             rollout, trainer.score(rollout, [{"prompt": PROMPT, "input_ids": [0], "answer": "e"}])
         )
@@ -174,7 +175,7 @@ def test_a_critic_on_the_policys_trunk() -> None:
         (
             "a" * (CONTEXT - 11),
             {},
-            f"has {CONTEXT - 11} tokens, and with 12 new ones it passes the context of {CONTEXT}",
+            f"has {CONTEXT - 11} tokens, and with 12 new ones it exceeds the context of {CONTEXT}",
         ),
         ("a", {"temperature": math.inf}, "temperature is inf: completions are sampled, so give a finite number."),
         ("a", {"temperature": math.nan}, "temperature is nan: completions are sampled, so give a finite number."),
@@ -258,7 +259,7 @@ def test_a_critic_from_elsewhere_is_traced_at_its_commit_or_not_at_all(run: Path
 
 
 def test_a_reward_function_that_misses_its_column_says_so(run: Path) -> None:
-    with pytest.raises(ZooError, match=r"answered cannot be called with .*'?answer'?.*give the prompts each column"):
+    with pytest.raises(ZooError, match=r"answered cannot be called with .*'?answer'?.*add each column"):
         trace_checkpoint(find(str(run)), "cd")
 
 
@@ -428,7 +429,7 @@ def test_the_table_shows_every_token_and_reads_none_of_it_as_markup() -> None:
         assert line.split()[:3] == [repr(token.token), f"{token.logprob:.3f}", f"{token.ref_logprob:.3f}"]
         assert line.split()[-1] == ("yes" if token.clipped else "no")
     assert f"ΣKL {found.kl:.3f} nats, β 0.2" in shown and f"score {found.score:.3f} (" in shown
-    assert "Training whitens advantages over a whole batch" in shown
+    assert "Training whitens advantages over a batch" in shown
     bandit = printed(traced(args(action_level="sequence")))
     assert "the completion is one action" in bandit
     assert sum(line.rstrip().endswith((" yes", " no")) for line in bandit.splitlines()) == 1

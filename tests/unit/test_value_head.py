@@ -29,12 +29,8 @@ from value_head_models import (
 )
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.modeling.value_head import (
-    AutoModelForCausalLMWithValueHead,
-    AutoModelForSeq2SeqLMWithValueHead,
-    ValueHead,
-    hidden_size_of,
-)
+from rlhf_zoo.modeling.value_head import ValueHead, hidden_size_of
+from rlhf_zoo.modeling.value_head_models import AutoModelForCausalLMWithValueHead, AutoModelForSeq2SeqLMWithValueHead
 
 WIDTHS = {"llama": 32, "llama-tied": 32, "gpt2": 32, "opt": 16, "t5": 32}
 
@@ -44,7 +40,7 @@ def test_the_width_of_other_configurations() -> None:
     assert hidden_size_of(EncoderDecoderConfig.from_encoder_decoder_configs(*pair)) == 40
     assert hidden_size_of(Gemma3Config(text_config={"hidden_size": 48})) == 48
     config = PreTrainedConfig()
-    with pytest.raises(ZooError, match="PreTrainedConfig names no hidden size"):
+    with pytest.raises(ZooError, match="PreTrainedConfig has no hidden_size"):
         hidden_size_of(config)
     config.d_model = 56
     assert hidden_size_of(config) == 56
@@ -210,9 +206,9 @@ def test_models_of_the_wrong_kind_are_refused() -> None:
         ("T5ForConditionalGeneration is not a model of AutoModelForCausalLM", plain("t5"), {}),
         ("A Linear is not a language model", nn.Linear(2, 2), {}),
         ("learns prompts", prompted, {}),
-        ("carries its adapter inside", inside, {}),
+        ("has an adapter without a PeftModel", inside, {}),
         ("peft_config is a dict", plain("llama"), {"peft_config": {"r": 2}}),
-        ("reward_adapter is not read", plain("llama"), {"reward_adapter": "somewhere"}),
+        ("reward_adapter is not supported", plain("llama"), {"reward_adapter": "somewhere"}),
     ]
     for message, model, given in cases:
         with pytest.raises(ZooError, match=message):

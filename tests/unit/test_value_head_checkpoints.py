@@ -32,7 +32,8 @@ from value_head_models import (
 )
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.modeling.value_head import VALUE_HEAD_FILE, AutoModelForCausalLMWithValueHead, read_value_head
+from rlhf_zoo.modeling.value_head import VALUE_HEAD_FILE, read_value_head
+from rlhf_zoo.modeling.value_head_models import AutoModelForCausalLMWithValueHead
 
 
 @pytest.fixture
@@ -108,7 +109,7 @@ def test_other_misfits_are_still_told(tmp_path: Path, said: list[str]) -> None:
     write_old_checkpoint(tmp_path, shards=False, head=HEAD | {"stranger.weight": torch.ones(2)}, leave_out=left_out)
     AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path)
     assert len(said) == 1
-    assert f"it lacks {left_out}; the model has no stranger.weight" in said[0]
+    assert f"missing are {left_out}; unexpected are stranger.weight" in said[0]
     assert "v_head" not in said[0]
 
 
@@ -131,7 +132,7 @@ def test_a_checkpoint_without_a_head_gets_a_new_one_and_says_so(tmp_path: Path, 
     model = AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path)
     torch.manual_seed(9)
     assert torch.equal(model.v_head.summary.weight, nn.Linear(32, 1).weight)
-    assert said == [f"{tmp_path} holds no value head: a new one starts at random."]
+    assert said == [f"{tmp_path} has no value head: using a new one with random weights."]
 
 
 def test_variant_and_subfolder(tmp_path: Path) -> None:
@@ -169,7 +170,7 @@ def test_a_head_of_another_form_or_model_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ZooError, match=r"tensors 0.weight, summary.bias, summary.weight"):
             read(tmp_path)
     write_old_checkpoint(tmp_path, shards=False, head=HEAD | {"v_head.summary.weight": torch.ones(1, 24)})
-    with pytest.raises(ZooError, match="of size 24, and this model's have size 32"):
+    with pytest.raises(ZooError, match="has hidden size 24, and this model has 32"):
         AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path)
 
 
@@ -177,7 +178,7 @@ def test_a_shard_that_is_not_there_and_a_file_cut_short_are_named(tmp_path: Path
     write_old_checkpoint(tmp_path, shards=True, head=HEAD)
     shard = tmp_path / "model-00002-of-00002.safetensors"
     shard.write_bytes(shard.read_bytes()[:-4])
-    with pytest.raises(ZooError, match=rf"{shard.name} is not a whole safetensors file"):
+    with pytest.raises(ZooError, match=rf"{shard.name} is truncated or damaged"):
         read_value_head(tmp_path)
     shard.unlink()
     with pytest.raises(ZooError, match=rf"lacks {shard.name}"):

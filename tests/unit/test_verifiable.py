@@ -27,7 +27,8 @@ from rlhf_zoo.rewards import (
     SoftOverlong,
     verifiable,
 )
-from rlhf_zoo.rewards.verifiable import read_number, text_of
+from rlhf_zoo.rewards.rule import text_of
+from rlhf_zoo.rewards.verifiable import read_number
 
 ENTRIES = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["entry-points"][
     "rlhf_zoo.rewards"
@@ -315,7 +316,7 @@ def test_repetition() -> None:
 
 @pytest.mark.parametrize("reward", [Length(), SoftOverlong(limit=3), Repetition()], ids=lambda reward: reward.name)
 def test_tokens_that_are_not_given_cannot_be_counted(reward: Any) -> None:
-    with pytest.raises(ZooError, match=f"{reward.name} counts tokens and was given none: set its unit to 'words'"):
+    with pytest.raises(ZooError, match=f"{reward.name} counts tokens and got none: set its unit to 'words'"):
         score(reward, "a")
 
 

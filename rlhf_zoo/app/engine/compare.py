@@ -23,8 +23,8 @@ from ...modeling.sampling.sampler import Samples, Vocabulary
 from ...modeling.special_tokens import stop_ids
 from ...modeling.value_head import ValueHead
 from ...ppo.actor_critic import ActorCritic
-from ...ppo.guards import TokenConsumer, check_ids
 from ...ppo.saved_critic import load_critic
+from ...ppo.token_checks import TokenConsumer, check_ids
 from ...rewards import RewardEnsemble, RewardModel
 from ...rewards.loading import load_reward
 from ...rewards.model import same_tokenizer
@@ -300,7 +300,7 @@ class Comparison:
                 yield written
         except MEMORY_ERRORS as error:
             models = None
-            if (full := out_of_memory(error, mend=FEWER)) is None:
+            if (full := out_of_memory(error, fix=FEWER)) is None:
                 raise
             raise full from error
 

@@ -348,6 +348,6 @@ class Timeline:
                     move(model, self._comparison.device)
             return policy, critic
         except MEMORY_ERRORS as error:
-            if (full := out_of_memory(error, mend="show fewer checkpoints at a time.")) is None:
+            if (full := out_of_memory(error, fix="show fewer checkpoints at a time.")) is None:
                 raise
             raise full from error

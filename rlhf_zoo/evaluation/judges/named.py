@@ -223,7 +223,8 @@ def _check_reward_model(name: str, hub: Hub | None) -> None:
 
 
 def _check_outputs(name: str, folder: Path) -> None:
-    from ...modeling.loading import TOKENIZER_FILES, json_object, load_tokenizer
+    from ...modeling.loading import TOKENIZER_FILES, load_tokenizer
+    from ...modeling.model_files import json_object
     from ...modeling.special_tokens import pads_apart
 
     path = folder / "config.json"

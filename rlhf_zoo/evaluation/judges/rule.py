@@ -12,7 +12,8 @@ from ...modeling.chat import wrap_completion
 from ...modeling.reserved_columns import passed_on
 from ...plugins import REWARDS, load_object
 from ...rewards.functions import Batch, FunctionCall, RewardFunction, numbers
-from ...rewards.verifiable import Answered, Verifiable, text_of
+from ...rewards.rule import text_of
+from ...rewards.verifiable import Answered, Verifiable
 
 TRIED = 2  # prompts that a rule is tried on
 

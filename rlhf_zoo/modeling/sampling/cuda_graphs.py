@@ -26,10 +26,12 @@ from transformers.cache_utils import StaticLayer
 from .decoder import Next, base_of, forward, prefilled, staying
 from .kv_cache import can_join, new_cache
 
-COLUMNS = 128  # the columns of a step are a multiple of this
-GRAPHS = 64  # the least recently used is forgotten where more were captured
+#: The columns of a step are a multiple of this.
+COLUMNS = 128
+#: The most graphs that are kept. Beyond that the least recently used is dropped.
+GRAPHS = 64
 
-# A function that computes a step -> one that does the same again, into the same tensor.
+#: Maps a function that computes a step to one that repeats it, with its output in the same tensors.
 Capture = Callable[[Callable[[], Next]], Callable[[], Next]]
 
 
@@ -70,8 +72,8 @@ def can_be_fixed(model: Any) -> bool:
     Args:
         model: The policy.
     """
-    whole = not any(isinstance(weight, DTensor) for weight in model.parameters())
-    return whole and getattr(base_of(model), "_can_compile_fullgraph", False) and can_join(new_cache(model), model)
+    unsharded = not any(isinstance(weight, DTensor) for weight in model.parameters())
+    return unsharded and getattr(base_of(model), "_can_compile_fullgraph", False) and can_join(new_cache(model), model)
 
 
 @dataclass
@@ -130,7 +132,7 @@ class FixedDecoder:
         self._weights = _addresses(model)
         device = next(model.parameters()).device
         self._tokens, self._positions = (torch.zeros(size, 1, dtype=torch.long, device=device) for _ in range(2))
-        self._seen = torch.zeros(size, columns, dtype=torch.long, device=device)
+        self._mask = torch.zeros(size, columns, dtype=torch.long, device=device)
         self._place = place = _Place(torch.zeros((), dtype=torch.long, device=device))
         self._layers = [FixedLayer(size, columns, place) for _ in new_cache(model).layers]
         self._cache = Cache(layers=[*self._layers])
@@ -154,7 +156,7 @@ class FixedDecoder:
         self.rows, self._at, self._began = self.rows[:0], 0, None
         return self
 
-    def room(self, lengths: Sequence[int], rest: Tensor) -> int:
+    def room(self, lengths: Sequence[int], left: Tensor) -> int:
         return min(len(lengths), self.size - len(self.rows))
 
     def prefill(self, prompts: Sequence[Sequence[int]], rows: Sequence[int], pad_id: int) -> tuple[Next, Tensor]:
@@ -166,9 +168,9 @@ class FixedDecoder:
     def step(self) -> tuple[Next, Tensor]:
         count = len(self.rows)
         if self._at % COLUMNS == 0:  # a step needs more columns: first drop those that are padding in all rows
-            self._shift(int(self._seen[:count, : self._at].sum(1).max()) - self._at)
+            self._shift(int(self._mask[:count, : self._at].sum(1).max()) - self._at)
         rows, columns = bucket(count), (self._at // COLUMNS + 1) * COLUMNS
-        self._seen[:rows, self._at] = 1  # in idle rows too: attention over no column gives NaN
+        self._mask[:rows, self._at] = 1  # in idle rows too: attention over no column gives NaN
         self._positions[count:rows] = 0  # a position past the last one fails in a table of learned positions
         self._place.column.fill_(self._at)
         following = self._graph(rows, columns)().rows(slice(count))
@@ -197,7 +199,7 @@ class FixedDecoder:
 
             def step() -> Next:
                 self._place.rows, self._place.columns = shape
-                inputs = self._tokens[:rows], self._seen[:rows, :columns], self._positions[:rows]
+                inputs = self._tokens[:rows], self._mask[:rows, :columns], self._positions[:rows]
                 return forward(self.model, *inputs, self._cache)
 
             self._graphs[shape] = self._capture(step)
@@ -214,8 +216,8 @@ class FixedDecoder:
         elif self._at < width:
             self._shift(width - self._at)
         where = slice(count, count + len(chosen))
-        self._seen[where] = 0
-        self._seen[where, self._at - width : self._at] = mask[chosen].long()
+        self._mask[where] = 0
+        self._mask[where, self._at - width : self._at] = mask[chosen].long()
         self._positions[where] = mask[chosen].sum(1, keepdim=True)
         theirs: Any
         for ours, theirs in zip(self._layers, cache.layers, strict=True):
@@ -235,8 +237,8 @@ class FixedDecoder:
         count = len(self.rows)
         for held in (by and self._of_columns()) or ():
             held[:count, ..., new, :] = held[:count, ..., old, :].clone()
-        self._seen[:count, : new.start] = 0
-        self._seen[:count, new.stop :] = 0
+        self._mask[:count, : new.start] = 0
+        self._mask[:count, new.stop :] = 0
 
     def _held(self) -> list[Tensor]:
         """All tensors with one entry a row."""
@@ -245,7 +247,7 @@ class FixedDecoder:
     def _of_columns(self) -> list[Tensor]:
         """All tensors with columns, in the dimension before the last."""
         layers = [layer for layer in self._layers if layer.is_initialized]
-        return [self._seen.unsqueeze(-1), *(held for layer in layers for held in (layer.keys, layer.values))]
+        return [self._mask.unsqueeze(-1), *(held for layer in layers for held in (layer.keys, layer.values))]
 
 
 def _addresses(model: Any) -> list[int]:

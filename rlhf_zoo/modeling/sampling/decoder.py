@@ -47,12 +47,12 @@ class Decoder(Protocol):
     @property
     def rows(self) -> Tensor: ...
 
-    def room(self, lengths: Sequence[int], rest: Tensor) -> int:
+    def room(self, lengths: Sequence[int], left: Tensor) -> int:
         """Returns how many prompts may begin, the first ones of `lengths`.
 
         Args:
             lengths: Tokens of the prompts that wait.
-            rest: (R,) tokens that the rows in progress may still draw.
+            left: (R,) tokens that the rows in progress may still draw.
         """
 
     def prefill(self, prompts: Sequence[Sequence[int]], rows: Sequence[int], pad_id: int) -> tuple[Next, Tensor]:
@@ -98,14 +98,16 @@ class GrowingDecoder:
     def rows(self) -> Tensor:
         return self._nothing if self._running is None else self._running.rows
 
-    def room(self, lengths: Sequence[int], rest: Tensor) -> int:
+    def room(self, lengths: Sequence[int], left: Tensor) -> int:
         if self.max_tokens is None:
             return len(lengths)
+        # Recurrent states and chunked attention cannot be padded in front, so new rows wait for the end of all others.
         if self._running is not None and not self._running.joins:
             return 0
-        width, left = 0 if self._running is None else self._running.seen.shape[1], rest.tolist()
+        width = 0 if self._running is None else self._running.mask.shape[1]
         for count in range(len(lengths), 0, -1):
-            more = sorted([*left, *[self.length] * count], reverse=True)
+            # Rows in the order in which they end last: while the first n run, the cache has n rows.
+            more = sorted([*left.tolist(), *[self.length] * count], reverse=True)
             columns = max(width, lengths[count - 1])
             if max(rows * (columns + new) for rows, new in enumerate(more, start=1)) <= self.max_tokens:
                 return count
@@ -120,50 +122,53 @@ class GrowingDecoder:
     def step(self) -> tuple[Next, Tensor]:
         now, self._running = self._running, None
         assert now is not None
-        now.seen = pad(now.seen, (0, 1), value=True)
-        positions = now.seen.sum(1, keepdim=True) - 1
+        now.mask = pad(now.mask, (0, 1), value=True)
+        # Padding does not count, so that a row's logits are the same in every batch.
+        positions = now.mask.sum(1, keepdim=True) - 1
         self._now = now
-        return forward(self.model, now.tokens.unsqueeze(1), now.seen, positions, now.cache), now.rows
+        return forward(self.model, now.tokens.unsqueeze(1), now.mask, positions, now.cache), now.rows
 
     def keep(self, tokens: Tensor, leaving: Tensor) -> None:
         assert self._now is not None
         self._now.tokens = tokens
-        left, self._now = self._now.without(leaving), None
+        remaining, self._now = self._now.without(leaving), None
         if self._running is None:
-            self._running = left
-        elif left is not None:
-            self._running = self._running.joined(left)
+            self._running = remaining
+        elif remaining is not None:
+            self._running = self._running.joined(remaining)
 
 
 class _Running:
     """R rows in progress: their numbers (R,), the real columns (R, L), and each row's last token (R,).
 
-    The last token is not in the cache yet, and its column is not in `seen`.
+    The last token is not in the cache yet, and its column is not in `mask`.
     """
 
-    def __init__(self, rows: Tensor, cache: Any, seen: Tensor, tokens: Tensor, joins: bool) -> None:
-        self.rows, self.cache, self.seen, self.tokens, self.joins = rows, cache, seen, tokens, joins
+    def __init__(self, rows: Tensor, cache: Any, mask: Tensor, tokens: Tensor, joins: bool) -> None:
+        self.rows, self.cache, self.mask, self.tokens, self.joins = rows, cache, mask, tokens, joins
 
     def without(self, leaving: Tensor) -> _Running | None:
         """The rows that stay, without columns that are padding in all of them; None where no row stays."""
+        # Each ended row would otherwise be computed until the last row ends.
         order = staying(leaving)
         if len(order) == len(leaving):
             return self
         if not len(order):
             return None
         self.cache.reorder_cache(order)
-        self.rows, self.seen, self.tokens = self.rows[order], self.seen[order], self.tokens[order]
-        padding = self.seen.shape[1] - int(self.seen.sum(1).max())
+        self.rows, self.mask, self.tokens = self.rows[order], self.mask[order], self.tokens[order]
+        padding = self.mask.shape[1] - int(self.mask.sum(1).max())
         if padding and self.joins:
             cut(self.cache, padding)
-            self.seen = self.seen[:, padding:]
+            self.mask = self.mask[:, padding:]
         return self
 
     def joined(self, other: _Running) -> _Running:
         """The rows of both, with the shorter ones padded on the left."""
         join(self.cache, other.cache)
-        width = max(self.seen.shape[1], other.seen.shape[1])
-        real = torch.cat([pad(each.seen, (width - each.seen.shape[1], 0)) for each in (self, other)])
+        # Padding goes in front, so that the last column stays the newest token of every row.
+        width = max(self.mask.shape[1], other.mask.shape[1])
+        real = torch.cat([pad(each.mask, (width - each.mask.shape[1], 0)) for each in (self, other)])
         rows, tokens = torch.cat([self.rows, other.rows]), torch.cat([self.tokens, other.tokens])
         return _Running(rows, self.cache, real, tokens, self.joins)
 
@@ -196,6 +201,7 @@ def prefilled(model: Any, prompts: Sequence[Sequence[int]], pad_id: int) -> tupl
         ZooError: The model keeps states outside of the cache.
     """
     places: dict[tuple[int, ...], int] = {}
+    # With num_generations above 1 several rows have the same prompt.
     place = [places.setdefault(tuple(prompt), len(places)) for prompt in prompts]
     ids, mask = left_pad(list(places), pad_id, next(model.parameters()).device)
     cache = new_cache(model)
@@ -208,13 +214,13 @@ def prefilled(model: Any, prompts: Sequence[Sequence[int]], pad_id: int) -> tupl
     return following, mask, cache
 
 
-def forward(model: Any, ids: Tensor, seen: Tensor, positions: Tensor, cache: Cache) -> Next:
+def forward(model: Any, ids: Tensor, mask: Tensor, positions: Tensor, cache: Cache) -> Next:
     """Runs the model on tokens that the cache does not have yet.
 
     Args:
         model: The policy.
         ids: (B, I) token ids.
-        seen: (B, L), nonzero for real columns, those of the cache included.
+        mask: (B, L), nonzero for real columns, those of the cache included.
         positions: (B, I).
         cache: It gets the new tokens.
 
@@ -224,10 +230,11 @@ def forward(model: Any, ids: Tensor, seen: Tensor, positions: Tensor, cache: Cac
     with watched(model.get_output_embeddings()) as states:
         out = model(
             input_ids=ids,
-            attention_mask=seen.long(),
+            attention_mask=mask.long(),
             position_ids=positions,
             past_key_values=cache,
             use_cache=True,
+            # One token is drawn per row, and logits of a long prompt over the vocabulary would fill the memory.
             **({"logits_to_keep": 1} if takes(model, "logits_to_keep") else {}),
         )
     return Next(out.logits[:, -1], states[-1][:, -1] if states else None)
@@ -235,7 +242,7 @@ def forward(model: Any, ids: Tensor, seen: Tensor, positions: Tensor, cache: Cac
 
 @contextmanager
 def watched(head: Any, *, skipped: bool = False) -> Iterator[list[Tensor]]:
-    """While open, records what a head reads.
+    """Records the inputs of a head while this context is open.
 
     Args:
         head: A module, or None, which records nothing.
@@ -248,8 +255,10 @@ def watched(head: Any, *, skipped: bool = False) -> Iterator[list[Tensor]]:
     if head is None:
         yield inputs
         return
-    hook = head.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
+    # A hook works for every architecture, while hidden_states with or without the final norm differ between them.
+    hook = head.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0]))
     if skipped:
+        # An attribute of the instance hides the method of its class until it is deleted below.
         head.forward = lambda states: states[..., :1]
     try:
         yield inputs
@@ -281,8 +290,7 @@ def filled(ids: Tensor, mask: Tensor) -> Tensor:
 
     The embedding of PAD begins at zero, and training may move it slightly. From such numbers a model computes subnormal
     ones, which a CPU multiplies far more slowly. The results of real tokens stay the same, except in a mixture of
-    experts,
-    which computes padding together with them: there the last bits of gradients change.
+    experts, which computes padding together with them: there the last bits of gradients change.
 
     Args:
         ids: (B, L) token ids.
@@ -320,7 +328,7 @@ def takes(model: Any, argument: str) -> bool:
     return argument in _arguments(kind)
 
 
-@functools.cache  # a step asks, and reading a signature takes as long as some layers
+@functools.cache  # called in every step, and inspecting a signature takes as long as some layers
 def _arguments(kind: Any) -> frozenset[str]:
     return frozenset(inspect.signature(kind.forward).parameters)
 
@@ -331,6 +339,6 @@ def _check_filled(cache: Cache, model: Any) -> None:
         states = [getattr(layer, f"is_{kind}_states_initialized", {}) for kind in ("conv", "recurrent")]
         if any(states) and not any(filled for each in states for filled in each.values()):
             raise ZooError(
-                f"A {type(base_of(model)).__name__} keeps the state of its recurrent layers in its modules and not in "
-                "past_key_values, so the rows of a batch would mix: give another architecture."
+                f"A {type(base_of(model)).__name__} keeps the state of its recurrent layers in its modules instead "
+                "of past_key_values, so the rows of a batch would mix: choose another architecture."
             )

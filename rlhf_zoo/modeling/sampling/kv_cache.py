@@ -31,6 +31,7 @@ class InPlaceLayer(DynamicLayer):
         if not self.is_initialized:
             self.lazy_initialization(*new_states)
         length, new = self.get_seq_length(), key_states.shape[-2]
+        # Concatenating a column per token would copy the cache in every step.
         if not self._buffers or self._begin + length + new > self._buffers[0].shape[-2]:
             old = (self.keys, self.values) if length else tuple(x[:, :, :0] for x in new_states)
             self._buffers = tuple(x.new_empty(*x.shape[:2], length + new + ROOM, x.shape[3]) for x in new_states)
@@ -45,6 +46,7 @@ class InPlaceLayer(DynamicLayer):
         if not self._buffers or len(beam_idx) > len(self.keys):
             self.replace(self.keys[beam_idx], self.values[beam_idx])
             return
+        # Most rows keep their place, see `staying`, so only the moved ones are copied.
         moved = (beam_idx != torch.arange(len(beam_idx), device=beam_idx.device)).nonzero().squeeze(1)
         for held in (self.keys, self.values):
             held[moved] = held[beam_idx[moved]]
@@ -60,6 +62,7 @@ class InPlaceLayer(DynamicLayer):
             self.replace(self.keys[:, :, columns:], self.values[:, :, columns:])
             return
         length = self.get_seq_length() - columns
+        # The window moves over the buffer, which copies nothing.
         self._begin += columns
         self._show(len(self.keys), length)
 
@@ -113,6 +116,7 @@ def cut(cache: DynamicCache, columns: int) -> None:
         if isinstance(layer, InPlaceLayer):
             layer.cut(columns)
         else:
+            # A sliding window holds its newest columns only, so a cut may lie before all of them.
             layer.cumulative_length -= columns
             past = max(layer.keys.shape[2] - layer.cumulative_length, 0)
             layer.keys, layer.values = layer.keys[:, :, past:], layer.values[:, :, past:]

@@ -28,6 +28,7 @@ def uniforms(seed: int, keys: Sequence[tuple[int, ...]], length: int) -> Tensor:
 def _nucleus(probabilities: Tensor, top_p: float) -> Tensor:
     """Zeroes all but the smallest set of most likely tokens that holds `top_p` of the mass. (B, V) -> (B, V)."""
     ordered, order = probabilities.sort(-1, descending=True)
+    # The sum before a token decides, so the token that crosses top_p stays in and at least one is left.
     outside = ordered.cumsum(-1) - ordered >= top_p
     return probabilities.masked_fill(outside.gather(-1, order.argsort(-1)), 0)
 
@@ -101,14 +102,15 @@ def _inverse_cdf_by_blocks(probabilities: Tensor, uniform: Tensor) -> tuple[Tens
     A row whose number is so close to its token's bounds that rounding might decide is drawn by `_inverse_cdf`.
     """
     size = probabilities.shape[1]
-    whole = size // _BLOCK * _BLOCK
-    sums = probabilities[:, :whole].unflatten(1, (-1, _BLOCK)).sum(-1)
-    if whole < size:
-        sums = torch.cat([sums, probabilities[:, whole:].sum(-1, keepdim=True)], dim=1)
+    full_blocks = size // _BLOCK * _BLOCK
+    sums = probabilities[:, :full_blocks].unflatten(1, (-1, _BLOCK)).sum(-1)
+    if full_blocks < size:
+        sums = torch.cat([sums, probabilities[:, full_blocks:].sum(-1, keepdim=True)], dim=1)
     ends = sums.double().cumsum(-1)
     total = ends[:, -1:]
     _check_sums(total)
     target = uniform.to(ends).unsqueeze(1) * total
+    # Rounding may put the target past the last sum.
     block = torch.searchsorted(ends, target, right=True).clamp(max=ends.shape[1] - 1)
     within = block * _BLOCK + torch.arange(_BLOCK, device=block.device)
     mass = probabilities.gather(1, within.clamp(max=size - 1)).double().masked_fill(within >= size, 0)
@@ -126,6 +128,6 @@ def _inverse_cdf_by_blocks(probabilities: Tensor, uniform: Tensor) -> tuple[Tens
 def _check_sums(sums: Tensor) -> None:
     if not sums.isfinite().all():
         raise NotFinite(
-            "The policy gave logits that are not finite, so no token can be drawn: check its weights, and where it "
-            "trains lower learning_rate, or compute in float32 if bf16 is on."
+            "The policy's logits are not finite, so no token can be drawn: check its weights; in training, lower "
+            "learning_rate, or set bf16: false."
         )

@@ -20,12 +20,11 @@ from ...errors import ZooError
 from .decoder import Decoder, GrowingDecoder, base_of, forward, left_pad, takes
 from .random import draw, uniforms
 
-# Grows when the same seed, keys and weights would sample other tokens, or log-probabilities of other last bits, of
-# sampling or of the passes over what was sampled.
+#: Version of the numbers: it grows when the same seed, keys and weights give other tokens, or when log-probabilities,
+#: in sampling or in later passes, differ in their last bits.
 SAMPLER = 6
 
-
-# Of what a head reads, (N, H): V of the state before N tokens, (N,).
+#: Maps what a head reads, (N, H), to V of the state before N tokens, (N,).
 Critic = Callable[[Any], Tensor]
 
 
@@ -46,6 +45,7 @@ class Vocabulary:
         """
         tables: list[Any] = [model.get_input_embeddings() for model in models]
         rows = min(table.weight.shape[0] for table in tables)
+        # Embeddings are often padded to a multiple of 64, and the extra rows are no tokens.
         named = {index for index in tokenizer.get_vocab().values() if index < rows}
         size = max(named) + 1
         return cls(size, tuple(index for index in range(size) if index not in named))
@@ -123,19 +123,19 @@ class Samples:
             return parts[0]
         widths = {name: max(getattr(part, name).shape[1] for part in parts) for name in ("prompt_mask", "mask")}
 
-        def beside(name: str, like: str, fill: float) -> Tensor:
-            """Prompts end and completions begin where they meet."""
+        def concatenated(name: str, like: str, fill: float) -> Tensor:
+            """Pads prompts on the left and completions on the right, as they are in one batch."""
             rows = [getattr(part, name) for part in parts]
             room = [widths[like] - row.shape[1] for row in rows]
             sides = [(more, 0) if like == "prompt_mask" else (0, more) for more in room]
             return torch.cat([pad(row, side, value=fill) for row, side in zip(rows, sides, strict=True)])
 
         return cls(
-            beside("prompt_ids", "prompt_mask", pad_id),
-            beside("prompt_mask", "prompt_mask", False),
-            beside("completion_ids", "mask", pad_id),
-            beside("mask", "mask", False),
-            beside("logprobs", "mask", 0.0),
+            concatenated("prompt_ids", "prompt_mask", pad_id),
+            concatenated("prompt_mask", "prompt_mask", False),
+            concatenated("completion_ids", "mask", pad_id),
+            concatenated("mask", "mask", False),
+            concatenated("logprobs", "mask", 0.0),
             torch.cat([part.ended for part in parts]),
             parts[0].vocabulary,
         )
@@ -151,7 +151,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class SamplingRequest:
-    """What the trainer asks of an engine: arguments of `sample`, which documents them."""
+    """A request of the trainer to an engine: the arguments of `sample`, which documents them."""
 
     prompts: Sequence[Sequence[int]]
     keys: Sequence[tuple[int, ...]]
@@ -203,10 +203,13 @@ def sample(
     Raises:
         ZooError: The model has no key-value cache, or max_tokens has no room for a prompt.
     """
+    # Without a cache every step would only see the newest token.
     check_cached(model)
     device = next(model.parameters()).device
     prompt_ids, prompt_mask = left_pad(prompts, pad_id, device)
     size = len(prompts)
+    # All numbers are drawn before the first token: which of them a row uses depends on its own position only, not on
+    # when other rows end.
     random = uniforms(seed, keys, max_new_tokens).to(device)
     completion = torch.full((size, max_new_tokens), pad_id, device=device)
     logprobs = torch.zeros((size, max_new_tokens), device=device)
@@ -218,6 +221,8 @@ def sample(
     lengths, waiting = [len(prompt) for prompt in prompts], list(range(size))
     if max_tokens is not None:
         check_fits(lengths, max_new_tokens, max_tokens)
+        # `room` takes the last of the rows that may start as the longest one, and rows of similar length need little
+        # padding.
         waiting.sort(key=lengths.__getitem__)
     if decoder is None:
         decoder = GrowingDecoder(model, length=max_new_tokens, max_tokens=max_tokens)
@@ -225,7 +230,7 @@ def sample(
         count, running = 0, len(decoder.rows)
         if waiting:
             count = decoder.room([lengths[row] for row in waiting], max_new_tokens - drawn[decoder.rows])
-        # A prefill is a pass of its own, so few rows wait for more places beside many.
+        # A prefill is a separate pass. While many rows run, it waits until enough of them have ended to be worth it.
         if count and count >= min(len(waiting), running / 4):
             entering, waiting = waiting[:count], waiting[count:]
             following, rows = decoder.prefill([prompts[row] for row in entering], entering, pad_id)
@@ -262,7 +267,7 @@ def check_fits(lengths: Iterable[int], room: int, max_tokens: int | None) -> Non
     if max_tokens is not None and (longest := max(lengths)) + room > max_tokens:
         raise ZooError(
             f"max_rollout_batch_tokens is {max_tokens}, and a prompt of {longest} tokens with a completion of up to "
-            f"{room} takes {longest + room}: give at least that."
+            f"{room} needs {longest + room}: set it to at least that."
         )
 
 
@@ -298,8 +303,8 @@ def check_cached(model: PreTrainedModel) -> None:
     """
     if not takes(model, "past_key_values"):
         raise ZooError(
-            f"A {type(base_of(model)).__name__} takes no past_key_values, the cache that completions are sampled with: "
-            "give a causal language model that does, as those with state-space layers beside attention do."
+            f"A {type(base_of(model)).__name__} takes no past_key_values, the cache that sampling needs: choose a "
+            "causal language model that does."
         )
 
 

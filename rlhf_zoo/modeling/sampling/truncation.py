@@ -12,7 +12,7 @@ from .random import uniforms
 from .sampler import Samples
 
 
-def cut(samples: Samples, lengths: Tensor, *, whole: Tensor) -> Samples:
+def cut(samples: Samples, lengths: Tensor, *, at_text: Tensor) -> Samples:
     """m'_t = m_t·1[t < n]: keeps the first n tokens of each completion.
 
     As every token draws its own random number, the tokens that are left are those of an uncut rollout.
@@ -20,14 +20,15 @@ def cut(samples: Samples, lengths: Tensor, *, whole: Tensor) -> Samples:
     Args:
         samples: B completions.
         lengths: (B,) n, at least 1.
-        whole: (B,) bool, whether a completion ends with its nth token, though that is no end token. Other completions
-            have ended only if nothing was cut off.
+        at_text: (B,) bool, whether a completion ends with its nth token, at a text instead of an end token. Other
+            completions have ended only if nothing was cut off.
     """
-    ended = (samples.ended & (lengths >= samples.mask.sum(1))) | whole
+    ended = (samples.ended & (lengths >= samples.mask.sum(1))) | at_text
     places = torch.arange(samples.mask.shape[1], device=samples.mask.device)
     mask = samples.mask & (places < lengths.unsqueeze(1))
+    # Sums over rows need no mask because of these zeros.
     logprobs = samples.logprobs.masked_fill(~mask, 0)
-    shorter = replace(samples, mask=mask, logprobs=logprobs, ended=ended, cut=whole)
+    shorter = replace(samples, mask=mask, logprobs=logprobs, ended=ended, cut=at_text)
     return shorter.rows(slice(None))  # without the columns that no row reaches any more
 
 
@@ -121,4 +122,4 @@ class Truncation:
         counts = [most if end is None else end for end, most in zip(ends, lengths.tolist(), strict=True)]
         device = lengths.device
         at_text = torch.tensor([end is not None for end in ends], device=device)
-        return cut(samples, torch.tensor(counts, device=device), whole=at_text)
+        return cut(samples, torch.tensor(counts, device=device), at_text=at_text)

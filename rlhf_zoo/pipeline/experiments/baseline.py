@@ -22,7 +22,8 @@ from ...evaluation.judges.panel import as_answers, checks_answers, scores
 from ...evaluation.judges.rule import RuleJudge
 from ...evaluation.measure import Evaluator, make_evaluator, repeated
 from ...modeling.chat import append_completion, tokenize_for_reward, tokenize_prompt
-from ...modeling.models import CRITIC_DIR, critic_from, matrix_parameters
+from ...modeling.critic import CRITIC_DIR, critic_from
+from ...modeling.models import matrix_parameters
 from ...modeling.prompt_keys import prompt_key
 from ...rewards import Rewards
 from ...runs.context import RunContext

@@ -26,7 +26,7 @@ from ...modeling.chat import (
     move_answer_prefix,
     wrap_completion,
 )
-from ...modeling.loading import ADAPTER_CONFIG
+from ...modeling.model_files import ADAPTER_CONFIG
 from ...modeling.models import is_peft, load_causal
 from ...modeling.reserved_columns import withheld
 from ...modeling.special_tokens import stop_ids

@@ -240,7 +240,7 @@ def open_part(
     if restart:
         record.clear()
     recipe = context.recipe.name
-    record.check_fingerprint(resolved, recipe=recipe, mend="give the options it was made with, or --restart")
+    record.check_fingerprint(resolved, recipe=recipe, fix="give the options it was made with, or --restart")
     if record.read().get("status") == "finished":
         yield None
         return

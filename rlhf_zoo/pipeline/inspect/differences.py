@@ -16,7 +16,8 @@ from safetensors import SafetensorError, safe_open
 
 from ...hub.client.claims import CLAIM_FILE, RECIPE_FILE
 from ...publishing.cards.card import CARD_FILE
-from ...runs.record import COMPLETE, first_difference, timeless
+from ...runs.metrics_file import timeless
+from ...runs.record import COMPLETE, first_difference
 
 #: Folders of a checkpoint to compare; merged/ follows from the adapter and its base.
 FOLDERS = (".", "critic")

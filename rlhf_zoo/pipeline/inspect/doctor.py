@@ -27,21 +27,10 @@ from ...modeling.prompts import prepare_prompts
 from ...modeling.reserved_columns import GENERATION, PROMPT_TOKENS
 from ...ppo.assembly import MANY_EPOCHS, warn_if_many_epochs
 from ...ppo.base import TRAIN_STREAM
-from ...ppo.custom_loop import given_samples
-from ...ppo.guards import (
-    TokenConsumer,
-    check_ids,
-    check_ratio,
-    check_rewards,
-    check_start,
-    check_tokenizer_of,
-    check_tokens,
-    check_values,
-    embedding_rows,
-    warn_if_scores_identical,
-    warn_of,
-)
+from ...ppo.custom_loop import samples_from_user
+from ...ppo.guards import check_ratio, check_rewards, check_start, check_values, warn_if_scores_identical, warn_of
 from ...ppo.rollout import Advantages, Rollout
+from ...ppo.token_checks import TokenConsumer, check_ids, check_tokenizer_of, check_tokens, embedding_rows
 from ...ppo.trainer import PPOTrainer
 from ...publishing.adapters import check_plan
 from ...rewards import RewardModel, Scored
@@ -413,7 +402,7 @@ def _first(trainer: PPOTrainer) -> list[dict]:
 
 def _critic(trainer: PPOTrainer) -> tuple[None, str]:
     prompts = [row[PROMPT_TOKENS] for row in _first(trainer)]
-    samples = given_samples(prompts, [[trainer.processing_class.eos_token_id]] * len(prompts), trainer)
+    samples = samples_from_user(prompts, [[trainer.processing_class.eos_token_id]] * len(prompts), trainer)
     with torch.no_grad():
         values = trainer.actor.values(samples)
     check_values(values, samples.mask)

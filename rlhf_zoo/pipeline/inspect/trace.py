@@ -20,15 +20,17 @@ from ...hub.client.refs import Checkpoint, resolve
 from ...hub.client.refusals import refusals_as
 from ...hub.client.run_signature import FLAG
 from ...modeling.chat import display_text
+from ...modeling.critic import CRITIC_DIR
 from ...modeling.devices import on_device
 from ...modeling.integrity import check_integrity
 from ...modeling.loading import load_tokenizer
-from ...modeling.models import CRITIC_DIR, load_causal
+from ...modeling.models import load_causal
 from ...modeling.value_head import ValueHead
 from ...plugins import REWARDS, load_object
-from ...ppo.assembly import build_critic, build_rewards
+from ...ppo.assembly import build_rewards
 from ...ppo.base import PPO_STATE
 from ...ppo.config import PPOConfig
+from ...ppo.critics import build_critic
 from ...ppo.kl_controller import RunningScores
 from ...ppo.saved_critic import load_critic
 from ...ppo.trace import Trace, trace

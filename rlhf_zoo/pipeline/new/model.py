@@ -15,7 +15,9 @@ from ...errors import ZooError
 from ...hub.client.connect import CLIENT
 from ...hub.client.pull import split_revision
 from ...hub.client.refusals import refusals_as
-from ...modeling.loading import check_no_gguf, load_config, load_tokenizer, loading
+from ...modeling.gguf import check_no_gguf
+from ...modeling.loading import load_config, load_tokenizer
+from ...modeling.model_files import loading
 from ...modeling.remote_code import is_trusted
 
 
@@ -120,7 +122,7 @@ def _without_weights(auto_class: Any, repo: str, revision: str | None, title: st
     import torch
 
     with loading(title), torch.device("meta"):
-        config = load_config(repo, what=title, revision=revision)
+        config = load_config(repo, subject=title, revision=revision)
         return auto_class.from_config(config, trust_remote_code=is_trusted())
 
 

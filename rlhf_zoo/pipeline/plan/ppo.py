@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
-from ...modeling.logprobs import CHUNK, CHUNK_ELSEWHERE
+from ...modeling.chunked_logprobs import CHUNK, CHUNK_ELSEWHERE
 from ...modeling.sampling.cuda_graphs import COLUMNS, bucket
 from ...modeling.sampling.kv_cache import ROOM
 from ...ppo.config import holds_reference, usual_tokens
@@ -112,7 +112,7 @@ class _PPO:
         }  # fmt: skip
         self.shards = shard_count("ppo", keys, device, **unsharded)
         self.reference = None
-        if holds_reference(keys, given=False) and not self.adapts:
+        if holds_reference(keys, has_ref_model=False) and not self.adapts:
             dtype = "bfloat16" if self.half and models.exact and models.policy.dtype != "float32" else "float32"
             frozen = SimpleNamespace(use_peft=False, attn_implementation=keys.attn_implementation)
             self.reference = stage_tracer(models.policy, "policy", frozen, dtype, self.half, trains=False)
@@ -157,7 +157,7 @@ class _PPO:
             **({"load": self._load()} if self._copies_policy else {}),
             "sample": self._sample(),
             **({"values": self._values(self.value_reader)} if self.value_reader else {}),
-            **({"reference": self._reference()} if holds_reference(keys, given=False) else {}),
+            **({"reference": self._reference()} if holds_reference(keys, has_ref_model=False) else {}),
             **({"reward": self._reward()} if self.rewards else {}),
             "update": self._update(),
         }
@@ -301,7 +301,7 @@ class _PPO:
         rounds = math.ceil(self.rows / rows)
         head = 2 * response_tokens * policy.width * policy.vocabulary
         readers = [model.counts for model in (self.value_reader, *self.rewards.values()) if model is not None]
-        if holds_reference(keys, given=False):
+        if holds_reference(keys, has_ref_model=False):
             readers.append(policy)
         learning = [model.counts for model in (self.policy, self.critic) if model is not None]
         epochs = keys.num_ppo_epochs
@@ -313,7 +313,7 @@ class _PPO:
             read=rounds * self.response * (weight_size(self.policy) * policy.parameters)
             + response_tokens * (self.length + self.prompt) / 2 * self._kv_bytes(),
             passes=sum(forward_flops(counts, tokens, self.length) for counts in readers),
-            head=head if holds_reference(keys, given=False) else 0,
+            head=head if holds_reference(keys, has_ref_model=False) else 0,
             update=epochs * training,
             update_head=epochs * head * 3,
             trained=epochs * keys.num_mini_batches * sum(counts.trained for counts in learning),

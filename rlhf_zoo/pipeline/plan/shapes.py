@@ -8,8 +8,9 @@ from typing import Any
 from ...errors import ZooError
 from ...hub.client.connect import CLIENT, Hub
 from ...hub.client.pull import split_revision
-from ...modeling.loading import ADAPTER_CONFIG, first_line, load_config
-from ...runs.checks.models import look_at
+from ...modeling.loading import load_config
+from ...modeling.model_files import ADAPTER_CONFIG, first_line
+from ...runs.checks.models import fetch_files
 from ...runs.recipe import read_mapping, shipped
 
 
@@ -60,19 +61,19 @@ def shape_of(name: str, *, revision: str | None = None, hub: Hub = CLIENT) -> Sh
     repo, at = split_revision(name)
     if repo in published_shapes():
         return _published(repo)
-    folder = look_at(
+    folder = fetch_files(
         repo,
         revision or at,
         hub,
         patterns=SHAPE_FILES,
-        what=f"The model {repo} is not a folder, is not in recipes/shapes.yaml, and",
-        mend="check its name, --hub and --source_hub, or give the folder of its config.json.",
+        subject=f"The model {repo} is not a folder, is not in recipes/shapes.yaml, and",
+        fix="check its name, --hub and --source_hub, or give the folder of its config.json.",
     )
     return _read(str(folder), f"The model {repo}")
 
 
 def _read(folder: str, title: str) -> Shape:
-    config = load_config(folder, what=title)
+    config = load_config(folder, subject=title)
     return Shape(config, str(config.dtype or "float32").removeprefix("torch."))
 
 

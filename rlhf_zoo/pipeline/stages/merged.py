@@ -9,7 +9,8 @@ import torch
 
 from ...fileio import read_json
 from ...hub.client.publish import MERGED
-from ...modeling.loading import ADAPTER_CONFIG, ADAPTER_WEIGHTS, AS_SAVED, load_tokenizer
+from ...modeling.loading import AS_SAVED, load_tokenizer
+from ...modeling.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from ...modeling.models import load_causal, load_classifier
 from ...modeling.remote_code import add_code
 from ...modeling.special_tokens import make_room, name_pad

@@ -14,7 +14,7 @@ from ...fileio import finite
 from ...modeling.chat import append_completion, completion_text, plain_text
 from ...modeling.prompt_keys import count_distinct_prompts
 from ...rewards import RewardModel
-from ...runs.data.overlap import normalized, overlap, whole_question
+from ...runs.data.overlap import normalized, overlap, question_text
 
 
 def held_out_report(
@@ -146,8 +146,8 @@ def count_trained_pairs(held_out: Dataset, learned: Dataset) -> dict[str, int | 
         `prompts`: different prompts of the held-out pairs, None if they have none; `pairs`: pairs, with either side
         chosen.
     """
-    has_prompts = any(whole_question(row) for row in held_out)
-    repeated = sorted(overlap(held_out, learned).asked)
+    has_prompts = any(question_text(row) for row in held_out)
+    repeated = sorted(overlap(held_out, learned).prompts)
     learned_pairs = set(map(_pair_key, learned))
     return {
         "prompts": count_distinct_prompts(held_out.select(repeated)["prompt"]) if has_prompts else None,
@@ -158,4 +158,4 @@ def count_trained_pairs(held_out: Dataset, learned: Dataset) -> dict[str, int | 
 def _pair_key(row: Mapping[str, Any]) -> tuple[str, frozenset[str]]:
     """A key that is equal for rows with the same prompt and sides."""
     sides = frozenset(normalized(plain_text(row[side])) for side in ("chosen", "rejected"))
-    return whole_question(row), sides
+    return question_text(row), sides

@@ -3,7 +3,7 @@
 from datasets import Dataset
 
 from ...runs.context import RunContext
-from ...runs.data.layout import hold_out
+from ...runs.data.hold_out import hold_out
 from ...runs.data.overlap import unmarked
 from ...runs.dataset import DataSource, learned_rows, stage_rows, stage_source
 from ...runs.pairs import named_pairs, on_pairs

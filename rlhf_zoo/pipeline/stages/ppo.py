@@ -21,7 +21,8 @@ from ...rewards import RewardFunction, Rewards
 from ...rewards.ensemble import check_ensemble
 from ...rewards.functions import Batch, FunctionCall, answers, count_of
 from ...rewards.loading import find_loader, load_reward_model
-from ...rewards.verifiable import Answered, text_of
+from ...rewards.rule import text_of
+from ...rewards.verifiable import Answered
 from ...runs.checkpoint_choice import REWARD_METRICS, metric_name
 from ...runs.checks.conversations import check_conversations
 from ...runs.context import Publisher, RunContext

@@ -24,7 +24,8 @@ from ...ppo.step_guard import finite_steps
 from ...rewards import RewardModel
 from ...runs.checks.conversations import check_conversations
 from ...runs.context import Publisher, RunContext
-from ...runs.data.layout import conversational, fitting, hold_out
+from ...runs.data.hold_out import hold_out
+from ...runs.data.layout import conversational, fitting
 from ...runs.dataset import DataSource, stage_rows
 from ...runs.models import ParentCheckpoint
 from ...runs.settings.loading import loading_of
@@ -87,7 +88,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     def finish_checkpoint(trainer: Any, path: Path) -> None:
         """Stores μ and σ of the scores in every checkpoint, as they depend on its weights."""
         model = trainer.accelerator.unwrap_model(trainer.model)
-        with sharding.whole(model):
+        with sharding.unsharded(model):
             if distributed.first():
                 _center(model, tokenizer, inputs.samples, path)
 

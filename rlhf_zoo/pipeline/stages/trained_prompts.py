@@ -70,8 +70,8 @@ def _count(context: RunContext, stage: str, prompts: Dataset, *, planned: bool) 
     if trained is None:
         return None
     overlaps = [overlap(prompts, rows) for rows in trained]
-    repeated = sorted(set[int]().union(*(result.asked for result in overlaps)))
-    if not repeated and not all(result.told for result in overlaps):
+    repeated = sorted(set[int]().union(*(result.prompts for result in overlaps)))
+    if not repeated and not all(result.is_complete for result in overlaps):
         return None
     return count_distinct_prompts(prompts.select(repeated)["prompt"])
 

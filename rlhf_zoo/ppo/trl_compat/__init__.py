@@ -4,7 +4,7 @@ docs/from-trl.md maps old to new, and says what is different on purpose. `trl_co
 step-wise loop of TRL 0.x.
 """
 
-from ...modeling.value_head import AutoModelForCausalLMWithValueHead, AutoModelForSeq2SeqLMWithValueHead
+from ...modeling.value_head_models import AutoModelForCausalLMWithValueHead, AutoModelForSeq2SeqLMWithValueHead
 from .config import PPOConfig
 from .helpers import batch_generation, masked_mean, masked_var, masked_whiten
 from .trainer import PPOTrainer

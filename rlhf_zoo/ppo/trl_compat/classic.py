@@ -24,14 +24,22 @@ from transformers import PreTrainedTokenizerBase, set_seed
 from transformers.integrations import TensorBoardCallback  # type: ignore[attr-defined]
 
 from ...errors import ZooError
-from ...modeling.value_head import AutoModelForCausalLMWithValueHead, AutoModelForSeq2SeqLMWithValueHead
+from ...modeling.value_head_models import AutoModelForCausalLMWithValueHead, AutoModelForSeq2SeqLMWithValueHead
 from .classic_config import ClassicPPOConfig as PPOConfig
 from .classic_loop import ClassicLoop
 from .helpers import stop_ids_of
 
 
 class LengthSampler:
-    """Draws a whole number from [min_value, max_value) at each call."""
+    """Draws an integer from [min_value, max_value) at each call.
+
+    Args:
+        min_value: The smallest.
+        max_value: One more than the largest.
+
+    Raises:
+        ZooError: There is no integer between.
+    """
 
     def __init__(self, min_value: int, max_value: int) -> None:
         if not 0 <= min_value < max_value:
@@ -43,7 +51,7 @@ class LengthSampler:
 
 
 def create_reference_model(model: nn.Module, num_shared_layers: int | None = None) -> Any:
-    """A frozen copy of `model`, in evaluation mode.
+    """Makes a frozen copy of a model, in evaluation mode.
 
     Args:
         model: the policy.
@@ -60,7 +68,7 @@ def create_reference_model(model: nn.Module, num_shared_layers: int | None = Non
     layers: list[nn.Module] = max(stacks, key=len, default=[])
     if not 0 < num_shared_layers < len(layers):
         raise ZooError(
-            f"num_shared_layers is {num_shared_layers} and the model has {len(layers)} layers: give fewer, so that "
+            f"num_shared_layers is {num_shared_layers} and the model has {len(layers)} layers: share fewer, so that "
             "some are left to train."
         )
     own = {id(parameter) for layer in layers[num_shared_layers:] for parameter in layer.parameters()}
@@ -104,16 +112,16 @@ class PPOTrainer:
             ZooError: configuration or tokenizer are missing, the model has no value head, or it is an encoder-decoder.
         """
         if not isinstance(config, PPOConfig):
-            raise ZooError(f"config is a {type(config).__name__}: give a PPOConfig of rlhf_zoo.ppo.trl_compat.classic.")
+            raise ZooError(f"config is a {type(config).__name__}: pass a PPOConfig of rlhf_zoo.ppo.trl_compat.classic.")
         if isinstance(model, AutoModelForSeq2SeqLMWithValueHead):
-            raise ZooError("PPO rolls out decoder-only models: one with an encoder cannot be trained here.")
+            raise ZooError("PPO supports decoder-only models: one with an encoder cannot be trained.")
         if not isinstance(model, AutoModelForCausalLMWithValueHead):
             raise ZooError(
-                f"The model is a {type(model).__name__}, without a value head: wrap it by "
+                f"The model is a {type(model).__name__}, without a value head: load it by "
                 "AutoModelForCausalLMWithValueHead.from_pretrained."
             )
         if tokenizer is None:
-            raise ZooError("The trainer has no tokenizer: give the model's.")
+            raise ZooError("The trainer has no tokenizer: pass the model's.")
         if ref_model is None and num_shared_layers is not None:
             ref_model = create_reference_model(model.pretrained_model, num_shared_layers)
         set_seed(config.seed)
@@ -132,7 +140,12 @@ class PPOTrainer:
         self.dataloader = None if dataset is None else self.prepare_dataloader(dataset, data_collator)
 
     def prepare_dataloader(self, dataset: Any, data_collator: Callable[[list[Any]], Any] | None = None) -> Any:
-        """Shuffled batches of batch_size rows, each process its own; rows that fill no batch are left out."""
+        """Makes shuffled batches of batch_size rows, different ones in each process. An incomplete batch is dropped.
+
+        Args:
+            dataset: The rows.
+            data_collator: Joins rows.
+        """
         loader: Any = DataLoader(
             dataset,
             batch_size=self.config.batch_size,
@@ -192,8 +205,8 @@ class PPOTrainer:
         queries = [query_tensor] if isinstance(query_tensor, Tensor) else list(query_tensor)
         for row, query in enumerate(queries):
             if not isinstance(query, Tensor) or query.dim() != 1 or not len(query):
-                what = f"of shape {tuple(query.shape)}" if isinstance(query, Tensor) else type(query).__name__
-                raise ZooError(f"Query {row} is {what}: give a 1-D tensor of token ids, or a list of such tensors.")
+                kind = f"of shape {tuple(query.shape)}" if isinstance(query, Tensor) else type(query).__name__
+                raise ZooError(f"Query {row} is {kind}: pass a 1-D tensor of token ids, or a list of such tensors.")
 
         def respond(model: Any) -> Any:
             responses: list[Tensor] = []
@@ -260,7 +273,14 @@ class PPOTrainer:
     def log_stats(
         self, stats: Mapping[str, Any], batch: Mapping[str, Any], rewards: Sequence[Any], columns_to_log: Any = None
     ) -> None:
-        """Sends the numbers of a step, with `env/reward_mean` and `env/reward_std`, to what `log_with` names."""
+        """Reports the statistics of a step, with `env/reward_mean` and `env/reward_std`, to what `log_with` names.
+
+        Args:
+            stats: What `step` returned.
+            batch: The queries and responses; not used.
+            rewards: The scores.
+            columns_to_log: Not used.
+        """
         numbers = torch.tensor([float(reward) for reward in rewards], device=self.current_device)
         mean, deviation = self._trainer.spread(numbers)
         scalars = {name: value for name, value in stats.items() if isinstance(value, (int, float))}
@@ -268,13 +288,24 @@ class PPOTrainer:
 
     @property
     def log_history(self) -> list[dict[str, float]]:
-        """What `log_stats` sent so far, by step."""
+        """What `log_stats` reported so far, by step."""
         return self._trainer.state.log_history
 
     def save_pretrained(self, save_directory: str | Path) -> None:
+        """Saves the model with its value head, and the tokenizer.
+
+        Args:
+            save_directory: The folder.
+        """
         self.model.save_pretrained(str(save_directory))
         self.tokenizer.save_pretrained(str(save_directory))
 
     def push_to_hub(self, repo_id: str, **kwargs: Any) -> None:
+        """Pushes the model with its value head, and the tokenizer.
+
+        Args:
+            repo_id: The repository.
+            **kwargs: As in transformers.
+        """
         self.model.push_to_hub(repo_id, **kwargs)
         self.tokenizer.push_to_hub(repo_id, **kwargs)

@@ -11,14 +11,14 @@ from ...errors import ZooError
 from ..config import PPOConfig as ZooPPOConfig
 from ..guards import warn_of
 
-# Fields that scripts set and that change nothing here, with what does instead.
+#: Fields of TRL that have no effect here, with what to do instead.
 WITHOUT_EFFECT = {
     "tracker_kwargs": "configure the reporter by its environment variables, as WANDB_PROJECT",
     "accelerator_kwargs": "accelerate is configured by `accelerate launch` and its environment variables",
-    "compare_steps": "push_to_hub() when you want to",
+    "compare_steps": "call push_to_hub() when you want to",
     "ratio_threshold": "the ratio is clipped, and early_stopping ends an update that runs away",
-    "optimize_device_cache": "nothing is kept on the device between updates that emptying a cache would free",
-    "optimize_cuda_cache": "nothing is kept on the device between updates that emptying a cache would free",
+    "optimize_device_cache": "emptying the device's cache between updates would free nothing",
+    "optimize_cuda_cache": "emptying the device's cache between updates would free nothing",
 }
 
 
@@ -27,10 +27,13 @@ WITHOUT_EFFECT = {
 class ClassicPPOConfig:
     """TRL 0.x's fields, with the defaults of its last release, 0.11.
 
-    A `step` takes `batch_size` completions and makes `ppo_epochs` passes over them, an optimizer step for every
-    `mini_batch_size × gradient_accumulation_steps` of them. target and horizon: of the adaptive KL controller, in nats
-    per completion and in completions. Names of models and data, `steps` and the like are for the script to use. Warns
-    of fields that change nothing here. Raises ZooError for values that cannot be right.
+    A `step` takes `batch_size` completions and makes `ppo_epochs` passes over them, with an optimizer step for every
+    `mini_batch_size × gradient_accumulation_steps` of them. The adaptive KL controller has its `target` in nats per
+    completion and its `horizon` in completions. Names of models and data, `steps` and the like are for the script.
+    Fields without effect here cause a warning.
+
+    Raises:
+        ZooError: A value is out of range or not supported.
     """
 
     exp_name: str | None = None
@@ -90,12 +93,12 @@ class ClassicPPOConfig:
     def _check(self) -> None:
         if self.kl_penalty != "kl":
             raise ZooError(
-                f"kl_penalty is {self.kl_penalty!r}: its gradient through the reward is that of no KL; give 'kl'."
+                f"kl_penalty is {self.kl_penalty!r}, whose gradient through the reward is not that of a KL: use 'kl'."
             )
         if self.push_to_hub_if_best_kwargs:
             raise ZooError(
-                "push_to_hub_if_best_kwargs is not supported: the mean score of one batch does not tell which model is "
-                "best; call push_to_hub() of the trainer."
+                "push_to_hub_if_best_kwargs is not supported, because the mean score of one batch does not show which "
+                "model is best: call push_to_hub() of the trainer."
             )
         if self.batch_size % self.backward_batch_size:
             raise ZooError(
@@ -105,7 +108,7 @@ class ClassicPPOConfig:
 
     @property
     def backward_batch_size(self) -> int:
-        """Completions of an optimizer step."""
+        """Completions per optimizer step."""
         return self.mini_batch_size * self.gradient_accumulation_steps
 
     @property
@@ -115,20 +118,24 @@ class ClassicPPOConfig:
 
     @property
     def logging_dir(self) -> Path:
-        """Where a reporter that writes files writes them."""
+        """The folder of a reporter that writes files."""
         return Path(self.project_kwargs.get("logging_dir") or self.output_dir) / self.tracker_project_name
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field by name; one of a nested mapping by its path, as `project_kwargs/logging_dir`."""
+        """Returns all fields by name; those of a nested mapping by path, such as `project_kwargs/logging_dir`."""
         flat: dict[str, Any] = {}
         for name, value in vars(self).items():
             flat |= (
-                {f"{name}/{key}": one for key, one in value.items()} if isinstance(value, Mapping) else {name: value}
+                {f"{name}/{key}": item for key, item in value.items()} if isinstance(value, Mapping) else {name: value}
             )
         return flat
 
     def modern(self) -> ZooPPOConfig:
-        """The same settings for `rlhf_zoo.PPOTrainer`. Raises ZooError for those that cannot be right there."""
+        """Returns the same settings for `rlhf_zoo.PPOTrainer`.
+
+        Raises:
+            ZooError: A value is out of range or not supported.
+        """
         self._check()
         return ZooPPOConfig(
             output_dir=self.output_dir,
@@ -153,7 +160,7 @@ class ClassicPPOConfig:
             score_centering="running" if self.use_score_scaling and self.use_score_norm else "none",
             score_clip=self.score_clip,
             whiten_rewards=self.whiten_rewards,
-            gradient_checkpointing=self.gradient_checkpointing or None,  # False counts as given, and it is deprecated
+            gradient_checkpointing=self.gradient_checkpointing or None,  # False would count as set
             temperature=1.0,
             seed=self.seed,
             report_to=[self.log_with] if self.log_with else [],

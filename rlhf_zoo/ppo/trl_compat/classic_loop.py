@@ -10,7 +10,7 @@ from ... import functional as F
 from ..rollout import Advantages, Rollout
 from ..trainer import PPOTrainer as ZooPPOTrainer
 
-# TRL 0.x's name -> ours, where the number is the same.
+#: Maps TRL 0.x's names to ours, for numbers that are the same.
 SAME = {
     "objective/kl": "objective/kl",
     "ppo/loss/policy": "loss/policy",
@@ -25,13 +25,19 @@ SAME = {
 
 
 class ClassicLoop(ZooPPOTrainer):
-    """Completions come with their lengths, so PAD may be EOS, as the tutorials have it."""
+    """A trainer for which PAD may be EOS, as in TRL's tutorials, because completions come with their lengths."""
 
     pad_apart = False
     statistics: Mapping[str, Any] = {}
 
     def observe(self, rollout: Rollout, estimates: Advantages, progress: Mapping[str, float]) -> None:
-        """Keeps, besides ours, TRL's statistics of this update: means over completions or tokens of all processes."""
+        """Also computes TRL's statistics of this update: means over completions or tokens of all processes.
+
+        Args:
+            rollout: Of all processes.
+            estimates: Its rewards and advantages.
+            progress: Means of the update's losses.
+        """
         super().observe(rollout, estimates, progress)
         tokens, mask = rollout.mask, estimates.mask
         error = (estimates.values - estimates.returns).square()
@@ -63,6 +69,11 @@ class ClassicLoop(ZooPPOTrainer):
         self.statistics = statistics
 
     def spread(self, x: Tensor, mask: Tensor | None = None) -> tuple[float, float]:
-        """Mean and unbiased deviation of x over its mask, or over what is not NaN, and over all processes."""
+        """Computes the mean and the unbiased standard deviation, over all processes.
+
+        Args:
+            x: Any shape.
+            mask: Of the same shape; None for all entries that are not NaN.
+        """
         mean, deviation = F.mean_and_std(self.moments(x, mask))
         return float(mean), float(deviation)

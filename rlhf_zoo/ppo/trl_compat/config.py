@@ -8,10 +8,10 @@ from ..config import PPOConfig as ZooPPOConfig
 
 @dataclass
 class PPOConfig(ZooPPOConfig):
-    """`rlhf_zoo.PPOConfig` with the defaults of TRL 1.12, and the fields that it had besides.
+    """`rlhf_zoo.PPOConfig` with the defaults of TRL 1.12, and its additional fields.
 
-    The batch sizes are computed, as they were there: what is given for them is replaced. Defaults that TRL's trainer
-    did not obey are what it did: no bf16 and no gradient checkpointing, and a log line each update.
+    The batch sizes are computed as in TRL, and values passed for them are replaced. Where TRL's trainer did not follow
+    its own defaults, the defaults are what it did: no bf16, no gradient checkpointing, and a log line in each update.
     """
 
     stop_token: str | None = field(default=None, metadata={"help": "'eos', or None for no end but stop_token_id."})
@@ -32,7 +32,7 @@ class PPOConfig(ZooPPOConfig):
 
     def __post_init__(self) -> None:
         if self.stop_token is not None and self.stop_token_id is not None:
-            raise ZooError("stop_token and stop_token_id are both given: give one of them.")
+            raise ZooError("stop_token and stop_token_id are both set: remove one of them.")
         super().__post_init__()
         self.micro_batch_size = self.per_device_train_batch_size * self.world_size
         self.batch_size = self.episodes_per_update

@@ -1,4 +1,4 @@
-"""The helper functions that scripts imported from TRL's PPO."""
+"""Helper functions that scripts import from TRL's PPO."""
 
 import copy
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from ...errors import ZooError
 
 
 def masked_mean(values: Tensor, mask: Tensor, axis: int | None = None) -> Tensor:
-    """Mean of values where the mask is not 0.
+    """Computes the mean of values where the mask is not 0.
 
     Args:
         values: any shape.
@@ -24,9 +24,18 @@ def masked_mean(values: Tensor, mask: Tensor, axis: int | None = None) -> Tensor
 
 
 def masked_var(values: Tensor, mask: Tensor, unbiased: bool = True) -> Tensor:
-    """Variance of values where mask is not 0, over n − 1 where `unbiased`. Returns a scalar.
+    """Computes the variance of values where the mask is not 0.
 
-    Raises ZooError for an empty mask, and for a single value where the variance should be unbiased.
+    Args:
+        values: any shape.
+        mask: of the same shape.
+        unbiased: whether to divide by n − 1.
+
+    Returns:
+        A scalar.
+
+    Raises:
+        ZooError: the mask is empty, or has one entry and the variance should be unbiased.
     """
     count = mask.sum()
     if count == 0 or (unbiased and count == 1):
@@ -38,7 +47,13 @@ def masked_var(values: Tensor, mask: Tensor, unbiased: bool = True) -> Tensor:
 
 
 def masked_whiten(values: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
-    """(x − μ)/√(σ² + 1e-8) with the unbiased σ²; μ is added back where `shift_mean` is False; padding changes too."""
+    """Computes (x − μ)/√(σ² + 1e-8) with the unbiased σ². Entries outside of the mask change too.
+
+    Args:
+        values: any shape.
+        mask: of the same shape, for μ and σ.
+        shift_mean: whether the mean becomes 0; otherwise μ is added back.
+    """
     mean = masked_mean(values, mask)
     whitened = (values - mean) * (masked_var(values, mask) + 1e-8).rsqrt()
     return whitened if shift_mean else whitened + mean
@@ -58,12 +73,12 @@ def batch_generation(
         model: the policy.
         queries: (B, P) int64, left-padded with pad_token_id.
         local_rollout_forward_batch_size: rows at a time.
-        pad_token_id: may lie past the embeddings.
+        pad_token_id: may be past the embeddings.
         generation_config: for `model.generate`.
 
     Returns:
-        Queries with responses (B, P + T), pad_token_id behind a response's end; and the processed scores that each
-        response token was drawn from (B, T, V), 0 behind its end.
+        Queries with responses (B, P + T), with pad_token_id after a response's end; and the processed scores that each
+        response token was drawn from, (B, T, V), 0 after the end.
     """
     stops = torch.tensor(stop_ids_of(model, generation_config), device=queries.device)
     config = copy.copy(generation_config)
@@ -87,9 +102,14 @@ def batch_generation(
     return torch.cat(padded), torch.cat(stacked)
 
 
-def stop_ids_of(model: Any, generation_config: GenerationConfig | None = None, given: Any = None) -> list[int]:
-    """The ids at which `model.generate` ends a row: those given, else the configuration's own, else the model's."""
-    ids = given
+def stop_ids_of(model: Any, generation_config: GenerationConfig | None = None, ids: Any = None) -> list[int]:
+    """Returns the ids at which `model.generate` ends a row.
+
+    Args:
+        model: the policy.
+        generation_config: passed to `generate`; its ids are used if `ids` is None.
+        ids: passed to `generate`. If neither has any, the model's own are used.
+    """
     if ids is None and generation_config is not None:
         ids = generation_config.eos_token_id
     ids = model.generation_config.eos_token_id if ids is None else ids

@@ -1,4 +1,4 @@
-"""TRL 1.12's PPOTrainer: its attributes and habits, on ours."""
+"""TRL 1.12's PPOTrainer: its attributes and behavior, on ours."""
 
 import math
 from contextlib import AbstractContextManager, nullcontext
@@ -17,13 +17,17 @@ from .config import PPOConfig
 
 
 class PPOTrainer(ZooPPOTrainer):
-    """`rlhf_zoo.PPOTrainer`, whose constructor has TRL's keywords, with the attributes that TRL's had besides."""
+    """`rlhf_zoo.PPOTrainer`, whose constructor has TRL's keywords, with the additional attributes of TRL's."""
 
     @wraps(ZooPPOTrainer.__init__, assigned=())  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """As `rlhf_zoo.PPOTrainer`, whose first parameters are TRL's, in TRL's order.
+        """Builds the trainer.
 
-        Raises ZooError, besides, for an optimizer that holds no weight of the policy or none of the critic.
+        Args:
+            *args, **kwargs: As for `rlhf_zoo.PPOTrainer`, whose first parameters are TRL's, in TRL's order.
+
+        Raises:
+            ZooError: As for `rlhf_zoo.PPOTrainer`, and for an optimizer without a weight of the policy or the critic.
         """
         super().__init__(*args, **kwargs)
         if self.optimizer is not None:
@@ -42,13 +46,13 @@ class PPOTrainer(ZooPPOTrainer):
 
     @property
     def reward_model(self) -> Any:
-        """The first reward that is a model, or None."""
+        """The first reward model; None if there is none."""
         models = self._rewards.models if self._rewards is not None else []
         return models[0].model if models else None
 
     @property
     def ref_model(self) -> Any:
-        """The reference where it is a model of its own; None where it is the policy with its adapter off, as in TRL."""
+        """The reference if it is a separate model; None if it is the policy with its adapter off, as in TRL."""
         return None if self.reference is None else self.reference.own
 
     @property
@@ -61,17 +65,27 @@ class PPOTrainer(ZooPPOTrainer):
         return 0 if prompts is None else len(prompts)
 
     def null_ref_context(self) -> AbstractContextManager:
-        """In it, a policy with an adapter is its own reference."""
+        """Returns a context in which a policy with an adapter is its own reference."""
         return nullcontext() if self.reference is None else self.reference.model()
 
     def evaluated(self, samples: Samples, *, recompute: bool) -> Rollout:
-        """A completion that holds EOS counts as ended, as in TRL, also where no stop token ended it."""
+        """Counts a completion with EOS as ended, as in TRL, even if no stop token ended it.
+
+        Args:
+            samples: B completions.
+            recompute: Whether to take log π_old from a forward pass.
+        """
         rollout = super().evaluated(samples, recompute=recompute)
         eos = (rollout.samples.completion_ids == self.processing_class.eos_token_id) & rollout.mask
         return replace(rollout, samples=replace(rollout.samples, ended=rollout.samples.ended | eos.any(1)))
 
     def generate_completions(self, sampling: bool = False, **kwargs: Any) -> dict[str, list[Any]]:
-        """As `rlhf_zoo.PPOTrainer`'s, but without eval_dataset it does nothing, as in TRL, and returns {}."""
+        """As for `rlhf_zoo.PPOTrainer`, but without eval_dataset it returns {}, as in TRL.
+
+        Args:
+            sampling: Whether to stop after one batch.
+            **kwargs: As for `rlhf_zoo.PPOTrainer`.
+        """
         return super().generate_completions(sampling, **kwargs) if self.eval_dataset is not None else {}
 
     def create_model_card(
@@ -81,20 +95,30 @@ class PPOTrainer(ZooPPOTrainer):
         tags: str | list[str] | None = None,
         **card: Any,
     ) -> None:
-        """Trainer's card, under TRL's keywords; `push_to_hub` passes its own on to here."""
+        """Makes Trainer's card, with TRL's keywords; `push_to_hub` passes its own on to this method.
+
+        Args:
+            model_name: The card's model.
+            dataset_name: Its data set or data sets.
+            tags: Its tags.
+            **card: Further keywords of Trainer's.
+        """
         if dataset_name is not None:
             card |= {"dataset": dataset_name, "dataset_tags": dataset_name}
         super().create_model_card(model_name=model_name, tags=tags, **card)
 
 
 def _check_optimizer(trainer: PPOTrainer) -> None:
-    """A critic made from a value_model is a copy, so an optimizer over the value_model's weights moves nothing."""
+    """Raises ZooError for an optimizer without a weight of the policy or the critic.
+
+    A critic made from a value_model is a copy, so an optimizer of the value_model's weights would train nothing.
+    """
     optimizer: Any = trainer.optimizer
     held = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
     parts: dict[str, torch.nn.Module] = {"policy": trainer.policy, "critic": trainer.value_model}
     for name, part in parts.items():
         if not any(id(weight) in held for weight in part.parameters()):
             raise ZooError(
-                f"The optimizer holds no weight of the {name}, which would never train: leave optimizers out and set "
-                "critic_learning_rate, or give value_model as a token classifier with one label, which is not copied."
+                f"The optimizer has no weight of the {name}, which would never be trained: remove optimizers and set "
+                "critic_learning_rate, or pass a token classifier with one label as value_model, which is not copied."
             )

@@ -10,12 +10,14 @@ from ...hub.client.connect import CLIENT, Hub
 from ...hub.client.refs import ask
 from ...hub.client.refusals import reason, refusals_as
 from ...modeling.chat import tokenize_prompt
-from ...modeling.loading import ADAPTER_CONFIG, check_no_gguf, json_object, load_tokenizer, model_files
+from ...modeling.gguf import check_no_gguf
+from ...modeling.loading import load_tokenizer
+from ...modeling.model_files import ADAPTER_CONFIG, json_object, model_files
 from ...modeling.models import label_index, labels_in
 from ...modeling.remote_code import brings_code, is_trusted, refusal
 from ...modeling.special_tokens import highest_id, pad_apart, train_tokenizer
 from ...modeling.text_ids import settle_ends
-from ...rewards.model import say_cut
+from ...rewards.model import warn_truncated
 from ..context import RunContext
 from ..data.cut_rows import CutRows, count_cut_rows
 from ..data.layout import conversational, fitting
@@ -37,8 +39,8 @@ class Named:
     Attributes:
         key: The key, for messages.
         name: The name.
-        folder: A folder of its files without the weights; None if they cannot be had.
-        unseen: Why they cannot be had.
+        folder: A folder of its files without the weights; None if they cannot be loaded.
+        unseen: Why they cannot be loaded.
     """
 
     key: str
@@ -54,7 +56,7 @@ class Named:
 
     @property
     def context(self) -> int | None:
-        """How many tokens it reads; None where its configuration does not say."""
+        """How many tokens it reads; None if its configuration does not have that."""
         return context_in(self.config)
 
 
@@ -65,7 +67,7 @@ def context_in(config: Mapping[str, Any]) -> int | None:
         config: The configuration.
 
     Returns:
-        The number of tokens; None where the configuration does not say.
+        The number of tokens; None if the configuration does not have it.
     """
     text = config.get("text_config") or config
     lengths = [text.get(name) for name in ("max_position_embeddings", "n_positions")]
@@ -80,20 +82,20 @@ def named_models(
     Args:
         stages: Stage -> settings.
         hub: Where Hub ids are looked up.
-        leniently: Whether a model that cannot be had is returned without its files.
+        leniently: Whether a model that cannot be loaded is returned without its files.
 
     Returns:
-        Role -> model. The roles are policy (what SFT starts from, or PPO where it names another model), reward
-        (reward_2 …) and value.
+        {role: model}. The roles are policy (where SFT starts, or PPO if it names another model), reward (reward_2 …)
+        and value.
 
     Raises:
-        ZooError: A model cannot be had, or is a GGUF file.
+        ZooError: A model cannot be loaded, or is a GGUF file.
     """
     models = {}
-    for role, (key, name, revision) in _asked(stages).items():
+    for role, (key, name, revision) in _models_from_elsewhere(stages).items():
         check_no_gguf(name, key=key)
         try:
-            models[role] = Named(key, name, look_at(name, revision, hub, mend=mend_of(key)))
+            models[role] = Named(key, name, fetch_files(name, revision, hub, fix=fix_of(key)))
         except ZooError as error:
             if not leniently:
                 raise
@@ -101,8 +103,8 @@ def named_models(
     return models
 
 
-def _asked(stages: Mapping[str, StageSettings]) -> dict[str, tuple[str, str, str | None]]:
-    """Returns role -> (key, name, revision) of the models from elsewhere."""
+def _models_from_elsewhere(stages: Mapping[str, StageSettings]) -> dict[str, tuple[str, str, str | None]]:
+    """Returns {role: (key, name, revision)} of the models that no stage of the recipe trains."""
     models: dict[str, tuple[str, str, str | None]] = {}
     if "sft" in stages and stages["sft"].model.model_name_or_path is not None:
         model = stages["sft"].model
@@ -133,15 +135,15 @@ def on_a_hub(recipe: Recipe, shared: RecipeConfig, stages: Mapping[str, StageSet
     Returns:
         True where it does.
     """
-    models = [name for _, name, _ in _asked(stages).values()]
+    models = [name for _, name, _ in _models_from_elsewhere(stages).values()]
     own = own_pairs_at(recipe, shared)
     labeled, pairs = shared.evaluation.labeled_data.dataset_name, None if own is None else own.dataset_name
     data = [shared.dataset_name, labeled, pairs, *(settings.data.dataset_name for settings in stages.values())]
     return not all(Path(name).exists() for name in [*models, *data] if name is not None)
 
 
-def mend_of(key: str) -> str:
-    """Returns what to do where the model that a key names cannot be found.
+def fix_of(key: str) -> str:
+    """Returns what to do if the model that a key names cannot be found.
 
     Args:
         key: The key.
@@ -152,24 +154,24 @@ def mend_of(key: str) -> str:
     return f"check {key}, --hub and --source_hub."
 
 
-def look_at(
+def fetch_files(
     name: str,
     revision: str | None,
     hub: Hub,
     *,
     patterns: Sequence[str] = READ,
-    what: str | None = None,
-    mend: str,
+    subject: str | None = None,
+    fix: str,
 ) -> Path:
     """Returns a folder of a model's files without its weights; for an adapter without a configuration, its base's.
 
     Args:
         name: A folder, or a repository of `hub` or of its source.
         revision: A branch, tag or commit of the repository; None is its main branch.
-        hub: Where to look. Cached files are used where it does not answer.
+        hub: The Hub. If it does not answer, cached files are used.
         patterns: Which of the repository's files.
-        what: The beginning of the error, in place of "The model NAME".
-        mend: What the error says to do.
+        subject: The beginning of the error, in place of "The model NAME".
+        fix: The end of the error, which says what to do.
 
     Returns:
         The folder.
@@ -180,22 +182,22 @@ def look_at(
     if Path(name).is_dir():
         return Path(name)
 
-    def look(one: Hub) -> Path:
-        with refusals_as(f"{what or f'The model {name}'} cannot be found on {one.name}", mend):
-            silence = one.silence()
+    def snapshot(candidate: Hub) -> Path:
+        with refusals_as(f"{subject or f'The model {name}'} cannot be found on {candidate.name}", fix):
+            silence = candidate.silence()
             try:
-                answering_hub = one if silence is None else replace(one, offline=True)
+                answering_hub = candidate if silence is None else replace(candidate, offline=True)
                 return answering_hub.snapshot(name, revision=revision, allow_patterns=[*patterns])
             except OSError:
                 if silence is None:
                     raise
                 raise silence from None
 
-    folder = ask(name, hub, look)[1]
+    folder = ask(name, hub, snapshot)[1]
     adapter = json_object(folder / ADAPTER_CONFIG) if (folder / ADAPTER_CONFIG).is_file() else {}
     base = adapter.get("base_model_name_or_path")
     if base and not (folder / "config.json").is_file():
-        return look_at(base, adapter.get("revision"), hub, patterns=patterns, mend=mend)
+        return fetch_files(base, adapter.get("revision"), hub, patterns=patterns, fix=fix)
     return folder
 
 
@@ -221,7 +223,7 @@ def check_named(models: Mapping[str, Named], stages: Mapping[str, StageSettings]
     if "AutoModelForSequenceClassification" not in policy.config["auto_map"]:
         raise ZooError(
             f"The code of the model {policy.name} has no AutoModelForSequenceClassification, which the stage reward "
-            "trains: take reward.yaml away, and give reward_model_path or reward_funcs in ppo.yaml."
+            "trains: remove reward.yaml, and set reward_model_path or reward_funcs in ppo.yaml."
         )
 
 
@@ -263,13 +265,13 @@ def check_tokenizers(models: Mapping[str, Named], ppo: StageSettings) -> None:
         model = models.get(role)
         if model is None or model.folder is None:
             continue
-        what = f"the {'policy' if role == 'policy' else 'reward model'} {model.name}"
+        owner = f"the {'policy' if role == 'policy' else 'reward model'} {model.name}"
         tokenizer = load_tokenizer(model.folder, name=model.name)
-        pad_apart(tokenizer, pad_token, of=what, key=key)
+        pad_apart(tokenizer, pad_token, of=owner, key=key)
         rows = (model.config.get("text_config") or model.config).get("vocab_size")
         if isinstance(rows, int) and rows <= (highest := highest_id(tokenizer)):
             raise ZooError(
-                f"The tokenizer of {what} has ids up to {highest}, and its config.json a vocab_size of {rows}: give it "
+                f"The tokenizer of {owner} has ids up to {highest}, and its config.json a vocab_size of {rows}: use "
                 "the tokenizer that it was trained with."
             )
 
@@ -322,7 +324,7 @@ def check_response_length(shared: RecipeConfig, ppo: StageSettings, policy: Name
 def check_prompt_lengths(context: RunContext, models: Mapping[str, Named], prompts: Sequence[Any]) -> str:
     """Checks that PPO's prompts fit into what its policy reads.
 
-    Where SFT still has to make the tokenizer, the prompts are not measured.
+    If SFT still has to make the tokenizer, the prompts are not measured.
 
     Args:
         context: The run.
@@ -358,11 +360,11 @@ def check_prompt_lengths(context: RunContext, models: Mapping[str, Named], promp
     if len(fitting) < needed <= len(lengths):
         raise ZooError(
             f"max_prompt_length of the stage ppo is {most}, which leaves {len(fitting)} of {len(lengths)} prompts, and "
-            f"an update takes {needed}: raise it, or make the batch smaller."
+            f"an update needs {needed}: raise it, or make the batch smaller."
         )
     for reward in (models[role] for role in REWARD_ROLES if role in models):
         if reward.context is not None and longest + room > reward.context:
-            say_cut(reward.name, reward.context)
+            warn_truncated(reward.name, reward.context)
     return f"the longest of {len(fitting)} has {longest} tokens, with {room} to answer {longest + room}" + (
         f" of {reads}" if reads is not None else ""
     )
@@ -376,7 +378,7 @@ def policy_tokenizer(context: RunContext, policy: Named | None) -> Any | None:
         policy: The policy; None is a model from random weights, whose tokenizer has no vocabulary yet.
 
     Returns:
-        The tokenizer; None where it is unknown.
+        The tokenizer; None if it is unknown.
     """
     if policy is None:
         return None if context.shared.architecture is None else _tokenizer_of(context, None)
@@ -440,8 +442,11 @@ def _template_of(path: str, hub: Hub) -> Any:
         try:
             return Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ZooError(f"chat_template_path names {path}, which cannot be read ({error}): give a file.") from error
-    return load_tokenizer(look_at(path, None, hub, mend=mend_of("chat_template_path")), name=path).chat_template
+            raise ZooError(
+                f"chat_template_path names {path}, which cannot be read ({error}): choose another file."
+            ) from error
+    folder = fetch_files(path, None, hub, fix=fix_of("chat_template_path"))
+    return load_tokenizer(folder, name=path).chat_template
 
 
 def _reader(policy: Named | None) -> str:

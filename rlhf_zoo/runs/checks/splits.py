@@ -27,7 +27,7 @@ def check_forms(
     Args:
         shared: The keys of recipe.yaml.
         stages: Stage -> settings.
-        hub: Where Hub ids are looked up. What it does not answer is left to the stage.
+        hub: Where Hub ids are looked up. If it does not answer, the stage checks later.
         every_row: Whether to check every row of local files, rather than only the first.
 
     Returns:
@@ -36,7 +36,7 @@ def check_forms(
     Raises:
         ZooError: A split, a column or a row is not what a stage reads.
     """
-    loader = _Look(shared, hub, every_row=every_row)
+    loader = _RowLoader(shared, hub, every_row=every_row)
     for stage, settings in stages.items():
         if stage == "reward" and settings.data.simulated_pairs is not None:
             continue
@@ -50,8 +50,8 @@ def check_forms(
         if rows is not None and shared.chat != Chat() and not conversational(rows):
             raise ZooError(
                 f"The data set {settings.data.dataset_name or shared.dataset_name} of {of} has plain texts, and "
-                "recipe.yaml says how conversations are rendered: set conversational to true, or leave system_prompt, "
-                "chat_template_kwargs and strip_thoughts out."
+                "recipe.yaml configures how conversations are rendered: set conversational to true, or remove "
+                "system_prompt, chat_template_kwargs and strip_thoughts."
             )
     return loader.unseen
 
@@ -59,7 +59,7 @@ def check_forms(
 def rows_here(
     shared: RecipeConfig, settings: StageSettings, hub: Hub = CLIENT, split: str | None = None
 ) -> datasets.Dataset | None:
-    """Loads rows of a stage's data, in its form, where they are on this machine.
+    """Loads rows of a stage's data, in its form, if they are on this machine.
 
     Args:
         shared: The keys of recipe.yaml.
@@ -68,7 +68,7 @@ def rows_here(
         split: The split; None for the one that the stage learns from.
 
     Returns:
-        The rows; None where they are not on this machine.
+        The rows; None if they are not on this machine.
 
     Raises:
         ZooError: They are not what the stage reads.
@@ -77,7 +77,7 @@ def rows_here(
     name = data.dataset_name or (shared.dataset_name if shared.corpus is None else None)
     if name is None or not Path(name).exists():
         return None
-    loader = _Look(shared, hub, every_row=True)
+    loader = _RowLoader(shared, hub, every_row=True)
     of, form, text = f"the stage {settings.stage}", FORMS[settings.stage], text_field(settings)
     return loader.rows(data, split or data.dataset_train_split, form, of=of, text=text)
 
@@ -95,7 +95,7 @@ def check_labeled(shared: RecipeConfig, hub: Hub = CLIENT) -> dict[str, str]:
     Raises:
         ZooError: They are not what the judge reads.
     """
-    loader, data = _Look(shared, hub), shared.evaluation.labeled_data
+    loader, data = _RowLoader(shared, hub), shared.evaluation.labeled_data
     loader.rows(data, data.dataset_train_split, "labeled", of="the judge classifier")
     return loader.unseen
 
@@ -114,21 +114,21 @@ def check_own_pairs(recipe: Recipe, shared: RecipeConfig, hub: Hub = CLIENT) -> 
     Raises:
         ZooError: They are not pairs.
     """
-    loader, data = _Look(shared, hub), own_pairs_at(recipe, shared)
+    loader, data = _RowLoader(shared, hub), own_pairs_at(recipe, shared)
     if data is not None:
         loader.rows(data, data.dataset_train_split, "pairs", of="evaluation.own_pairs")
     return loader.unseen
 
 
-class _Look:
-    """Loads rows for checks, each split once. `unseen`: data set -> why it could not be checked."""
+class _RowLoader:
+    """Loads rows for checks, each split once. `unseen`: {data set: why it could not be checked}."""
 
     def __init__(self, shared: RecipeConfig, hub: Hub, *, every_row: bool = False) -> None:
         self.shared, self.hub, self.every_row, self.unseen = shared, hub, every_row, dict[str, str]()
-        self._seen: dict[Any, datasets.Dataset | None] = {}
+        self._loaded: dict[Any, datasets.Dataset | None] = {}
 
     def rows(self, data: Any, split: str, form: Form, *, of: str, text: str = "text") -> datasets.Dataset | None:
-        """Returns the split's rows in their form, or its first row; None where they cannot be had.
+        """Returns the split's rows in their form, or its first row; None if they cannot be loaded.
 
         Raises:
             ZooError: They are not in that form.
@@ -139,18 +139,18 @@ class _Look:
         if name is None or name in self.unseen:
             return None
         key = (name, revision, data.dataset_config, split)
-        if key not in self._seen:
-            self._seen[key] = self._look(*key, of=of)
-        if (rows := self._seen[key]) is None:
+        if key not in self._loaded:
+            self._loaded[key] = self._load(*key, of=of)
+        if (rows := self._loaded[key]) is None:
             return None
-        what = f"The data set {name} of {of}" if len(rows) == 1 else f"The data set {name}, split {split}, of {of}"
+        label = f"The data set {name} of {of}" if len(rows) == 1 else f"The data set {name}, split {split}, of {of}"
         for column in data.keep_above:
-            value_of(rows[0], column, of=what)
+            value_of(rows[0], column, of=label)
         if len(rows) > 1:
-            rows = above(rows, data.keep_above, of=what)
-        return in_form(rows, form, columns=data.columns, turns=shared.conversational, text=text, of=what)
+            rows = above(rows, data.keep_above, of=label)
+        return in_form(rows, form, columns=data.columns, turns=shared.conversational, text=text, of=label)
 
-    def _look(
+    def _load(
         self, name: str, revision: str | None, configuration: str | None, split: str, *, of: str
     ) -> datasets.Dataset | None:
         source = find_data(name, revision, self.hub)

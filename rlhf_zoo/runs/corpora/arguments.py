@@ -68,7 +68,7 @@ def _read(source: str) -> dict[str, Rows]:
     folder = Path(source).expanduser()
     files = sorted(folder.glob("*.csv"))
     if not files:
-        return read_splits(source, SPLITS, ("topic", "chosen", "rejected"), mend=HELP)
+        return read_splits(source, SPLITS, ("topic", "chosen", "rejected"), fix=HELP)
     rows: dict[str, Rows] = {split: [] for split in SPLITS}
     for path in files:
         split = next((split for split, names in DEBATES.items() if path.name.startswith(names)), "train")

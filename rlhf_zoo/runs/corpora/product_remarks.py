@@ -18,14 +18,13 @@ from ...errors import ZooError
 from .source import Rows, read_jsonl, read_splits, unit
 
 SPLITS = ("train", "judge", "validation", "test")
+#: The share of the raw corpus in each of `SPLITS`, by the sha1 of the remark: a remark is always in the same split.
 SHARES = (0.50, 0.38, 0.04, 0.08)
-"""How much of the raw corpus each of `SPLITS` gets, by the sha1 of the remark: the same remark always lies in one."""
-
+#: An opening is neutral if people's continuations of it are positive at a rate within these bounds.
 NEUTRAL = (0.2, 0.8)
-"""An opening is neutral when people's continuations of it are positive at a rate within these bounds."""
 MIN_CONTINUATIONS = 5
+#: The share of the neutral openings that become test prompts; the others are validation prompts.
 TEST_SHARE = 0.75
-"""Share of the neutral openings that become test prompts; the rest are validation prompts."""
 LONGEST_OPENING = 3
 
 HELP = "run `python -c 'import nltk; nltk.download(\"pros_cons\")'` and give --dataset_name ~/nltk_data"
@@ -99,7 +98,7 @@ def read_normalized(source: str | None) -> dict[str, list[Remark]]:
         ZooError: The source cannot be read, or lacks a split or a column.
     """
     if source is None:
-        raise ZooError(f"Product remarks do not come with this package: {HELP}, or give a folder or a Hub id.")
+        raise ZooError(f"Product remarks do not come with this package: {HELP}, or name a folder or a Hub id.")
     lowered = {
         split: [Remark(" ".join(remark.text.lower().split()), remark.label) for remark in remarks]
         for split, remarks in read_remarks(source).items()
@@ -199,14 +198,14 @@ def read_remarks(source: str) -> dict[str, list[Remark]]:
             return _split_raw(_clean(raw["IntegratedPros.txt"], raw["IntegratedCons.txt"]))
         if not path.is_dir():
             raise ZooError(f"{source} is neither a folder nor NLTK's pros_cons zip: {HELP}.")
-    rows = read_splits(source, SPLITS, ("text", "label"), mend=HELP)
+    rows = read_splits(source, SPLITS, ("text", "label"), fix=HELP)
     return {split: _remarks(rows[split], f"{source}, split {split},") for split in SPLITS}
 
 
 def _remarks(rows: Rows, of: str) -> list[Remark]:
     for number, row in enumerate(rows, 1):
         if not isinstance(row["text"], str) or row["label"] not in (0, 1):
-            raise ZooError(f"{of} row {number}: text must be a string and label 0 (con) or 1 (pro): mend that row.")
+            raise ZooError(f"{of} row {number}: text must be a string and label 0 (con) or 1 (pro): correct that row.")
     return [Remark(row["text"], int(row["label"])) for row in rows]
 
 
@@ -230,7 +229,7 @@ def _nltk_texts(path: Path, corpus: str, names: Sequence[str]) -> dict[str, str]
                 data = {name: archive.read(members[name]) for name in names if name in members}
     except (OSError, zipfile.BadZipFile) as error:
         raise ZooError(
-            f"{place} cannot be read ({error}): mend its permissions or download NLTK's {corpus} again."
+            f"{place} cannot be read ({error}): correct its permissions or download NLTK's {corpus} again."
         ) from error
     missing = [name for name in names if name not in data]
     if missing:
@@ -261,7 +260,7 @@ def _split_raw(remarks: Iterable[Remark]) -> dict[str, list[Remark]]:
         splits[next(split for split, bound in zip(SPLITS, bounds, strict=True) if place < bound)].append(remark)
     for split, rows in splits.items():
         if not rows:
-            raise ZooError(f"The corpus is too small: no remark falls into split {split}; give the whole corpus.")
+            raise ZooError(f"The corpus is too small: no remark falls into the split {split}; use the full corpus.")
     return splits
 
 
@@ -279,9 +278,9 @@ def lexicon(source: str) -> dict[str, int]:
         ZooError: It cannot be read.
     """
     path = Path(source).expanduser()
-    mend = "run `python -c 'import nltk; nltk.download(\"opinion_lexicon\")'` and give ~/nltk_data"
+    fix = "run `python -c 'import nltk; nltk.download(\"opinion_lexicon\")'` and use ~/nltk_data"
     if not path.exists():
-        raise ZooError(f"There is no opinion lexicon at {source}: {mend}.")
+        raise ZooError(f"There is no opinion lexicon at {source}: {fix}.")
     signs: dict[str, set[int]] = defaultdict(set)
     raw = _nltk_texts(path, "opinion_lexicon", ("positive-words.txt", "negative-words.txt"))
     if raw is not None:
@@ -293,17 +292,17 @@ def lexicon(source: str) -> dict[str, int]:
         for number, row in enumerate(read_jsonl(path, "train"), 1):
             if not isinstance(row.get("word"), str) or row.get("label") not in (0, 1):
                 raise ZooError(
-                    f"{source}, train, row {number}: it needs word (text) and label (0 or 1): mend that row."
+                    f"{source}, train, row {number}: it needs word (text) and label (0 or 1): correct that row."
                 )
             signs[row["word"]].add(1 if row["label"] else -1)
     else:
-        raise ZooError(f"{source} is neither a folder nor NLTK's opinion_lexicon zip: {mend}.")
+        raise ZooError(f"{source} is neither a folder nor NLTK's opinion_lexicon zip: {fix}.")
     if not signs:
-        raise ZooError(f"The opinion lexicon at {source} is empty: {mend}.")
+        raise ZooError(f"The opinion lexicon at {source} is empty: {fix}.")
     return {
         word: sign
-        for word, (sign, *others) in ((word, sorted(word_signs)) for word, word_signs in signs.items())
-        if not others
+        for word, (sign, *more) in ((word, sorted(word_signs)) for word, word_signs in signs.items())
+        if not more
     }
 
 

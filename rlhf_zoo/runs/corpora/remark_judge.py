@@ -62,7 +62,7 @@ class RemarkJudge:
 
     def __init__(self, texts: Sequence[str]) -> None:
         if len(texts) < 2:
-            raise ValueError(f"{len(texts)} remarks are too few to learn from: give at least two.")
+            raise ValueError(f"{len(texts)} remarks are too few to train on: at least two are needed.")
         remarks = [tokens_of(text) for text in texts]
         orientation = Orientation(remarks)
         apart = [Steps(remarks[1::2]), Steps(remarks[0::2])]  # each ranks the remarks that it did not learn from

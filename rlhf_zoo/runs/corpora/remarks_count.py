@@ -15,8 +15,8 @@ from .product_remarks import Remark, read_normalized
 from .source import Rows, unit
 
 COUNTS = (1, 2, 3, 4, 5)
+#: Shares of the openings, by their hash, that only this split's prompts begin with.
 HELD_OUT = {"test": 0.3, "validation": 0.2}
-"""Shares of the openings, by their hash, that only this split's prompts begin with."""
 LONGEST_OPENING = 2
 
 _COMMA = re.compile(r"(?<!\d),|,(?!\d)")  # but not the comma in 1,000
@@ -34,7 +34,7 @@ def items(text: str) -> list[str]:
     Returns:
         The words of each item, lower-cased and without marks; "" for an empty item.
     """
-    return _told_apart(_COMMA.split(text))
+    return _normalized(_COMMA.split(text))
 
 
 def readings(text: str) -> tuple[int, int]:
@@ -48,11 +48,11 @@ def readings(text: str) -> tuple[int, int]:
     Returns:
         (fewest, most).
     """
-    fewest, most = (len({*_told_apart(parting.split(text))} - {""}) for parting in (_COMMA, _ANY))
+    fewest, most = (len({*_normalized(parting.split(text))} - {""}) for parting in (_COMMA, _ANY))
     return fewest, max(fewest, most)
 
 
-def _told_apart(pieces: Sequence[str]) -> list[str]:
+def _normalized(pieces: Sequence[str]) -> list[str]:
     return [" ".join(re.findall(r"\w+", piece.lower())) for piece in pieces]
 
 
@@ -100,15 +100,15 @@ class ItemCount:
         head = _HEAD.match(prompt)
         return None if head is None else float(self._is_right(prompt[head.end() :] + completion, int(head[1])))
 
-    def _is_right(self, text: str, asked: int) -> bool:
+    def _is_right(self, text: str, count: int) -> bool:
         listed = items(text)
-        return len(listed) == len({*listed} - {""}) == asked
+        return len(listed) == len({*listed} - {""}) == count
 
 
 class _Lenient(ItemCount):
-    def _is_right(self, text: str, asked: int) -> bool:
+    def _is_right(self, text: str, count: int) -> bool:
         fewest, most = readings(text)
-        return fewest <= asked <= most
+        return fewest <= count <= most
 
 
 item_count = ItemCount()

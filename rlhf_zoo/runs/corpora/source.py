@@ -16,14 +16,14 @@ Rows = list[dict[str, Any]]
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
-def read_splits(source: str, splits: Sequence[str], columns: Sequence[str], *, mend: str) -> dict[str, Rows]:
+def read_splits(source: str, splits: Sequence[str], columns: Sequence[str], *, fix: str) -> dict[str, Rows]:
     """Reads the rows of each split.
 
     Args:
         source: A folder, or the id of a data set on the Hub.
         splits: Names of the splits.
         columns: Columns that each row must have.
-        mend: How to get the corpus, as the end of a sentence.
+        fix: How to get the corpus, as the end of a sentence.
 
     Returns:
         Split -> rows.
@@ -35,10 +35,10 @@ def read_splits(source: str, splits: Sequence[str], columns: Sequence[str], *, m
     if path.is_dir():
         rows_by_split: dict[str, Iterable[dict[str, Any]]] = {split: read_jsonl(path, split) for split in splits}
     elif path.exists() or source.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(source):
-        raise ZooError(f"There is no data set at {source}: {mend}.")
+        raise ZooError(f"There is no data set at {source}: {fix}.")
     else:
-        rows_by_split = _read_hub(source, splits, mend)
-    return {split: _whole(rows, columns, f"{source}, split {split},") for split, rows in rows_by_split.items()}
+        rows_by_split = _read_hub(source, splits, fix)
+    return {split: _checked(rows, columns, f"{source}, split {split},") for split, rows in rows_by_split.items()}
 
 
 def read_jsonl(folder: Path, split: str) -> Iterator[dict[str, Any]]:
@@ -81,19 +81,19 @@ def unit(text: str) -> float:
     return int(hashlib.sha1(text.encode()).hexdigest()[:12], 16) / 16**12
 
 
-def _whole(rows: Iterable[dict[str, Any]], columns: Sequence[str], of: str) -> Rows:
+def _checked(rows: Iterable[dict[str, Any]], columns: Sequence[str], of: str) -> Rows:
     all_rows = list(rows)
     for number, row in enumerate(all_rows, 1):
         for column in columns:
             if column not in row:
                 there = ", ".join(sorted(row)) or "none"
-                raise ZooError(f"{of} has no column {column!r} in row {number} (found: {there}): rename it so.")
+                raise ZooError(f"{of} has no column {column!r} in row {number} (it has {there}): rename the column.")
     if not all_rows:
-        raise ZooError(f"{of} is empty: give it rows.")
+        raise ZooError(f"{of} is empty: add rows.")
     return all_rows
 
 
-def _read_hub(source: str, splits: Sequence[str], mend: str) -> dict[str, Iterable[dict[str, Any]]]:
+def _read_hub(source: str, splits: Sequence[str], fix: str) -> dict[str, Iterable[dict[str, Any]]]:
     """Reads a Hub data set: its splits as `load_dataset` finds them, and the others by their file names."""
     import datasets
     from huggingface_hub import HfApi
@@ -110,10 +110,10 @@ def _read_hub(source: str, splits: Sequence[str], mend: str) -> dict[str, Iterab
                     if not named[split]:
                         there = ", ".join(sorted(loaded)) or "none"
                         raise ZooError(
-                            f"The data set {source} has no split {split} (found: {there}): add {split}.jsonl."
+                            f"The data set {source} has no split {split} (it has {there}): add {split}.jsonl."
                         )
                 loaded |= data.load(data_files=named)
     except (HTTPError, datasets.exceptions.DatasetsError, OSError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ZooError(f"The data set {source} cannot be loaded ({reason}): check its id, or {mend}.") from error
+        raise ZooError(f"The data set {source} cannot be loaded ({reason}): check its id, or {fix}.") from error
     return {split: loaded[split] for split in splits}

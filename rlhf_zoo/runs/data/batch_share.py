@@ -8,15 +8,15 @@ from ...errors import ZooError
 from ...modeling import distributed
 
 
-def share_of_batch(said: Mapping[str, Any], stage: str) -> dict[str, Any]:
+def share_of_batch(keys: Mapping[str, Any], stage: str) -> dict[str, Any]:
     """Divides the batch keys of a recipe among the processes, so that their number changes no result.
 
     Args:
-        said: The stage's keys, with their defaults. They describe the batch of all processes together.
+        keys: The stage's keys, with their defaults. They describe the batch of all processes together.
         stage: Name of the stage.
 
     Returns:
-        The keys for one process; {} where there is only one.
+        The keys for one process; {} if there is only one.
 
     Raises:
         ZooError: The batch cannot be divided, or a key's meaning depends on the number of processes.
@@ -24,15 +24,15 @@ def share_of_batch(said: Mapping[str, Any], stage: str) -> dict[str, Any]:
     number = distributed.count()
     if number == 1:
         return {}
-    alike = {"train_sampling_strategy": ("random", "sequential", "group_by_length")}
-    for key, only in alike.items():
-        if key in said and said[key] not in only:
+    allowed = {"train_sampling_strategy": ("random", "sequential", "group_by_length")}
+    for key, only in allowed.items():
+        if key in keys and keys[key] not in only:
             raise ZooError(
-                f"{key} of the stage {stage} is {said[key]!r}, which {number} processes would each do with rows of "
-                f"their own: set it to {' or '.join(map(repr, only))}, or run it in one process."
+                f"{key} of the stage {stage} is {keys[key]!r}, which each of {number} processes would apply to "
+                f"its own rows: set it to {' or '.join(map(repr, only))}, or run it in one process."
             )
     size, steps, evaluated = (
-        said[key]
+        keys[key]
         for key in ("per_device_train_batch_size", "gradient_accumulation_steps", "per_device_eval_batch_size")
     )
     fewer = _fewer(size, steps, number)
@@ -43,8 +43,8 @@ def share_of_batch(said: Mapping[str, Any], stage: str) -> dict[str, Any]:
     for key, left in wrong.items():
         if left:
             raise ZooError(
-                f"{key} of the stage {stage} is {said[key]}, of all processes together, and there are {number}: "
-                "give a multiple, or start another number of them."
+                f"{key} of the stage {stage} is {keys[key]}, of all processes together, and there are {number}: "
+                "set a multiple, or start another number of processes."
             )
     rows, accumulated = divided(size, steps, number)
     return {
@@ -55,7 +55,7 @@ def share_of_batch(said: Mapping[str, Any], stage: str) -> dict[str, Any]:
 
 
 def divided(size: int, steps: int, number: int) -> tuple[int, int]:
-    """Divides a batch among processes, rounding up where it does not divide evenly.
+    """Divides a batch among processes, rounding up if it does not divide evenly.
 
     Args:
         size: Rows of a micro-batch, of all processes together.
@@ -70,5 +70,5 @@ def divided(size: int, steps: int, number: int) -> tuple[int, int]:
 
 
 def _fewer(size: int, steps: int, number: int) -> int:
-    """Returns the divisor of the accumulation steps: above 1 only where the size cannot be divided."""
+    """Returns the divisor of the accumulation steps: above 1 only if the size cannot be divided."""
     return 1 if size % number == 0 else math.gcd(steps, number)

@@ -46,13 +46,13 @@ def value_of(row: Mapping[str, Any], name: str, *, of: str) -> Any:
     column, _, key = name.removesuffix("]").partition("[")
     if column not in row:
         listed = ", ".join(map(repr, row))
-        raise ZooError(f"{of} has no column {column!r}, only {listed}: mend {name!r} of the stage.")
+        raise ZooError(f"{of} has no column {column!r}, only {listed}: correct the stage's key {name!r}.")
     value = row[column]
     if not key:
         return value
     if not isinstance(value, Mapping) or key not in value:
         listed = f"has only {', '.join(map(repr, value))}" if isinstance(value, Mapping) else "is no mapping"
-        raise ZooError(f"{of} has no {name!r}, as its column {column!r} {listed}: mend the stage's key.")
+        raise ZooError(f"{of} has no {name!r}, as its column {column!r} {listed}: correct the stage's key.")
     return value[key]
 
 
@@ -77,8 +77,8 @@ def filled(text: str, row: Mapping[str, Any], *, of: str, place: int) -> str:
             return part[0][0]
         if part["name"] is None:
             raise ZooError(
-                f"`columns` for {of} says {text!r}: write a value's place as {{column}}, {{column[key]}} or "
-                "{column:2-8 words}, and a brace of the text itself twice, {{ or }}."
+                f"`columns` for {of} has {text!r}: write a placeholder as {{column}}, {{column[key]}} or "
+                "{column:2-8 words}, and a literal brace as {{ or }}."
             )
         value = value_of(row, part["name"], of=of)
         if value is None:

@@ -1,4 +1,4 @@
-"""Counts the rows that SFT's max_length cuts, and those of them that lose their whole answer."""
+"""Counts the rows that SFT's max_length cuts, and those of them that lose their complete answer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class CutRows:
 
     Attributes:
         max_length: The most tokens of a row.
-        rows: All rows that SFT learns from.
+        rows: All rows that SFT trains on.
         cut: Rows that are longer.
         without_answer: Of these, rows with no token of the answer left.
     """
@@ -43,13 +43,13 @@ def count_cut_rows(rows: Dataset, tokenizer: PreTrainedTokenizerBase, trainer: A
     """Counts the rows that SFT's max_length cuts.
 
     Args:
-        rows: What SFT learns from, in its form.
+        rows: The rows that SFT trains on, in its form.
         tokenizer: The policy's, with its chat template.
         trainer: The trainer's keys.
         field: The column of whole texts.
 
     Returns:
-        The counts; None where no row is cut: max_length is None, or packing keeps what is cut off.
+        The counts; None if nothing can be cut: max_length is None, or packing keeps what is cut off.
     """
     most = trainer.max_length
     if most is None or (trainer.packing and trainer.packing_strategy != "bfd"):
@@ -65,17 +65,17 @@ def count_cut_rows(rows: Dataset, tokenizer: PreTrainedTokenizerBase, trainer: A
 
 
 def _row_ids(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, field: str) -> list[int]:
-    """Returns the token ids that trl makes of a row."""
+    """Tokenizes a row as trl does."""
     parts = ("prompt", "completion") if "prompt" in row else ("messages" if "messages" in row else field,)
-    whole = row[parts[0]] if len(parts) == 1 else row[parts[0]] + row[parts[1]]
-    if is_conversation(whole):
-        return tokenize_conversation(whole, tokenizer)
+    content = row[parts[0]] if len(parts) == 1 else row[parts[0]] + row[parts[1]]
+    if is_conversation(content):
+        return tokenize_conversation(content, tokenizer)
     end = str(tokenizer.eos_token or "")
-    return list(tokenizer(whole if whole.endswith(end) else whole + end)["input_ids"])
+    return list(tokenizer(content if content.endswith(end) else content + end)["input_ids"])
 
 
 def _answer_start(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Returns how many tokens precede a row's last answer; None where the row has no answer of its own."""
+    """Returns how many tokens precede a row's last answer; None if the row has no separate answer."""
     if "prompt" in row:
         prompt = row["prompt"]
     elif "messages" in row and has_answer_prefix(row["messages"]):

@@ -1,14 +1,8 @@
-"""Where a stage's rows are in its data set, and the forms in which stages read rows.
-
-Rows are split by the hash of their prompt, so that a share can be held out of a data set that has only one split.
-"""
+"""The data keys of all stages, and the forms in which stages read rows."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +17,7 @@ from ...modeling.prompt_keys import prompt_key
 from ...modeling.reserved_columns import ASKED, PROMPT_TOKENS
 from ...plugins import did_you_mean
 from .columns import filled, is_text, values_in
-from .overlap import overlap, unmarked, whole_question
+from .overlap import unmarked
 from .row_values import check_values
 from .turns import SHAREGPT, in_our_turns, named_conversations, of_one_kind
 
@@ -33,29 +27,35 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+#: What a row is: a text to learn, a pair of answers, a prompt, or a text with a label.
 Form = Literal["texts", "pairs", "prompts", "labeled"]
+#: The columns of each form, for errors.
 NEEDED = {
     "texts": "messages, conversations, prompt and completion, or text",
     "pairs": "chosen and rejected, and prompt or conversations where they do not begin with it",
     "prompts": "prompt, messages, conversations, or chosen and rejected that begin with one",
     "labeled": "text and label",
 }
-#: Keys of PPO's data that decide which prompts are held out of all stages.
+#: Keys of PPO's data that determine which prompts are held out of all stages.
 HOLDS_OUT = (
     "dataset_name", "dataset_revision", "dataset_config", "dataset_train_split", "columns", "keep_above",
     "held_out_share",
 )  # fmt: skip
-#: Keys of PPO that decide how completions are cut.
+#: Keys of PPO that determine how completions are cut.
 CUTS = ("response_length_min", "truncate_text", "truncate_after")
-#: Similarity at which an unknown key counts as a misspelling of a known one.
+#: Similarity from which an unknown key counts as misspelled.
 CLOSE = 0.8
-#: What begins an answer in dialogues written as one text, such as those of Anthropic/hh-rlhf.
+#: The start of an answer in dialogues written as one text, such as those of Anthropic/hh-rlhf.
 _ANSWER = "\n\nAssistant:"
 
 
 @dataclass(frozen=True)
 class DataArguments:
-    """The data keys that every stage has."""
+    """The data keys that every stage has.
+
+    Raises:
+        ZooError: Keys contradict each other, or a value is not valid.
+    """
 
     dataset_name: str | None = option(None, "Data set of this stage alone; None takes the recipe's.")
     dataset_revision: str | None = option(None, "Revision of dataset_name.")
@@ -82,11 +82,11 @@ class DataArguments:
                 "dataset_test_split to null."
             )
         if self.dataset_revision is not None and self.dataset_name is None:
-            raise ZooError("dataset_revision is given and dataset_name of the stage is not: give both, or neither.")
+            raise ZooError("dataset_revision is set and dataset_name of the stage is not: set both, or neither.")
         check_columns(self.columns)
         for name, bound in self.keep_above.items():
             if isinstance(bound, bool) or not isinstance(bound, int | float):
-                raise ZooError(f"keep_above says {bound!r} for {name}: give a number.")
+                raise ZooError(f"keep_above has {bound!r} for {name}, which is not a number.")
 
     @property
     def evaluated_split(self) -> str | None:
@@ -98,23 +98,23 @@ def check_columns(columns: Mapping[str, Any]) -> None:
     """Checks the values of `columns`.
 
     Args:
-        columns: The stage's column -> a column of the data set, or a text.
+        columns: {the stage's column: a column of the data set, or a text}.
 
     Raises:
         ZooError: A value is not a text.
     """
-    for ours, theirs in columns.items():
-        if not isinstance(theirs, str):
-            raise ZooError(f"columns says {theirs!r} for {ours}: give the name of a column.")
+    for target, source in columns.items():
+        if not isinstance(source, str):
+            raise ZooError(f"columns has {source!r} for {target}, which is not the name of a column.")
 
 
 def in_form(rows: Dataset, form: Form, *, columns: Mapping[str, str], turns: bool, text: str, of: str) -> Dataset:
-    """Brings rows into the columns that a stage reads. Other columns stay.
+    """Converts rows to the columns that a stage reads. Other columns are kept.
 
     Args:
         rows: The rows.
         form: The form that the stage reads.
-        columns: The stage's column -> the data set's, or a text for `columns.filled`.
+        columns: {the stage's column: the data set's, or a text for `columns.filled`}.
         turns: Whether plain prompts become a user's turn, and plain completions the assistant's.
         text: The column of plain texts.
         of: What to call the data set.
@@ -125,28 +125,28 @@ def in_form(rows: Dataset, form: Form, *, columns: Mapping[str, str], turns: boo
     Raises:
         ZooError: A column is missing, or a row cannot be read.
     """
-    made = {ours: text for ours, text in columns.items() if is_text(text)}
+    templates = {target: text for target, text in columns.items() if is_text(text)}
     rows = unmarked(rows)
-    if made and len(rows):
-        asking = made.get("prompt", made.get(text))
+    if templates and len(rows):
+        asking = templates.get("prompt", templates.get(text))
 
         def written(place: int, row: dict[str, Any]) -> dict[str, Any]:
-            texts = {ours: filled(text, row, of=of, place=place) for ours, text in made.items()}
+            texts = {target: filled(text, row, of=of, place=place) for target, text in templates.items()}
             return texts if asking is None else {**texts, ASKED: values_in(asking, row, of=of)}
 
         rows = _with_columns(rows, [written(place, row) for place, row in enumerate(rows)])
-    for ours, theirs in columns.items():
-        if ours in made:
+    for target, source in columns.items():
+        if target in templates:
             continue
-        if theirs not in rows.column_names:
+        if source not in rows.column_names:
             listed = ", ".join(map(repr, rows.column_names))
-            raise ZooError(f"{of} has no column {theirs!r}, only {listed}: mend `columns`.")
-        if ours != theirs:
-            rows = rows.remove_columns(ours) if ours in rows.column_names else rows
-            rows = rows.rename_column(theirs, ours)
+            raise ZooError(f"{of} has no column {source!r}, only {listed}: correct `columns`.")
+        if target != source:
+            rows = rows.remove_columns(target) if target in rows.column_names else rows
+            rows = rows.rename_column(source, target)
     if len(rows) == 0:
         raise ZooError(f"{of} is empty: choose another split.")
-    rows = _in_turns(rows, form, text=text, given=columns, of=of)
+    rows = _in_turns(rows, form, text=text, declared=columns, of=of)
     names = set(rows.column_names)
     check_values(rows, form, text=text, of=of[:1].lower() + of[1:])
     if form in ("pairs", "texts") and (changed := of_one_kind(rows[0])):
@@ -163,7 +163,7 @@ def in_form(rows: Dataset, form: Form, *, columns: Mapping[str, str], turns: boo
         if not apart and (form == "pairs" or "prompt" not in names):
             rows = _mapped(rows, split_pair)
     elif form == "prompts" and "prompt" not in names:
-        rows = _mapped(rows, _first_turns, drop=["messages"])
+        rows = _mapped(rows, first_turns, drop=["messages"])
     if form == "texts":
         rows = _texts(rows, text)
     elif form == "prompts":  # token ids in a data set come from some other tokenizer
@@ -171,22 +171,22 @@ def in_form(rows: Dataset, form: Form, *, columns: Mapping[str, str], turns: boo
     return _mapped(rows, as_turns) if turns and "prompt" in rows.column_names else rows
 
 
-def _in_turns(rows: Dataset, form: Form, *, text: str, given: Mapping[str, str], of: str) -> Dataset:
-    """Returns the rows with every conversation as a list of {role, content}, in the columns that the stage reads.
+def _in_turns(rows: Dataset, form: Form, *, text: str, declared: Mapping[str, str], of: str) -> Dataset:
+    """Converts all conversations in the columns that the stage reads to lists of {role, content}.
 
-    Raises ZooError where there are no such columns.
+    Raises ZooError if there are no such columns.
     """
     names = set(rows.column_names)
     fits = any(needed <= names for needed in _columns_of(form, text))
     named = named_conversations(rows, of_texts=form == "texts", fits=fits) if form != "labeled" else {}
-    for ours, theirs in named.items():
-        rows = rows.rename_column(theirs, ours)
-    need_form(rows.column_names, form, text=text, of=of, given=given)
+    for target, source in named.items():
+        rows = rows.rename_column(source, target)
+    need_form(rows.column_names, form, text=text, of=of, declared=declared)
     if form == "prompts" and "prompt" in rows.column_names:
         read = ["prompt"]  # other columns are for reward functions
     else:
         read = ["prompt", "messages", "completion", "chosen", "rejected"] if form != "labeled" else []
-    sharegpt = bool(named) or SHAREGPT in given.values()
+    sharegpt = bool(named) or SHAREGPT in declared.values()
     return in_our_turns(rows, read, system=sharegpt, of=of[:1].lower() + of[1:])
 
 
@@ -201,17 +201,17 @@ def _columns_of(form: Form, text: str) -> tuple[set[str], ...]:
     return alternatives[form]
 
 
-def need_form(names: Sequence[str], form: Form, *, text: str, of: str, given: Iterable[str] = ()) -> None:
+def need_form(names: Sequence[str], form: Form, *, text: str, of: str, declared: Iterable[str] = ()) -> None:
     """Checks that a data set has the columns that a stage reads.
 
-    A key of `columns` that no stage reads is for reward functions, unless it resembles one that is read.
+    A key of `columns` that no stage reads is for reward functions, unless it is similar to one that is read.
 
     Args:
         names: The columns.
         form: The form that the stage reads.
         text: The column of plain texts.
         of: What to call the data set.
-        given: The keys of `columns`.
+        declared: The keys of `columns`.
 
     Raises:
         ZooError: Columns are missing, or a key of `columns` is misspelled.
@@ -219,28 +219,28 @@ def need_form(names: Sequence[str], form: Form, *, text: str, of: str, given: It
     alternatives = _columns_of(form, text)
     reads = {"prompt", *([] if form == "labeled" else [SHAREGPT])}.union(*alternatives)
     fits = any(needed <= set(names) for needed in alternatives)
-    for ours in given:
-        if ours not in reads and (get_close_matches(ours, reads, cutoff=CLOSE) or not fits):
-            near = did_you_mean(ours, reads)
+    for key in declared:
+        if key not in reads and (get_close_matches(key, reads, cutoff=CLOSE) or not fits):
+            near = did_you_mean(key, reads)
             listed = f"its keys are {', '.join(sorted(reads))}"
-            raise ZooError(f"`columns` for {of} says {ours!r}, which nothing reads{near or ':'} {listed}.")
+            raise ZooError(f"`columns` for {of} has the key {key!r}, which nothing reads{near or ':'} {listed}.")
     if fits:
         return
     usual = alternatives[-1 if form == "texts" else 0]
     missing = next(name for name in sorted(usual) if name not in names)
     raise ZooError(
         f"{of} has no column {missing!r}, only {', '.join(map(repr, names))}: the stage reads {NEEDED[form]}; rename "
-        "the column, say `columns` in the stage, or choose another data set."
+        "the column, set `columns` in the stage, or choose another data set."
     )
 
 
 def _mapped(rows: Dataset, function: Callable[[dict], dict], *, drop: Sequence[str] = ()) -> Dataset:
-    """As Dataset.map, but a column may change from texts to conversations."""
+    """Maps rows. Unlike Dataset.map, a column may change from texts to conversations."""
     return _with_columns(rows, [function(row) for row in rows], drop=drop)
 
 
 def _with_columns(rows: Dataset, values: Sequence[Mapping[str, Any]], *, drop: Sequence[str] = ()) -> Dataset:
-    """Returns the rows with columns added or replaced; `values` holds each row's new values, by column."""
+    """Adds or replaces columns; `values` has each row's new values by column."""
     from datasets import concatenate_datasets
 
     from .tables import dataset_of
@@ -251,7 +251,7 @@ def _with_columns(rows: Dataset, values: Sequence[Mapping[str, Any]], *, drop: S
 
 
 def split_pair(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Splits two texts or conversations with a common beginning into that prompt and the rest of each.
+    """Splits two texts or conversations into their common beginning, the prompt, and the two answers.
 
     Args:
         row: `chosen` and `rejected`.
@@ -267,7 +267,7 @@ def split_pair(row: Mapping[str, Any]) -> dict[str, Any]:
     same = next((place for place in range(most) if chosen[place] != rejected[place]), most)
     if isinstance(chosen, str):
         place = chosen[:same].rfind(_ANSWER)
-        # A newline belongs to the prompt, and a space to the answer's first word, as in tokenizers.
+        # A newline belongs to the prompt, and a space to the answer's first word, as tokenizers split them.
         space = _last_space(chosen[:same])
         same = place + len(_ANSWER) if place >= 0 else space + (space >= 0 and chosen[space] != " ")
         same = max(same, 0)
@@ -275,24 +275,29 @@ def split_pair(row: Mapping[str, Any]) -> dict[str, Any]:
         same = min(same, most - 1)
         if same == 0:
             raise ZooError(
-                "A pair of conversations begins with two different turns, so that it has no prompt: give a column "
-                "'prompt', or mend the row."
+                "A pair of conversations starts with two different turns, so it has no prompt: add a column 'prompt', "
+                "or correct the row."
             )
     return {"prompt": chosen[:same], "chosen": chosen[same:], "rejected": rejected[same:]}
 
 
 def _last_space(text: str) -> int:
-    """Returns the index of the last white space of a text, newlines included; -1 without one."""
+    """Returns the index of the last white space of a text, newlines included; -1 if there is none."""
     return next((place for place in range(len(text) - 1, -1, -1) if text[place].isspace()), -1)
 
 
-def _first_turns(row: Mapping[str, Any]) -> dict[str, Any]:
+def first_turns(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the turns of a conversation before its last answer, as the prompt.
+
+    Args:
+        row: Has `messages`.
+    """
     turns = row["messages"]
     return {"prompt": turns[:-1] if len(turns) > 1 and turns[-1]["role"] == "assistant" else turns}
 
 
 def as_turns(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Turns the plain texts of a row into conversations of one turn; conversations stay.
+    """Converts the plain texts of a row to conversations of one turn; conversations are kept.
 
     Args:
         row: The row, of which prompt, completion, chosen and rejected are returned.
@@ -306,7 +311,7 @@ def as_turns(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _texts(rows: Dataset, text: str) -> Dataset:
-    """Keeps only the columns that SFT learns from, as trl could mistake others for them."""
+    """Keeps only the columns that SFT reads, because trl could read others instead."""
     names = set(rows.column_names)
     marker_columns = [ASKED] if ASKED in names else []
     if "messages" in names:
@@ -323,7 +328,7 @@ def _closed(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sft_text(row: Mapping[str, Any], text: str) -> Any:
-    """Returns the whole text or conversation of a row of SFT.
+    """Returns the complete text or conversation of a row of SFT.
 
     Args:
         row: The row.
@@ -334,84 +339,10 @@ def sft_text(row: Mapping[str, Any], text: str) -> Any:
     return append_completion(row["prompt"], row["completion"]) if "completion" in row else row[text]
 
 
-def hold_out(rows: Dataset, share: float) -> tuple[Dataset, Dataset]:
-    """Splits rows by their prompt's sha256 into rows to train on and rows held out.
-
-    All rows of a prompt, in whichever form, stay on one side. As a data set grows, prompts hardly ever change sides.
-
-    Args:
-        rows: The rows.
-        share: The share of the prompts to hold out; at least one prompt is.
-
-    Returns:
-        (rows to train on, rows held out).
-
-    Raises:
-        ZooError: Nothing would be left to train on.
-    """
-    parts = parts_of(rows, share, parts=1)
-    return parts[-1], parts[0]
-
-
-def parts_of(rows: Dataset, share: float, *, parts: int) -> list[Dataset]:
-    """Splits off `parts` times a share of the prompts: see `hold_out`.
-
-    Args:
-        rows: The rows.
-        share: The share of the prompts in each part; each has at least one.
-        parts: Number of parts.
-
-    Returns:
-        The parts, then the remaining rows.
-
-    Raises:
-        ZooError: Nothing would be left to train on.
-    """
-    digests = _digests(rows)
-    distinct = sorted(set(digests))
-    count = math.ceil(share * len(distinct))
-    if parts * count >= len(distinct):
-        raise ZooError(
-            f"held_out_share is {share}, which leaves none of {len(distinct)} prompts to train on: gather rows on "
-            "more prompts, or set it to null, and nothing is measured on prompts held out."
-        )
-    place = {digest: min(rank // count, parts) for rank, digest in enumerate(distinct)}
-    chosen: list[list[int]] = [[] for _ in range(parts + 1)]
-    for row, digest in enumerate(digests):
-        chosen[place[digest]].append(row)
-    return [rows.select(indices) for indices in chosen]
-
-
-def without_prompts(
-    rows: Dataset, prompts: Dataset | Sequence[Mapping[str, Any]], *, of: str
-) -> tuple[Dataset, int | None]:
-    """Drops the rows that ask one of some prompts: see `overlap`.
-
-    Args:
-        rows: What a stage would learn from.
-        prompts: Rows with the column `prompt`.
-        of: What to call the stage.
-
-    Returns:
-        The other rows, and how many were dropped. None stands for "none, as far as can be told": plain texts do not
-        show where a prompt ends, so one may hide in them.
-
-    Raises:
-        ZooError: Nothing is left.
-    """
-    common = overlap(prompts, rows)
-    left_out = len(common.rows)
-    if left_out == len(rows):
-        raise ZooError(f"PPO's held_out_share takes every prompt of {of}: give more data, or lower it.")
-    if not left_out:
-        return rows, 0 if common.told else None
-    return rows.select([place for place in range(len(rows)) if place not in common.rows]), left_out
-
-
 def distinct_first(rows: Dataset) -> Dataset:
     """Reorders rows so that each prompt's first row comes before any prompt's second row, and so on.
 
-    So the first N rows hold as many different prompts as N rows can.
+    So the first N rows have as many different prompts as possible.
 
     Args:
         rows: The rows.
@@ -430,33 +361,8 @@ def distinct_first(rows: Dataset) -> Dataset:
     return rows.select(sorted(range(len(times)), key=times.__getitem__))
 
 
-def _digests(rows: Dataset) -> list[str]:
-    """Returns the sha256 of each row's prompt; rows that ask the same in different forms get the same one."""
-    # Rows that ask the same question share the least of their digests, so that they stay on one side of a split.
-    least: dict[str, str] = {}
-    keys = []
-    for row in rows:
-        digest = _digest(_key(row))
-        key = whole_question(row) or digest
-        least[key] = min(digest, least.get(key, digest))
-        keys.append(key)
-    return [least[key] for key in keys]
-
-
-def _key(row: Mapping[str, Any]) -> Any:
-    if "prompt" in row:
-        return row["prompt"]
-    return _first_turns(row)["prompt"] if "messages" in row else row["text"] if "text" in row else dict(row)
-
-
-def _digest(prompt: Any) -> str:
-    """Returns the sha256 of a text or a conversation."""
-    text = prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 def fitting(rows: Dataset, tokenizer: PreTrainedTokenizerBase, most: int | None, *, of: str) -> tuple[Dataset, int]:
-    """Keeps the rows whose prompt has at most `most` tokens, and logs how many were dropped.
+    """Keeps the rows whose prompt is short enough, and logs how many were dropped.
 
     Args:
         rows: The rows.
@@ -465,17 +371,17 @@ def fitting(rows: Dataset, tokenizer: PreTrainedTokenizerBase, most: int | None,
         of: What to call the rows.
 
     Returns:
-        The rows that are left, and how many were dropped.
+        The kept rows, and how many were dropped.
 
     Raises:
-        ZooError: None is left.
+        ZooError: No row is kept.
     """
     if most is None or "prompt" not in rows.column_names:
         return rows, 0
     keep = [place for place, prompt in enumerate(rows["prompt"]) if len(tokenize_prompt(prompt, tokenizer)) <= most]
     left_out = len(rows) - len(keep)
     if not keep:
-        raise ZooError(f"max_prompt_length is {most}, and no prompt of {of} is as short: raise it.")
+        raise ZooError(f"max_prompt_length is {most}, and all prompts of {of} are longer: raise it.")
     if left_out:
         log.warning("%d of %d rows of %s are left out: max_prompt_length is %d.", left_out, len(rows), of, most)
     return rows.select(keep), left_out

@@ -1,6 +1,6 @@
-"""Finds the prompts of one set of rows that another set also asks, however each of them writes a prompt.
+"""Finds the prompts of one set of rows that another set also has, in whatever form each writes a prompt.
 
-Two rows ask the same where the user's words are the same. White space, case, Unicode form, a system turn and the
+Two rows have the same question if the user's words are the same. White space, case, Unicode form, a system turn and the
 answers between turns do not count, and neither does a text that `columns` puts around a value. A longer prompt is also
 found within other words, such as a template in the data themselves.
 """
@@ -46,24 +46,24 @@ def normalized(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a row asks, normalized.
+class Question:
+    """The question of a row, normalized.
 
     Attributes:
-        wholes: The whole question as written and, where `columns` made the text, as the values in it.
+        texts: The complete question as written and, if `columns` made the text, as the values in it.
         turns: The user's turns.
         parts: Parts of the question: turns, values, and the shorter beginnings of several of them.
-        told: Whether the row separates its prompt from its answer; a plain text does not.
+        has_prompt: Whether the row separates its prompt from its answer; a plain text does not.
     """
 
-    wholes: tuple[str, ...]
+    texts: tuple[str, ...]
     turns: tuple[str, ...]
     parts: frozenset[str]
-    told: bool
+    has_prompt: bool
 
 
-def asked_in(row: Mapping[str, Any]) -> Asked:
-    """Returns what a row of any stage asks: its prompt, the user's turns of its conversation, else its whole text.
+def question_of(row: Mapping[str, Any]) -> Question:
+    """Returns the question of a row of any stage: its prompt, its user's turns, or otherwise its complete text.
 
     Args:
         row: The row.
@@ -73,27 +73,27 @@ def asked_in(row: Mapping[str, Any]) -> Asked:
     """
     name = next((name for name in _ASKING if name in row), None)
     text = row[name] if name else next((value for key, value in row.items() if key != ASKED), "")
-    spoken = _user_turns(text)
-    turns = [normalized(turn) for turn in (spoken if spoken is not None else [str(text)])]
+    user_turns = _user_turns(text)
+    turns = [normalized(turn) for turn in (user_turns if user_turns is not None else [str(text)])]
     values = [normalized(value) for value in row.get(ASKED) or ()]
-    return Asked(
-        wholes=tuple(dict.fromkeys(filter(None, (" ".join(filter(None, pieces)) for pieces in (turns, values))))),
+    return Question(
+        texts=tuple(dict.fromkeys(filter(None, (" ".join(filter(None, pieces)) for pieces in (turns, values))))),
         turns=tuple(filter(None, turns)),
         parts=frozenset(filter(None, (*turns, *values, *_beginnings(turns), *_beginnings(values)))),
-        told=name in ("prompt", "messages") or spoken is not None,
+        has_prompt=name in ("prompt", "messages") or user_turns is not None,
     )
 
 
-def whole_question(row: Mapping[str, Any]) -> str:
-    """Returns the whole question of a row as written, normalized.
+def question_text(row: Mapping[str, Any]) -> str:
+    """Returns the complete question of a row as written, normalized.
 
     Args:
         row: The row.
 
     Returns:
-        The question; "" where there is none.
+        The question; "" if there is none.
     """
-    return next(iter(asked_in(row).wholes), "")
+    return next(iter(question_of(row).texts), "")
 
 
 def _user_turns(text: Any) -> list[str] | None:
@@ -147,8 +147,8 @@ def _shared_start(texts: Sequence[list[str]]) -> int:
 class Questions:
     """Prompts to compare rows with, in time that grows only with the words of the rows.
 
-    A prompt within a longer text shares all its windows of consecutive words with it. So only the rarest window of each
-    prompt is looked up, and only texts that share that one are compared.
+    A longer text that contains a prompt has all windows of its consecutive words. So only the rarest window of each
+    prompt is looked up, and only texts that have it are compared.
 
     Args:
         rows: The rows that hold the prompts.
@@ -158,10 +158,10 @@ class Questions:
         self._places: dict[str, list[int]] = {}
         self.all_long = True
         for place, row in enumerate(rows):
-            wholes = asked_in(row).wholes
-            for whole in wholes:
-                self._places.setdefault(whole, []).append(place)
-            self.all_long &= bool(wholes) and is_long(wholes[0])
+            texts = question_of(row).texts
+            for text in texts:
+                self._places.setdefault(text, []).append(place)
+            self.all_long &= bool(texts) and is_long(texts[0])
         self._long = list(filter(is_long, self._places))
         self._with_window: dict[int, list[int]] = {}
         for index, text in enumerate(self._long):
@@ -176,10 +176,10 @@ class Questions:
     def _rarest(self, windows: Sequence[int]) -> int:
         return min(windows, key=lambda window: len(self._with_window[window]))
 
-    def asked_by(self, row: Mapping[str, Any]) -> set[int]:
-        """Returns the indices of the prompts that a row asks.
+    def places_in(self, row: Mapping[str, Any]) -> set[int]:
+        """Returns the indices of the prompts that a row has.
 
-        A prompt counts where the row asks it, contains it in its own question, or asks a part of it.
+        A prompt counts if it is the row's question, is contained in it, or contains it as a part.
 
         Args:
             row: A row of any stage.
@@ -187,12 +187,12 @@ class Questions:
         Returns:
             The indices.
         """
-        question = asked_in(row)
-        names = {text for text in (*question.wholes, *question.parts) if text in self._places}
+        question = question_of(row)
+        names = {text for text in (*question.texts, *question.parts) if text in self._places}
         if self._long:
-            for text in filter(is_long, question.wholes):
+            for text in filter(is_long, question.texts):
                 names.update(self._within(text))
-            for text in filter(is_long, {*question.wholes, *question.turns}):
+            for text in filter(is_long, {*question.texts, *question.turns}):
                 names.update(self._around(text))
         return {place for name in names for place in self._places[name]}
 
@@ -219,37 +219,37 @@ class Questions:
 
 @dataclass(frozen=True)
 class Overlap:
-    """What two sets of rows have in common.
+    """The prompts that two sets of rows have in common.
 
     Attributes:
-        asked: Indices of the prompts that the other rows also ask.
-        rows: Indices of the rows that ask one of the prompts.
-        told: Whether that is all: where rows are plain texts, a short prompt may hide in them.
+        prompts: Indices of the prompts that the other rows also have.
+        rows: Indices of the rows that have one of the prompts.
+        is_complete: Whether that is all. In plain texts a short prompt cannot be recognized.
     """
 
-    asked: set[int]
+    prompts: set[int]
     rows: set[int]
-    told: bool
+    is_complete: bool
 
 
 def overlap(prompts: Dataset | Sequence[Mapping[str, Any]], rows: Dataset | Sequence[Mapping[str, Any]]) -> Overlap:
-    """Compares prompts with what a stage learns from.
+    """Compares prompts with the rows that a stage trains on.
 
     Args:
         prompts: Rows with the column `prompt`.
         rows: Rows as a stage reads them.
 
     Returns:
-        What they have in common.
+        The prompts in common.
     """
     questions = Questions(_read(prompts))
-    asked_prompts, asking, is_complete = set[int](), set[int](), True
+    common, with_prompt, is_complete = set[int](), set[int](), True
     for place, row in enumerate(_read(rows)):
-        if places := questions.asked_by(row):
-            asked_prompts |= places
-            asking.add(place)
-        is_complete = is_complete and (questions.all_long or asked_in(row).told)
-    return Overlap(asked_prompts, asking, is_complete)
+        if places := questions.places_in(row):
+            common |= places
+            with_prompt.add(place)
+        is_complete = is_complete and (questions.all_long or question_of(row).has_prompt)
+    return Overlap(common, with_prompt, is_complete)
 
 
 def unmarked(rows: Dataset) -> Dataset:

@@ -40,7 +40,9 @@ def check_values(rows: Dataset, form: str, *, text: str, of: str) -> None:
         if isinstance(rows.features[name], Json) or _may_lack_text(rows.data.column(name)):
             empty = next((place for place, value in enumerate(rows[name]) if not _says_something(value)), None)
             if empty is not None:
-                raise ZooError(f"Row {empty} of {of} has nothing in the column {name!r}: mend it, or take it out.")
+                raise ZooError(
+                    f"Row {empty} of {of} has nothing in the column {name!r}: correct it, or remove the row."
+                )
     if form == "pairs" and "margin" in names:
         _check_margins(rows["margin"], of=of)
 
@@ -65,7 +67,7 @@ def _check_kind(rows: Dataset, name: str, kinds: Sequence[str], *, of: str) -> N
     feature = rows.features[name]
     wanted = " or ".join(f"{kind}s" for kind in kinds)
     if isinstance(feature, Value) and feature.dtype not in _TEXTS:
-        raise ZooError(f"The column {name!r} of {of} holds {feature.dtype}, and {wanted} are read.")
+        raise ZooError(f"The column {name!r} of {of} has {feature.dtype}; expected are {wanted}.")
     if (TEXT in kinds and isinstance(feature, Value)) or (CONVERSATION in kinds and _are_turns(rows, name)):
         return
     first = None
@@ -75,13 +77,13 @@ def _check_kind(rows: Dataset, name: str, kinds: Sequence[str], *, of: str) -> N
         kind = _kind_of(value)
         if kind not in kinds:
             raise ZooError(
-                f"Row {place} of {of} has a {kind} in the column {name!r}, and {wanted} are read: {_mend(name, kind)}."
+                f"Row {place} of {of} has a {kind} in the column {name!r}, which may have {wanted}: {_fix(name, kind)}."
             )
         first = first or (place, kind)
         if kind != first[1]:
             raise ZooError(
-                f"Row {place} of {of} has a {kind}, and row {first[0]} a {first[1]}, in the column {name!r}: mend it, "
-                "or take it out."
+                f"Row {place} of {of} has a {kind}, and row {first[0]} a {first[1]}, in the column {name!r}: "
+                "correct it, or remove the row."
             )
 
 
@@ -104,12 +106,12 @@ def _are_turns(rows: Dataset, name: str) -> bool:
     return lists and pa.types.is_struct(kind.value_type) and kind.value_type.get_field_index("role") >= 0
 
 
-def _mend(name: str, kind: str) -> str:
+def _fix(name: str, kind: str) -> str:
     if name == "messages" and kind == TEXT:
         return "write it as a list of {role, content}, which JSON in a text is not, or call the column 'text'"
     if kind == LIST_OF_TEXTS:
-        return "give each text a row of its own"
-    return "mend it, or take it out"
+        return "write one row per text"
+    return "correct it, or remove the row"
 
 
 def _check_margins(margins: Sequence[Any], *, of: str) -> None:

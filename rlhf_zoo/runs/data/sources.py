@@ -29,6 +29,7 @@ _PARTS = {
     "configuration": re.compile(r"(?:BuilderConfig '.*' not found\. Available|available configs): (\[.*\])"),
     "split": re.compile(r"(?:Unknown split|Bad split).*(\[.*\])"),
 }
+#: Keys of a recipe that name the configuration and the split, for messages.
 KEYS: Mapping[str, str] = {"configuration": "dataset_config", "split": "dataset_train_split or dataset_test_split"}
 #: Files that a model and its tokenizer are loaded from: weights, configuration, vocabulary, template, code.
 LOADED = (
@@ -36,11 +37,12 @@ LOADED = (
     "adapter_config.json", "tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
     "*.model", "*.jinja", "chat_template.json", "additional_chat_templates/*.jinja", "*.py",
 )  # fmt: skip
-BENCHMARK = "eval.yaml"  # a file by which the Hub recognizes a data set as a benchmark
+#: A file by which the Hub recognizes a data set as a benchmark.
+BENCHMARK = "eval.yaml"
 
 
 class NoSuchPart(ZooError):
-    """The data set exists, but not the configuration or split that was asked for."""
+    """The data set exists, but not the requested configuration or split."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class DataSource:
         revision: The commit or revision of a Hub id.
         lineage: How run.json and cards name it.
         hub: The Hub that has it.
-        unanswered: Why no Hub answered, where only the cache can be used.
+        unanswered: Why no Hub answered, if only the cache can be used.
     """
 
     location: str
@@ -80,14 +82,14 @@ class DataSource:
             NoSuchPart: The configuration or split does not exist.
         """
         # The sender writes run.json in the folder of a run's data, whose temporary file must not be listed here.
-        with self._loading(configuration, split, keys) as (what, data, options), records_at_rest():
+        with self._loading(configuration, split, keys) as (label, data, options), records_at_rest():
             if (cache := _cache_of(self.location)) is not None:
                 options["cache_dir"] = cache
             try:
                 loaded = data.load(configuration, split, **options)
             except datasets.exceptions.DatasetGenerationError as error:
                 loaded = self._of_all_rows(data.builder(configuration, split, **options), split, options, error)
-        need_columns(loaded, columns, of=f"{what},")
+        need_columns(loaded, columns, of=f"{label},")
         return loaded
 
     def _of_all_rows(
@@ -126,44 +128,44 @@ class DataSource:
     def _loading(
         self, configuration: str | None, split: str, keys: Mapping[str, str] = KEYS
     ) -> Iterator[tuple[str, GatedData, dict[str, Any]]]:
-        """Yields (what is loaded, the checked data set, the loader's keywords for its Hub).
+        """Yields (the data's name for messages, the checked data set, the loader's keywords for its Hub).
 
         It translates errors of the client and of `datasets` into ZooError.
         """
         name = f"The data set {self.location}"
-        what = f"{name}{f', configuration {configuration}' if configuration else ''}, split {split}"
+        label = f"{name}{f', configuration {configuration}' if configuration else ''}, split {split}"
         try:
             with (
                 reading_from(self.hub) as options,
                 gated(self.location, self.revision, token=self.hub.token) as data,
             ):
-                yield what, data, options
+                yield label, data, options
         except StopIteration as error:  # the loader raises this for a file without rows
-            raise ZooError(f"{what}, is empty: give it rows.") from error
+            raise ZooError(f"{label}, is empty: add rows.") from error
         except (ValueError, datasets.exceptions.DatasetsError, *client_errors()) as error:
             if is_disk_full(error):
                 raise
             if self.unanswered is not None:
                 raise ZooError(
-                    f"{what}, is not in the cache, and {self.hub.name} does not answer ({self.unanswered}): check the "
+                    f"{label}, is not in the cache, and {self.hub.name} does not answer ({self.unanswered}): check the "
                     f"network and {self.hub.flag}."
                 ) from error
             for kind, wanted in (("configuration", configuration), ("split", split)):
                 if match := _PARTS[kind].search(str(error)):
                     has = ", ".join(re.findall(r"'[^']+'", match[1]))
                     mismatch = f"no {kind} {wanted!r}, only {has}" if wanted else f"several {kind}s, {has}"
-                    raise NoSuchPart(f"{name} has {mismatch}: say which by the key {keys[kind]}.") from error
+                    raise NoSuchPart(f"{name} has {mismatch}: set {keys[kind]}.") from error
             if (wrong := wrong_in(Path(self.location))) is not None:
                 raise ZooError(f"{name} cannot be loaded: {wrong}.") from error
             raise ZooError(
-                f"{what}, cannot be loaded ({reason(_cause_of(error))}): check the names of the data set, its "
+                f"{label}, cannot be loaded ({reason(_cause_of(error))}): check the names of the data set, its "
                 f"configuration and its split, and {self.hub.flag}."
             ) from error
         except Exception as error:
             if not is_misread(error):
                 raise
             raise ZooError(
-                f"{what}, cannot be loaded ({self.hub.name} answers what no Hub does: {error!r:.200}): check "
+                f"{label}, cannot be loaded ({self.hub.name} does not answer like a Hub: {error!r:.200}): check "
                 f"{self.hub.flag}."
             ) from error
 
@@ -181,24 +183,24 @@ def wrong_in(path: Path) -> str | None:
         path: The file or folder.
 
     Returns:
-        The problem and its remedy; None where there is none.
+        The problem and its fix; None if there is none.
     """
     for file in [path] if path.is_file() else sorted(path.rglob("*.jsonl")):
         if not file.stat().st_size:
-            return f"{file.name} is empty: give it rows"
+            return f"{file.name} is empty: add rows"
         if file.suffix.lower() in (".csv", ".tsv", ".txt", ".parquet"):
-            return f"{file.name} is read as JSON lines, and its name says otherwise; write it as a .jsonl"
+            return f"{file.name} is read as JSON lines, but does not have the ending .jsonl: rename or convert it"
         with file.open("rb") as lines:
             for number, line in enumerate(lines if file.suffix.lower() == ".jsonl" else (), start=1):
                 try:
                     json.loads(line.decode("utf-8-sig").strip() or "null")  # the loader skips empty lines
                 except UnicodeDecodeError:
-                    return f"line {number} of {file.name} is not UTF-8; write the file in that"
+                    return f"line {number} of {file.name} is not UTF-8; convert the file"
                 except json.JSONDecodeError as error:
                     where = f"line {number} of {file.name} is not JSON ({error.msg}, column {error.colno})"
-                    return f"{where}; mend that line"
+                    return f"{where}; correct that line"
                 except RecursionError:
-                    return f"line {number} of {file.name} is nested too deep; mend that line"
+                    return f"line {number} of {file.name} is nested too deep; correct that line"
     return None
 
 
@@ -230,17 +232,17 @@ def reading_from(hub: Hub) -> Iterator[dict[str, Any]]:
 def find_data(name: str, revision: str | None, hub: Hub, *, before: Mapping[str, Any] | None = None) -> DataSource:
     """Finds a data set: a folder or file, or a repository of a Hub or of its source.
 
-    Where no Hub answers, the data set may still be in the cache, so the recipe's revision is used.
+    If no Hub answers, the data set may still be in the cache, so the recipe's revision is used.
 
     Args:
         name: The folder, file or Hub id.
         revision: Its revision on the Hub.
         hub: The Hub.
-        before: The lineage that the run recorded when it began; its commit is used again. For local files see
+        before: The lineage that the run recorded when it started; its commit is used again. For local files see
             `check_unchanged`.
 
     Returns:
-        The data set; its lineage has repo, commit and, where it is one, the benchmark that it is registered as.
+        The data set; its lineage has repo, commit and, if it is a benchmark, how it is registered.
 
     Raises:
         ZooError: No Hub has it.
@@ -265,29 +267,29 @@ def find_data(name: str, revision: str | None, hub: Hub, *, before: Mapping[str,
 
 
 def _looked_up(name: str, revision: str | None, hub: Hub) -> tuple[Hub, dict[str, Any], str | None]:
-    """Returns (the Hub that has the data set, its lineage, why the Hub did not answer where it did not)."""
+    """Returns (the Hub that has the data set, its lineage, why the Hub did not answer if it did not)."""
     from huggingface_hub.errors import RepositoryNotFoundError
 
-    asked_hubs: list[Hub] = []
+    tried: list[Hub] = []
 
-    def look(one: Hub) -> dict[str, Any]:
-        asked_hubs.append(one)
-        with refusals_as(f"The data set {name} is not on {one.name}, or cannot be had", "check its name."):
-            info = one.api().dataset_info(name, revision=revision)
-            lineage_found: dict[str, Any] = {"repo": name, "commit": info.sha}
+    def query(candidate: Hub) -> dict[str, Any]:
+        tried.append(candidate)
+        with refusals_as(f"The data set {name} is not on {candidate.name}, or cannot be loaded", "check its name."):
+            info = candidate.api().dataset_info(name, revision=revision)
+            entry: dict[str, Any] = {"repo": name, "commit": info.sha}
             if any(file.rfilename == BENCHMARK for file in info.siblings or []):
-                path = one.file(name, BENCHMARK, repo_type="dataset", revision=info.sha)
-                lineage_found["benchmark"] = _benchmark_in(path)
-            return lineage_found
+                path = candidate.file(name, BENCHMARK, repo_type="dataset", revision=info.sha)
+                entry["benchmark"] = _benchmark_in(path)
+            return entry
 
     try:
-        at, lineage = ask(name, hub, look)
+        at, lineage = ask(name, hub, query)
     except ZooError as error:
-        if len(asked_hubs) > 1 and isinstance(error.__cause__, RepositoryNotFoundError):
+        if len(tried) > 1 and isinstance(error.__cause__, RepositoryNotFoundError):
             raise
         log.info("The data set %s was not looked up: %s", name, error)
         why = reason(error.__cause__) if error.__cause__ is not None and is_silence(error.__cause__) else None
-        return asked_hubs[-1], {"repo": name, "commit": revision}, why
+        return tried[-1], {"repo": name, "commit": revision}, why
     return at, lineage | came_from(at, hub), None
 
 
@@ -331,13 +333,13 @@ def _cache_of(location: str) -> str | None:
     return str(Path(datasets.config.HF_DATASETS_CACHE) / "folders" / digest(folder)[:32])
 
 
-def check_unchanged(what: str, lineage: Mapping[str, Any], before: Mapping[str, Any] | None) -> None:
-    """Checks that a local file or folder is the same as when the run began.
+def check_unchanged(subject: str, lineage: Mapping[str, Any], before: Mapping[str, Any] | None) -> None:
+    """Checks that a local file or folder is the same as when the run started.
 
     Args:
-        what: The file or folder, for the message.
+        subject: The file or folder, for the message.
         lineage: Its lineage now; `files` is its digest.
-        before: What the run recorded when it began. None, or a record without `files`, passes.
+        before: What the run recorded when it started. None, or a record without `files`, passes.
 
     Raises:
         ZooError: The files differ.
@@ -345,8 +347,8 @@ def check_unchanged(what: str, lineage: Mapping[str, Any], before: Mapping[str, 
     recorded, present = (before or {}).get("files"), lineage.get("files")
     if recorded is not None and present is not None and recorded != present:
         raise ZooError(
-            f"{what} changed since this run was begun with it: restore it, choose another --output_dir, or begin again "
-            "with --restart."
+            f"{subject} has changed since this run started with it: restore it, choose another --output_dir, or start "
+            "again with --restart."
         )
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 SHAREGPT = "conversations"
-#: Names that data sets give to speakers -> the roles of chat templates.
+#: Maps names that data sets give to speakers to the roles of chat templates.
 ROLES = {
     "human": "user", "user": "user", "prompter": "user",
     "gpt": "assistant", "assistant": "assistant", "model": "assistant", "bot": "assistant", "chatgpt": "assistant",
@@ -79,10 +79,10 @@ def in_our_turns(rows: Dataset, read: Iterable[str], *, system: bool, of: str) -
     for name in read:
         if name not in rows.column_names or not _is_foreign(first_value(rows, name)):
             continue
-        beside = rows["system"] if system and name in ("prompt", "messages") else repeat(None)
+        system_texts = rows["system"] if system and name in ("prompt", "messages") else repeat(None)
         converted[name] = [
             messages_of(value, system=system_text, of=f"Row {place} of {of}")
-            for place, (value, system_text) in enumerate(zip(rows[name], beside, strict=False))
+            for place, (value, system_text) in enumerate(zip(rows[name], system_texts, strict=False))
         ]
     if not converted:
         return rows
@@ -143,7 +143,7 @@ def of_one_kind(row: Mapping[str, Any]) -> dict[str, Any]:
 
     With a prompt in turns, plain answers become the assistant's turns, and an answer that repeats the prompt's turns is
     cut to what follows them. With a plain prompt and answers in turns, the prompt becomes the user's turn. A completion
-    that is a whole conversation beside a plain prompt holds its prompt itself.
+    that is a complete conversation contains its prompt, so a plain prompt next to it is dropped.
 
     Args:
         row: The row.
@@ -157,9 +157,10 @@ def of_one_kind(row: Mapping[str, Any]) -> dict[str, Any]:
         texts = {name: side for name, side in sides.items() if isinstance(side, str)}
         repeats = {name: side[len(prompt) :] for name, side in sides.items() if _repeats(prompt, side)}
         return repeats | {name: [{"role": "assistant", "content": text}] for name, text in texts.items()}
-    whole: Any = row.get("completion")
-    if isinstance(prompt, str) and is_conversation(whole) and len(whole) > 1 and speaker(whole) != "assistant":
-        return {"prompt": whole[:-1], "completion": whole[-1:]}
+    completion: Any = row.get("completion")
+    with_prompt = is_conversation(completion) and len(completion) > 1 and speaker(completion) != "assistant"
+    if isinstance(prompt, str) and with_prompt:
+        return {"prompt": completion[:-1], "completion": completion[-1:]}
     if isinstance(prompt, str) and sides and all(speaker(side) == "assistant" for side in sides.values()):
         return {"prompt": [{"role": "user", "content": prompt}]}
     return {}
@@ -206,5 +207,5 @@ def _message(turn: Mapping[str, Any], of: str) -> dict[str, Any]:
     if turn.get("role") is not None:
         return {**turn, "role": ROLES.get(role, role)}
     if role not in ROLES:
-        raise ZooError(f"{of} has a turn from {role!r}, and turns are from {', '.join(ROLES)}: mend it.")
+        raise ZooError(f"{of} has a turn from {role!r}, and turns are from {', '.join(ROLES)}: correct it.")
     return {"role": ROLES[role], "content": turn["value"]}

@@ -1,4 +1,4 @@
-"""The keys of a stage, read off the source of their dataclasses, since importing trl and transformers takes seconds."""
+"""The keys of a stage, read from the source of their dataclasses, because importing trl and transformers is slow."""
 
 import ast
 import functools
@@ -11,15 +11,15 @@ from typing import Any
 from ..checkpoint_choice import ReleaseArguments
 from ..registry import STAGES
 
-# The run decides these, so neither a recipe nor a flag may set them for a stage.
+#: Keys that the run sets, so neither a recipe nor a flag may set them for a stage.
 RUN_KEYS = ("output_dir", "push_to_hub", "hub_model_id", "hub_strategy", "hub_token", "hub_always_push", "disable_tqdm")
-# Keys that only the scripts of transformers and trl read, or for which this package has its own way to the Hub.
+#: Keys that only the scripts of transformers and trl read, or that this package replaces by its own way to the Hub.
 SCRIPT_KEYS = ("do_train", "do_eval", "do_predict", "resume_from_checkpoint", "local_rank", "model_init_kwargs",
                "trust_remote_code", "hub_private_repo", "hub_revision")  # fmt: skip
 #: Known keys that are refused, with the text that replaces "not supported" in the message.
 REFUSED = {
-    "auto_find_batch_size": "refused, as it would train with another batch than the recipe says, and the run would "
-    "record the recipe's: set per_device_train_batch_size to one that fits, with gradient_accumulation_steps",
+    "auto_find_batch_size": "refused, because it would train with another batch than the recipe sets, and the run "
+    "would record the recipe's: set per_device_train_batch_size to one that fits, with gradient_accumulation_steps",
     "gguf_file": "not taken by recipes, which read safetensors: save the model unpacked in a folder (docs/models.md), "
     "and name that in model_name_or_path",
 }
@@ -125,12 +125,12 @@ def _fields(reference: str) -> dict[str, Declared]:
 @functools.cache
 def _source(module: str, name: str) -> tuple[Path, ast.Module]:
     """Returns the file in which a module, or one that it imports the class from, defines the class."""
-    top, *rest = module.split(".")
+    top, *submodules = module.split(".")
     spec = importlib.util.find_spec(top)
     assert spec is not None
     assert spec.origin is not None
-    inside = Path(spec.origin).parent.joinpath(*rest)
-    files = [inside.with_suffix(".py")] if rest else [*inside.glob("*.py"), *inside.glob("trainer/*.py")]
+    inside = Path(spec.origin).parent.joinpath(*submodules)
+    files = [inside.with_suffix(".py")] if submodules else [*inside.glob("*.py"), *inside.glob("trainer/*.py")]
     for path in files:
         text = path.read_text(encoding="utf-8")
         if f"\nclass {name}(" in text or f"\nclass {name}:" in text:

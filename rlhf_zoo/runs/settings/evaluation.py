@@ -9,7 +9,8 @@ from ...errors import ZooError
 from ...fields import option
 from .values import checked_keys, type_hints
 
-HARNESS = "lm_eval"  # the package that runs the tasks of `lm_eval`
+#: The package that runs the tasks of the key `lm_eval`.
+HARNESS = "lm_eval"
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,8 @@ class LLMConfig:
     def __post_init__(self) -> None:
         if self.price is not None and len(self.price) != 2:
             raise ZooError(
-                f"price of an LLM judge is {self.price}: give two numbers, of a million prompt tokens and of a million "
-                "completion tokens."
+                f"price of an LLM judge is {self.price}: set two numbers, for a million prompt tokens and for a "
+                "million completion tokens."
             )
 
 
@@ -89,7 +90,7 @@ class ReferenceArguments:
 
     def __post_init__(self) -> None:
         if self.column is None:
-            raise ZooError("evaluation.reference names no column: give the one that holds the answers.")
+            raise ZooError("evaluation.reference names no column: set column to the one with the answers.")
 
 
 @dataclass(frozen=True)
@@ -107,12 +108,12 @@ class EvaluationConfig:
     )
     judge_name: str | None = option(None, "What cards call it.")
     judge_description: str = option("", "What it is, in words for the card.")
-    lexicon: str | None = option(None, "Folder of opinion words, for a judge of its own; the recipe's corpus reads it.")
+    lexicon: str | None = option(None, "Folder of opinion words for a lexicon judge; the recipe's corpus reads it.")
     checkpoint_prompts: int = option(
         100, "Validation prompts of each checkpoint on the way, from which `best` is chosen."
     )
     checkpoint_samples: int = option(2, "Completions of each of these.")
-    judges: list[str] = field(default_factory=list, metadata={"help": "More judges beside the headline's."})
+    judges: list[str] = field(default_factory=list, metadata={"help": "Judges in addition to the headline judge."})
     llm: dict[str, Any] = field(
         default_factory=dict,
         metadata={
@@ -190,12 +191,12 @@ class EvaluationConfig:
         return llm_config(self.llm, "evaluation.llm")
 
 
-def llm_config(given: Mapping[str, Any], where: str) -> LLMConfig:
+def llm_config(keys: Mapping[str, Any], where: str) -> LLMConfig:
     """Checks the keys of LLM judges.
 
     Args:
-        given: The keys.
-        where: What holds them, for the message.
+        keys: The keys.
+        where: Their place, for the message.
 
     Returns:
         The typed keys.
@@ -203,7 +204,7 @@ def llm_config(given: Mapping[str, Any], where: str) -> LLMConfig:
     Raises:
         ZooError: A key is unknown or mistyped.
     """
-    return LLMConfig(**checked_keys(given, type_hints(LLMConfig), where, of="an LLM judge"))
+    return LLMConfig(**checked_keys(keys, type_hints(LLMConfig), where, of="an LLM judge"))
 
 
 def check_harness() -> None:

@@ -55,10 +55,10 @@ def check_judge_name(name: str, *, also: Sequence[str] = ()) -> None:
             did_you_mean(name, judges) or f": write {', '.join([*also, 'classifier', 'KIND:NAME'])} or MODULE:FUNCTION."
         )
         raise ZooError(f"There is no judge {name!r}{near}")
-    kind, colon, rest = name.partition(":")
+    kind, colon, target = name.partition(":")
     close_kinds = difflib.get_close_matches(kind, KINDS, n=1) if colon and kind.isidentifier() else []
     local_modules = (Path(kind), Path(f"{kind}.py"))
     if close_kinds and not any(path.exists() for path in local_modules) and importlib.util.find_spec(kind) is None:
         raise ZooError(
-            f"There is no kind of judge {kind!r} and no module of that name, did you mean '{close_kinds[0]}:{rest}'?"
+            f"There is no kind of judge {kind!r} and no module of that name, did you mean '{close_kinds[0]}:{target}'?"
         )

@@ -203,7 +203,7 @@ def obeyed(recipe: Recipe, stage: str, keys: Mapping[str, Any]) -> dict[str, Any
 @cache
 def _tell_left_out(file: Path, stage: str, left: tuple[str, ...]) -> None:
     log.warning(
-        "%s was downloaded, so its %s left out: the machine and the account are yours. Flags such as --%s.%s set them.",
+        "%s was downloaded, so its %s ignored: your machine and account are yours to set, by flags such as --%s.%s.",
         file,
         f"{', '.join(left)} {'is' if len(left) == 1 else 'are'}",
         stage,
@@ -229,22 +229,22 @@ def check_key(name: str, value: Any, kinds: Mapping[str, Kind], *, where: str) -
     kind = kinds.get(name)
     if kind is None:
         raise ZooError(
-            f"{where} says {name}, of which nobody has said whether a download may set it: copy the settings that you "
-            "trust into a recipe of your own."
+            f"{where} sets {name}, which is not on the list of keys that a downloaded recipe may set: copy the "
+            "settings that you trust into your own recipe."
         )
     if kind is Kind.REFUSED and value:
         raise ZooError(
-            f"{where} says {name}, which may read files or load code, and no download may say that: copy the settings "
-            "that you trust into a recipe of your own."
+            f"{where} sets {name}, which may read files or load code and is not allowed in a downloaded recipe: copy "
+            "the settings that you trust into your own recipe."
         )
     allows = {Kind.FIGURES: is_figure, Kind.WORDS: _is_wordy}.get(kind)
     if allows is not None and value is not None and not (isinstance(value, Mapping) and allows(value)):
         raise ZooError(
-            f"{where} gives {name} more than {'numbers and words' if kind is Kind.WORDS else 'numbers'}, and a "
-            "download may give it no more: copy the settings that you trust into a recipe of your own."
+            f"{where} sets {name} to more than {'numbers and words' if kind is Kind.WORDS else 'numbers'}, which a "
+            "downloaded recipe may not: copy the settings that you trust into your own recipe."
         )
     if kind is Kind.REVISION and value is not None and not is_revision(value):
-        raise ZooError(f"{where} says that {name} is {value!r}, which is no branch, tag or commit: nothing is fetched.")
+        raise ZooError(f"{where} sets {name} to {value!r}, which is no branch, tag or commit: nothing is fetched.")
 
 
 def check_download(recipe: Recipe, file: str, keys: Mapping[str, Any], flags: Mapping[str, Any]) -> None:
@@ -265,7 +265,7 @@ def check_download(recipe: Recipe, file: str, keys: Mapping[str, Any], flags: Ma
     copied = recipe.download.name == MARK
     mark = f"remove {recipe.download}" if copied else f"remove {MARK} from a copy that `rlhf-zoo recipes copy` makes"
     where = f"{recipe.source('recipe' if file == 'evaluation' else file)}, which was downloaded,"
-    mend = f"read the recipe, and {mark} if you trust it"
+    fix = f"read the recipe, and {mark} if you trust it"
     kinds = {"recipe": SHARED_KEYS, "evaluation": EVALUATION_KEYS}.get(file, STAGE_KEYS)
     for key, value in keys.items():
         if value is None or key in flags or key not in kinds:  # unknown keys are reported later, all together
@@ -281,13 +281,13 @@ def check_download(recipe: Recipe, file: str, keys: Mapping[str, Any], flags: Ma
         else:
             wrong = names if kind is Kind.REFUSED and value else []
         if wrong:
-            raise ZooError(f"{where} says {key}: {wrong[0]}, which may load code or cost money: {mend}.")
+            raise ZooError(f"{where} sets {key}: {wrong[0]}, which may load code or cost money: {fix}.")
         for name in _sources(recipe, file, key, value):
             if not _may_name(recipe, key, name):
                 under = f"{key} under evaluation" if file == "evaluation" else key
                 raise ZooError(
-                    f"{where} says {under}: {name!r:.200}, and it may name only what is on the Hub or in its own "
-                    f"folder: {mend}."
+                    f"{where} sets {under}: {name!r:.200}, and it may only name repositories on the Hub and files in "
+                    f"its own folder: {fix}."
                 )
         if key == "architecture":
             check_architecture(value, where=where)
@@ -347,12 +347,12 @@ def check_repository(name: Any, *, key: str, where: str) -> None:
     repo = name.partition("@")[0] if isinstance(name, str) else name
     if hub_id(repo) is None:
         raise ZooError(
-            f"{where} says that {key} is {name!r:.200}, a path of the machine that published it: it cannot be made "
-            "again from what was published."
+            f"{where} sets {key} to {name!r:.200}, a path on the machine that published it: it cannot be reproduced "
+            "from what was published."
         )
     if os.path.lexists(repo) or os.path.lexists(name):
         raise ZooError(
-            f"{where} says that {key} is {name}, and a folder here has that name: run this in another directory."
+            f"{where} sets {key} to {name}, and a local folder has the same name: run this in another directory."
         )
 
 

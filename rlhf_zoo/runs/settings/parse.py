@@ -31,7 +31,7 @@ class RecipeConfig:
     description: str = field(metadata={"help": "What the recipe shows, in one sentence: the card's first."})
     license: str = option("apache-2.0", "Of the checkpoints, as the Hub names licenses.")
     language: str = option("en", "Of the texts, as the Hub names languages.")
-    simulated: bool = option(False, "Whether a program stands in for the people who judge: cards say so.")
+    simulated: bool = option(False, "Whether a program simulates the human judges; cards say so.")
     attribution: str | None = option(None, "Whom the license of the data asks to name.")
     preferences: str | None = option(None, "Who preferred one text to the other, in words for the card.")
     seed: int = option(1, "Of every stage, and of data that the recipe makes.")
@@ -49,7 +49,7 @@ class RecipeConfig:
     conversational: bool = option(False, "Whether texts are conversations, rendered by the chat template.")
     system_prompt: str | None = option(None, "Put before conversations that have none of their own.")
     chat_template_kwargs: dict[str, Any] = field(
-        default_factory=dict, metadata={"help": "What the chat template is given beside the messages."}
+        default_factory=dict, metadata={"help": "Further arguments of the chat template."}
     )
     strip_thoughts: bool = option(False, "Whether rewards and judges read answers without their <think> parts.")
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
@@ -212,7 +212,7 @@ def recipe_config(recipe: Recipe, flags: Mapping[str, Any] | None = None) -> Rec
     checked |= checked_keys({f"evaluation.{name}": value for name, value in evaluation.items()}, nested_hints, where)
     checked |= recipe_flags(flags or {})
     if "description" not in checked:
-        raise ZooError(f"{where} has no description: say in a line what the recipe trains.")
+        raise ZooError(f"{where} has no description: describe in a line what the recipe trains.")
     shared = {name: value for name, value in checked.items() if name in hints}
     nested = {name.removeprefix("evaluation."): value for name, value in checked.items() if name in nested_hints}
     evaluation_config = EvaluationConfig(**nested)
@@ -252,12 +252,12 @@ def _recipe_hints() -> tuple[dict[str, Any], dict[str, Any]]:
     return hints, {f"evaluation.{name}": hint for name, hint in type_hints(EvaluationConfig).items()}
 
 
-def _elsewhere(name: str, known: Mapping[str, Any]) -> str:
+def _elsewhere(name: str, hints: Mapping[str, Any]) -> str:
     """Returns where a flag without a stage in front belongs, for the message."""
-    flags = {key: key for key in known}
+    flags = {key: key for key in hints}
     for stage in STAGES:
         flags |= {f"{stage}.{key}": key for key in declared_keys(stage)}
-    flags |= {key: key.partition(".")[2] for key in known if key.startswith("evaluation.")}
+    flags |= {key: key.partition(".")[2] for key in hints if key.startswith("evaluation.")}
     if named := [f"--{flag}" for flag, key in flags.items() if key == name]:
         return f": write {' or '.join(named)}."
     near = did_you_mean(name, {*flags, *flags.values()})
@@ -372,11 +372,11 @@ def _check_trainer(trainer: Any, stage: str) -> None:
     from transformers.integrations.integration_utils import get_reporting_integration_callbacks
 
     if trainer.max_steps == 0:
-        raise ZooError(f"max_steps of the stage {stage} is 0: give at least 1, or -1 to go by num_train_epochs.")
+        raise ZooError(f"max_steps of the stage {stage} is 0: set at least 1, or -1 to use num_train_epochs.")
     if trainer.num_train_epochs <= 0 and trainer.max_steps <= 0:
         raise ZooError(
-            f"num_train_epochs of the stage {stage} is {trainer.num_train_epochs} and max_steps says nothing: make one "
-            "of them positive."
+            f"num_train_epochs of the stage {stage} is {trainer.num_train_epochs} and max_steps is not set: make "
+            "one of them positive."
         )
     try:
         get_reporting_integration_callbacks(trainer.report_to)
@@ -406,11 +406,11 @@ def parse_flags(arguments: Sequence[str]) -> dict[str, dict[str, Any]]:
         values = [value] if equals else []
         while not equals and pending and not pending[0].startswith("--"):
             values.append(pending.pop(0))
-        stage, dot, rest = name.partition(".")
-        group, key = (stage, rest) if dot and stage in STAGES else ("", name)
+        stage, dot, stage_key = name.partition(".")
+        group, key = (stage, stage_key) if dot and stage in STAGES else ("", name)
         key = key.replace("-", "_")
         if key in flags[group]:
-            raise ZooError(f"--{name} is given twice: keep one.")
+            raise ZooError(f"--{name} is set twice: keep one.")
         flags[group][key] = True if not values else values[0] if len(values) == 1 else values
     return flags
 

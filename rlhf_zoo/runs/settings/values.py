@@ -211,7 +211,7 @@ def listed_numbers(flag: str, listed: str, *, example: str) -> list[float]:
         except ValueError:
             value = math.nan
         if not math.isfinite(value) or value < 0:
-            raise ZooError(f"{flag} lists {item.strip()!r}: give numbers that are not negative, such as {example}.")
+            raise ZooError(f"{flag} lists {item.strip()!r}: use numbers that are not negative, such as {example}.")
         numbers.append(value)
     return list(dict.fromkeys(numbers))
 
@@ -305,27 +305,29 @@ def checked_keys(
     typed = {}
     for key, value in values.items():
         name = key if isinstance(key, str) else shown(key)
-        what = f"{flag}{name} is" if flag else f"{where} says {name}, which is"
+        problem = f"{flag}{name} is" if flag else f"{where} has {name}, which is"
         if name == "env":
-            raise ZooError(f"{what} refused, as it could redirect the Hub: set environment variables in the shell.")
+            raise ZooError(
+                f"{problem} refused, because it could redirect the Hub: set environment variables in the shell."
+            )
         if name in RUN_KEYS:
             raise ZooError(
-                f"{what} settled by the run: leave it out; the commands take --output_dir, --push_to_hub, --namespace "
-                "and --hub."
+                f"{problem} set by the run: remove it; the commands take --output_dir, --push_to_hub, --namespace and "
+                "--hub."
             )
         if name == "trust_remote_code":
             raise ZooError(
-                f"{what} not for a recipe to say, which may be a stranger's: give {FLAG} to the command itself, with "
-                "no stage before it."
+                f"{problem} not allowed in a recipe, which may be downloaded: pass {FLAG} to the command itself, "
+                "without a stage before it."
             )
         if name in refused and name in REFUSED:
-            raise ZooError(f"{what} {REFUSED[name]}.")
+            raise ZooError(f"{problem} {REFUSED[name]}.")
         if name in refused:
-            raise ZooError(f"{what} not supported by {of}: leave it out.")
+            raise ZooError(f"{problem} not supported by {of}: remove it.")
         if name not in hints:
             near = did_you_mean(name, hints)
             stage = of.rpartition(" ")[2].removesuffix(".yaml")
-            raise ZooError(f"{what} no key of {of}{near or f': `rlhf-zoo recipes keys {stage}` lists them.'}")
+            raise ZooError(f"{problem} no key of {of}{near or f': `rlhf-zoo recipes keys {stage}` lists them.'}")
         written = f"{flag}{name}" if flag else f"{name} in {where}"
         if hints[name] is None:
             continue

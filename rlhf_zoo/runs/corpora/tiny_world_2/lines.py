@@ -37,7 +37,7 @@ class Writer:
     def __init__(self, rng: random.Random):
         self.rng = rng
         self.product = rng.choice(sorted(PRODUCTS))
-        self.said: set[str] = set()
+        self.used: set[str] = set()
         self.turn_to(rng.choice(PRODUCTS[self.product]))
         self.text = rng.choice(subjects(self.product, self.aspect.name))
 
@@ -66,8 +66,8 @@ class Writer:
         Returns:
             The spelling.
         """
-        phrase = self.rng.choice([phrase for phrase in phrases if phrase not in self.said] or list(phrases))
-        self.said.add(phrase)
+        phrase = self.rng.choice([phrase for phrase in phrases if phrase not in self.used] or list(phrases))
+        self.used.add(phrase)
         return self.rng.choice(spellings(phrase))
 
     def detail(self, polarity: int) -> None:

@@ -49,7 +49,7 @@ def _true(phrase: Phrase) -> bool:
     return phrase.fits and facts.get(phrase.polarity) == phrase.text
 
 
-def _told(details: Sequence[Phrase], opened: str | None) -> float:
+def _detail_worth(details: Sequence[Phrase], opened: str | None) -> float:
     worth = {
         (phrase.about, phrase.polarity): (OPENED if phrase.about == opened else OTHER)[phrase.polarity]
         for phrase in details
@@ -135,7 +135,7 @@ def explain(text: str) -> dict[str, float]:
         return max(0, number - most)
 
     parts = {
-        "told": _told(details, opened),
+        "told": _detail_worth(details, opened),
         "untrue": -0.75 * sum(not _true(phrase) for phrase in details),
         "empty": -1.25 * (not any(_true(phrase) and phrase.about == opened for phrase in details)),
         "backed": _backed(reading.phrases),

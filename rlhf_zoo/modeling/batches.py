@@ -1,0 +1,98 @@
+"""Batches of a rollout's rows for a forward pass, sorted by length so that little padding is computed."""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from .sampling.sampler import Samples
+
+
+def in_batches(
+    samples: Samples,
+    rows: Tensor | None = None,
+    *,
+    size: int,
+    tokens: int | None = None,
+    even: bool = False,
+    packed: bool = False,
+) -> list[Tensor]:
+    """Splits rows into batches of similar length, so that little padding is computed.
+
+    Args:
+        samples: B prompts with completions.
+        rows: (R,) row numbers; None for all.
+        size: The most rows of a batch.
+        tokens: The most tokens of a batch, padding included; None for no bound. A row with more is a batch by itself.
+        even: Whether to take, among the splits into the fewest batches, the one with the least padding. Otherwise each
+            batch is filled in turn, from the shortest row on.
+        packed: Whether rows are packed without padding; then the fewest batches of about equal tokens.
+
+    Returns:
+        Row numbers of each batch, int64.
+    """
+    if rows is None:
+        rows = torch.arange(len(samples), device=samples.mask.device)
+    lengths = (samples.prompt_mask[rows].sum(1) + samples.mask[rows].sum(1)).tolist()
+    # `sorted` is stable, so rows of equal length keep their order on every device.
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    if (even or packed) and tokens is not None:
+        bounds = (_packed_bounds if packed else _even_bounds)([lengths[row] for row in order], size=size, tokens=tokens)
+        return [rows[order[begin:end]] for begin, end in pairwise(bounds)]
+    batches: list[list[int]] = []
+    for row in order:  # rising lengths, so this row determines the padded width of its batch
+        full = not batches or len(batches[-1]) == size
+        if full or (tokens is not None and (len(batches[-1]) + 1) * lengths[row] > tokens):
+            batches.append([])
+        batches[-1].append(row)
+    return [rows[batch] for batch in batches]
+
+
+def _even_bounds(lengths: Sequence[int], *, size: int, tokens: int) -> list[int]:
+    """Cuts rows of rising lengths into the fewest batches, and among those splits into the least padding.
+
+    Returns the boundaries, 0 and the number of rows included.
+    """
+    # Dynamic programming. Entry n is for the first n rows: batches, padded tokens, and where the last batch begins.
+    best = [(0, 0, 0)]
+    for end, longest in enumerate(lengths, start=1):
+        begins = range(max(end - min(size, max(tokens // longest, 1)), 0), end)
+        best.append(min((best[begin][0] + 1, best[begin][1] + (end - begin) * longest, begin) for begin in begins))
+    bounds = [len(lengths)]
+    while bounds[-1]:
+        bounds.append(best[bounds[-1]][2])
+    return bounds[::-1]
+
+
+def _packed_bounds(lengths: Sequence[int], *, size: int, tokens: int) -> list[int]:
+    """Cuts rows into the fewest batches, with the largest batch as small as possible.
+
+    Returns the boundaries, 0 and the number of rows included.
+    """
+
+    def bounds(limit: int) -> list[int]:
+        starts, filled = [0], 0
+        for row, length in enumerate(lengths):
+            if row > starts[-1] and (filled + length > limit or row - starts[-1] == size):
+                starts.append(row)
+                filled = 0
+            filled += length
+        return [*starts, len(lengths)]
+
+    # A smaller limit never needs fewer batches, so bisection finds the smallest limit that still needs the fewest.
+    fewest = len(bounds(tokens))
+    return bounds(bisect_left(range(tokens), True, key=lambda limit: len(bounds(limit)) == fewest))
+
+
+def tokens_of(samples: Samples, rows: Tensor, *, packed: bool = False) -> int:
+    """Counts the tokens that a forward pass over rows computes, padding included.
+
+    Args:
+        samples: B prompts with completions.
+        rows: (R,) row numbers.
+        packed: Whether the rows are packed without padding.
+    """
+    lengths = samples.prompt_mask[rows].sum(1) + samples.mask[rows].sum(1)
+    return int(lengths.sum() if packed else len(rows) * lengths.max())

@@ -1,0 +1,294 @@
+"""Log-probabilities and entropies from a linear head without all logits (N, V) in memory at once.
+
+The logits of a few tokens are computed in float32, used and freed. The backward pass computes them again. If a loss is
+passed in which each token's share depends on that token alone, its gradients are computed in the forward pass, while
+the logits are there anyway. The numbers are those of the plain path except for rounding.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.nn import functional
+
+from .sampling.sampler import Vocabulary
+
+#: Numbers in a chunk of logits: on a CPU what fits its caches, elsewhere what keeps the device busy.
+CHUNK, CHUNK_ELSEWHERE = 2**22, 2**26
+
+
+class LogitTransform(NamedTuple):
+    """What a model does to the output z of its head: z·scale, or softcap·tanh(z·scale/softcap).
+
+    Attributes:
+        scale: The factor.
+        softcap: The bound of the logits; None for none.
+    """
+
+    scale: float = 1.0
+    softcap: float | None = None
+
+
+IDENTITY = LogitTransform()
+#: Maps log π and entropy, of the same shape, to a scalar loss and the terms to log, by name. Each token's share of the
+#: loss may depend on that token alone.
+TokenLoss = Callable[[Tensor, Tensor], tuple[Tensor, Mapping[str, Tensor]]]
+
+
+# Weak, so that a probe of a model does not keep its weights in memory.
+_TRANSFORMS: WeakKeyDictionary[nn.Module, LogitTransform | None] = WeakKeyDictionary()
+
+
+def logit_transform(model: Any) -> LogitTransform | None:
+    """Finds what a model does to the output of its head, so that logits can be computed from hidden states.
+
+    Args:
+        model: A model, or anything else.
+
+    Returns:
+        The transform; None where logits must come from the model's own forward pass. That is so for a transform of
+        another form, for a head that is not a plain nn.Linear (adapted, quantized, hooked) and for a sharded model.
+    """
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    if type(head) is not nn.Linear or "forward" in vars(head) or isinstance(model, FSDPModule):
+        return None
+    # A hook may change the output, and a sharded or quantized weight has another shape than its layer.
+    if head._forward_hooks or head.weight.shape != (head.out_features, head.in_features):
+        return None
+    if model not in _TRANSFORMS:
+        _TRANSFORMS[model] = _probe(model, head)
+    return _TRANSFORMS[model]
+
+
+@torch.no_grad()
+def _probe(model: Any, head: Any) -> LogitTransform | None:
+    """Replaces the head's output by known numbers and compares the model's logits with them.
+
+    A config does not tell: each family has its own key for a scale, and some apply it elsewhere.
+    """
+    device = head.weight.device
+    places = torch.arange(head.out_features, device=device)
+    numbers = torch.ldexp((1.0 - 2 * (places % 2)), places % 9 - 2)  # ±¼ to ±64, exact in any type
+    head.forward = lambda states: numbers.expand(*states.shape[:-1], -1)
+    # Any tokens do, because the head's output is replaced.
+    ids = torch.zeros(1, 2, dtype=torch.long, device=device)
+    try:
+        with torch.autocast(device.type, enabled=False):
+            made = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
+    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):
+        return None  # the model does more with its head's output than to transform it
+    finally:
+        del head.forward
+    if made.shape[-1:] != numbers.shape:
+        return None
+    made = made.reshape(-1, len(numbers))[-1].float()
+    softcap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
+    for after in (LogitTransform(float(made[0] / numbers[0])), LogitTransform(1.0, softcap)):
+        if torch.allclose(_capped(numbers.clone(), after, 1.0), made, rtol=1e-5, atol=1e-6):
+            return after
+    return None
+
+
+def _capped(z: Tensor, after: LogitTransform, temperature: float) -> Tensor:
+    """Turns a head's output (..., V) into logits at the temperature, in place."""
+    if after.softcap is None:
+        return z if after.scale == temperature else z.mul_(after.scale / temperature)
+    return z.mul_(after.scale / after.softcap).tanh_().mul_(after.softcap / temperature)
+
+
+def chunked_logprobs(
+    states: Tensor,
+    head: nn.Linear,
+    tokens: Tensor,
+    *,
+    after: LogitTransform = IDENTITY,
+    temperature: float = 1.0,
+    vocabulary: Vocabulary | None = None,
+    loss: TokenLoss | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None, Mapping[str, Tensor] | None]:
+    """Computes log π of N tokens and the entropy of their distributions, a few rows of logits at a time.
+
+    Args:
+        states: (N, H) hidden states, the head's input.
+        head: The output embeddings.
+        tokens: (N,) int64 token ids.
+        after: What the model does to the head's output.
+        temperature: Logits are divided by it.
+        vocabulary: What can be sampled; None for every row of the logits.
+        loss: A loss of both; its gradients are computed in this pass.
+
+    Returns:
+        log π and entropy, (N,) float32 in nats; then the loss and its terms, None without a loss. Only the loss has
+        gradients if there is one, otherwise log π and entropy have them.
+    """
+    kind = states.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else head.weight.dtype
+    holes = torch.tensor(vocabulary.holes, device=states.device) if vocabulary and vocabulary.holes else None
+    size = head.out_features if vocabulary is None else vocabulary.size
+    inputs = states, head.weight, head.bias, tokens, (after, temperature, size, holes, dtype)
+    # `dtype` already has autocast's type for the products. Autocast itself would also lower the float32 sums.
+    with torch.autocast(kind, enabled=False):
+        if loss is None:
+            logprobs, entropies = cast(tuple[Tensor, Tensor], _Chunked.apply(*inputs))
+            return logprobs, entropies, None, None
+        return cast(tuple[Tensor, Tensor, Tensor, Mapping[str, Tensor]], _ChunkedLoss.apply(*inputs, loss))
+
+
+class _Chunked(torch.autograd.Function):
+    """log π and entropy; the backward pass computes the logits again."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)  # the gradient by an entropy that is only logged stays None, and costs nothing
+        *tensors, ctx.how = inputs
+        ctx.save_for_backward(*tensors)
+        return _run_chunks(inputs)
+
+    @staticmethod
+    def backward(ctx: Any, by_logprob: Tensor | None, by_entropy: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        tokens = ctx.saved_tensors[3]
+        by_logprob = torch.zeros(tokens.shape, device=tokens.device) if by_logprob is None else by_logprob
+        sums = _GradientSums(ctx.saved_tensors, ctx.needs_input_grad)
+        _run_chunks((*ctx.saved_tensors, ctx.how), sums, lambda *_: (by_logprob, by_entropy))
+        return *sums.for_inputs(), None, None
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    """A loss of log π and entropy, with its gradients in the same pass over the logits.
+
+    That is possible because a token's gradient depends on its own log π and entropy alone.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor, Tensor, Mapping[str, Tensor]]:
+        *inputs, loss = arguments
+
+        def derivatives(*outputs: Tensor) -> tuple[Tensor, Tensor | None]:
+            with torch.enable_grad():
+                outputs = tuple(x.clone().requires_grad_() for x in outputs)
+                # A small graph of (N,) tensors: the logits are not in it, and their derivatives are written out in
+                # `_run_chunks`.
+                by = torch.autograd.grad(loss(*outputs)[0], outputs, allow_unused=True)
+            return (torch.zeros_like(outputs[0]) if by[0] is None else by[0]), by[1]
+
+        sums = _GradientSums(inputs, ctx.needs_input_grad)
+        logprobs, entropies = _run_chunks(inputs, sums, derivatives)
+        ctx.sums = sums
+        ctx.mark_non_differentiable(logprobs, entropies)
+        return logprobs, entropies, *loss(logprobs, entropies)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        # The sums are as large as the head, so they are scaled in place and not kept for a second backward pass.
+        sums, ctx.sums = ctx.sums, None
+        return *sums.for_inputs(grads[2]), None, None, None
+
+
+class _GradientSums:
+    """Gradients by states, weight and bias, summed in float32 over chunks; None for inputs that need none."""
+
+    def __init__(self, inputs: Sequence[Any], needed: Sequence[bool]) -> None:
+        self._types = [None if x is None else x.dtype for x in inputs[:3]]
+        self.states, self.weight, self.bias = (
+            torch.zeros(x.shape, dtype=torch.float32, device=x.device) if need else None
+            for x, need in zip(inputs[:3], needed, strict=False)
+        )
+
+    def add(self, here: slice, states: Tensor, weight: Tensor, grad: Tensor) -> None:
+        """Adds a chunk of n tokens: states (n, H), weight (V, H) and the gradient by the head's output, (n, V)."""
+        size = len(weight)
+        if self.states is not None:
+            self.states[here] = (grad @ weight).float()
+        if self.weight is not None and grad.dtype == torch.float32:
+            self.weight[:size].addmm_(grad.t(), states)
+        # A product in half precision cannot be added to float32 in one call.
+        elif self.weight is not None:
+            self.weight[:size] += grad.t() @ states
+        if self.bias is not None:
+            self.bias[:size] += grad.sum(0, dtype=torch.float32)
+
+    def for_inputs(self, factor: Tensor | None = None) -> list[Tensor | None]:
+        """Returns the sums in the inputs' types, multiplied in place by a scalar factor."""
+        sums = [self.states, self.weight, self.bias]
+        if factor is not None:
+            sums = [None if x is None else x.mul_(factor) for x in sums]
+        return [None if x is None else x.to(dtype) for x, dtype in zip(sums, self._types, strict=True)]
+
+
+def rows_at_once(states: Tensor, size: int) -> int:
+    """Returns how many rows of logits are held at once.
+
+    At least H rows, so that a chunk is as large as the weight's gradient: each chunk adds to all of that gradient, and
+    smaller chunks would spend their time there.
+
+    Args:
+        states: (N, H) hidden states.
+        size: V, the vocabulary.
+    """
+    return max(states.shape[1], (CHUNK if states.device.type == "cpu" else CHUNK_ELSEWHERE) // size)
+
+
+def _run_chunks(
+    inputs: Sequence[Any],
+    sums: _GradientSums | None = None,
+    derivatives: Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Computes log π and entropy, (N,), chunk by chunk of (n, V) logits, and adds gradients to `sums` if there are any.
+
+    By the logits z, ∂log p_a/∂z = 1[a] − p and ∂H/∂z = −p·(log p + H).
+
+    Args:
+        inputs: States, weight, bias, tokens and the settings, as `chunked_logprobs` makes them.
+        sums: Where gradients are added.
+        derivatives: Called with log π and entropy, of which the first tokens are computed. Returns the loss's
+            derivatives by both, (N,); None for the entropy if the loss does not depend on it.
+    """
+    states, weight, bias, tokens, (after, temperature, size, holes, dtype) = inputs
+    weight = weight[:size].to(dtype)
+    # Finite, because the entropy multiplies it by a probability of 0, and 0·∞ is NaN.
+    bias = None if bias is None else bias[:size].to(dtype).clamp(min=-1e30)
+    logprobs, entropies = (torch.zeros(len(states), device=states.device) for _ in range(2))
+    count = rows_at_once(states, size)
+    for start in range(0, len(states), count):
+        here = slice(start, start + count)
+        some, chosen = states[here].to(dtype), tokens[here].unsqueeze(-1)
+        z = _capped(functional.linear(some, weight, bias).float(), after, temperature)
+        if holes is not None:
+            z.index_fill_(-1, holes, torch.finfo(torch.float32).min / 2)
+        tanh_slope = None  # d tanh(x)/dx = 1 − tanh²(x), of the capped logits
+        if sums is not None and after.softcap is not None:
+            tanh_slope = 1 - (z * (temperature / after.softcap)).square_()
+        # Σ exp(z − max z) by torch.sum, whose rounding does not grow with the vocabulary as softmax's own sum does.
+        z.sub_(z.amax(-1, keepdim=True))
+        logprobs[here] = z.gather(-1, chosen).squeeze(-1)
+        p = z.exp()
+        total = p.sum(-1)
+        normalizer = total.log()
+        logprobs[here] -= normalizer
+        z.mul_(p)  # p·z from here on
+        entropies[here] = normalizer - z.sum(-1) / total
+        if sums is None or derivatives is None:
+            del z, p  # otherwise two chunks would be in memory while the next one is computed
+            continue
+        gain = after.scale / temperature
+        by_logprob, by_entropy = derivatives(logprobs, entropies)
+        by_logprob = gain * by_logprob[here]
+        by_p = -by_logprob
+        if by_entropy is not None:
+            by_entropy = gain * by_entropy[here]
+            by_p = by_p - by_entropy * (entropies[here] - normalizer)
+        # In place from here on, because one more (n, V) tensor would double the memory of a chunk.
+        grad = p.mul_((by_p / total).unsqueeze(-1))
+        if by_entropy is not None:
+            grad.addcmul_(z, (-by_entropy / total).unsqueeze(-1))
+        grad.scatter_add_(-1, chosen, by_logprob.unsqueeze(-1))
+        if tanh_slope is not None:
+            grad.mul_(tanh_slope)
+            if holes is not None:
+                grad.index_fill_(-1, holes, 0)  # 0·∞ = NaN there
+        sums.add(here, some, weight, grad.to(dtype))
+        del z, p, grad, tanh_slope
+    return logprobs, entropies

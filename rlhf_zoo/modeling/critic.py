@@ -1,0 +1,234 @@
+"""The critic: a token classifier with one output, made from a reward model, a policy or a checkpoint."""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from transformers import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING, MODEL_MAPPING, PreTrainedModel
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
+from transformers.modeling_layers import GenericForTokenClassification
+
+from ..errors import ZooError
+from .loading import load_config, load_model
+from .logprobs import response_outputs
+from .model_files import first_line, model_files
+from .models import HEADS, base_of_adapter, load_causal, load_classifier, merge_adapter, score_statistics
+from .sampling.sampler import Samples
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+
+CRITIC_DIR = "critic"
+
+
+def _linear_head(model: PreTrainedModel) -> nn.Linear:
+    for name in HEADS:
+        head = getattr(model, name, None)
+        if isinstance(head, nn.Linear):
+            return head
+    raise ZooError(
+        f"{type(model).__name__} has no linear head named 'score' or 'classifier', so it cannot be the critic: pass a "
+        "value_model."
+    )
+
+
+@cache
+def _token_classifier(config: Any, own: Any = None) -> Any:
+    """Returns a family's token classifier: transformers' own, otherwise its generic one on the family's trunk.
+
+    Args:
+        config: The class of the model's configuration.
+        own: The trunk's class, if it is defined in the model's own code. Its checkpoints have the usual layout: the
+            trunk loads as AutoModel, and the head is `score.*`.
+    """
+    if config in MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING:
+        return MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING[config]
+    if own is not None:
+        MODEL_MAPPING.register(config, own, exist_ok=True)  # where the generic class looks its trunk up
+    if config not in MODEL_MAPPING:
+        raise ZooError(
+            f"transformers has no trunk for {config.model_type}, which the critic needs: pass a value_model."
+        )
+    # Many families have no token classifier of their own.
+    trunk: Any = MODEL_MAPPING[config]
+    family = next(kind for kind in trunk.__mro__ if PreTrainedModel in kind.__bases__)
+    family = PreTrainedModel if family is trunk else family
+    name = f"{trunk.__name__.removesuffix('Model')}ForTokenClassification"
+    # transformers reads the class's module to see which kernels the family supports.
+    body = {"base_model_prefix": family.base_model_prefix or "model", "config_class": config}
+    body["__module__"] = trunk.__module__
+    return type(name, (GenericForTokenClassification, family), body)
+
+
+def _has_own_code(config: Any) -> bool:
+    """Whether the configuration is defined in program code that came with the model."""
+    return type(config).__module__.startswith("transformers_modules.")
+
+
+def _own_trunk(config: Any, source: str | Path, revision: str | None) -> Any:
+    """Finds the trunk's class in the code that came with a saved critic; None for a class of transformers."""
+    auto_map = getattr(config, "auto_map", None) or {}
+    kinds = ("AutoModelForCausalLM", "AutoModelForSequenceClassification")
+    name = next((auto_map[kind] for kind in kinds if kind in auto_map), None)
+    if name is None or not _has_own_code(config):
+        return None
+    kind: Any = get_class_from_dynamic_module(name, source, revision=revision)
+    with torch.device("meta"):
+        return type(kind._from_config(copy.deepcopy(config)).base_model)
+
+
+def critic_from(
+    source: PreTrainedModel | str | Path,
+    *,
+    center: bool = True,
+    scale: bool = True,
+    weight: float = 1.0,
+    share: bool = False,
+    revision: str | None = None,
+) -> PreTrainedModel:
+    """Makes a critic: a token classifier with one output, transformers' own class where the family has one.
+
+    From a reward model it takes trunk and head, so that it starts at the reward model's shaped score w·(s−μ)/σ: its
+    weight is w·W/σ and its bias −w·μ/σ. From a causal model it takes the trunk, and its head starts at 0.
+
+    Args:
+        source: A reward model or a causal model; or a folder or Hub id of one, or of a critic, which is loaded as it
+            is. Adapters are merged into their base.
+        center: Whether scores are centered; otherwise μ = 0.
+        scale: Whether scores are scaled; otherwise σ = 1.
+        weight: w, the weight of the score in the reward.
+        share: Whether the trunk shares the weights of `source`, for a critic that is not trained.
+        revision: Of a Hub id.
+
+    Returns:
+        The critic, in float32.
+
+    Raises:
+        ZooError: It has an encoder, which would see later tokens; several outputs; layers between trunk and head; or
+            it cannot be loaded.
+
+    Source: N+ (arXiv:2403.17031), detail 22.
+    """
+    if not isinstance(source, PreTrainedModel):
+        subject = f"The critic {source}"
+        files = model_files(source, revision=revision)
+        if files.adapter is not None:
+            kind = files.adapter.get("task_type")
+            if kind == "TOKEN_CLS":
+                base, revision = base_of_adapter(files)
+                return merge_adapter(critic_from(base, revision=revision), files)
+        else:
+            config = load_config(source, subject=subject, revision=revision)
+            kind = (config.architectures or [""])[0]
+            if kind.endswith("ForTokenClassification"):
+                trunk = _own_trunk(config, source, revision)
+                return load_model(_token_classifier(type(config), trunk), source, subject=subject, revision=revision)  # type: ignore[arg-type]
+        scored = kind == "SEQ_CLS" or str(kind).endswith("ForSequenceClassification")
+        loader: Any = load_classifier if scored else load_causal
+        return critic_from(loader(source, revision=revision), center=center, scale=scale, weight=weight)
+    scored = type(source).__name__.endswith("ForSequenceClassification")
+    if scored and source.config.num_labels != 1:
+        raise ZooError(
+            f"A critic needs one output, and this {type(source).__name__} has {source.config.num_labels}: pass a "
+            "value_model with num_labels=1."
+        )
+    if source.config.is_encoder_decoder:
+        raise ZooError(
+            f"A {type(source).__name__} has an encoder, which would see tokens after the one to be valued: pass a "
+            "value_model without an encoder."
+        )
+    config = copy.deepcopy(source.config)
+    config.num_labels = 1
+    trunk = type(source.base_model) if _has_own_code(config) else None
+    # float32, because bfloat16 would round away small value updates.
+    critic = _token_classifier(type(config), trunk)._from_config(config, dtype=torch.float32)  # type: ignore[arg-type]
+    # A layer between trunk and head would be missing from the critic.
+    obstacle = _weight_before_head(source) if scored else None
+    try:
+        critic.base_model.load_state_dict(source.base_model.state_dict())
+    except RuntimeError as error:
+        obstacle = first_line(error)
+    if obstacle is not None:
+        raise ZooError(
+            f"A {type(source).__name__} has more than a linear head on a trunk of {config.model_type} ({obstacle}), "
+            "so a critic could not start at its scores: pass a value_model."
+        )
+    if share:
+        for name, parameter in source.base_model.named_parameters():
+            module, _, leaf = name.rpartition(".")
+            setattr(critic.base_model.get_submodule(module), leaf, parameter)
+    critic.name_or_path = source.name_or_path  # peft writes it into a later adapter as its base
+    target = _linear_head(critic)
+    with torch.no_grad():
+        # A causal model says nothing about rewards, so V starts at 0.
+        target.weight.zero_()
+        if target.bias is not None:
+            target.bias.zero_()
+        if scored:
+            mean, std = score_statistics(source)
+            mean, std = mean if center else 0.0, std if scale else 1.0
+            target.weight.copy_(weight * _linear_head(source).weight / std)
+            if target.bias is not None:
+                target.bias.fill_(-weight * mean / std)
+    # The statistics are in the weights now, and would be applied a second time by a loader of reward models.
+    config.rlhf_zoo = None
+    return critic
+
+
+def _weight_before_head(source: PreTrainedModel) -> str | None:
+    """Returns the name of a weight between a classifier's trunk and its linear head; None if there is none."""
+    expected = (source.base_model_prefix, *HEADS)
+    return next((name for name, _ in source.named_parameters() if name.split(".")[0] not in expected), None)
+
+
+def with_adapter(model: PreTrainedModel, peft_config: Any) -> PeftModel:
+    """Puts a new adapter like the policy's on the critic. The critic's head is trained in full.
+
+    Args:
+        model: The critic.
+        peft_config: The policy's adapter configuration, a PeftConfig; it is not changed.
+
+    Returns:
+        A PeftModel.
+
+    Raises:
+        ZooError: The adapter does not fit the critic.
+    """
+    from peft import get_peft_model
+
+    head = next(name for name in HEADS if hasattr(model, name))
+    config = copy.deepcopy(peft_config)
+    config.task_type = "TOKEN_CLS"
+    # A loaded adapter's configuration may have it True, which would freeze the critic's.
+    config.inference_mode = False
+    config.base_model_name_or_path = None  # peft takes the critic's own
+    config.modules_to_save = sorted({*(config.modules_to_save or ()), head} - {"lm_head", "embed_out"})
+    # The head is trained in full, so it must not get a low-rank adapter too.
+    if getattr(config, "exclude_modules", head) is None:
+        config.exclude_modules = [head]
+    try:
+        return get_peft_model(model, config)
+    except ValueError as error:
+        raise ZooError(
+            f"The policy's adapter does not fit the critic, a {type(model).__name__} "
+            f"({first_line(error).split('. ')[0]}): set critic_lora=False, or pass a value_model of the policy's "
+            "architecture."
+        ) from error
+
+
+def response_values(critic: PreTrainedModel, samples: Samples) -> Tensor:
+    """Computes V of the state before each response token.
+
+    Args:
+        critic: The critic.
+        samples: B prompts with completions.
+
+    Returns:
+        (B, T) float32, undefined outside the mask.
+    """
+    return response_outputs(critic, samples)[..., 0].float()

@@ -1,0 +1,365 @@
+"""Finds the files of a model in a folder or on the Hub, and reads safetensors and JSON only, never a pickle."""
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import hf_hub_download, is_offline_mode, resolve_revision
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RevisionResolutionError,
+    StrictDataclassError,
+)
+from safetensors import SafetensorError, safe_open
+
+from ..errors import ZooError
+from ..fileio import MAX_JSON, hub_id, parse_json
+from ..hub.client.downloads import CARD, find_download
+from ..hub.client.run_signature import FLAG, is_own
+from .config_checks import check_adapter, check_config
+from .integrity import check_integrity
+from .remote_code import refusal
+
+WEIGHTS_FILE = "model.safetensors"
+
+
+ADAPTER_CONFIG = "adapter_config.json"
+
+
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+
+
+_SHARD = re.compile(r"\w[\w.-]*\.safetensors")
+
+
+#: What libraries raise for malformed files of a model, or for a library that is missing.
+MALFORMED = (
+    OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RecursionError, StrictDataclassError,
+)  # fmt: skip
+
+
+def first_line(error: Exception) -> str:
+    """Shortens an error's message so that it fits into a sentence.
+
+    Args:
+        error: Any error.
+    """
+    if isinstance(error, RecursionError):
+        return "its JSON is nested too deep"
+    if isinstance(error, StrictDataclassError):  # its first line is a heading
+        return str(error).strip().splitlines()[-1].strip().rstrip(".")
+    return str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__
+
+
+@contextmanager
+def loading(subject: str, kind: str = "") -> Iterator[None]:
+    """Turns errors of libraries that load a model into ZooError.
+
+    Args:
+        subject: What the error calls the model, such as "The model NAME".
+        kind: The rest of "cannot be loaded", such as " as a causal language model".
+
+    Raises:
+        ZooError: The code under this context failed.
+    """
+    try:
+        yield
+    except SafetensorError as error:
+        raise ZooError(f"{subject} is truncated or damaged ({first_line(error)}): copy it again.") from error
+    except MALFORMED as error:
+        if "trust_remote_code" in str(error):
+            raise ZooError(refusal(subject)) from error
+        # transformers has no error class for this case, so its message is matched.
+        if "use_safetensors" in str(error):
+            raise ZooError(
+                f"{subject} has no model.safetensors, and pickled weights are not read because a pickle can run code: "
+                "choose a revision with safetensors, or convert the weights."
+            ) from error
+        raise ZooError(f"{subject} cannot be loaded{kind} ({first_line(error)}).") from error
+
+
+def json_object(path: Path) -> dict[str, Any]:
+    """Reads a model's JSON file.
+
+    Args:
+        path: The file.
+
+    Raises:
+        ZooError: It does not hold a JSON object.
+    """
+    try:
+        with path.open("rb") as file:
+            content = parse_json(file.read(MAX_JSON + 1))
+    except ValueError as error:
+        raise ZooError(f"{path} is not valid JSON ({first_line(error)}): copy it again.") from error
+    if not isinstance(content, dict):
+        raise ZooError(f"{path} holds a {type(content).__name__} instead of a JSON object: copy it again.")
+    return content
+
+
+def name_of(source: str | Path) -> str:
+    """Returns a model's name for people.
+
+    Args:
+        source: A folder or a Hub id.
+
+    Returns:
+        The repository, for a folder in the client's cache; otherwise the source itself.
+    """
+    snapshots = Path(source).parent
+    cached = snapshots.name in ("snapshots", "on_bases") and snapshots.parent.name.startswith("models--")
+    return snapshots.parent.name.removeprefix("models--").replace("--", "/", 1) if cached else str(source)
+
+
+class ModelFiles:
+    """The files of a checkpoint, in a folder or in a repository of the Hub at one commit.
+
+    Args:
+        source: A folder or a Hub id.
+        variant: The infix of the weight files' names, as in transformers.
+        **hub: Keywords of the Hub's client: revision, subfolder, token, cache_dir, force_download, local_files_only.
+
+    Raises:
+        ZooError: The repository cannot be read.
+    """
+
+    def __init__(self, source: str | Path, *, variant: str | None = None, **hub: Any) -> None:
+        self.source = str(source)
+        self.variant = variant
+        self.hub = {name: value for name, value in hub.items() if value not in (None, "")}
+        self.directory = Path(source) / (hub.get("subfolder") or "") if Path(source).is_dir() else None
+        if self.directory is None:
+            # Pin one commit for all files: a run may push between the download of the trunk and that of the head.
+            pin = {name: value for name, value in self.hub.items() if name not in ("subfolder", "force_download")}
+            try:
+                self.hub["revision"] = resolve_revision(self.source, **pin)
+            except (HfHubHTTPError, HFValidationError, RevisionResolutionError) as error:
+                raise ZooError(
+                    f"{self.source} is neither a folder nor a readable repository ({first_line(error)}): check its "
+                    "name, its revision and your token."
+                ) from error
+
+    def find(self, name: str) -> Path | None:
+        """Returns a file's path, and downloads it if necessary; None if the checkpoint has no such file.
+
+        Args:
+            name: Its path in the checkpoint.
+        """
+        if self.directory is not None:
+            path = self.directory / name
+            return path if path.is_file() else None
+        cached = self._ask_hub(name)
+        return None if cached is None else Path(cached)
+
+    def has(self, name: str) -> bool:
+        """Whether the checkpoint has a file. Downloads nothing.
+
+        Args:
+            name: Its path in the checkpoint.
+        """
+        if self.directory is not None:
+            return (self.directory / name).is_file()
+        return self._ask_hub(name, dry_run=True) is not None
+
+    def _ask_hub(self, name: str, **options: Any) -> Any:
+        try:
+            return hf_hub_download(self.source, name, **self.hub, **options)
+        except LocalEntryNotFoundError as error:
+            # Offline, the cache is all there is, so a file outside it does not exist.
+            if self.hub.get("local_files_only") or is_offline_mode():
+                return None
+            raise ZooError(
+                f"The Hub does not answer whether {self.source} has a file {name}: check the connection, or set "
+                "HF_HUB_OFFLINE=1 to use the cache only."
+            ) from error
+        except EntryNotFoundError:
+            return None
+
+    @cached_property
+    def adapter(self) -> dict[str, Any] | None:
+        """The content of adapter_config.json; None without one.
+
+        Raises:
+            ZooError: The adapter is not supported, or names a base that it may not name.
+        """
+        path = self.find(ADAPTER_CONFIG)
+        if path is None:
+            return None
+        config = json_object(path)
+        check_adapter(config, f"{ADAPTER_CONFIG} of {self.source}")
+        self._check_base(config.get("base_model_name_or_path"))
+        return config
+
+    def _check_base(self, base: Any) -> None:
+        """Raises ZooError if a downloaded adapter names a path of this machine as its base.
+
+        The base is merged into what is published, so a stranger's adapter could publish a private model.
+        """
+        if not base or (self.directory is not None and not is_foreign(self.directory)):
+            return
+        if self.directory is not None and self.directory.parent.name == "on_bases" and name_of(str(base)) != base:
+            return  # the client's cache: `hub.client.refs` wrote the folder that the base was fetched into
+        if hub_id(base) is None or os.path.lexists(base):
+            raise ZooError(
+                f"The adapter in {self.source} names the base {base!r:.200}, a path of this machine, and a download "
+                f"may name only a model on the Hub: merge it where it was trained, or add {FLAG} if you trust the run."
+            )
+
+    def settings(self, name: str) -> dict[str, Any]:
+        """Reads one of the checkpoint's JSON files.
+
+        Args:
+            name: Its path in the checkpoint.
+
+        Returns:
+            Its object; {} if there is no such file.
+
+        Raises:
+            ZooError: It does not hold a JSON object.
+        """
+        path = self.find(name)
+        return {} if path is None else json_object(path)
+
+    @cached_property
+    def weights(self) -> tuple[Path, Mapping[str, str] | None] | None:
+        """The weights file, or a sharded checkpoint's index with the file of each tensor; None without safetensors.
+
+        A single file has priority over shards, as in transformers.
+        """
+        infix = f".{self.variant}" if self.variant else ""
+        if single := self.find(f"model{infix}.safetensors"):
+            return single, None
+        if index := self.find(f"{WEIGHTS_FILE}.index{infix}.json"):
+            files = json_object(index).get("weight_map")
+            if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
+                raise ZooError(f"{index} has no weight_map of file names: copy it again.")
+            _check_shards(index, files.values())
+            return index, files
+        return None
+
+    def check_shards(self) -> None:
+        """Checks that no index names weights outside its folder, which transformers would load.
+
+        Raises:
+            ZooError: One does.
+        """
+        if self.directory is not None:
+            indices = sorted(self.directory.glob("*.safetensors.index*.json"))
+        else:
+            index = self.find(f"{WEIGHTS_FILE}.index.json")
+            indices = [] if index is None else [index]
+        for index in indices:
+            files = json_object(index).get("weight_map")
+            _check_shards(index, files.values() if isinstance(files, dict) else ())
+
+    def check_config(self) -> None:
+        """Checks config.json before a configuration is built from it.
+
+        Raises:
+            ZooError: It asks for more parts than any machine builds, or names a kernel of a repository, which
+                transformers would fetch and run.
+        """
+        path = self.find("config.json")
+        if path is None:
+            return
+        check_config(json_object(path), f"config.json of {self.source}")
+
+    def check_weights(self) -> None:
+        """Checks the weights of a folder. Missing weights pass.
+
+        Raises:
+            ZooError: They are pickled or truncated.
+        """
+        assert self.directory is not None
+        if self.find(ADAPTER_CONFIG) is not None:
+            kind, there = "adapter_model", self.has(ADAPTER_WEIGHTS)
+        else:
+            kind, there = "model", self.weights is not None
+        if not there:
+            self.refuse_pickle(kind)
+        for path in sorted(self.directory.glob("*.safetensors")):
+            # Opening is enough: the header has the length that the file must have.
+            with loading(f"{self.source}/{path.name}"), safe_open(path, framework="pt"):
+                pass
+
+    def refuse_pickle(self, kind: str) -> None:
+        """Checks that weights do not exist as a pickle only.
+
+        Args:
+            kind: "model" or "adapter_model".
+
+        Raises:
+            ZooError: They do; the error has a command that converts them.
+        """
+        stem = "pytorch_model" if kind == "model" else kind
+        for name in (f"{stem}.bin", f"{stem}.bin.index.json"):
+            if self.has(name):
+                raise ZooError(
+                    f"{self.source} has {name}, a pickle, which is not read because it can run code: if you trust it, "
+                    f"write {kind}.safetensors next to it by running, in that folder, `{_conversion(stem, kind)}`."
+                )
+
+
+def _conversion(stem: str, kind: str) -> str:
+    """A command that writes pickled weights as safetensors. It clones, because tied weights share memory."""
+    return (
+        "python -c 'import glob, torch, safetensors.torch as st; st.save_file({k: v.clone() "
+        f'for f in glob.glob("{stem}*.bin") for k, v in torch.load(f, weights_only=True).items()}}, '
+        f'"{kind}.safetensors", metadata={{"format": "pt"}})\''
+    )
+
+
+def _check_shards(index: Path, files: Iterable[Any]) -> None:
+    wrong = next((file for file in files if not isinstance(file, str) or not _SHARD.fullmatch(file)), None)
+    if wrong is not None:
+        raise ZooError(
+            f"{index} names the file {wrong!r:.200}, and weights must be next to their index: choose another model, or "
+            "copy it again."
+        )
+
+
+def is_foreign(folder: Path) -> bool:
+    """Whether a model was downloaded, or belongs to a run that this user's rlhf-zoo did not write.
+
+    Args:
+        folder: The model's folder.
+    """
+    mark = find_download(folder)
+    if mark is None:
+        return False
+    run = mark.parent / "run.json"
+    # A card is a mark of a download, but the user's own run directory has one too.
+    return not (mark.name == CARD and run.is_file() and is_own(json_object(run)))
+
+
+def model_files(source: str | Path, **hub: Any) -> ModelFiles:
+    """Finds a model's files and checks them.
+
+    Args:
+        source: A folder or a Hub id.
+        **hub: revision, token.
+
+    Raises:
+        ZooError: Weights are pickled or damaged, the configuration names a kernel of a repository, or a run's
+            checkpoint is not what was saved.
+    """
+    if Path(source).is_dir():
+        check_integrity(source)
+        files = ModelFiles(source)
+        files.check_weights()
+        files.check_config()
+        files.check_shards()
+        return files
+    files = ModelFiles(source, **hub)
+    files.check_config()
+    files.check_shards()
+    if files.adapter is not None and files.find(ADAPTER_WEIGHTS) is None:
+        files.refuse_pickle("adapter_model")  # peft would read the pickle, despite use_safetensors
+    return files

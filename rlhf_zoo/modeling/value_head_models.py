@@ -1,0 +1,408 @@
+"""Language models with a value head.
+
+`AutoModelForCausalLMWithValueHead` and `AutoModelForSeq2SeqLMWithValueHead` replace the classes of these names in TRL
+up to 1.12, with the same calls and the same checkpoints. The checkpoint of a full model has two additional tensors,
+`v_head.summary.weight` and `v_head.summary.bias`, so plain transformers loads it too. Next to an adapter these two are
+alone in `model.safetensors`. TRL writes them to `pytorch_model.bin` there, a pickle, which is not read here.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedModel
+from transformers.utils import PushToHubMixin
+
+from ..errors import ZooError
+from .gguf import with_plain_weights
+from .model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, WEIGHTS_FILE, ModelFiles
+from .remote_code import is_trusted
+from .value_head import PREFIX, ValueHead, hidden_size_of, is_head_key, read_head
+
+log = logging.getLogger(__name__)
+
+INNER_PREFIX = "pretrained_model."
+HEAD_ARGUMENTS = ("summary_dropout_prob", "v_head_init_strategy", "v_head_initializer_range")
+KBIT_ARGUMENTS = ("use_gradient_checkpointing", "gradient_checkpointing_kwargs")
+#: Where in a repository a checkpoint is. They are an adapter's own; its base has others.
+ADDRESS_ARGUMENTS = ("revision", "subfolder")
+#: Keywords of the Hub's client. Those that are no address hold for an adapter's base too.
+HUB_ARGUMENTS = (*ADDRESS_ARGUMENTS, "token", "cache_dir", "force_download", "local_files_only")
+
+#: Attributes that are read from the model under the value head.
+FROM_THE_MODEL = (
+    "config", "device", "dtype", "generate", "prepare_inputs_for_generation", "enable_input_require_grads",
+    "gradient_checkpointing_enable", "gradient_checkpointing_disable",
+)  # fmt: skip
+
+
+@contextmanager
+def _head_reports_held_back() -> Iterator[None]:
+    """Holds back transformers' warnings about a value head's weights while it is open, and logs them if loading fails.
+
+    transformers warns that it does not use these weights. It does not know that they are read separately.
+    """
+    held: list[logging.LogRecord] = []
+
+    def pass_on(record: logging.LogRecord) -> bool:
+        if PREFIX not in record.getMessage():
+            return True
+        held.append(record)
+        return False
+
+    logger = logging.getLogger(PreTrainedModel.__module__)
+    logger.addFilter(pass_on)
+    loaded = False
+    try:
+        yield
+        loaded = True
+    finally:
+        logger.removeFilter(pass_on)
+        for record in () if loaded else held:
+            logger.handle(record)
+
+
+def _load_model(auto_class: Any, checkpoint: ModelFiles, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Loads a transformers model, without warnings about the value head's weights."""
+    checkpoint.check_config()
+    if checkpoint.weights is None and "gguf_file" not in kwargs:
+        checkpoint.refuse_pickle("model")
+    if checkpoint.adapter is not None:  # transformers would load it on its base, unchecked
+        raise ZooError(f"The base {checkpoint.source} is itself an adapter: merge it into its own base first.")
+    trusted = bool(kwargs.get("trust_remote_code", is_trusted()))  # None would make transformers ask in the terminal
+    options = {**with_plain_weights(kwargs), "trust_remote_code": trusted} | {
+        name: checkpoint.hub[name] for name in ADDRESS_ARGUMENTS if name in checkpoint.hub
+    }
+    with _head_reports_held_back():
+        model, info = auto_class.from_pretrained(checkpoint.source, *args, output_loading_info=True, **options)
+    unexpected = sorted(key for key in info["unexpected_keys"] if not is_head_key(key))
+    misfits = {
+        "missing are": sorted(info["missing_keys"]),
+        "unexpected are": unexpected,
+        "of another size are": sorted(key for key, *_ in info["mismatched_keys"]),
+    }
+    # transformers reports these itself, but the whole report is held back if it names the head.
+    if len(unexpected) < len(info["unexpected_keys"]) and any(misfits.values()):
+        listed = "; ".join(f"{problem} {', '.join(keys)}" for problem, keys in misfits.items() if keys)
+        log.warning("Not all weights of %s fit %s: %s", checkpoint.source, type(model).__name__, listed)
+    return model
+
+
+def _load_adapter(
+    auto_class: Any,
+    checkpoint: ModelFiles,
+    adapter: Path,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    is_trainable: bool,
+) -> Any:
+    """Loads the checkpoint's adapter, whose files are in the folder `adapter`, on the base that it names."""
+    from peft import PeftConfig, PeftModel
+
+    checkpoint.variant = None  # the variant in kwargs is the base's
+    if checkpoint.find(ADAPTER_WEIGHTS) is None:
+        checkpoint.refuse_pickle("adapter_model")
+        raise ZooError(f"{checkpoint.source} has {ADAPTER_CONFIG} but no {ADAPTER_WEIGHTS}: copy all files again.")
+    config = PeftConfig.from_pretrained(str(adapter))
+    if not config.base_model_name_or_path:
+        raise ZooError(
+            f"The {ADAPTER_CONFIG} of {checkpoint.source} names no base model: load the base, put the adapter on it "
+            "with peft.PeftModel.from_pretrained, and pass the PeftModel."
+        )
+    hub = {name: kwargs[name] for name in HUB_ARGUMENTS if name in kwargs}
+    base = ModelFiles(config.base_model_name_or_path, revision=config.revision, variant=kwargs.get("variant"), **hub)
+    model = _load_model(auto_class, base, args, kwargs)
+    return PeftModel.from_pretrained(model, str(adapter), is_trainable=is_trainable)
+
+
+def _add_adapter(model: Any, peft_config: Any, kbit: dict[str, Any], *, revision: str | None) -> Any:
+    """Puts a new adapter on a model. The adapter's config records the revision of its base."""
+    from peft import PeftConfig, get_peft_model, prepare_model_for_kbit_training
+
+    if not isinstance(peft_config, PeftConfig):
+        raise ZooError(f"peft_config is a {type(peft_config).__name__}: pass a config of peft, such as LoraConfig.")
+    if getattr(model, "is_quantized", False):
+        model = prepare_model_for_kbit_training(model, **kbit)
+    return get_peft_model(model, peft_config, revision=revision)
+
+
+def _is_peft_model(model: Any) -> bool:
+    from peft import PeftModel
+
+    return isinstance(model, PeftModel)
+
+
+def _device_of_head(model: Any) -> torch.device:
+    """Returns the device of the output embeddings, which read the same hidden state as the value head."""
+    embeddings = model.get_output_embeddings()
+    weight = getattr(embeddings, "weight", None)
+    device = next(model.parameters()).device if weight is None else weight.device
+    if device.type == "meta":
+        raise ZooError(
+            f"The output layer of this {type(model).__name__} is offloaded, and the value head must be on the same "
+            "device: pass a device_map without offloading."
+        )
+    return device
+
+
+class _Architectures:
+    """The classes that can be wrapped. A descriptor, because peft takes long to import."""
+
+    def __get__(self, *_: Any) -> tuple[type, ...]:
+        from peft import PeftModel
+
+        return PreTrainedModel, PeftModel
+
+
+class _ValueHeadModel(PushToHubMixin, nn.Module):
+    """A language model and a value head on its last hidden state.
+
+    Args:
+        pretrained_model: A PreTrainedModel, or a PeftModel of one.
+        **head: `summary_dropout_prob` (default: the configuration's, or 0.1), `v_head_init_strategy` (None or
+            "normal"), `v_head_initializer_range`.
+
+    Raises:
+        ZooError: The model has no language model head, is of the other kind (decoder or encoder-decoder), or has an
+            adapter that a value head cannot be combined with.
+    """
+
+    # Attributes of TRL's classes, for code that reads them.
+    transformers_parent_class: ClassVar[Any]
+    lm_head_namings: ClassVar[list[str]]
+    supported_args = HEAD_ARGUMENTS
+    supported_modules = ("v_head",)
+    supported_rm_modules = ("score",)
+    supported_pretrained_model_architectures = _Architectures()
+
+    auto_class: ClassVar[Any]
+    hidden_states_name: ClassVar[str]
+    is_encoder_decoder: ClassVar[bool]
+
+    def __init__(self, pretrained_model: Any, **head: Any) -> None:
+        super().__init__()
+        self.is_peft_model = _is_peft_model(pretrained_model)
+        self._check(pretrained_model)
+        config = pretrained_model.config
+        if head.get("summary_dropout_prob") is None:
+            head["summary_dropout_prob"] = getattr(config, "summary_dropout_prob", 0.1)
+        self.pretrained_model = pretrained_model
+        self.v_head = ValueHead(hidden_size_of(config), **head).to(_device_of_head(pretrained_model))
+        self.training = pretrained_model.training
+        self.v_head.train(self.training)
+        self.register_state_dict_post_hook(_to_checkpoint_names)
+        self.register_load_state_dict_pre_hook(_to_module_names)
+
+    def _check(self, model: Any) -> None:
+        kind = type(model.get_base_model() if self.is_peft_model else model).__name__
+        if not model.can_generate():
+            raise ZooError(f"{kind} has no language model head: pass a model of {self.auto_class.__name__}.")
+        if bool(model.config.is_encoder_decoder) != self.is_encoder_decoder:
+            other = AutoModelForCausalLMWithValueHead if self.is_encoder_decoder else AutoModelForSeq2SeqLMWithValueHead
+            raise ZooError(f"{kind} is not a model of {self.auto_class.__name__}: use {other.__name__}.")
+        if self.is_peft_model:
+            if model.active_peft_config.is_prompt_learning:
+                raise ZooError(
+                    f"{model.active_peft_config.peft_type} learns prompts, whose positions belong to no token and have "
+                    "no value: use another adapter, such as LoRA."
+                )
+        elif getattr(model, "peft_config", None):
+            raise ZooError(
+                f"This {kind} has an adapter without a PeftModel around it, and saving it would lose the value head: "
+                "load it by its path, or wrap it with peft.PeftModel."
+            )
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        pretrained_model_name_or_path: str | Path | PreTrainedModel | nn.Module,
+        *model_args: Any,
+        peft_config: Any = None,
+        is_trainable: bool = False,
+        **kwargs: Any,
+    ) -> Self:
+        """Loads or wraps a model, with the value head of its checkpoint or a new one with random weights.
+
+        Args:
+            pretrained_model_name_or_path: A folder, a Hub id, a PreTrainedModel or a PeftModel. For an adapter's path
+                its base is loaded too.
+            *model_args: Positional arguments of transformers' `from_pretrained`.
+            peft_config: Puts a new adapter on a model that has none.
+            is_trainable: Whether a loaded adapter is trained.
+            **kwargs: The head's (see the class); `use_gradient_checkpointing` and `gradient_checkpointing_kwargs` for a
+                quantized model under a new adapter; and those of transformers' `from_pretrained` (revision, subfolder,
+                token, dtype, device_map, ...).
+
+        Raises:
+            ZooError: The model or the head cannot be loaded, or do not fit each other.
+        """
+        source: Any = pretrained_model_name_or_path
+        if kwargs.pop("reward_adapter", None) is not None:
+            raise ZooError("reward_adapter is not supported: pass the reward model to the trainer.")
+        head_arguments = {name: kwargs.pop(name) for name in HEAD_ARGUMENTS if name in kwargs}
+        kbit = {name: kwargs.pop(name) for name in KBIT_ARGUMENTS if name in kwargs}
+        head = revision = None
+        if isinstance(source, str | Path):
+            checkpoint = ModelFiles(
+                source,
+                variant=kwargs.get("variant"),
+                **{name: kwargs[name] for name in HUB_ARGUMENTS if name in kwargs},
+            )
+            revision = kwargs.pop("revision", None)
+            kwargs.pop("subfolder", None)
+            adapter_config = checkpoint.find(ADAPTER_CONFIG)
+            if adapter_config is not None and checkpoint.adapter is not None:
+                adapter = adapter_config.parent
+                model = _load_adapter(
+                    cls.auto_class, checkpoint, adapter, model_args, kwargs, is_trainable=is_trainable
+                )
+            else:
+                model = _load_model(cls.auto_class, checkpoint, model_args, kwargs)
+            head = read_head(checkpoint)
+            if head is None:
+                log.warning("%s has no value head: using a new one with random weights.", source)
+        elif isinstance(source, PreTrainedModel) or _is_peft_model(source):
+            model = source
+            if kwargs:
+                log.warning("Ignored, because the model is already loaded: %s.", ", ".join(sorted(kwargs)))
+        else:
+            raise ZooError(
+                f"A {type(source).__name__} is not a language model: pass a path, a PreTrainedModel or a PeftModel."
+            )
+        if peft_config is not None:
+            if _is_peft_model(model):
+                log.warning("Ignoring peft_config: %s already has an adapter.", type(model).__name__)
+            else:
+                model = _add_adapter(model, peft_config, kbit, revision=revision)
+        wrapped = cls(model, **head_arguments)
+        if head is not None:
+            own, saved = wrapped.v_head.summary.weight.shape, head["summary.weight"].shape
+            if saved != own:
+                raise ZooError(
+                    f"The value head of {source} has hidden size {saved[-1]}, and this model has {own[-1]}: it belongs "
+                    f"to another model; remove its {PREFIX}* tensors."
+                )
+            wrapped.v_head.load_state_dict(head)
+        return wrapped
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        past_key_values: Any = None,
+        attention_mask: Tensor | None = None,
+        return_past_key_values: bool = False,
+        **kwargs: Any,
+    ) -> tuple[Any, ...]:
+        """Computes logits and values. The order of the arguments is TRL's.
+
+        Args:
+            input_ids: (B, T) token ids.
+            past_key_values: The cache of earlier tokens.
+            attention_mask: (B, T).
+            return_past_key_values: Whether to return the cache as a fourth element.
+            **kwargs: Passed to the model.
+
+        Returns:
+            Logits (B, T, V) float32, the loss (None without labels), and V of the state after each token, (B, T)
+            float32. For an encoder-decoder T is the decoder's length.
+        """
+        if past_key_values is not None:
+            kwargs["past_key_values"] = past_key_values
+        if return_past_key_values:
+            kwargs.setdefault("use_cache", True)
+        kwargs |= {"output_hidden_states": True, "return_dict": True}
+        output = self.pretrained_model(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
+        hidden = getattr(output, self.hidden_states_name)[-1]
+        values = self.v_head(hidden.to(self.v_head.summary.weight.device)).squeeze(-1)
+        result = (output.logits.float(), output.loss, values)
+        return (*result, output.past_key_values) if return_past_key_values else result
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.pretrained_model, name) if name in FROM_THE_MODEL else super().__getattr__(name)
+
+    @property
+    def generation_config(self) -> GenerationConfig:
+        return self.pretrained_model.generation_config
+
+    @generation_config.setter
+    def generation_config(self, value: GenerationConfig) -> None:
+        self.pretrained_model.generation_config = value
+
+    def save_pretrained(
+        self, save_directory: str | Path, *, state_dict: Mapping[str, Tensor] | None = None, **kwargs: Any
+    ) -> None:
+        """Writes a checkpoint that `from_pretrained` reads. transformers and peft load it too, without the head.
+
+        Args:
+            save_directory: The folder.
+            state_dict: Weights that were gathered from several processes, by the names of `state_dict()`; None for the
+                module's own.
+            **kwargs: Passed to the model's `save_pretrained` (max_shard_size, variant, is_main_process, ...).
+
+        Raises:
+            ZooError: `push_to_hub` is set for an adapter.
+        """
+        state = dict(self.state_dict() if state_dict is None else state_dict)
+        if not self.is_peft_model:
+            self.pretrained_model.save_pretrained(save_directory, state_dict=state, **kwargs)
+            return
+        if kwargs.pop("push_to_hub", False):
+            raise ZooError("save_pretrained does not push an adapter: call push_to_hub with the repository's name.")
+        self.pretrained_model.save_pretrained(str(save_directory), **kwargs)
+        if kwargs.get("is_main_process", True):
+            head = {key: value.contiguous() for key, value in state.items() if is_head_key(key)}
+            save_file(head, Path(save_directory) / WEIGHTS_FILE, metadata={"format": "pt"})
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Loads what `state_dict()` returns. Under an adapter that is the head alone; the model is not changed.
+
+        Args:
+            state_dict: The weights.
+            strict, assign: As in torch.
+        """
+        if self.is_peft_model and all(is_head_key(key) for key in state_dict):
+            head = {key.removeprefix(PREFIX): value for key, value in state_dict.items()}
+            return self.v_head.load_state_dict(head, strict=strict, assign=assign)
+        return super().load_state_dict(state_dict, strict=strict, assign=assign)
+
+
+# State dicts have TRL's names: the model's own without a prefix, and v_head.*; for an adapted model the head alone.
+# Hooks do this instead of methods, because a module that contains this one (DDP, a trainer's) saves and loads through
+# them too.
+def _to_checkpoint_names(module: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: Any) -> None:
+    head = {key: state_dict.pop(key) for key in list(state_dict) if key.startswith(prefix + PREFIX)}
+    inner = prefix + INNER_PREFIX
+    for key in [key for key in state_dict if key.startswith(inner)]:
+        value = state_dict.pop(key)
+        if not module.is_peft_model:
+            state_dict[prefix + key.removeprefix(inner)] = value
+    state_dict.update(head)
+
+
+def _to_module_names(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    for key in [key for key in state_dict if key.startswith(prefix) and not key.startswith(prefix + PREFIX)]:
+        state_dict[prefix + INNER_PREFIX + key.removeprefix(prefix)] = state_dict.pop(key)
+
+
+class AutoModelForCausalLMWithValueHead(_ValueHeadModel):
+    """A causal language model with a value head."""
+
+    auto_class = transformers_parent_class = AutoModelForCausalLM
+    lm_head_namings: ClassVar = ["lm_head", "embed_out"]
+    hidden_states_name = "hidden_states"
+    is_encoder_decoder = False
+
+
+class AutoModelForSeq2SeqLMWithValueHead(_ValueHeadModel):
+    """An encoder-decoder language model with a value head on its decoder."""
+
+    auto_class = transformers_parent_class = AutoModelForSeq2SeqLM
+    lm_head_namings: ClassVar = ["lm_head", "embed_out", "output_projection"]
+    hidden_states_name = "decoder_hidden_states"
+    is_encoder_decoder = True

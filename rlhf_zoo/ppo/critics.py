@@ -1,0 +1,108 @@
+"""Builds the critic: as given, or as the settings name it."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import MODEL_MAPPING, PreTrainedModel
+
+from ..errors import ZooError
+from ..modeling.critic import critic_from
+from ..modeling.models import is_peft
+from ..modeling.value_head import ValueHead
+from ..rewards import RewardModel, Rewards
+from .actor_critic import shared_value_head
+from .config import PPOConfig
+
+
+def stored_statistics(args: PPOConfig) -> dict[str, bool]:
+    """Returns which statistics stored with a reward model shape its scores, as keywords of `RewardModel`.
+
+    Args:
+        args: The settings.
+    """
+    return {"center": args.score_centering == "stored", "scale": args.score_scaling == "stored"}
+
+
+def build_critic(
+    value_model: Any, rewards: Rewards | None, policy: Any, args: PPOConfig, *, share: bool = False
+) -> PreTrainedModel | ValueHead:
+    """Builds the critic.
+
+    An adapter of the policy is merged into the critic's trunk. On a quantized policy the critic is a value head.
+
+    Args:
+        value_model: The user's critic; None for the one that `args.critic` names, which starts as the reward model if
+            that reads the policy's tokens, or as the policy.
+        rewards: May have a reward model to start from.
+        policy: The policy to start from otherwise.
+        args: The settings.
+        share: Whether a critic made from a reward model shares its weights, because only an adapter and the head train.
+
+    Returns:
+        A token classifier, or a value head on the policy's trunk.
+
+    Raises:
+        ZooError: There is no model to start from, or it cannot be a critic.
+    """
+    shaped: dict[str, Any] = {**stored_statistics(args)}
+    if value_model is not None:
+        if args.critic != "auto":
+            raise ZooError(f"critic is {args.critic!r} and value_model is passed too: remove one of them.")
+        if isinstance(value_model, PreTrainedModel) and type(value_model).__name__.endswith("ForTokenClassification"):
+            if value_model.config.num_labels != 1:
+                raise ZooError(
+                    f"value_model has {value_model.config.num_labels} outputs per token, and a critic has one: pass a "
+                    "model with num_labels=1."
+                )
+            return value_model
+        if is_peft(value_model):
+            return value_model
+        if not isinstance(value_model, (PreTrainedModel, str, Path)):
+            raise ZooError(
+                f"value_model has the type {type(value_model).__name__}: pass a model, its path or its Hub id."
+            )
+        return critic_from(value_model, **shaped, weight=_weight_as_reward(value_model, rewards))
+    if args.critic == "shared":
+        return shared_value_head(policy)
+    weighted = rewards.weighted_models if rewards is not None else []
+    sharing = [(reward.model, weight) for reward, weight in weighted if _can_start_critic(reward)]
+    if args.critic == "reward" and not sharing:
+        raise ZooError(
+            "critic is 'reward', and no reward model has one output and the policy's tokenizer: set it to 'policy'."
+        )
+    if sharing and args.critic != "policy":
+        # Shared weights keep their type, and the critic's float32 head reads a bf16 trunk only under bf16 autocast.
+        model, weight = sharing[0]
+        fits = args.bf16 or model.dtype == torch.float32
+        return critic_from(model, **shaped, weight=weight, share=share and fits)
+    if getattr(policy, "is_quantized", False):
+        if args.critic == "policy":
+            raise ZooError("critic is 'policy', whose quantized weights cannot be copied: set it to 'shared'.")
+        return shared_value_head(policy)
+    if not is_peft(policy):
+        return critic_from(policy)
+    merged = copy.deepcopy(policy).merge_and_unload()
+    base = {name.replace(".base_layer", ""): weight for name, weight in policy.get_base_model().state_dict().items()}
+    critic = critic_from(merged)
+    if not all(name in base and torch.equal(weight, base[name]) for name, weight in merged.state_dict().items()):
+        critic.name_or_path = ""  # merged weights: a later adapter must not name the policy's base
+    return critic
+
+
+def _weight_as_reward(value_model: PreTrainedModel | str | Path, rewards: Rewards | None) -> float:
+    """Returns the weight of `value_model` in the reward, if it is a reward model or has its files; otherwise 1."""
+
+    def name(model: Any) -> str:
+        return str(getattr(model.config, "_name_or_path", "")) if isinstance(model, PreTrainedModel) else str(model)
+
+    for reward, weight in rewards.weighted_models if rewards is not None else ():
+        if reward.model is value_model or (name(value_model) and name(reward.model) == name(value_model)):
+            return weight
+    return 1.0
+
+
+def _can_start_critic(reward: RewardModel) -> bool:
+    """Whether a critic can start as this reward model: it reads the policy's ids and has one head on a known trunk."""
+    return reward.shares_ids and reward.label is None and type(reward.model.config) in MODEL_MAPPING

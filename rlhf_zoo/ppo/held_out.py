@@ -1,0 +1,99 @@
+"""Evaluation of the policy in training on held-out prompts: metrics, and tables of completions."""
+
+import math
+from collections import defaultdict
+from itertools import chain
+from typing import Any
+
+import torch
+from datasets import Dataset
+from torch import Tensor
+
+from ..errors import ZooError
+from ..modeling.reserved_columns import PROMPT_INDEX
+from .assembly import prompts_of
+from .base import EVAL_STREAM
+from .metrics import of_completions
+from .rollout_trainer import RolloutTrainer
+
+
+class HeldOutTrainer(RolloutTrainer):
+    """Adds evaluation. The random streams are the same each time, so that evaluations differ by the policy alone."""
+
+    def evaluate(
+        self,
+        eval_dataset: Dataset | dict[str, Dataset] | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> dict[str, float]:
+        """Samples completions of held-out prompts, and reports score, KL, length and EOS rate.
+
+        Args:
+            eval_dataset: the prompts, or several data sets by name; None for the trainer's own.
+            ignore_keys: as in Trainer; not used.
+            metric_key_prefix: of the metrics' names.
+
+        Returns:
+            Means over all prompts and processes.
+
+        Raises:
+            ZooError: there are no prompts.
+        """
+        data = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(data, dict):
+            parts = [self.evaluate(each, ignore_keys, f"{metric_key_prefix}_{name}") for name, each in data.items()]
+            return {name: value for part in parts for name, value in part.items()}
+        if data is None:
+            raise ZooError("There are no prompts to evaluate on: pass eval_dataset.")
+        if not isinstance(data, Dataset) or PROMPT_INDEX not in data.column_names:
+            data = prompts_of(data, self.args, self.processing_class, self.context, self.narrowest)
+        by_metric: dict[str, list[Tensor]] = defaultdict(list)
+        shown, self._shown = self._shown, {}  # the next log line shows completions of training
+        self.callback_handler.eval_dataloader = self.get_eval_dataloader(data)
+        for rows in self.rows_of(self.callback_handler.eval_dataloader):
+            rollout = self.rollout(rows, stream=EVAL_STREAM)
+            estimates = self.estimate(rollout, self.score(rollout, rows))
+            for name, each in of_completions(rollout, estimates, self.rewards.names).items():
+                # From all processes, without the rows that only fill up the last batch.
+                by_metric[name].append(self.accelerator.gather_for_metrics(each))
+            self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
+        self._shown = shown
+        metrics = {f"{metric_key_prefix}_{name}": float(torch.cat(each).nanmean()) for name, each in by_metric.items()}
+        self.log({name: value for name, value in metrics.items() if not math.isnan(value)})
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def generate_completions(self, sampling: bool = False, *, step: int | None = None) -> dict[str, list[Any]]:
+        """Samples completions of the held-out prompts, and shows them with their scores as a table.
+
+        Args:
+            sampling: whether to stop after one batch.
+            step: the update that the table belongs to; None for the current one.
+
+        Returns:
+            The columns prompt, completion and score.
+
+        Raises:
+            ZooError: there is no eval_dataset.
+        """
+        if self.eval_dataset is None:
+            raise ZooError("generate_completions() samples held-out prompts: pass eval_dataset.")
+        table: dict[str, list[Any]] = {"prompt": [], "completion": [], "score": []}
+        held_out = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"": self.eval_dataset}
+        for rows in chain.from_iterable(map(self.rows_of, map(self.get_eval_dataloader, held_out.values()))):
+            rollout = self.rollout(rows, stream=EVAL_STREAM)
+            texts, scored = self.decode_and_score(rollout, rows)
+            for name, column in zip(table, (texts.prompts, texts.completions, scored.total.tolist()), strict=True):
+                table[name] += list(column)
+            if sampling:
+                break
+        few = {name: column[: self.args.num_completions_to_print] for name, column in table.items()}
+        self.show(few, "samples", step=step)
+        return table
+
+    def log_eval_samples(self) -> None:
+        """Shows completions of held-out prompts after an update, num_sample_generations times in a run."""
+        times = self.args.num_sample_generations
+        step = self.state.global_step + 1  # Trainer counts the update only when training_step has returned
+        if times and self.eval_dataset is not None and step % max(1, self.state.max_steps // times) == 0:
+            self.generate_completions(sampling=True, step=step)

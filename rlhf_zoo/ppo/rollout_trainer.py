@@ -1,0 +1,120 @@
+"""Rollouts of the policy in training: sampled completions with log-probabilities, values and scores."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ..modeling.batches import in_batches
+from ..modeling.fsdp import unsharded
+from ..modeling.logprobs import token_logprobs
+from ..modeling.reserved_columns import GENERATION, PROMPT_INDEX, PROMPT_TOKENS
+from ..modeling.sampling.sampler import Samples, SamplingRequest
+from ..rewards import Scored
+from .base import EVAL_STREAM, BasePPOTrainer
+from .guards import check_ends, check_logprobs, check_values
+from .offload import at_hand
+from .rollout import Rollout
+
+
+class RolloutTrainer(BasePPOTrainer):
+    """Adds sampling and scoring, which training, evaluation and the user's own loop share."""
+
+    @torch.no_grad()
+    def rollout(self, rows: Sequence[Mapping], *, stream: int) -> Rollout:
+        """Samples a completion for each row, with log π, log π_ref and V of its tokens.
+
+        Each row's random stream is keyed by (stream, update, prompt index, number of the prompt's completion), so that
+        batch sizes, processes and resuming do not change what is sampled.
+
+        Args:
+            rows: prompts, with their token ids and their index in the data set.
+            stream: separates training, evaluation and the user's own loop.
+
+        Raises:
+            NotFinite: a log-probability or a value is not finite.
+        """
+        args, actor = self.args, self.actor
+        actor.eval()
+        # Evaluations sample with the same random numbers each time, so only the policy makes them differ.
+        step = 0 if stream == EVAL_STREAM else self.state.global_step
+        keys = [(stream, step, row[PROMPT_INDEX], row.get(GENERATION, 0)) for row in rows]
+        with self.accelerator.autocast(), unsharded(actor.policy):
+            request = SamplingRequest(
+                [row[PROMPT_TOKENS] for row in rows],
+                keys=keys,
+                seed=args.seed,
+                max_new_tokens=args.response_length,
+                stop_ids=self.stop_ids,
+                pad_id=self.fill_id,
+                temperature=args.temperature,
+                vocabulary=self.vocabulary,
+                max_tokens=args.max_rollout_batch_tokens,
+                critic=actor.value_of if actor.shared and not args.recompute_logprobs else None,
+            )
+            samples = self.engine(actor.policy, request)
+        check_ends(samples, self.stop_ids)
+        samples = args.truncation(samples, self.processing_class, seed=args.seed, keys=keys)
+        if args.rollout_engine == "native":
+            return self.evaluated(samples, recompute=args.recompute_logprobs)
+        # Another engine's log-probabilities are not those of our forward pass, so log π_old comes from our own.
+        return replace(self.evaluated(samples, recompute=True), engine_logprobs=samples.logprobs)
+
+    @torch.no_grad()
+    def evaluated(self, samples: Samples, *, recompute: bool) -> Rollout:
+        """Adds log π_ref, and V unless sampling computed it.
+
+        Args:
+            samples: B completions.
+            recompute: whether to take log π_old from a forward pass, instead of from the samples.
+
+        Raises:
+            NotFinite: a log-probability or a value is not finite.
+        """
+        args, actor = self.args, self.actor
+        actor.eval()
+        temperature, budget = args.temperature, self.most_tokens
+        size = args.local_rollout_forward_batch_size
+        passes: Any = {"size": size, "tokens": budget, "packed": args.padding_free}
+        sampled_values, samples = None if recompute else samples.values, replace(samples, values=None)
+        logprobs, values = (torch.zeros_like(samples.logprobs) for _ in range(2))
+        with self.accelerator.autocast():
+            running = actor.policy if recompute or actor.shared else None, None if actor.shared else actor.value_model
+            with self.phases("values"), unsharded(*running):
+                for rows in in_batches(samples, **passes) if sampled_values is None else ():
+                    chosen = samples.rows(rows)
+                    places = rows, slice(chosen.mask.shape[1])
+                    if recompute:
+                        output = actor(chosen, temperature)
+                        logprobs[places], values[places] = output.logprobs, output.values
+                    else:
+                        values[places] = actor.values(chosen)
+            if recompute:
+                samples = replace(samples, logprobs=logprobs)
+            values = values if sampled_values is None else sampled_values
+            check_logprobs(samples.logprobs, samples.mask, of="policy")
+            # Without a reference every KL term is 0.
+            ref_logprobs = samples.logprobs
+            if self.reference is not None:
+                own, device = self.reference.own, self.accelerator.device
+                with self.phases("reference"), self.reference.model() as reference, at_hand(own, device=device):
+                    ref_logprobs = token_logprobs(
+                        reference, samples, temperature=temperature, batch_size=size, tokens=budget
+                    )
+                    check_logprobs(ref_logprobs, samples.mask, of="reference")
+                    self._watch.check(self.reference, samples, temperature=temperature, precision=self.precision)
+        check_values(values, samples.mask)
+        values = values.masked_fill(~samples.mask, 0)
+        return Rollout(samples, ref_logprobs, values, measured=self.reference is not None)
+
+    def score(self, rollout: Rollout, rows: Sequence[Mapping]) -> Scored:
+        """Scores each completion by the rewards.
+
+        Args:
+            rollout: B completions.
+            rows: the rows of their prompts in the data set, one for each completion.
+        """
+        texts, scored = self.decode_and_score(rollout, rows)
+        self.remember(texts, rollout, scored)
+        return scored

@@ -1,0 +1,103 @@
+"""`generate` and `step`: PPO in the user's own loop, which scores completions itself."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ZooError
+from ..modeling.reserved_columns import GENERATION, PROMPT_INDEX, PROMPT_TOKENS
+from ..rewards import Scored
+from .base import LOOP_STREAM
+from .custom_loop import prompt_row, samples_from_user, scores_from_user
+from .held_out import HeldOutTrainer
+from .rollout import Rollout
+
+
+class StepwiseTrainer(HeldOutTrainer):
+    """Adds the methods for the user's own loop. Its abstract methods are the steps of an update that the loop needs."""
+
+    @abstractmethod
+    def gather_rollouts(self, rollout: Rollout, scored: Scored, *, group: int = 1) -> tuple[Rollout, Scored]:
+        """Joins the rollouts of all processes."""
+
+    @abstractmethod
+    def learn(self, model: nn.Module, rollout: Rollout, scored: Scored) -> Tensor:
+        """Makes one update from all processes' rollout."""
+
+    def prepare_loop(self) -> nn.Module:
+        """Prepares the model, the optimizer and the schedule on the first call.
+
+        Without max_steps the end of the loop is unknown, so the learning rate stays constant.
+
+        Returns:
+            The model to call, wrapped for training.
+        """
+        if self._loop_model is None:
+            self.create_optimizer()
+            if self.args.max_steps > 0:
+                self.create_scheduler(self.args.max_steps)
+            self._loop_model, self.optimizer = self.accelerator.prepare(self.model, self.optimizer)
+            self.model_wrapped = self._loop_model
+        return self._loop_model
+
+    def generate(self, prompts: Sequence[Any], *, num_generations: int = 1) -> list[Tensor]:
+        """Samples completions at the training temperature.
+
+        Args:
+            prompts: texts, conversations or token ids.
+            num_generations: completions of each prompt.
+
+        Returns:
+            1-D tensors of token ids without the prompt, with the end-of-sequence token if there is one. Completions of
+            one prompt follow each other.
+
+        Raises:
+            ZooError: there are no prompts, or one cannot be sampled from.
+        """
+        self.prepare_loop()
+        if isinstance(prompts, str):
+            raise ZooError("generate() got a single text: pass a list of prompts.")
+        if not len(prompts) or num_generations < 1:
+            raise ZooError(
+                f"generate() got {len(prompts)} prompts and num_generations {num_generations}: both must be at least 1."
+            )
+        rows = [
+            {
+                PROMPT_TOKENS: prompt_row(prompt, row, self),
+                PROMPT_INDEX: self.index_here(self._generated + row),
+                GENERATION: n,
+            }
+            for row, prompt in enumerate(prompts)
+            for n in range(num_generations)
+        ]
+        self._generated += len(prompts)
+        rollout = self.rollout(rows, stream=LOOP_STREAM)
+        device = rollout.mask.device
+        return [torch.tensor(ids, device=device) for ids in rollout.samples.token_lists()]
+
+    def step(self, queries: Sequence[Any], responses: Sequence[Any], scores: Sequence[Any]) -> dict[str, float]:
+        """Makes one PPO update from the user's completions and scores: the same update that `train` makes.
+
+        Args:
+            queries: B texts or lists of token ids.
+            responses: B texts or lists of token ids.
+            scores: B numbers.
+
+        Returns:
+            This update's metrics, by the names of docs/metrics.md.
+
+        Raises:
+            ZooError: counts differ, a response is empty, or a score is not finite.
+        """
+        model = self.prepare_loop()
+        samples = samples_from_user(queries, responses, self)
+        rollout = self.evaluated(samples, recompute=True)
+        self.learn(model, *self.gather_rollouts(rollout, scores_from_user(scores, samples)))
+        self._metrics.clear()  # the caller gets them, and no log line of Trainer's will average them
+        if self.lr_scheduler is not None:
+            self.lr_scheduler.step()
+        self.state.global_step += 1
+        return self.last_metrics

@@ -1,0 +1,232 @@
+"""Refuses tokenizers and models that do not fit together, before anything is sampled."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import torch
+from safetensors import safe_open
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.models.auto.tokenization_auto import get_tokenizer_config
+from transformers.utils import cached_file
+
+from ..errors import ZooError
+from ..modeling.loading import load_tokenizer
+from ..modeling.logprobs import token_logprobs
+from ..modeling.model_files import first_line
+from ..modeling.sampling.sampler import Vocabulary, base_of, sample
+from .guards import PROBE_TOKENS, RATIO_ROUNDING, warn_of
+
+
+def check_tokens(tokenizer: PreTrainedTokenizerBase, policy: PreTrainedModel, *, pad_apart: bool = True) -> None:
+    """Checks that the policy can be trained with this tokenizer.
+
+    PAD itself may be past the embeddings, because the model never reads it.
+
+    Args:
+        tokenizer: the policy's.
+        policy: the model in training.
+        pad_apart: whether PAD must differ from EOS; it need not if every completion comes with its length.
+
+    Raises:
+        ZooError: there is no EOS, no PAD apart from it, or an id without an embedding.
+    """
+    if tokenizer.eos_token_id is None:
+        raise ZooError("The tokenizer has no eos_token, so no completion could end: set one.")
+    if pad_apart and (tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id):
+        raise ZooError(
+            "The tokenizer has no pad_token other than its eos_token: add one, because PPO must tell them apart."
+        )
+    rows = embedding_rows(policy)
+    highest = max(index for index in tokenizer.get_vocab().values() if index != tokenizer.pad_token_id)
+    if highest >= rows:
+        raise ZooError(
+            f"The tokenizer has ids up to {highest} and the policy {rows} embedding rows: resize them or use the "
+            "policy's own tokenizer."
+        )
+
+
+def embedding_rows(model: PreTrainedModel) -> int:
+    """Counts the rows of a model's embedding table.
+
+    Args:
+        model: The model.
+    """
+    embeddings: Any = model.get_input_embeddings()
+    return embeddings.weight.shape[0]
+
+
+class TokenConsumer(NamedTuple):
+    """A model that reads the policy's token ids.
+
+    Attributes:
+        name: What errors call it.
+        rows: Its embedding rows.
+    """
+
+    name: str
+    rows: int
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, name: str = "the policy") -> Self:
+        """Counts a model's embedding rows.
+
+        Args:
+            model: The model.
+            name: What errors call it.
+        """
+        return cls(name, embedding_rows(model))
+
+
+def narrowest_of(vocabulary: Vocabulary, models: Mapping[str, PreTrainedModel | None]) -> TokenConsumer:
+    """Finds the model with the fewest embedding rows.
+
+    Args:
+        vocabulary: the tokens that the policy can sample.
+        models: by name, the policy first, then those that read its ids.
+
+    Raises:
+        ZooError: a model has no embedding for a token that the policy can sample.
+    """
+    readers = [TokenConsumer.of(model, name) for name, model in models.items() if model is not None]
+    narrowest = min(readers, key=lambda reader: reader.rows)
+    if narrowest.rows < vocabulary.size:
+        name, rows = narrowest
+        raise ZooError(
+            f"{name[0].upper()}{name[1:]} has {rows} embedding rows and the policy {readers[0].rows}, which can sample "
+            f"ids up to {vocabulary.size - 1}: use one that reads the policy's tokens."
+        )
+    return narrowest
+
+
+def check_ids(prompts: Sequence[Sequence[int]], reader: TokenConsumer, *, label: str = "Prompt") -> None:
+    """Checks that a model has an embedding for each token id.
+
+    Args:
+        prompts: token ids.
+        reader: the model.
+        label: what errors call a row, before its number.
+
+    Raises:
+        ZooError: an id is beyond the embedding rows, or is no id.
+    """
+    for row, ids in enumerate(prompts):
+        if wrong := [index for index in ids if not isinstance(index, int) or not 0 <= index < reader.rows]:
+            raise ZooError(
+                f"{label} {row} has the token id {wrong[0]}, and {reader.name} has {reader.rows} embedding rows: "
+                "tokenize it with the policy's own tokenizer."
+            )
+
+
+@torch.no_grad()
+def check_decoding(policy: PreTrainedModel, vocabulary: Vocabulary) -> None:
+    """Checks that a policy can be sampled from in batches with a cache.
+
+    Samples a few tokens after two short prompts of different lengths. The log-probability of each token must be that of
+    a forward pass over its row alone, and of a pass over both rows with padding.
+
+    Args:
+        policy: the policy.
+        vocabulary: the tokens that it can sample.
+
+    Raises:
+        ZooError: log-probabilities differ by more than rounding, or sampling fails.
+    """
+    name, training = type(base_of(policy)).__name__, policy.training
+    # Ids from the middle of the vocabulary, because special tokens are usually at its ends.
+    ids = [index for index in range(vocabulary.size // 2, vocabulary.size) if index in vocabulary][:PROBE_TOKENS]
+    policy.eval()
+    try:
+        samples = sample(
+            policy,
+            [ids, ids[-1:]],
+            keys=[(0,), (1,)],
+            seed=0,
+            max_new_tokens=PROBE_TOKENS,
+            stop_ids=[],
+            pad_id=ids[0],
+            vocabulary=vocabulary,
+        )
+        alone = torch.cat([token_logprobs(policy, samples.rows(slice(row, row + 1))) for row in range(2)])
+        padded = token_logprobs(policy, samples)
+    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
+        raise ZooError(
+            f"A {name} cannot be sampled from in batches with a cache ({first_line(error)}): choose another "
+            "architecture."
+        ) from error
+    finally:
+        policy.train(training)
+    drift = max(float((logprobs - alone).abs().mean()) for logprobs in (samples.logprobs, padded))
+    allowed = RATIO_ROUNDING.get(policy.dtype, RATIO_ROUNDING[torch.bfloat16])
+    if not drift <= allowed:
+        raise ZooError(
+            f"A {name} gives other log-probabilities with left padding, or from its cache, than alone (by {drift:.3g} "
+            f"nats per token, where rounding explains {allowed:g}): it may ignore the attention mask or not be causal; "
+            "choose another policy."
+        )
+
+
+def check_tokenizer_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, of: str) -> None:
+    """Checks that a tokenizer is the one that the model was saved with.
+
+    A model that was made in memory, or whose tokenizer is not on this machine, cannot be checked.
+
+    Args:
+        model: the model.
+        tokenizer: the tokenizer passed for it.
+        of: what errors call the model.
+
+    Raises:
+        ZooError: the tokenizer in the model's files has other ids.
+    """
+    name = getattr(model.config, "_name_or_path", "") or ""
+    if not name:
+        return
+    try:
+        # If only the weights were downloaded, transformers makes an empty tokenizer from config.json alone.
+        if not get_tokenizer_config(name, local_files_only=True):
+            return
+        own = load_tokenizer(name, local_files_only=True)
+    except (OSError, ValueError, ZooError):
+        return  # there is no tokenizer with the weights, so nothing to compare
+    vocabulary, tokens = own.get_vocab(), tokenizer.get_vocab()
+    moved = [token for token, index in tokens.items() if vocabulary.get(token, index) != index]
+    missing = [token for token in tokens if token not in vocabulary]
+    if moved or len(missing) > len(tokens) // 2:
+        example = repr((moved or missing)[0])
+        raise ZooError(
+            f"The tokenizer passed for {of} is not the one that {name} was saved with ({example} has another id "
+            "there): tokenizers may be swapped; pass each model its own."
+        )
+
+
+def check_head_of(model: PreTrainedModel, *, of: str) -> None:
+    """Warns if the files of a model have no classification head, so that its head may be random.
+
+    It is no error, because the head may have been trained since. A model that was made in memory, or whose files are
+    not on this machine, cannot be checked.
+
+    Args:
+        model: the model.
+        of: what the warning calls it.
+    """
+    name = getattr(model.config, "_name_or_path", "") or ""
+    if not name or not type(model).__module__.startswith("transformers."):
+        return  # the name of another class's head is unknown
+    keys: list[str] = []
+    for file in ("model.safetensors", "model.safetensors.index.json"):
+        try:
+            path = cached_file(name, file, local_files_only=True)
+        except (OSError, ValueError):
+            continue  # there is no such file, or it is not on this machine
+        if path is not None and file.endswith(".json"):
+            keys += json.loads(Path(path).read_text())["weight_map"]
+        elif path is not None:
+            with safe_open(path, framework="pt") as tensors:
+                keys += tensors.keys()
+    if keys and not any(key.startswith(("score.", "classifier.")) for key in keys):
+        warn_of(
+            f"The files of {name} have no classification head, so the head of {of} was initialized at random when it "
+            "was loaded: unless you trained it since, its scores are random."
+        )

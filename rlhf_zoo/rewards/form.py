@@ -1,0 +1,170 @@
+"""Rules about the form of a completion: its pattern, length and repetition."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import regex
+
+from ..errors import ZooError
+from ..fileio import finite, whole
+from ..modeling.words import words
+from .rule import Rule, text_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class FormatMatch(Rule):
+    """1 if a completion matches a regular expression, otherwise 0. Outer white space is ignored.
+
+    A pattern whose repeats overlap, such as (a|aa)+$, can backtrack for longer than any run lasts. So the package
+    `regex` does the matching, which stops at `timeout`: a TimeoutError then ends the run and names the row, because a
+    silent 0 would make rewards depend on the machine's speed. The limit holds for each completion, and does not cover
+    the compilation of the pattern. Patterns come from the user, never from a download.
+
+    Attributes:
+        pattern: In the syntax of `re`, with flags inside, such as "(?s)" for a dot that matches line ends too.
+        how: "fullmatch" if the whole completion must match, "search" if a part must.
+        timeout: Seconds for one completion.
+        name: What metrics call it.
+
+    Raises:
+        ZooError: The pattern is no regular expression.
+    """
+
+    pattern: str
+    how: Literal["fullmatch", "search"] = "fullmatch"
+    timeout: float = 1.0
+    name: str = "format_match"
+
+    def __post_init__(self) -> None:
+        try:
+            regex.compile(self.pattern)
+        except (regex.error, TypeError) as error:
+            raise self._refuse("pattern", f"a regular expression ({error})") from error
+        self._check_choice("how", "fullmatch", "search")
+        if not finite(self.timeout) or self.timeout <= 0:
+            raise self._refuse("timeout", "a positive number of seconds")
+
+    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
+        return [float(self._matches(text_of(completion).strip())) for completion in completions]
+
+    def _matches(self, text: str) -> bool:
+        match = regex.fullmatch if self.how == "fullmatch" else regex.search
+        try:
+            return match(self.pattern, text, timeout=self.timeout) is not None
+        except TimeoutError as error:
+            raise TimeoutError(
+                f"the pattern {self.pattern!r} took more than {self.timeout:g} s on a completion of {len(text)} "
+                "characters, as overlapping repeats do"
+            ) from error
+
+
+Unit = Literal["tokens", "words", "characters"]
+
+
+def _lengths(reward: Rule, unit: Unit, completions: Sequence[Any], columns: Mapping[str, Any]) -> list[int]:
+    if unit == "tokens":
+        return [len(ids) for ids in _token_ids(reward, columns)]
+    texts = [text_of(completion) for completion in completions]
+    return [len(text.split()) if unit == "words" else len(text) for text in texts]
+
+
+def _token_ids(reward: Rule, columns: Mapping[str, Any]) -> Sequence[Sequence[int]]:
+    if columns.get("completion_ids") is None:
+        raise ZooError(f"The reward {reward.name} counts tokens and got none: set its unit to 'words'.")
+    return columns["completion_ids"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Length(Rule):
+    """The length of a completion; with a target −|length − target| / target, and −1 at worst.
+
+    Without a target it rewards length itself. Use it with weight 0 to log lengths, or with a small weight, which is
+    negative to prefer short completions.
+
+    Attributes:
+        target: The wanted length; None for none.
+        unit: "tokens" (the end-of-sequence token counts), "words" between white space, or "characters".
+        name: What metrics call it.
+    """
+
+    target: int | None = None
+    unit: Unit = "tokens"
+    name: str = "length"
+
+    def __post_init__(self) -> None:
+        if self.target is not None:
+            self._check_count("target")
+        self._check_choice("unit", "tokens", "words", "characters")
+
+    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
+        lengths = _lengths(self, self.unit, completions, columns)
+        if self.target is None:
+            return [float(length) for length in lengths]
+        return [max(-abs(length - self.target) / self.target, -1.0) for length in lengths]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoftOverlong(Rule):
+    """0 up to limit − margin, falling linearly to −1 at the limit, and −1 beyond.
+
+    Attributes:
+        limit: In `unit`.
+        margin: In `unit`. With 0 every length up to the limit is free.
+        unit: As for `Length`.
+        name: What metrics call it.
+
+    Source: DAPO, arXiv:2503.14476, eq. 13.
+    """
+
+    limit: int
+    margin: int = 0
+    unit: Unit = "tokens"
+    name: str = "soft_overlong"
+
+    def __post_init__(self) -> None:
+        self._check_count("limit")
+        if whole(self.margin) is None or not 0 <= self.margin <= self.limit:
+            raise self._refuse("margin", f"a whole number from 0 to the limit, {self.limit}")
+        self._check_choice("unit", "tokens", "words", "characters")
+
+    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
+        return [self._penalty(length) for length in _lengths(self, self.unit, completions, columns)]
+
+    def _penalty(self, length: int) -> float:
+        if length <= self.limit - self.margin:
+            return 0.0
+        return (self.limit - self.margin - length) / self.margin if length <= self.limit else -1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repetition(Rule):
+    """Minus the share of a completion's n-grams that occurred in it before: distinct / all − 1; 0 where it has none.
+
+    Attributes:
+        n: Length of an n-gram.
+        unit: "tokens", or "words" as `modeling.words` counts them.
+        name: What metrics call it.
+
+    Source: −seq-rep-n of Welleck et al. 2019, arXiv:1908.04319, §6, with its n of 4.
+    """
+
+    n: int = 4
+    unit: Literal["tokens", "words"] = "tokens"
+    name: str = "repetition"
+
+    def __post_init__(self) -> None:
+        self._check_count("n")
+        self._check_choice("unit", "tokens", "words")
+
+    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
+        rows: Sequence[Sequence[Any]]
+        if self.unit == "tokens":
+            rows = _token_ids(self, columns)
+        else:
+            rows = [words(text_of(completion)) for completion in completions]
+        return [self._penalty(row) for row in rows]
+
+    def _penalty(self, row: Sequence[Any]) -> float:
+        grams = [tuple(row[start : start + self.n]) for start in range(len(row) - self.n + 1)]
+        return len(set(grams)) / len(grams) - 1 if grams else 0.0
