@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING, MODEL_MAPPING, PreTrainedModel
+from transformers import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING, MODEL_MAPPING, PretrainedConfig, PreTrainedModel
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.modeling_layers import GenericForTokenClassification
 
@@ -65,12 +65,12 @@ def _token_classifier(config: Any, own: Any = None) -> Any:
     return type(name, (GenericForTokenClassification, family), body)
 
 
-def _has_own_code(config: Any) -> bool:
+def _has_own_code(config: PretrainedConfig) -> bool:
     """Whether the configuration is defined in program code that came with the model."""
     return type(config).__module__.startswith("transformers_modules.")
 
 
-def _own_trunk(config: Any, source: str | Path, revision: str | None) -> Any:
+def _own_trunk(config: PretrainedConfig, source: str | Path, revision: str | None) -> Any:
     """Finds the trunk's class in the code that came with a saved critic; None for a class of transformers."""
     auto_map = getattr(config, "auto_map", None) or {}
     kinds = ("AutoModelForCausalLM", "AutoModelForSequenceClassification")

@@ -3,9 +3,8 @@
 import copy
 import logging
 from functools import cache
-from typing import Any
 
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedModel
 
 from ..errors import ZooError
 
@@ -15,7 +14,7 @@ log = logging.getLogger(__name__)
 MODES = ("do_sample", "num_beams", "use_cache", "return_dict_in_generate")
 
 
-def make_savable(model: Any, *, name: str) -> None:
+def make_savable(model: PreTrainedModel, *, name: str) -> None:
     """Repairs the model's generation config if it could not be saved, and logs one line about it.
 
     A config with `temperature` or `top_p` and without `do_sample` is meant for sampling, so `do_sample` is set. For any

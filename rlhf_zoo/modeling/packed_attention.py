@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
@@ -65,7 +65,7 @@ AttentionInterface.register(NAME, attention)
 AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
-def takes_packed_rows(model: Any) -> bool:
+def takes_packed_rows(model: PreTrainedModel) -> bool:
     """Whether a model takes packed rows, as after `enable_packing`.
 
     Args:
@@ -91,7 +91,7 @@ def packed_inputs(ids: Tensor, mask: Tensor, positions: Tensor) -> dict[str, Ten
 
 
 @torch.no_grad()
-def enable_packing(model: Any, *, of: str) -> None:
+def enable_packing(model: PreTrainedModel, *, of: str) -> None:
     """Makes a model accept packed rows. Other inputs go through torch's attention as before.
 
     Args:

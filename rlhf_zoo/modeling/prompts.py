@@ -201,7 +201,7 @@ def warn_of_reserved_columns(dataset: Dataset) -> None:
         log.warning("Reward functions do not get the prompts' column %r: to pass it on, %s.", name, how_to_rename(name))
 
 
-def uncollate(batch: Mapping[str, Any], tokenizer: Any) -> list[dict[str, Any]]:
+def uncollate(batch: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
     """Splits a batch that a collator stacked into one mapping for each prompt, with unpadded token ids.
 
     Args:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..errors import ZooError
 from .chat import tokenize_prompt
@@ -40,7 +40,7 @@ def stop_ids(model: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return list(dict.fromkeys(index for index in wanted if index is not None))
 
 
-def highest_id(tokenizer: Any) -> int:
+def highest_id(tokenizer: PreTrainedTokenizerBase) -> int:
     """Returns the highest token id that a model may have to embed.
 
     PAD does not count: scripts add it past the embeddings, and it is never looked up.
@@ -60,7 +60,7 @@ def _added(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
 
 def settle_padding(
     tokenizer: PreTrainedTokenizerBase,
-    model: Any,
+    model: PreTrainedModel,
     *,
     pad_token: str | None = None,
     eos_token: str | None = None,
@@ -163,7 +163,7 @@ def make_room(model: Any, tokenizer: PreTrainedTokenizerBase) -> bool:
     return True
 
 
-def name_pad(model: Any, tokenizer: PreTrainedTokenizerBase) -> None:
+def name_pad(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Writes the tokenizer's PAD into the model's configs.
 
     Args:

@@ -121,7 +121,7 @@ def _load_adapter(
     return PeftModel.from_pretrained(model, str(adapter), is_trainable=is_trainable)
 
 
-def _add_adapter(model: Any, peft_config: Any, kbit: dict[str, Any], *, revision: str | None) -> Any:
+def _add_adapter(model: PreTrainedModel, peft_config: Any, kbit: dict[str, Any], *, revision: str | None) -> Any:
     """Puts a new adapter on a model. The adapter's config records the revision of its base."""
     from peft import PeftConfig, get_peft_model, prepare_model_for_kbit_training
 
@@ -132,13 +132,13 @@ def _add_adapter(model: Any, peft_config: Any, kbit: dict[str, Any], *, revision
     return get_peft_model(model, peft_config, revision=revision)
 
 
-def _is_peft_model(model: Any) -> bool:
+def _is_peft_model(model: PreTrainedModel) -> bool:
     from peft import PeftModel
 
     return isinstance(model, PeftModel)
 
 
-def _device_of_head(model: Any) -> torch.device:
+def _device_of_head(model: PreTrainedModel) -> torch.device:
     """Returns the device of the output embeddings, which read the same hidden state as the value head."""
     embeddings = model.get_output_embeddings()
     weight = getattr(embeddings, "weight", None)

@@ -266,7 +266,7 @@ def _policy(model: Any, args: PPOConfig) -> tuple[Any, ValueHead | None]:
     return model, head
 
 
-def _with_adapter(policy: Any, peft_config: Any, args: PPOConfig) -> Any:
+def _with_adapter(policy: PreTrainedModel, peft_config: Any, args: PPOConfig) -> Any:
     from peft import get_peft_model, prepare_model_for_kbit_training
 
     if is_peft(policy):

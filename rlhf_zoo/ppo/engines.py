@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import ZooError
 from ..modeling.sampling.cuda_graphs import Capture, CudaGraphs, FixedDecoder, can_be_fixed, fixed_size
@@ -20,7 +20,9 @@ from .engine_samples import as_samples, outside
 Engine = Callable[[Any, SamplingRequest], Samples]
 
 
-def make_engine(args: PPOConfig, policy: Any, tokenizer: PreTrainedTokenizerBase, accelerator: Any) -> Engine:
+def make_engine(
+    args: PPOConfig, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, accelerator: Any
+) -> Engine:
     """Makes the engine that the configuration names.
 
     Args:
@@ -57,10 +59,10 @@ class NativeEngine:
         self._captures = captures
         self._decoder: FixedDecoder | None = None
 
-    def __call__(self, model: Any, request: SamplingRequest) -> Samples:
+    def __call__(self, model: PreTrainedModel, request: SamplingRequest) -> Samples:
         return sample(model, **vars(request), decoder=self._fixed(model, request))
 
-    def _fixed(self, model: Any, request: SamplingRequest) -> FixedDecoder | None:
+    def _fixed(self, model: PreTrainedModel, request: SamplingRequest) -> FixedDecoder | None:
         if self._captures is None or not can_be_fixed(model):
             return None
         size = fixed_size(request.prompts, request.max_new_tokens, request.max_tokens)

@@ -17,7 +17,7 @@ from requests import RequestException, Session
 from requests import get as http_get
 from requests.adapters import HTTPAdapter
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from urllib3.connection import HTTPConnection
 from urllib3.util.retry import Retry
 
@@ -57,7 +57,9 @@ class VLLMEngine:
         Unsampled: vLLM does not start, or its server does not answer.
     """
 
-    def __init__(self, args: PPOConfig, policy: Any, tokenizer: PreTrainedTokenizerBase, accelerator: Any) -> None:
+    def __init__(
+        self, args: PPOConfig, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, accelerator: Any
+    ) -> None:
         try:
             from trl.generation import VLLMGeneration  # where vLLM is installed
         except ImportError as error:
@@ -96,7 +98,7 @@ class VLLMEngine:
                 self._bound_waits(self._generation.vllm_client.session)
                 self._dtype = max(self._dtype, self._served_dtype(), key=lambda dtype: torch.finfo(dtype).eps)
 
-    def __call__(self, model: Any, request: SamplingRequest) -> Samples:
+    def __call__(self, model: PreTrainedModel, request: SamplingRequest) -> Samples:
         assert (request.temperature, request.max_new_tokens) == (self._temperature, self._length)
         settings: dict[str, Any] = {"stop_token_ids": list(request.stop_ids), "ignore_eos": True}
         if outside(request.vocabulary, model):
@@ -117,7 +119,7 @@ class VLLMEngine:
     def _fix(self) -> str:
         return f"see what the server at {self._url} printed" if self._url else "see what it printed above"
 
-    def _send_weights(self, model: Any, request: SamplingRequest) -> None:
+    def _send_weights(self, model: PreTrainedModel, request: SamplingRequest) -> None:
         """Sends the policy's weights and checks that vLLM has them. Raises Unsampled, in all processes, if not."""
         problem: Unsampled | None = None
         try:
@@ -141,7 +143,7 @@ class VLLMEngine:
         if problem is not None:
             raise problem
 
-    def _check_weights(self, model: Any, prompts: Sequence[Sequence[int]]) -> None:
+    def _check_weights(self, model: PreTrainedModel, prompts: Sequence[Sequence[int]]) -> None:
         """Raises Unsampled if vLLM's log-probabilities of one row differ from the policy's by more than rounding."""
         context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or FORCED_TOKENS + 1
         row = forced_row(prompts, min(FORCED_TOKENS, context - 1))
@@ -277,7 +279,7 @@ def forced_row(prompts: Sequence[Sequence[int]], length: int) -> list[int]:
 
 
 @torch.no_grad()
-def row_logprobs(model: Any, row: Sequence[int]) -> Tensor:
+def row_logprobs(model: PreTrainedModel, row: Sequence[int]) -> Tensor:
     """Computes log π of each token of a row except the first, at temperature 1.
 
     Args:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from transformers import Cache
+from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import StaticLayer
 
 from .decoder import Next, base_of, forward, prefilled, staying
@@ -63,7 +63,7 @@ def fixed_size(prompts: Sequence[Sequence[int]], length: int, max_tokens: int | 
     return (rows, columns) if rows else None
 
 
-def can_be_fixed(model: Any) -> bool:
+def can_be_fixed(model: PreTrainedModel) -> bool:
     """Whether a model can decode over a cache of fixed size.
 
     It must have attention layers only, and transformers must mark it as compilable, so that no step reads a value on
@@ -127,7 +127,7 @@ class FixedDecoder:
     All rows write the same column, the next one. The prompts of rows that begin end before it.
     """
 
-    def __init__(self, model: Any, size: int, columns: int, capture: Capture) -> None:
+    def __init__(self, model: PreTrainedModel, size: int, columns: int, capture: Capture) -> None:
         self.model, self.size, self.columns, self._capture = model, size, columns, capture
         self._weights = _addresses(model)
         device = next(model.parameters()).device
@@ -141,7 +141,7 @@ class FixedDecoder:
         self._at = 0
         self._began: tuple[Tensor, Tensor, Cache] | None = None
 
-    def fits(self, model: Any, size: int, columns: int) -> bool:
+    def fits(self, model: PreTrainedModel, size: int, columns: int) -> bool:
         """Whether this decoder suits a call: the size is the same, and the weights are where its graphs read them.
 
         Args:
@@ -250,7 +250,7 @@ class FixedDecoder:
         return [self._mask.unsqueeze(-1), *(held for layer in layers for held in (layer.keys, layer.values))]
 
 
-def _addresses(model: Any) -> list[int]:
+def _addresses(model: PreTrainedModel) -> list[int]:
     return [tensor.data_ptr() for group in (model.parameters(), model.buffers()) for tensor in group]
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from transformers import Cache, DynamicCache
+from transformers import Cache, DynamicCache, PreTrainedModel
 
 from ...errors import ZooError
 from .kv_cache import can_join, cut, join, new_cache
@@ -88,7 +88,7 @@ class GrowingDecoder:
         max_tokens: The most tokens that the cache may hold, padding included; None for no bound.
     """
 
-    def __init__(self, model: Any, *, length: int, max_tokens: int | None) -> None:
+    def __init__(self, model: PreTrainedModel, *, length: int, max_tokens: int | None) -> None:
         self.model, self.length, self.max_tokens = model, length, max_tokens
         self._nothing = torch.zeros(0, dtype=torch.long, device=next(model.parameters()).device)
         self._running: _Running | None = None
@@ -186,7 +186,9 @@ def staying(leaving: Tensor) -> Tensor:
     return order
 
 
-def prefilled(model: Any, prompts: Sequence[Sequence[int]], pad_id: int) -> tuple[Next, Tensor, DynamicCache]:
+def prefilled(
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]], pad_id: int
+) -> tuple[Next, Tensor, DynamicCache]:
     """Prefills a cache. Equal prompts are computed once.
 
     Args:
@@ -214,7 +216,7 @@ def prefilled(model: Any, prompts: Sequence[Sequence[int]], pad_id: int) -> tupl
     return following, mask, cache
 
 
-def forward(model: Any, ids: Tensor, mask: Tensor, positions: Tensor, cache: Cache) -> Next:
+def forward(model: PreTrainedModel, ids: Tensor, mask: Tensor, positions: Tensor, cache: Cache) -> Next:
     """Runs the model on tokens that the cache does not have yet.
 
     Args:
@@ -317,7 +319,7 @@ def base_of(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-def takes(model: Any, argument: str) -> bool:
+def takes(model: PreTrainedModel, argument: str) -> bool:
     """Whether a model's forward has an argument of this name.
 
     Args:
@@ -333,7 +335,7 @@ def _arguments(kind: Any) -> frozenset[str]:
     return frozenset(inspect.signature(kind.forward).parameters)
 
 
-def _check_filled(cache: Cache, model: Any) -> None:
+def _check_filled(cache: Cache, model: PreTrainedModel) -> None:
     """Raises ZooError where a layer of linear attention left its place in the cache empty: its state is elsewhere."""
     for layer in cache.layers:
         states = [getattr(layer, f"is_{kind}_states_initialized", {}) for kind in ("conv", "recurrent")]

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from transformers import DynamicCache
+from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 # Columns that are allocated ahead.
@@ -79,7 +79,7 @@ class InPlaceLayer(DynamicLayer):
         self.keys, self.values = (buffer[:rows, :, where] for buffer in self._buffers)
 
 
-def new_cache(model: Any) -> DynamicCache:
+def new_cache(model: PreTrainedModel) -> DynamicCache:
     """Makes an empty cache. Layers other than plain attention are transformers' own.
 
     Args:
@@ -90,7 +90,7 @@ def new_cache(model: Any) -> DynamicCache:
     return cache
 
 
-def can_join(cache: DynamicCache, model: Any) -> bool:
+def can_join(cache: DynamicCache, model: PreTrainedModel) -> bool:
     """Whether `cut` and `join` support each layer. They do not support recurrent states and attention by chunks.
 
     Args:
