@@ -260,7 +260,7 @@ def number(value: Any) -> float | None:
     return float(value) if finite(value) else None
 
 
-def whole(value: Any) -> int | None:
+def integer(value: Any) -> int | None:
     """Returns a value if it is an integer of 64 bits; otherwise None.
 
     Args:

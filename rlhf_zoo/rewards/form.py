@@ -7,7 +7,7 @@ from typing import Any, Literal
 import regex
 
 from ..errors import ZooError
-from ..fileio import finite, whole
+from ..fileio import finite, integer
 from ..modeling.words import words
 from .rule import Rule, text_of
 
@@ -124,7 +124,7 @@ class SoftOverlong(Rule):
 
     def __post_init__(self) -> None:
         self._check_count("limit")
-        if whole(self.margin) is None or not 0 <= self.margin <= self.limit:
+        if integer(self.margin) is None or not 0 <= self.margin <= self.limit:
             raise self._refuse("margin", f"a whole number from 0 to the limit, {self.limit}")
         self._check_choice("unit", "tokens", "words", "characters")
 

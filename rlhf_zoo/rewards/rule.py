@@ -3,7 +3,7 @@
 from typing import Any
 
 from ..errors import ZooError
-from ..fileio import whole
+from ..fileio import integer
 
 
 def text_of(message: Any) -> str:
@@ -35,7 +35,7 @@ class Rule:
         return ZooError(f"{field} of the reward {self.name} is {getattr(self, field)!r}: give {wanted}.")
 
     def _check_count(self, field: str) -> None:
-        value = whole(getattr(self, field))
+        value = integer(getattr(self, field))
         if value is None or value < 1:
             raise self._refuse(field, "a whole number from 1")
 

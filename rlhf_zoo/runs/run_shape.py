@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ZooError
-from ..fileio import parse_json, whole
+from ..fileio import integer, parse_json
 
 SCHEMA = 1
 _SOURCE = dict.fromkeys(("path", "repo", "commit", "tag", "hub", "folder", "files", "fingerprint", "weights"), str)
@@ -67,7 +67,7 @@ def metrics_row(line: bytes) -> dict[str, Any] | None:
         row = parse_json(line)
     except ValueError:
         return None
-    return row if isinstance(row, dict) and whole(row.get("step")) is not None else None
+    return row if isinstance(row, dict) and integer(row.get("step")) is not None else None
 
 
 def _misfit(value: Any, shape: Any, name: str = "") -> str | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import ZooError
-from ...fileio import finite, whole
+from ...fileio import finite, integer
 
 TEMPERATURES = (0.01, 100.0)  # below, logits/T exceed float32's precision; above, all tokens are equally likely
 LARGEST_SEED = 2**53 - 1  # the largest integer that JavaScript represents exactly
@@ -70,7 +70,7 @@ def check_sampling(seed: Any, temperature: Any, top_p: Any, max_new_tokens: Any,
     Raises:
         ZooError: A value is not a number, or out of range.
     """
-    if whole(seed) is None or not 0 <= seed <= LARGEST_SEED:
+    if integer(seed) is None or not 0 <= seed <= LARGEST_SEED:
         raise ZooError(f"The seed is {reprlib.repr(seed)}; it must be an integer from 0 to {LARGEST_SEED}.")
     low, high = TEMPERATURES
     if not finite(temperature) or not low <= temperature <= high:
@@ -81,7 +81,7 @@ def check_sampling(seed: Any, temperature: Any, top_p: Any, max_new_tokens: Any,
         ("number of new tokens", max_new_tokens, limits.max_new_tokens),
         ("number of completions", n, limits.n),
     ):
-        if whole(value) is None or value < 1:
+        if integer(value) is None or value < 1:
             raise ZooError(f"The {name} is {reprlib.repr(value)}; it must be an integer of at least 1.")
         if value > most:
             raise ZooError(f"The {name} is {reprlib.repr(value)}; the limit is {most}.")

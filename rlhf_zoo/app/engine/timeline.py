@@ -16,7 +16,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from ...errors import ZooError
-from ...fileio import number, whole
+from ...fileio import integer, number
 from ...modeling.devices import MEMORY_ERRORS, move, out_of_memory
 from ...modeling.loading import load_tokenizer
 from ...modeling.models import load_causal
@@ -207,7 +207,7 @@ def _watched(row: Mapping[str, Any]) -> dict[str, float]:
 
 def _step(value: Any) -> int | None:
     """Returns the step of a card's {step} or number; None for anything else."""
-    return whole(value.get("step") if isinstance(value, Mapping) else value)
+    return integer(value.get("step") if isinstance(value, Mapping) else value)
 
 
 class Timeline:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import ZooError
-from ...fileio import finite, hub_id, now, whole
+from ...fileio import finite, hub_id, integer, now
 from .ratings import VERDICTS
 
 LONGEST_TEXT = 32_768  # characters of a prompt or a completion
@@ -107,9 +107,11 @@ class Vote:
         heat = self.temperature
         _check(finite(heat) and heat >= 0, "temperature", heat, "use a number of at least 0")
         _check(finite(self.top_p) and 0 < self.top_p <= 1, "top_p", self.top_p, "use a number above 0, at most 1")
-        _check(whole(self.seed) is not None and self.seed >= 0, "seed", self.seed, "use an integer of at most 63 bits")
+        _check(
+            integer(self.seed) is not None and self.seed >= 0, "seed", self.seed, "use an integer of at most 63 bits"
+        )
         length = self.max_new_tokens
-        _check(whole(length) is not None and length > 0, "max_new_tokens", length, "use an integer of at least 1")
+        _check(integer(length) is not None and length > 0, "max_new_tokens", length, "use an integer of at least 1")
         _check(_is(_ID, self.id), "id", self.id, "use a random uuid")
         _check(_is(_TIME, self.time), "time", self.time, "use UTC, to the second")
         _set_floats(self, "temperature", "top_p")

@@ -5,7 +5,7 @@ import unicodedata
 from pathlib import Path
 
 from ...errors import ZooError
-from ...fileio import whole
+from ...fileio import integer
 from .connect import Hub
 from .downloads import PARTIAL
 from .local_paths import Wanted
@@ -48,7 +48,7 @@ def files_of(hub: Hub, repo: str, commit: str) -> list[Wanted]:
             )
         if len(files) == MOST_FILES:
             raise ZooError(f"{repo} has over {MOST_FILES:,} files: download it with `hf download`.")
-        etag, size = entry.lfs.sha256 if entry.lfs else entry.blob_id, whole(entry.size)
+        etag, size = entry.lfs.sha256 if entry.lfs else entry.blob_id, integer(entry.size)
         if not isinstance(etag, str) or not _DIGEST.fullmatch(etag) or size is None or size < 0:
             raise ZooError(
                 f"{hub.name} lists {path} in {repo} with {entry.size!r:.40} bytes and the digest "

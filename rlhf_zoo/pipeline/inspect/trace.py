@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...errors import ZooError
-from ...fileio import at, hub_id, read_json, whole
+from ...fileio import at, hub_id, integer, read_json
 from ...hub.client.claims import RECIPE_FILE
 from ...hub.client.connect import CLIENT, Hub
 from ...hub.client.publish import tag_name
@@ -199,7 +199,7 @@ def _of_repository(
                 "repository that one was published to, such as NAMESPACE/RECIPE-ppo."
             )
     lineage = find_lineage(full_name, sft=sft, reward=reward, hub=hub)
-    card_step = whole(lineage.card.get("step")) or 0
+    card_step = integer(lineage.card.get("step")) or 0
     resolved = read_json(path / RECIPE_FILE)
     if not isinstance(resolved, dict):
         raise ZooError(f"{RECIPE_FILE} of {name} holds no settings of a stage: publish it again with this rlhf-zoo.")

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ...fileio import at, finite, hub_id, number, parse_json, whole
+from ...fileio import at, finite, hub_id, integer, number, parse_json
 from ...hub.client.connect import CLIENT, Hub
 from ...hub.client.refusals import client_errors, is_disk_full, reason
 from ...hub.client.weights import Origin
@@ -60,7 +60,7 @@ class Figure:
         interval = at(estimate, "ci95")
         ends = [float(end) for end in interval if finite(end)] if isinstance(interval, list) else []
         ci95 = (ends[0], ends[1]) if len(ends) == 2 == len(interval) else None
-        return cls(value, ci95, whole(at(estimate, "n")))
+        return cls(value, ci95, integer(at(estimate, "n")))
 
 
 @dataclass(frozen=True)
@@ -133,12 +133,12 @@ class Card(dict[str, Any]):
     @property
     def step(self) -> int | None:
         """The step."""
-        return whole(self.get("step"))
+        return integer(self.get("step"))
 
     @property
     def seed(self) -> int | None:
         """The seed."""
-        return whole(self.get("seed"))
+        return integer(self.get("seed"))
 
     @property
     def simulated(self) -> bool | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ZooError
-from ...fileio import at, number, whole, write_text
+from ...fileio import at, integer, number, write_text
 from ...hub.client.connect import CLIENT, REAL, Hub
 from ...hub.client.refusals import is_disk_full, refusals_as
 from ...runs.registry import STAGES
@@ -430,7 +430,7 @@ def checkpoint_rows(
     steps = {name: int(name[5:]) for name in tags if name.startswith("step-") and name[5:].isdecimal()}
     also: dict[int, list[str]] = {}
     for name in named:
-        step = whole(at(named_cards[name], "chosen", "step")) if name == "best" else None
+        step = integer(at(named_cards[name], "chosen", "step")) if name == "best" else None
         step = named_cards[name].step if step is None else step
         if step is not None and step in steps.values():
             also.setdefault(step, []).append(name)

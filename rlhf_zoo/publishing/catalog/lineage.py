@@ -8,7 +8,7 @@ from typing import Any
 
 from ...errors import ZooError
 from ...evaluation.reward_reading import reading_of
-from ...fileio import at, finite, hub_id, whole
+from ...fileio import at, finite, hub_id, integer
 from ...hub.client.connect import CLIENT, Hub
 from ...hub.client.pull import find_revision, split_revision
 from ...hub.client.refs import Checkpoint, resolve
@@ -105,9 +105,9 @@ class Lineage:
         keys = ("response_length_min", "truncate_text", "truncate_after")
         shortest, text, after = (at(self.card, "settings", key) for key in keys)
         cuts = {
-            "shortest": max(shortest, 1) if whole(shortest) else None,
+            "shortest": max(shortest, 1) if integer(shortest) else None,
             "text": text if isinstance(text, str) and text else None,
-            "after": max(whole(after) or 0, 0),
+            "after": max(integer(after) or 0, 0),
         }
         return cuts if cuts["shortest"] or cuts["text"] else {}
 
