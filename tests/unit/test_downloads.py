@@ -272,7 +272,7 @@ def test_a_private_model_is_refused_before_anything_is_read(tmp_path: Path) -> N
     folder = write_recipe(tmp_path / "toy", ppo={"model_name_or_path": str(tmp_path / "private")})
     read(folder)
     Folder("x/toy", "a" * 40, folder).begin([])
-    with pytest.raises(ZooError, match="says model_name_or_path"):
+    with pytest.raises(ZooError, match="sets model_name_or_path"):
         read(folder)
 
 

@@ -367,7 +367,7 @@ def test_a_strangers_run_names_no_judge(strange: Path, own: Path, judge: str) ->
     change(strange, "eval", {"evaluation": {"judge": judge}})
     with pytest.raises(ZooError, match=r"eval/run.json was not written by your rlhf-zoo.*name the judge .* --judge"):
         find_pair(str(strange), against=None, reward=None, terms=Terms())
-    with pytest.raises(ZooError, match=r"dataset_name is '.*', a path of the machine that published it"):
+    with pytest.raises(ZooError, match=r"dataset_name to '.*', a path on the machine that published it"):
         find_pair(str(strange), against=None, reward=None, terms=Terms(judges=("classifier",)))
     terms = Terms(judges=("classifier",), dataset_name=str(own.parent / "data"))
     given = find_pair(str(strange), against=None, reward=None, terms=terms)

@@ -113,9 +113,9 @@ def test_where_it_reports_to_is_not_obeyed():
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"deepspeed": "/tmp/x.json"}, "says deepspeed, which may read files or load code"),
-        ({"model_init_kwargs": {"trust_remote_code": True}}, "says model_init_kwargs"),
-        ({"accelerator_config": "/etc/passwd"}, "says accelerator_config"),
+        ({"deepspeed": "/tmp/x.json"}, "sets deepspeed, which may read files or load code"),
+        ({"model_init_kwargs": {"trust_remote_code": True}}, "sets model_init_kwargs"),
+        ({"accelerator_config": "/etc/passwd"}, "sets accelerator_config"),
         ({"model_name_or_path": "/home/me/model"}, "'/home/me/model', a path on the machine that published it"),
         ({"model_name_or_path": "../model"}, "a path on the machine that published it"),
         ({"output_dir": "/tmp/x"}, "output_dir, which is set by the run"),
@@ -123,7 +123,7 @@ def test_where_it_reports_to_is_not_obeyed():
         ({"env": {"HF_ENDPOINT": "https://x"}}, "env, which is refused, because it could redirect the Hub"),
         ({"no_such_key": 1}, "no_such_key, which is no key of the stage sft"),
         ({"learning_rate": "much"}, "learning_rate in recipe.json of x/toy@best is 'much'"),
-        ({"shared": {"dataset_name": "/data", "corpus": None}}, "dataset_name is '/data', a path"),
+        ({"shared": {"dataset_name": "/data", "corpus": None}}, "dataset_name to '/data', a path"),
         ({"shared": {"architecture": {"_attn_implementation": "x/y"}}}, "by which code is fetched"),
         ({"shared": {"architecture": {"auto_map": {}}}}, "architecture.auto_map"),
         ({"shared": {"hub_token": "x"}}, "hub_token, which is set by the run"),
