@@ -64,7 +64,8 @@ def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
     """Mean of x where the mask is True, a scalar; NaN for an empty mask.
 
     Args:
-        x, mask: The same shape.
+        x: The same shape.
+        mask: The same shape.
     """
     return x.masked_fill(~mask, 0).sum() / mask.sum()
 
@@ -73,7 +74,8 @@ def masked_moments(x: Tensor, mask: Tensor) -> Tensor:
     """(n, Σx, Σx²) over the mask, (3,) float64. Moments of several processes can be added before `whiten` uses them.
 
     Args:
-        x, mask: The same shape.
+        x: The same shape.
+        mask: The same shape.
     """
     kept = x.masked_fill(~mask, 0).double()
     return torch.stack([mask.sum().double(), kept.sum(), kept.square().sum()])
@@ -96,7 +98,8 @@ def whiten(x: Tensor, mask: Tensor, moments: Tensor, *, shift_mean: bool = True,
     A single element has no variance. It is divided by √eps after its mean is subtracted, so it becomes 0 (or its mean).
 
     Args:
-        x, mask: (B, T) or (B,).
+        x: (B, T) or (B,).
+        mask: (B, T) or (B,).
         moments: (3,) of `masked_moments` over the whole batch. σ² is the unbiased variance.
         shift_mean: Whether the result has mean 0.
         eps: Added to σ².
@@ -118,7 +121,8 @@ def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, *, estimator: str) -> Ten
     non-negative, and has a smaller variance. Source: Schulman, "Approximating KL divergence" (2020).
 
     Args:
-        logprobs, ref_logprobs: (B, T) log π and log π_ref.
+        logprobs: (B, T) log π.
+        ref_logprobs: (B, T) log π_ref.
         estimator: "k1", "k2" or "k3".
 
     Raises:
@@ -138,7 +142,8 @@ def exact_kl(logits: Tensor, ref_logits: Tensor) -> Tensor:
     """KL(π ‖ π_ref) = Σ_v p_v (log p_v − log q_v) of each next-token distribution in nats, (...).
 
     Args:
-        logits, ref_logits: (..., V) of π and of π_ref.
+        logits: (..., V) of π.
+        ref_logits: (..., V) of π_ref.
     """
     logps, ref_logps = log_softmax(logits), log_softmax(ref_logits)
     # A token that π never takes adds nothing, and must not add 0·∞ to the gradient either.
@@ -155,7 +160,9 @@ def kl_loss(logprobs: Tensor, old_logprobs: Tensor, ref_logprobs: Tensor, *, est
     states a token leads to; per completion they are complete. Source: Schulman (2020); arXiv:2402.03300, eq. 4.
 
     Args:
-        logprobs, old_logprobs, ref_logprobs: (B, A) log π, log π_old and log π_ref.
+        logprobs: (B, A) log π.
+        old_logprobs: (B, A) log π_old.
+        ref_logprobs: (B, A) log π_ref.
         estimator: "k2", "k3" or "k3_reverse".
 
     Raises:
@@ -175,7 +182,8 @@ def actions(x: Tensor, mask: Tensor, *, level: str) -> Tensor:
     """Sums what is given per token over each action. A whole completion as one action makes PPO a bandit.
 
     Args:
-        x, mask: (B, T) per token.
+        x: (B, T) per token.
+        mask: (B, T) per token.
         level: "token" leaves x unchanged; "sequence" takes a completion as one action.
 
     Returns:
@@ -232,7 +240,8 @@ def shape_scores(
 
     Args:
         scores: (B,).
-        mean, std: μ and σ, in the units of the scores.
+        mean: μ, in the units of the scores.
+        std: σ, in the units of the scores.
         clip: In the units of the result; None for no bound.
     """
     shaped = (scores - mean) / std
@@ -243,7 +252,8 @@ def missing_eos_penalty(scores: Tensor, ended: Tensor, *, penalty: float | None)
     """Subtracts `penalty` from the score of each response that did not end. Source: N+ 15.
 
     Args:
-        scores, ended: (B,), the latter bool.
+        scores: (B,).
+        ended: (B,), bool.
         penalty: In the units of the scores; None subtracts nothing.
     """
     return scores if penalty is None else torch.where(ended, scores, scores - penalty)
@@ -253,7 +263,8 @@ def missing_eos_score(scores: Tensor, ended: Tensor, *, score: float | None) -> 
     """Replaces the score of each response that did not end. Source: N+ 15.
 
     Args:
-        scores, ended: (B,), the latter bool.
+        scores: (B,).
+        ended: (B,), bool.
         score: The score that it gets, −1 in the source; None replaces nothing.
     """
     return scores if score is None else torch.where(ended, scores, torch.full_like(scores, score))
@@ -305,8 +316,11 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: flo
     """Generalized advantage estimation: Â_t = δ_t + γλ Â_{t+1}, with δ_t = r_t + γ V_{t+1} − V_t.
 
     Args:
-        rewards, values, mask: (B, T). The value past the last real token is 0.
-        gamma, lam: γ and λ.
+        rewards: (B, T). The value past the last real token is 0.
+        values: (B, T). The value past the last real token is 0.
+        mask: (B, T). The value past the last real token is 0.
+        gamma: γ.
+        lam: λ.
 
     Returns:
         Advantages Â and returns Â + V, each (B, T) and 0 outside the mask.
@@ -337,7 +351,9 @@ def clipped_policy_loss(
     """−min(ρÂ, clip(ρ, 1−ε, 1+ε_high)Â), with ρ = exp(log π − log π_old).
 
     Args:
-        logprobs, old_logprobs, advantages: (B, A) log π, log π_old and Â.
+        logprobs: (B, A) log π.
+        old_logprobs: (B, A) log π_old.
+        advantages: (B, A) Â.
         cliprange: ε.
         cliprange_high: ε_high; None is ε. A larger one is clip-higher (arXiv:2503.14476, §3.1).
         dual_clip: c > 1, which bounds the loss by −cÂ where Â < 0 (arXiv:1912.09729, §3); None for no bound.
@@ -365,7 +381,9 @@ def importance_weights(logprobs: Tensor, engine_logprobs: Tensor, mask: Tensor, 
     Truncated importance sampling (Ionides 2008), as TRL's vllm_importance_sampling_correction.
 
     Args:
-        logprobs, engine_logprobs, mask: (B, T), of the policy before the update and of the engine that sampled.
+        logprobs: (B, T), of the policy before the update.
+        engine_logprobs: (B, T), of the engine that sampled.
+        mask: (B, T).
         cap: c.
         level: As for `actions`.
     """
@@ -378,7 +396,9 @@ def clipped_value_loss(
     """½·max((V−R)², (clip(V, V_old±ε_v)−R)²). Source: OpenAI baselines, ppo2.
 
     Args:
-        values, old_values, returns: (B, T) V, V_old and R.
+        values: (B, T) V.
+        old_values: (B, T) V_old.
+        returns: (B, T) R.
         cliprange: ε_v; None clips nothing.
 
     Returns:
@@ -407,8 +427,10 @@ def aggregate(
     Σ/sequences. seq-sum-norm: Σ/(sequences·length), a constant divisor (arXiv:2503.20783, §3.2).
 
     Args:
-        loss, mask: (B, T) of the micro-batch.
-        tokens, sequences: Their numbers in the whole minibatch, over all processes.
+        loss: (B, T) of the micro-batch.
+        mask: (B, T) of the micro-batch.
+        tokens: Their number in the whole minibatch, over all processes.
+        sequences: Likewise.
         length: The most tokens that a response may have.
         mode: One of AGGREGATIONS.
 
@@ -431,7 +453,9 @@ def approx_kl(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
     """Mean of ρ − 1 − log ρ over the mask in nats per token: a low-variance, non-negative estimate of KL(π_old ‖ π).
 
     Args:
-        logprobs, old_logprobs, mask: (B, T).
+        logprobs: (B, T).
+        old_logprobs: (B, T).
+        mask: (B, T).
 
     Source: Schulman, "Approximating KL divergence" (2020).
     """
@@ -443,7 +467,9 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
     """1 − Var(R − V)/Var(R) over the mask: 1 for a perfect critic, 0 for one as good as a constant. OpenAI baselines.
 
     Args:
-        values, returns, mask: (B, T).
+        values: (B, T).
+        returns: (B, T).
+        mask: (B, T).
 
     Returns:
         A scalar; NaN where the returns do not vary.
@@ -459,7 +485,9 @@ def value_r2(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
     Unlike `explained_variance` it counts a constant offset of V as an error.
 
     Args:
-        values, returns, mask: (B, T).
+        values: (B, T).
+        returns: (B, T).
+        mask: (B, T).
 
     Returns:
         A scalar; NaN where the returns do not vary or the mask is empty.

@@ -1,3 +1,4 @@
 """The command line: one module per group of commands.
 
-Nothing heavy is imported before a command runs."""
+Nothing heavy is imported before a command runs.
+"""

@@ -123,7 +123,6 @@ def _short(figure: Figure | None) -> str:
 
 def _collect(entries: list[Entry], namespace: str, hub: Hub) -> None:
     """A Collection for each recipe among the entries; the Space is one that names the PPO model in its front matter."""
-
     from ..hub.client.refusals import refusals_as
     from ..publishing.collections import collect
 

@@ -1,3 +1,4 @@
 """Models, tokenizers and text: load them, sample from them, compute log-probabilities.
 
-Nothing here knows PPO, recipes or runs."""
+Nothing here knows PPO, recipes or runs.
+"""

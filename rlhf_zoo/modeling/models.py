@@ -353,7 +353,8 @@ def set_score_statistics(model: PreTrainedModel, *, mean: float, std: float, ove
 
     Args:
         model: The reward model.
-        mean, std: μ and σ of its raw scores.
+        mean: μ of its raw scores.
+        std: σ of its raw scores.
         over: The texts that they were measured over, in words.
     """
     model.config.problem_type = "regression"

@@ -30,7 +30,9 @@ def attention(
 
     Args:
         module: The attention layer.
-        query, key, value: (B, heads, L, D).
+        query: (B, heads, L, D).
+        key: (B, heads, L, D).
+        value: (B, heads, L, D).
         attention_mask: torch's mask; or (1, 1, 1, R) int64, the lengths of R packed rows.
         **how: Further options of transformers' attention functions.
 

@@ -15,18 +15,18 @@ PROMPT_INDEX = "_rlhf_zoo_prompt_index"
 GENERATION = "_rlhf_zoo_generation_index"
 
 #: The values of a row that `columns` writes into its prompt, a list of texts. No data set has a column of this name.
-ASKED = "_rlhf_zoo_asked"
+QUESTION = "_rlhf_zoo_question"
 
 #: What reward functions and rules are called with, beside columns of the data set.
 ARGUMENTS = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 #: As in TRL, `completion` is not passed on; the others come as `prompts` and `completion_ids`, or are ours.
 RESERVED = frozenset(
-    {*ARGUMENTS, "prompt", "completion", PROMPT_TOKENS, "attention_mask", PROMPT_INDEX, GENERATION, ASKED}
+    {*ARGUMENTS, "prompt", "completion", PROMPT_TOKENS, "attention_mask", PROMPT_INDEX, GENERATION, QUESTION}
 )
 #: Columns of the table of completions. A column that a function logs under such a name gets the function's name too.
 TABLE = ("prompt", "completion", "score", "kl", "ended")
 #: Columns that every data set of prompts may have, and that nobody expects a reward function to get.
-_USUAL = frozenset({"prompt", PROMPT_TOKENS, "attention_mask", PROMPT_INDEX, GENERATION, ASKED})
+_USUAL = frozenset({"prompt", PROMPT_TOKENS, "attention_mask", PROMPT_INDEX, GENERATION, QUESTION})
 
 
 def passed_on(columns: Mapping[str, _Values]) -> dict[str, _Values]:

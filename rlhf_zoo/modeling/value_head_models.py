@@ -364,7 +364,8 @@ class _ValueHeadModel(PushToHubMixin, nn.Module):
 
         Args:
             state_dict: The weights.
-            strict, assign: As in torch.
+            strict: As in torch.
+            assign: As in torch.
         """
         if self.is_peft_model and all(is_head_key(key) for key in state_dict):
             head = {key.removeprefix(PREFIX): value for key, value in state_dict.items()}

@@ -352,7 +352,8 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
 
         Args:
             resume_from_checkpoint: a checkpoint, or True for the last complete one of output_dir.
-            *args, **kwargs: as in Trainer.
+            *args: as in Trainer.
+            **kwargs: as in Trainer.
 
         Raises:
             ZooError: prompts or rewards are missing, there is no checkpoint, or it is incomplete.
@@ -428,7 +429,8 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
         """Makes Trainer's card of the policy, because the pair of policy and critic has no configuration.
 
         Args:
-            *args, **kwargs: as in Trainer.
+            *args: as in Trainer.
+            **kwargs: as in Trainer.
         """
         pair, self.model = self.model, self.policy
         try:

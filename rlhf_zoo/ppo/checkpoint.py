@@ -16,7 +16,9 @@ class MarkComplete(TrainerCallback):
         """Waits for all processes, then writes the marker.
 
         Args:
-            args, state, control: As Trainer passes them.
+            args: As Trainer passes them.
+            state: As Trainer passes them.
+            control: As Trainer passes them.
         """
         PartialState().wait_for_everyone()
         if state.is_world_process_zero:

@@ -90,7 +90,9 @@ def check_start(
     rounding explains causes a warning.
 
     Args:
-        logprobs, ref_logprobs, mask: (B, T) of the rollout.
+        logprobs: (B, T) of the rollout.
+        ref_logprobs: (B, T) of the rollout.
+        mask: (B, T) of the rollout.
         precision: of the policy's passes.
         at_reference: False if the user chose another reference; then there is only a warning.
 

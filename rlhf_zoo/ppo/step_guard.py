@@ -43,7 +43,8 @@ class StepGuard(TrainerCallback, ExportableState):
         """Restores the counts of a checkpoint.
 
         Args:
-            args, control: As Trainer passes them.
+            args: As Trainer passes them.
+            control: As Trainer passes them.
             state: Has the counts.
         """
         saved = state.stateful_callbacks[type(self).__name__]
@@ -143,7 +144,8 @@ class Guarded(Trainer):
         """Trains.
 
         Args:
-            *args, **kwargs: As in Trainer.
+            *args: As in Trainer.
+            **kwargs: As in Trainer.
 
         Raises:
             NotFinite: The run failed; the error names the last good checkpoint.
@@ -159,7 +161,8 @@ class Guarded(Trainer):
         """Saves the model.
 
         Args:
-            *args, **kwargs: As in Trainer.
+            *args: As in Trainer.
+            **kwargs: As in Trainer.
 
         Raises:
             NotFinite: Weights are not finite; nothing is written.
@@ -182,7 +185,8 @@ class FiniteSteps(Guarded):
 
         Args:
             model: The model, wrapped for training.
-            *args, **kwargs: As in Trainer.
+            *args: As in Trainer.
+            **kwargs: As in Trainer.
 
         Returns:
             The loss; 0 if it is not finite: Trainer would replace NaN by the mean of earlier losses. `log` reports it.
@@ -217,7 +221,8 @@ class FiniteSteps(Guarded):
 
         Args:
             logs: Trainer's own numbers.
-            *args, **kwargs: As in Trainer.
+            *args: As in Trainer.
+            **kwargs: As in Trainer.
         """
         if "loss" in logs:
             guard = self.guard

@@ -90,11 +90,15 @@ def load_reward(
         paths: Folders or Hub ids.
         policy_tokenizer: The policy's.
         place: Moves a model to its device.
-        label, output, pad_token: As for `RewardModel`. They do not apply to a model with one output, such as one
-            that replaces the run's own.
+        label: As for `RewardModel`. It does not apply to a model with one output, such as one that replaces the run's
+            own.
+        output: Likewise.
+        pad_token: Likewise.
         loader: As for `load_reward_model`.
-        ensemble, penalty: How several models are combined; see `RewardEnsemble`. A single model ignores them.
-        center, scale: As for `RewardModel`.
+        ensemble: How several models are combined; see `RewardEnsemble`. A single model ignores it.
+        penalty: Likewise.
+        center: As for `RewardModel`.
+        scale: As for `RewardModel`.
         how: How to load the models.
 
     Raises:

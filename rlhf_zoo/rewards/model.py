@@ -33,7 +33,8 @@ def same_tokenizer(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase) -> bo
     """Whether token ids of one tokenizer mean the same to the other.
 
     Args:
-        a, b: The tokenizers.
+        a: The tokenizers.
+        b: The tokenizers.
     """
     return a is b or (
         a.get_vocab() == b.get_vocab() and a.eos_token_id == b.eos_token_id and a.pad_token_id == b.pad_token_id

@@ -21,7 +21,7 @@ from zoo_process import zoo
 
 from rlhf_zoo.cli import main as cli
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.modeling.models import critic_from
+from rlhf_zoo.modeling.critic import critic_from
 from rlhf_zoo.modeling.sampling.sampler import Samples
 from rlhf_zoo.pipeline.inspect import doctor
 from rlhf_zoo.pipeline.inspect.doctor import examine

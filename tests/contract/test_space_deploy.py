@@ -132,7 +132,7 @@ def test_a_space_of_its_models(running: RunningHub, deploy: Deploy, tmp_path: Pa
     said = done(deploy("local/toy-ppo"))
     assert len(commits(running)) == 2  # the Hub's own first one, and ours
     assert said.startswith(
-        f"Space: {running.url}/spaces/{SPACE} (a live page, made, commit {commits(running)[0][:10]})\n"
+        f"Space: {running.url}/spaces/{SPACE} (a live page, created, commit {commits(running)[0][:10]})\n"
     )
     assert files(running) == {"README.md", "app.py", "compare.json", "requirements.txt", WHEEL}
     space = checkout(running, tmp_path / "space")

@@ -231,7 +231,7 @@ def test_ppo_alone_starts_from_the_hub_and_the_verdict_chooses_what_is_published
     """Nothing but PPO is trained again. `main` and `best` wait for the evaluation: what it recommends."""
     run = base.copy(tmp_path / "copy", "data", *STAGES, "eval")
     done = run.zoo(*run.command("ppo"))
-    assert done.returncode == 2 and "has the tag step-" in done.stderr and "give --restart" in done.stderr
+    assert done.returncode == 2 and "has the tag step-" in done.stderr and "pass --restart" in done.stderr
     done = run.zoo(*run.command("ppo", "--release", "recommended", "--restart"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("ppo done: ") and done.stdout.endswith("In run/ppo\n")
@@ -279,7 +279,7 @@ def test_card_and_push(base, tmp_path):
     run = base.copy(tmp_path / "copy")
     before = tree(run.root)
     done = run.zoo("card", "run/ppo", "--step", "4")
-    assert done.returncode == 0 and "not measured" in (run.path / "ppo" / "README.md").read_text()
+    assert done.returncode == 0 and "not yet evaluated" in (run.path / "ppo" / "README.md").read_text()
     done = run.zoo("card", "run/ppo", "--step", "55")
     assert done.returncode == 2 and "has no step 55" in done.stderr
     done = run.zoo("card", "run")

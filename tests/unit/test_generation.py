@@ -11,13 +11,13 @@ from trainer_fixture import make_policy, make_reward_model, make_trainer
 from transformers import GenerationConfig
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.modeling.generation_config import _say, make_savable
+from rlhf_zoo.modeling.generation_config import _warn_once, make_savable
 from rlhf_zoo.modeling.models import load_causal
 
 
 @pytest.fixture(autouse=True)
 def anew() -> None:
-    _say.cache_clear()
+    _warn_once.cache_clear()
 
 
 @pytest.mark.parametrize(

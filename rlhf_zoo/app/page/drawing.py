@@ -90,8 +90,10 @@ def _text_of(prompt: Any) -> Any:
 def _shielded(
     stream: Callable[..., Generator[T, None, None]], gpu: Callable[[Any], Any] | None
 ) -> Callable[..., Generator[T, None, None]]:
-    """Wraps a stream for ZeroGPU. It runs in another process, which loses the message of an exception, so errors are
-    passed as values."""
+    """Wraps a stream for ZeroGPU.
+
+    It runs in another process, which loses the message of an exception, so errors are passed as values.
+    """
 
     def values(*arguments: Any, **keywords: Any) -> Generator[T | ZooError, None, None]:
         try:

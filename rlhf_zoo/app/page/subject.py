@@ -98,8 +98,10 @@ class Subject:
 
 
 def _may_load(loader: str, stage: Path | None) -> bool:
-    """Whether a card's loader may run: only if it is in the user's own run directory, whose run.json names the same
-    loader. False for a repository. Raises ZooError for a run that is not the user's."""
+    """Whether a card's loader may run: only from the user's own run directory, whose run.json names the same loader.
+
+    False for a repository. Raises ZooError for a run that is not the user's.
+    """
     if stage is None:
         return False
     record = StageRecord(stage)

@@ -1,3 +1,4 @@
 """Connect to a Hub, publish to it, pull from it.
 
-No module here reads run.json: callers pass what to send."""
+No module here reads run.json: callers pass what to send.
+"""

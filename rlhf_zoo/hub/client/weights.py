@@ -17,7 +17,8 @@ def equal_weights(a: Origin | None, b: Origin | None, *, hub: Hub = CLIENT) -> b
     """Whether two published models have the same weights.
 
     Args:
-        a, b: (repository, commit) of a model; None for a model that was not published, which equals only None.
+        a: (repository, commit) of a model; None for a model that was not published, which equals only None.
+        b: Likewise.
         hub: The Hub that has both.
 
     Returns:

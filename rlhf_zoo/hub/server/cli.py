@@ -313,6 +313,7 @@ hub.add_command(serve_command, "serve")
 
 
 def main() -> None:
+    """Serves the embedded Hub, for `python -m rlhf_zoo.hub.server`."""
     serve_command(prog_name="python -m rlhf_zoo.hub.server")
 
 

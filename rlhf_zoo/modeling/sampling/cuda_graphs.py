@@ -36,7 +36,7 @@ Capture = Callable[[Callable[[], Next]], Callable[[], Next]]
 
 
 def bucket(rows: int) -> int:
-    """Rounds a number of rows up to 1, 2, 3, 4, 6, 8, 12, 16, 24, …
+    """Rounds a number of rows up to the next power of two, or to three quarters of it: 1, 2, 3, 4, 6, 8, 12, 16, 24.
 
     Args:
         rows: The number.
@@ -99,7 +99,8 @@ class FixedLayer(StaticLayer):
         """Allocates all rows and columns.
 
         Args:
-            keys, values: The first ones, (rows, heads, columns, D), which determine shape and type.
+            keys: The first ones, (rows, heads, columns, D), which determine shape and type.
+            values: Likewise.
         """
         # Zeros, because a masked value is multiplied by 0, and 0·NaN is NaN. Under autocast in attention's own type.
         shape, kind = (self.size, keys.shape[1], self.max_cache_len), keys.device.type

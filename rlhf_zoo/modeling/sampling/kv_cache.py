@@ -70,7 +70,8 @@ class InPlaceLayer(DynamicLayer):
         """Replaces keys and values; the next step copies them into buffers.
 
         Args:
-            keys, values: (rows, heads, columns, D).
+            keys: (rows, heads, columns, D).
+            values: (rows, heads, columns, D).
         """
         self.keys, self.values, self._buffers, self._begin = keys, values, (), 0
 

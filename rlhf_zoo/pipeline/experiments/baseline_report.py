@@ -24,9 +24,10 @@ _UNDER_NO_BETA: dict[Method, str] = {"sft": "twice as long", "rejection": "on wh
 
 
 def _ppo_line(baseline: Baseline, ppo: Point) -> tuple[Point, list[Point]]:
-    """PPO over its seeds, and under each other β: the finished runs of `rlhf-zoo ablate --kl_coef LIST --seeds N` that
-    differ from the run in β and seed alone. The compute of runs under other β is not counted: they show what PPO
-    reaches at a KL that its own run passed by.
+    """PPO over its seeds, and under each other β.
+
+    Taken are the finished runs of `rlhf-zoo ablate --kl_coef LIST --seeds N` that differ from the run in β and seed
+    alone. The compute of runs under other β is not counted: they show what PPO reaches at a KL that its own run passed.
     """
     run, own = baseline.context.directory, baseline.context.settings("ppo").trainer
     by_beta: dict[float, dict[int, Point]] = defaultdict(dict)

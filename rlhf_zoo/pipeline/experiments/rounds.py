@@ -141,8 +141,10 @@ def _row(run: RunContext, before: RunContext | None) -> dict[str, Any]:
 
 
 def _gain(run: RunContext, before: RunContext) -> Estimate:
-    """The headline's judge of PPO less that of the round before. Both rounds sample the same test prompts with the same
-    random streams, so samples are paired; the interval resamples prompts.
+    """The headline judge's score of PPO minus that of the round before.
+
+    Both rounds sample the same test prompts with the same random streams, so samples are paired; the interval resamples
+    prompts.
     """
     ours, theirs = (
         {

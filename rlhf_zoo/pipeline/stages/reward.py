@@ -173,7 +173,7 @@ def _model(
     from transformers import AutoModelForSequenceClassification
 
     title, path, how = f"The SFT model {sft.path}", merged_model(context, sft), loading_of(settings)
-    model = load_model(AutoModelForSequenceClassification, path, what=title, how=how, may_lack=HEADS, num_labels=1)
+    model = load_model(AutoModelForSequenceClassification, path, subject=title, how=how, may_lack=HEADS, num_labels=1)
     model.config.pad_token_id = tokenizer.pad_token_id
     return model
 

@@ -262,7 +262,8 @@ def ordered_pairs(
 
     Args:
         prompts: The prompt of each pair.
-        first, second: Its completions.
+        first: Its completions.
+        second: Its completions.
         labels: For each pair the preferred completion, 0 or 1; None for a tie.
     """
     rows = []

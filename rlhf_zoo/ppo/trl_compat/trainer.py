@@ -24,7 +24,8 @@ class PPOTrainer(ZooPPOTrainer):
         """Builds the trainer.
 
         Args:
-            *args, **kwargs: As for `rlhf_zoo.PPOTrainer`, whose first parameters are TRL's, in TRL's order.
+            *args: As for `rlhf_zoo.PPOTrainer`, whose first parameters are TRL's, in TRL's order.
+            **kwargs: Likewise.
 
         Raises:
             ZooError: As for `rlhf_zoo.PPOTrainer`, and for an optimizer without a weight of the policy or the critic.

@@ -84,7 +84,7 @@ def unmeasured_figures(facts: Facts, *excluded: str) -> list[str]:
 
     Args:
         facts: The facts of the stage.
-        *but: Keys to leave out.
+        *excluded: Keys to leave out.
 
     Returns:
         The labels.

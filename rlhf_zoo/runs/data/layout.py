@@ -14,7 +14,7 @@ from ...fields import option
 from ...modeling.chat import append_completion, has_answer_prefix, move_answer_prefix, tokenize_prompt
 from ...modeling.chat_template import is_conversation
 from ...modeling.prompt_keys import prompt_key
-from ...modeling.reserved_columns import ASKED, PROMPT_TOKENS
+from ...modeling.reserved_columns import PROMPT_TOKENS, QUESTION
 from ...plugins import did_you_mean
 from .columns import filled, is_text, values_in
 from .overlap import unmarked
@@ -132,7 +132,7 @@ def in_form(rows: Dataset, form: Form, *, columns: Mapping[str, str], turns: boo
 
         def written(place: int, row: dict[str, Any]) -> dict[str, Any]:
             texts = {target: filled(text, row, of=of, place=place) for target, text in templates.items()}
-            return texts if asking is None else {**texts, ASKED: values_in(asking, row, of=of)}
+            return texts if asking is None else {**texts, QUESTION: values_in(asking, row, of=of)}
 
         rows = _with_columns(rows, [written(place, row) for place, row in enumerate(rows)])
     for target, source in columns.items():
@@ -313,7 +313,7 @@ def as_turns(row: Mapping[str, Any]) -> dict[str, Any]:
 def _texts(rows: Dataset, text: str) -> Dataset:
     """Keeps only the columns that SFT reads, because trl could read others instead."""
     names = set(rows.column_names)
-    marker_columns = [ASKED] if ASKED in names else []
+    marker_columns = [QUESTION] if QUESTION in names else []
     if "messages" in names:
         return rows.select_columns(["messages", *marker_columns])
     if {"prompt", "completion"} <= names:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...modeling.chat import completion_text
 from ...modeling.chat_template import is_conversation
-from ...modeling.reserved_columns import ASKED
+from ...modeling.reserved_columns import QUESTION
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -72,10 +72,10 @@ def question_of(row: Mapping[str, Any]) -> Question:
         The question.
     """
     name = next((name for name in _ASKING if name in row), None)
-    text = row[name] if name else next((value for key, value in row.items() if key != ASKED), "")
+    text = row[name] if name else next((value for key, value in row.items() if key != QUESTION), "")
     user_turns = _user_turns(text)
     turns = [normalized(turn) for turn in (user_turns if user_turns is not None else [str(text)])]
-    values = [normalized(value) for value in row.get(ASKED) or ()]
+    values = [normalized(value) for value in row.get(QUESTION) or ()]
     return Question(
         texts=tuple(dict.fromkeys(filter(None, (" ".join(filter(None, pieces)) for pieces in (turns, values))))),
         turns=tuple(filter(None, turns)),
@@ -261,7 +261,7 @@ def unmarked(rows: Dataset) -> Dataset:
     Returns:
         The rows without it.
     """
-    return rows.remove_columns(ASKED) if ASKED in rows.column_names else rows
+    return rows.remove_columns(QUESTION) if QUESTION in rows.column_names else rows
 
 
 def _read(rows: Dataset | Sequence[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:
@@ -269,6 +269,6 @@ def _read(rows: Dataset | Sequence[Mapping[str, Any]]) -> Iterable[Mapping[str, 
     if isinstance(rows, Sequence):
         return rows
     question_columns = [name for name in _ASKING if name in rows.column_names]
-    names = (question_columns or [name for name in rows.column_names if name != ASKED])[:1]
-    selected: Iterable[Mapping[str, Any]] = rows.select_columns([*names, *({ASKED} & set(rows.column_names))])
+    names = (question_columns or [name for name in rows.column_names if name != QUESTION])[:1]
+    selected: Iterable[Mapping[str, Any]] = rows.select_columns([*names, *({QUESTION} & set(rows.column_names))])
     return selected

@@ -1,0 +1,49 @@
+"""No identifier of the package is a word that says nothing of the thing."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import rlhf_zoo
+
+PACKAGE = Path(rlhf_zoo.__file__).parent
+#: Words that would fit any value.
+FORBIDDEN = {
+    *("found", "one", "said", "told", "mine", "given", "known", "asked", "seen", "look", "looked", "its", "what"),
+    *("whole", "whom", "rest", "others", "those", "that"),
+}
+
+
+def names(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Yields each name that a module defines: variables, parameters, attributes, functions and classes."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id, node.lineno
+        elif isinstance(node, ast.arg):
+            yield node.arg, node.lineno
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name, node.lineno
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr, node.lineno
+        elif isinstance(node, ast.alias) and node.asname:
+            yield node.asname, node.lineno
+
+
+def forbidden(source: str) -> list[tuple[str, int]]:
+    return [(name, line) for name, line in names(ast.parse(source)) if name.strip("_").lower() in FORBIDDEN]
+
+
+@pytest.mark.parametrize("source", ["found = 1", "def f(given): ...", "class Said: ...", "self._asked = 1"])
+def test_each_kind_of_name_is_read(source: str) -> None:
+    assert len(forbidden(source)) == 1
+
+
+def test_names_say_what_the_thing_is() -> None:
+    wrong = {
+        f"{path.relative_to(PACKAGE)}:{line}": name
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for name, line in forbidden(path.read_text())
+    }
+    assert not wrong
