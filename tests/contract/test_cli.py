@@ -358,7 +358,7 @@ main()
     command = [*PYTHON, "-c", code, "sft", "tiny-world", "--output_dir", str(tmp_path / "run")]
     done = subprocess.run(command, env=environment(tmp_path), capture_output=True, text=True, check=False)
     assert done.returncode == 2, done.stderr
-    assert len(errors(done.stderr)) == 1 and "make room" in done.stderr
+    assert len(errors(done.stderr)) == 1 and "free space" in done.stderr
     assert json.loads((tmp_path / "run" / "data" / "run.json").read_text())["status"] == "running"
     assert not list(tmp_path.rglob("run/**/*.tmp")) and not (tmp_path / "run" / "sft").exists()
 
