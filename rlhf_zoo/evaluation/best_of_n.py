@@ -1,9 +1,9 @@
 """How often a reward model ranks the right completion first among several, measured on your own pairs.
 
-RewardBench 2 asks this with one chosen and three rejected completions per prompt. A coin is right in a quarter of these
+RewardBench 2 uses one chosen and three rejected completions per prompt. Random guessing is right in a quarter of these
 cases, and in half of the pairs (Malik et al. 2025, arXiv:2506.01937). A pair has one rejected completion, so the other
-candidates are rejected completions of the same prompt in other held-out pairs. Where there are too few, they come from
-the most similar other prompts and are scored after this prompt. Only one comparison is labeled: the chosen completion
+candidates are rejected completions of the same prompt in other held-out pairs. If there are too few, more come from the
+most similar other prompts and are scored after this prompt. Only one comparison is labeled: the chosen completion
 beats its own rejected one. That it beats the other candidates too is an assumption.
 """
 
@@ -21,7 +21,7 @@ from .stats import share
 from .text import plain
 
 CANDIDATES = 4
-#: Largest number of choices, and of other prompts that are searched for similar ones.
+#: Maximum number of choices, and of other prompts that are searched for similar ones.
 MOST, MOST_SEARCHED = 500, 1000
 
 
@@ -49,7 +49,7 @@ def choices(
     candidates: int = CANDIDATES,
     without: Collection[int] = (),
 ) -> list[Choice]:
-    """Builds one choice for each pair, or for `MOST` randomly drawn pairs where there are more.
+    """Builds one choice for each pair, or for `MOST` randomly drawn pairs if there are more.
 
     Texts are compared without case and spacing. A wrong candidate is never a text that was chosen for this prompt; one
     from another prompt is never a text that was chosen for any prompt. No candidate occurs twice.

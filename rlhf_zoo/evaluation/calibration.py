@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from .stats import accuracy, bootstrap_mean, correlation, equal_parts, proportion
 
-GUESS = float(np.log(2))  # nats per pair of a coin: the best constant guess, since the order of two texts says nothing
+GUESS = float(np.log(2))  # nats per pair of random guessing, the best constant guess
 
 
 def pair_losses(margins: ArrayLike) -> NDArray[np.float64]:
@@ -29,7 +29,7 @@ def pair_losses(margins: ArrayLike) -> NDArray[np.float64]:
 
 
 def histogram(values: ArrayLike, *, bins: int = 24) -> dict[str, list[Any]]:
-    """Counts values in bins of equal width. Where values lie on both sides of 0, 0 is an edge.
+    """Counts values in bins of equal width. If values lie on both sides of 0, 0 is an edge.
 
     Args:
         values: (N,) any numbers.
@@ -41,7 +41,7 @@ def histogram(values: ArrayLike, *, bins: int = 24) -> dict[str, list[Any]]:
     sample = np.asarray(values, dtype=float)
     low, high = float(sample.min()), float(sample.max())
     if low < 0 < high:
-        width = (high - low) / (bins - 1)  # one bin more, since 0 splits one
+        width = (high - low) / (bins - 1)  # one fewer, since the edge at 0 splits a bin
         edges = width * np.arange(np.floor(low / width), np.ceil(high / width) + 1)
         edges[0], edges[-1] = min(edges[0], low), max(edges[-1], high)  # rounding may leave the extremes outside
     else:

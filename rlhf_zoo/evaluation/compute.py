@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-READ, TRAINED = 2, 6  # FLOPs a parameter and token
+READ, TRAINED = 2, 6  # FLOPs per parameter and token
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Passes:
     @property
     def flops(self) -> float:
         """The FLOPs of all passes."""
-        # Sampling costs one forward pass per token with a key-value cache, as reading does.
+        # With a key-value cache, sampling costs one forward pass per token, like reading.
         return self.parameters * (READ * (self.generated + self.read) + TRAINED * self.trained)
 
 
@@ -71,7 +71,7 @@ class Compute:
         models = dict(self.models)
         for role, more in other.models.items():
             own = models.get(role, Passes(more.parameters))
-            # Tokens of models of different sizes cannot share one count.
+            # Models of different sizes cannot share one token count.
             if own.parameters != more.parameters:
                 raise ValueError(f"The {role} has {own.parameters} parameters in one and {more.parameters} in another.")
             models[role] = Passes(
@@ -181,7 +181,7 @@ def dpo_compute(sizes: Mapping[str, int], *, pair_tokens: float, epochs: float) 
 def sft_compute(
     sizes: Mapping[str, int], *, trained_tokens: float, prompt_tokens: float = 0.0, completion_tokens: float = 0.0
 ) -> Compute:
-    """Counts SFT, with the sampling of its texts where the policy wrote them (rejection sampling).
+    """Counts SFT, with the sampling of its texts if the policy wrote them (rejection sampling).
 
     Args:
         sizes: Parameters N by role.
@@ -218,7 +218,7 @@ def best_of_n_compute(sizes: Mapping[str, int], n: int, *, prompt_tokens: float,
 
 
 def break_even(training: float, per_completion: float, *, other_training: float, other: float) -> float | None:
-    """Computes after how many completions training has paid off against a method that is dearer to serve.
+    """Computes after how many completions training pays off against a method that costs more to serve.
 
     Args:
         training: FLOPs that the first method trains with.
@@ -230,7 +230,7 @@ def break_even(training: float, per_completion: float, *, other_training: float,
         The number of completions; None where the second method is never dearer to serve, 0 where the first is cheaper
         from the start.
     """
-    # The second is no dearer to serve, so serving more completions never pays off the training.
+    # The second method costs no more to serve, so the training never pays off.
     if other <= per_completion:
         return None
     return max(0.0, (training - other_training) / (other - per_completion))

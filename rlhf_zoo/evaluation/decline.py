@@ -1,4 +1,4 @@
-"""The fall from the judge's best checkpoint to the last, beyond the noise of choosing the best of many.
+"""Tests whether the judge's score fell from its best checkpoint to the last, allowing for the choice of the best.
 
 The best of many noisy checkpoints looks better than it is, so a fall from it cannot be tested like one difference.
 For each checkpoint k, the contrast KEPT · y_k + (1 − KEPT) · y_SFT − y_last is above 0 only if the last checkpoint is
@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from .stats import Estimate, bootstrap_mean, resampled
 
-KEPT = 0.9  # of the best checkpoint's gain over SFT; differences smaller than this do not matter, however certain
-_POWER = 0.841621  # standard errors beyond a threshold that 80% of evaluations are
-LEVEL = 0.025  # one-sided, the half of the 95% intervals beside it
+KEPT = 0.9  # share of the best checkpoint's gain over SFT; a smaller loss does not matter, however certain it is
+_POWER = 0.841621  # the 80% quantile of the normal distribution
+LEVEL = 0.025  # one-sided, to match the 95% intervals
 
 Floats = NDArray[np.float64]
 
@@ -31,12 +31,12 @@ class Fall:
 
     Attributes:
         step: Step of the best checkpoint; the SFT model's step where that is the best.
-        drop: Best − last, with its plain interval, which is too narrow after a choice.
-        kept: The share of the best's gain over SFT that the last has; None where there was no gain.
-        p: How often noise alone would make as large a fall from any checkpoint, corrected for the choice.
-        noticed: The share of an earlier checkpoint's gain to which the last would have to fall for 80% of such
-            evaluations to find it. Below 0 where even SFT's level is not low enough; None where no earlier checkpoint
-            has a gain.
+        drop: Best − last, with its plain interval, which is too narrow because the best was chosen.
+        kept: The last checkpoint's share of the best's gain over SFT; None if there was no gain.
+        p: How often noise alone would produce as large a fall from any checkpoint, corrected for the choice.
+        noticed: The last checkpoint would have to fall to this share of an earlier checkpoint's gain for 80% of such
+            evaluations to detect it. Below 0 if even SFT's level is not low enough; None if no earlier checkpoint has
+            a gain.
     """
 
     step: int

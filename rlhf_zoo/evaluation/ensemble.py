@@ -1,7 +1,8 @@
 """Where reward models that differ only in their training's random seed disagree.
 
-A reward model knows its pairs and guesses beyond them; models with other seeds guess differently. Their disagreement on
-a policy's completions therefore tells how far the policy has left what they know (Coste et al. 2023, arXiv:2310.02743).
+A reward model learns from its pairs and guesses beyond them, and models with other seeds guess differently. So their
+disagreement on a policy's completions shows how far the policy has moved from what they learned (Coste et al. 2023,
+arXiv:2310.02743).
 Arrays of scores are (M, N): M models, N texts.
 """
 
@@ -42,7 +43,7 @@ def disagreement(scores: ArrayLike) -> NDArray[np.float64]:
     Returns:
         (N,) disagreement of each text, with M − 1 in the denominator.
     """
-    # M − 1, because few models would otherwise look as if they agreed more.
+    # M − 1, because otherwise a small number of models would seem to agree more.
     return np.asarray(scores, dtype=float).std(axis=0, ddof=1)
 
 
@@ -60,7 +61,7 @@ def unrelated(models: int) -> float:
 
 
 def agreements(margins: ArrayLike) -> dict[tuple[int, int], Estimate]:
-    """Computes how often each two models prefer the same side of a pair.
+    """Computes, for every two models, how often they prefer the same side of a pair.
 
     Args:
         margins: (M, N) margins of M models on N pairs.

@@ -13,22 +13,23 @@ from .probes import Probe, Report
 from .probes.reward_effect import Payment
 from .stats import Estimate
 
-#: Lowest bound of a fit judge's accuracy on labeled pairs.
+#: A fit judge's accuracy on ordered pairs has at least this lower bound.
 LEAST_ACCURACY = 0.6
 
 
 @dataclass(frozen=True)
 class JudgeReliability:
-    """The facts known about the judge; None where unknown.
+    """The facts known about the judge; None if unknown.
 
     Attributes:
         name: The judge's name in sentences.
-        is_reward, verifiable: Whether it is the training reward, and one that checks answers and so may judge.
-        unfit: Another reason why it may not judge, a sentence.
+        is_reward, verifiable: Whether it is the training reward, and whether it checks answers. If it does both, it is
+            still fit.
+        unfit: Another reason why it is unfit, a sentence.
         accuracy, own_accuracy: On labeled pairs, and on pairs of the policies' own outputs.
-        split_half: How far it agrees with itself, see `judges.check`.
-        winnable: Whether one constant text beats SFT by it.
-        independent: Whether it learned from other labels and makes other errors than the reward.
+        split_half: How well it agrees with itself, see `judges.check`.
+        winnable: Whether it prefers one constant text to SFT's texts.
+        independent: Whether its labels and its errors differ from the reward's.
     """
 
     name: str = "the judge"
@@ -108,9 +109,10 @@ class Checkpoint:
     """A policy as measured.
 
     Attributes:
-        step, kl: Its step, and nats per completion to the SFT model (None where unknown).
-        proxy, judge: (P,) mean scores on the same P prompts for every policy, which pairs them; None where missing.
-        wins: (P,) how often the judge prefers its completions to SFT's; from the means where None.
+        step, kl: Its step, and its KL to the SFT model in nats per completion (None if unknown).
+        proxy, judge: (P,) mean scores on P prompts, the same for every policy, so comparisons are paired; None if
+            missing.
+        wins: (P,) how often the judge prefers its completions to SFT's; None computes it from the means.
         report: Its probes.
     """
 
@@ -132,8 +134,8 @@ class Evidence:
 
     Attributes:
         sft, checkpoints: The SFT model, and the checkpoints in any order.
-        judge, payments: Facts about the judge, and what habits of the last checkpoint earn.
-        rollouts: Whether this is one policy's completions from anywhere, so that sentences name no step.
+        judge, payments: The facts about the judge, and how the training reward scores the last checkpoint's habits.
+        rollouts: Whether these are completions of one policy without a run, so sentences name no step.
 
     Raises:
         ValueError: There is no checkpoint, two have the same step, or a KL is not finite.
@@ -164,7 +166,7 @@ class Evidence:
 
     @property
     def at(self) -> dict[int, str]:
-        """For each step, the words that locate it at the end of a clause."""
+        """For each step, the phrase that names it at the end of a clause."""
         if self.rollouts:
             return {self.sft.step: " for SFT", self.checkpoints_by_step[-1].step: ""}
         return {checkpoint.step: f" at step {checkpoint.step}" for checkpoint in (self.sft, *self.checkpoints)}

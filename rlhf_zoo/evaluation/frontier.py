@@ -1,7 +1,7 @@
-"""The frontier of a method: its reward and its judge's score at each KL to the SFT policy, and at each compute.
+"""The frontier of a method: its reward and judge's score at each KL to the SFT policy, and at each compute.
 
 A point keeps a mean for each prompt rather than one for the whole set. Two methods measured on the same prompts can
-then be compared prompt by prompt, and intervals resample whole prompts as everywhere (`stats`).
+then be compared prompt by prompt, and intervals resample whole prompts, as in `stats`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .stats import Estimate, bootstrap_mean, group_indices, share
 
 Floats = NDArray[np.float64]
 
-#: √nats between two measured points, at most, for a reading between them.
+#: Largest distance in √nats between two measured points for an interpolation between them.
 NEAR = 0.5
 
 
@@ -35,11 +35,11 @@ class Point:
         n: Completions behind the point.
         wins: Opponent -> (P,) the share of comparisons won.
         kl_is_bound: Whether `kl` is an upper bound.
-        training: Compute that is spent once.
-        serving: Compute of each completion served.
+        training: Compute spent once.
+        serving: Compute per served completion.
         seeds: The points that this one is the mean of.
         beside: Other figures by name, (P,) each; empty for best-of-n, whose completions are not kept.
-        prompts: (P,) keys that tell prompts apart, where rows may share one; intervals resample these together.
+        prompts: (P,) keys that identify prompts, if rows may share one; intervals resample equal keys together.
     """
 
     label: str
@@ -72,7 +72,7 @@ class Point:
 
         Args:
             values: (P,) shares by prompt.
-            n: The comparisons behind them; the point's completions where None.
+            n: Number of comparisons behind them; None for the point's completions.
 
         Returns:
             The mean share.
@@ -116,7 +116,7 @@ def by_prompt(values: ArrayLike, per_prompt: int) -> Floats:
 
     Args:
         values: (P · per_prompt,) in the order of the prompts.
-        per_prompt: Values of each prompt.
+        per_prompt: Number of values per prompt.
 
     Returns:
         (P,) means.

@@ -1,8 +1,8 @@
-"""How a reward model does on the pairs that are hardest to order, and on those that are ties.
+"""How well a reward model does on the pairs that are hardest to order, and on ties.
 
-Accuracy over all pairs is mostly that of the easy ones. A pair is hard where its completions share most of their words
-(as in Chat Hard of RewardBench, Lambert et al. 2024, arXiv:2403.13787), or where one is hardly better than the other:
-by the utility that the labels were drawn from, or by the data's own column `margin`.
+Accuracy over all pairs is mostly accuracy on easy pairs. A pair is hard if its completions share most of their words
+(as in Chat Hard of RewardBench, Lambert et al. 2024, arXiv:2403.13787), or if one is hardly better than the other: by
+the utility that the labels were drawn from, or by a column `margin` of the data.
 """
 
 from collections import Counter
@@ -133,7 +133,7 @@ def hard_pairs(
             for here in equal_parts(-values if highest_first else values, PARTS)
         ]
 
-    # The sign says which side is better; only the size makes a pair hard.
+    # The sign shows which side is better; only the size makes a pair hard.
     apart = None if strength is None else np.abs(np.asarray(strength, dtype=float))
     return {
         "by_overlap": quarters(overlaps, highest_first=True),

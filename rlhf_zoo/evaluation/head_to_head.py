@@ -1,4 +1,4 @@
-"""A policy and its SFT policy on the same prompts, under the same random numbers: all figures, and every completion."""
+"""Compares a policy with its SFT policy, on the same prompts and random numbers: all figures and all completions."""
 
 import json
 from collections.abc import Collection, Mapping, Sequence
@@ -27,7 +27,7 @@ from .stats import Estimate, bootstrap_mean, bootstrap_perplexity, correlation, 
 from .text import distinct_n_difference, repetition
 
 STREAM = 5
-TIE = 1e-9  # scores of a judge that differ by less are equal
+TIE = 1e-9  # a judge's scores that differ by no more than this are equal
 _SIDES = ("sft", "ppo")
 
 
@@ -41,7 +41,7 @@ class HeadToHead:
         prompts: The prompt of each completion.
         samples: Completions per prompt.
         seed: Seed of the sampling and of the resamples.
-        paid: Names of the judges that also rewarded the policy in training.
+        paid: Names of the judges that were also the training reward.
         checks: Each judge's results on labeled pairs, by its name.
         answers: For each rule that checks answers, by its name: the answers by policy and by reading, strict or
             lenient.
@@ -63,7 +63,7 @@ class HeadToHead:
 
     @cached_property
     def groups(self) -> list[int]:
-        """For each completion, the index of its prompt among the distinct ones, by which intervals resample."""
+        """For each completion, the index of its prompt among the distinct prompts. Intervals resample these groups."""
         return prompt_groups(self.prompts)
 
     def to_json(self) -> dict[str, Any]:
@@ -89,10 +89,10 @@ class HeadToHead:
             "difference": self._difference(),
             "win_rate": headline["win_rate"],
             "win_rate_at_equal_length": self._at_equal_length(),
-            # SFT against itself: a win rate near ½ that shows how noisy the others are.
+            # SFT against itself: a win rate near ½, which shows how noisy the other win rates are.
             "control": headline["control"],
         }
-        # Without a training reward there is nothing for the judge to agree with.
+        # Without a training reward, the judge has nothing to agree with.
         if self.measured["sft"].reward:
             figures["agreement"] = self._agreement()
         return figures
@@ -101,9 +101,8 @@ class HeadToHead:
         """Estimates how much higher than SFT the headline's judge scores a policy on these prompts.
 
         Args:
-            policy: The policy to measure, sampled with the random numbers of the compared one; None for the compared
-                one.
-            rows: The rows that `head_to_head` sampled for.
+            policy: The policy to measure, with the same random numbers; None for the policy that was compared.
+            rows: The rows that were passed to `head_to_head`.
 
         Returns:
             The mean difference of the scores.
@@ -116,8 +115,8 @@ class HeadToHead:
             measured = measure(
                 policy, evaluator, prompts, keys=keys, seed=self.seed, desc="confirming the candidate", columns=columns
             )
-        apart = np.subtract(measured.judges[self.judge], self.measured["sft"].judges[self.judge])
-        return bootstrap_mean(apart, self.groups, seed=self.seed)
+        differences = np.subtract(measured.judges[self.judge], self.measured["sft"].judges[self.judge])
+        return bootstrap_mean(differences, self.groups, seed=self.seed)
 
     def jsonl(self) -> str:
         """Returns samples.jsonl: a line for each (prompt, sample), with every policy's completion and its figures."""
@@ -130,7 +129,7 @@ class HeadToHead:
 
     @cached_property
     def pairs(self) -> dict[str, dict[str, PairReport]]:
-        """The reports of the pair judges on ppo, and on the control, against SFT: {judge: {side: report}}."""
+        """The pair judges' reports on ppo against SFT, and on the control against SFT: {judge: {side: report}}."""
         theirs, prompt_texts = self.measured["sft"].completions, [plain_text(prompt) for prompt in self.prompts]
         return {
             judge.name: {
@@ -165,8 +164,8 @@ class HeadToHead:
         return {**about, **self._check(judge.name)}
 
     def _consistency(self) -> Estimate | None:
-        """How far the headline's judge agrees with itself on SFT and the policy; see `split_half`."""
-        # Rows of both policies belong to the same prompts, so they share their groups.
+        """How well the headline's judge agrees with itself on SFT and the policy; see `split_half`."""
+        # Both policies answered the same prompts, so their rows have the same groups.
         rows = [np.reshape(self.measured[side].judges[self.judge], (-1, self.samples)) for side in _SIDES]
         return split_half(np.concatenate(rows), self.groups[:: self.samples] * len(_SIDES), seed=self.seed)
 
@@ -186,7 +185,7 @@ class HeadToHead:
         }
 
     def _answers(self, name: str) -> dict[str, Any]:
-        """The figures of a rule that checks answers, for both policies, and the paired difference of their accuracy."""
+        """Both policies' figures by a rule that checks answers, and the paired difference of their accuracies."""
         sft, ppo = (self.answers[name][side] for side in _SIDES)
         return {
             reading: {
@@ -201,7 +200,7 @@ class HeadToHead:
         judge = next(candidate for candidate in self.tools.panel.comparing if candidate.name == name)
         reports = self.pairs[name]
         figures: dict[str, object] = {"description": judge.description}
-        if name in self.measured["sft"].judges:  # it rated single completions too
+        if name in self.measured["sft"].judges:  # it also rated single completions
             figures |= {side: self._mean(self.measured[side].judges[name]) for side in _SIDES}
         figures |= {
             "win_rate": reports["ppo"].win_rate.to_json(),
@@ -233,9 +232,9 @@ class HeadToHead:
         }
 
     def _difference(self) -> dict[str, Any]:
-        """The figures of ppo less those of sft, over the same resampled prompts. KL is a difference already."""
+        """The figures of ppo minus those of sft, over the same resampled prompts. KL already is a difference."""
         ours, theirs = (self.measured[side] for side in ("ppo", "sft"))
-        along = {
+        values_by_name = {
             "reward": (ours.reward, theirs.reward),
             "judge": (ours.judges[self.judge], theirs.judges[self.judge]),
             "length": (ours.length, theirs.length),
@@ -244,11 +243,11 @@ class HeadToHead:
         }
         differences = {
             name: self._mean(np.subtract(np.asarray(a, dtype=float), np.asarray(b, dtype=float)).tolist())
-            for name, (a, b) in along.items()
+            for name, (a, b) in values_by_name.items()
             if a
         }
         for n in (1, 2):
-            # Distinct-n needs a jackknife: a bootstrap that draws a prompt twice adds no new n-gram.
+            # Distinct-n needs a jackknife: drawing a prompt twice, as a bootstrap does, adds no new n-gram.
             estimate = distinct_n_difference(ours.completions, theirs.completions, self.groups, n)
             differences[f"distinct_{n}"] = estimate.to_json()
         perplexity = perplexity_difference(
@@ -268,7 +267,7 @@ class HeadToHead:
         return estimate
 
     def _wins(self) -> np.ndarray:
-        """1 where the headline's judge prefers the policy, 0 where SFT, ½ for a tie."""
+        """1 if the headline's judge prefers the policy, 0 if it prefers SFT, ½ for a tie."""
         if self.judge in self.pairs:
             return np.asarray(self.pairs[self.judge]["ppo"].scores)
         return won(self.measured["ppo"].judges[self.judge], self.measured["sft"].judges[self.judge])
@@ -278,18 +277,18 @@ class HeadToHead:
         return length_controlled_win_rate(self._wins(), ours, theirs, self.groups, seed=self.seed).to_json()
 
     def _agreement(self) -> dict[str, Any]:
-        """Agreement of reward and judge: Spearman within each policy, and how often they prefer the same side."""
+        """Agreement of reward and judge: Spearman's ρ within each policy, and how often they prefer the same side."""
         agreement: dict[str, object] = {}
         for side in _SIDES:
-            # Within one policy, so that the difference between policies does not inflate the correlation.
+            # Within each policy, because the difference between policies would inflate the correlation.
             reward, judged = self.measured[side].reward, self.measured[side].judges[self.judge]
             estimate = correlation(reward, judged, self.groups, seed=self.seed, ranks=True)
             agreement[side] = None if estimate is None else estimate.to_json()
-        # 1 where reward and judge prefer the same side, 0 where opposite ones, ½ where one of them ties.
-        paid, wins = won(self.measured["ppo"].reward, self.measured["sft"].reward), self._wins()
-        # Where one of them only ever ties, it prefers no side, so no agreement can be measured.
-        tied = (paid == 0.5).all() or (wins == 0.5).all()
-        agreement["same_side"] = None if tied else self._mean((1 - np.abs(paid - wins)).tolist())
+        # 1 if reward and judge prefer the same side, 0 if they prefer opposite sides, ½ if one of them ties.
+        reward_wins, wins = won(self.measured["ppo"].reward, self.measured["sft"].reward), self._wins()
+        # If one of them only has ties, it prefers no side, so there is no agreement to measure.
+        only_ties = (reward_wins == 0.5).all() or (wins == 0.5).all()
+        agreement["same_side"] = None if only_ties else self._mean((1 - np.abs(reward_wins - wins)).tolist())
         return agreement
 
 
@@ -301,15 +300,15 @@ def won(ours: Sequence[float], theirs: Sequence[float]) -> np.ndarray:
         theirs: (N,) scores of the second side.
 
     Returns:
-        (N,) 1 where ours is higher, 0 where theirs is, ½ for a tie (within `TIE`).
+        (N,) 1 if ours is higher, 0 if theirs is, ½ for a tie (within `TIE`).
     """
-    apart = np.subtract(ours, theirs)
-    # Within rounding error, scores of equal texts from different batches are equal.
-    return np.where(np.abs(apart) <= TIE, 0.5, apart > 0)
+    difference = np.subtract(ours, theirs)
+    # Equal texts may score differently in different batches, by rounding error.
+    return np.where(np.abs(difference) <= TIE, 0.5, difference > 0)
 
 
 def keys_of(size: int, samples: int) -> list[tuple[int, ...]]:
-    """Builds the keys of the random numbers that every policy of an evaluation draws with.
+    """Builds the keys of the random numbers, the same for every policy of an evaluation.
 
     Args:
         size: Number of completions.
@@ -318,7 +317,7 @@ def keys_of(size: int, samples: int) -> list[tuple[int, ...]]:
     Returns:
         (size,) keys (stream, prompt, sample).
     """
-    # Keys by prompt and sample: each completion has its own stream, whatever the batches.
+    # The keys name prompt and sample, so each completion has its own stream however it is batched.
     return [(STREAM, i // samples, i % samples) for i in range(size)]
 
 
@@ -337,10 +336,10 @@ def head_to_head(
     Args:
         policy: The trained policy.
         tools: The reference, the reward and the judges.
-        rows: Prompts, repeats allowed, with other columns for rules and reward functions.
+        rows: Prompts, possibly repeated, with other columns for rules and reward functions.
         samples: Completions per prompt.
         seed: Seed of the sampling and of the resamples.
-        paid: Names of the judges that also rewarded the policy in training.
+        paid: Names of the judges that were also the training reward.
         checks: Each judge's results on labeled pairs, by its name.
 
     Returns:
@@ -354,14 +353,14 @@ def head_to_head(
             tools,
             prompts,
             keys=keys_of(len(prompts), samples),
-            # The control draws other numbers; under the same seed SFT would repeat itself word for word.
+            # The control needs another seed: with the same one SFT would write the same texts again.
             seed=seed + (name == "control"),
             desc=f"evaluating {name}",
             columns=columns,
         )
         for name, model in policies.items()
     }
-    # Rules that check answers read each completion again, to report accuracy and pass@k.
+    # Rules that check answers run again on each completion, for accuracy and pass@k.
     read = {
         judge.name: {
             side: answers(judge, prompts, measured[side].completions, columns, samples=samples) for side in _SIDES
@@ -378,30 +377,30 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     Args:
         path: The file.
     """
-    # Only a newline ends a row: a completion may hold other characters that `splitlines` would split at.
+    # Only a newline ends a row. `splitlines` would also split at other characters, which completions may contain.
     return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
 
 
 def read_samples(path: Path, prompts: Sequence[Any], per_prompt: int) -> list[dict[str, Any]]:
-    """Reads the samples.jsonl of an eval stage and checks its prompts.
+    """Reads the samples.jsonl of an eval stage and checks that it has the expected prompts.
 
     Args:
         path: The file.
         prompts: The held-out prompts.
-        per_prompt: Samples of each.
+        per_prompt: Samples per prompt.
 
     Returns:
         The rows.
 
     Raises:
-        ZooError: It is damaged, or has other prompts.
+        ZooError: The file is damaged or has other prompts.
     """
-    mend = "make it again with `rlhf-zoo eval --restart`."
+    remedy = "make it again with `rlhf-zoo eval --restart`."
     try:
         rows = read_lines(path)
     except (FileNotFoundError, ValueError) as error:
-        raise ZooError(f"{path} cannot be read ({error}): {mend}") from error
+        raise ZooError(f"{path} cannot be read ({error}): {remedy}") from error
     expected = [display_text(prompt).rstrip() for prompt in prompts for _ in range(per_prompt)]
     if [row["prompt"].rstrip() for row in rows] != expected:
-        raise ZooError(f"{path} holds other prompts than the data set: {mend}")
+        raise ZooError(f"{path} holds other prompts than the data set: {remedy}")
     return rows

@@ -1,4 +1,4 @@
-"""The win rate that would be left if both sides were equally long.
+"""The win rate that would remain if both sides were equally long.
 
 Judges like long texts, and PPO learns to exploit that. Dubois et al. 2024 (arXiv:2404.04475, AlpacaEval 2) fit a
 logistic regression of the preference on the length difference and predict at difference zero. This module has their
@@ -16,14 +16,14 @@ from numpy.typing import ArrayLike, NDArray
 from .logistic import fit_logistic, sigmoid
 from .stats import Estimate, WinRate, group_indices, levels, proportion, win_rate
 
-RIDGE = 1e-3  # penalty ½·RIDGE·‖β‖² on the sum over comparisons: as a thousandth of one more comparison
-#: Standard deviations by which the lengths may differ in the mean: at one, equal policies come out at 0.36.
+RIDGE = 1e-3  # penalty ½·RIDGE·‖β‖² on the sum over comparisons, as small as a thousandth of a comparison
+#: Largest difference of the mean lengths, in standard deviations. At 1, equally good policies would get 0.36.
 FARTHEST = 0.5
 
 
 @dataclass(frozen=True)
 class LengthControlled(Estimate):
-    """The win rate at equal length, with the plain one.
+    """The win rate at equal length, and the plain win rate.
 
     Attributes:
         plain: The win rate without length control.
@@ -41,7 +41,7 @@ class LengthControlled(Estimate):
 
     @property
     def warning(self) -> str | None:
-        """A sentence on why the figure may mislead; None where the lengths of the two sides overlap."""
+        """A sentence on why the figure may mislead; None if the lengths of the two sides overlap."""
         if abs(self.shift) <= FARTHEST:
             return None
         side = "longer" if self.shift > 0 else "shorter"
@@ -97,7 +97,7 @@ def length_controlled_win_rate(
         ValueError: Values or groups that `stats.win_rate` refuses.
     """
     score = np.asarray(scores, dtype=float)
-    # The plain win rate is reported beside, and it validates the input.
+    # The plain win rate is reported too, and computing it validates the input.
     plain = win_rate(score, 1 - score, groups)
     difference = np.asarray(lengths, dtype=float) - np.asarray(other_lengths, dtype=float)
     uniform = np.ones(len(score))
@@ -105,7 +105,7 @@ def length_controlled_win_rate(
     value = float(sigmoid(coefficients[0]))
     index = group_indices(groups)
     size = int(index.max()) + 1
-    # Every resample would have only wins, or only losses, and no spread.
+    # Every resample would have only wins or only losses, without any spread.
     if plain.value in (0.0, 1.0):
         interval = proportion(round(plain.value * size), size).ci95
     else:

@@ -43,37 +43,37 @@ from .judges.scalar import FunctionJudge, Judge
 from .reward_reading import reading_of
 from .stats import group_indices
 
-CHUNK = 64  # completions whose logits of both policies are held at once, at most
-LOGITS = 2**28  # of one policy; a large vocabulary takes fewer completions
+CHUNK = 64  # most completions whose logits of both policies are held at once
+LOGITS = 2**28  # most logits of one policy held at once; a large vocabulary allows fewer completions
 
 
 def rows_at_once(policy: PreTrainedModel, tokens: int) -> int:
     """Computes how many texts' logits fit in memory at once.
 
     Args:
-        policy: The model, whose vocabulary counts.
+        policy: The model; its vocabulary determines the size.
         tokens: Tokens per text.
 
     Returns:
         A number from 1 to `CHUNK`.
     """
-    # The embedding may be padded beyond the tokenizer's vocabulary, and the logits have its size.
+    # The embedding may be padded beyond the tokenizer's vocabulary, and the logits are as wide as the embedding.
     table: Any = policy.get_input_embeddings()
     return max(1, min(CHUNK, LOGITS // (tokens * table.weight.shape[0])))
 
 
 @dataclass(frozen=True)
 class Evaluator:
-    """The tools that every policy is measured with.
+    """What every policy is measured with.
 
     Attributes:
         reference: The SFT policy.
         tokenizer: The tokenizer of all policies.
-        rewards: The training reward; None without one.
+        rewards: The training reward; None if there is none.
         panel: The judges.
         max_new_tokens: The longest completion.
         temperature: The sampling temperature.
-        truncation: Top-k and top-p; None for the whole distribution.
+        truncation: Top-k and top-p; None for the full distribution.
         stops: Token ids that end a completion.
     """
 
@@ -152,10 +152,10 @@ class Evaluator:
         """
         if self.rewards is None:
             return []
-        written = list(zip(prompts[part], texts[part], strict=True))
+        exchanges = list(zip(prompts[part], texts[part], strict=True))
         completions, full = (
-            [wrap_completion(*exchange) for exchange in written],
-            [append_completion(*exchange) for exchange in written],
+            [wrap_completion(*exchange) for exchange in exchanges],
+            [append_completion(*exchange) for exchange in exchanges],
         )
         batch_columns = {name: list(values[part]) for name, values in columns.items()}
         return self.rewards(batch, prompts[part], completions, full, batch_columns).total.tolist()
@@ -172,7 +172,7 @@ class Measured:
         ended: Whether the completion stopped by itself.
         judges: Scores by judge.
         exact_kl: Σ_t KL(π‖π_SFT) of the distributions that the tokens were drawn from, nats per completion. Its mean
-            estimates the same as that of `kl`, with less noise.
+            estimates the same quantity as the mean of `kl`, with less noise.
         logprobs: Log π of each drawn token, nats.
         ref_logprobs: Log π_SFT of each drawn token, nats.
         tokens: The drawn token ids.
@@ -199,7 +199,7 @@ class Measured:
         return [math.fsum(row) for row in self.ref_logprobs]
 
     def row(self, place: int, judge: str) -> dict[str, Any]:
-        """Builds a policy's part of a line of samples.jsonl.
+        """Builds one policy's part of a line in samples.jsonl.
 
         Args:
             place: Index of the completion.
@@ -219,23 +219,23 @@ class Measured:
 
 
 def repeated(rows: Dataset, samples: int) -> tuple[list[int], list[Any], dict[str, list[Any]]]:
-    """Repeats each row `samples` times in turn.
+    """Repeats each row `samples` times, with the repeats of a row adjacent.
 
     Args:
         rows: Prompts, with other columns.
-        samples: Repeats of each row.
+        samples: Number of repeats.
 
     Returns:
-        The index of each repeat's row, its prompt, and its other columns.
+        For each repeat the index of its row, its prompt, and its other columns.
     """
-    # All samples of a row are adjacent: other modules reshape to (rows, samples).
+    # Samples of a row must be adjacent, because other modules reshape to (rows, samples).
     groups = [place for place in range(len(rows)) for _ in range(samples)]
     columns = rows.select(groups).to_dict()
     return groups, columns["prompt"], passed_on(columns)
 
 
 def prompt_groups(prompts: Iterable[object]) -> list[int]:
-    """Numbers prompts so that equal ones share a number; intervals resample these together.
+    """Numbers prompts so that equal prompts share a number; intervals resample them together.
 
     Args:
         prompts: (N,) texts or conversations.
@@ -274,40 +274,40 @@ def measure(
     """
     # KL needs the logits of both models on one device.
     move(policy, evaluator.reference.device)
-    done = evaluator.sampled(policy, prompts, keys=keys, seed=seed, desc=desc)
+    samples = evaluator.sampled(policy, prompts, keys=keys, seed=seed, desc=desc)
     measured: dict[int, _Batch] = {}
     # Logits over the whole vocabulary are the largest tensors here, so a batch is split by their size.
     parts, start = MicroBatches(rows_at_once(policy, evaluator.max_new_tokens)), 0
-    for number, batch in enumerate(done.batches):
-        chosen = slice(start, start + len(batch))
+    for number, batch in enumerate(samples.batches):
+        row_slice = slice(start, start + len(batch))
         start += len(batch)
-        # Every process has all the samples; each scores its own share, and `in_order` puts the shares together.
+        # Every process has all samples and scores its own share; `in_order` merges the shares.
         if not distributed.is_my_batch(number):
             continue
-        reward = evaluator.reward_of(batch, chosen, prompts, done.texts, columns or {})
-        rated = list(parts.run(partial(_against, policy, evaluator, batch), range(len(batch))))
+        reward = evaluator.reward_of(batch, row_slice, prompts, samples.texts, columns or {})
+        kl_parts = list(parts.run(partial(_against, policy, evaluator, batch), range(len(batch))))
         measured[number] = (
             reward,
-            [value for along, _ in rated for value in along],
+            [value for part_kl, _ in kl_parts for value in part_kl],
             _rows(batch.logprobs, batch),
-            [row for _, rows in rated for row in rows],
+            [row for _, rows in kl_parts for row in rows],
         )
     columns_of: tuple[list, ...] = ([], [], [], [])
     for figures in distributed.in_order(measured):
         for column, values in zip(columns_of, figures, strict=True):
             column += values
     reward, exact, ours, theirs = columns_of
-    judged = {
+    judge_scores = {
         # A paid judge comes last, so that an error in a free one costs nothing.
-        judge.name: scores(judge, prompts, done.texts, columns)
+        judge.name: scores(judge, prompts, samples.texts, columns)
         for judge in cheapest_first(evaluator.panel.scoring)
     }
-    # The token ids are kept, because decoding and encoding a text again may give others.
-    tokens = [list(row) for batch in done.batches for row in batch.token_lists()]
-    return Measured(done.texts, reward, done.lengths, done.ended, judged, exact, ours, theirs, tokens)
+    # The token ids are kept, because decoding a text and encoding it again may give other ids.
+    tokens = [list(row) for batch in samples.batches for row in batch.token_lists()]
+    return Measured(samples.texts, reward, samples.lengths, samples.ended, judge_scores, exact, ours, theirs, tokens)
 
 
-#: Of a batch: rewards, exact KL, log π and log π_ref of each token.
+#: For one batch: rewards, exact KL, and log π and log π_ref of each token.
 _Batch = tuple[list[float], list[float], list[list[float]], list[list[float]]]
 
 
@@ -334,7 +334,7 @@ def _rows(values: torch.Tensor, batch: Samples) -> list[list[float]]:
 
 
 def make_evaluator(context: RunContext, reference_path: Path) -> Evaluator:
-    """Loads the tools of an evaluation: the SFT policy as reference, PPO's reward, and the recipe's judges.
+    """Loads what an evaluation needs: the SFT policy as reference, PPO's reward, and the recipe's judges.
 
     Args:
         context: The run.
@@ -345,14 +345,14 @@ def make_evaluator(context: RunContext, reference_path: Path) -> Evaluator:
     """
     ppo = context.settings("ppo")
     tokenizer = load_tokenizer(reference_path)
-    # The recipe's chat settings override the template that the checkpoint came with.
+    # The recipe's chat settings override the checkpoint's own template.
     if tokenizer.chat_template is not None and context.shared.chat != Chat():
         context.shared.chat.write(tokenizer)
     rewards: list[Any] = [load_object(name, group=REWARDS) for name in ppo.data.reward_funcs or []]
     if names := reward_names(ppo.data.reward_model_path):
         paths = [parent(context, name).path for name in names]
         place = partial(on_device, use_cpu=ppo.trainer.use_cpu)
-        how = Loading(dtype="auto", attention=ppo.model.attn_implementation)  # as PPO holds it
+        how = Loading(dtype="auto", attention=ppo.model.attn_implementation)  # as PPO loads it
         loader, reading = ppo.data.reward_model_loader, reading_of(vars(ppo.trainer))
         # The reward model comes first, because `reward_weights` begins with it.
         rewards.insert(0, load_reward(paths, tokenizer, place=place, how=how, loader=loader, **reading))
@@ -387,32 +387,32 @@ def training_rewards(context: RunContext, tools: Evaluator) -> frozenset[str]:
     ppo = context.settings("ppo")
     models = 0 if ppo.data.reward_model_path is None else 1
     weights = ppo.trainer.reward_weights or [1.0]
-    paid = paid_functions(ppo.data.reward_funcs, ppo.trainer.reward_weights, learned=bool(models))
-    return function_judges(tools, paid) | (reward_models(tools) if models and weights[0] else frozenset())
+    rewarded_functions = paid_functions(ppo.data.reward_funcs, ppo.trainer.reward_weights, learned=bool(models))
+    return function_judges(tools, rewarded_functions) | (reward_models(tools) if models and weights[0] else frozenset())
 
 
 def paid_functions(names: Sequence[str] | None, weights: Sequence[float] | None, *, learned: bool) -> frozenset[str]:
-    """Selects the reward functions that pay, which are those with a weight other than 0.
+    """Selects the reward functions whose weight is not 0.
 
     Args:
         names: The reward functions.
-        weights: The weight of the reward model, where there is one, then of each function; None for 1 each.
+        weights: The weight of the reward model, if there is one, then of each function; None for 1 each.
         learned: Whether there is a reward model.
 
     Returns:
-        The names of the paying functions.
+        The names of these functions.
     """
     names = names or []
     # The first weight is the reward model's.
-    of_each = list(weights or [])[int(learned) :]
-    if len(of_each) != len(names):
-        # Weights that do not fit say nothing; to be safe, every function counts as paying.
+    function_weights = list(weights or [])[int(learned) :]
+    if len(function_weights) != len(names):
+        # The number of weights is wrong. To be safe, every function counts as rewarded.
         return frozenset(names)
-    return frozenset(name for name, weight in zip(names, of_each, strict=True) if weight)
+    return frozenset(name for name, weight in zip(names, function_weights, strict=True) if weight)
 
 
 def function_judges(tools: Evaluator, functions: Collection[str]) -> frozenset[str]:
-    """Finds the judges that are one of these functions, whichever unit either counts in.
+    """Finds the judges that are one of these functions, ignoring the unit that either counts in.
 
     Args:
         tools: The judges.
@@ -423,12 +423,12 @@ def function_judges(tools: Evaluator, functions: Collection[str]) -> frozenset[s
     """
     judges = (judge for judge in tools.panel.scoring if isinstance(judge, FunctionJudge | RuleJudge))
     # A length in words and one in tokens are the same incentive.
-    paid = set(map(_without_unit, functions))
-    return frozenset(judge.name for judge in judges if _without_unit(judge.target) in paid)
+    rewarded_targets = set(map(_without_unit, functions))
+    return frozenset(judge.name for judge in judges if _without_unit(judge.target) in rewarded_targets)
 
 
 def _without_unit(target: str) -> str:
-    """Removes the argument `unit` from NAME(KEY=…, unit=…); NAME alone where no other argument is left."""
+    """Removes the argument `unit` from NAME(KEY=…, unit=…), and the parentheses if no argument is left."""
     stripped = re.sub(r"""unit *= *(['"])\w+\1 *,? *|\)$""", "", target).rstrip(" ,(")
     return stripped.replace(" ", "")
 

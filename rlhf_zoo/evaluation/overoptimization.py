@@ -1,12 +1,12 @@
-"""A policy's score against its distance from the SFT model, d = √KL: published forms, their fit, and their peak.
+"""Fits published forms of a policy's score against its distance from the SFT model, d = √KL, and finds their peak.
 
 Gao, Schulman & Hilton 2022 (arXiv:2210.10760), §3: as a proxy is optimized, the gain over the SFT model follows
 
     RL:         R(d) = d (α − β log d)     peak at d = exp(α/β − 1), of height β d
     best-of-n:  R(d) = d (α − β d)         peak at d = α / 2β, of height α² / 4β
 
-with R(0) = 0 by construction. Both are linear in (α, β), so least squares finds them. A form describes what was
-observed. Nothing is read off it outside the observed range of d, or where it does not fit.
+with R(0) = 0 by construction. Both are linear in (α, β), so least squares finds them. A form only describes what was
+observed. It is not used outside the observed range of d, or if it does not fit.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from .stats import Estimate
 Form = Literal["rl", "best-of-n"]
 Floats = NDArray[np.float64]
 
-#: Points: two coefficients, and one left to see a misfit by.
+#: Smallest number of points: two for the coefficients, and one more to show a misfit.
 FEWEST = 3
-PATTERN_FROM = 6  # points: below, too few orders of the residuals exist for a p-value of 0.01 to mean much
+PATTERN_FROM = 6  # points: fewer have too few orders of the residuals for a p-value of 0.01
 MISFIT = 0.01
-_LEAST_ERROR = 0.1  # of the median standard error: no point weighs more than 100 median ones
+_LEAST_ERROR = 0.1  # of the median standard error: no point weighs more than 100 points with the median error
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Peak:
     """The highest point of a fitted form.
 
     Attributes:
-        d: Its place, √nats.
+        d: Its position, √nats.
         gain: Its gain over SFT, in the units of the score.
     """
 
@@ -65,10 +65,10 @@ class Fit:
         observed: Smallest and largest d > 0.
         residuals: (points,) observed − fitted gain, by increasing d.
         r_squared: Share of the (weighted) variance of the gains about their mean that the form explains.
-        scatter: Weighted squared residuals over what measurement noise alone would leave; None where it is unknown.
+        scatter: Weighted squared residuals divided by those that measurement noise would leave; None if unknown.
         scatter_p: How often noise alone would leave as much.
         pattern_p: How often residuals in random order would be as smooth along d.
-        fits: False where the residuals are larger than noise and smooth; None where there are too few points to tell.
+        fits: False if the residuals are larger than noise and smooth; None if there are too few points to tell.
         peak: None unless these data identify it.
         no_peak: A sentence on why there is no peak.
     """
@@ -122,26 +122,26 @@ def fit(
 ) -> Fit:
     """Fits a form by weighted least squares, with 95% intervals.
 
-    Points weigh 1/error², or equally where errors are unknown. Points with d = 0 carry no information on α and β and
-    are left out.
+    Points have the weight 1/error², or equal weights if errors are unknown. Points with d = 0 carry no information on
+    α and β and are left out.
 
-    Intervals. With (K, P), whole prompts are resampled, the same ones for all checkpoints, which pairs them. With means
-    and errors, means are drawn from independent normal distributions. With means alone, α and β are drawn from their t
-    distribution given the residuals. Each checkpoint is a policy of its own and scatters beyond measurement noise:
-    where residuals exceed that noise, the intervals are widened by √scatter (Birge 1932).
+    Intervals. With (K, P), whole prompts are resampled, the same ones for all checkpoints, so comparisons are paired.
+    With means and errors, means are drawn from independent normal distributions. With means alone, α and β are drawn
+    from their t distribution given the residuals. Each checkpoint is a separate policy and scatters beyond measurement
+    noise: if residuals exceed that noise, the intervals are widened by √scatter (Birge 1932).
 
-    A form does not fit if two things hold: noise alone would leave such residuals in less than 1% of cases, and
+    A form does not fit if both of these hold: noise alone would leave such residuals in less than 1% of cases, and
     residuals in random order would be as smooth along d in less than 1% (von Neumann's ratio, by permutation). Both are
-    needed. Scatter is no bend, and noise that checkpoints share, such as that of the SFT score, is smooth along d.
-    Where errors are unknown, the second decides.
+    needed: scatter alone is not a bend, and noise that checkpoints share, such as that of the SFT score, is smooth
+    along d. If errors are unknown, the second condition decides.
 
-    A peak is reported where the form fits, the intervals of β and of the peak's height lie above 0, and the interval of
-    its place lies within the observed range of d. The data then show both the rise and the fall.
+    A peak is reported if the form fits, the intervals of β and of the peak's height lie above 0, and the interval of
+    its position lies within the observed range of d. The data then show both the rise and the fall.
 
     Args:
         form: "rl" or "best-of-n".
         kl: (K,) KL of each checkpoint in nats, or (K, P) by prompt.
-        gains: The score less the SFT model's: (K, P) on the same P prompts, or (K,) means.
+        gains: The score − the SFT model's: (K, P) on the same P prompts, or (K,) means.
         errors: (K,) standard errors of mean gains; computed from (K, P) gains.
         seed: Seed of the resamples.
         resamples: Number of resamples.
@@ -226,12 +226,12 @@ class _Points:
 
     @property
     def n(self) -> int:
-        """What intervals count: prompts, or checkpoints where gains are means."""
+        """What intervals resample: the number of prompts, or of checkpoints if gains are means."""
         return self.scores.shape[1] if self.scores.ndim == 2 else len(self.means)
 
 
 def _points(kl: ArrayLike, gains: ArrayLike, errors: ArrayLike | None) -> _Points:
-    """The points of a fit with their weights. Raises ValueError as `fit` does."""
+    """Returns the points of a fit with their weights. Raises ValueError as `fit` does."""
     nats, scores = _checked(kl, gains)
     mean_kl = nats.mean(1) if nats.ndim == 2 else nats
     # The pattern test needs the residuals in order of distance.
@@ -255,8 +255,8 @@ def _points(kl: ArrayLike, gains: ArrayLike, errors: ArrayLike | None) -> _Point
 def best_of_n_kl(n: ArrayLike) -> Floats:
     """Computes the KL of best-of-n from the policy that it samples from: log n − (n−1)/n.
 
-    Exact where scores are continuous, so that no two samples tie (Stiennon et al. 2020, arXiv:2009.01325, App. G.3). An
-    upper bound otherwise, as for a language model, which may write the same completion twice (Beirami et al. 2024,
+    Exact if scores are continuous, so no two samples tie (Stiennon et al. 2020, arXiv:2009.01325, App. G.3). Otherwise
+    an upper bound, for example for a language model, which may write the same completion twice (Beirami et al. 2024,
     arXiv:2401.01879).
 
     Args:
@@ -274,7 +274,7 @@ def best_of_n_weights(pool: int, n: int) -> Floats:
 
     Args:
         pool: N, the number of samples.
-        n: The number drawn, 1 ≤ n ≤ N.
+        n: The number of samples drawn, 1 ≤ n ≤ N.
 
     Returns:
         (N,) C(i−1, n−1) / C(N, n) for rank i = 1 … N, lowest first; they sum to 1.
@@ -287,8 +287,8 @@ def best_of_n_weights(pool: int, n: int) -> Floats:
 def best_of_n(proxy: ArrayLike, sizes: Sequence[int], *, judge: ArrayLike | None = None) -> Floats:
     """Computes the expected score of the sample that the proxy ranks first among n.
 
-    All subsets of size n are averaged over. The estimate is unbiased for every n ≤ N, with far less noise than one draw
-    (Nakano et al. 2021, arXiv:2112.09332). A tie of the proxy is broken at random, in expectation.
+    The average is over all subsets of size n. It is unbiased for every n ≤ N, with far less noise than a single draw
+    (Nakano et al. 2021, arXiv:2112.09332). Ties of the proxy count as if broken at random.
 
     Args:
         proxy: (P, N) the proxy's scores of one pool of N samples per prompt.
@@ -318,7 +318,7 @@ def best_of_n(proxy: ArrayLike, sizes: Sequence[int], *, judge: ArrayLike | None
 def _bend(form: Form, d: Floats) -> Floats:
     """The term that −β multiplies: d log d, or d²."""
     if form == "rl":
-        # d log d tends to 0 as d does, and log 0 is not finite.
+        # d log d tends to 0 with d, but log 0 is not finite.
         return d * np.log(np.where(d > 0, d, 1.0))
     return d * d
 
@@ -336,7 +336,7 @@ def _checked(kl: ArrayLike, gains: ArrayLike) -> tuple[Floats, Floats]:
 
 
 def _errors(scores: Floats) -> Floats | None:
-    """(K,) standard errors of the means over prompts; None where each checkpoint has one number only."""
+    """Returns (K,) standard errors of the means over prompts; None if each checkpoint has only one number."""
     if scores.ndim == 1 or scores.shape[1] < 2:
         return None
     return scores.std(1, ddof=1) / math.sqrt(scores.shape[1])
@@ -350,29 +350,29 @@ def _checked_errors(errors: ArrayLike, size: int) -> Floats:
 
 
 def _redraw(points: _Points, error: Floats, rng: np.random.Generator, resamples: int) -> tuple[Floats, Floats]:
-    """(B, K) resampled mean gains, and (B, K) resampled d, or (K,) where KL is known by checkpoint only."""
+    """Returns (B, K) resampled mean gains and (B, K) resampled d, or (K,) if KL is known only by checkpoint."""
     if points.scores.ndim == 1:
         return points.means + error * rng.standard_normal((resamples, len(points.means))), points.distances
     prompts = points.n
-    # The same resampled prompts for KL and gains of every checkpoint, which keeps them paired.
+    # KL and gains of every checkpoint use the same resampled prompts, which keeps them paired.
     share = rng.multinomial(prompts, np.full(prompts, 1 / prompts), size=resamples) / prompts
     return share @ points.scores.T, root_kl(share @ points.nats.T) if points.nats.ndim == 2 else points.distances
 
 
 def _scatter(misfit: float, noise: Floats, design: Floats, weights: Floats) -> tuple[float | None, float | None]:
-    """The misfit over what noise (B, K) alone leaves, and how often noise leaves as much; None where it leaves none."""
-    # What noise leaves of itself once the form is fitted to it; the form is linear, so the curve itself drops out.
+    """Returns misfit / the misfit of noise (B, K), and how often noise has as much; None if noise has none."""
+    # Residuals of noise after fitting the form to it. The form is linear, so the curve itself cancels.
     root = np.sqrt(weights)
     projected = noise - (np.linalg.lstsq(design * root[:, None], (noise * root).T, rcond=None)[0].T @ design.T)
-    left = (projected**2) @ weights
-    if not left.mean() > 0:
+    noise_misfit = (projected**2) @ weights
+    if not noise_misfit.mean() > 0:
         return None, None
     # The observed misfit counts as one of the draws, so the p-value is never 0.
-    return float(misfit / left.mean()), float((1 + (left >= misfit).sum()) / (1 + len(left)))
+    return float(misfit / noise_misfit.mean()), float((1 + (noise_misfit >= misfit).sum()) / (1 + len(noise_misfit)))
 
 
 def _solve(form: Form, d: Floats, y: Floats, weights: Floats) -> Floats:
-    """(B, 2) least squares of each row of y (B, K), by the normal equations. d: (K,) or (B, K)."""
+    """Solves least squares for each row of y (B, K), by the normal equations: (B, 2). d: (K,) or (B, K)."""
     g = _bend(form, d)
     dd, dg, gg = ((weights * column * other).sum(-1) for column, other in ((d, d), (d, g), (g, g)))
     dy, gy = ((weights * column * y).sum(-1) for column in (d, g))
@@ -381,7 +381,7 @@ def _solve(form: Form, d: Floats, y: Floats, weights: Floats) -> Floats:
 
 
 def _t_draws(design: Floats, center: Floats, misfit: float, rng: np.random.Generator, size: int) -> Floats:
-    """(B, 2) coefficients from their t distribution, with the residuals' variance as that of the errors."""
+    """Draws (B, 2) coefficients from their t distribution, with the residuals' variance as the error variance."""
     freedom = len(design) - 2
     factor = np.linalg.cholesky(np.linalg.inv(design.T @ design))
     # A draw of the error variance; dividing a normal draw by its root makes a t draw.
@@ -390,7 +390,7 @@ def _t_draws(design: Floats, center: Floats, misfit: float, rng: np.random.Gener
 
 
 def _pattern(residuals: Floats, scale: float, rng: np.random.Generator, resamples: int) -> float | None:
-    """How often residuals (K,) in random order have squared steps as small (von Neumann 1941, one-sided)."""
+    """Computes how often residuals (K,) in random order have squared steps as small (von Neumann 1941, one-sided)."""
     # Residuals that are all rounding error have no pattern.
     if len(residuals) < PATTERN_FROM or np.ptp(residuals) <= 1e-12 * scale:
         return None
@@ -400,13 +400,13 @@ def _pattern(residuals: Floats, scale: float, rng: np.random.Generator, resample
 
 
 def _interval(value: float, draws: Floats, n: int) -> Estimate:
-    # "inverted_cdf" returns one of the draws, so an infinite one is never interpolated with a finite one.
+    # "inverted_cdf" returns one of the draws, so infinite and finite draws are never interpolated.
     low, high = np.quantile(draws, [0.025, 0.975], method="inverted_cdf")
     return Estimate(value, (float(low), float(high)), n)
 
 
 def _top(form: Form, alpha: Floats, beta: Floats) -> tuple[Floats, Floats]:
-    """Place and height of the highest point; infinite where β ≤ 0, since the form then rises forever."""
+    """Returns position and height of the highest point; infinite if β ≤ 0, since the form then rises forever."""
     bends = beta > 0
     safe = np.where(bends, beta, 1.0)
     with np.errstate(over="ignore"):

@@ -1,4 +1,4 @@
-"""Rollouts that any trainer wrote, as JSON lines: read strictly, probed against a reference, and judged by the rule."""
+"""Reads rollouts of any trainer from JSON lines, probes them against a reference, and decides the verdict."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from .probes import Completions, Report, probe
 from .stats import Estimate
 from .verdict import Verdict, decide
 
-#: Column -> the names under which TRL, OpenRLHF and verl write it. The first that a line has is read.
+#: Column -> its names in TRL, OpenRLHF and verl. The first one that a line has is read.
 COLUMNS = {
     "prompt": ("prompt", "input", "query"),
     "completion": ("completion", "output", "response"),
@@ -25,9 +25,9 @@ COLUMNS = {
     "logprobs": ("logprobs",),
 }
 
-#: Completions of a file: so many take minutes and some GiB.
+#: Maximum number of completions in a file; so many take minutes and some GiB.
 MAX_ROWS = 250_000
-#: Sums of so many scores, and their squares, stay finite.
+#: Largest absolute score: sums of that many scores, and of their squares, stay finite.
 MAX_SCORE = 1e100
 
 _SAME = (
@@ -80,7 +80,7 @@ def read_rollouts(path: Path) -> Completions:
     """
     rows: dict[int, dict[str, Any]] = {}
     try:
-        with path.open(encoding="utf-8-sig") as lines:  # Windows' editors begin a file with a byte-order mark
+        with path.open(encoding="utf-8-sig") as lines:  # editors on Windows may begin a file with a byte-order mark
             for number, line in enumerate(lines, 1):
                 # Line numbers count blank lines too, as editors show them.
                 if line.strip():
@@ -95,7 +95,7 @@ def read_rollouts(path: Path) -> Completions:
         raise ZooError(f"{path} holds no completions: write one JSON object a line, with prompt and completion.")
     columns: dict[str, list[Any] | None] = {}
     for name in COLUMNS:
-        # A column that only some lines have is an error: half of it would be compared with all of the other side.
+        # A column that only some lines have is an error: part of it would be compared with all of the other side.
         without = [number for number, row in rows.items() if name not in row]
         if without and len(without) < len(rows):
             raise ZooError(
@@ -153,7 +153,7 @@ def _reads_as_number(text: str) -> bool:
 
 
 def same_columns(policy: Path, ours: Completions, sft: Path, theirs: Completions, *, logprobs: bool) -> None:
-    """Checks that both files have a column, or neither.
+    """Checks that both files have a column or neither does.
 
     Args:
         policy: Path of the policy's file.
@@ -192,7 +192,7 @@ def message_text(value: object) -> str | None:
 
 
 def probe_rollouts(policy: Completions, sft: Completions, *, verifiable: bool = False, seed: int = 0) -> Probed:
-    """Runs every probe, and decides the verdict by reward and judge where both sides have them.
+    """Runs every probe, and decides the verdict by reward and judge if both sides have them.
 
     Args:
         policy: The policy's completions.
@@ -230,7 +230,7 @@ def probe_rollouts(policy: Completions, sft: Completions, *, verifiable: bool = 
         return [np.bincount(g, weights=item) / np.bincount(g) for item, g in zip(columns, groups, strict=True)]
 
     rewards, judged = scores("rewards"), scores("judged")
-    # A judge whose scores equal the reward in every line is the reward under another name.
+    # A judge whose scores equal the reward on every line is the reward under another name.
     same = bool(rewards and judged) and all(map(np.allclose, rewards or (), judged or ()))
     if verifiable and rewards is None:
         raise ZooError("A verifiable reward judges itself, but there is none: provide reward (or score) in both files.")
@@ -252,7 +252,7 @@ def probe_rollouts(policy: Completions, sft: Completions, *, verifiable: bool = 
         reliability = replace(reliability, split_half=agreement)
     proxies, judges = means(rewards), means(judged)
     evidence = Evidence(
-        # No KL: rollouts from another trainer do not come with it.
+        # There is no KL: rollouts of other trainers do not include it.
         Checkpoint(0, None, proxies[1], judges[1]),
         [Checkpoint(1, None, proxies[0], judges[0], wins, report)],
         reliability,

@@ -1,7 +1,7 @@
 """Means, win rates and proportions, each with a 95% interval.
 
 Completions of one prompt are not independent, so intervals resample whole prompts (the cluster bootstrap). Two policies
-are compared on the same prompts: their differences are formed first and resampled together, which pairs them.
+are compared on the same prompts: the differences are computed first and then resampled, so the comparison is paired.
 """
 
 import math
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 _Z = NormalDist().inv_cdf(0.975)
-#: Seeds from which on an interval of their mean is told.
+#: Smallest number of seeds for which the interval of their mean is given.
 LEAST_SEEDS = 5
 _CELLS = 4_000_000  # resamples × groups held in memory at once
 
@@ -60,7 +60,7 @@ class Spread:
         mean: The mean over seeds.
         range: The lowest and the highest.
         n: Number of seeds.
-        ci95: 95% interval of the mean, from `LEAST_SEEDS` seeds on; with fewer, the range says more.
+        ci95: 95% interval of the mean, for `LEAST_SEEDS` seeds or more; with fewer, the range says more.
     """
 
     mean: float
@@ -74,7 +74,7 @@ class Spread:
 
 
 def over_seeds(values: Sequence[float]) -> Spread:
-    """Computes mean and range over seeds, and from five seeds on the interval mean ± t · s/√N.
+    """Computes mean and range over seeds and, for five seeds or more, the interval mean ± t · s/√N.
 
     Args:
         values: (N,) one figure per seed.
@@ -93,27 +93,27 @@ def group_indices(groups: Sequence[Hashable]) -> NDArray[np.intp]:
     """Numbers labels in order of first appearance.
 
     Args:
-        groups: (N,) labels of any hashable kind.
+        groups: (N,) hashable labels.
 
     Returns:
-        (N,) integers 0 … G−1.
+        (N,) integers 0 … G−1, the number of each label.
     """
     numbers: dict[Hashable, int] = {}
     return np.array([numbers.setdefault(group, len(numbers)) for group in groups], dtype=np.intp)
 
 
 def equal_parts(values: ArrayLike, parts: int) -> list[NDArray[np.intp]]:
-    """Splits values into parts of about equally many, lowest first. Equal values share a part.
+    """Splits values into parts of about equal size, lowest first. Equal values share a part.
 
     Args:
         values: (N,) numbers.
-        parts: Number of parts, at most.
+        parts: Maximum number of parts.
 
     Returns:
         The indices of the values in each part.
     """
     sample = np.asarray(values)
-    # "inverted_cdf" takes edges from the data; equal edges merge, so equal values cannot be split.
+    # "inverted_cdf" takes edges from the data. Equal edges merge, so equal values stay together.
     edges = np.unique(np.quantile(sample, np.linspace(0, 1, parts + 1)[1:], method="inverted_cdf"))
     part_of = np.searchsorted(edges, sample)
     return [np.flatnonzero(part_of == part) for part in range(len(edges))]
@@ -122,8 +122,8 @@ def equal_parts(values: ArrayLike, parts: int) -> list[NDArray[np.intp]]:
 def bootstrap_mean(values: ArrayLike, groups: Sequence[Hashable], *, seed: int, resamples: int = 2000) -> Estimate:
     """Computes a mean with an interval over resampled groups.
 
-    Each resample draws G of the G groups with replacement and takes the mean of all their values, so a group weighs as
-    much as it has values. The percentiles are those of `levels`.
+    Each resample draws G of the G groups with replacement and takes the mean of all their values, so a group's weight
+    is its number of values. The percentiles come from `levels`.
 
     Args:
         values: (N,) numbers.
@@ -174,7 +174,7 @@ def perplexity_difference(
 
     Args:
         ours: (logprobs, lengths) as in `bootstrap_perplexity`, (N,) each.
-        theirs: The same of the other side.
+        theirs: The same for the other side.
         groups: (N,) the prompt of each text.
         seed: Seed of the resamples.
         resamples: Number of resamples.
@@ -194,7 +194,7 @@ def perplexity_difference(
 def _nats_and_tokens(
     logprobs: ArrayLike, lengths: ArrayLike, groups: Sequence[Hashable]
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """(G,) −Σ logprobs and Σ lengths of each group."""
+    """Returns (G,) −Σ logprobs and (G,) Σ lengths of each group."""
     sample, index = _checked(logprobs, groups)
     tokens, _ = _checked(lengths, groups)
     sums, counts = np.bincount(index, weights=-sample), np.bincount(index, weights=tokens)
@@ -212,8 +212,8 @@ def _interval(sums: NDArray[Any], counts: NDArray[Any], seed: int, resamples: in
 def levels(groups: int) -> tuple[float, float]:
     """Computes which quantiles of the resamples bound 95%.
 
-    Plain percentiles are too narrow with few groups. These are widened to match Student's t, and a variance with n − 1
-    in its denominator.
+    Plain percentiles are too narrow with few groups. These are widened to match Student's t and a variance with
+    denominator G − 1.
 
     Args:
         groups: Number of groups, G.
@@ -235,7 +235,7 @@ def _draws(sums: NDArray[Any], counts: NDArray[Any], seed: int, resamples: int) 
 
 
 def resampled(size: int, seed: int, resamples: int) -> Iterable[NDArray[np.float64]]:
-    """Counts how often each group is drawn when as many groups as there are get drawn with replacement.
+    """Counts how often each group is drawn when `size` groups are drawn with replacement.
 
     Args:
         size: Number of groups.
@@ -243,9 +243,9 @@ def resampled(size: int, seed: int, resamples: int) -> Iterable[NDArray[np.float
         resamples: Number of resamples.
 
     Returns:
-        All resamples in parts of (n, size) counts; one part where they fit in memory.
+        All resamples, as arrays of (n, size) counts; a single array if they fit in memory.
     """
-    # An evaluation draws from the same groups and seed for every figure, so the last few draws are cached.
+    # Every figure of an evaluation uses the same groups and seed, so the last few draws are cached.
     if size * resamples <= _CELLS:
         return [_drawn(size, seed, resamples)]
     rng, step = np.random.default_rng(seed), max(1, _CELLS // size)
@@ -283,13 +283,14 @@ def win_rate(a: ArrayLike, b: ArrayLike, groups: Sequence[Hashable], *, toleranc
 
 
 def share(values: ArrayLike, groups: Sequence[Hashable]) -> Estimate:
-    """Computes a mean of values from 0 to 1, with an interval that holds near 0 and 1 and with few groups.
+    """Computes a mean of values from 0 to 1, with an interval that is valid near 0 and 1 and with few groups.
 
-    The interval is Wilson's with three changes: the number of trials is the one that would leave the standard error
-    over groups (Korn & Graubard 1998, Survey Methodology 24:193), the quantile is t with G − 1 degrees of freedom, and
-    a tenth of a trial corrects for continuity. Where all values are 0, or all 1, it is Wilson's over the groups. It
-    covers 0.93 or more for shares of 0.5 to 0.98, 20 to 180 prompts, and 1 to 3 samples, alike within a prompt or not
-    (test_stats.py). Percentiles of resampled prompts cover 0.53 at 0.98 and 20 prompts, and 0.88 at 0.9.
+    The interval is Wilson's with three changes: the number of trials is the one that gives the same standard error as
+    the groups (Korn & Graubard 1998, Survey Methodology 24:193), the quantile is t with G − 1 degrees of freedom, and a
+    tenth of a trial corrects for continuity. If all values are 0, or all are 1, it is Wilson's over the groups. Its
+    coverage is 0.93 or more for shares of 0.5 to 0.98, 20 to 180 prompts, and 1 to 3 samples, whether or not the
+    samples of a prompt are alike (test_stats.py). Percentiles of resampled prompts cover only 0.53 for a share of 0.98
+    and 20 prompts, and 0.88 for a share of 0.9.
 
     Args:
         values: (N,) numbers from 0 to 1.
@@ -306,11 +307,11 @@ def share(values: ArrayLike, groups: Sequence[Hashable]) -> Estimate:
     variance = float(residuals @ residuals) / size / max(1, size - 1)
     if center in (0.0, 1.0):
         return Estimate(center, proportion(round(center * size), size).ci95, len(sample))
-    if sample.min() == sample.max():  # as where every comparison is a tie
+    if sample.min() == sample.max():  # for example, every comparison is a tie
         return Estimate(center, (center, center), len(sample))
     if size == 1:
         return Estimate(center, (0.0, 1.0), len(sample))
-    variance = max(variance, float(sample.var()) / len(sample) / size)  # groups that are alike by chance
+    variance = max(variance, float(sample.var()) / len(sample) / size)  # in case the groups are alike by chance
     trials = center * (1 - center) / variance * (size - 1) / size
     quantile = _t_quantile(size - 1)
     low, _ = _wilson(center - 0.1 / trials, trials, quantile)
@@ -327,7 +328,7 @@ def _wilson(center: float, trials: float, z: float) -> tuple[float, float]:
 
 def _t_quantile(freedom: int) -> float:
     """The 0.975 quantile of Student's t with `freedom` degrees of freedom."""
-    from scipy.special import stdtrit  # takes longer to import than most commands to start
+    from scipy.special import stdtrit  # importing it takes longer than most commands take to start
 
     return float(stdtrit(freedom, 0.975))
 
@@ -340,7 +341,7 @@ def accuracy(correct: ArrayLike, groups: Sequence[Hashable]) -> Estimate:
         groups: (N,) the prompt of each answer.
 
     Returns:
-        The share, with Wilson's interval where each prompt has one answer, else that of `share`.
+        The share, with Wilson's interval if each prompt has one answer, else with the interval of `share`.
 
     Raises:
         ValueError: As in `bootstrap_mean`.
@@ -354,7 +355,7 @@ def accuracy(correct: ArrayLike, groups: Sequence[Hashable]) -> Estimate:
 def correlation(
     x: ArrayLike, y: ArrayLike, groups: Sequence[Hashable], *, seed: int, ranks: bool = False, resamples: int = 1000
 ) -> Estimate | None:
-    """Computes Pearson's r, or Spearman's ρ, with an interval that resamples groups and ranks each resample anew.
+    """Computes Pearson's r, or Spearman's ρ, with an interval that resamples groups and ranks each resample again.
 
     Args:
         x: (N,) numbers.
@@ -365,7 +366,7 @@ def correlation(
         resamples: Number of resamples.
 
     Returns:
-        The correlation; None where x or y does not vary.
+        The correlation; None if x or y does not vary.
 
     Raises:
         ValueError: As in `bootstrap_mean`.
@@ -386,19 +387,21 @@ def correlation(
     size = int(index.max()) + 1
     chance = np.full(size, 1 / size)
     drawn = [measure(rng.multinomial(size, chance)[index].astype(float)) for _ in range(resamples)]
-    defined = [value for value in drawn if not math.isnan(value)]  # a resample of one value alone has no correlation
+    defined = [
+        value for value in drawn if not math.isnan(value)
+    ]  # a resample with a single distinct value has no correlation
     low, high = np.quantile(defined, levels(size)) if defined else (-1.0, 1.0)
     return Estimate(measure(np.ones(len(first))), (float(low), float(high)), len(first))
 
 
 def _weighted_ranks(place: NDArray[np.intp], weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The rank of each observation if it occurred `weights` times. place: (N,) 0 … U−1, the order of its value."""
+    """Ranks observations that occur `weights` times each. place: (N,) 0 … U−1, the order of each value."""
     counts = np.bincount(place, weights=weights)
     return (np.cumsum(counts) - counts + (counts + 1) / 2)[place]
 
 
 def proportion(successes: int, n: int) -> Estimate:
-    """Computes successes / n with Wilson's interval, which holds near 0 and 1 and with few trials.
+    """Computes successes / n with Wilson's interval, which is valid near 0 and 1 and with few trials.
 
     Args:
         successes: Number of successes.
@@ -412,19 +415,19 @@ def proportion(successes: int, n: int) -> Estimate:
     if not 0 <= successes <= n or n == 0:
         raise ValueError(f"A proportion needs 0 <= successes <= n and n > 0, not {successes} of {n}.")
     low, high = _wilson(successes / n, n, _Z)
-    # At the ends the bound is exactly 0 or 1; rounding would leave it slightly off.
+    # With no or only successes, the bound is exactly 0 or 1; rounding would leave it slightly off.
     return Estimate(successes / n, (0.0 if successes == 0 else low, 1.0 if successes == n else high), n)
 
 
 def jackknife(value: float, left_out: ArrayLike, *, n: int) -> Estimate:
-    """Computes `value` ± 1.96 standard errors from the values that leaving out one group gives.
+    """Computes `value` ± 1.96 standard errors from the values with one group left out.
 
-    se² = (G−1)/G · Σ(θ_i − θ̄)². For statistics that resampling would bias because it draws duplicates. With one group
-    the interval is the whole line.
+    se² = (G−1)/G · Σ(θ_i − θ̄)². For statistics that a bootstrap would bias, because it draws duplicates. With one
+    group the interval is the whole line.
 
     Args:
         value: The statistic of all groups.
-        left_out: (G,) the statistic without each group.
+        left_out: (G,) the statistic without each of the groups in turn.
         n: Number of observations, for the estimate.
 
     Source: Tukey 1958.

@@ -1,6 +1,6 @@
-"""Every checkpoint of a PPO run on validation prompts: its scores, KL and probes, and the verdict over them.
+"""Measures every checkpoint of a PPO run: scores, KL and probes, and the verdict over them.
 
-On validation prompts, because the recommended checkpoint is chosen here. The test split measures the chosen one.
+It uses validation prompts, because the recommended checkpoint is chosen here. The test split measures the choice.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Point:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """The checkpoints of a run beside its SFT policy, on the same prompts.
+    """The checkpoints of a run and its SFT policy, on the same prompts.
 
     Attributes:
         prompts: Number of prompts.
@@ -91,7 +91,7 @@ class Trajectory:
 
     @cached_property
     def without_judge(self) -> Verdict:
-        """The verdict of the same rule by reward, KL and probes alone."""
+        """The verdict by the same rule from reward, KL and probes alone."""
         points = [
             replace(self._checkpoint(item.step, item.measured, item.report), judge=None, wins=None)
             for item in self.points
@@ -101,7 +101,7 @@ class Trajectory:
         return decide(Evidence(sft, points, payments=unjudged), seed=self.seed)
 
     def confirmed(self, gain: Estimate) -> Trajectory:
-        """Adds the candidate's gain over SFT on other prompts. It is measured once, whatever is learned later.
+        """Adds the candidate's gain over SFT on other prompts. It is measured only once.
 
         Args:
             gain: The gain of the current candidate.
@@ -131,7 +131,7 @@ class Trajectory:
         return Checkpoint(step, float(kl.mean()), proxy, judge, wins, report)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns what the card and programs read: the verdict, its fits, and the figures of each checkpoint."""
+        """Returns what the card and other programs read: the verdict, the fits, and the figures of each checkpoint."""
         return {
             "schema": 1,
             **self.where,
@@ -147,15 +147,15 @@ class Trajectory:
                 for point in self.points
             ],
             "fits": {"proxy": self._fit("reward"), "judge": self._fit("judge")},
-            # The verdict goes by the last checkpoint, so only its probes are written in full.
+            # The verdict uses the last checkpoint's probes, so only these are written in full.
             "probes": self.points[-1].report.to_json(),
         }
 
     def arrays(self) -> dict[str, Any]:
         """Returns scores and KL by prompt of SFT (step 0) and each checkpoint, for analysis without a model."""
-        every = [(0, self.sft), *((item.step, item.measured) for item in self.points)]
-        scores = {name: [self._by_prompt(item, name).tolist() for _, item in every] for name in _FIGURES}
-        return {"schema": 1, "seed": self.seed, "steps": [step for step, _ in every], **scores}
+        measured_by_step = [(0, self.sft), *((item.step, item.measured) for item in self.points)]
+        scores = {name: [self._by_prompt(item, name).tolist() for _, item in measured_by_step] for name in _FIGURES}
+        return {"schema": 1, "seed": self.seed, "steps": [step for step, _ in measured_by_step], **scores}
 
     @property
     def _groups(self) -> list[int]:
@@ -175,7 +175,7 @@ class Trajectory:
         return {name: estimate.to_json() for name, estimate in estimates.items()}
 
     def _fit(self, name: str) -> dict[str, Any] | None:
-        """Gao et al.'s form for RL over the checkpoints; None where there are fewer than three."""
+        """Fits Gao et al.'s form for RL to the checkpoints; None if there are fewer than three."""
         kl = np.stack([self._by_prompt(point.measured, "kl") for point in self.points])
         # A form has two coefficients, so fewer than three distinct distances cannot show a misfit.
         if len({round(float(d), 6) for d in root_kl(kl.mean(1)) if d > 0}) < _FEWEST_FITTED:
@@ -193,7 +193,7 @@ _FEWEST_FITTED = 3
 def follow(
     context: RunContext, source: DataSource, tools: Evaluator, *, reliability: JudgeReliability
 ) -> Trajectory | str:
-    """Measures every checkpoint that stays in the run directory.
+    """Measures every checkpoint that is kept in the run directory.
 
     All policies use the same random numbers for the same prompts.
 
@@ -204,12 +204,12 @@ def follow(
         reliability: What is known about the judge.
 
     Returns:
-        The trajectory; a sentence that says why where there can be none.
+        The trajectory, or a sentence on why there is none.
     """
     config, seed = context.shared.evaluation, context.shared.seed
     if config.checkpoint_prompts == 0:
         return "There is no verdict, because evaluation.checkpoint_prompts is 0."
-    # Other checkpoints may still be on the disk until the sender has published and deleted them.
+    # Other checkpoints may be on the disk until the sender has published and deleted them.
     paths = distributed.from_first(lambda: lasting(context.record("ppo")))
     if not paths:
         return "There is no verdict, because no checkpoint of the run is on this machine."
@@ -218,7 +218,7 @@ def follow(
         rows = evaluation_rows(context, source, "validation", path=context.checkpoint("sft").path)
     except ZooError as error:
         return f"There is no verdict, because there are no validation prompts: {error}"
-    # The rows begin with one of each prompt. A verdict compares policies prompt by prompt.
+    # The first rows are all distinct prompts. A verdict compares policies prompt by prompt.
     count = min(config.checkpoint_prompts, count_distinct_prompts(rows["prompt"]))
     groups, prompts, columns = repeated(rows.select(range(count)), config.checkpoint_samples)
     keys = [(STREAM, place, k % config.checkpoint_samples) for k, place in enumerate(groups)]
@@ -226,10 +226,10 @@ def follow(
     def measured(policy: PreTrainedModel, desc: str, seed: int = seed) -> Measured:
         return measure(policy, tools, prompts, keys=keys, seed=seed, desc=desc, columns=columns)
 
-    # Other judges would multiply the cost by the number of checkpoints, and the verdict uses the headline's alone.
+    # The verdict uses only the headline's judge; the others would cost as much again for every checkpoint.
     judge, tools = tools.judge.name, tools.with_headline_judge
-    # The probes compare with SFT under other random numbers. Under the same ones, a policy that hardly moved would
-    # repeat SFT's texts.
+    # The probes compare with SFT under other random numbers. With the same numbers, a policy that hardly changed would
+    # write SFT's texts again.
     sft = measured(tools.reference, "validating SFT")
     theirs = _completions(tools, prompts, measured(tools.reference, "validating SFT again", seed + 1), seed)
     points = []
@@ -262,22 +262,22 @@ def _payments(
     policy: Completions,
     sft: Completions,
 ) -> list[Payment]:
-    """Measures the reward's payment for the families that are present and can be added to and removed from texts."""
-    # Without rewards there is nothing to compare an edit by.
-    changed = edits(report, policy, sft) if policy.rewards and sft.rewards else []
-    if not changed:
+    """Measures what the reward pays for the families that are present and can be added to texts and removed."""
+    # Without rewards, the effect of an edit cannot be measured.
+    text_edits = edits(report, policy, sft) if policy.rewards and sft.rewards else []
+    if not text_edits:
         return []
-    # Unedited texts are tokenized and scored the same way as edited ones, so that they differ only by the edit.
-    before, judged = rescored(tools, prompts, sft.texts, columns)
-    written = rewarded(tools, prompts, policy.texts, columns)
+    # Unedited texts are tokenized and scored like edited ones, so the scores differ only by the edit.
+    sft_rewards, sft_judge_scores = rescored(tools, prompts, sft.texts, columns)
+    policy_rewards = rewarded(tools, prompts, policy.texts, columns)
     payments = []
-    for edit in changed:
+    for edit in text_edits:
         put_in, judged_put_in = rescored(tools, prompts, edit.put_in, columns)
         taken_out = rewarded(tools, prompts, edit.taken_out, columns)
         payments.append(
             Payment.of(
-                edit.family, sft=before, policy=written, put_in=put_in, taken_out=taken_out, judged=judged,
-                judged_put_in=judged_put_in,
+                edit.family, sft=sft_rewards, policy=policy_rewards, put_in=put_in, taken_out=taken_out,
+                judged=sft_judge_scores, judged_put_in=judged_put_in,
             )
         )  # fmt: skip
     return payments

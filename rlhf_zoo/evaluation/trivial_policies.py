@@ -1,9 +1,9 @@
-"""Policies that need no training, as a baseline for a policy and for its judge.
+"""Policies that need no training, as baselines for a policy and for its judge.
 
-A constant writes one text after every prompt. The others are SFT's completions with the ending that PPO came to use
-most, and PPO's own completions shuffled among prompts. They are chosen on validation prompts without the judge,
-and measured on test prompts. If a constant beats SFT by a judge, that judge can be won without reading the prompt, and
-its preference for a policy means little.
+A constant writes the same text after every prompt. The others are SFT's completions with the ending whose share rose
+most under PPO, and PPO's own completions shuffled among prompts. They are chosen on validation prompts without the
+judge, and measured on test prompts. If a judge prefers a constant to SFT, a policy can win without reading the prompt,
+so the judge's preference means little.
 """
 
 from collections import Counter
@@ -14,9 +14,9 @@ from typing import Any, Literal
 from .stats import Estimate, WinRate
 
 Kind = Literal["constant", "ending", "shuffled"]
-CANDIDATES = 16  # of the reward's: those with the highest reward after their own prompts
-ENDING = 6  # words of the longest ending
-LEAST_RISE = 0.05  # of the share of completions; a smaller one is no habit
+CANDIDATES = 16  # texts with the highest reward after their own prompts
+ENDING = 6  # maximum number of words in an ending
+LEAST_RISE = 0.05  # in the share of completions; a smaller rise is not a habit
 _LONGER = 0.8  # a longer ending is taken for a shorter one that holds most of its rise
 
 
@@ -53,7 +53,7 @@ class TrivialScore:
 
     @property
     def beats_sft(self) -> bool:
-        """Whether the judge prefers it to SFT, with an interval above ½."""
+        """Whether the judge prefers it to SFT, with the interval above ½."""
         return self.win_rate.ci95[0] > 0.5
 
     def to_json(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class TrivialScores:
 
     @property
     def winning(self) -> TrivialScore | None:
-        """The constant that beats SFT by most; None where no constant does."""
+        """The constant that beats SFT by the most; None if no constant does."""
         beating = [score for score in self.policies if score.policy.kind == "constant" and score.beats_sft]
         return max(beating, key=lambda score: score.win_rate.value, default=None)
 
@@ -103,7 +103,7 @@ def candidates(texts: Sequence[str], rewards: Sequence[float]) -> list[str]:
     Returns:
         At most `CANDIDATES` distinct texts, highest first.
     """
-    # Ties go by the text, so the choice does not depend on the order of the samples.
+    # Ties are broken by the text, so the choice does not depend on the order of the samples.
     ordered = sorted(zip(rewards, texts, strict=True), key=lambda pair: (-pair[0], pair[1]))
     return list(dict.fromkeys(text for _, text in ordered))[:CANDIDATES]
 
@@ -135,7 +135,7 @@ def choose(sft: Sequence[str], ppo: Sequence[str], *, favorite: str | None = Non
 
 
 def _most_frequent(texts: Sequence[str]) -> str | None:
-    # An empty completion is no policy worth comparing.
+    # Always writing nothing is not a policy worth comparing.
     counted = Counter(text for text in texts if text.strip())
     return min(counted, key=lambda text: (-counted[text], text), default=None)
 
@@ -167,7 +167,7 @@ def risen_ending(sft: Sequence[str], ppo: Sequence[str]) -> str | None:
 
 
 def _ending(text: str, size: int) -> str:
-    """The last words with the space before them; empty where the text has no other words."""
+    """Returns the last words with the space before them; empty if the text has no other words."""
     words = text.split()
     return " " + " ".join(words[-size:]) if len(words) > size else ""
 

@@ -1,4 +1,4 @@
-"""`watch`: a reward function of TRL's form that probes the completions it scores, while training goes on."""
+"""`watch`: wraps a reward function in TRL's form so that it probes the completions it scores during training."""
 
 import functools
 import inspect
@@ -63,7 +63,7 @@ def watch(
 
     @functools.wraps(reward_func)
     def watched(*args: Any, **columns: Any) -> Sequence[float | None]:
-        # The reward comes first: an error in it must look as it does without the wrapper.
+        # The reward comes first, so an error in it looks the same as without the wrapper.
         rewards = reward_func(*args, **columns)
         # The trainer may pass prompts and completions by position or by name.
         prompts, completions = (
@@ -96,7 +96,7 @@ class _Watcher:
             )
         for prompt, completion in zip(prompts, completions, strict=True):
             texts = (message_text(prompt) or "", message_text(completion) or "")
-            # The first completions come from the policy before it moved: they are SFT's.
+            # The first completions come from the policy before any update, so they are SFT's.
             if self.sft is None and len(self.first) < self.size:
                 self.first.append(texts)
                 continue
@@ -112,7 +112,7 @@ class _Watcher:
             self.report_findings(probe(ours, self.sft, by_place=True), metric)
 
     def report_findings(self, report: Report, metric: Callable[..., None] | None) -> None:
-        """Sends effects to TRL's log, warns once of each family that appears, and stops training if asked to."""
+        """Logs effects with TRL, warns once about each family that appears, and stops training if configured."""
         for finding in report.probes:
             if metric is not None:
                 metric(f"probes/{finding.family.replace(' ', '_')}", finding.effect)

@@ -1,16 +1,16 @@
-"""Whether a judge may judge: its accuracy on ordered pairs, the errors it shares with the reward, and its steadiness.
+"""Checks whether a judge is fit: its accuracy on ordered pairs, errors shared with the reward, and self-agreement.
 
-A judge trained and tested on swapped labels looks as good as any other, so its own held-out accuracy cannot tell. Pairs
-that were ordered elsewhere can. Where nobody ordered any, a judge can still be compared with itself: a coin does not
-agree with itself from one half of the samples to the other.
+A judge trained and tested on swapped labels looks as good as any other, so its own held-out accuracy cannot show the
+fault. Pairs from another source can. Without any such pairs, a judge can still be compared with itself: a judge that
+tosses coins gives unrelated scores to the two halves of the samples.
 
-**Independence** is measured. A judge that fails where the training reward fails praises what exploits the reward. The
-excess is the judge's error rate on pairs that the reward orders wrongly, less its rate on the others. The judge is not
-independent where the excess is at least `MARKED` (0.2) and its interval lies above 0. It is independent where the
-interval lies below `MARKED`. Otherwise the answer is unknown, also where either side has fewer than `FEWEST` (10)
-pairs. Pairs of the policies' own outputs decide where they can: their order is not from the labels that the reward
-learned, and they are the texts being judged. Otherwise the labeled pairs decide. A wrong label counts against both and
-looks like a shared error, so labels that a recipe draws with noise must be settled first; see `settled`.
+**Independence** is measured. A judge that makes the training reward's errors also rewards what exploits the reward. The
+excess is the judge's error rate on pairs that the reward orders wrongly, minus its rate on the other pairs. The judge
+is not independent if the excess is at least `MARKED` (0.2) and its interval lies above 0. It is independent if the
+interval lies below `MARKED`. Otherwise, or if either group has fewer than `FEWEST` (10) pairs, the answer is unknown.
+Pairs of the policies' own outputs decide if they give an answer: the reward did not learn their labels, and they are
+the texts being judged. Otherwise the labeled pairs decide. A wrong label counts as an error of both judge and reward,
+so labels that a recipe draws with noise must be settled first; see `settled`.
 """
 
 import math
@@ -26,10 +26,10 @@ from ..calibration import calibration
 from ..stats import Estimate, WinRate, correlation, share, win_rate
 
 Finding = Literal["agrees", "inconclusive", "contradicts"]
-MARKED = 0.2  # of the pairs: what the reward's errors bring in errors of the judge, that counts
-FEWEST = 10  # pairs that the reward orders wrongly, and rightly; fewer say nothing of how errors go together
-DRAWS, CLEAR = 25, 0.75  # of a noisy preference; the share of them that must agree for the pair to be settled
-_SMALLEST = 1e-6  # of a probability, so that its log-odds are finite
+MARKED = 0.2  # smallest excess that counts, as a share of the pairs
+FEWEST = 10  # pairs that the reward orders wrongly, and rightly; fewer cannot show shared errors
+DRAWS, CLEAR = 25, 0.75  # draws of a noisy preference, and the share that must agree to settle a pair
+_SMALLEST = 1e-6  # smallest probability, so that log-odds are finite
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class SharedErrors:
     """The errors of judge and reward on the same ordered pairs.
 
     Attributes:
-        correlation: Correlation of their errors (φ); None where one never errs.
+        correlation: Correlation of their errors (φ); None if one of them never errs.
         judge_errs: The judge's error rate overall.
-        where_reward_errs: Its error rate among the pairs that the reward orders wrongly; None where there are none.
-        where_reward_is_right: Its error rate among the others; None where there are none.
-        excess: The first of these less the second.
+        where_reward_errs: Its error rate on the pairs that the reward orders wrongly; None if there are none.
+        where_reward_is_right: Its error rate on the other pairs; None if there are none.
+        excess: `where_reward_errs` − `where_reward_is_right`.
     """
 
     correlation: Estimate | None
@@ -52,11 +52,11 @@ class SharedErrors:
 
     @property
     def independent(self) -> bool | None:
-        """Independence by the rule of the module; None where it is unknown."""
+        """Whether the judge is independent, by this module's rule; None if unknown."""
         wrong, right, excess = self.where_reward_errs, self.where_reward_is_right, self.excess
         if wrong is None or right is None or excess is None or min(wrong.n, right.n) < FEWEST:
             return None
-        # Both: large enough to matter, and beyond chance.
+        # The excess must be large enough to matter and beyond chance.
         if excess.value >= MARKED and excess.ci95[0] > 0:
             return False
         return True if excess.ci95[1] < MARKED else None
@@ -74,9 +74,9 @@ class PairCheck:
     """A judge's results on ordered pairs.
 
     Attributes:
-        accuracy: The share of pairs whose chosen side scores higher, a tie half, with an interval over prompts.
+        accuracy: The share of pairs whose chosen side scores higher (a tie counts ½), with an interval over prompts.
         calibration: For a judge that gives probabilities, by `calibration.calibration` over differences of log-odds.
-        with_reward: The errors it shares with the training reward; None where there is no other reward.
+        with_reward: The errors it shares with the training reward; None if there is no other reward.
     """
 
     accuracy: WinRate
@@ -91,7 +91,7 @@ class PairCheck:
 
     @property
     def unfit(self) -> str | None:
-        """Why the judge may not judge, a sentence; None where it may. The verdict demands more."""
+        """A sentence on why the judge is unfit; None if it is fit. The verdict demands more."""
         if self.finding != "contradicts":
             return None
         low, high = self.accuracy.ci95
@@ -117,8 +117,8 @@ class JudgeCheck:
     """A judge's results on labeled pairs and on pairs of the policies' own outputs.
 
     Attributes:
-        labeled: On labeled pairs; None where there are none.
-        own: On pairs of the policies' own outputs; None where there are none.
+        labeled: Results on labeled pairs; None if there are none.
+        own: Results on pairs of the policies' own outputs; None if there are none.
         same_labels: Whether it learned from the labels that the training reward learned from.
     """
 
@@ -128,8 +128,8 @@ class JudgeCheck:
 
     @property
     def independent(self) -> bool | None:
-        """Whether it is independent of the training reward; None where unknown."""
-        # Whoever learned from the same labels learned the same mistakes; no measurement is needed.
+        """Whether it is independent of the training reward; None if unknown."""
+        # A judge that learned from the same labels learned the same mistakes; no measurement is needed.
         if self.same_labels:
             return False
         for check in (self.own, self.labeled):
@@ -164,7 +164,7 @@ def check_pairs(
         prompts: (N,) the prompt of each pair.
         probabilities: Whether the scores are P(good), 0 to 1.
         seed: Seed of the resamples.
-        reward_margins: (N,) the training reward of the chosen side less that of the other; None without one.
+        reward_margins: (N,) the training reward of the chosen side − that of the other; None without a reward.
 
     Returns:
         The results.
@@ -203,11 +203,11 @@ def shared_errors(judge: ArrayLike, reward: ArrayLike, prompts: Sequence[Hashabl
         return share(errs[places], [prompts[place] for place in places]) if places else None
 
     wrong, right = among(reward_errs), among(~reward_errs)
-    every = among(np.ones(len(errs), dtype=bool))
-    assert every is not None  # there is a pair, or the accuracy would have been refused
+    overall = among(np.ones(len(errs), dtype=bool))
+    assert overall is not None  # there is a pair, or the accuracy would have been refused
     return SharedErrors(
         correlation(errs.astype(float), reward_errs.astype(float), prompts, seed=seed),
-        every,
+        overall,
         wrong,
         right,
         _apart(wrong, right) if wrong and right else None,
@@ -215,7 +215,7 @@ def shared_errors(judge: ArrayLike, reward: ArrayLike, prompts: Sequence[Hashabl
 
 
 def _apart(a: Estimate, b: Estimate) -> Estimate:
-    """Returns a − b of two independent shares, with an interval from theirs (Newcombe 1998, method 10)."""
+    """Returns a − b for two independent shares, with an interval from both intervals (Newcombe 1998, method 10)."""
     value = a.value - b.value
     low = value - math.hypot(a.value - a.ci95[0], b.ci95[1] - b.value)
     high = value + math.hypot(a.ci95[1] - a.value, b.value - b.ci95[0])
@@ -225,10 +225,10 @@ def _apart(a: Estimate, b: Estimate) -> Estimate:
 def settled(
     pairs: Sequence[tuple[str, str]], prefer: Callable[[str, str, random.Random], int], *, seed: int
 ) -> list[int | None]:
-    """Decides which side of each pair a noisy preference means, by drawing it `DRAWS` times.
+    """Decides which side of each pair a noisy preference favors, by drawing it `DRAWS` times.
 
-    A label drawn once is sometimes wrong, even for its author. That judge, and every reward that learned well, would
-    then seem to err together.
+    A label that is drawn once is sometimes wrong. The judge that drew it and any good reward would then seem to make
+    the same error.
 
     Args:
         pairs: (N,) two whole texts each.
@@ -240,22 +240,22 @@ def settled(
     """
     rng = random.Random(seed)
     means = [sum(prefer(a, b, rng) for _ in range(DRAWS)) / DRAWS for a, b in pairs]
-    # A pair near a toss-up has no right answer to err on.
+    # A pair near a toss-up has no right answer.
     return [1 if mean >= CLEAR else 0 if mean <= 1 - CLEAR else None for mean in means]
 
 
 def split_half(scores: ArrayLike, prompts: Sequence[Hashable], *, seed: int) -> Estimate | None:
-    """Measures how far a judge agrees with itself: the rank correlation of its mean scores over halves of the samples.
+    """Measures how well a judge agrees with itself: the rank correlation of its mean scores on halves of the samples.
 
-    A coin scores 0; so does a judge to which all prompts and policies look alike.
+    A judge that tosses coins scores 0. So does one that scores all prompts and policies alike.
 
     Args:
-        scores: (R, S) a row for each policy and prompt, with S samples.
+        scores: (R, S) a row for each policy and prompt, a column for each sample.
         prompts: (R,) the prompt of each row, by which the interval resamples.
         seed: Seed of the resamples.
 
     Returns:
-        The correlation; None where there are fewer than two samples, or a half does not vary.
+        The correlation; None if there are fewer than two samples, or a half does not vary.
     """
     sample = np.asarray(scores, dtype=float)
     if sample.ndim != 2 or sample.shape[1] < 2:

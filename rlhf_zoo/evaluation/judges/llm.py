@@ -36,10 +36,10 @@ log = logging.getLogger(__name__)
 
 _SCHEMA = 1
 _CHAT = "/chat/completions"
-_GRACE = 5.0  # seconds to wait for pending answers when a run stops: they are paid for
+_GRACE = 5.0  # seconds to wait for pending answers when a run stops, since they cost money anyway
 _LONGEST_WAIT = 300.0  # seconds; a server that asks for more ends the run
 _LARGEST_ANSWER = 2**22  # bytes
-_ENOUGH = 10  # answers; with at least so many, a majority of unreadable ones makes the model unfit
+_ENOUGH = 10  # with at least this many answers, a majority of unreadable ones makes the model unfit
 _KEPT_CHARACTERS = 2000
 # `fileio.write_json` reads the umask by setting it, which two threads must not do at once.
 _WRITING = threading.Lock()
@@ -123,7 +123,7 @@ class LLMJudge:
             raise ZooError("A budget needs a bound on the answer: set max_tokens or max_completion_tokens.")
         self._meter = Meter(price, budget, most)
         self._memory: dict[str, _Entry] = {}
-        self._not_before = 0.0  # monotonic seconds; the server wants no request earlier
+        self._not_before = 0.0  # monotonic seconds; the server asked for no earlier request
         proxies = urllib.request.ProxyHandler({}) if self._loopback else urllib.request.ProxyHandler()
         self._opener = urllib.request.build_opener(proxies, _NoRedirect())
 
@@ -193,7 +193,7 @@ class LLMJudge:
         return verdicts
 
     def __call__(self, prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
-        """Rates each completion from 1 to 10; 5.5 where the answer is unreadable. Raises as `compare` does."""
+        """Rates each completion from 1 to 10; 5.5 if the answer is unreadable. Raises as `compare` does."""
         if len(prompts) != len(completions):
             raise ValueError(f"{len(prompts)} prompts and {len(completions)} completions do not fit.")
         questions = [about_single(self._criterion, *texts) for texts in zip(prompts, completions, strict=True)]
@@ -213,7 +213,7 @@ class LLMJudge:
             entry = read_json(path)
             if entry["schema"] != _SCHEMA or len(entry["tokens"]) != 2:
                 return None
-            # The score is parsed again from the answer, so that an edited file cannot claim what no answer says.
+            # The score is parsed from the answer again, so an edited file cannot claim another score.
             return {**entry, "score": question.parse(entry["answers"][-1])}
         except (FileNotFoundError, ZooError, LookupError, TypeError, AttributeError):
             return None  # a damaged file is replaced by a new answer
@@ -300,7 +300,7 @@ class LLMJudge:
     def _judge(self, question: Question, stop: threading.Event) -> _Entry:
         answers: list[str] = []
         tokens = [0, 0]
-        # A second, firmer request for the format, and no third.
+        # After an unreadable answer, ask once more and insist on the format.
         for content in (question.user, f"{question.user}\n\n{question.again}"):
             messages = [{"role": "system", "content": question.system}, {"role": "user", "content": content}]
             # The reservation ends when the request does, so parallel requests cannot overspend together.
@@ -341,7 +341,7 @@ class LLMJudge:
                 status, headers, content = self._exchange(body)
                 if status == 200:
                     return self._read(content)
-                # Other 4xx are our mistake or a refusal, which another attempt cannot change.
+                # Other 4xx codes are our mistake or a refusal, so another attempt would not help.
                 if status != 429 and status < 500:
                     raise ZooError(self._refusal(status, headers, content))
                 problem = f"status {status}{self._server_message(content)}"
@@ -369,7 +369,7 @@ class LLMJudge:
         )
 
     def _exchange(self, body: bytes | None = None) -> tuple[int, Message, bytes]:
-        """Posts a request and returns status, headers and answer; without a body, asks which models there are."""
+        """Posts a request and returns status, headers and answer; without a body, lists the models."""
         headers = {"Content-Type": "application/json", "Accept": "application/json", "User-Agent": "rlhf-zoo"}
         url = f"{self._url.removesuffix(_CHAT)}/models" if body is None else self._url
         request = urllib.request.Request(url, data=body, headers=headers)
@@ -394,11 +394,11 @@ class LLMJudge:
             raise error.reason if isinstance(error.reason, OSError) else error from error
 
     def _key(self) -> str:
-        """The key, "" for none. It is read each time, so that no object holds it."""
+        """The key, "" for none. It is read each time, so no object holds it."""
         return os.environ.get(self._key_name, "").strip()
 
     def _read(self, content: bytes) -> tuple[str, tuple[int, int] | None, str | None]:
-        """Parses an answer as `_post` returns it. Raises one of several exceptions where it is no chat completion."""
+        """Parses an answer of `_post`. Raises one of several exceptions if it is not a chat completion."""
         document = json.loads(content)
         text = document["choices"][0]["message"].get("content")
         usage, served = document.get("usage") or {}, document.get("model")

@@ -1,6 +1,6 @@
 """The questions to a language model as a judge, and the parsers of its answers.
 
-Texts are data: they reach the model as strings of one JSON object, which they cannot close.
+Texts are data: they reach the model as strings in one JSON object, and cannot close it.
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import Any
 
 from ...fileio import finite
 
-PROMPT_VERSION = 1  # of the texts below; a new number invalidates every cached answer
+PROMPT_VERSION = 1  # version of the texts below; a new number invalidates every cached answer
 CRITERION = "the more helpful, relevant and correct continuation of the prompt"
 
 _DATA = (
@@ -41,7 +41,7 @@ _LOWEST, _HIGHEST = 1.0, 10.0
 MIDDLE = (_LOWEST + _HIGHEST) / 2
 _VERDICTS = {"A": 1.0, "B": 0.0, "tie": 0.5}
 _FENCE = re.compile(r"```(?:json)?\s*(.*?)\s*```", re.DOTALL)
-_CONTROL_TAG = re.compile(r"\[(?=/?[A-Z_]+\])")  # [INST] and its like
+_CONTROL_TAG = re.compile(r"\[(?=/?[A-Z_]+\])")  # [INST] and similar tags
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class Question:
         kind: "pair" or "single".
         system: The system message.
         user: The user's message.
-        again: What is appended when the first answer was unreadable.
-        parse: Reads the score from an answer; None where it is unreadable.
+        again: Text appended after an unreadable first answer.
+        parse: Reads the score from an answer; None if it is unreadable.
     """
 
     kind: str
@@ -141,7 +141,7 @@ def parse_rating(answer: str) -> float | None:
 
 
 def _value(answer: str, key: str) -> Any:
-    """The value under `key` of a JSON object, else the answer itself; None where the key is missing or occurs twice."""
+    """Returns a JSON object's value under `key`, or a bare answer; None if the key is missing or occurs twice."""
     text = answer.strip()
     # Many models wrap JSON in a Markdown fence.
     if fenced := _FENCE.fullmatch(text):
@@ -149,7 +149,7 @@ def _value(answer: str, key: str) -> Any:
     if not text.startswith("{"):
         return text
     try:
-        # As a list of pairs, which keeps duplicate keys that a dictionary would hide.
+        # A list of pairs keeps duplicate keys, which a dictionary would hide.
         values = [value for name, value in json.loads(text, object_pairs_hook=list) if name == key]
     except (ValueError, RecursionError):
         return None

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...errors import ZooError
 
-_TEMPLATE_TOKENS = 64  # at most, of a chat template, in the bound on a request's cost
+_TEMPLATE_TOKENS = 64  # upper bound for a chat template's tokens, in the bound on a request's cost
 
 
 class BudgetSpent(ZooError):
@@ -28,8 +28,8 @@ class Usage:
         unmetered: Answers without token counts.
         prompt_tokens: As counted by the endpoint.
         completion_tokens: As counted by the endpoint.
-        cost: Of these tokens, in the currency of the prices; None without prices.
-        cached_cost: What the judgments from the cache had cost.
+        cost: The cost of these tokens, in the currency of the prices; None without prices.
+        cached_cost: The original cost of the judgments from the cache.
     """
 
     requests: int = 0
@@ -53,7 +53,7 @@ class Stopped(Exception):
 
 
 class Meter:
-    """Counts usage, and lets no request begin that might exceed the budget. Thread-safe.
+    """Counts usage, and refuses requests that might exceed the budget. Thread-safe.
 
     Args:
         price: Price per million prompt tokens and per million completion tokens; None if unknown.
@@ -65,7 +65,7 @@ class Meter:
         self._price, self._budget, self._most = price, budget, most
         zero = None if price is None else 0.0
         self._usage = Usage(cost=zero, cached_cost=zero)
-        self._bounds: list[float] = []  # of each request on its way, what it may cost
+        self._bounds: list[float] = []  # the largest possible cost of each pending request
         self._changed = threading.Condition()
 
     @property
@@ -129,13 +129,13 @@ class Meter:
             while self._budget is not None and (self._usage.cost or 0.0) + sum(self._bounds) + bound > self._budget:
                 if stop.is_set():
                     raise Stopped
-                # No request is on its way that could still turn out cheaper.
+                # No pending request could still turn out cheaper.
                 if not self._bounds:
                     raise BudgetSpent(
                         f"The budget of {self._budget:g} would not cover the next request, which may cost up to "
                         f"{bound:.3g} with {self._usage.cost:.3g} spent: raise the budget to continue."
                     )
-                self._changed.wait(0.5)  # at most, to see `stop`
+                self._changed.wait(0.5)  # seconds at most, so that `stop` is noticed
             self._bounds.append(bound)
         try:
             yield bound

@@ -67,9 +67,9 @@ def check_names(
     Raises:
         ZooError: A judge is not available, or is named twice.
     """
-    doubled = next((name for name in names if list(names).count(name) > 1), None)
-    if doubled is not None:
-        raise ZooError(f"The judge {doubled} is named twice: name it once.")
+    duplicate = next((name for name in names if list(names).count(name) > 1), None)
+    if duplicate is not None:
+        raise ZooError(f"The judge {duplicate} is named twice: name it once.")
     for place, name in enumerate(names):
         kind, argument = kind_of(name)
         if kind == "classifier" and labeled is not None:
@@ -133,7 +133,7 @@ def open_panel(
         seed: Seed of the classifier's split.
         title: The name of a headline judge that is a function.
         description: Its description.
-        extra: Further judges, which have no such name.
+        extra: Further judges that have no name in recipes.
         use_cpu: Whether models stay on the CPU.
         same_labels: The reward model of the judge `same-labels`.
         hub: The Hub to fetch reward models from.
@@ -149,7 +149,7 @@ def open_panel(
     named: dict[str, Judge] = {}
     for place, name in enumerate(names):
         kind, argument = kind_of(name)
-        before = len(scoring)
+        count_before = len(scoring)
         if kind == "classifier":
             scoring.append(ClassifierJudge.train(labeled(), seed=seed))
         elif kind == "unlabeled":
@@ -162,8 +162,8 @@ def open_panel(
                     f"The judge {SAME_LABELS} exists only in a recipe's run: name another, such as "
                     "reward:RUN/judge/reward."
                 )
-            own = _reward(str(same_labels), use_cpu=use_cpu, hub=hub)
-            scoring.append(RewardJudge(JUDGES_OF_LABELS[SAME_LABELS], own, description=OF_SAME_LABELS))
+            reward_model = _reward(str(same_labels), use_cpu=use_cpu, hub=hub)
+            scoring.append(RewardJudge(JUDGES_OF_LABELS[SAME_LABELS], reward_model, description=OF_SAME_LABELS))
         elif kind == "rule":
             scoring.append(RuleJudge(argument))
         elif kind == "llm":
@@ -180,15 +180,15 @@ def open_panel(
             scoring.append(
                 FunctionJudge(argument, name=title if first else None, description=description if first else None)
             )
-        # By the recipe's name for it, which may differ from the judge's own.
-        if len(scoring) > before:
+        # The key is the recipe's name for the judge, which may differ from the judge's own name.
+        if len(scoring) > count_before:
             named[name] = scoring[-1]
     return Panel((*scoring, *extra), tuple(comparing), tuple(votes), named)
 
 
 @contextlib.contextmanager
 def needing_labels() -> Iterator[None]:
-    """Turns an error inside into one about missing labels for the judge `classifier`, with its remedies."""
+    """Turns an error in the block into one about missing labels for the judge `classifier`, with remedies."""
     try:
         yield
     except ZooError as error:
@@ -287,7 +287,7 @@ def _reward(name: str, *, use_cpu: bool, hub: Hub) -> RewardModel:
 
     model, label = split_label(name)
     path = resolve(model, hub).path
-    if not (path / "config.json").is_file():  # a stage of a run: the checkpoint that it chose
+    if not (path / "config.json").is_file():  # a run's stage: use the checkpoint that it chose
         path = StageRecord(path).chosen_checkpoint() or path
     loaded = on_device(load_classifier(path, label=label), use_cpu=use_cpu)
     tokenizer = load_tokenizer(path, name=f"The judge reward:{name}")
@@ -297,7 +297,7 @@ def _reward(name: str, *, use_cpu: bool, hub: Hub) -> RewardModel:
 
 
 def _unlabeled(target: str, rows: Iterable[Mapping[str, object]]) -> Judge:
-    """Creates a judge by a function of unlabeled texts."""
+    """Creates a judge from a function of unlabeled texts."""
     judge = run_judge(target, load_function(target), [str(row["text"]) for row in rows])
     if not isinstance(judge, Judge):
         raise ZooError(
@@ -308,7 +308,7 @@ def _unlabeled(target: str, rows: Iterable[Mapping[str, object]]) -> Judge:
 
 
 def _llm(model: str, config: LLMConfig, cache: Path | None) -> LLMJudge:
-    """Opens a language model at the environment's endpoint: a recipe must not choose where the key is sent."""
+    """Opens a language model at the environment's endpoint. A recipe must not choose where the key is sent."""
     options = {key: value for key, value in asdict(config).items() if value is not None}
     price = options.pop("price", None)
     return LLMJudge(

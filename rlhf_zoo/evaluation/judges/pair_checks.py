@@ -17,7 +17,7 @@ from .panel import Panel, RewardJudge, cheapest_first, scores
 from .rule import RuleJudge
 from .scalar import ClassifierJudge, Judge
 
-#: Largest number of labeled pairs that a judge is checked on; a language model is paid for each.
+#: Maximum number of labeled pairs that a judge is checked on; with a language model each one costs money.
 CHECKED, CHECKED_BY_LLM = 500, 50
 
 
@@ -29,7 +29,7 @@ def checked(
 
     Args:
         panel: The judges.
-        labeled: Pairs with the columns prompt, chosen and rejected, and more for rules; None if there are none.
+        labeled: Pairs with the columns prompt, chosen and rejected, and others for rules; None if there are none.
         own: Pairs of the policies' own outputs, likewise.
         seed: Seed of the resamples.
         reward: The training reward's model or ensemble, whose errors are compared with the judges'.
@@ -93,7 +93,7 @@ def settled_pairs(pairs: Dataset, prefer: Callable[[str, str, random.Random], in
     kept = []
     for row, better in zip(rows, settled(list(zip(*sides, strict=True)), prefer, seed=seed), strict=True):
         if better is not None:
-            # The preference contradicts the label, so the sides change places.
+            # The preference contradicts the label, so the sides are swapped.
             turned = {"chosen": row["rejected"], "rejected": row["chosen"]} if better else {}
             kept.append({**row, **turned})
     return Dataset.from_list(kept) if kept else None

@@ -1,7 +1,7 @@
-"""Judges that compare two texts, asked in both orders so that position bias decides nothing.
+"""Judges that compare two texts, asked in both orders to cancel position bias.
 
-Such judges favor the text that they see first, or last (Wang et al. 2023, arXiv:2305.17926; Zheng et al. 2023,
-arXiv:2306.05685 §3.4). So each pair is asked twice with the sides swapped, and only a text that wins both times wins.
+Such judges often favor the text that they see first, or last (Wang et al. 2023, arXiv:2305.17926; Zheng et al. 2023,
+arXiv:2306.05685 §3.4). So each pair is asked about twice, with the sides swapped, and a text must win both times.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -19,9 +19,9 @@ class Verdict(NamedTuple):
     """The result of one comparison.
 
     Attributes:
-        score: 1 where the first text won, 0 where the second did, ½ for a tie.
-        details: How it came about, as JSON. `details["orders"]` holds the preference for the *first* text when shown
-            first and when shown second; None where an answer was unreadable. Other keys are the judge's own.
+        score: 1 if the first text won, 0 if the second did, ½ for a tie.
+        details: How the result came about, as JSON. `details["orders"]` holds the preference for the *first* text when
+            shown first and when shown second; None if an answer was unreadable. Other keys are specific to the judge.
     """
 
     score: float
@@ -55,24 +55,24 @@ class PairJudge(Protocol):
 
 
 def merge_orders(shown_first: float | None, shown_second: float | None, **details: Any) -> Verdict:
-    """Merges the answers to both orders into one verdict: a win where both name the same text, else a tie.
+    """Merges the answers to both orders into one verdict: a win if both prefer the same text, else a tie.
 
     Args:
-        shown_first: The preference for the text shown first when asked about (first, second): 1, ½ or 0; None unread.
-        shown_second: The same when asked about (second, first).
+        shown_first: The preference for the text shown first, for the order (first, second): 1, ½, 0, or None.
+        shown_second: The same for the order (second, first). None means unreadable.
         **details: Further details of the verdict.
 
     Returns:
         The verdict.
     """
-    # The second answer is about the other text, so it is turned round.
+    # The second answer is about the other text, so it is inverted.
     orders = [shown_first, None if shown_second is None else 1 - shown_second]
     score = orders[0] if orders[0] is not None and orders[0] == orders[1] else 0.5
     return Verdict(score, {"orders": orders, **details})
 
 
 class FunctionPairJudge:
-    """A function (prompts, shown_first, shown_second) -> preferences for the one shown first: 1, ½ or 0 each.
+    """A function (prompts, shown_first, shown_second) -> preferences for the text shown first: 1, ½ or 0 each.
 
     It is called in both orders.
 
@@ -90,7 +90,7 @@ class FunctionPairJudge:
         description: str | None = None,
     ) -> None:
         self._function = load_function(target) if isinstance(target, str) else target
-        # The target is how errors name the function.
+        # Errors name the function by its target.
         self._target = target if isinstance(target, str) else getattr(target, "__name__", type(target).__name__)
         self.name = name or self._target.rpartition(":")[2]
         self.description = description or first_sentence(self._function) or f"The function {self._target}."
@@ -121,7 +121,7 @@ class FunctionPairJudge:
                 "it must give one each."
             )
         for index, preference in enumerate(answer):
-            # Other numbers would make "both orders agree" meaningless.
+            # With other numbers, agreement of the two orders would mean nothing.
             if preference not in _PREFERENCES:
                 raise ZooError(
                     f"The judge {self._target!r} gave {preference!r} for pair {index}: it must be 1, 0.5 or 0."
@@ -134,11 +134,11 @@ class PairReport:
     """A judge's results on N pairs.
 
     Attributes:
-        win_rate: Of the first side.
-        agreement: How often both orders agree; ½ for a coin that ignores the texts and never ties. None where no answer
-            was readable.
-        shown_first: How often the text shown first won, a tie half, over all answers; ½ without position bias. None
-            where no answer was readable.
+        win_rate: The first side's win rate.
+        agreement: How often both orders agree; ½ for a judge that tosses coins and never ties. None if no answer was
+            readable.
+        shown_first: How often the text shown first won over all answers, a tie counting ½; ½ without position bias.
+            None if no answer was readable.
         unparsed: Pairs with an unreadable answer.
         verdicts: The N verdicts.
     """
@@ -181,35 +181,35 @@ def compare_pairs(
         first: (N,) one completion of each.
         second: (N,) the other completion.
         seed: Seed of the resamples.
-        groups: (N,) what the intervals resample; the prompts where None.
+        groups: (N,) what the intervals resample; None for the prompts.
 
     Returns:
         The report.
 
     Raises:
-        ValueError: Lengths differ or there are no pairs. What the judge raises passes.
+        ValueError: Lengths differ or there are no pairs. Exceptions from the judge propagate.
     """
     verdicts = judge.compare(prompts, first, second)
     scores = [verdict.score for verdict in verdicts]
     # Rows of one prompt are resampled together unless the caller groups them otherwise.
     labels = list(prompts if groups is None else groups)
-    agreed, places, places_of = 0, [], []
-    # Pairs of equal texts have no orders: nobody was asked about them.
-    read = [
+    agreements, first_shown_wins, win_labels = 0, [], []
+    # The judge is not asked about pairs of equal texts, so these have no orders.
+    readable = [
         (verdict.details["orders"], label)
         for verdict, label in zip(verdicts, labels, strict=True)
         if None not in verdict.details.get("orders", [None])
     ]
-    for (as_first, as_second), label in read:
+    for (as_first, as_second), label in readable:
         # An agreement is the same preference for the same text in both orders, ties included.
-        agreed += as_first == as_second
+        agreements += as_first == as_second
         # Both are preferences for the text that was shown first, so their mean measures position bias.
-        places += [as_first, 1 - as_second]
-        places_of += [label, label]
+        first_shown_wins += [as_first, 1 - as_second]
+        win_labels += [label, label]
     return PairReport(
         win_rate=win_rate(scores, [1 - score for score in scores], labels),
-        agreement=proportion(agreed, len(read)) if read else None,
-        shown_first=bootstrap_mean(places, places_of, seed=seed) if places else None,
+        agreement=proportion(agreements, len(readable)) if readable else None,
+        shown_first=bootstrap_mean(first_shown_wins, win_labels, seed=seed) if first_shown_wins else None,
         unparsed=sum(None in verdict.details.get("orders", []) for verdict in verdicts),
         verdicts=verdicts,
     )

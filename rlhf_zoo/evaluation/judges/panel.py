@@ -1,4 +1,4 @@
-"""The judges of an evaluation, and the scores that they give completions."""
+"""The judges of an evaluation, and how they score completions."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Panel:
 
 
 class RewardJudge:
-    """A reward model that did not reward PPO. It scores each text as finished, as in its training.
+    """A reward model that PPO was not trained on. It scores each text as finished, as in its training.
 
     Args:
         name: reward:MODEL or reward:MODEL#LABEL.
@@ -63,14 +63,14 @@ class RewardJudge:
         self._is_probability = label is not None
 
     def __call__(self, prompts: Sequence[object], completions: Sequence[str]) -> list[float]:
-        """Scores completions of texts or of conversations, which the model's own template renders."""
+        """Scores completions. The model's own template renders conversations."""
         texts = [append_completion(prompt, text) for prompt, text in zip(prompts, completions, strict=True)]
         scores = self.model.score_texts(texts, ended=[True] * len(texts))
         return (scores.exp() if self._is_probability else scores).tolist()
 
 
 def checks_answers(judge: Judge) -> bool:
-    """Whether a judge is a rule that checks answers, which may be both reward and judge.
+    """Whether a judge is a rule that checks answers. Such a rule may be both reward and judge.
 
     Args:
         judge: The judge.
@@ -130,7 +130,7 @@ def as_answers(
 def scores(
     judge: Judge, prompts: Sequence[object], completions: Sequence[str], columns: Mapping[str, Sequence[object]] | None
 ) -> list[float]:
-    """Scores each completion by a judge. Only the first process calls it, because a judge may cost money.
+    """Scores each completion with a judge. Only the first process calls the judge, because it may cost money.
 
     A rule receives conversations, as reward functions do, and the prompts' other columns. A reward model renders
     conversations itself. Other judges read plain text.

@@ -21,7 +21,7 @@ def votes_on(
     Args:
         name: The data set NAMESPACE/NAME.
         ppo: The policy's published revisions, all with equal weights; [] if it was not published.
-        sft: Those of the SFT policy.
+        sft: The SFT policy's published revisions.
         seed: Seed of the resamples.
         hub: The Hub of the data set.
 
@@ -46,7 +46,7 @@ def votes_on(
             same_weights[shown.role, at] = any(equal_weights(at, origin, hub=hub) for origin in wanted)
         return same_weights[shown.role, at]
 
-    # A vote counts only if both sides are these weights, under whichever repository or commit.
+    # A vote counts only if both sides have these weights, whatever their repository or commit.
     counted: list[Vote] = [vote for vote in votes if is_compared(vote.left) and is_compared(vote.right)]
     figures = summary(counted, seed=seed)
     return {

@@ -1,4 +1,4 @@
-"""The judge `rule:REWARD`: a reward function, or a verifier that reads answers in a column of the prompts."""
+"""The judge `rule:REWARD`: a reward function, or a verifier that reads the right answers from a column."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ...rewards.functions import Batch, FunctionCall, RewardFunction, numbers
 from ...rewards.rule import text_of
 from ...rewards.verifiable import Answered, Verifiable
 
-TRIED = 2  # prompts that a rule is tried on
+TRIED = 2  # number of prompts that a rule is tested on
 
 
 class RuleJudge:
@@ -30,7 +30,7 @@ class RuleJudge:
         """Loads the function. Raises ZooError if it counts tokens, or if its `read` fails."""
         self.target = target
         rule = function or load_object(target, group=REWARDS)
-        # The judge's tokens would be those of a tokenizer that it does not have.
+        # A judge has no tokenizer, so it cannot count tokens.
         if getattr(rule, "unit", None) == "tokens":
             name = target.partition("(")[0]
             raise ZooError(
@@ -39,7 +39,7 @@ class RuleJudge:
             )
         self._call = FunctionCall(target, rule)
         self.name = f"rule:{target}"
-        self.read_answers([""])  # so that a failing `read` is detected before training
+        self.read_answers([""])  # detects a failing `read` before training
 
     def check_prompts(self, rows: Dataset, *, of: str) -> None:
         """Checks, before training, that the rule can score answers to these prompts.
@@ -95,7 +95,7 @@ class RuleJudge:
 
     @property
     def readings(self) -> dict[str, RuleJudge]:
-        """Of a rule that checks answers: the rule with its strict and with its lenient reading; {} of any other."""
+        """For a rule that checks answers, the rule with its strict and its lenient reading; {} for any other."""
         rule = self._call.function
         if not isinstance(rule, Verifiable):
             return {}
@@ -147,7 +147,7 @@ class RuleJudge:
             ZooError: The rule fails, or gives a row no number.
         """
         column_lists = {name: list(values) for name, values in columns.items()}
-        # Judges have texts only, so the token ids are empty; a rule that counts tokens was refused above.
+        # Judges have only texts, so the token ids are empty; `__init__` refuses rules that count tokens.
         batch = Batch(list(prompts), list(completions), [[] for _ in prompts], column_lists)
         try:
             returned = self._call.now(batch)

@@ -1,7 +1,7 @@
-"""Judges: a policy is evaluated by them, and not trained on them.
+"""Judges of single completions. A policy is evaluated by them, but not trained on them.
 
-A judge reads whole texts, prompt + completion, and returns a number for each; higher is better. Only numbers of the
-same judge compare with each other.
+A judge reads whole texts, prompt + completion, and returns a number for each; higher is better. Numbers from different
+judges are not comparable.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from ...plugins import call_judge
 from ..stats import Estimate, proportion
 from .pairwise import first_sentence, load_function
 
-_HELD_OUT = 0.2  # the share of the texts that a classifier's accuracy is measured on
+_HELD_OUT = 0.2  # share of the texts held out to measure a classifier's accuracy
 
 
 @runtime_checkable
 class Judge(Protocol):
-    """Scores completions. Prompts and completions have equal length, and so has the answer."""
+    """Scores completions. Prompts, completions and the answer have equal length."""
 
     @property
     def name(self) -> str: ...
@@ -53,13 +53,13 @@ class ClassifierJudge:
         idf: (K,) their inverse document frequencies.
         weights: (K,) the coefficients.
         bias: The intercept.
-        accuracy: On the held-out rows, with Wilson's interval.
+        accuracy: Its accuracy on the held-out rows, with Wilson's interval.
         trained_on: Number of texts trained on.
     """
 
     name = "classifier"
     _SCHEMA = 1
-    # One-letter words count; sublinear term frequency, so that saying "great" ten times is not ten times as good.
+    # One-letter words count. With sublinear term frequency, "great" ten times is not ten times as good.
     _FEATURES: Mapping[str, object] = {"ngram_range": (1, 2), "sublinear_tf": True, "token_pattern": r"(?u)\b\w+\b"}
 
     def __init__(
@@ -80,10 +80,10 @@ class ClassifierJudge:
 
     @classmethod
     def train(cls, rows: Iterable[Mapping[str, object]], *, seed: int) -> ClassifierJudge:
-        """Trains a judge. Texts that are equal up to case and outer space fall on the same side of the split.
+        """Trains a judge. Texts that are equal except for case and outer spaces land on the same side of the split.
 
         Args:
-            rows: `text` and `label` (1 positive, 0 negative) each.
+            rows: Rows with `text` and `label` (1 positive, 0 negative).
             seed: Seed of the split.
 
         Returns:
@@ -95,22 +95,24 @@ class ClassifierJudge:
         from sklearn.feature_extraction.text import TfidfVectorizer
         from sklearn.linear_model import LogisticRegression
 
-        texts, labels, tested = _divided(rows, seed=seed)
-        learned = [text for text, out in zip(texts, tested, strict=True) if not out]
+        texts, labels, is_held_out = _divided(rows, seed=seed)
+        training_texts = [text for text, out in zip(texts, is_held_out, strict=True) if not out]
         features = TfidfVectorizer(**cls._FEATURES)
         # C = 4 had the best 5-fold accuracy among 1, 4, 16 on the judge split of pros_cons.
-        model = LogisticRegression(C=4.0, max_iter=1000).fit(features.fit_transform(learned), labels[~tested])
+        model = LogisticRegression(C=4.0, max_iter=1000).fit(
+            features.fit_transform(training_texts), labels[~is_held_out]
+        )
         judge = cls(
             terms=features.get_feature_names_out().tolist(),
             idf=features.idf_,
             weights=model.coef_[0],
             bias=float(model.intercept_[0]),
             accuracy=Estimate(0.0, (0.0, 1.0), 0),
-            trained_on=len(learned),
+            trained_on=len(training_texts),
         )
-        # Accuracy is measured through the same path that scores later.
-        scores = judge._scores([text for text, out in zip(texts, tested, strict=True) if out])
-        judge.accuracy = proportion(int(((scores > 0.5) == labels[tested]).sum()), int(tested.sum()))
+        # The accuracy is measured with the same code that scores later.
+        scores = judge._scores([text for text, out in zip(texts, is_held_out, strict=True) if out])
+        judge.accuracy = proportion(int(((scores > 0.5) == labels[is_held_out]).sum()), int(is_held_out.sum()))
         return judge
 
     @staticmethod
@@ -214,7 +216,7 @@ class ClassifierJudge:
 
 
 class LexiconJudge:
-    """(positive − negative) / (positive + negative) opinion words of a text, −1 to 1; 0 where it has none.
+    """(positive − negative) / (positive + negative) opinion words of a text, −1 to 1; 0 if it has none.
 
     A negation among the three words before an opinion word, with no punctuation in between, flips its sign. A word on
     both lists counts on neither. A hyphenated word that is on no list counts by its parts.
@@ -233,7 +235,7 @@ class LexiconJudge:
     _REACH = 3
 
     def __init__(self, positive: Iterable[str], negative: Iterable[str]) -> None:
-        # Words on both lists say nothing.
+        # Words on both lists count on neither.
         good, bad = ({word.strip().lower() for word in words} - {""} for words in (positive, negative))
         if not good - bad or not bad - good:
             raise ZooError("A lexicon judge needs positive and negative words: one of its lists has none of its own.")
@@ -300,7 +302,7 @@ class FunctionJudge:
                 "it must give one each."
             )
         for index, score in enumerate(answer):
-            # float("0.5") would work, and hide a function that returns text.
+            # float("0.5") would work, so a function that returns text would go unnoticed.
             if isinstance(score, str) or not _is_finite(score):
                 raise ZooError(f"The judge {self.target!r} gave {score!r} for completion {index}: it must be a number.")
         return [float(score) for score in answer]
@@ -337,21 +339,21 @@ def _labeled(rows: Iterable[Mapping[str, object]]) -> tuple[list[str], NDArray[n
 def _divided(
     rows: Iterable[Mapping[str, object]], *, seed: int
 ) -> tuple[list[str], NDArray[np.bool_], NDArray[np.bool_]]:
-    """Texts, their labels, and which are held out; each part has both labels."""
+    """Returns texts, their labels, and which are held out. Each part has both labels."""
     texts, labels = _labeled(rows)
-    # Splitting distinct texts rather than rows keeps copies of a training text out of the test.
+    # Splitting distinct texts rather than rows keeps copies of training texts out of the test.
     keys = [text.strip().lower() for text in texts]
     unique = sorted(set(keys))
     shuffled = np.random.default_rng(seed).permutation(len(unique))
-    aside = {unique[index] for index in shuffled[: round(_HELD_OUT * len(unique))]}
-    tested = np.array([key in aside for key in keys], dtype=bool)
-    for part, name in ((~tested, "training"), (tested, "held-out")):
+    held_out_keys = {unique[index] for index in shuffled[: round(_HELD_OUT * len(unique))]}
+    is_held_out = np.array([key in held_out_keys for key in keys], dtype=bool)
+    for part, name in ((~is_held_out, "training"), (is_held_out, "held-out")):
         if len(set(labels[part].tolist())) < 2:
             raise ZooError(
                 f"The judge's {name} part has {int(part.sum())} texts and not both labels: "
                 "give the judge split more rows of label 0 and 1."
             )
-    return texts, labels, tested
+    return texts, labels, is_held_out
 
 
 def _as_bytes(text: str) -> NDArray[np.uint8]:

@@ -1,13 +1,14 @@
-"""The families of probes: each compares a policy's completions with SFT's on the same prompts, in one number.
+"""The families of probes. Each compares a policy's completions with SFT's on the same prompts, in one number.
 
-A family's effect is its difference from SFT in its own unit. The effect is compared with its values when the
-completions of each prompt are assigned to the other policy at random (`flips`). It counts from a minimum on, which
-follows from the number's meaning and is written beside its reason. No minimum was tuned to catch a hacker. No word list
-of ours is used: words are compared with SFT's own.
+A family's effect is its difference from SFT, in the family's unit. A permutation test compares it with the effects
+obtained when the two sides' completions are swapped for randomly drawn prompts (`flips`). An effect counts only if it
+reaches a minimum. The minimum follows from what the number means, and the reason is next to it. No minimum was tuned
+on known hacks. There is no fixed word list: words are compared with SFT's own words.
 
-destroys: the family sees text that nobody can use, whatever it is rewarded. A template does so where it has lost its
-prompt: by SFT's likelihoods or, without them, where it answers other prompts as often as its own (`_blind`). convicts:
-whether the family may make a run `hacked`. Length and punctuation are style, which a user may want.
+destroys: the family detects text that nobody can use, however high its reward is. For templates this holds only if the
+text no longer depends on its prompt. SFT's likelihoods show that or, without them, the match rates across prompts
+(`_blind`). flags_hacking: whether the family may make a run `hacked`. Length and punctuation may not, since they are
+style, and a user may want them to change.
 """
 
 import math
@@ -25,25 +26,25 @@ from .texts import Pair, cosines, excess, holders, likenesses, repeated, slotted
 Floats = NDArray[np.float64]
 Flips = NDArray[np.bool_]
 
-#: A token surprises SFT that lies below this quantile of SFT's own tokens: its lower tail, so sharpening never.
+#: A token is surprising if its log-prob is below this quantile of SFT's own tokens; sharpening alone never triggers it.
 TAIL = 0.001
-#: Surprising tokens of a text that do not count: those of a mark, of what follows it, or of another end.
+#: Number of surprising tokens in each text that do not count. One changed punctuation mark or ending may cause as many.
 ALLOWED = 3
-#: Two texts are alike from this cosine on: two thirds of the word pairs are the same in texts of one length.
+#: Smallest cosine at which two texts are alike. For texts of equal length, two thirds of the word pairs are the same.
 ALIKE = 2 / 3
-#: Texts are blind to their prompts that are equal for two prompts this often for each time that they may be for one.
+#: Texts are prompt-blind if their match rate across prompts is at least this share of the rate within a prompt.
 BLIND = 0.9
-#: And equal for two prompts in a quarter of all pairs at least.
+#: Prompt-blind texts must also match in at least this share of the pairs across prompts.
 ALIKE_ALL = 0.25
-#: The most words of a label such as "yes". Two labels or more are answers, which texts alone cannot judge.
+#: Maximum number of words in a label such as "yes". Two or more labels are answers: texts cannot show blindness.
 LABEL = 4
-#: Texts of either side that are compared with each other.
+#: Maximum number of texts per side that are compared with each other.
 MOST = 1200
-#: A phrase counts beyond so many times SFT's share: keeping the better fifth of SFT's texts raises none further.
+#: Only the share above this multiple of SFT's counts: keeping the best fifth of SFT's texts raises no phrase further.
 RISEN = 5.0
-#: Words of a phrase, at most.
+#: Maximum number of words in a phrase.
 GRAM = 4
-#: Phrases in fewer texts than this are skipped: they cannot reach the minimum.
+#: Phrases in a smaller share of the texts are skipped, since they cannot reach the minimum.
 COMMON = 0.1
 
 
@@ -61,8 +62,8 @@ class Reading:
         effect: Their difference, in the family's unit.
         null: (n,) the effect under each permutation.
         numbers: (N,) each completion's own number.
-        about: The subjects, such as the phrases.
-        blind: Whether the texts alone show that they were written without regard to their prompts.
+        about: What was found, such as the phrases.
+        blind: Whether the texts alone show that they do not depend on their prompts.
     """
 
     value: float
@@ -85,7 +86,7 @@ class Family:
         least: The smallest effect that counts.
         because: The reason for `least`.
         sentence: The finding in words, a format with value, sft and about.
-        destroys: Whether it sees text that nobody can use.
+        destroys: Whether it detects text that nobody can use.
         flags_hacking: Whether it may make a run `hacked`.
     """
 
@@ -104,11 +105,17 @@ def _means(
 ) -> Reading:
     """Averages a number per text over prompts. `effect` takes the policy's means and SFT's, (n,) each."""
     policy, sft = pair.by_prompt(ours, theirs)
-    # Flipping a prompt exchanges the two sides' means of it, so all permutations take one matrix product.
-    moved = flips @ (sft - policy) / len(policy)
-    a, b = np.array([policy.mean()]), np.array([sft.mean()])
-    observed = effect(a, b)
-    return Reading(float(a[0]), float(b[0]), float(observed[0]), effect(a + moved, b - moved), np.asarray(ours, float))
+    # Flipping a prompt swaps the two sides' means for it, so one matrix product gives all permutations.
+    shifts = flips @ (sft - policy) / len(policy)
+    policy_mean, sft_mean = np.array([policy.mean()]), np.array([sft.mean()])
+    observed = effect(policy_mean, sft_mean)
+    return Reading(
+        float(policy_mean[0]),
+        float(sft_mean[0]),
+        float(observed[0]),
+        effect(policy_mean + shifts, sft_mean - shifts),
+        np.asarray(ours, float),
+    )
 
 
 def _more(policy: Floats, sft: Floats) -> Floats:
@@ -116,8 +123,8 @@ def _more(policy: Floats, sft: Floats) -> Floats:
 
 
 def _repetition(pair: Pair, flips: Flips) -> Reading:
-    """The larger of two shares: repeated word pairs, and words used more often than SFT uses them in one text."""
-    # SFT's own habits are the standard, so that a prompt that asks for repetition is no finding.
+    """The larger of two shares: repeated word pairs, and words used more often than SFT uses them in a single text."""
+    # SFT's own habits are the baseline, so a prompt that asks for repetition causes no finding.
     allowed, longest = usual(pair.tokens[1])
     ours, theirs = (
         [
@@ -134,14 +141,14 @@ def _salad(pair: Pair, flips: Flips) -> Reading:
     if policy is None or sft is None:
         raise Unmeasured("needs the SFT model's log-probabilities of the tokens")
     theirs = [np.asarray(sft[row], dtype=float) for row in pair.rows[1]]
-    every = np.concatenate(theirs)
-    # A quantile of one in a thousand needs a thousand tokens.
-    if len(every) < 1 / TAIL:
-        raise Unmeasured(f"SFT's completions have {len(every)} tokens, and their rarest thousandth needs 1000")
-    # "lower" takes one of SFT's own tokens as the threshold, so that at most `TAIL` of its tokens lie below.
-    edge = np.quantile(every, TAIL, method="lower")
+    sft_logprobs = np.concatenate(theirs)
+    # A quantile of 0.001 needs at least 1000 tokens.
+    if len(sft_logprobs) < 1 / TAIL:
+        raise Unmeasured(f"SFT's completions have {len(sft_logprobs)} tokens, and their rarest thousandth needs 1000")
+    # "lower" takes one of SFT's own tokens as the threshold, so at most a share `TAIL` of its tokens lies below.
+    threshold = np.quantile(sft_logprobs, TAIL, method="lower")
     shares = [
-        [max(0, int((np.asarray(logprobs) < edge).sum()) - ALLOWED) / max(1, len(logprobs)) for logprobs in side]
+        [max(0, int((np.asarray(logprobs) < threshold).sum()) - ALLOWED) / max(1, len(logprobs)) for logprobs in side]
         for side in ([policy[row] for row in pair.rows[0]], theirs)
     ]
     return _means(pair, shares[0], shares[1], flips, _more)
@@ -155,11 +162,11 @@ def _independence(pair: Pair, flips: Flips) -> Reading:
     if policy is None or sft is None:
         raise Unmeasured("needs the SFT model, for the likelihood of a text after other prompts")
     ours, theirs = ([values[row] for row in rows] for values, rows in zip((policy, sft), pair.rows, strict=True))
-    # If SFT hardly depends on its prompts, the policy cannot have lost that.
+    # If SFT's texts hardly depend on their prompts, the policy has no such dependence to lose.
     if float(np.mean(theirs)) < _LEAST_DEPENDENCE:
         raise Unmeasured("SFT's own completions hardly depend on their prompts")
 
-    sft_mean = pair.by_prompt(ours, theirs)[1].mean()  # not that of each permutation, which may be next to nothing
+    sft_mean = pair.by_prompt(ours, theirs)[1].mean()  # not each permutation's mean, which may be near 0
 
     def lost(policy: Floats, sft: Floats) -> Floats:
         return (sft - policy) / max(sft_mean, _LEAST_DEPENDENCE)
@@ -170,29 +177,31 @@ def _independence(pair: Pair, flips: Flips) -> Reading:
 
 def _templates(pair: Pair, flips: Flips) -> Reading:
     """The share of completions to different prompts that are alike apart from the words of their prompts."""
-    most = max(len(groups) for groups in pair.groups)
-    # All pairs of texts are compared, so the number of prompts is cut to bound the time.
-    size = max(2, pair.size * min(most, MOST) // most)
+    largest_side = max(len(groups) for groups in pair.groups)
+    # All pairs of texts are compared, so the number of prompts is limited to bound the time.
+    size = max(2, pair.size * min(largest_side, MOST) // largest_side)
     if pair.size < 2:
         raise Unmeasured("one prompt has no other to share a template with")
-    kept: list[list[int]] = [np.flatnonzero(groups < size).tolist() for groups in pair.groups]
+    kept_rows: list[list[int]] = [np.flatnonzero(groups < size).tolist() for groups in pair.groups]
     prompt_words = [[set(words(prompt)) for prompt in prompts] for prompts in pair.prompts]
-    # Replacing the prompt's own words keeps an answer that quotes its prompt from counting as different text.
+    # Without the prompt's words, two answers that only quote different prompts count as the same text.
     texts = [
-        slotted(prompt_words[side][pair.groups[side][i]], pair.tokens[side][i]) for side in (0, 1) for i in kept[side]
+        slotted(prompt_words[side][pair.groups[side][i]], pair.tokens[side][i])
+        for side in (0, 1)
+        for i in kept_rows[side]
     ]
     cosine = cosines(texts)
     alike = (cosine >= ALIKE - 1e-5).astype(float)
-    cut = len(kept[0])
+    policy_count = len(kept_rows[0])
     means = []
     for side in (0, 1):
-        member = np.equal.outer(pair.groups[side][kept[side]], np.arange(size)).astype(float)
-        means.append(member / member.sum(0))
+        membership = np.equal.outer(pair.groups[side][kept_rows[side]], np.arange(size)).astype(float)
+        means.append(membership / membership.sum(0))
 
-    sides = (slice(None, cut), slice(cut, None))
+    sides = (slice(None, policy_count), slice(policy_count, None))
 
     def block(a: int, b: int) -> Floats:
-        """(G, G) the share of pairs alike, of one side's texts to a prompt and the other's to another."""
+        """(G, G) shares of pairs that are alike, between side a's texts for one prompt and side b's for another."""
         shares = np.asarray(means[a].T @ alike[sides[a], sides[b]] @ means[b])
         # Only completions to different prompts are compared.
         np.fill_diagonal(shares, 0.0)
@@ -200,44 +209,50 @@ def _templates(pair: Pair, flips: Flips) -> Reading:
 
     ours, theirs, between = block(0, 0), block(1, 1), block(0, 1)
     pairs = size * (size - 1)
-    apart = ours - theirs
-    slope = 2 * (between.sum(0) - between.sum(1) - apart.sum(1))  # the difference is linear in who was flipped
+    side_difference = ours - theirs
+    slope = 2 * (between.sum(0) - between.sum(1) - side_difference.sum(1))  # the difference is linear in the flips
     value, sft = float(ours.sum() / pairs), float(theirs.sum() / pairs)
-    null = (apart.sum() + flips[:, :size] @ slope) / pairs
+    null = (side_difference.sum() + flips[:, :size] @ slope) / pairs
     numbers = np.zeros(len(pair.groups[0]))
-    numbers[kept[0]] = (alike[:cut, :cut] @ np.ones(cut)) / cut
+    numbers[kept_rows[0]] = (alike[:policy_count, :policy_count] @ np.ones(policy_count)) / policy_count
     return Reading(value, sft, value - sft, null, numbers, blind=_blind(pair))
 
 
 def _blind(pair: Pair) -> bool:
     """Whether the policy's texts alone show that they do not depend on their prompts.
 
-    They do where a text answers other prompts as often as its own, by the 95% interval over prompts, which must rule
-    out more than `BLIND` allows. Texts are compared apart from the words that are their prompt's own. Words that most
-    prompts share, such as the options of a choice, may be what tells answers apart, and stay.
+    Texts are blind if completions to different prompts match about as often as completions to one prompt. Their match
+    rate must be at least `ALIKE_ALL`, the lower bound of the 95% interval of the rate within a prompt, and `BLIND`
+    times its upper bound. The words of a text's prompt are masked before texts are compared. Words in more than half
+    of the prompts, such as the options of a choice, are not masked: they may be what distinguishes the answers.
     """
     groups, tokens, prompt_words = pair.groups[0], pair.tokens[0], [set(words(prompt)) for prompt in pair.prompts[0]]
-    # Short labels such as "yes" recur across prompts because they answer them.
+    # Short labels such as "yes" recur across prompts because they are right answers to several of them.
     labels = Counter(
         text for text, _ in {(tuple(text_tokens), g) for text_tokens, g in zip(tokens, groups, strict=True)}
     )
     if sum(0 < len(text) <= LABEL and prompts > 1 for text, prompts in labels.items()) > 1:
         return False
-    word_counts = Counter(word for each in prompt_words for word in each)
-    own = [{word for word in each if 2 * word_counts[word] <= len(prompt_words)} for each in prompt_words]
-    texts = group_indices([tuple(slotted(own[g], text_tokens)) for text_tokens, g in zip(tokens, groups, strict=True)])
+    word_counts = Counter(word for prompt_word_set in prompt_words for word in prompt_word_set)
+    prompt_specific = [
+        {word for word in prompt_word_set if 2 * word_counts[word] <= len(prompt_words)}
+        for prompt_word_set in prompt_words
+    ]
+    texts = group_indices(
+        [tuple(slotted(prompt_specific[g], text_tokens)) for text_tokens, g in zip(tokens, groups, strict=True)]
+    )
 
     def pairs(counts: ArrayLike) -> NDArray[np.intp]:
         return np.asarray(counts) * (np.asarray(counts) - 1) // 2
 
-    of_prompt, of_both = np.bincount(groups), Counter(zip(groups.tolist(), texts.tolist(), strict=True))
-    equal = np.bincount([g for g, _ in of_both], weights=pairs(list(of_both.values())))
+    texts_per_prompt, text_counts = (np.bincount(groups), Counter(zip(groups.tolist(), texts.tolist(), strict=True)))
+    equal = np.bincount([g for g, _ in text_counts], weights=pairs(list(text_counts.values())))
     across_prompts = float(pairs(np.bincount(texts)).sum() - equal.sum()) / (
-        pairs(len(groups)) - pairs(of_prompt).sum()
+        pairs(len(groups)) - pairs(texts_per_prompt).sum()
     )
-    several = of_prompt > 1
-    rates = equal[several] / pairs(of_prompt)[several]
-    # With one prompt, or one text each, nothing bounds the rate.
+    has_several = texts_per_prompt > 1
+    rates = equal[has_several] / pairs(texts_per_prompt)[has_several]
+    # With a single prompt, or one text per prompt, nothing bounds the rate.
     low, high = 0.0, 1.0
     if len(rates) > 1:
         half = 1.96 * float(rates.std(ddof=1)) / math.sqrt(len(rates))
@@ -246,7 +261,7 @@ def _blind(pair: Pair) -> bool:
 
 
 def _sameness(pair: Pair, flips: Flips) -> Reading:
-    """How alike the completions of one prompt are. Counts only where they also depend less on their prompt."""
+    """How alike the completions to one prompt are. Counts only if they also depend less on their prompt."""
     if min(np.bincount(groups).min() for groups in pair.groups) < 2:
         raise Unmeasured("needs two completions or more of every prompt")
     numbers = [likenesses(tokens, groups, pair.size) for tokens, groups in zip(pair.tokens, pair.groups, strict=True)]
@@ -254,38 +269,43 @@ def _sameness(pair: Pair, flips: Flips) -> Reading:
 
 
 def _phrases(pair: Pair, flips: Flips) -> Reading:
-    """The largest share of completions that contain one phrase, beyond five times SFT's share of it."""
-    texts = [len(groups) for groups in pair.groups]
-    phrase_rows = holders([*pair.tokens[0], *pair.tokens[1]], GRAM, fewest=int(2 * COMMON * min(texts)))
-    sides = {gram: (rows[rows < texts[0]], rows[rows >= texts[0]] - texts[0]) for gram, rows in phrase_rows.items()}
+    """The largest share of completions that contain one phrase, minus five times SFT's share."""
+    text_counts = [len(groups) for groups in pair.groups]
+    phrase_rows = holders([*pair.tokens[0], *pair.tokens[1]], GRAM, fewest=int(2 * COMMON * min(text_counts)))
+    sides = {
+        gram: (rows[rows < text_counts[0]], rows[rows >= text_counts[0]] - text_counts[0])
+        for gram, rows in phrase_rows.items()
+    }
     # Phrases that are rare on both sides cannot reach the minimum.
     grams = sorted(
-        gram for gram, rows in sides.items() if len(rows[0]) / texts[0] + len(rows[1]) / texts[1] >= 2 * COMMON
+        gram
+        for gram, rows in sides.items()
+        if len(rows[0]) / text_counts[0] + len(rows[1]) / text_counts[1] >= 2 * COMMON
     )
     if not grams:
-        return Reading(0.0, 0.0, 0.0, np.zeros(len(flips)), np.zeros(texts[0]))
+        return Reading(0.0, 0.0, 0.0, np.zeros(len(flips)), np.zeros(text_counts[0]))
     shares = [
         np.array([np.bincount(groups[sides[gram][k]], minlength=pair.size) for gram in grams]).T
         / np.bincount(groups)[:, None]
         for k, groups in enumerate(pair.groups)
     ]
     policy, sft = (share.mean(0) for share in shares)
-    moved = flips @ (shares[1] - shares[0]) / pair.size
+    shifts = flips @ (shares[1] - shares[0]) / pair.size
     excesses = policy - RISEN * sft
-    # The maximum over phrases under each permutation corrects for having searched among them.
-    null = ((policy + moved) - RISEN * (sft - moved)).max(1)
+    # Taking the maximum over phrases in each permutation corrects for searching among many phrases.
+    null = ((policy + shifts) - RISEN * (sft - shifts)).max(1)
     best = float(excesses.max())
-    # Of the phrases that rose as one, the longest; and then others that are no part of those before.
+    # Prefer the longest of phrases that rose equally, then phrases that share no word with one already chosen.
     order = sorted(
         np.flatnonzero(excesses >= max(LEAST_RISEN, best / 2)).tolist(),
         key=lambda k: (-round(excesses[k] / best, 1), -len(grams[k]), grams[k]),
     )
-    named: list[int] = []
+    chosen: list[int] = []
     for k in order:
-        if len(named) < 3 and not any(set(grams[k]) & set(grams[n]) for n in named):
-            named.append(k)
-    about = tuple(f"“{phrase(grams[k])}”: {sft[k]:.1%} → {policy[k]:.1%}" for k in named)
-    top = named[0] if named else int(excesses.argmax())
+        if len(chosen) < 3 and not any(set(grams[k]) & set(grams[n]) for n in chosen):
+            chosen.append(k)
+    about = tuple(f"“{phrase(grams[k])}”: {sft[k]:.1%} → {policy[k]:.1%}" for k in chosen)
+    top = chosen[0] if chosen else int(excesses.argmax())
     needle = f" {' '.join(grams[top])} "
     numbers = np.array([needle in f" {' '.join(tokens)} " for tokens in pair.tokens[0]], float)
     return Reading(float(policy[top]), float(sft[top]), max(0.0, best), np.maximum(null, 0.0), numbers, about)
@@ -308,13 +328,13 @@ def _length(pair: Pair, flips: Flips) -> Reading:
         raise Unmeasured("SFT's completions have no words")
 
     def times(policy: Floats, sft: Floats) -> Floats:
-        # The log ratio treats twice as long and half as long alike.
+        # The log ratio gives twice as long and half as long the same effect.
         return np.abs(np.log(np.maximum(policy, 0.1) / np.maximum(sft, 0.1)))
 
     reading = _means(pair, ours, theirs, flips, times)
-    # The samples that show it best are the longest where texts grew, the shortest where they shrank.
-    drifted = reading.numbers if reading.value >= reading.sft else -reading.numbers
-    return Reading(reading.value, reading.sft, reading.effect, reading.null, drifted)
+    # The clearest samples are the longest if texts grew, and the shortest if they shrank.
+    sample_order = reading.numbers if reading.value >= reading.sft else -reading.numbers
+    return Reading(reading.value, reading.sft, reading.effect, reading.null, sample_order)
 
 
 FAMILIES: tuple[Family, ...] = (

@@ -1,8 +1,8 @@
 """The probes' findings: which families are present, by how much, and which texts show it.
 
 A family is present where its effect reaches its minimum and its permutation p is at most `LEVEL`, by Holm's correction
-over the measured families. The null hypothesis assigns all completions of a prompt together to the policy or to SFT: if
-there is nothing to find, nothing else tells the two apart.
+over the measured families. Each permutation assigns all completions of a prompt together to the policy or to SFT: under
+the null hypothesis, the two sides are exchangeable.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ WORST = 3
 
 @dataclass(frozen=True)
 class Sample:
-    """A completion with the probe's number for it. Prompt and completion are untrusted text.
+    """A completion and the probe's number for it. Prompt and completion are untrusted text.
 
     Attributes:
         prompt: The prompt.
@@ -47,14 +47,14 @@ class Probe:
         effect: The difference that is compared with `least`.
         least: The smallest effect that counts.
         p: Permutation p, corrected for the number of families.
-        present: Whether the effect counts and is beyond chance.
-        destroys: Whether the family sees text that nobody can use.
+        present: Whether the effect reaches its minimum and is beyond chance.
+        destroys: Whether the family detects text that nobody can use.
         flags_hacking: Whether the family may make a run `hacked`.
         unit: The unit of the numbers.
         meaning: The finding in words.
         because: The reason for `least`.
-        about: The subjects where they differ between policies, such as phrases.
-        worst: The samples with the largest numbers, distinct texts.
+        about: What was found, such as the phrases.
+        worst: The samples with the largest numbers, one per distinct text.
     """
 
     family: str
@@ -126,7 +126,7 @@ def probe(
         sft: SFT's completions.
         seed: Seed of the permutations.
         permutations: Number of permutations.
-        by_place: Whether prompts that differ are paired in order; see `Pair.of`.
+        by_place: Whether to pair different prompts in order; see `Pair.of`.
 
     Returns:
         The findings.
@@ -135,7 +135,7 @@ def probe(
         ValueError: The two share no prompt.
     """
     pair = Pair.of(policy, sft, by_place=by_place)
-    # The same permutations for every family, a flip for each prompt.
+    # Every family uses the same permutations, with one flip per prompt.
     flips: Flips = np.random.default_rng(seed).integers(0, 2, (permutations, pair.size)).astype(bool)
     readings: dict[str, Reading] = {}
     skipped: dict[str, str] = {}
@@ -159,10 +159,10 @@ def probe(
         reading, p = readings[family.name], corrected[family.name]
         present = reading.effect >= family.least and p <= LEVEL
         so_far = {each.family: each for each in probes}
-        if family.name == "sameness" and present:  # by itself, a policy that is sure of its answer
+        if family.name == "sameness" and present:  # alone, it only shows a policy that is sure of its answer
             present = loss in so_far and so_far[loss].present
         destroys = family.destroys
-        if family.name == "templates":  # "The answer is 42" is one too; it destroys only text that ignores its prompt
+        if family.name == "templates":  # a form such as "The answer is …" is harmless unless texts ignore the prompt
             tied = so_far.get("independence of the prompt")
             destroys = reading.blind if tied is None else tied.present
         probes.append(_probe(family, reading, p, present, destroys, pair))
@@ -170,7 +170,7 @@ def probe(
 
 
 def holm(chances: dict[str, float]) -> dict[str, float]:
-    """Corrects p-values for their number: the smallest times m, the next times m − 1, and never decreasing.
+    """Corrects p-values for multiple tests: the smallest times m, the next times m − 1, and never decreasing.
 
     Args:
         chances: P-values by name.
@@ -182,7 +182,7 @@ def holm(chances: dict[str, float]) -> dict[str, float]:
     """
     corrected, largest = {}, 0.0
     for place, (name, p) in enumerate(sorted(chances.items(), key=lambda item: item[1])):
-        # A larger p-value never gets a smaller corrected one.
+        # A larger p-value must not get a smaller corrected value.
         largest = max(largest, min(1.0, p * (len(chances) - place)))
         corrected[name] = largest
     return corrected
@@ -200,13 +200,13 @@ def _probe(family: Family, reading: Reading, p: float, present: bool, destroys: 
 
 
 def _worst(reading: Reading, pair: Pair) -> tuple[Sample, ...]:
-    """The samples with the largest numbers, one of each text, in an order that does not depend on the input's."""
+    """Returns the samples with the largest numbers, one per distinct text, whatever the order of the input."""
     rows: Sequence[int] = pair.rows[0].tolist()
     samples = [
         Sample(pair.policy.prompts[row], pair.policy.texts[row], float(number))
         for row, number in zip(rows, reading.numbers, strict=True)
     ]
-    # Distinct texts: a collapsed policy would otherwise show the same one three times.
+    # Distinct texts, because a collapsed policy would show the same text three times.
     chosen: dict[str, Sample] = {}
     for sample in sorted(samples, key=lambda candidate: (-candidate.number, candidate.completion, candidate.prompt)):
         if len(chosen) == WORST:

@@ -1,7 +1,7 @@
-"""Whether the reward pays for a habit: adding it to SFT's texts must gain reward, and removing it must lose reward.
+"""Whether the reward pays for a habit: adding it to SFT's texts gains reward, and removing it loses reward.
 
-`edits` makes the texts, the caller scores them with its models, and `Payment` interprets the scores. Only habits that
-can be added to a text and removed from it are tried: risen phrases and repetition.
+`edits` makes the texts, the caller scores them with its models, and `Payment` interprets the scores. Only risen phrases
+and repetition are tested, since only these can be added to a text and removed from it.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class Payment:
 
     Attributes:
         family: The family.
-        gained: The reward that SFT's texts gain with the habit, as a share of the policy's gain over SFT.
-        lost: The reward that the policy's texts lose without it, as the same share.
-        judge: The judge's gain on SFT's texts over the reward's, each in standard deviations of its scores of SFT's
-            texts; None without a judge.
+        gained: The reward that SFT's texts gain when the habit is added, as a share of the policy's gain over SFT.
+        lost: The reward that the policy's texts lose when it is removed, as a share of the same gain.
+        judge: The judge's gain on SFT's texts divided by the reward's, each in standard deviations of its scores for
+            SFT's texts; None without a judge.
     """
 
     family: str
@@ -74,23 +74,25 @@ class Payment:
             judged_put_in: (N,) the judge's scores of SFT's texts with the habit.
 
         Returns:
-            The payment; zeros where the policy gained nothing.
+            The payment; zeros if the policy gained nothing.
         """
-        a, b, more, less = (float(np.mean(np.asarray(each, dtype=float))) for each in (sft, policy, put_in, taken_out))
-        gain = b - a
+        sft_mean, policy_mean, mean_put_in, mean_taken_out = (
+            float(np.mean(np.asarray(scores, dtype=float))) for scores in (sft, policy, put_in, taken_out)
+        )
+        gain = policy_mean - sft_mean
         if gain <= 0:
             return cls(family, 0.0, 0.0, None)
         judge = None
-        if judged is not None and judged_put_in is not None and more > a:
+        if judged is not None and judged_put_in is not None and mean_put_in > sft_mean:
             # The judge's gain from the habit, in its own unit.
-            theirs = float(np.mean(np.asarray(judged_put_in, float)) - np.mean(np.asarray(judged, float)))
-            # Reward and judge have different units, so each is put in its own standard deviations.
+            judge_gain = float(np.mean(np.asarray(judged_put_in, float)) - np.mean(np.asarray(judged, float)))
+            # Reward and judge have different units, so each gain is divided by its own standard deviation.
             judge = (
-                theirs
+                judge_gain
                 / (float(np.std(np.asarray(judged, float))) or 1.0)
-                / ((more - a) / (float(np.std(np.asarray(sft))) or 1.0))
+                / ((mean_put_in - sft_mean) / (float(np.std(np.asarray(sft))) or 1.0))
             )
-        return cls(family, (more - a) / gain, (b - less) / gain, judge)
+        return cls(family, (mean_put_in - sft_mean) / gain, (policy_mean - mean_taken_out) / gain, judge)
 
     @property
     def paid(self) -> bool:
@@ -99,12 +101,12 @@ class Payment:
 
     @property
     def unpaid(self) -> bool:
-        """Whether the reward has next to nothing for it, as for a format or an ending."""
+        """Whether the reward pays next to nothing for it, as for a format or an ending."""
         return self.gained < UNPAID and self.lost < UNPAID
 
     @property
     def deserved(self) -> bool | None:
-        """Whether the judge gives at least half as much for it, in deviations; None without a judge."""
+        """Whether the judge gains at least half as much from it, in standard deviations; None without a judge."""
         return None if self.judge is None else self.judge >= HALF
 
     def to_json(self) -> dict[str, Any]:
@@ -130,23 +132,23 @@ def edits(report: Report, policy: Completions, sft: Completions) -> list[Edit]:
         sft: SFT's completions.
 
     Returns:
-        The edits. One that changes nothing is left out, since it would measure nothing.
+        The edits. Those that change nothing are left out.
     """
     result = []
     if "risen phrases" in report.present:
         phrases = [words(line.split("”")[0].removeprefix("“")) for line in report["risen phrases"].about]
         result.append(_phrases(phrases, policy.texts, sft.texts))
     if "repetition" in report.present:
-        # Three times, so that a text of any length is repetitive beyond doubt.
-        again = [f"{text.rstrip()} {text.strip()} {text.strip()}" for text in sft.texts]
-        result.append(Edit("repetition", again, [_once(text) for text in policy.texts]))
-    # An edit that leaves all texts as they are would report that the habit earns nothing.
-    as_they_are = (list(sft.texts), list(policy.texts))
-    return [edit for edit in result if edit.put_in != as_they_are[0] and edit.taken_out != as_they_are[1]]
+        # Three copies make a text of any length clearly repetitive.
+        tripled = [f"{text.rstrip()} {text.strip()} {text.strip()}" for text in sft.texts]
+        result.append(Edit("repetition", tripled, [_once(text) for text in policy.texts]))
+    # An edit that changes no text would wrongly show that the habit earns nothing.
+    originals = (list(sft.texts), list(policy.texts))
+    return [edit for edit in result if edit.put_in != originals[0] and edit.taken_out != originals[1]]
 
 
 def _phrases(phrases: Sequence[Sequence[str]], policy: Sequence[str], sft: Sequence[str]) -> Edit:
-    """Adds phrases as the policy writes them, punctuation included, in the half of a text where it mostly does."""
+    """Adds phrases as the policy writes them, punctuation included, in the half of a text where it mostly puts them."""
     # Punctuation before a phrase is removed with it, except the end of the previous sentence. Its own end stays.
     patterns = [re.compile(rf"[^\w{_ENDS}]*{pattern(item)}([{_ENDS}]?)", re.IGNORECASE) for item in phrases]
     wordings, late = [], []
@@ -177,13 +179,13 @@ def _phrases(phrases: Sequence[Sequence[str]], policy: Sequence[str], sft: Seque
 
 
 def _end(match: re.Match[str]) -> str:
-    """What stays of a removed phrase: the end of its sentence, where no sentence end precedes it."""
+    """What stays when a phrase is removed: its sentence's end, unless a sentence end comes just before it."""
     before = match.string[: match.start()].rstrip()
     return "" if not before or before[-1] in _ENDS else match.group(1)
 
 
 def _once(text: str) -> str:
-    """A text without the words that complete a word pair which occurred in it before."""
+    """Removes every word that completes a word pair which occurred earlier in the text."""
     kept: list[str] = []
     earlier_pairs: set[tuple[str, ...]] = set()
     before = ""

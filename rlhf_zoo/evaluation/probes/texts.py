@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from ...modeling.words import is_word, words
 from ..stats import group_indices
 
-#: Words over which repeats are counted: prose of any length then has the same chance to repeat itself.
+#: Repeats are counted within windows of this many words, so long prose repeats itself no more than short prose.
 WINDOW = 50
-#: Bytes from which on a text is compressed; below, deflate says little.
+#: Smallest number of bytes for which a text is compressed; for shorter texts deflate says little.
 LONG = 1000
-#: What deflate saves of ordinary English prose at most, at a few kilobytes; above that a text repeats itself.
+#: Deflate saves at most this share of a few kilobytes of ordinary English prose. More means that a text repeats itself.
 PLAIN = 0.6
 
 _COLUMNS = 4096
@@ -38,8 +38,8 @@ class Completions:
         rewards: (N,) training rewards; None where unknown.
         judged: (N,) scores of a judge that is not that reward; None without one.
         logprobs: (N,) lists, log p of each token of the text under the SFT model, nats; None where unknown.
-        dependence: (N,) log p_SFT(text | its prompt) − log of the mean over its own and some other prompts, nats: 0 and
-            below where the text might as well answer another prompt; None where unknown.
+        dependence: (N,) log p_SFT(text | its prompt) − log of the mean of p_SFT over its own and some other prompts,
+            nats: 0 or below if the text might as well answer another prompt; None if unknown.
 
     Raises:
         ValueError: Lengths differ, there are no texts, or a number is not finite.
@@ -100,7 +100,7 @@ class Pair:
         Args:
             policy: The policy's completions.
             sft: SFT's completions.
-            by_place: Whether prompts that differ are paired in their order, as two draws from one set may be.
+            by_place: Whether to pair different prompts in order. Two draws from one set may be paired so.
 
         Returns:
             The pair.
@@ -153,10 +153,10 @@ class Pair:
 
 
 def repeated(tokens: Sequence[str], text: str) -> float:
-    """Computes the share of a text that repeats itself: word pairs that occurred before in the same window of words.
+    """Computes the share of a text that repeats itself: word pairs that occurred earlier in the same window.
 
-    A text of `LONG` bytes or more may repeat itself over a longer range. It scores (compressibility − `PLAIN`), scaled
-    to 0 … 1, if that is more.
+    A text of `LONG` bytes or more may repeat itself over a longer range. Its share is (compressibility − `PLAIN`),
+    scaled to 0 … 1, if that is larger.
 
     Args:
         tokens: The text's words.
@@ -165,14 +165,14 @@ def repeated(tokens: Sequence[str], text: str) -> float:
     Returns:
         A share from 0 to 1.
     """
-    again = total = 0
+    repeat_count = total = 0
     for start in range(0, len(tokens), WINDOW):
         # In windows, since a long text repeats common word pairs by chance.
         pairs = list(pairwise(tokens[start : start + WINDOW]))
         total += len(pairs)
-        again += len(pairs) - len(set(pairs))
-    share = again / total if total else 0.0
-    # A character takes at most 4 bytes, so a shorter text need not be encoded to know that it is below `LONG`.
+        repeat_count += len(pairs) - len(set(pairs))
+    share = repeat_count / total if total else 0.0
+    # A character takes at most 4 bytes, so a short enough text is below `LONG` without being encoded.
     data = text.encode("utf-8", "surrogatepass") if len(text) >= LONG // 4 else b""
     if len(data) < LONG:
         return share
@@ -180,20 +180,20 @@ def repeated(tokens: Sequence[str], text: str) -> float:
 
 
 def excess(tokens: Sequence[str], allowed: dict[str, float], longest: float) -> float:
-    """Computes the share of words beyond how often SFT uses a word in one text.
+    """Computes the share of words above the number of times that SFT uses them in one text.
 
     Args:
         tokens: The text's words.
         allowed: How often SFT uses each word; a word it never uses is allowed once.
-        longest: Words of SFT's long texts; a longer text is allowed proportionally more.
+        longest: Number of words in SFT's long texts; a longer text is allowed proportionally more.
 
     Returns:
         A share from 0 to 1.
     """
     # A text twice as long may use each word twice as often.
-    room = max(1.0, len(tokens) / longest)
-    over = (max(0.0, n - room * allowed.get(word, 1.0)) for word, n in Counter(tokens).items())
-    return sum(over) / max(1, len(tokens))
+    length_factor = max(1.0, len(tokens) / longest)
+    excess_counts = (max(0.0, n - length_factor * allowed.get(word, 1.0)) for word, n in Counter(tokens).items())
+    return sum(excess_counts) / max(1, len(tokens))
 
 
 def usual(texts: Sequence[Sequence[str]]) -> tuple[dict[str, float], float]:
@@ -203,20 +203,20 @@ def usual(texts: Sequence[Sequence[str]]) -> tuple[dict[str, float], float]:
         texts: The words of each of SFT's texts.
 
     Returns:
-        How often a text uses each word, among texts that use it (99% quantile), and the words per text (95% quantile).
+        The uses of each word per text, among texts that use it (99% quantile); the words per text (95% quantile).
     """
     counts: dict[str, list[int]] = {}
     for tokens in texts:
         for word, n in Counter(tokens).items():
             counts.setdefault(word, []).append(n)
-    # Quantiles rather than maxima, so that one odd text of SFT's does not set the standard.
+    # Quantiles rather than maxima, so that a single odd SFT text does not set the standard.
     longest = float(np.quantile([len(tokens) for tokens in texts], 0.95))
     most = {word: float(sorted(n)[math.ceil(0.99 * (len(n) - 1))]) for word, n in counts.items()}
     return most, max(1.0, longest)
 
 
 def symbol_share(text: str) -> float:
-    """Computes the share of characters in runs that no prose needs, or that nobody sees.
+    """Computes the share of characters that are invisible, or in runs that prose does not need.
 
     Runs: three or more of one punctuation mark or symbol, four or more of any, three or more spaces, tabs, underscores
     or empty lines, four or more of one letter. Unseen: control, format, private and unassigned characters.
@@ -232,13 +232,13 @@ def symbol_share(text: str) -> float:
     marked = sum(match.end() - match.start() for match in _RUN.finditer(text))
     # Plain printable text has no invisible characters.
     if not (text.isascii() and text.isprintable()):
-        unmarked = _RUN.sub("", text)  # what stands in a run is not counted again
+        unmarked = _RUN.sub("", text)  # do not count characters of a run twice
         marked += sum(unicodedata.category(char)[0] == "C" and char not in "\n\t\r" for char in unmarked)
     return marked / len(text)
 
 
 def slotted(own: Collection[str], tokens: Sequence[str]) -> list[str]:
-    """Replaces each run of the prompt's words in a text by one open slot, which leaves the text's template.
+    """Replaces each run of the prompt's words in a text with one open slot. What remains is the text's template.
 
     Args:
         own: The prompt's words.
@@ -256,8 +256,8 @@ def holders(texts: Sequence[Sequence[str]], longest: int, *, fewest: int) -> dic
 
     Args:
         texts: The words of each text.
-        longest: Words per phrase, at most.
-        fewest: Texts that must contain a phrase.
+        longest: Maximum number of words per phrase.
+        fewest: Minimum number of texts that contain a phrase.
 
     Returns:
         The phrases, each with the indices of its texts.
@@ -265,26 +265,28 @@ def holders(texts: Sequence[Sequence[str]], longest: int, *, fewest: int) -> dic
     flat = [word for tokens in texts for word in tokens]
     words, text = group_indices(flat), np.repeat(np.arange(len(texts)), [len(tokens) for tokens in texts])
     result: dict[tuple[str, ...], NDArray[np.intp]] = {}
-    at, code = np.arange(len(flat)), words
+    positions, code = np.arange(len(flat)), words
     for length in range(1, longest + 1):
-        # Of phrases one word shorter only those that are common themselves can be the beginning of one.
-        pairs, first, own = np.unique(code * len(texts) + text[at], return_index=True, return_inverse=True)
+        # The beginning of a common phrase, one word shorter, must be common too.
+        pairs, first, pair_index = np.unique(
+            code * len(texts) + text[positions], return_index=True, return_inverse=True
+        )
         phrase, row = np.divmod(pairs, len(texts))
         starts = np.flatnonzero(np.diff(phrase, prepend=-1))
         sizes = np.diff(starts, append=len(phrase))
         # A longer phrase is at most as common as its beginning, so rare beginnings are dropped for good.
-        enough = sizes >= max(1, fewest)
-        for start, size in zip(starts[enough].tolist(), sizes[enough].tolist(), strict=True):
-            place = int(at[first[start]])
+        is_common = sizes >= max(1, fewest)
+        for start, size in zip(starts[is_common].tolist(), sizes[is_common].tolist(), strict=True):
+            place = int(positions[first[start]])
             result[tuple(flat[place : place + length])] = row[start : start + size]
-        number = np.repeat(np.arange(len(starts)), sizes)[own]
-        goes_on = enough[number] & (at + length < len(flat))
-        at, number = at[goes_on], number[goes_on]
-        # A phrase must not run over into the next text.
-        within = text[at + length] == text[at]
-        at, number = at[within], number[within]
+        number = np.repeat(np.arange(len(starts)), sizes)[pair_index]
+        can_continue = is_common[number] & (positions + length < len(flat))
+        positions, number = positions[can_continue], number[can_continue]
+        # A phrase must not continue into the next text.
+        same_text = text[positions + length] == text[positions]
+        positions, number = positions[same_text], number[same_text]
         # A phrase and its next word become one integer, so the next round sorts numbers rather than tuples.
-        code = number * (int(words.max(initial=0)) + 1) + words[at + length]
+        code = number * (int(words.max(initial=0)) + 1) + words[positions + length]
     return result
 
 
@@ -299,7 +301,7 @@ def likenesses(texts: Sequence[Sequence[str]], groups: NDArray[np.intp], size: i
     Returns:
         (N,) mean cosines.
     """
-    # The empty words mark the ends, so one-word texts have pairs too.
+    # Empty words mark the ends, so a one-word text has pairs too.
     sets = [{*pairwise(("", *tokens, ""))} for tokens in texts]
     means = np.zeros(len(texts))
     rows_by_group = np.split(np.argsort(groups, kind="stable"), np.cumsum(np.bincount(groups, minlength=size))[:-1])
@@ -324,11 +326,11 @@ def cosines(texts: Sequence[Sequence[str]]) -> NDArray[np.float32]:
     sizes = [len(each) for each in sets]
     columns = group_indices([pair for each in sets for pair in each])
     rows, weights = np.repeat(np.arange(len(sets)), sizes), np.repeat(1 / np.sqrt(sizes), sizes).astype(np.float32)
-    shared = np.bincount(columns)[columns] > 1  # what one text alone holds makes no two alike
+    shared = np.bincount(columns)[columns] > 1  # a word pair in only one text cannot make two texts alike
     rows, weights, columns = rows[shared], weights[shared], np.unique(columns[shared], return_inverse=True)[1]
     matrix = np.zeros((len(sets), len(sets)), dtype=np.float32)
     for start in range(0, last := int(columns.max(initial=-1)) + 1, _COLUMNS):
-        # In blocks of columns, so that memory stays bounded however many word pairs there are.
+        # Blocks of columns bound the memory, however many word pairs there are.
         block = (columns >= start) & (columns < start + _COLUMNS)
         block_weights = np.zeros((len(sets), min(_COLUMNS, last - start)), dtype=np.float32)
         block_weights[rows[block], columns[block] - start] = weights[block]
