@@ -72,8 +72,8 @@ def baseline(
       rlhf-zoo baseline tiny-world --method best-of-n
     """
     flags = run_flags(ctx, recipe)
-    if wrong := [name for name, value in options.items() if value is not None and name not in OPTIONS[method]]:
-        raise ZooError(f"--{wrong[0]} is no option of --method {method}: leave it out.")
+    if wrong_options := [name for name, value in options.items() if value is not None and name not in OPTIONS[method]]:
+        raise ZooError(f"--{wrong_options[0]} is no option of --method {method}: leave it out.")
     with run_context(recipe, flags, output_dir=output_dir, hub=hub, read_only=True) as (context, _):
         from ..pipeline.experiments.baseline import open_baseline
         from ..pipeline.experiments.baseline_methods import run_method
@@ -81,9 +81,9 @@ def baseline(
         from ..publishing.cards.card import make_card
 
         listed = None if options["beta"] is None else read_betas(options["beta"], method)
-        opened = open_baseline(context, method)
+        finished_run = open_baseline(context, method)
         run_method(
-            opened,
+            finished_run,
             method,
             betas=listed,
             seeds=options["seeds"] or SEEDS,
@@ -91,7 +91,7 @@ def baseline(
             pool=options["pool"] or POOL,
             restart=restart,
         )
-        frontier = write_report(opened, method, served=served)
+        frontier = write_report(finished_run, method, served=served)
         make_card(context.record("ppo").path)
     path = context.directory / "baseline" / "frontier.json"
     if as_json:
@@ -142,20 +142,20 @@ def _show(frontier: Mapping[str, Any]) -> None:
         ["", "KL", "reward", "judge", "win rate over SFT", "over PPO", *beside, "FLOPs"],
         rows,
     )
-    against = []
-    for kind, title in (("equal_kl", "PPO's KL"), ("equal_compute", "PPO's FLOPs")):
-        for method, crossing in frontier[kind].items():
+    comparisons = []
+    for budget, title in (("equal_kl", "PPO's KL"), ("equal_compute", "PPO's FLOPs")):
+        for method, crossing in frontier[budget].items():
             if crossing["inside"]:
-                against.append(_against(f"{method} at {title}", crossing))
+                comparisons.append(_against(f"{method} at {title}", crossing))
                 continue
-            against.append([f"{method} at {title}", crossing["said"], "", ""])
+            comparisons.append([f"{method} at {title}", crossing["said"], "", ""])
             if crossing.get("farthest"):
-                there = f"at KL {crossing['farthest']['kl']:.2f} (PPO: {crossing['farthest']['ppo']})"
-                against.append(_against(f"{method} {there}", crossing["farthest"]))
+                where = f"at KL {crossing['farthest']['kl']:.2f} (PPO: {crossing['farthest']['ppo']})"
+                comparisons.append(_against(f"{method} {where}", crossing["farthest"]))
     table(
         f"The same KL, and at most the same FLOPs ({frontier['served']} completions served)",
         ["", "", "judge", "PPO's judge less this"],
-        against,
+        comparisons,
     )
     _show_curve(frontier)
 
@@ -169,10 +169,10 @@ def _show_curve(frontier: Mapping[str, Any]) -> None:
         peak = f"a peak at d = {estimate(fit['peak']['d'])}" if fit["peak"] else fit["no_peak"]
         title = "the reward" if score == "proxy" else "the judge"
         click.echo(f"Best-of-n's gain of {title} over SFT is d·(α − β·d), d = √KL: α {alpha}, β {beta}; {peak}")
-    if price := frontier["filter"]:
+    if match := frontier["filter"]:
         click.echo(
-            f"A filter that keeps the {price['share']:.1%} of SFT's samples with the highest reward has PPO's reward "
-            f"at {price['kl']:.2f} nats, and a judge of {price['judge']:.2f}; PPO takes "
+            f"A filter that keeps the {match['share']:.1%} of SFT's samples with the highest reward has PPO's reward "
+            f"at {match['kl']:.2f} nats, and a judge of {match['judge']:.2f}; PPO takes "
             f"{frontier['ppo']['kl']['value']:.2f} nats, and its judge is {frontier['ppo']['judge']['value']:.2f}."
         )
     for point in frontier["methods"].get("best-of-n", []):
@@ -185,10 +185,10 @@ def _show_curve(frontier: Mapping[str, Any]) -> None:
 
 def _row(label: str, point: Mapping[str, Any], beside: Sequence[str]) -> list[str]:
     kl = f"{'≤ ' if point['kl']['is_bound'] else ''}{point['kl']['value']:.2f}"
-    won = [f"{point['win_rate'][side]['value']:.3f}" for side in ("sft", "ppo")]
-    more = [interval(point["beside"][name]) if name in point["beside"] else "" for name in beside]
+    win_rates = [f"{point['win_rate'][side]['value']:.3f}" for side in ("sft", "ppo")]
+    extra_scores = [interval(point["beside"][name]) if name in point["beside"] else "" for name in beside]
     flops = f"{point['compute']['flops']:.2e}"
-    return [label, kl, interval(point["reward"]), interval(point["judge"]), *won, *more, flops]
+    return [label, kl, interval(point["reward"]), interval(point["judge"]), *win_rates, *extra_scores, flops]
 
 
 def _against(title: str, point: Mapping[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What commands share beside their options: flags of a recipe, and checks of names."""
+"""Helpers that commands share: reading a recipe's flags, and checking names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .options import TASKS
 
 
 def command_line() -> str:
-    """The command line that the user typed, for records and for other commands that wait."""
+    """The command line that the user typed, for run records and for messages to commands that wait for this one."""
     return shlex.join(["rlhf-zoo", *sys.argv[1:]])
 
 
@@ -24,7 +24,7 @@ def check_namespace(namespace: str | None) -> None:
     """Checks the option --namespace.
 
     Args:
-        namespace: Its value.
+        namespace: The value of the option.
 
     Raises:
         ZooError: No Hub could have a user or an organization of this name.
@@ -39,8 +39,8 @@ def check_repo(repo: str, form: str) -> None:
     """Checks the option --repo.
 
     Args:
-        repo: Its value.
-        form: How it is written, for the error.
+        repo: The value of the option.
+        form: The expected form, for the error message.
 
     Raises:
         ZooError: No Hub could have a repository of this name.
@@ -55,7 +55,7 @@ def quiet_hub(*, bars: bool = False) -> None:
     """Turns off huggingface_hub's warnings of commits that change nothing, and its progress bars.
 
     Args:
-        bars: Whether progress bars stay.
+        bars: Whether to keep the progress bars.
     """
     from huggingface_hub.utils import logging
     from huggingface_hub.utils.tqdm import disable_progress_bars
@@ -89,11 +89,11 @@ def columns_of(text: Any, *, example: str) -> dict[str, str]:
     """Reads the option --columns.
 
     Args:
-        text: Its value.
-        example: How it is written, for the error.
+        text: The value of the option.
+        example: An example value, for the error message.
 
     Raises:
-        ZooError: It is no mapping of names.
+        ZooError: The value is not a mapping of names.
     """
     from ..runs.settings.values import coerce
 
@@ -107,19 +107,19 @@ def columns_of(text: Any, *, example: str) -> dict[str, str]:
 def run_flags(
     ctx: click.Context, recipe: str, *, stage: str | None = None, names: bool = True
 ) -> dict[str, dict[str, Any]]:
-    """Reads the command's flags for a recipe, and checks them and the recipe's files without importing what trains.
+    """Reads a command's flags for a recipe. Checks them and the recipe's files without importing any training code.
 
     Args:
-        ctx: The command's.
+        ctx: The context of the command.
         recipe: A name or a folder.
-        stage: Of a command that runs one stage: a bare key is that stage's.
+        stage: The stage that the command runs, if it runs a single one. A key without a prefix then belongs to it.
         names: Whether to check the names of judges and rewards.
 
     Returns:
         Flags by stage, with those of recipe.yaml under 'recipe'.
 
     Raises:
-        ZooError: There is a mistake in flags or files.
+        ZooError: A flag or a file of the recipe is wrong.
     """
     from ..plugins import REWARDS, check_word
     from ..runs.recipe import load_recipe
@@ -153,7 +153,7 @@ def run_flags(
         if evaluation.lm_eval:
             check_harness()
         rewards = {**loaded.stages["ppo"], **flags["ppo"]}.get("reward_funcs")
-        with contextlib.suppress(ValueError):  # a value that is no list is reported with its key
+        with contextlib.suppress(ValueError):  # a value that is not a list is reported with its key
             for reward in coerce(rewards, list[str] | None) or ():
                 check_word(reward, group=REWARDS)
     return flags

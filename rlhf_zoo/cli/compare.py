@@ -69,7 +69,7 @@ def compare(
         try:
             launch(ppo, votes=votes or None, runs=runs or None, hub=connected, **options)
         except KeyboardInterrupt:
-            raise click.exceptions.Exit(130) from None  # Ctrl-C is how a page ends, so there is nothing to resume
+            raise click.exceptions.Exit(130) from None  # Ctrl-C is the normal way to stop the page: nothing to resume
 
 
 @click.command()
@@ -127,8 +127,8 @@ def trace(
         from ..pipeline.inspect import trace as tracing
 
         subject = tracing.find(run, step=step, hub=connected, **subject_options)
-        traced = tracing.trace_checkpoint(subject, prompt, columns=prompt_columns, **options)
+        trace_result = tracing.trace_checkpoint(subject, prompt, columns=prompt_columns, **options)
         if as_json:
-            print_json(tracing.document(traced, subject))
+            print_json(tracing.document(trace_result, subject))
             return
-        tracing.show(traced, subject, console_of(120))
+        tracing.show(trace_result, subject, console_of(120))

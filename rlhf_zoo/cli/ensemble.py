@@ -1,4 +1,4 @@
-"""`rlhf-zoo ensemble`: a recipe's reward model under several seeds."""
+"""`rlhf-zoo ensemble`: trains a recipe's reward model under several seeds."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -21,11 +21,11 @@ from .train import run_one
 if TYPE_CHECKING:
     from ..hub.client.connect import Hub
 
-#: Options of this command that a recipe's run has as keys, and those that only a policy has.
+#: Options of this command that are keys of a recipe's run, and options that apply only to a policy.
 KEYS = {"prompts": "evaluation.prompts", "samples": "evaluation.samples", "llm": "evaluation.llm"}
 OF_POLICIES = ("against", "reward", "split", "temperature", "max_new_tokens")
 OF_RUNS = ("namespace", "private", "patience", "resume", "restart", "overwrite_repo")
-#: Keys of a recipe that say the same of a policy.
+#: Keys of a recipe that mean the same for a policy.
 SHARED = ("dataset_name", "dataset_revision", "dataset_config", "columns", "seed")
 
 
@@ -79,9 +79,9 @@ def evaluate(
     if _is_policy(subject, keys):
         _evaluate_policy(ctx, subject, judges, keys, llm_keys, as_json, options)
         return
-    wrong = next((name for name in OF_POLICIES if keys[name] is not None), None)
-    if wrong is not None:
-        raise ZooError(f"--{wrong} is for a policy, and {subject} is a recipe: leave it out, or name a policy.")
+    unused_option = next((name for name in OF_POLICIES if keys[name] is not None), None)
+    if unused_option is not None:
+        raise ZooError(f"--{unused_option} is for a policy, and {subject} is a recipe: leave it out, or name a policy.")
     flags = run_flags(ctx, subject, stage="eval")
     flags["recipe"] |= _recipe_keys(judges, {**keys, "llm": llm_keys}, flags["recipe"])
     folder = run_one(subject, "eval", flags, quietly=as_json, **options)
@@ -98,11 +98,13 @@ def _evaluate_policy(
     as_json: bool,
     options: Mapping[str, Any],
 ) -> None:
-    """Evaluates a policy that is no recipe's run, and prints the figures. keys: of OF_POLICIES, prompts and samples."""
-    wrong = "lm_eval" if ctx.meta[TASKS] is not None else next((name for name in OF_RUNS if options[name]), None)
-    if wrong is not None:
-        raise ZooError(f"--{wrong} is for a recipe's run, and {subject} is a policy: leave it out.")
-    shared = _shared(ctx)
+    """Evaluates a policy that is not a recipe's run. `keys` are those of OF_POLICIES, prompts and samples."""
+    unused_option = (
+        "lm_eval" if ctx.meta[TASKS] is not None else next((name for name in OF_RUNS if options[name]), None)
+    )
+    if unused_option is not None:
+        raise ZooError(f"--{unused_option} is for a recipe's run, and {subject} is a policy: leave it out.")
+    shared_keys = _shared(ctx)
     push = options["push_to_hub"]
     with settle_hub(options["hub"], push_to_hub=push, source=options["source_hub"]) as hub:
         if push:
@@ -114,11 +116,11 @@ def _evaluate_policy(
 
             check_access(None, hub=hub)
         try:
-            folder, document = _compare(subject, judges, {**keys, **shared}, llm, options["output_dir"], hub)
+            folder, document = _compare(subject, judges, {**keys, **shared_keys}, llm, options["output_dir"], hub)
         except KeyboardInterrupt:
             asks_llm = any(judge.startswith("llm:") for judge in judges)
-            note = " Answers of language models are kept." if asks_llm else ""
-            click.echo(f"Interrupted; no figures were written, and the same command begins anew.{note}", err=True)
+            hint = " Answers of language models are kept." if asks_llm else ""
+            click.echo(f"Interrupted; no figures were written, and the same command begins anew.{hint}", err=True)
             ctx.exit(130)
         if push:
             from ..hub.client.pull import split_revision
@@ -142,22 +144,22 @@ def _compare(
     output_dir: Path | None,
     hub: Hub,
 ) -> tuple[Path, dict[str, Any]]:
-    """Compares the policy with another. Returns the folder of the figures, and evaluation.json as it stands there."""
+    """Compares the policy with another. Returns the folder of the figures, and the content of its evaluation.json."""
     from ..pipeline import policy_eval as policies
     from ..publishing.cards.report import slug
     from ..runs.settings.evaluation import llm_config
 
-    chosen = {name: value for name, value in keys.items() if value is not None}
-    against, reward = chosen.pop("against", None), chosen.pop("reward", None)
+    given_terms = {name: value for name, value in keys.items() if value is not None}
+    against, reward = given_terms.pop("against", None), given_terms.pop("reward", None)
     if judges:
-        chosen["judges"] = judges
-    terms = policies.Terms(**chosen, llm=llm_config(llm or {}, "--llm"))
-    contest = policies.find_pair(subject, against=against, reward=reward, terms=terms, hub=hub)
+        given_terms["judges"] = judges
+    terms = policies.Terms(**given_terms, llm=llm_config(llm or {}, "--llm"))
+    pair = policies.find_pair(subject, against=against, reward=reward, terms=terms, hub=hub)
     folder = output_dir or Path("runs") / "eval" / slug(subject)
     if folder.exists() and not folder.is_dir():
         raise ZooError(f"{folder} is a file, so no figures can be kept in it: give another --output_dir.")
     with writing(folder):
-        return folder, policies.evaluate(contest, terms, out=folder, command=command_line())
+        return folder, policies.evaluate(pair, terms, out=folder, command=command_line())
 
 
 def _is_policy(subject: str, keys: Mapping[str, Any]) -> bool:
@@ -170,20 +172,20 @@ def _is_policy(subject: str, keys: Mapping[str, Any]) -> bool:
 
 
 def _recipe_keys(judges: tuple[str, ...], keys: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """This command's options as keys of recipe.yaml. Raises ZooError where a key is given in both ways."""
+    """Returns this command's options as keys of recipe.yaml. Raises ZooError if a key is given in both ways."""
     keys_of_options = {key: keys[name] for name, key in KEYS.items() if keys[name] is not None}
     if judges:
         keys_of_options |= {"evaluation.judge": judges[0], "evaluation.judges": list(judges[1:])}
-        # The recipe's own name and description are of its own judge.
+        # The recipe's judge_name and judge_description describe its own judge.
         keys_of_options |= {"evaluation.judge_name": None, "evaluation.judge_description": ""}
-    twice = next((key for key in keys_of_options if key in flags), None)
-    if twice is not None:
-        raise ZooError(f"--{twice} is given, and by another option too: keep one.")
+    repeated_key = next((key for key in keys_of_options if key in flags), None)
+    if repeated_key is not None:
+        raise ZooError(f"--{repeated_key} is given, and by another option too: keep one.")
     return keys_of_options
 
 
 def _shared(ctx: click.Context) -> dict[str, Any]:
-    """The recipe's keys that say something of a policy. Raises ZooError for others."""
+    """Returns the recipe's keys that also apply to a policy. Raises ZooError for others."""
     from ..plugins import did_you_mean
     from ..runs.settings.parse import parse_flags
     from ..runs.settings.values import coerce
@@ -194,8 +196,8 @@ def _shared(ctx: click.Context) -> dict[str, Any]:
     if unknown is None:
         unknown = next((f"{stage}.{name}" for stage, keys in flags.items() for name in keys), None)
     if unknown is not None:
-        near = did_you_mean(unknown, [*SHARED, *OF_POLICIES, "judge", "llm", "prompts", "samples"])
-        raise ZooError(f"--{unknown} is no option for a policy{near or ': `rlhf-zoo eval --help` lists them.'}")
+        suggestion = did_you_mean(unknown, [*SHARED, *OF_POLICIES, "judge", "llm", "prompts", "samples"])
+        raise ZooError(f"--{unknown} is no option for a policy{suggestion or ': `rlhf-zoo eval --help` lists them.'}")
     try:
         seed = {"seed": int(bare["seed"])} if "seed" in bare else {}
     except (TypeError, ValueError) as error:
@@ -213,43 +215,43 @@ def _show(document: Mapping[str, Any]) -> None:
     from ..publishing.cards.markdown import estimate
     from ..publishing.cards.report import FIGURES, answer_rows, unread
 
-    rows, apart = [], []
+    rows, differences = [], []
     for key, title in FIGURES.items():
         before, after = (document[side].get(key) for side in ("sft", "ppo"))
         name = f"judge: {document['judge']['name']}" if key == "judge" else title
         if after is not None:
             rows.append([name, str(estimate(before)), str(estimate(after))])
         if key in document["difference"]:
-            apart.append([name, str(estimate(document["difference"][key]))])
+            differences.append([name, str(estimate(document["difference"][key]))])
     for name, before, after, difference in answer_rows(document["judges"]):
         rows.append([name, str(estimate(before)), str(estimate(after))])
         if difference is not None:
-            apart.append([name, str(estimate(difference))])
-    for name, judged in document["judges"].items():
-        rows.append([f"win rate, by {name}", "", str(estimate(judged["win_rate"]))])
-    for name, judged in (document.get("votes") or {}).items():
-        won = judged["win_rate"]
-        rows.append([f"win rate, by votes of {name}", "", str(estimate(won)) if won else "none"])
+            differences.append([name, str(estimate(difference))])
+    for name, judge in document["judges"].items():
+        rows.append([f"win rate, by {name}", "", str(estimate(judge["win_rate"]))])
+    for name, judge in (document.get("votes") or {}).items():
+        win_rate = judge["win_rate"]
+        rows.append([f"win rate, by votes of {name}", "", str(estimate(win_rate)) if win_rate else "none"])
     rows.append(["win rate at equal length", "", str(estimate(document["win_rate_at_equal_length"]))])
     rows.append(["control: against itself, other seed", str(estimate(document["control"])), ""])
-    counted = format_prompt_count(document["prompts"], document["rows"])
+    prompt_count = format_prompt_count(document["prompts"], document["rows"])
     table(
-        f"{document['policy']['name']} against {document['against']['name']}: {counted} prompts of the "
+        f"{document['policy']['name']} against {document['against']['name']}: {prompt_count} prompts of the "
         f"{document['split']} split, {document['samples_per_prompt']} completions a row, 95% intervals",
         ["", "the other", "the policy"],
         rows,
     )
-    table("The policy minus the other, paired by prompt", ["", "difference"], apart)
-    for judged in (document.get("votes") or {}).values():
-        if judged["problem"]:
-            say(judged["problem"], err=True)
-    for name, judged in document["judges"].items():
-        unfit = (judged.get("check") or {}).get("unfit")
+    table("The policy minus the other, paired by prompt", ["", "difference"], differences)
+    for judge in (document.get("votes") or {}).values():
+        if judge["problem"]:
+            say(judge["problem"], err=True)
+    for name, judge in document["judges"].items():
+        unfit = (judge.get("check") or {}).get("unfit")
         if unfit:
             say(f"{name}: {unfit}", err=True)
-        if unreadable := unread(judged):
+        if unreadable := unread(judge):
             say(f"{name}: {unreadable}", err=True)
-        if judged.get("is_training_reward") and not judged.get("checks_answers"):
+        if judge.get("is_training_reward") and not judge.get("checks_answers"):
             click.echo(
                 f"{name} is the policy's own reward: it shows that training worked, not that answers got better.",
                 err=True,

@@ -1,4 +1,4 @@
-"""`rlhf-zoo lineage|reproduce`: what a published model came of, and whether it comes out again."""
+"""`rlhf-zoo lineage|reproduce`: what a published model was made from, and whether training reproduces it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line. Nothing heavy is imported before a command runs, and the Hub is settled before that."""
+"""The command line. Nothing heavy is imported before a command runs, and the Hub is chosen before that."""
 
 import contextlib
 import importlib
@@ -95,7 +95,7 @@ def cli() -> None:
 
 
 def _sentence(error: click.ClickException) -> str:
-    """A message of click, which has one or two sentences, as one sentence that says how to fix it."""
+    """Turns a message of click, one or two sentences, into one sentence that says how to fix the error."""
     first, _, more = error.format_message().partition(". ")
     sentence = first + (f", {more[0].lower()}{more[1:]}" if more else "")
     if sentence.endswith("?"):
@@ -105,7 +105,7 @@ def _sentence(error: click.ClickException) -> str:
 
 
 def _of_the_user(error: BaseException) -> str | None:
-    """The sentence for a system error that a user can fix, such as a full disk or a wrong path. None for a defect."""
+    """The message for a system error that the user can fix, such as a full disk or a wrong path; None for a bug."""
     from ..hub.client.refusals import is_disk_full
 
     path = getattr(error, "filename", None)
@@ -121,7 +121,7 @@ def _of_the_user(error: BaseException) -> str | None:
 
 
 def _nobody_reads() -> bool:
-    """Whether nobody reads stdout any more, as after `| head`."""
+    """Whether the reader of stdout has closed the pipe, as `| head` does."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -131,7 +131,7 @@ def _nobody_reads() -> bool:
 
 
 def _as_ctrl_c(process: int, number: int, frame: FrameType | None) -> None:
-    """Turns SIGTERM, by which schedulers take machines back, into Ctrl-C. A child that inherits this just ends."""
+    """Treats SIGTERM, which schedulers send to preempt a job, as Ctrl-C. A child process that inherits this ends."""
     if os.getpid() != process:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
@@ -141,8 +141,8 @@ def _as_ctrl_c(process: int, number: int, frame: FrameType | None) -> None:
 def _fail(sentence: str) -> NoReturn:
     """Prints the error and exits with code 2.
 
-    Of several processes the first prints it; the launcher then ends the other ones, which wait. The launcher also
-    prints a summary, which cannot be turned off, so the sentence is written where it reads the cause.
+    With several processes, the first one prints it; the launcher then ends the others, which wait. The launcher also
+    prints a summary that cannot be turned off, so the message is written where the launcher looks for the cause.
     """
     _after_the_first()
     sentence = printable(sentence)  # also where the system, click or a library words it

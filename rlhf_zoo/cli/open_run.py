@@ -1,4 +1,4 @@
-"""What commands open and close: the Hub, the run directory, and the outbox of a run."""
+"""Opens and closes what commands work with: the Hub, the run directory, and the outbox of a run."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 def settle_hub(
     flag: str | None, *, push_to_hub: bool, source: str | None = "none", option: str = "--hub"
 ) -> Iterator[Hub]:
-    """Connects to the Hub of a command, says which it is, and disconnects at the end.
+    """Connects to the Hub of a command, prints which one it is, and disconnects at the end.
 
     Args:
         flag: The value of --hub.
         push_to_hub: Whether the command publishes.
-        source: The value of --source_hub; 'none' for a command that only reads and writes on one Hub.
+        source: The value of --source_hub; 'none' for a command that uses a single Hub.
         option: The option that gave `flag`.
     """
     from ..hub.client.connect import choose, choose_source, connect
 
     target = choose(flag, push_to_hub=push_to_hub, option=option)
     with connect(target, choose_source(source, target)) as hub:
-        named = source not in (None, "none") and hub.source is not None
-        also = f"; models and data that it has not: {hub.source.described}" if named and hub.source else ""
-        click.echo(f"Hub: {hub.described}{also}", err=True)
+        reads_source = source not in (None, "none") and hub.source is not None
+        note = f"; models and data that it has not: {hub.source.described}" if reads_source and hub.source else ""
+        click.echo(f"Hub: {hub.described}{note}", err=True)
         yield hub
 
 
@@ -59,18 +59,18 @@ def run_context(
 ) -> Iterator[tuple[RunContext, Publisher | None]]:
     """Opens a run as `open_run` does, with the recipe, the Hub and the lock that a command needs.
 
-    Of several processes the first one opens them; the others take the result from it, and send nothing.
+    With several processes, the first one opens them; the others receive the result from it, and send nothing.
 
     Args:
         recipe: A name, a folder or a loaded recipe.
-        flags: By stage, as `run_flags` returns them.
+        flags: The flags by stage, as `run_flags` returns them.
         output_dir: The run directory; None for runs/RECIPE.
         hub: The value of --hub.
         source_hub: The value of --source_hub.
         push_to_hub: Whether the command publishes.
         namespace: The value of --namespace.
-        writes: Whether the command writes into the run directory: then no other command may meanwhile.
-        **options: Of `open_run`.
+        writes: Whether the command writes into the run directory. If so, it is locked for other commands.
+        **options: Options of `open_run`.
     """
     if not distributed.first():
         from ..hub.client.connect import point_clients
@@ -87,9 +87,9 @@ def run_context(
         return
     before = dict(os.environ)
     loaded, directory = settle_run(recipe, output_dir=output_dir, namespace=namespace)
-    touched = [folder for folder in (options.get("base"), directory) if writes and folder is not None]
+    to_lock = [folder for folder in (options.get("base"), directory) if writes and folder is not None]
     with (
-        writing(*touched),
+        writing(*to_lock),
         settle_hub(hub, push_to_hub=push_to_hub, source=source_hub) as connected,
         open_run(
             loaded,
@@ -113,16 +113,16 @@ def writing(*directories: Path) -> Iterator[None]:
     """Locks run directories while this command writes into them.
 
     Args:
-        *directories: To lock.
+        *directories: The run directories to lock.
 
     Raises:
         ZooError: Another command writes into one of them.
     """
     from ..runs.lock import sole_writer
 
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as locks:
         for directory in directories:
-            held.enter_context(sole_writer(directory, command=command_line()))
+            locks.enter_context(sole_writer(directory, command=command_line()))
         yield
 
 
@@ -135,7 +135,7 @@ def settle_run(recipe: str | Recipe, *, output_dir: Path | None, namespace: str 
         namespace: The value of --namespace, to check.
 
     Raises:
-        ZooError: There is no such recipe, the directory cannot be one, or no Hub accepts the namespace.
+        ZooError: There is no such recipe, the path cannot be a directory, or no Hub accepts the namespace.
     """
     from ..runs.recipe import load_recipe
 
@@ -162,12 +162,12 @@ def open_run(
     again: bool = False,
     **options: Any,
 ) -> Iterator[tuple[RunContext, Publisher | None]]:
-    """Opens a run, and its outbox where it publishes; sends what is left at the end.
+    """Opens a run, and its outbox if it publishes; sends the remaining files at the end.
 
     Args:
         recipe: The recipe.
         directory: The run directory.
-        flags: By stage, as `run_flags` returns them.
+        flags: The flags by stage, as `run_flags` returns them.
         connected: The Hub.
         restart: Whether to discard what was done before.
         resume: The value of --resume, to check.
@@ -177,11 +177,12 @@ def open_run(
         **options: Options of `rlhf-zoo run`, and fields of `RunContext`: see `_context`.
 
     Raises:
-        ZooError: The flags contradict each other, nobody may publish there, or the directory is another recipe's.
+        ZooError: The flags contradict each other, the token may not publish there, or the directory belongs to another
+            recipe.
     """
     if resume is not None and restart:
         raise ZooError("--resume auto goes on with what lies in the run directory, and --restart forgets it: keep one.")
-    quiet_hub()  # uploads go on behind the training's own progress bar
+    quiet_hub()  # uploads continue behind the progress bar of training
     context = _context(recipe, directory, flags, connected, restart=restart, **options)
     if not restart:  # before anything is sent under this recipe's names
         context.check_recipe(["data", *STAGES, "eval"])
@@ -208,7 +209,7 @@ def _context(
 ) -> RunContext:
     """Makes the context of a run, and prints where it publishes.
 
-    Unless `explicit`, the user named no Hub; then an adapter whose base no Hub has is not sent to the embedded one.
+    Without `explicit`, the user named no Hub; an adapter whose base is on no Hub is then not sent to the embedded one.
     """
     from ..hub.client.publish import check_access
     from ..publishing.adapters import kept_here
@@ -234,9 +235,9 @@ def _context(
         own=own or OWN,
         variant=variant,
     )
-    kept = kept_here(context) if context.publish and not explicit else None
-    if kept is not None:
-        click.echo(f"Not publishing: {kept}", err=True)
+    reason = kept_here(context) if context.publish and not explicit else None
+    if reason is not None:
+        click.echo(f"Not publishing: {reason}", err=True)
         return replace(context, publish=False)
     if context.publish:
         click.echo(f"Publishing to {namespace}/{recipe.name}-{f'{variant}-' if variant else ''}*", err=True)
@@ -249,7 +250,7 @@ def _context(
 def publishing(
     context: RunContext, *, patience: float | None, stages: tuple[str, ...] | None = None, again: bool = False
 ) -> Iterator[Publisher | None]:
-    """Opens the outbox of a run; sends what is left at the end.
+    """Opens the outbox of a run; sends the remaining files at the end.
 
     Args:
         context: The run.
@@ -267,8 +268,8 @@ def publishing(
         yield None
         return
     sender = Sender(context, stages=stages, again=again)
-    waits = PATIENCE if patience is None else patience
-    with Outbox(sender, hub=context.hub.described, resume_command=resume_command(context), patience=waits) as outbox:
+    seconds = PATIENCE if patience is None else patience
+    with Outbox(sender, hub=context.hub.described, resume_command=resume_command(context), patience=seconds) as outbox:
         yield outbox
 
 

@@ -1,4 +1,4 @@
-"""Options that several commands have, each written once."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FLAGS = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 
 def with_options(*options: Callable) -> Callable:
-    """Makes one decorator of several, for a group of options.
+    """Combines several decorators into one, for a group of options.
 
     Args:
         *options: The decorators, in the order of `--help`.
@@ -28,7 +28,7 @@ def with_options(*options: Callable) -> Callable:
 
 
 class UserPath(click.Path):
-    """A path that is not empty: an unset variable of the shell leaves "", which would mean the current folder."""
+    """A path that is not empty. An unset shell variable expands to "", which would mean the current folder."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(path_type=Path, **options)
@@ -126,7 +126,7 @@ def json_option(text: str = "Print JSON.") -> Callable:
     """Makes the option --json.
 
     Args:
-        text: Its help.
+        text: The help text.
     """
     return click.option("--json", "as_json", is_flag=True, help=text)
 
@@ -167,7 +167,7 @@ def seeds_option(text: str, *, least: int = 1, default: int | None = 1) -> Calla
     """Makes the option --seeds.
 
     Args:
-        text: Its help.
+        text: The help text.
         least: The least number of seeds.
         default: The default; None where the command decides.
     """

@@ -26,10 +26,10 @@ COLUMNS = ("weights", "gradients", "optimizer", "activations", "cache", "logits"
 
 @contextlib.contextmanager
 def reading_hub(needed: bool, source: str | None) -> Iterator[Hub]:
-    """Connects to the Hubs that a command which publishes nothing reads: those that `rlhf-zoo run` asks without --hub.
+    """Connects a command that publishes nothing to the Hubs that `rlhf-zoo run` would read from without --hub.
 
     Args:
-        needed: Whether the recipe names anything on a Hub; else none is started.
+        needed: Whether the recipe names anything on a Hub. If not, no Hub is started.
         source: The value of --source_hub.
     """
     from ..hub.client.connect import CLIENT
@@ -87,22 +87,22 @@ def plan(
         if device.cpu and loaded.zoo.get("gpu"):
             device = parse_device(loaded.zoo["gpu"])
     if device == parse_device(loaded.zoo.get("gpu", "cpu")) and not lora:
-        for stage, named in (loaded.zoo.get("gpu_flags") or {}).items():
-            keys = obeyed(loaded, stage, named)
+        for stage, gpu_flags in (loaded.zoo.get("gpu_flags") or {}).items():
+            keys = obeyed(loaded, stage, gpu_flags)
             assumed += [f"{stage}.{key} {json.dumps(keys[key])}, as the recipe's zoo.yaml says for {device}"
                         for key in keys if key not in flags[stage]]  # fmt: skip
             flags[stage] = {**keys, **flags[stage]}
     with reading_hub(models_elsewhere(loaded, flags), source_hub) as hub:
-        made = make_plan(loaded, device, flags, prompt=prompt_length, hub=hub)
-    made = replace(made, assumed=[*made.assumed, *assumed])
+        result = make_plan(loaded, device, flags, prompt=prompt_length, hub=hub)
+    result = replace(result, assumed=[*result.assumed, *assumed])
     if as_json:
-        print_json(made.to_json())
+        print_json(result.to_json())
         return
-    show(made)
+    show(result)
 
 
 def show(made: Plan) -> None:
-    """Prints a plan: a table of the phases of each stage, of its models, and what does not fit.
+    """Prints a plan: tables of each stage's phases and models, and what does not fit.
 
     Args:
         made: The plan.
@@ -126,38 +126,38 @@ def show(made: Plan) -> None:
             for name, need in stage.models.items()
         ])  # fmt: skip
     for stage in made.stages:
-        fits = f"{stage.stage} needs {gib(stage.peak)} of {made.device.room:.1f} GiB that a plan may fill"
+        need_line = f"{stage.stage} needs {gib(stage.peak)} of {made.device.room:.1f} GiB that a plan may fill"
         if stage.stage not in made.changes:
-            click.echo(f"Fits: {fits}.")
+            click.echo(f"Fits: {need_line}.")
             continue
         change = made.changes[stage.stage]
-        mend = (
+        remedy = (
             "no key makes it fit: take more or larger devices"
             if change is None
             else f"the smallest change that makes it fit is {change} ({gib(change.peak)} GiB)"
         )
-        click.echo(f"DOES NOT FIT: {fits}; {mend}.")
+        click.echo(f"DOES NOT FIT: {need_line}; {remedy}.")
     for stage in made.stages:
-        spent, unit = made.durations[stage.stage], "an update" if stage.stage == "ppo" else "a step"
-        if spent is None:
+        duration, unit = made.durations[stage.stage], "an update" if stage.stage == "ppo" else "a step"
+        if duration is None:
             click.echo(f"Seconds of {stage.stage}: not known, as nothing was measured on such a device.")
             continue
-        parts = ", ".join(f"{name} {seconds(value)}" for name, value in spent.seconds.items() if value)
+        parts = ", ".join(f"{name} {seconds(value)}" for name, value in duration.seconds.items() if value)
         total_time = made.total_time(stage.stage)
         click.echo(
-            f"Seconds of {stage.stage}: about {seconds(spent.total)} {unit} of the longest texts{total_time}: {parts}; "
-            f"{spent.basis}."
+            f"Seconds of {stage.stage}: about {seconds(duration.total)} {unit} of the longest texts{total_time}: "
+            f"{parts}; {duration.basis}."
         )
     for assumption in made.assumed:
         click.echo(f"Assumed: {assumption}.")
 
 
 def say(recipe: Recipe, flags: Mapping[str, Mapping[str, Any]], *, hub: Hub, stage: str | None = None) -> None:
-    """Prints the plan of a command that is about to train, in one line on the error stream. It refuses nothing.
+    """Prints the plan of a command that is about to train, in one line on stderr. Never refuses a plan.
 
     Args:
         recipe: The recipe.
-        flags: By stage.
+        flags: The flags by stage.
         hub: Where the command finds models.
         stage: The only stage that will run; None for all.
     """
@@ -166,11 +166,11 @@ def say(recipe: Recipe, flags: Mapping[str, Mapping[str, Any]], *, hub: Hub, sta
     from ..pipeline.plan.plan import make_plan
     from ..runs.settings.key_classes import obeyed
 
-    chosen = list(recipe.stages) if stage is None else [stage]
-    keys = {name: {**obeyed(recipe, name, recipe.stages[name]), **flags.get(name, {})} for name in chosen}
-    on_cpu = any(each.get("use_cpu") for each in keys.values())
+    stages = list(recipe.stages) if stage is None else [stage]
+    keys = {name: {**obeyed(recipe, name, recipe.stages[name]), **flags.get(name, {})} for name in stages}
+    on_cpu = any(stage_keys.get("use_cpu") for stage_keys in keys.values())
     try:
         device = replace(local_device(use_cpu=on_cpu), count=distributed.count())
-        click.echo(make_plan(recipe, device, flags, stages=chosen, suggest_changes=False, hub=hub).line, err=True)
+        click.echo(make_plan(recipe, device, flags, stages=stages, suggest_changes=False, hub=hub).line, err=True)
     except ZooError as error:
         click.echo(f"No plan: {error}", err=True)

@@ -112,7 +112,7 @@ def _count(number: int, noun: str) -> str:
 def _under(
     model: str, hub: str | None, source_hub: str | None, ours: Completions, theirs: Completions, seed: int
 ) -> tuple[Completions, Completions]:
-    """With log-probabilities under the SFT model, and how much likelier it finds a text after its own prompt."""
+    """Adds log-probabilities under the SFT model, and how much likelier it finds a text after its own prompt."""
     from ..evaluation.text_logprobs import dependence, logprobs_under
     from ..hub.client.refs import resolve
     from ..modeling.chat import tokenize_completion

@@ -28,7 +28,7 @@ def card(run: Path, step: int | None) -> None:
 
     for stage in stage_directories(run):
         StageRecord(stage).check_own()
-        # A stage lies in the directory of its run, where training holds the lock.
+        # A stage's directory is inside that of its run, which training locks.
         with writing(stage.absolute().parent if stage.name in STAGES else stage):
             click.echo(str(make_card(stage, step=step)))
 

@@ -60,7 +60,7 @@ def pull(repository: str, output_dir: Path | None, listing: bool, hub: str | Non
 
 
 def _tell(pulled: Pulled) -> None:
-    """What the user should know beside the path, on stderr."""
+    """Prints to stderr what the user should know besides the path."""
     if pulled.unanswered is not None:
         say(f"The Hub does not answer ({pulled.unanswered}): this is the copy in the cache.", err=True)
     if pulled.refetched:

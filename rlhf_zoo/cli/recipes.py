@@ -49,19 +49,19 @@ def recipes_list(as_json: bool, readme: Path | None) -> None:
     if readme is not None:
         readme.write_text(with_table(readme.read_text(encoding="utf-8")), encoding="utf-8")
         return
-    more, left_out = rows_of_other_packages()
-    rows = [*recipe_rows(), *more]
-    for sentence in left_out:
+    package_rows, warnings = rows_of_other_packages()
+    rows = [*recipe_rows(), *package_rows]
+    for sentence in warnings:
         click.echo(f"Warning: {sentence}", err=True)
     if as_json:
         print_json([asdict(row) for row in rows])
         return
     for hardware in HARDWARE:
-        some = [row for row in rows if row.hardware == hardware]
+        group = [row for row in rows if row.hardware == hardware]
         table(hardware[0].upper() + hardware[1:], ["recipe", "stages", "data", "memory", "description"], [
             [row.name, " ".join(row.stages), row.data + (" (simulated)" if row.simulated else ""), row.memory,
              row.description + (f" (package {row.package})" if row.package else "")]
-            for row in some
+            for row in group
         ])  # fmt: skip
 
 
@@ -124,23 +124,23 @@ def _validate(recipe: str, flags: dict[str, dict[str, Any]], source_hub: str | N
     from ..runs.settings.parse import recipe_config, stage_settings
 
     loaded = load_recipe(recipe)
-    shared, checked = recipe_config(loaded, flags["recipe"]), {}
+    shared, settings_by_stage = recipe_config(loaded, flags["recipe"]), {}
     for stage in loaded.stages:
         settings = stage_settings(loaded, stage, flags[stage], shared_flags=flags["recipe"], output_dir=Path("runs"))
-        checked[stage] = settings
+        settings_by_stage[stage] = settings
         check_installed(settings)
         if stage == "ppo":
             from ..pipeline.stages.ppo import reward_functions
 
             reward_functions(settings)
-    if "ppo" in checked:
-        check_parents(loaded, checked["ppo"])
-    with reading_hub(on_a_hub(loaded, shared, checked), source_hub) as hub:
-        _check_on_hub(hub, loaded, shared, checked)
+    if "ppo" in settings_by_stage:
+        check_parents(loaded, settings_by_stage["ppo"])
+    with reading_hub(on_a_hub(loaded, shared, settings_by_stage), source_hub) as hub:
+        _check_on_hub(hub, loaded, shared, settings_by_stage)
 
 
 def _check_on_hub(hub: Hub, recipe: Recipe, shared: RecipeConfig, checked: dict[str, StageSettings]) -> None:
-    """Checks what needs the files of the recipe's models and data."""
+    """Runs the checks that need the files of the recipe's models and data."""
     from ..evaluation.judges.named import check_names, needing_labels
     from ..evaluation.lm_eval import check_tasks
     from ..hub.client.refusals import reason
@@ -148,13 +148,13 @@ def _check_on_hub(hub: Hub, recipe: Recipe, shared: RecipeConfig, checked: dict[
     from ..runs.checks.splits import check_forms, check_labeled, check_own_pairs
     from ..runs.judge import with_judge
 
-    last = hub.source or hub  # the Hub that is tried last
-    silence = last.silence()
-    if silence is not None:  # so that it is not tried again for each name
-        last = replace(last, offline=True)
-        hub = last if hub.source is None else replace(hub, source=last)
+    tried = hub.source or hub  # the Hub that is tried last
+    failure = tried.silence()
+    if failure is not None:  # so that it is not tried again for each name
+        tried = replace(tried, offline=True)
+        hub = tried if hub.source is None else replace(hub, source=tried)
     unchecked = {
-        f"the columns of {name}": why for name, why in check_forms(shared, checked, hub, every_row=True).items()
+        f"the columns of {name}": cause for name, cause in check_forms(shared, checked, hub, every_row=True).items()
     }
     models = named_models(checked, hub, leniently=True)
     unchecked |= {f"the context of {model.name}": model.unseen for model in models.values() if model.unseen is not None}
@@ -167,23 +167,23 @@ def _check_on_hub(hub: Hub, recipe: Recipe, shared: RecipeConfig, checked: dict[
         _try_rules(shared, checked["ppo"], names, hub)
         if "classifier" in names:
             with needing_labels():
-                unchecked |= {f"the labels of {name}": why for name, why in check_labeled(shared, hub).items()}
+                unchecked |= {f"the labels of {name}": cause for name, cause in check_labeled(shared, hub).items()}
         check_tasks(shared.evaluation.lm_eval)
-        unchecked |= {f"the pairs of {name}": why for name, why in check_own_pairs(recipe, shared, hub).items()}
-    cut = cut_by_sft(shared, checked["sft"], models.get("policy"), hub) if "sft" in checked else None
+        unchecked |= {f"the pairs of {name}": cause for name, cause in check_own_pairs(recipe, shared, hub).items()}
+    truncation = cut_by_sft(shared, checked["sft"], models.get("policy"), hub) if "sft" in checked else None
     click.echo(f"{recipe.name} is valid: {', '.join(recipe.stages)}.")
-    if cut is not None and cut.cut:
-        click.echo(f"Of the stage sft {cut.line}.")
+    if truncation is not None and truncation.cut:
+        click.echo(f"Of the stage sft {truncation.line}.")
     if unchecked:
-        why = next(iter(unchecked.values())) if silence is None else f"it does not answer: {reason(silence)}"
+        cause = next(iter(unchecked.values())) if failure is None else f"it does not answer: {reason(failure)}"
         click.echo(
-            f"Not checked: {', '.join(unchecked)}, which {last.address} does not show ({why}); --source_hub names "
+            f"Not checked: {', '.join(unchecked)}, which {tried.address} does not show ({cause}); --source_hub names "
             "another Hub."
         )
 
 
 def _try_rules(shared: RecipeConfig, ppo: StageSettings, judges: Iterable[str], hub: Hub) -> None:
-    """Tries reward functions, and judges that are rules, on prompts in files here, as `run` does before it trains."""
+    """Tries reward functions and rule judges on prompts in local files, as `run` does before it trains."""
     from ..evaluation.judges.rule import RuleJudge
     from ..pipeline.stages.ppo import check_answers, reward_functions, try_functions
     from ..runs.checks.splits import rows_here
@@ -198,11 +198,11 @@ def _try_rules(shared: RecipeConfig, ppo: StageSettings, judges: Iterable[str], 
     try_functions(ppo, functions, data)
     split, share = evaluated_split(shared, ppo.data)
     rules = [RuleJudge(argument) for kind, argument in map(kind_of, judges) if kind == "rule"]
-    evaluated = rows_here(shared, ppo, hub, split) if rules and share is None else None
-    if evaluated is not None:
-        evaluated = evaluated.select(range(min(shared.evaluation.prompts, len(evaluated))))
+    test_prompts = rows_here(shared, ppo, hub, split) if rules and share is None else None
+    if test_prompts is not None:
+        test_prompts = test_prompts.select(range(min(shared.evaluation.prompts, len(test_prompts))))
         for rule in rules:
-            rule.check_prompts(evaluated, of=f"the split {split}")
+            rule.check_prompts(test_prompts, of=f"the split {split}")
 
 
 @recipes.command("keys")

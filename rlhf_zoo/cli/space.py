@@ -59,28 +59,28 @@ def deploy(
         from ..hub.client.publish import check_access
 
         quiet_hub()
-        own = check_access("local" if connected.kind == "local" else None, hub=connected)
+        account = check_access("local" if connected.kind == "local" else None, hub=connected)
         models = find_models(ppo, **options)
         models, problem = with_runs(models, ablation or None)
         if problem is not None:
             click.echo(problem, err=True)
-        name = repo or f"{own}/{models.ppo.repo.rpartition('/')[2].removesuffix('-ppo')}-compare"
+        name = repo or f"{account}/{models.ppo.repo.rpartition('/')[2].removesuffix('-ppo')}-compare"
 
         from ..app.serve import page_of
 
         page = functools.partial(page_of, models, connected)
         builds = connected.kind == "huggingface"
-        done = deploy_space(name, models, page=page, private=private, builds=builds, hub=connected)
-        _collect(models, name, connected, private=done.private)
-        _tell(name, done, models, connected)
+        deployed = deploy_space(name, models, page=page, private=private, builds=builds, hub=connected)
+        _collect(models, name, connected, private=deployed.private)
+        _tell(name, deployed, models, connected)
 
 
 def _tell(name: str, done: Deployed, models: SpaceModels, hub: Hub) -> None:
     state = "created" if done.created else "updated" if done.changed else "unchanged"
     # The embedded Hub's address ends with this command.
-    where = f"{name} on the embedded Hub" if hub.kind == "local" else done.url
+    location = f"{name} on the embedded Hub" if hub.kind == "local" else done.url
     kind = "a live page" if done.sdk == "gradio" else "a static page"
-    click.echo(f"Space: {where} ({kind}, {state}, commit {done.commit[:10]})")
+    click.echo(f"Space: {location} ({kind}, {state}, commit {done.commit[:10]})")
     if done.refused is not None:
         click.echo(
             f"It is a static page: this account may have no Gradio Space (402: {done.refused}), so it holds "
@@ -99,12 +99,12 @@ def _tell(name: str, done: Deployed, models: SpaceModels, hub: Hub) -> None:
     else:
         if done.sdk == "gradio" and models.votes is None:
             click.echo("It keeps no votes; --votes NAMESPACE/NAME names a data set for them.")
-        at = f" --hub {hub.label}" if hub.kind != "huggingface" else ""
-        click.echo(f"The live page, here: rlhf-zoo compare {models.ppo.name}{at}")
+        hub_option = f" --hub {hub.label}" if hub.kind != "huggingface" else ""
+        click.echo(f"The live page, here: rlhf-zoo compare {models.ppo.name}{hub_option}")
 
 
 def _collect(models: SpaceModels, space: str, hub: Hub, *, private: bool) -> None:
-    """Puts the Space into its recipe's Collection. A Hub or token without Collections costs a message alone."""
+    """Puts the Space into its recipe's Collection. Only prints a message if the Hub or token has no Collections."""
     from ..publishing.collections import collect
 
     if models.recipe is None:

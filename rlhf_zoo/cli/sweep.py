@@ -69,9 +69,9 @@ def sweep(ctx: click.Context, recipe: str, grid: tuple[str, ...], seeds: int, as
         from ..pipeline.experiments.runner import own_seed, variants
 
         run = context.directory
-        first = own_seed(context.recipe, flags, run) if seeds > 1 else 1
-        cells = variants(values, folder=SWEEP, seeds=seeds, first=first)
-        outcomes, refused = train(context, publisher, cells, flags, Console(stderr=True))
+        first_seed = own_seed(context.recipe, flags, run) if seeds > 1 else 1
+        cells = variants(values, folder=SWEEP, seeds=seeds, first=first_seed)
+        outcomes, error = train(context, publisher, cells, flags, Console(stderr=True))
         path = write_overview(run, loaded.name, outcomes, values)
         if as_json:
             click.echo(path.read_text(encoding="utf-8").rstrip())
@@ -81,8 +81,8 @@ def sweep(ctx: click.Context, recipe: str, grid: tuple[str, ...], seeds: int, as
                 tag = f"{context.repo('ppo')}@{outcomes[0].variant.name}"
                 click.echo(f"Each run is a tag, as in `rlhf-zoo pull {tag} --hub {context.hub.label}`.")
             click.echo(f"The figures are in {path}.")
-        if refused is not None:
-            raise refused
+        if error is not None:
+            raise error
 
 
 @click.command(context_settings=FLAGS)
@@ -123,17 +123,20 @@ def ablate(
     with writing(run), settle_hub(hub, push_to_hub=options["push_to_hub"], source=source_hub) as connected:
         from rich.console import Console
 
-        first = own_seed(loaded, flags, run) if seeds > 1 else 1
-        runs = variants(values, folder=ABLATION, seeds=seeds, first=first)
+        first_seed = own_seed(loaded, flags, run) if seeds > 1 else 1
+        runs = variants(values, folder=ABLATION, seeds=seeds, first=first_seed)
         contexts = []
 
         @contextlib.contextmanager
         def opened(variant: Variant) -> Iterator[tuple[RunContext, Publisher | None]]:
             fields = variant.fields(run, flags)
             directory = fields["directory"]
-            with writing(directory), open_run(loaded, connected=connected, **fields, **options) as (own, publisher):
-                contexts.append(own)
-                yield own, publisher
+            with (
+                writing(directory),
+                open_run(loaded, connected=connected, **fields, **options) as (variant_context, publisher),
+            ):
+                contexts.append(variant_context)
+                yield variant_context, publisher
 
         outcomes = run_variants(run, runs, opened, Console(stderr=True))
         path = write_overview(run, loaded.name, outcomes)
@@ -159,7 +162,7 @@ def read_grid(options: Sequence[str], *, flags: Mapping[str, Any]) -> dict[str, 
         Key -> its values, each once.
 
     Raises:
-        ZooError: A key is not PPO's, has a wrong value, or is given twice.
+        ZooError: A key is not a key of PPO, has a wrong value, or is given twice.
     """
     listed = dict(_parts(option) for option in options)
     if len(listed) < len(options):
@@ -236,7 +239,7 @@ def _check_ppo(recipe: Recipe, verb: str) -> None:
 
 
 def _show_figures(console: Console, title: str, outcomes: Sequence[Outcome]) -> None:
-    """Prints a table with a row for each setting, its figures over seeds and its verdicts; and which probes fire."""
+    """Prints a table of figures over seeds and verdicts, one row per setting, and then the probes that fire."""
     from rich.table import Table
 
     from ..pipeline.experiments.runner import over_settings
@@ -247,12 +250,12 @@ def _show_figures(console: Console, title: str, outcomes: Sequence[Outcome]) -> 
     for setting, figures, group in over_settings(outcomes):
         cells = [_over_seeds(figures[name]) for name in COLUMNS]
         one_run = len(group) == 1
-        won = interval(group[0].win_rate, digits=3) if one_run else _over_seeds(figures["win_rate"], digits=3)
+        win_rate = interval(group[0].win_rate, digits=3) if one_run else _over_seeds(figures["win_rate"], digits=3)
         verdicts = [outcome.verdict or "none" for outcome in group]
         if not one_run:  # without the part in brackets, which differs from run to run
             counts = Counter(verdict.partition(" (")[0] for verdict in verdicts)
             verdicts = [f"{count} {name}" for name, count in counts.items()]
-        table.add_row(setting, *cells, won, ", ".join(verdicts))
+        table.add_row(setting, *cells, win_rate, ", ".join(verdicts))
     console.print(table)
     for outcome in outcomes:
         if outcome.fired:
@@ -273,7 +276,7 @@ def _show_samples(console: Console, outcomes: Sequence[Outcome]) -> None:
 
 
 def _over_seeds(figure: Spread, *, digits: int = 2) -> str:
-    """A mean over seeds, with its 95% interval, or of few seeds with the range."""
+    """Formats a mean over seeds, with its 95% interval; with few seeds, with the range instead."""
     low, high = (f"{end:.{digits}f}" for end in figure.ci95 or figure.range)
-    within = f" [{low}, {high}]" if figure.ci95 else f" ({low} to {high})"
-    return f"{figure.mean:.{digits}f}" + (within if figure.n > 1 else "")
+    spread = f" [{low}, {high}]" if figure.ci95 else f" ({low} to {high})"
+    return f"{figure.mean:.{digits}f}" + (spread if figure.n > 1 else "")

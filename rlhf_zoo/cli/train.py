@@ -28,21 +28,21 @@ if TYPE_CHECKING:
     from ..runs.context import RunContext
 
 
-#: Labelers of further rounds that are no judge's name.
+#: Labelers of further rounds that are not names of judges.
 LABELS = ("gold", "judge")
 
 
 def run_one(
     recipe: str, stage: str, flags: Mapping[str, Mapping[str, Any]], quietly: bool = False, **options: Any
 ) -> Path:
-    """Runs one stage of a recipe and prints its result. Of several processes the first one prints it.
+    """Runs one stage of a recipe and prints its result. With several processes, only the first one prints.
 
     Args:
         recipe: A name or a folder.
-        stage: Its name; eval too.
-        flags: By stage.
-        quietly: Whether to print on stderr, for a command that prints JSON.
-        **options: Of `run_context`.
+        stage: The stage's name, or "eval".
+        flags: The flags by stage.
+        quietly: Whether to print to stderr, for a command that prints JSON.
+        **options: Options of `run_context`.
 
     Returns:
         The stage's directory.
@@ -51,21 +51,21 @@ def run_one(
     with run_context(recipe, flags, **options) as (context, publisher):
         from ..pipeline.run_recipe import renew_cards, run_stage, summary_line
 
-        # --restart is of this stage alone.
+        # --restart applies to this stage only.
         context.check_recipe([name for name in STAGES if name != stage])
-        for named in STAGES:
-            if context.flags[named]:
-                context.settings(named)  # checks the flags of other stages too
+        for each_stage in STAGES:
+            if context.flags[each_stage]:
+                context.settings(each_stage)  # checks the flags of other stages too
         if stage == "ppo" and distributed.first():
             say(context.recipe, context.flags, stage=stage, hub=context.hub)
-        done = run_stage(context, stage, publisher)
+        ran = run_stage(context, stage, publisher)
         if not distributed.first():
             return context.directory / stage
-        if not done:
+        if not ran:
             click.echo(f"{stage} is already finished in {context.directory}; --restart runs it again.", err=quietly)
         if publisher is not None:
             publisher.drain()
-        if done:
+        if ran:
             renew_cards(context, stage)
         click.echo(f"{summary_line(context, stage)}\nIn {context.directory / stage}", err=quietly)
         return context.directory / stage
@@ -113,17 +113,17 @@ def doctor(ctx: click.Context, recipe: str, as_json: bool, **options: Any) -> No
         from ..pipeline.inspect.examination import FAILED, SKIPPED
         from ..publishing.adapters import kept_here
 
-        named = options["push_to_hub"] or options["hub"] is not None
-        sent = options["push_to_hub"] or context.hub.kind == "local"
-        findings = examine(context, publishes=sent and (named or kept_here(context) is None))
+        is_explicit = options["push_to_hub"] or options["hub"] is not None
+        publishes = options["push_to_hub"] or context.hub.kind == "local"
+        findings = examine(context, publishes=publishes and (is_explicit or kept_here(context) is None))
     if as_json:
         print_json([asdict(finding) for finding in findings])
     else:
-        waiting = [finding for finding in findings if finding.status == SKIPPED]
-        rows = [finding for finding in findings if finding not in waiting]
+        skipped = [finding for finding in findings if finding.status == SKIPPED]
+        rows = [finding for finding in findings if finding not in skipped]
         table("", ["check", "", "result"], [[finding.check, finding.status, finding.detail] for finding in rows])
-        for why in dict.fromkeys(finding.detail for finding in waiting):
-            click.echo(f"Skipped ({why}): {', '.join(each.check for each in waiting if each.detail == why)}.")
+        for reason in dict.fromkeys(finding.detail for finding in skipped):
+            click.echo(f"Skipped ({reason}): {', '.join(each.check for each in skipped if each.detail == reason)}.")
     if any(finding.status == FAILED for finding in findings):
         raise click.exceptions.Exit(2)
 
@@ -170,8 +170,8 @@ def run(
       rlhf-zoo run tiny-world --seed 2 --ppo.kl_coef 0.2
       rlhf-zoo run tiny-world --rounds 2 --labels gold
     """
-    of_rounds = {"--labels": labels, "--round_pairs": round_pairs}
-    option = next((name for name, value in of_rounds.items() if value is not None), None)
+    round_options = {"--labels": labels, "--round_pairs": round_pairs}
+    option = next((name for name, value in round_options.items() if value is not None), None)
     if rounds == 1 and option is not None:
         raise ZooError(f"{option} is for further rounds, and --rounds is 1: give --rounds 2, or leave it out.")
     if labels not in (None, *LABELS):
@@ -196,13 +196,15 @@ def run(
         if path is None:  # the first process prints the results
             return
         if rounds > 1:
-            opened = partial(publishing, patience=options["patience"])
-            runs = further.run_rounds(context, console, opened, rounds=rounds, labels=str(labels), pairs=round_pairs)
-            path, written = further.write_rounds(runs)
+            open_publishing = partial(publishing, patience=options["patience"])
+            runs = further.run_rounds(
+                context, console, open_publishing, rounds=rounds, labels=str(labels), pairs=round_pairs
+            )
+            path, document = further.write_rounds(runs)
             if as_json:
                 click.echo(path.read_text(encoding="utf-8").rstrip())
                 return
-            _show_rounds(written)
+            _show_rounds(document)
             click.echo(f"The figures are in {path}.")
             return
         if "ppo" in context.recipe.stages:
@@ -237,10 +239,10 @@ def _show_rounds(rounds: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _next_steps(context: RunContext) -> list[str]:
-    # Installed by make, the program is not on the PATH.
+    # If it was installed by make, the program is not on the PATH.
     program = Path(sys.argv[0])
-    hidden = program.name == "rlhf-zoo" and shutil.which(program.name) is None
-    zoo = shlex.quote(os.path.relpath(program)) if hidden else "rlhf-zoo"
+    not_on_path = program.name == "rlhf-zoo" and shutil.which(program.name) is None
+    zoo = shlex.quote(os.path.relpath(program)) if not_on_path else "rlhf-zoo"
     hub = f" --hub {context.hub.label}"
     last = list(context.recipe.stages)[-1]
     card = f"{zoo} card {shlex.quote(str(context.directory / last))}"
@@ -248,6 +250,6 @@ def _next_steps(context: RunContext) -> list[str]:
         return [card, f"{zoo} push {shlex.quote(str(context.directory))}{hub}"]
     repo = context.repo(last)
     compare = [f"{zoo} compare {repo}{hub}"] if last == "ppo" else []
-    # Where no checkpoint is recommended, there is no tag `best`, and `main` is the last.
-    none = (context.record(last).read().get("chosen") or {}).get("none")
-    return [*compare, f"{zoo} pull {repo}{'' if none else '@best'}{hub}", card]
+    # If no checkpoint is recommended, there is no tag `best`, and `main` is the last checkpoint.
+    no_best = (context.record(last).read().get("chosen") or {}).get("none")
+    return [*compare, f"{zoo} pull {repo}{'' if no_best else '@best'}{hub}", card]

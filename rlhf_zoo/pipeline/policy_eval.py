@@ -57,7 +57,7 @@ log = logging.getLogger(__name__)
 
 CONFIGURATION = "prompts"
 PAIRS = "preferences"
-#: With fewer prompts, an interval by resampling them is too narrow.
+#: With fewer prompts, a bootstrap interval over them is too narrow.
 FEW = 20
 
 
@@ -67,14 +67,14 @@ class Terms:
 
     Attributes:
         prompts: Held-out prompts.
-        samples: Completions of each.
+        samples: Completions per prompt.
         split: Split of the prompts; None for what training held out, else test.
         seed: Seed of the samples.
-        temperature, max_new_tokens: None for those of the policy's training.
+        temperature, max_new_tokens: Sampling settings; None for those of the policy's training.
         dataset_name, dataset_revision: The data set with the prompts; None for that of the policy's run or card.
         dataset_config: Its configuration; "" for data without one, None for that of the policy's run or card.
         columns: Names of its columns.
-        judges: Names of the judges, the headline's first; () for that of the policy's run.
+        judges: Names of the judges, the headline judge first; () for the judge of the policy's run.
         llm: Settings of judges llm:MODEL.
     """
 
@@ -100,23 +100,23 @@ class Terms:
 
 @dataclass(frozen=True)
 class PolicyPair:
-    """A policy and what it is compared with.
+    """A policy and the policy that it is compared with.
 
     Attributes:
         policy: The policy.
         against: The policy it is compared with.
-        rewards: Its reward models; () without one.
-        data: Where its prompts are; None where its run or card does not say.
+        rewards: The policy's reward models; () without one.
+        data: The data set of its prompts; None if its run or card does not say.
         settings: temperature and response_length of its training.
         judge: The judge of its run on this machine; None for other policies.
         described: Name of the judge in its card.
-        labeled: Where the texts are that the judge `classifier` learns from.
+        labeled: The location of the texts that the judge `classifier` learns from.
         functions: Names of the reward functions of its training.
         prompts_at: See `Lineage.prompts_at`.
-        held_out: The share that its training held out, and of which split.
-        reading: How its reward models are read, as keywords of `load_reward`.
-        cuts: How its training cut completions, as fields of `Truncation`.
-        loader: The code that loads its reward model, for a run of this machine.
+        held_out: The share that its training held out, and the split it was taken from.
+        reading: How to read its reward models, as keywords of `load_reward`.
+        cuts: How its training truncated completions, as fields of `Truncation`.
+        loader: The code that loads its reward model, for a run on this machine.
         hub: The Hub.
     """
 
@@ -138,7 +138,7 @@ class PolicyPair:
 
 
 def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Terms, hub: Hub = CLIENT) -> PolicyPair:
-    """Finds a policy and what it is compared with.
+    """Finds a policy and the policy to compare it with.
 
     Args:
         policy: A run directory of PPO, a checkpoint of one, a model's folder, or NAMESPACE/NAME[@TAG].
@@ -150,37 +150,39 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
     Raises:
         ZooError: A model cannot be loaded, or neither run nor card names the other policy.
     """
-    without = reward == "none"
-    named = None if without else reward
+    no_reward = reward == "none"
+    reward_name = None if no_reward else reward
     data = None
     if terms.dataset_name is not None:
         data = find_data(terms.dataset_name, terms.dataset_revision, hub)
     stage = _stage_of(Path(policy))
     if stage is not None:
-        subject = find(policy, sft=against, reward=named, hub=hub)
-        read = recorded_settings(subject.resolved, "ppo", ("response_length", "temperature"), where=str(subject.where))
+        subject = find(policy, sft=against, reward=reward_name, hub=hub)
+        recorded = recorded_settings(
+            subject.resolved, "ppo", ("response_length", "temperature"), where=str(subject.where)
+        )
         evaluation = StageRecord(stage.parent / "eval")
-        evaluated = (evaluation.read().get("resolved") or {}).get("evaluation") or {}
-        judge = evaluated.get("judge")
+        evaluation_keys = (evaluation.read().get("resolved") or {}).get("evaluation") or {}
+        judge = evaluation_keys.get("judge")
         loader = _loader(subject.resolved, str(subject.where)) if reward is None else None
         if not terms.judges:
             _check_judge(evaluation, judge)
         if loader is not None and not subject.trusted:
             check_object(loader, LOADERS, key="reward_model_loader", where=str(subject.where), flag=FLAG)
-        beside = stage.parent / "data"
-        # Beside a download that is the stage itself lies whatever the user has under this name.
-        belongs = find_download(stage) is None or find_download(beside) is not None
-        if data is None and belongs and (beside / (prompts_at(subject.resolved)[0] or CONFIGURATION)).is_dir():
-            data = DataSource(str(beside), None, {})
+        data_folder = stage.parent / "data"
+        # If only the stage was downloaded, a folder "data" next to it is the user's own and does not belong to the run.
+        is_of_run = find_download(stage) is None or find_download(data_folder) is not None
+        if data is None and is_of_run and (data_folder / (prompts_at(subject.resolved)[0] or CONFIGURATION)).is_dir():
+            data = DataSource(str(data_folder), None, {})
         data = data or _named_data(stage, subject, hub)
         return PolicyPair(
             subject.policy,
             subject.reference,
-            () if without else subject.rewards,
+            () if no_reward else subject.rewards,
             data,
-            {name: float(value) for name, value in read.items()},
+            {name: float(value) for name, value in recorded.items()},
             judge=f"reward:{stage.parent / 'judge' / 'reward'}" if judge == SAME_LABELS else judge,
-            labeled=EvaluationConfig(labeled=evaluated.get("labeled") or {}).labeled_data,
+            labeled=EvaluationConfig(labeled=evaluation_keys.get("labeled") or {}).labeled_data,
             functions=_reward_functions(subject.resolved),
             prompts_at=prompts_at(subject.resolved),
             held_out=_held_out(subject.resolved),
@@ -189,19 +191,19 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
             loader=loader,
             hub=hub,
         )
-    lineage = find_policy(policy, against=against, reward=named, without_reward=without, hub=hub)
+    lineage = find_policy(policy, against=against, reward=reward_name, without_reward=no_reward, hub=hub)
     settings = {"temperature": lineage.setting("temperature", 1.0)}
     settings["response_length"] = lineage.setting("response_length", default_of("ppo", "response_length"))
-    described: Any = lineage.card
+    judge_name: Any = lineage.card
     for key in ("evaluation", "judge", "target"):
-        described = described.get(key) if isinstance(described, Mapping) else None
+        judge_name = judge_name.get(key) if isinstance(judge_name, Mapping) else None
     return PolicyPair(
         lineage.ppo,
         lineage.sft,
         lineage.rewards,
         data or _data_of(lineage, hub),
         settings,
-        described=clean(described) if isinstance(described, str) else None,
+        described=clean(judge_name) if isinstance(judge_name, str) else None,
         labeled=_published_labels(lineage),
         functions=_reward_functions(lineage.card.get("settings")),
         prompts_at=lineage.prompts_at,
@@ -213,7 +215,7 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
 
 
 def _named_data(stage: Path, subject: TracedPolicy, hub: Hub) -> DataSource | None:
-    """The data set that a run named for PPO, at the commit that it had then; of a stranger's run, one of a Hub."""
+    """The data set that a run used for PPO, at the commit of that time. For an untrusted run, it must be on a Hub."""
     resolved = subject.resolved
     shared = resolved.get("recipe") or {}
     keys = resolved if resolved.get("dataset_name") else {} if shared.get("corpus") else shared
@@ -221,14 +223,14 @@ def _named_data(stage: Path, subject: TracedPolicy, hub: Hub) -> DataSource | No
         return None
     if not subject.trusted:
         check_repository(name, key="dataset_name", where=str(subject.where))
-    before = StageRecord(stage).read().get("dataset")
-    source = find_data(name, keys.get("dataset_revision"), hub, before=before)
-    check_unchanged(f"The data set {name}", source.lineage, before)
+    recorded = StageRecord(stage).read().get("dataset")
+    source = find_data(name, keys.get("dataset_revision"), hub, before=recorded)
+    check_unchanged(f"The data set {name}", source.lineage, recorded)
     return source
 
 
 def _check_judge(evaluation: StageRecord, judge: Any) -> None:
-    """Raises ZooError where the evaluation is not of a run of this user's, and names code or a paid judge."""
+    """Raises ZooError if the evaluation is not from this user's own run, and names code or a paid judge."""
     if judge is None or evaluation.is_own() or is_vouched_judge(str(judge)):
         return
     raise ZooError(
@@ -238,14 +240,14 @@ def _check_judge(evaluation: StageRecord, judge: Any) -> None:
 
 
 def _loader(resolved: Mapping[str, Any], where: str) -> str | None:
-    """What loads a run's reward model, where no classifier does."""
+    """The custom code that loads a run's reward model; None if it is loaded as a classifier."""
     name = "reward_model_loader"
     loader: str | None = recorded_settings(resolved, "ppo", (name,), where=where)[name]
     return loader
 
 
 def _published_labels(lineage: Lineage) -> LabeledArguments:
-    """Where the judge of a published policy learned, by its card; the usual place where that names no repository."""
+    """The data that a published policy's judge learned from, by its card; the default if it names no repository."""
     labeled = at(lineage.card, "evaluation", "labeled")
     if not isinstance(labeled, Mapping) or ("dataset_name" in labeled and hub_id(labeled["dataset_name"]) is None):
         return LabeledArguments()
@@ -255,15 +257,15 @@ def _published_labels(lineage: Lineage) -> LabeledArguments:
 
 
 def _cuts(resolved: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """How a run cut completions, by the fields of `Truncation`; {} where it did not."""
+    """How a run truncated completions, as fields of `Truncation`; {} if it did not."""
     keys = {"shortest": "response_length_min", "text": "truncate_text", "after": "truncate_after"}
-    read = recorded_settings(resolved, "ppo", tuple(keys.values()), where=where)
-    cuts = {field: read[key] for field, key in keys.items()}
-    return cuts if cuts["shortest"] or cuts["text"] else {}
+    settings = recorded_settings(resolved, "ppo", tuple(keys.values()), where=where)
+    fields = {field: settings[key] for field, key in keys.items()}
+    return fields if fields["shortest"] or fields["text"] else {}
 
 
 def _reward_functions(settings: Any) -> frozenset[str]:
-    """The reward functions of a training, by its settings or by a card's, which are not trusted."""
+    """The reward functions that training used, by the settings of a run or of a card, which are not trusted."""
     settings = settings if isinstance(settings, Mapping) else {}
     names, weights = settings.get("reward_funcs"), settings.get("reward_weights")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -273,7 +275,7 @@ def _reward_functions(settings: Any) -> frozenset[str]:
 
 
 def _stage_of(path: Path) -> Path | None:
-    """The directory of the PPO stage that a path is in, or is the run of; None for another folder, or none."""
+    """Finds the PPO stage of a path: the path itself, its subfolder or its parent; None for any other path."""
     for stage in (path, path / "ppo", path.parent):
         if path.is_dir() and StageRecord(stage).read().get("stage") == "ppo":
             return stage
@@ -316,24 +318,24 @@ def evaluate(contest: PolicyPair, terms: Terms, *, out: Path, command: str) -> d
         log.warning("The split %s has only %s prompts: all are taken.", split, describe_prompt_count(rows))
     if distinct < FEW:
         log.warning("%d prompts are few: read the intervals as too narrow.", distinct)
-    tools = _yardstick(contest, contest.data, terms, names, out)
+    evaluator = _yardstick(contest, contest.data, terms, names, out)
     policy = load_causal(contest.policy.path).eval()
-    _check_room(policy, tools, rows["prompt"])
-    checks = _checks(tools, contest.data, terms)
+    _check_room(policy, evaluator, rows["prompt"])
+    checks = _checks(evaluator, contest.data, terms)
     comparison = head_to_head(
         policy,
-        tools,
+        evaluator,
         rows,
         samples=terms.samples,
         seed=terms.seed,
-        paid=reward_models(tools) | function_judges(tools, contest.functions),
+        paid=reward_models(evaluator) | function_judges(evaluator, contest.functions),
         checks=checks,
     )
     figures = comparison.to_json()
-    if tools.panel.votes:
+    if evaluator.panel.votes:
         sides = {"ppo": _origins(contest.policy), "sft": _origins(contest.against)}
         figures["votes"] = {
-            name: votes_on(name, **sides, seed=terms.seed, hub=contest.hub) for name in tools.panel.votes
+            name: votes_on(name, **sides, seed=terms.seed, hub=contest.hub) for name in evaluator.panel.votes
         }
     document = {
         "schema": 1,
@@ -352,7 +354,7 @@ def evaluate(contest: PolicyPair, terms: Terms, *, out: Path, command: str) -> d
         "seconds": time.monotonic() - started,
     }
     out.mkdir(parents=True, exist_ok=True)
-    tools.panel.save(out)
+    evaluator.panel.save(out)
     write_json(out / "evaluation.json", document)
     write_text(out / "samples.jsonl", comparison.jsonl())
     plot_win_rates(document, out / WIN_RATES)
@@ -360,7 +362,7 @@ def evaluate(contest: PolicyPair, terms: Terms, *, out: Path, command: str) -> d
 
 
 def _prompts(contest: PolicyPair, data: DataSource, terms: Terms) -> tuple[Dataset, str]:
-    """The held-out prompts, and what to call where they are: the split asked for, what training held out, or test."""
+    """The held-out prompts and a name for them: the requested split, what training held out, or test."""
     configuration, column, _ = contest.prompts_at
     share, train = contest.held_out if terms.split is None else (None, None)
     split = train or terms.split or "test"
@@ -368,16 +370,16 @@ def _prompts(contest: PolicyPair, data: DataSource, terms: Terms) -> tuple[Datas
     configuration = configuration if terms.dataset_config is None else terms.dataset_config or None
     rows = data.load(configuration, split, columns=[], keys=keys)
     of = f"The data set {data.location}, split {split},"
-    named = terms.columns or ({} if column == "prompt" else {"prompt": column})
-    turns = Chat.of(tokenizer_of(contest.policy)) is not None
-    rows = in_form(rows, "prompts", columns=named, turns=turns, text="text", of=of)
+    column_names = terms.columns or ({} if column == "prompt" else {"prompt": column})
+    is_conversational = Chat.of(tokenizer_of(contest.policy)) is not None
+    rows = in_form(rows, "prompts", columns=column_names, turns=is_conversational, text="text", of=of)
     if share is None:
         return rows, split
     return parts_of(rows, share, parts=2)[0], f"{split} ({share:.0%} of its prompts held out)"
 
 
 def _held_out(settings: Any) -> tuple[float, str] | tuple[None, None]:
-    """The share that PPO's training held out, and of which split, by a run's settings or a card's."""
+    """The share that PPO's training held out, and from which split, by the settings of a run or a card."""
     settings = settings if isinstance(settings, Mapping) else {}
     share, split = settings.get("held_out_share"), settings.get("dataset_train_split", "train")
     if not finite(share) or not 0 < share < 1 or not isinstance(split, str):
@@ -386,15 +388,15 @@ def _held_out(settings: Any) -> tuple[float, str] | tuple[None, None]:
 
 
 def _check_room(policy: PreTrainedModel, tools: Evaluator, prompts: Sequence[Any]) -> None:
-    """Raises ZooError where a completion may not fit behind its prompt."""
-    room = context_of(policy, tools.reference)
-    if room is None:
+    """Raises ZooError if a prompt and its completion may exceed the context."""
+    limit = context_of(policy, tools.reference)
+    if limit is None:
         return
     longest = max(len(tokenize_prompt(prompt, tools.tokenizer)) for prompt in prompts)
-    if longest + tools.max_new_tokens > room:
+    if longest + tools.max_new_tokens > limit:
         raise ZooError(
-            f"The models take {room} tokens, and the longest prompt has {longest}, so {tools.max_new_tokens} more do "
-            f"not fit: give --max_new_tokens {max(room - longest, 1)} or less."
+            f"The models take {limit} tokens, and the longest prompt has {longest}, so {tools.max_new_tokens} more do "
+            f"not fit: give --max_new_tokens {max(limit - longest, 1)} or less."
         )
 
 
@@ -408,8 +410,8 @@ def _checks(tools: Evaluator, data: DataSource, terms: Terms) -> dict[str, Judge
 
 
 def _yardstick(contest: PolicyPair, data: DataSource, terms: Terms, names: Sequence[str], out: Path) -> Evaluator:
-    tokenizer, theirs = tokenizer_of(contest.policy), tokenizer_of(contest.against)
-    if not same_tokenizer(tokenizer, theirs):
+    tokenizer, other_tokenizer = tokenizer_of(contest.policy), tokenizer_of(contest.against)
+    if not same_tokenizer(tokenizer, other_tokenizer):
         raise ZooError(
             f"{contest.policy.name} and {contest.against.name} have different tokenizers, so there is no KL between "
             "them: give policies that came from one base model."
@@ -448,13 +450,13 @@ def _yardstick(contest: PolicyPair, data: DataSource, terms: Terms, names: Seque
 
 
 def _labeled(contest: PolicyPair, data: DataSource) -> Dataset:
-    at = contest.labeled
-    where = f"configuration {at.dataset_config}, split {at.dataset_train_split}"
+    source = contest.labeled
+    where = f"configuration {source.dataset_config}, split {source.dataset_train_split}"
     try:
-        if at.dataset_name is not None:
-            data = find_data(at.dataset_name, at.dataset_revision, contest.hub)
-        rows = data.load(at.dataset_config, at.dataset_train_split, columns=[])
-        return in_form(rows, "labeled", columns=at.columns, turns=False, text="text", of=f"The data set, {where},")
+        if source.dataset_name is not None:
+            data = find_data(source.dataset_name, source.dataset_revision, contest.hub)
+        rows = data.load(source.dataset_config, source.dataset_train_split, columns=[])
+        return in_form(rows, "labeled", columns=source.columns, turns=False, text="text", of=f"The data set, {where},")
     except ZooError as error:
         hint = f", such as {contest.described}, by which its card goes" if contest.described is not None else ""
         raise ZooError(

@@ -46,7 +46,7 @@ from .stages.trained_prompts import count_trained_prompts
 log = logging.getLogger(__name__)
 
 SHOWN_PROMPTS = 6
-#: Tells the random numbers of `show` from others under the seed.
+#: Separates the random numbers of `show` from others under the same seed.
 SHOW_STREAM = 6
 
 
@@ -85,7 +85,7 @@ def run_stage(context: RunContext, stage: str, publisher: Publisher | None = Non
 
 
 def _warn_of_evaluation(context: RunContext) -> None:
-    """Warns, before PPO trains on its own, if the evaluation would fail; that can be fixed later."""
+    """Warns, before PPO trains by itself, if the evaluation would fail, which can still be fixed later."""
     if "ppo" not in to_train(context):
         return
     try:
@@ -176,7 +176,7 @@ def run(context: RunContext, console: "Console", publisher: Publisher | None = N
     """
     check(context)
     claim(context, publisher)
-    distributed.wait()  # until no process reads what --restart deletes
+    distributed.wait()  # until no process reads files that --restart deletes
     if context.restart and distributed.first():
         _clear(context)
     distributed.wait()
@@ -191,7 +191,7 @@ def run(context: RunContext, console: "Console", publisher: Publisher | None = N
             console.print(f"Every checkpoint and its card is on {context.hub.described}.", highlight=False)
     finally:
         path = write_summary(context, trained=trained)
-        _make_cards(context, context.recipe.stages)  # now they can name every commit
+        _make_cards(context, context.recipe.stages)  # the cards can name every commit now
     return path
 
 
@@ -214,16 +214,16 @@ def run_stages(
     for stage in stages:
         if distributed.first():
             console.rule(f"[bold]{stage}{note}")
-        ran = run_stage(context, stage, publisher)
-        trained = trained or ran
+        stage_ran = run_stage(context, stage, publisher)
+        trained = trained or stage_ran
         if distributed.first():
             finished = f"{stage}{note} is already finished; --restart runs it again."
-            console.print(summary_line(context, stage) if ran else finished)
+            console.print(summary_line(context, stage) if stage_ran else finished)
     return trained
 
 
 def renew_cards(context: RunContext, stage: str) -> None:
-    """Makes the card of a stage, and remakes the cards of other stages, which may name it.
+    """Makes the card of a stage, and updates the cards of other stages, which may name it.
 
     Args:
         context: The run.
@@ -244,14 +244,14 @@ def _check_begun(context: RunContext, stage: str) -> None:
     """Raises ZooError for wrong keys, for keys that differ from those of an existing run, and for lost checkpoints."""
     settings, record = context.settings(stage), context.record(stage)
     check_installed(settings)
-    before = record.read().get("resolved")
-    if before and not context.restart:
-        kept = {name: before[name] for name in ("data", "parents") if name in before}
-        resolved = {**settings.resolved, **kept}
+    recorded = record.read().get("resolved")
+    if recorded and not context.restart:
+        inputs = {name: recorded[name] for name in ("data", "parents") if name in recorded}
+        resolved = {**settings.resolved, **inputs}
         if not record.came_to_nothing(resolved, context.recipe.name):
             context.check_begun(stage, resolved)
-    again = context.restart and record.path.parent == context.directory
-    if record.read().get("status") == "finished" and not again:
+    restarts = context.restart and record.path.parent == context.directory
+    if record.read().get("status") == "finished" and not restarts:
         context.restore_chosen(stage)
         context.checkpoint(stage)
 
@@ -276,9 +276,9 @@ def summary_line(context: RunContext, stage: str) -> str:
     parts = [f"{document['seconds']:.0f} s"]
     if context.publish and document.get("publish"):
         sent = len([tag for tag in published_tags(record, context.repo(stage), hub=context.hub.label) if tag != "best"])
-        left = len(unpublished(record, context.repo(stage), hub=context.hub.label))
-        pending = f", {left} still to be sent" if left else ""
-        parts.append(f"{sent} of {sent + left} checkpoints are in {context.repo(stage)}{pending}")
+        unsent = len(unpublished(record, context.repo(stage), hub=context.hub.label))
+        pending = f", {unsent} still to be sent" if unsent else ""
+        parts.append(f"{sent} of {sent + unsent} checkpoints are in {context.repo(stage)}{pending}")
     if (document.get("chosen") or {}).get("open"):
         parts.append("`main` waits for the verdict of `rlhf-zoo eval`")
     if stage == "reward" and document.get("reward_model", {}).get("accuracy") is not None:
@@ -301,10 +301,10 @@ def _verdict(figures: Mapping[str, Any]) -> str:
     if figures.get("verdict") is None:
         return "no verdict"
     step = figures.get("recommended")
-    over = figures.get("over_training") or {}
+    trajectory = figures.get("over_training") or {}
     reason = ""
-    if over.get("kind") == "not judged" and over.get("reasons"):
-        reason = f" ({over['reasons'][0].removeprefix('Not judged: ').rstrip('.')})"
+    if trajectory.get("kind") == "not judged" and trajectory.get("reasons"):
+        reason = f" ({trajectory['reasons'][0].removeprefix('Not judged: ').rstrip('.')})"
     recommended = f"step {step}" if step is not None else "no checkpoint"
     return f"verdict {figures['verdict']}{reason}, recommended {recommended}"
 
@@ -327,24 +327,24 @@ def show(context: RunContext, console: "Console") -> None:
     rows = evaluation_rows(context, source, path=context.checkpoint("sft").path)
     shown_rows = rows.select(range(min(len(rows), config.prompts, SHOWN_PROMPTS))).to_dict()
     prompts, columns = shown_rows["prompt"], passed_on(shown_rows)
-    with tempfile.TemporaryDirectory() as cache, tempfile.TemporaryDirectory() as altered:
+    with tempfile.TemporaryDirectory() as cache, tempfile.TemporaryDirectory() as changed_files:
         hub, pulled = replace(context.hub, cache=Path(cache)), {}
         for stage in context.recipe.stages:
             repo = context.record(stage).read()["repo"]
             with doing(f"{stage}: pulling from the Hub"):
-                at = f"{repo['id']}@{repo['tags'].get('best') or repo['commit']}"
-                pulled[stage] = resolve(at, hub, own=True).path
-            here = context.checkpoint(stage).path
-            overrides = sent_instead(context, context.record(stage), here, Path(altered) / stage)
-            if not same_weights(pulled[stage], here, overrides):
+                revision = f"{repo['id']}@{repo['tags'].get('best') or repo['commit']}"
+                pulled[stage] = resolve(revision, hub, own=True).path
+            local = context.checkpoint(stage).path
+            overrides = sent_instead(context, context.record(stage), local, Path(changed_files) / stage)
+            if not same_weights(pulled[stage], local, overrides):
                 raise ZooError(f"The weights of {repo['id']} on the Hub are not those that were sent: use --restart.")
-        pulled.setdefault("sft", context.checkpoint("sft").path)  # without an SFT stage, what PPO starts from
-        tools = make_evaluator(context, pulled["sft"]).with_headline_judge
+        pulled.setdefault("sft", context.checkpoint("sft").path)  # without an SFT stage, the model PPO starts from
+        evaluator = make_evaluator(context, pulled["sft"]).with_headline_judge
         keys = [(SHOW_STREAM, i) for i in range(len(prompts))]
-        measured = {
+        measurements = {
             stage: measure(
                 load_causal(path),
-                tools,
+                evaluator,
                 prompts,
                 keys=keys,
                 seed=context.shared.seed,
@@ -354,20 +354,20 @@ def show(context: RunContext, console: "Console") -> None:
             for stage, path in pulled.items()
             if stage != "reward"
         }
-    judge = tools.judge.name
+    judge = evaluator.judge.name
     title = "SFT and PPO, pulled from the Hub into an empty cache (weights equal by sha256)"
     table = Table(title=title, show_lines=True)
     for name in ("", "completion of a held-out prompt", "reward", f"judge: {judge}", "log-ratio"):
         table.add_column(name, justify="left" if name in ("", "completion of a held-out prompt") else "right")
     for i, prompt in enumerate(prompts):
         for stage in ("sft", "ppo"):
-            sampled = measured[stage]
+            measurement = measurements[stage]
             table.add_row(
                 stage.upper(),
-                Text(plain_text(prompt) + sampled.completions[i]),
-                f"{sampled.reward[i]:.2f}",
-                f"{sampled.judges[judge][i]:.2f}",
-                f"{sampled.kl[i]:.2f}",
+                Text(plain_text(prompt) + measurement.completions[i]),
+                f"{measurement.reward[i]:.2f}",
+                f"{measurement.judges[judge][i]:.2f}",
+                f"{measurement.kl[i]:.2f}",
             )
     console.print(table)
     console.print(
@@ -383,10 +383,10 @@ def verdict(context: RunContext, console: "Console") -> None:
         console: A rich console.
     """
     summary = read_json(context.directory / SUMMARY)
-    world = " in a simulated world" if summary["simulated"] else ""
+    note = " in a simulated world" if summary["simulated"] else ""
     sft, ppo, win, control = (summary[name] for name in ("sft", "ppo", "win_rate", "control"))
     console.print(
-        f"Win rate of PPO over SFT{world}: [bold]{win['value']:.3f}[/] [{win['ci95'][0]:.3f}, {win['ci95'][1]:.3f}], "
+        f"Win rate of PPO over SFT{note}: [bold]{win['value']:.3f}[/] [{win['ci95'][0]:.3f}, {win['ci95'][1]:.3f}], "
         f"{win['n']} completions of {format_prompt_count(summary['prompts'], summary['rows'])} prompts; "
         f"SFT against itself under another seed: {control['value']:.3f}.",
         highlight=False,

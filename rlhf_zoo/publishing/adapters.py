@@ -95,8 +95,8 @@ def folder_under(context: RunContext, stage: str) -> str | None:
     """
     model = context.settings(stage).model
     name = model.model_name_or_path
-    named = model.use_peft and stage != "reward" and name not in (None, "sft")
-    return name if named and Path(name).is_dir() and not _is_published(context, Path(name)) else None
+    has_named_base = model.use_peft and stage != "reward" and name not in (None, "sft")
+    return name if has_named_base and Path(name).is_dir() and not _is_published(context, Path(name)) else None
 
 
 def _is_published(context: RunContext, folder: Path) -> bool:
@@ -167,8 +167,8 @@ def name_base(context: RunContext, stages: Sequence[str], name: str) -> None:
                 )
             pinned = {**parent, "repo": repo, "commit": commit, **came_from(hub, context.hub)}
             # Stages that train later are published to the same place.
-            place = {"hub": context.hub.label, "namespace": context.namespace, "private": context.private}
-            record.write(parents={**document["parents"], role: pinned}, publish=document.get("publish") or place)
+            location = {"hub": context.hub.label, "namespace": context.namespace, "private": context.private}
+            record.write(parents={**document["parents"], role: pinned}, publish=document.get("publish") or location)
             has_base = True
     if not has_base:
         raise ZooError(f"No adapter in {context.directory} has a local base: remove --base.")
@@ -257,11 +257,11 @@ def _published(context: RunContext, role: str, parent: Mapping[str, Any], base: 
     if not repo or not commit:
         return None
     record = context.record(role)
-    own = record.path / str(parent.get("path"))
-    if base.resolve() == (own / MERGED).resolve():
+    checkpoint = record.path / str(parent.get("path"))
+    if base.resolve() == (checkpoint / MERGED).resolve():
         merged = record.read().get("merged")
         return (repo, merged) if merged else None
     # A pulled model is in the client's cache, in a folder named by its commit.
-    is_match = commit in (base.name, base.parent.name) or base.resolve() == own.resolve()
+    is_match = commit in (base.name, base.parent.name) or base.resolve() == checkpoint.resolve()
     is_match |= parent.get("folder") == base.resolve().name  # a folder that `push --base` named
     return (repo, commit) if is_match or base.as_posix() == repo else None

@@ -100,5 +100,5 @@ def _arrange(api: HfApi, slug: str, wanted: list[tuple[str, str]]) -> None:
     items = _items(api, slug)
     if [item for item in items if item in wanted] == wanted:
         return
-    for place, item in enumerate(wanted):
-        api.update_collection_item(slug, items[item], position=place)
+    for index, item in enumerate(wanted):
+        api.update_collection_item(slug, items[item], position=index)

@@ -25,7 +25,7 @@ LAST_SENDING = 30.0  # seconds that closing waits for the upload in progress
 
 
 class Outbox:
-    """Sends a run's uploads from a thread of its own; leaving the context manager waits until all are sent.
+    """Sends a run's uploads from its own thread. Leaving the context waits until everything is sent.
 
     `notify` wakes the thread, and `drain` waits until nothing is left. After a failure it retries after a pause that
     grows to 30 seconds, or that the Hub sets (Retry-After).
@@ -79,9 +79,9 @@ class Outbox:
         """
         self.notify()
         if not self._wait(patience=self._patience):
-            left = self._sender.due()
+            remaining = self._sender.due()
             raise ZooError(
-                f"{len(left)} uploads of the run are not on {self._hub} yet, starting with {left[0]} "
+                f"{len(remaining)} uploads of the run are not on {self._hub} yet, starting with {remaining[0]} "
                 f"({self._failing}): run `{self._resume_command}` when it answers."
             )
 
@@ -97,8 +97,8 @@ class Outbox:
 
         With `slow_fails`, a slow upload counts as a failure too.
         """
-        began = time.monotonic()
-        with contextlib.ExitStack() as shown:
+        started = time.monotonic()
+        with contextlib.ExitStack() as stack:
             bar: tqdm | None = None
             while True:
                 if self._broken is not None:
@@ -107,20 +107,20 @@ class Outbox:
                     if self._idle and not self._woken:
                         return True
                     self._changed.wait(0.1)
-                    failing_for = time.monotonic() - max(self._last_success, began)
+                    failing_for = time.monotonic() - max(self._last_success, started)
                     if (self._failing is not None or slow_fails) and failing_for > patience:
                         return False
                     sent, sending = self._sent, self._sending
-                if bar is None and time.monotonic() - began > 1:
+                if bar is None and time.monotonic() - started > 1:
                     count = len(self._sender.due())
-                    bar = shown.enter_context(
+                    bar = stack.enter_context(
                         tqdm(
                             total=count + sent, initial=sent, desc="sending", unit="release", leave=False, disable=None
                         )
                     )
                 elif bar is not None:
                     bar.set_description(f"sending {sending}" if sending else "sending", refresh=False)
-                    bar.total = max(bar.total, sent)  # an upload can make others due: a card, a tag, a branch
+                    bar.total = max(bar.total, sent)  # one upload can add others: a card, a tag, a branch
                     bar.update(sent - bar.n)
 
     def _run(self) -> None:
@@ -168,12 +168,12 @@ class Outbox:
         return True
 
     def _failed(self, description: str, error: Exception) -> None:
-        why = "this machine's disk is full" if is_disk_full(error) else reason(error)
+        cause = "this machine's disk is full" if is_disk_full(error) else reason(error)
         with self._changed:
             if self._failing is None:
-                log.warning("%s was not sent to %s (%s); it will be sent later.", description, self._hub, why)
-            self._failing = why
+                log.warning("%s was not sent to %s (%s); it will be sent later.", description, self._hub, cause)
+            self._failing = cause
             self._failures += 1
             self._changed.notify_all()
-            # A new checkpoint does not cut the pause short; closing does.
+            # Closing ends the pause early; a new checkpoint does not.
             self._changed.wait_for(lambda: self._closing, pause_after(error, self._failures))

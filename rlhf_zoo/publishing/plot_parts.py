@@ -31,8 +31,8 @@ def error_bars(points: Sequence[Mapping[str, Any]]) -> list[list[float]]:
     Args:
         points: Estimates, each with `value` and `ci95`.
     """
-    below = [max(point["value"] - point["ci95"][0], 0.0) for point in points]
-    return [below, [max(point["ci95"][1] - point["value"], 0.0) for point in points]]
+    lower = [max(point["value"] - point["ci95"][0], 0.0) for point in points]
+    return [lower, [max(point["ci95"][1] - point["value"], 0.0) for point in points]]
 
 
 def draw_estimates(axes: Axes, points: Sequence[Mapping[str, Any]], along: str, color: str, label: str) -> None:
@@ -59,8 +59,8 @@ def draw_against_kl(axes: Axes, points: Sequence[Mapping[str, Any]], name: str, 
         style: Keywords of `Axes.errorbar`.
     """
     roots, values = [sqrt_kl(point["kl"]["value"]) for point in points], [point[name]["value"] for point in points]
-    reach = error_bars([point[name] for point in points])
-    axes.errorbar(roots, values, yerr=reach, capsize=2.5, **{"linewidth": 1.4, "markersize": 5} | style)
+    errors = error_bars([point[name] for point in points])
+    axes.errorbar(roots, values, yerr=errors, capsize=2.5, **{"linewidth": 1.4, "markersize": 5} | style)
 
 
 def arrows(
@@ -177,11 +177,11 @@ def new_figure(
     # A matplotlibrc in the working directory, which may be a download, could make matplotlib run LaTeX for each text.
     matplotlib.rc("text", usetex=False)
     bottom = 0.6
-    inner = (height - top - bottom - gap * (lines - 1)) / lines
-    across = (WIDTH - right - columns * left) / columns
+    axes_height = (height - top - bottom - gap * (lines - 1)) / lines
+    axes_width = (WIDTH - right - columns * left) / columns
     figure = Figure(figsize=(WIDTH, height), dpi=120)
     figure.subplots_adjust(left / WIDTH, bottom / height, 1 - right / WIDTH, 1 - top / height)
-    figure.subplots_adjust(hspace=gap / inner, wspace=left / across)
+    figure.subplots_adjust(hspace=gap / axes_height, wspace=left / axes_width)
     grid = list(figure.subplots(lines, columns, squeeze=False, **options).flat)
     for axes in grid:
         axes.grid(alpha=0.25)

@@ -1,4 +1,4 @@
-"""Figures of a card, from rows of metrics and from a reward model's report.
+"""Draws the figures of a card, from rows of metrics and from a reward model's report.
 
 matplotlib is imported when a figure is drawn, and never opens a window. Each `plot_` function writes one PNG as wide as
 a card, or nothing where the data do not suffice, and returns whether it drew.
@@ -61,7 +61,7 @@ def plot_reward_and_kl(rows: Rows, path: Path, *, mark: int | None = None) -> bo
     Args:
         rows: Rows of metrics.jsonl.
         path: The PNG.
-        mark: The step of the card, where the run went on after it.
+        mark: The step of the card, to mark if the run continued after it.
     """
     reward, kl = series(rows, "objective/score"), series(rows, "objective/kl")
     if min(len(reward[0]), len(kl[0])) < 2:
@@ -105,8 +105,8 @@ def plot_reward_against_kl(rows: Rows, path: Path, *, mark: int | None = None) -
     for start, end in arrows(list(zip(roots, rewards, strict=True))):
         style = {"arrowstyle": "-|>", "color": "black", "linewidth": 1.1, "shrinkA": 0, "shrinkB": 0}
         axes.annotate("", xy=end, xytext=start, arrowprops=style, zorder=3)
-    for place, above in ((0, -17), (-1, 12)):
-        annotate(axes, f"update {steps[place]}", (roots[place], rewards[place]), (0, above), ha="center", fontsize=9)
+    for index, above in ((0, -17), (-1, 12)):
+        annotate(axes, f"update {steps[index]}", (roots[index], rewards[index]), (0, above), ha="center", fontsize=9)
     title = "Reward against √KL; arrows: the order of training"
     if mark in steps:
         draw_ring(axes, roots[steps.index(mark)], rewards[steps.index(mark)])
@@ -118,7 +118,7 @@ def plot_reward_against_kl(rows: Rows, path: Path, *, mark: int | None = None) -
 
 
 def plot_ablation(runs: Mapping[str, Rows], path: Path) -> bool:
-    """Draws reward and KL of several runs against the step, and reward against √KL, all of the training rollouts.
+    """Draws reward and KL of several runs against the step, and reward against √KL, all on the training rollouts.
 
     Args:
         runs: Legend -> rows, in the order of the legend. One run needs two points of each metric.
@@ -129,19 +129,19 @@ def plot_ablation(runs: Mapping[str, Rows], path: Path) -> bool:
     curves = {name: (series(rows, "objective/score"), series(rows, "objective/kl")) for name, rows in runs.items()}
     if not any(min(len(reward[0]), len(kl[0])) >= 2 for reward, kl in curves.values()):
         return False
-    figure, (reward_axes, kl_axes, both) = new_figure(7.4, 3, top=0.15, gap=0.6, height_ratios=(3, 3, 4))
-    for place, (name, (reward, kl)) in enumerate(curves.items()):
+    figure, (reward_axes, kl_axes, combined_axes) = new_figure(7.4, 3, top=0.15, gap=0.6, height_ratios=(3, 3, 4))
+    for index, (name, (reward, kl)) in enumerate(curves.items()):
         if min(len(reward[0]), len(kl[0])) < 2:
             continue
-        style = {"color": colormaps["viridis"](0.05 + 0.85 * place / max(len(runs) - 1, 1)), **line_style(reward[0])}
+        style = {"color": colormaps["viridis"](0.05 + 0.85 * index / max(len(runs) - 1, 1)), **line_style(reward[0])}
         reward_axes.plot(*reward, label=name, **style)
         kl_axes.plot(*kl, **style)
         kl_at = dict(zip(*kl, strict=True))
         points = [(sqrt_kl(kl_at[step]), value) for step, value in zip(*reward, strict=True) if step in kl_at]
-        both.plot(*zip(*points, strict=True), **style)
+        combined_axes.plot(*zip(*points, strict=True), **style)
     reward_axes.set(xlabel="PPO update", ylabel="reward")
     kl_axes.set(xlabel="PPO update", ylabel="KL to SFT, nats")
-    both.set(xlabel=f"√KL to SFT, {_ROOTS}", ylabel="reward")
+    combined_axes.set(xlabel=f"√KL to SFT, {_ROOTS}", ylabel="reward")
     reward_axes.legend(frameon=False, fontsize=8.5)
     return _save(figure, path)
 
@@ -230,9 +230,9 @@ def plot_win_rates(comparison: Mapping[str, Any], path: Path) -> bool:
     rows += [("at equal length", comparison["win_rate_at_equal_length"], ORANGE)]
     rows += [("control: the reference over itself", comparison["control"], GRAY)]
     figure, (axes,) = new_figure(1.2 + 0.42 * len(rows), left=3.15, top=0.15)
-    for place, (_, estimate, color) in enumerate(rows):
-        axes.plot(estimate["ci95"], [place, place], color=color, linewidth=2)
-        axes.plot(estimate["value"], place, "o", color=color, markersize=6)
+    for index, (_, estimate, color) in enumerate(rows):
+        axes.plot(estimate["ci95"], [index, index], color=color, linewidth=2)
+        axes.plot(estimate["value"], index, "o", color=color, markersize=6)
     axes.axvline(0.5, color="black", linewidth=1)
     labels = [label if len(label) <= _LABEL else f"…{label[1 - _LABEL :]}" for label, _, _ in rows]
     axes.set_yticks(range(len(rows)), labels, fontsize=9, parse_math=False)
@@ -242,7 +242,7 @@ def plot_win_rates(comparison: Mapping[str, Any], path: Path) -> bool:
 
 
 def plot_ensemble(overview: Mapping[str, Any], path: Path) -> bool:
-    """Draws the accuracy of each reward model and of all together, and their disagreement by log-ratio.
+    """Draws the accuracy of each reward model and of the ensemble, and their disagreement by log-ratio.
 
     The second panel needs an evaluation of PPO's completions. Its dashed line and band are the disagreement on SFT's
     completions, the dotted one that of unrelated models. Bars are 95% intervals.
@@ -251,23 +251,23 @@ def plot_ensemble(overview: Mapping[str, Any], path: Path) -> bool:
         overview: overview.json of an ensemble.
         path: The PNG.
     """
-    apart, parts = overview["disagreement"], overview["disagreement"]["by_kl"]
+    disagreement, parts = overview["disagreement"], overview["disagreement"]["by_kl"]
     heights: dict[str, Any] = {"lines": 2, "height_ratios": (2, 3)} if parts else {}
-    figure, (top, *by_kl_axes) = new_figure(6.0 if parts else 3.8, top=0.15, gap=0.65, left=1.1, **heights)
+    figure, (accuracy_axes, *by_kl_axes) = new_figure(6.0 if parts else 3.8, top=0.15, gap=0.65, left=1.1, **heights)
     names = [*(f"seed {model['seed']}" for model in overview["models"]), "mean of all"]
     accuracies = [*(model["accuracy"] for model in overview["models"]), overview["ensemble"]["accuracy"]]
-    for place, accuracy in enumerate(accuracies):
-        color = ORANGE if place == len(accuracies) - 1 else BLUE
-        top.errorbar(accuracy["value"], place, xerr=error_bars([accuracy]), color=color, fmt="o", capsize=3)
-    top.set_yticks(range(len(names)), names)
-    top.invert_yaxis()
-    top.margins(y=0.2)
-    top.set_xlabel(f"accuracy on {accuracies[0]['n']} held-out pairs")
+    for index, accuracy in enumerate(accuracies):
+        color = ORANGE if index == len(accuracies) - 1 else BLUE
+        accuracy_axes.errorbar(accuracy["value"], index, xerr=error_bars([accuracy]), color=color, fmt="o", capsize=3)
+    accuracy_axes.set_yticks(range(len(names)), names)
+    accuracy_axes.invert_yaxis()
+    accuracy_axes.margins(y=0.2)
+    accuracy_axes.set_xlabel(f"accuracy on {accuracies[0]['n']} held-out pairs")
     for axes in by_kl_axes:
         draw_estimates(axes, parts, "kl", ORANGE, "PPO's completions, in fifths")
-        axes.axhline(apart["sft"]["value"], color=BLUE, linestyle="--", linewidth=1.3, label="SFT's completions")
-        axes.axhspan(*apart["sft"]["ci95"], color=BLUE, alpha=0.15, linewidth=0)
-        axes.axhline(apart["unrelated"], color=GRAY, linestyle=":", label="unrelated models")
+        axes.axhline(disagreement["sft"]["value"], color=BLUE, linestyle="--", linewidth=1.3, label="SFT's completions")
+        axes.axhspan(*disagreement["sft"]["ci95"], color=BLUE, alpha=0.15, linewidth=0)
+        axes.axhline(disagreement["unrelated"], color=GRAY, linestyle=":", label="unrelated models")
         axes.set_ylim(bottom=0)
         axes.set(xlabel="log π − log π$_{SFT}$ of a completion, nats", ylabel="disagreement")
         axes.legend(frameon=False, fontsize=8.5)
@@ -275,7 +275,7 @@ def plot_ensemble(overview: Mapping[str, Any], path: Path) -> bool:
 
 
 def plot_panels(rows: Rows, panels: Sequence[Panel], path: Path, *, mark: int | None = None) -> bool:
-    """Draws metrics against the step, one a panel, two panels a row. A metric with fewer than two points is left out.
+    """Draws metrics against the step: one per panel, two panels per row. Leaves out metrics with fewer than two points.
 
     Args:
         rows: Rows of metrics.jsonl.
@@ -304,7 +304,7 @@ def plot_panels(rows: Rows, panels: Sequence[Panel], path: Path, *, mark: int | 
 def plot_curves(
     rows: Rows, labels: Mapping[str, str], path: Path, *, title: str, unit: str, mark: int | None = None
 ) -> bool:
-    """Draws metrics against the step on one scale. Needs two points of one of them.
+    """Draws metrics against the step on one scale. At least one metric needs two points.
 
     Args:
         rows: Rows of metrics.jsonl.
@@ -323,7 +323,7 @@ def plot_curves(
         axes.plot(*curve, color=color, label=label, **line_style(curve[0]))
     axes.set(xlabel="optimizer step", ylabel=unit, title=title)
     axes.legend(frameon=False)
-    values = [value for _, shown in drawn.values() for value in shown]
+    values = [value for _, plotted in drawn.values() for value in plotted]
     if min(values) > 0 and max(values) > 3 * min(values):
         set_log_scale(axes)  # on a linear scale the high first steps would flatten the rest
     mark_step(axes, mark)
@@ -362,7 +362,7 @@ def plot_margins(report: Mapping[str, Any] | None, path: Path) -> bool:
 
 
 def plot_reliability(report: Mapping[str, Any] | None, path: Path) -> bool:
-    """Draws confidence against the share of correct answers, with 95% intervals, and how many pairs each point has.
+    """Draws confidence against the share of correct answers, with 95% intervals and the number of pairs per point.
 
     Args:
         report: As in `plot_margins`.
@@ -387,7 +387,7 @@ def plot_reliability(report: Mapping[str, Any] | None, path: Path) -> bool:
 
 
 def plot_score_by_length(report: Mapping[str, Any] | None, path: Path) -> bool:
-    """Draws score against length over the texts of held-out pairs: means and quartiles in bins of equally many texts.
+    """Draws score against length for the texts of held-out pairs: means and quartiles in bins of equal counts.
 
     Args:
         report: As in `plot_margins`.
@@ -399,10 +399,12 @@ def plot_score_by_length(report: Mapping[str, Any] | None, path: Path) -> bool:
     parts = length["bins"]
     figure, (axes,) = new_figure()
     x = [(part["low"] + part["high"]) / 2 for part in parts]
-    reach = [(part["high"] - part["low"]) / 2 for part in parts]
+    half_widths = [(part["high"] - part["low"]) / 2 for part in parts]
     lows, highs = [part["low_score"] for part in parts], [part["high_score"] for part in parts]
     axes.vlines(x, lows, highs, color=BLUE, alpha=0.35, linewidth=6, label="middle half of the texts")
-    axes.errorbar(x, [part["mean"] for part in parts], xerr=reach, color=BLUE, marker="o", linewidth=1, label="mean")
+    axes.errorbar(
+        x, [part["mean"] for part in parts], xerr=half_widths, color=BLUE, marker="o", linewidth=1, label="mean"
+    )
     rho = length.get("spearman")
     title = f"Score against length, {sum(part['n'] for part in parts)} held-out texts"
     title += f"; Spearman's ρ {rho['value']:+.2f}" if rho else ""

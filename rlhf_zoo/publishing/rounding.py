@@ -22,7 +22,7 @@ def rounded(files: Mapping[str, Path], dtype: str, folder: Path) -> dict[str, Pa
     """
     import torch
 
-    made: dict[str, Path] = {}
+    copies: dict[str, Path] = {}
     for name, path in files.items():
         target = folder / name
         if name.endswith(".safetensors"):
@@ -36,8 +36,8 @@ def rounded(files: Mapping[str, Path], dtype: str, folder: Path) -> dict[str, Pa
             write_json(target, index)
         else:
             continue
-        made[name] = target
-    return made
+        copies[name] = target
+    return copies
 
 
 def _round(path: Path, target: Path, dtype: Any) -> None:

@@ -1,8 +1,8 @@
 """Decides what to upload next from a run directory, and uploads it.
 
-The state is read from disk every time, so another process can continue after a kill. First come the data that a corpus
-generated; then, stage by stage, the checkpoints by step, each as a commit and a tag; last, for a finished stage, its
-chosen checkpoint as `main` with the final card.
+The state is read from disk every time, so another process can continue after a kill. Data that a corpus generated are
+sent first. Then, stage by stage, each checkpoint is sent as a commit and a tag, ordered by step. Once a stage is
+finished, its chosen checkpoint becomes `main`, with the final card.
 """
 
 import hashlib
@@ -70,7 +70,7 @@ class Sender:
     Args:
         context: The run.
         stages: The stages to send; None for those whose run.json names this Hub and namespace.
-        again: Whether to send the final cards even if they were sent.
+        again: Whether to send the final cards again.
 
     Raises:
         ZooError: A run that this user did not write contains links to other folders.
@@ -122,8 +122,11 @@ class Sender:
         covers_run = set(stages) >= set(context.recipe.stages)
         if not covers_run or not all(context.record(stage).read().get("released") for stage in stages):
             return False
-        made = context.record(stages[-1]).read().get("collection") or {}
-        return (made.get("hub"), made.get("repos")) != (context.hub.label, [context.repo(stage) for stage in stages])
+        recorded = context.record(stages[-1]).read().get("collection") or {}
+        return (recorded.get("hub"), recorded.get("repos")) != (
+            context.hub.label,
+            [context.repo(stage) for stage in stages],
+        )
 
     def _collect(self, stages: list[str]) -> None:
         """Groups the run's repositories. Only warns if the Hub or the token does not support Collections."""
@@ -136,8 +139,8 @@ class Sender:
                 raise error.__cause__ from None
             log.warning("%s", error)
             slug = None
-        made = {"hub": context.hub.label, "repos": list(repos), "slug": slug}
-        context.record(stages[-1]).write(collection=made)
+        collection = {"hub": context.hub.label, "repos": list(repos), "slug": slug}
+        context.record(stages[-1]).write(collection=collection)
 
     def _is_selected(self, record: StageRecord, stage: str) -> bool:
         document = record.read()
@@ -181,10 +184,14 @@ class Sender:
         document = record.read()
         parents = {role: self._pinned(role, parent) for role, parent in (document.get("parents") or {}).items()}
         data = dict(document.get("dataset") or {})
-        made = self._context.record("data").read()
-        same = made.get("repo") and made.get("fingerprint") == data.get("fingerprint")
-        if same and not self._is_pinned(data, self._context.dataset_repo):
-            data |= {"repo": made["repo"]["id"], "commit": made["repo"]["commit"], "hub": made["repo"]["hub"]}
+        recorded = self._context.record("data").read()
+        is_same_data = recorded.get("repo") and recorded.get("fingerprint") == data.get("fingerprint")
+        if is_same_data and not self._is_pinned(data, self._context.dataset_repo):
+            data |= {
+                "repo": recorded["repo"]["id"],
+                "commit": recorded["repo"]["commit"],
+                "hub": recorded["repo"]["hub"],
+            }
         record.write(parents=parents, dataset=data)
 
     def _is_pinned(self, parent: Mapping[str, Any], repo: str) -> bool:
@@ -235,10 +242,10 @@ class Sender:
             raise ZooError(f"{record.path} is finished but holds no checkpoint to publish: train it with --restart.")
         tag = tag_name(checkpoint_step(chosen))
         tags = published_tags(record, repo, hub=context.hub.label)
-        none = (record.read().get("chosen") or {}).get("none", False)
-        named = {name: commit for name, commit in tags.items() if name != "best" or not none}
+        no_best = (record.read().get("chosen") or {}).get("none", False)
+        tags_without_best = {name: commit for name, commit in tags.items() if name != "best" or not no_best}
         # The card names the tag `best`, which will point at the commit that holds the card, so it is recorded first.
-        self._note(record, repo, named if none else {"best": tags[tag], **tags})
+        self._note(record, repo, tags_without_best if no_best else {"best": tags[tag], **tags})
         with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryDirectory() as altered:
             write_extra_files(record, Path(scratch), stage, step=None)
             optimizer = bool(record.read()["resolved"].get("push_optimizer"))
@@ -249,14 +256,14 @@ class Sender:
                 run=context.run_id(stage),
                 extra_files=Path(scratch),
                 message=f"{context.recipe.name} {stage}: card of {tag}",
-                tag_message=None if none else f"{tag}, with the card of the finished run",
+                tag_message=None if no_best else f"{tag}, with the card of the finished run",
                 hub=context.hub,
                 optimizer=optimizer,
                 overrides=sent_instead(context, record, chosen, Path(altered)),
             )
             if record.read()["resolved"].get("push_merged"):
                 self._release_merged(record, stage, chosen, Path(scratch), Path(altered) / MERGED)
-        self._note(record, repo, named if none else {**tags, "best": commit})
+        self._note(record, repo, tags_without_best if no_best else {**tags, "best": commit})
         record.write(released=due)
         self._again.discard(stage)
         self._prune(record)
@@ -264,9 +271,9 @@ class Sender:
     @staticmethod
     def _prune(record: StageRecord) -> None:
         """Deletes checkpoints that were only kept for the upload, but none that the evaluation may read."""
-        stay = lasting(record)
+        protected = lasting(record)
         for path in record.checkpoints():
-            if path not in stay:
+            if path not in protected:
                 record.remove_checkpoint(path)
 
     def _release_merged(self, record: StageRecord, stage: str, chosen: Path, folder: Path, altered: Path) -> None:
@@ -315,10 +322,10 @@ def _check_links(context: RunContext) -> None:
         ZooError: There is such a link.
     """
     records = [context.record(name) for name in ("data", *STAGES, "eval")]
-    own = [record.is_own() for record in records if record.run_file.is_file()]
-    if all(own):
+    trusted = [record.is_own() for record in records if record.run_file.is_file()]
+    if all(trusted):
         return
-    if context.base is not None and any(own):
+    if context.base is not None and any(trusted):
         raise ZooError(
             f"{context.directory} was not written by your rlhf-zoo but claims to be part of your run in "
             f"{context.base}; neither was sent. Move it elsewhere, or add {FLAG} if you trust it."
@@ -345,12 +352,12 @@ def write_extra_files(record: StageRecord, folder: Path, stage: str, *, step: in
         step: Step of the checkpoint; later metrics are left out. None for the end of the run.
     """
     make_card(record.path, out=folder, step=step)
-    so_far = StageRecord(folder)
+    copied_record = StageRecord(folder)
     if record.metrics_file.exists():
-        shutil.copy(record.metrics_file, so_far.metrics_file)
+        shutil.copy(record.metrics_file, copied_record.metrics_file)
         if step is not None:
-            so_far.truncate_metrics(step)
-        write_events(so_far.metrics(), folder, stage=stage)
+            copied_record.truncate_metrics(step)
+        write_events(copied_record.metrics(), folder, stage=stage)
     write_json(folder / RECIPE_FILE, record.read()["resolved"])
 
 
@@ -362,8 +369,8 @@ def claim_repository(context: RunContext, stage: str) -> None:
         stage: Name of the stage.
 
     Raises:
-        ZooError: It is another run's and --overwrite_repo was not given, it holds a step that is no longer in the run
-            directory, or the token may not write there.
+        ZooError: The repository belongs to another run and --overwrite_repo was not given, it holds a step that is no
+            longer in the run directory, or the token may not write there.
     """
     record, repo = context.record(stage), context.repo(stage)
     failure = f"Cannot write to {repo} on {context.hub.described}"
@@ -384,12 +391,14 @@ def claim_repository(context: RunContext, stage: str) -> None:
 
 def _take(context: RunContext, stage: str) -> None:
     record, repo, hub = context.record(stage), context.repo(stage), context.hub.label
-    # A step that was trained again has other weights than those that its tag was acknowledged for.
-    again = {tag_name(checkpoint_step(path)) for path in unpublished(record, repo, hub=hub)}
+    # If a step was trained again, its weights differ from those that the Hub acknowledged under its tag.
+    retrained = {tag_name(checkpoint_step(path)) for path in unpublished(record, repo, hub=hub)}
     claims.claim_repository(
         repo,
         context.run_id(stage),
-        published={tag: commit for tag, commit in published_tags(record, repo, hub=hub).items() if tag not in again},
+        published={
+            tag: commit for tag, commit in published_tags(record, repo, hub=hub).items() if tag not in retrained
+        },
         overwrite=context.overwrite,
         fresh=context.fresh,
         private=context.private,
@@ -426,7 +435,7 @@ def resume_command(context: RunContext) -> str:
 
 
 def _forget_lost(record: StageRecord, repo: str, hub: Hub) -> None:
-    """Marks checkpoints as not sent that the Hub has lost, or whose repository another run took."""
+    """Marks as unsent the checkpoints that the Hub no longer has, or whose repository another run took."""
     sent, listed = published_tags(record, repo, hub=hub.label), claims.all_tags(repo, hub=hub)
     remaining = {tag: commit for tag, commit in sent.items() if listed.get(tag) == commit}
     if remaining == sent:

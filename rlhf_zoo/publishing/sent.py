@@ -21,11 +21,11 @@ def unpublished(record: StageRecord, repo_id: str, *, hub: str) -> list[Path]:
         Their folders.
     """
     document = record.read()
-    every = (document.get("resolved") or {}).get("push_steps") or 1
-    ends: set[Path | None] = set()
+    push_steps = (document.get("resolved") or {}).get("push_steps") or 1
+    final_steps: set[Path | None] = set()
     if document.get("status") == "finished":
-        ends = {record.last_checkpoint(), record.chosen_checkpoint()}
-    wanted = [path for path in record.checkpoints() if checkpoint_step(path) % every == 0 or path in ends]
+        final_steps = {record.last_checkpoint(), record.chosen_checkpoint()}
+    wanted = [path for path in record.checkpoints() if checkpoint_step(path) % push_steps == 0 or path in final_steps]
     return [path for path in wanted if not _acknowledged(path, repo_id, hub)]
 
 
@@ -44,7 +44,7 @@ def published_tags(record: StageRecord, repo_id: str, *, hub: str) -> dict[str, 
     repo = document.get("repo") or {}
     recorded = dict(repo.get("tags", {})) if (repo.get("id"), document.get("hub")) == (repo_id, hub) else {}
     acknowledged = (_acknowledged(path, repo_id, hub) for path in record.checkpoints())
-    tags = recorded | {sent["tag"]: sent["commit"] for sent in acknowledged if sent}
+    tags = recorded | {entry["tag"]: entry["commit"] for entry in acknowledged if entry}
     return {tag: tags[tag] for tag in sorted(tags, key=lambda tag: (tag == "best", tag))}
 
 

@@ -51,11 +51,11 @@ class ModelCache(Generic[M]):
         Raises:
             Exception: Any error of `load`; the next call tries again.
         """
-        if (cached := self._find(name)) is not None:
-            return cached
+        if (hit := self._find(name)) is not None:
+            return hit
         with self._loading:  # one at a time, because loading takes the most memory
-            if (cached := self._find(name)) is not None:
-                return cached
+            if (hit := self._find(name)) is not None:
+                return hit
             with self._table:
                 self._trim(room=1)
             model = self._load(name)

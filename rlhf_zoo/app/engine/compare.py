@@ -118,8 +118,8 @@ class Comparison:
         scorer = None
         paths = [reward] if isinstance(reward, str | Path) else list(reward or ())
         if paths:
-            place = partial(move, device=device)
-            scorer = load_reward(paths, tokenizer, place=place, loader=loader, **(reading or {}))
+            to_device = partial(move, device=device)
+            scorer = load_reward(paths, tokenizer, place=to_device, loader=loader, **(reading or {}))
         policies = {"ppo": load_causal(ppo), "sft": load_causal(sft)}
         for policy in policies.values():
             move(policy, device)
@@ -223,11 +223,11 @@ class Comparison:
         return self._snapshots(self._request(prompt, seed, temperature, top_p, max_new_tokens, n), every)
 
     def _snapshots(self, request: _Request, every: float) -> Generator[Snapshot, None, None]:
-        due = -math.inf
-        for written in self._write(request):
-            if time.monotonic() >= due or all(completion.stop is not None for completion in written):
-                yield _snapshot(request, written)
-                due = time.monotonic() + every
+        next_time = -math.inf
+        for completions in self._write(request):
+            if time.monotonic() >= next_time or all(completion.stop is not None for completion in completions):
+                yield _snapshot(request, completions)
+                next_time = time.monotonic() + every
 
     def check(self, prompt: str, **sampling: Any) -> None:
         """Checks the arguments of `stream`.
@@ -265,10 +265,10 @@ class Comparison:
         if not ids:
             raise ZooError("This prompt has no tokens: write other characters.")
         if self.context is not None and len(ids) + max_new_tokens > self.context:
-            room = self.context - len(ids)
+            available = self.context - len(ids)
             raise ZooError(
                 f"The prompt has {len(ids)} tokens; with {max_new_tokens} new ones it exceeds the context of "
-                f"{self.context}: shorten it{f' or ask for at most {room} new tokens' if room > 0 else ''}."
+                f"{self.context}: shorten it{f' or ask for at most {available} new tokens' if available > 0 else ''}."
             )
         for policy in self._policies.values():
             check_ids([ids], TokenConsumer.of(policy))
@@ -277,7 +277,7 @@ class Comparison:
 
     def _write(self, request: _Request) -> Generator[Sequence[_Completion], None, None]:
         """Yields all completions after each token, SFT before PPO."""
-        written = [_Completion(self._tokenizer, request.ids) for _ in range(2 * request.n)]
+        completions = [_Completion(self._tokenizer, request.ids) for _ in range(2 * request.n)]
         models: LockStep | None = None
         try:
             with self._turns:
@@ -293,16 +293,16 @@ class Comparison:
                 )
             while not models.done:
                 with self._turns:
-                    for drawn in models.step():
-                        written[drawn.index].add(drawn)
-                        if drawn.stop is not None:
-                            self._measure(request, written[drawn.index])
-                yield written
+                    for sampled in models.step():
+                        completions[sampled.index].add(sampled)
+                        if sampled.stop is not None:
+                            self._measure(request, completions[sampled.index])
+                yield completions
         except MEMORY_ERRORS as error:
             models = None
-            if (full := out_of_memory(error, fix=FEWER)) is None:
+            if (memory_error := out_of_memory(error, fix=FEWER)) is None:
                 raise
-            raise full from error
+            raise memory_error from error
 
     @torch.no_grad()
     def _measure(self, request: _Request, completion: _Completion) -> None:

@@ -77,14 +77,14 @@ def check_sampling(seed: Any, temperature: Any, top_p: Any, max_new_tokens: Any,
         raise ZooError(f"The temperature is {reprlib.repr(temperature)}; it must be a number from {low:g} to {high:g}.")
     if not finite(top_p) or not 0 < top_p <= 1:
         raise ZooError(f"Top-p is {reprlib.repr(top_p)}; it must be above 0 and at most 1.")
-    for name, value, most in (
+    for name, value, largest in (
         ("number of new tokens", max_new_tokens, limits.max_new_tokens),
         ("number of completions", n, limits.n),
     ):
         if integer(value) is None or value < 1:
             raise ZooError(f"The {name} is {reprlib.repr(value)}; it must be an integer of at least 1.")
-        if value > most:
-            raise ZooError(f"The {name} is {reprlib.repr(value)}; the limit is {most}.")
+        if value > largest:
+            raise ZooError(f"The {name} is {reprlib.repr(value)}; the limit is {largest}.")
 
 
 def check_steps(count: int, limits: Limits) -> None:

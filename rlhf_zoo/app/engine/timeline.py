@@ -164,8 +164,8 @@ class TimelineRun:
         for point in self.points:
             if point.step == step:
                 return point
-        listed = ", ".join(map(str, self.steps)) or "none"
-        raise ZooError(f"{self.name} has no checkpoint of step {reprlib.repr(step)}: it has {listed}.")
+        available = ", ".join(map(str, self.steps)) or "none"
+        raise ZooError(f"{self.name} has no checkpoint of step {reprlib.repr(step)}: it has {available}.")
 
     def spread(self, count: int) -> tuple[int, ...]:
         """Chooses evenly spaced steps that include the first, the last and the marked ones.
@@ -177,8 +177,8 @@ class TimelineRun:
         if len(steps) <= count:
             return steps
         marked = [point.step for point in self.points if point.marks]
-        even = [steps[round(place * (len(steps) - 1) / max(count - 1, 1))] for place in range(count)]
-        return tuple(sorted(list(dict.fromkeys([steps[0], steps[-1], *marked, *even]))[:count]))
+        evenly_spaced = [steps[round(index * (len(steps) - 1) / max(count - 1, 1))] for index in range(count)]
+        return tuple(sorted(list(dict.fromkeys([steps[0], steps[-1], *marked, *evenly_spaced]))[:count]))
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -263,8 +263,8 @@ class Timeline:
     @property
     def by_beta(self) -> tuple[TimelineRun, ...]:
         """The runs whose β is known and that have a checkpoint, from the largest β to the smallest."""
-        with_beta = [run for run in self.runs.values() if run.beta is not None and run.points]
-        return tuple(sorted(with_beta, key=lambda run: -(run.beta or 0.0)))
+        runs = [run for run in self.runs.values() if run.beta is not None and run.points]
+        return tuple(sorted(runs, key=lambda run: -(run.beta or 0.0)))
 
     def comparison(self, step: int | None = None, *, run: str | None = None) -> Comparison:
         """Returns the comparison of SFT with the policy of a step.

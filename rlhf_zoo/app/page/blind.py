@@ -1,4 +1,4 @@
-"""The tab of the blind test: two unlabeled completions on shuffled sides, a verdict, and then who wrote which.
+"""The tab of the blind test: shows two unlabeled completions on random sides, and reveals the policies after the vote.
 
 Until the verdict, only the server knows which side is PPO: the page gets the two texts and nothing else about them.
 """
@@ -97,22 +97,22 @@ def vote_of(drawn: Round, verdict: str, models: Mapping[str, Model]) -> Vote:
         raise ZooError("The completions are still in progress: judge them when both are done.")
     if verdict not in drawn.verdicts:
         raise ZooError("The two texts are equal: choose a tie, or that both are bad.")
-    shown: dict[str, Any] = {}
-    for side, written in drawn.sides.items():
+    shown_sides: dict[str, Any] = {}
+    for side, sample in drawn.sides.items():
         role = drawn.roles[side]
         model = models[role]
-        shown[side] = Shown(
-            written.completion, role, model.repo, model.commit, model.tag, number_of(written.reward), written.ended
+        shown_sides[side] = Shown(
+            sample.completion, role, model.repo, model.commit, model.tag, number_of(sample.reward), sample.ended
         )
     snapshot = drawn.snapshot
     sampling: dict[str, Any] = {
         name: getattr(snapshot, name) for name in ("temperature", "top_p", "seed", "max_new_tokens")
     }
-    return Vote(prompt=snapshot.prompt, verdict=verdict, id=drawn.id, **shown, **sampling)
+    return Vote(prompt=snapshot.prompt, verdict=verdict, id=drawn.id, **shown_sides, **sampling)
 
 
 def pair_html(drawn: Round | None) -> str:
-    """Renders the two texts, and nothing that would reveal who wrote them.
+    """Renders the two texts, and nothing that would reveal which policy wrote which.
 
     Args:
         drawn: The round; None renders a placeholder.
@@ -143,32 +143,32 @@ def _completion(written: str, state: str) -> str:
 
 
 def reveal_html(drawn: Round, models: Mapping[str, Model]) -> str:
-    """Renders who wrote which completion, and the figures of both.
+    """Renders which policy wrote which completion, and the figures of both.
 
     Args:
         drawn: A round with its verdict.
         models: Role (ppo or sft) -> model.
     """
     cards = []
-    for side, written in drawn.sides.items():
+    for side, sample in drawn.sides.items():
         role = drawn.roles[side]
-        mark = '<span class="zoo-badge">your choice</span>' if side == drawn.verdict else ""
+        badge = '<span class="zoo-badge">your choice</span>' if side == drawn.verdict else ""
         cards.append(
             f'<article class="zoo-card zoo-{role}" data-side="{side}" data-role="{role}"><header>'
-            f"<b>{side.capitalize()}: {NAMES[role]}</b>{mark}<span>{text(models[role].name)}</span></header>"
-            f"{figures(written)}</article>"
+            f"<b>{side.capitalize()}: {NAMES[role]}</b>{badge}<span>{text(models[role].name)}</span></header>"
+            f"{figures(sample)}</article>"
         )
-    how = f"Both were sampled with seed {drawn.snapshot.seed} at temperature {drawn.snapshot.temperature:g}."
+    sampling_note = f"Both were sampled with seed {drawn.snapshot.seed} at temperature {drawn.snapshot.temperature:g}."
     verdict = VERDICT_SENTENCES[drawn.preferred or str(drawn.verdict)]
     return (
         f'<section class="zoo-reveal" role="status"><p class="zoo-verdict"><b>{verdict}</b> {_agrees(drawn)}</p>'
-        f'<div class="zoo-pair">{"".join(cards)}</div><p class="zoo-note">{how}</p></section>'
+        f'<div class="zoo-pair">{"".join(cards)}</div><p class="zoo-note">{sampling_note}</p></section>'
     )
 
 
 def _agrees(drawn: Round) -> str:
     """States whether the reward model agrees with a verdict that prefers one side."""
-    rewards = {drawn.roles[side]: written.reward for side, written in drawn.sides.items()}
+    rewards = {drawn.roles[side]: sample.reward for side, sample in drawn.sides.items()}
     ppo, sft = rewards["ppo"], rewards["sft"]
     if drawn.preferred is None or ppo is None or sft is None or ppo == sft:
         return ""
@@ -345,7 +345,7 @@ def _layout(tally: Tally | None, prompts: Sequence[str]) -> _Tab:
 def _judging(
     verdict: str, tab: _Tab, models: Mapping[str, Model], tally: Tally | None
 ) -> Callable[..., dict[Any, Any]]:
-    """Returns the handler of a verdict's button: it casts the vote and reveals who wrote which text."""
+    """Returns the handler of a verdict's button: it casts the vote and reveals which policy wrote which text."""
 
     def judge(drawn: Round | None, pair_id: Any, request: gr.Request | None = None) -> dict[Any, Any]:
         if drawn is None:
@@ -360,7 +360,7 @@ def _judging(
             vote = vote if tally is None else tally.cast(vote, _address(request))
         except TooManyVotesError as error:
             return {tab.message: notice(error)}
-        except ZooError as error:  # it names a path of the server, which visitors must not see
+        except ZooError as error:  # the message names a path on the server, which visitors must not see
             log.error("A vote was not stored: %s", error)
             return {tab.message: notice(NOT_KEPT)}
         judged = replace(drawn, verdict=vote.verdict)
@@ -383,7 +383,7 @@ def _address(request: gr.Request | None) -> str:
 
 
 def _following(tally: Tally) -> Callable[[], Any]:
-    """Returns a handler that shows the figures at once, and again when their intervals include every vote."""
+    """Returns a handler that shows the figures immediately, and again once their intervals include every vote."""
 
     async def follow() -> Any:
         counts = tally.figures()

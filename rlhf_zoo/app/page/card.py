@@ -38,11 +38,11 @@ def card_tab(subject: Subject) -> None:
 
     first = next(iter(sources))
     chosen = gr.Dropdown(list(sources), value=first, label="Checkpoint", elem_id="card-of", visible=len(sources) > 1)
-    shown = gr.HTML(read(sources[first]), elem_id="card")
+    card_box = gr.HTML(read(sources[first]), elem_id="card")
     chosen.input(
         show,
         [chosen],
-        [shown],
+        [card_box],
         api_visibility="private",
         concurrency_limit=AT_ONCE,
         trigger_mode="always_last",

@@ -77,15 +77,15 @@ def token_bars(
     """
     numbers = [None if value is None else max(value, 0.0) for value in _finite(values)]
     plot = _over_tokens(_axis([0.0, *_finite([top]), *numbers]), max(len(numbers), width))
-    slot = plot.x(2) - plot.x(1)
+    slot_width = plot.x(2) - plot.x(1)
     drawn = "".join(
-        f"M{plot.x(place):.1f} {plot.bottom}v-{max(plot.bottom - plot.y(value), 1.0):.1f}"
-        for place, value in enumerate(numbers, 1)
+        f"M{plot.x(index):.1f} {plot.bottom}v-{max(plot.bottom - plot.y(value), 1.0):.1f}"
+        for index, value in enumerate(numbers, 1)
         if value is not None
     )
     bars = (
         f'<path class="zoo-bars" fill="none" stroke="{COLORS[side]}" pointer-events="none" '
-        f'stroke-width="{min(slot * 0.8 if slot > 2 else slot, 16.0):.2f}" d="{drawn}"/>'
+        f'stroke-width="{min(slot_width * 0.8 if slot_width > 2 else slot_width, 16.0):.2f}" d="{drawn}"/>'
     )
     return _token_chart(plot, numbers, labels, f"zoo-bars-chart zoo-{side}", title, unit, over=bars)
 

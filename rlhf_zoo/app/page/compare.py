@@ -100,9 +100,9 @@ def _notes(subject: Subject) -> str:
         "of PPO to SFT."
     )
     if (kl := subject.lineage.kl) is not None:
-        over = f" over {kl['n']} of them" if isinstance(kl.get("n"), int) else ""
-        log_ratio += f" On held-out prompts, the KL was {kl['value']:.2f} nats{over}."
-    exact = (
+        sample_count = f" over {kl['n']} of them" if isinstance(kl.get("n"), int) else ""
+        log_ratio += f" On held-out prompts, the KL was {kl['value']:.2f} nats{sample_count}."
+    exact_kl = (
         "<b>KL at a position</b>: KL(π<sub>PPO</sub>‖π<sub>SFT</sub>) of the two distributions over the next token, "
         "exact, over the full vocabulary; <b>KL along it</b> is their sum over this completion."
     )
@@ -120,6 +120,6 @@ def _notes(subject: Subject) -> str:
     value = "<b>Value</b>: none, because this checkpoint has no critic."
     if subject.comparison.has_critic:
         value = "<b>Value</b> (V): the critic's estimate, before a token, of the remaining reward, with its KL penalty."
-    same = "Both policies sample with the same random numbers, and equal settings give equal completions."
-    notes = [reward, log_ratio, exact, value, same]
+    randomness = "Both policies sample with the same random numbers, and equal settings give equal completions."
+    notes = [reward, log_ratio, exact_kl, value, randomness]
     return '<div class="zoo-notes">' + "".join(f"<p>{note}</p>" for note in notes) + "</div>"

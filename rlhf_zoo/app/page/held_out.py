@@ -61,8 +61,8 @@ def stage_of(folder: Path) -> Path | None:
     Returns:
         The directory; None for any other folder.
     """
-    places = (folder, folder.parent) if folder.is_dir() else ()
-    return next((place for place in places if StageRecord(place).run_file.is_file()), None)
+    folders = (folder, folder.parent) if folder.is_dir() else ()
+    return next((candidate for candidate in folders if StageRecord(candidate).run_file.is_file()), None)
 
 
 def _of_data(lineage: Lineage, hub: Hub) -> list[str]:
@@ -105,8 +105,8 @@ def _published_rows(
 ) -> Iterator[object]:
     """Reads rows of a data set that a card names.
 
-    The page shows prompts to visitors and publishes them with votes, and its token may read more than visitors may. So
-    a card that is not the user's own may only name a data set that everybody may read, or that of a private model.
+    The page shows prompts to visitors and publishes them with votes, but its token may read more than visitors may. So
+    a card that is not the user's own may only name a data set that everyone can read, or that of a private model.
 
     Raises:
         ZooError: The Hub does not deliver it, a local folder has its name, or it is private or gated.
@@ -114,8 +114,8 @@ def _published_rows(
     from ...runs.data.sources import find_data
 
     check_repository(repo, key="parents.data", where=f"The card of {lineage.ppo.name}")
-    own = stage is not None and StageRecord(stage).is_own()
-    if not own and not _is_readable(lineage.ppo.repo, repo, hub):
+    is_own = stage is not None and StageRecord(stage).is_own()
+    if not is_own and not _is_readable(lineage.ppo.repo, repo, hub):
         raise ZooError(f"{repo} is not public, so its prompts are not shown on the page of a public model.")
     rows = find_data(repo, commit, hub).load(configuration, split, columns=[])
     column = lineage.prompts_at[1]
@@ -125,7 +125,7 @@ def _published_rows(
 
 
 def _is_readable(model: str | None, data: str, hub: Hub) -> bool:
-    """Whether everybody who may read a model may read a data set. `model` is None for a local folder."""
+    """Whether everyone who can read a model can also read a data set. `model` is None for a local folder."""
     with refusals_as(f"Cannot look up {data} on {hub.name}", "check --hub and the token."):
         info = hub.api().dataset_info(data)
         if not info.private and not info.gated:
@@ -135,10 +135,10 @@ def _is_readable(model: str | None, data: str, hub: Hub) -> bool:
 
 def _prompts_in(rows: Iterable[object], column: str, location: str) -> list[str]:
     """Returns the prompts that are texts, or conversations of a single turn."""
-    made, of = is_text(column), f"The data set {location}"
+    texts, of = is_text(column), f"The data set {location}"
     prompts = (
-        filled(column, row, of=of, place=place) if made else messages_of(row.get(column), of=of)
-        for place, row in enumerate(row for row in rows if isinstance(row, dict))
+        filled(column, row, of=of, place=index) if texts else messages_of(row.get(column), of=of)
+        for index, row in enumerate(row for row in rows if isinstance(row, dict))
     )
     return [
         display_text(prompt)

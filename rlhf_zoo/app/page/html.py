@@ -52,8 +52,8 @@ def figure_list(rows: Iterable[tuple[str, str, object]]) -> str:
     Args:
         rows: (key, label, figure) each; the key becomes the attribute `data-figure`.
     """
-    inside = (f'<div><dt>{label}</dt><dd data-figure="{key}">{figure}</dd></div>' for key, label, figure in rows)
-    return f"<dl>{''.join(inside)}</dl>"
+    items = (f'<div><dt>{label}</dt><dd data-figure="{key}">{figure}</dd></div>' for key, label, figure in rows)
+    return f"<dl>{''.join(items)}</dl>"
 
 
 def short_name(name: str) -> str:

@@ -49,7 +49,7 @@ class ServedRoutes:
         """Answers one connection, as ASGI calls an application.
 
         Args:
-            scope: Of the connection.
+            scope: The scope of the connection.
             receive: Gives the next message of the client.
             send: Sends a message to the client.
         """

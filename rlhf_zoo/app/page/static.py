@@ -60,10 +60,10 @@ def _figures(card: Card) -> Iterator[tuple[str, str, str]]:
     for key, name in _FIGURES.items():
         sft, ppo = (card.estimate(side, key) for side in ("sft", "ppo"))
         if ppo is not None:
-            named = f"{name}: {clean(judge)}" if key == "judge" and isinstance(judge, str) else name
-            yield named, "0: it is the reference" if key == "kl" else _estimate(sft), _estimate(ppo)
-    if (win := card.estimate("win_rate")) is not None:
-        yield "win rate over SFT", "", _estimate(win)
+            label = f"{name}: {clean(judge)}" if key == "judge" and isinstance(judge, str) else name
+            yield label, "0: it is the reference" if key == "kl" else _estimate(sft), _estimate(ppo)
+    if (win_rate := card.estimate("win_rate")) is not None:
+        yield "win rate over SFT", "", _estimate(win_rate)
 
 
 def _estimate(figure: Figure | None) -> str:

@@ -32,7 +32,7 @@ class Subject:
         comparison: The loaded models.
         lineage: Their lineage.
         timeline: The runs; None if no checkpoint of the run is available.
-        problem: A sentence why there is no timeline, or why runs are missing.
+        problem: A sentence on why there is no timeline, or why runs are missing.
         held_out: Held-out prompts to sample from; () to use those of the card, which are also the page's examples.
     """
 
@@ -73,13 +73,13 @@ class Subject:
         """
         lineage = find_lineage(ppo, sft=sft, reward=reward, hub=hub)
         loader = lineage.reward_loader if reward is None else None
-        unread = loader is not None and not _may_load(loader, stage_of(Path(lineage.ppo.name)))
+        skip_loader = loader is not None and not _may_load(loader, stage_of(Path(lineage.ppo.name)))
         comparison = Comparison.load(
             ppo=lineage.ppo.path,
             sft=lineage.sft.path,
-            reward=() if unread else [model.path for model in lineage.rewards],
+            reward=() if skip_loader else [model.path for model in lineage.rewards],
             reading=lineage.reward_reading,
-            loader=None if unread else loader,
+            loader=None if skip_loader else loader,
             limits=LIMITS,
         )
         timeline_runs, problem = _runs(lineage, runs, lenient=lenient, hub=hub)
@@ -98,7 +98,7 @@ class Subject:
 
 
 def _may_load(loader: str, stage: Path | None) -> bool:
-    """Whether a card's loader may run: only from the user's own run directory, whose run.json names the same loader.
+    """Whether a card's loader may run. It may only for the user's own run directory, if run.json names the same loader.
 
     False for a repository. Raises ZooError for a run that is not the user's.
     """
@@ -125,22 +125,27 @@ def _runs(
                 StageRecord(stage).check_own()
             except ZooError as error:
                 return [], str(error)
-        own = TimelineRun.from_card(card_json(Facts.read(stage, None)), stage) if stage is not None else None
-        if own is None or not own.points:
+        run_from_folder = (
+            TimelineRun.from_card(card_json(Facts.read(stage, None)), stage) if stage is not None else None
+        )
+        if run_from_folder is None or not run_from_folder.points:
             return [], f"{folder} has no sibling checkpoints: pass the run's PPO stage, or a repository."
-        return [own], None
-    missing = None
+        return [run_from_folder], None
+    problem = None
     try:
-        listed = find_runs(lineage.ppo.name, lineage.card, names=run_names, hub=hub)
+        found_runs = find_runs(lineage.ppo.name, lineage.card, names=run_names, hub=hub)
     except ZooError as error:
         if not lenient:
             raise
-        missing = f"The other runs are not shown: {error}"
-        listed = find_runs(lineage.ppo.name, lineage.card, names=(), hub=hub)
-    runs = [run for run in (TimelineRun.from_listing(entry.listing, entry.card) for entry in listed.runs) if run.points]
-    if not runs or runs[0].name != listed.runs[0].repo:
+        problem = f"The other runs are not shown: {error}"
+        found_runs = find_runs(lineage.ppo.name, lineage.card, names=(), hub=hub)
+    runs = [
+        run for run in (TimelineRun.from_listing(entry.listing, entry.card) for entry in found_runs.runs) if run.points
+    ]
+    if not runs or runs[0].name != found_runs.runs[0].repo:
         return (
             [],
-            listed.problem or f"{listed.runs[0].repo} has no checkpoint with a tag: publish the steps of its run.",
+            found_runs.problem
+            or f"{found_runs.runs[0].repo} has no checkpoint with a tag: publish the steps of its run.",
         )
-    return runs, missing or listed.problem
+    return runs, problem or found_runs.problem

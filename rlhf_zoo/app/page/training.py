@@ -38,7 +38,7 @@ def training_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_o
     if timeline is None:
         gr.HTML(notice(subject.problem or "This checkpoint has no run to show.", kind="status"), elem_id="no-training")
         return
-    first = timeline.run()
+    first_run = timeline.run()
 
     def marked(run: Any, step: Any) -> str:
         try:
@@ -71,28 +71,28 @@ def training_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_o
         prompt = prompt_box("training-prompt", "The beginning of a text", value=example)
         run_all = gr.Button("Every checkpoint", variant="primary", scale=1, min_width=140, elem_id="every-step")
     run = gr.Dropdown(
-        [(_run_label(listed), listed.name) for listed in timeline.runs.values()],
-        value=first.name,
+        [(_run_label(timeline_run), timeline_run.name) for timeline_run in timeline.runs.values()],
+        value=first_run.name,
         label="Run",
         visible=len(timeline.runs) > 1,
         elem_id="run",
     )
-    drawn = gr.HTML(curves(first, first.best.step), elem_id="curves")
-    step = gr.Slider(**span(first), value=first.best.step, label="Step", elem_id="step")
+    curves_html = gr.HTML(curves(first_run, first_run.best.step), elem_id="curves")
+    step = gr.Slider(**span(first_run), value=first_run.best.step, label="Step", elem_id="step")
     with gr.Accordion("Sampling", open=False):
-        chosen = controls(proposal, prefix="training-")
+        sampling_controls = controls(proposal, prefix="training-")
     message = gr.HTML("", elem_id="training-message")
     at_step = gr.HTML(HINT, elem_id="at-step")
-    many = gr.HTML("", elem_id="steps")
+    all_steps_html = gr.HTML("", elem_id="steps")
 
     # preprocess=False: Gradio would reject bad values without a message; `Timeline` checks them all.
     shared: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden", "preprocess": False}
     models: dict[str, Any] = {**shared, "concurrency_id": MODELS, "concurrency_limit": at_once}
     # `input`, not `release`, because the keyboard moves a slider too.
-    step.input(marked, [run, step], [drawn], trigger_mode="always_last", queue=False, **shared)
-    gr.on([step.input, prompt.submit], at, [prompt, run, step, *chosen], [message, at_step],
+    step.input(marked, [run, step], [curves_html], trigger_mode="always_last", queue=False, **shared)
+    gr.on([step.input, prompt.submit], at, [prompt, run, step, *sampling_controls], [message, at_step],
           trigger_mode="always_last", **models)  # fmt: skip
-    run_all.click(every, [prompt, run, *chosen], [message, many], **models)
+    run_all.click(every, [prompt, run, *sampling_controls], [message, all_steps_html], **models)
 
     def other(name: Any) -> tuple[Any, str]:
         try:
@@ -101,9 +101,9 @@ def training_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_o
             return gr.skip(), notice(error)
         return gr.update(**span(shown_run), value=shown_run.best.step), curves(shown_run, shown_run.best.step)
 
-    run.input(other, [run], [step, drawn], **shared)
+    run.input(other, [run], [step, curves_html], **shared)
     if len(timeline.by_beta) > 1:
-        _betas(subject, drawing, prompt=prompt, sampling=chosen, models=models, shared=shared)
+        _betas(subject, drawing, prompt=prompt, sampling=sampling_controls, models=models, shared=shared)
 
 
 def _betas(
@@ -137,7 +137,7 @@ def _betas(
         '<div class="zoo"><h2>Strength of the KL penalty</h2><p>Runs with different β, the coefficient of the KL '
         "penalty. A large β keeps PPO close to SFT; a small one lets it exploit the reward model.</p></div>"
     )
-    drawn = gr.HTML(_frontier(runs, shown), elem_id="frontier")
+    frontier_html = gr.HTML(_frontier(runs, shown), elem_id="frontier")
     with gr.Row(equal_height=True):
         beta = gr.Slider(
             0, len(runs) - 1, value=shown, step=1, scale=5, min_width=320, elem_id="beta",
@@ -146,12 +146,17 @@ def _betas(
         run_all = gr.Button("Every β", scale=1, min_width=140, elem_id="every-beta")
     message = gr.HTML("", elem_id="beta-message")
     at_beta = gr.HTML("", elem_id="at-beta")
-    many = gr.HTML("", elem_id="betas")
+    all_betas_html = gr.HTML("", elem_id="betas")
     beta.input(
-        lambda value: _frontier(runs, place(value)), [beta], [drawn], trigger_mode="always_last", queue=False, **shared
+        lambda value: _frontier(runs, place(value)),
+        [beta],
+        [frontier_html],
+        trigger_mode="always_last",
+        queue=False,
+        **shared,
     )
     beta.input(at, [prompt, beta, *sampling], [message, at_beta], trigger_mode="always_last", **models)
-    run_all.click(every, [prompt, *sampling], [message, many], **models)
+    run_all.click(every, [prompt, *sampling], [message, all_betas_html], **models)
 
 
 # Rendering
@@ -164,8 +169,8 @@ def nearest(run: TimelineRun, step: Any) -> int:
         run: A run with checkpoints.
         step: The slider's value.
     """
-    wanted = step if finite(step) else run.best.step
-    return min(run.steps, key=lambda candidate: (abs(candidate - wanted), candidate))
+    target = step if finite(step) else run.best.step
+    return min(run.steps, key=lambda candidate: (abs(candidate - target), candidate))
 
 
 def span(run: TimelineRun) -> dict[str, Any]:
@@ -188,19 +193,19 @@ def curves(run: TimelineRun, step: int) -> str:
         step: The step to mark.
     """
     points = run.points
-    watched = list(dict.fromkeys(name for point in points for name in point.watched))[:MOST_WATCHED]
-    drawn = step_curves(
+    watched_names = list(dict.fromkeys(name for point in points for name in point.watched))[:MOST_WATCHED]
+    chart = step_curves(
         run.steps,
         [
             Series("Reward in training", [point.reward for point in points]),
             Series("KL to SFT", [point.kl for point in points], unit="nats", from_zero=True),
-            *(Series(f"{name} (watched)", [point.watched.get(name) for point in points]) for name in watched),
+            *(Series(f"{name} (watched)", [point.watched.get(name) for point in points]) for name in watched_names),
         ],
         chosen=step,
         labeled={point.step: ", ".join(point.marks) for point in points if point.marks},
     )
     return (
-        f'<div class="zoo-curves">{drawn}<p class="zoo-note" aria-live="polite">{_point_label(run.at(step))}</p></div>'
+        f'<div class="zoo-curves">{chart}<p class="zoo-note" aria-live="polite">{_point_label(run.at(step))}</p></div>'
     )
 
 
@@ -217,13 +222,13 @@ def checkpoints(rows: Sequence[AtCheckpoint], *, of: int, all_: int, by_beta: bo
         all_: Number of checkpoints in the run.
         by_beta: Whether each row is another run, named by its β.
     """
-    shown = _start(rows) + "".join(_row(row, by_beta=by_beta) for row in rows)
+    items = _start(rows) + "".join(_row(row, by_beta=by_beta) for row in rows)
     count = f"{len(rows)} of {of}" if len(rows) < of else f"{of}"
     noun = "runs" if by_beta else "checkpoints"
     note = f"{count} {noun}" + (f", spread over all {all_}" if all_ > of else "")
     state = "done" if len(rows) == of else "writing"
     head = f'<p class="zoo-note" role="status">{note}</p>'
-    return f'<div class="zoo-steps" data-state="{state}">{head}<ol>{shown}</ol></div>'
+    return f'<div class="zoo-steps" data-state="{state}">{head}<ol>{items}</ol></div>'
 
 
 def _start(rows: Sequence[AtCheckpoint]) -> str:

@@ -47,13 +47,13 @@ def _hint(side: Side, place: int) -> str:
 
 def _tokens(side: Side) -> Iterator[str]:
     """Yields each token as an element. The end-of-sequence token becomes a sign, because it has no text."""
-    for place, piece in enumerate(side.tokens):
-        last = place == len(side.tokens) - 1
-        shown = '<span class="eos" title="end of sequence">∎</span>' if last and side.ended else text(piece)
-        if not shown:
+    for index, token_text in enumerate(side.tokens):
+        is_last = index == len(side.tokens) - 1
+        visible = '<span class="eos" title="end of sequence">∎</span>' if is_last and side.ended else text(token_text)
+        if not visible:
             continue
-        hint = _hint(side, place) if side.stop is not None else None
-        yield f"<i{attributes({'class': _classes(side, place), 'title': hint})}>{shown}</i>"
+        hint = _hint(side, index) if side.stop is not None else None
+        yield f"<i{attributes({'class': _classes(side, index), 'title': hint})}>{visible}</i>"
 
 
 def completion(prompt: str, side: Side | None, *, heat: bool = False) -> str:
@@ -66,9 +66,11 @@ def completion(prompt: str, side: Side | None, *, heat: bool = False) -> str:
     """
     if side is None:
         return '<p class="zoo-text"><span class="none">The completion will appear here.</span></p>'
-    written = "".join(_tokens(side)) if heat else text(side.completion)
+    token_html = "".join(_tokens(side)) if heat else text(side.completion)
     caret = "" if side.stop is not None else '<span class="caret" aria-hidden="true"></span>'
-    return f'<p class="zoo-text"><span class="given">{text(prompt)}</span><span class="new">{written}</span>{caret}</p>'
+    return (
+        f'<p class="zoo-text"><span class="given">{text(prompt)}</span><span class="new">{token_html}</span>{caret}</p>'
+    )
 
 
 def figures(side: Side | None) -> str:
@@ -77,13 +79,13 @@ def figures(side: Side | None) -> str:
     Args:
         side: The completion; None renders dashes.
     """
-    shown = [NOTHING] * 5
+    values = [NOTHING] * 5
     if side is not None:
         reward = "none" if side.reward is None and side.stop is not None else signed(side.reward)
-        shown = [reward, signed(side.log_ratio), number(side.kl), str(side.length), STOPS[side.stop]]
+        values = [reward, signed(side.log_ratio), number(side.kl), str(side.length), STOPS[side.stop]]
     keys = ("reward", "log_ratio", "kl", "length", "stopped")
     labels = ("Reward", "Log-ratio", "KL along it", "Tokens", "Stopped")
-    return figure_list(zip(keys, labels, shown, strict=True))
+    return figure_list(zip(keys, labels, values, strict=True))
 
 
 def side_card(prompt: str, role: Role, side: Side | None, *, row: int = 0, who: str = "", charts: str = "") -> str:
@@ -114,20 +116,20 @@ def charts(snapshot: Snapshot, row: int) -> dict[Role, str]:
     Returns:
         HTML by role; "" while a long completion is in progress.
     """
-    both: dict[Role, Side] = {"sft": snapshot.sft[row], "ppo": snapshot.ppo[row]}
-    if not snapshot.done and any(side.length > DRAWN_WHILE_WRITING for side in both.values()):
-        return dict.fromkeys(both, "")
-    width = max(side.length for side in both.values())
-    kl_top = max((kl for side in both.values() for kl in side.token_kl), default=0.0)
-    all_values = [value for side in both.values() for value in side.token_values or ()]
+    sides: dict[Role, Side] = {"sft": snapshot.sft[row], "ppo": snapshot.ppo[row]}
+    if not snapshot.done and any(side.length > DRAWN_WHILE_WRITING for side in sides.values()):
+        return dict.fromkeys(sides, "")
+    width = max(side.length for side in sides.values())
+    kl_top = max((kl for side in sides.values() for kl in side.token_kl), default=0.0)
+    all_values = [value for side in sides.values() for value in side.token_values or ()]
     html_of = {}
-    for role, side in both.items():
+    for role, side in sides.items():
         shared: dict[str, Any] = {"labels": side.tokens, "side": role, "width": width}
-        drawn = token_bars(side.token_kl, title="KL at each position", unit="nats", top=kl_top, **shared)
+        html = token_bars(side.token_kl, title="KL at each position", unit="nats", top=kl_top, **shared)
         if side.token_values is not None:
             span = (min(all_values), max(all_values))
-            drawn += token_line(side.token_values, title="PPO's value at each position", unit="", span=span, **shared)
-        html_of[role] = f'<div class="zoo-charts">{drawn}</div>'
+            html += token_line(side.token_values, title="PPO's value at each position", unit="", span=span, **shared)
+        html_of[role] = f'<div class="zoo-charts">{html}</div>'
     return html_of
 
 
@@ -140,23 +142,25 @@ def pairs(snapshot: Snapshot, *, ppo: str = ROLES["ppo"], folded: bool = False) 
         folded: Whether to collapse the token details of the first pair too.
     """
     rows = []
-    named: dict[Role, str] = {"sft": ROLES["sft"], "ppo": ppo}
+    names: dict[Role, str] = {"sft": ROLES["sft"], "ppo": ppo}
     for row in range(snapshot.n):
-        drawn = charts(snapshot, row) if row == 0 or snapshot.done else dict.fromkeys(ROLES, "")
+        chart_html = charts(snapshot, row) if row == 0 or snapshot.done else dict.fromkeys(ROLES, "")
         cards = []
-        for role, who in named.items():
+        for role, who in names.items():
             side = getattr(snapshot, role)[row]
-            numbered = f"{who} · {row + 1} of {snapshot.n}" if snapshot.n > 1 else who
-            why = drawn[role] + (_table(side) if snapshot.done else "")
-            if why:
-                opened = "" if folded or row else " open"
-                why = f'<details class="zoo-why"{opened}><summary>Token by token</summary>{why}</details>'
-            cards.append(side_card(snapshot.prompt, role, side, row=row, who=numbered, charts=why))
+            title = f"{who} · {row + 1} of {snapshot.n}" if snapshot.n > 1 else who
+            details = chart_html[role] + (_table(side) if snapshot.done else "")
+            if details:
+                open_attribute = "" if folded or row else " open"
+                details = (
+                    f'<details class="zoo-why"{open_attribute}><summary>Token by token</summary>{details}</details>'
+                )
+            cards.append(side_card(snapshot.prompt, role, side, row=row, who=title, charts=details))
         rows.append(f'<div class="zoo-pair">{"".join(cards)}</div>')
-    inside = _means(snapshot) + "".join(rows)
-    inside += f'<p class="zoo-note">{text(snapshot.note)}</p>' if snapshot.note else ""
+    content = _means(snapshot) + "".join(rows)
+    content += f'<p class="zoo-note">{text(snapshot.note)}</p>' if snapshot.note else ""
     state, busy = ("done", "false") if snapshot.done else ("writing", "true")
-    return f'<div class="zoo-pairs" data-state="{state}" aria-busy="{busy}">{inside}</div>'
+    return f'<div class="zoo-pairs" data-state="{state}" aria-busy="{busy}">{content}</div>'
 
 
 def empty_pairs() -> str:
@@ -167,9 +171,9 @@ def empty_pairs() -> str:
 
 def _table(side: Side) -> str:
     """Renders the figures of each token as a table, for readers who cannot hover or see colors."""
-    valued = side.token_values is not None
+    has_values = side.token_values is not None
     head = "".join(f"<th scope='col'>{name}</th>" for name in ("token", "log π PPO", "log π SFT", "log-ratio", "KL"))
-    head += "<th scope='col'>V</th>" if valued else ""
+    head += "<th scope='col'>V</th>" if has_values else ""
     rows = []
     for place, piece in enumerate(side.tokens):
         cells = [
@@ -180,8 +184,8 @@ def _table(side: Side) -> str:
         ]
         if side.token_values is not None:
             cells.append(signed(side.token_values[place]))
-        shown = text(piece).replace(" ", "\u2423").replace("\n", "\u21b5")
-        rows.append(f"<tr><th scope='row'>{shown}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
+        formatted = text(piece).replace(" ", "\u2423").replace("\n", "\u21b5")
+        rows.append(f"<tr><th scope='row'>{formatted}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
     return (
         '<details class="zoo-numbers"><summary>Numbers</summary><div class="zoo-scroll" tabindex="0"><table>'
         f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div></details>"
@@ -193,8 +197,8 @@ def _means(snapshot: Snapshot) -> str:
     if snapshot.n < 2 or not snapshot.done:
         return ""
     cells = []
-    both: dict[Role, tuple[Side, ...]] = {"sft": snapshot.sft, "ppo": snapshot.ppo}
-    for role, sides in both.items():
+    sides_by_role: dict[Role, tuple[Side, ...]] = {"sft": snapshot.sft, "ppo": snapshot.ppo}
+    for role, sides in sides_by_role.items():
         rewards = [side.reward for side in sides if side.reward is not None]
         cells.append(
             f'<tr class="zoo-{role}"><th scope="row">{NAMES[role]}</th>'

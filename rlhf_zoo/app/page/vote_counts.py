@@ -181,17 +181,17 @@ class Tally:
         failing = self._box.failing
         due = len(self._box.due()) if failing is not None else 0
         with self._changed:
-            votes, shown, exact = self._votes, dict(self._summary), self._summarized is self._votes
+            votes, summary, exact = self._votes, dict(self._summary), self._summarized is self._votes
             unread = self._unread
-        computed = shown["votes"]
+        computed = summary["votes"]
         if not exact:
             counts = _counts(votes.values())
             rate = _rate(counts)
             if rate is not None:
-                before = shown["win_rate"] or {"ci95": None, "prompts": None}
+                before = summary["win_rate"] or {"ci95": None, "prompts": None}
                 rate |= {key: before[key] for key in ("ci95", "prompts")}
-            shown |= {"votes": len(votes), "counts": counts, "win_rate": rate}
-        return Figures(shown, exact, computed, due, failing, unread)
+            summary |= {"votes": len(votes), "counts": counts, "win_rate": rate}
+        return Figures(summary, exact, computed, due, failing, unread)
 
     def _add(self, votes: Iterable[Vote]) -> None:
         with self._changed:

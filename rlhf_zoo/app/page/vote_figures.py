@@ -57,10 +57,10 @@ def _win_rate(rate: Mapping[str, Any] | None) -> str:
     if rate is None:
         return '<p class="zoo-rate">No vote between the two policies yet.</p>'
     value, interval = rate["value"], rate["ci95"]
-    shown = f"[{number(100 * interval[0], 1)}%, {number(100 * interval[1], 1)}%]" if interval else "follows"
-    spoken = (
+    ci_text = f"[{number(100 * interval[0], 1)}%, {number(100 * interval[1], 1)}%]" if interval else "follows"
+    description = (
         f"PPO is preferred over SFT in {number(100 * value, 1)}% of {rate['n']}, a tie counting one half; "
-        f"95% interval {shown}"
+        f"95% interval {ci_text}"
     )
     prompts = f" ({rate['prompts']} so far)" if rate.get("prompts") else ""
     band = ""
@@ -69,10 +69,10 @@ def _win_rate(rate: Mapping[str, Any] | None) -> str:
         band = f'<i class="band" style="left:{100 * low:.2f}%;width:{100 * (high - low):.2f}%"></i>'
     return (
         f'<p class="zoo-rate"><b data-figure="win_rate">{number(100 * value, 1)}%</b> PPO over SFT, 95% interval '
-        f'<span data-figure="ci95">{shown}</span>, n = <span data-figure="n">{rate["n"]}</span>, a tie counting one '
+        f'<span data-figure="ci95">{ci_text}</span>, n = <span data-figure="n">{rate["n"]}</span>, a tie counting one '
         f'half.</p><p class="zoo-basis">The interval counts prompts{prompts}: votes on one prompt are not '
         "independent.</p>"
-        f'<div class="zoo-bar" role="img"{attributes({"aria-label": spoken})}>{band}<i class="half"></i>'
+        f'<div class="zoo-bar" role="img"{attributes({"aria-label": description})}>{band}<i class="half"></i>'
         f'<i class="point" style="left:{100 * value:.2f}%"></i></div>'
         '<p class="zoo-ends" aria-hidden="true"><span>SFT</span><span>½</span><span>PPO</span></p>'
     )
@@ -83,16 +83,16 @@ def _ratings(figures: Mapping[str, Any]) -> str:
     ratings = figures["elo"]
     if len(figures["pairs"]) < 2 or not ratings:
         return ""
-    several = len({row["among"] for row in ratings}) > 1
-    heads = ["Revision", "Elo", "95% interval", "Votes", *(["Group"] if several else [])]
+    has_groups = len({row["among"] for row in ratings}) > 1
+    heads = ["Revision", "Elo", "95% interval", "Votes", *(["Group"] if has_groups else [])]
     rows = []
     for row in ratings[:MOST_RATINGS]:
         rating, name = row["elo"], Model(row["repo"], row["commit"], row["tag"]).name
         low, high = rating["ci95"]
-        cells = [f"{rating['value']:.0f}", f"{low:.0f} to {high:.0f}", rating["n"], *([row["among"] + 1] * several)]
-        named = f'<th scope="row">{NAMES[row["role"]]} {text(name)}</th>'
-        rows.append(f"<tr>{named}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
-    notes = " Only ratings of one group are on one scale." if several else ""
+        cells = [f"{rating['value']:.0f}", f"{low:.0f} to {high:.0f}", rating["n"], *([row["among"] + 1] * has_groups)]
+        header = f'<th scope="row">{NAMES[row["role"]]} {text(name)}</th>'
+        rows.append(f"<tr>{header}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
+    notes = " Only ratings of one group are on one scale." if has_groups else ""
     if len(ratings) > MOST_RATINGS:
         notes += f" {len(ratings) - MOST_RATINGS} more are not shown."
     columns = "".join(f'<th scope="col">{head}</th>' for head in heads)

@@ -64,10 +64,10 @@ def _variable(name: str) -> str | None:
 
 def _names_in(listed: str) -> tuple[str, ...]:
     names = tuple(name for part in listed.split(",") if (name := part.strip()))
-    wrong = next((name for name in names if not is_model(name)), None)
-    if wrong is not None:
+    invalid = next((name for name in names if not is_model(name)), None)
+    if invalid is not None:
         raise ZooError(
-            f"RLHF_ZOO_RUNS contains {reprlib.repr(wrong)}, which is not a repository id: write NAMESPACE/NAME, with "
+            f"RLHF_ZOO_RUNS contains {reprlib.repr(invalid)}, which is not a repository id: write NAMESPACE/NAME, with "
             "commas between several."
         )
     return names
@@ -95,10 +95,11 @@ def _from_file(file: Path) -> Chosen:
         "votes": votes is None or isinstance(votes, str),
         "runs": runs is None or (isinstance(runs, list) and all(map(is_model, runs))),
     }
-    wrong = next((key for key, good in is_valid.items() if not good), None)
-    if wrong is not None:
+    bad_key = next((key for key, is_good in is_valid.items() if not is_good), None)
+    if bad_key is not None:
         raise ZooError(
-            f"{file} has the invalid value {reprlib.repr(named.get(wrong))} under {wrong!r}: deploy the Space again."
+            f"{file} has the invalid value {reprlib.repr(named.get(bad_key))} under {bad_key!r}: deploy the Space "
+            "again."
         )
     return Chosen(
         named["ppo"],

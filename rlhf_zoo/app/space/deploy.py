@@ -88,12 +88,12 @@ def deploy(
         hidden = tuple(repo for repo in shown if api.model_info(repo).private)
     not_created = f"Cannot create the Space {space} on {endpoint}", "check that the token may write there."
     with refusals_as(*not_created):
-        existing = _existing_space(api, space)
-    if existing is None:
+        existing_space = _existing_space(api, space)
+    if existing_space is None:
         kind, private = _Kind("gradio", CPU), bool(hidden) if private is None else private
     else:
-        _check_visibility(space, private, existing.private, hidden)
-        kind, private = _Kind(existing.sdk, existing.hardware), existing.private
+        _check_visibility(space, private, existing_space.private, hidden)
+        kind, private = _Kind(existing_space.sdk, existing_space.hardware), existing_space.private
     layout: Layout = "path" if not builds else "files" if private else "address"
 
     def write(folder: Path, kind: _Kind) -> dict[str, Path]:
@@ -102,13 +102,13 @@ def deploy(
         options = {"space": space, "endpoint": endpoint, "hardware": kind.hardware}
         return _written(folder, lambda: write_space(folder, models, layout=layout, **options))
 
-    with tempfile.TemporaryDirectory(prefix="rlhf-zoo-space-") as scratch, _deleted_on_failure(api) as made:
+    with tempfile.TemporaryDirectory(prefix="rlhf-zoo-space-") as scratch, _deleted_on_failure(api) as created:
         files = write(Path(scratch) / "first", kind)
-        if existing is None:
+        if existing_space is None:
             planned = kind
             with refusals_as(*not_created):
                 kind = _create(api, space, private=private)
-            made.append((space, "space"))
+            created.append((space, "space"))
             if (kind.sdk, kind.hardware) != (planned.sdk, planned.hardware):
                 files = write(Path(scratch) / "second", kind)
         if models.votes is not None and kind.sdk == "gradio":
@@ -118,16 +118,16 @@ def deploy(
             ):
                 if not api.repo_exists(models.votes, repo_type="dataset"):
                     api.create_repo(models.votes, repo_type="dataset", private=private, exist_ok=True)
-                    made.append((models.votes, "dataset"))
+                    created.append((models.votes, "dataset"))
         with refusals_as(f"Cannot write to the Space {space} on {endpoint}", "try again, or check the token."):
-            commit = _commit(api, space, models, files, existing)
+            commit = _commit(api, space, models, files, existing_space)
     return Deployed(
         url=f"{endpoint}/spaces/{space}",
         commit=commit,
         sdk=kind.sdk,
         hardware=kind.hardware,
-        created=existing is None,
-        changed=existing is None or commit != existing.head,
+        created=existing_space is None,
+        changed=existing_space is None or commit != existing_space.head,
         private=private,
         hidden=hidden,
         refused=kind.refused,

@@ -138,15 +138,15 @@ def with_runs(models: SpaceModels, names: Sequence[str] | None = None) -> tuple[
     Raises:
         ZooError: `find_runs` refuses a name.
     """
-    listed = find_runs(models.ppo.repo, models.card, names=names)
-    own, *other_runs = listed.runs
-    problems = [listed.problem] if listed.problem is not None else []
+    ablation = find_runs(models.ppo.repo, models.card, names=names)
+    shown_run, *other_runs = ablation.runs
+    problems = [ablation.problem] if ablation.problem is not None else []
     if names is None:
         other_runs = [run for run in other_runs if run.steps]
-        hidden = [run.repo for run in other_runs if run.private and not own.private]
+        hidden = [run.repo for run in other_runs if run.private and not shown_run.private]
         other_runs = [run for run in other_runs if run.repo not in hidden]
         if hidden:
-            problems.append(f"Not shown, because they are private and {own.repo} is public: {', '.join(hidden)}.")
+            problems.append(f"Not shown, because they are private and {shown_run.repo} is public: {', '.join(hidden)}.")
     return replace(models, runs=tuple(run.repo for run in other_runs)), " ".join(problems) or None
 
 
@@ -182,8 +182,8 @@ def check_code(models: SpaceModels, hub: Hub) -> None:
     """
     for model in models.roles.values():
         with refusals_as(f"Cannot fetch the configuration of {model.repo} from {hub.name}", "try again."):
-            listed = hub.api().get_paths_info(model.repo, ["config.json"], revision=model.commit)
-            path = hub.file(model.repo, "config.json", revision=model.commit) if listed else None
+            infos = hub.api().get_paths_info(model.repo, ["config.json"], revision=model.commit)
+            path = hub.file(model.repo, "config.json", revision=model.commit) if infos else None
         if path is not None and brings_code(read_json(path)):
             raise ZooError(
                 f"The model {model.name} needs custom code, and a Space has no way to confirm that you trust it: read "

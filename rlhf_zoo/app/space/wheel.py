@@ -65,22 +65,22 @@ def repack(installed: metadata.Distribution, folder: Path) -> Path:
     Raises:
         ZooError: Files are missing.
     """
-    listed = [PurePosixPath(str(file)) for file in installed.files or []]
-    inside = sorted(
-        (path for path in listed if _is_of_the_wheel(path)),
+    recorded = [PurePosixPath(str(file)) for file in installed.files or []]
+    members = sorted(
+        (path for path in recorded if _is_of_the_wheel(path)),
         key=lambda path: (path.parts[0].endswith(".dist-info"), str(path)),
     )
-    missing = [path for path in inside if not Path(str(installed.locate_file(path))).is_file()]
-    if missing or not any(path.name == "WHEEL" for path in inside):
-        lost = missing[0] if missing else "dist-info/WHEEL"
+    missing = [path for path in members if not Path(str(installed.locate_file(path))).is_file()]
+    if missing or not any(path.name == "WHEEL" for path in members):
+        missing_file = missing[0] if missing else "dist-info/WHEEL"
         raise ZooError(
-            f"The installation of rlhf-zoo lacks {lost}, so no wheel can be built from it: install it again."
+            f"The installation of rlhf-zoo lacks {missing_file}, so no wheel can be built from it: install it again."
         )
     stem = f"{installed.metadata['Name'].replace('-', '_')}-{installed.version}"
     target = folder / f"{stem}-py3-none-any.whl"
     record = []
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as wheel:
-        for path in inside:
+        for path in members:
             content = Path(str(installed.locate_file(path))).read_bytes()
             _add(wheel, str(path), content)
             digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")

@@ -44,8 +44,8 @@ def fetch_card_files(name: str, *, hub: Hub = CLIENT) -> Path:
             raise ZooError(f"{name} is not on {hub.name}, or this token may not read it.") from error
         # The sizes come from the tree, so an oversized file is never requested. All calls name one commit: a push in
         # between cannot mix two versions of the card.
-        listed = api.list_repo_tree(repo, recursive=True, revision=commit)
-        wanted = [entry.path for entry in listed if _is_card_file(entry)]
+        entries = api.list_repo_tree(repo, recursive=True, revision=commit)
+        wanted = [entry.path for entry in entries if _is_card_file(entry)]
         # An empty list of patterns would match every file.
         return hub.snapshot(repo, revision=commit, allow_patterns=wanted or ["README.md"])
 

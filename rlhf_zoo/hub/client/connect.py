@@ -127,7 +127,7 @@ class Hub:
         Args:
             repo: NAMESPACE/NAME.
             name: Path of the file in the repository.
-            options: Of `hf_hub_download`, such as revision and repo_type.
+            options: Options of `hf_hub_download`, such as revision and repo_type.
 
         Returns:
             The file in the cache.
@@ -141,7 +141,7 @@ class Hub:
 
         Args:
             repo: NAMESPACE/NAME.
-            options: Of `snapshot_download`, such as revision and allow_patterns.
+            options: Options of `snapshot_download`, such as revision and allow_patterns.
 
         Returns:
             The folder in the cache.
@@ -202,9 +202,9 @@ def choose(flag: str | None, *, push_to_hub: bool, option: str = "--hub") -> Hub
         if flag == "local":
             return Hub("local", None, f"{option} local", flag=option)
         return replace(_at(flag, option), flag=option)
-    if named := os.environ.get("HF_ENDPOINT"):
-        return _at(named, "HF_ENDPOINT")
-    # A token alone is no consent: it may be there for downloads.
+    if endpoint := os.environ.get("HF_ENDPOINT"):
+        return _at(endpoint, "HF_ENDPOINT")
+    # A token by itself is not consent to publish: it may be there only for downloads.
     if push_to_hub and (os.environ.get("HF_TOKEN") or _token_file().is_file()):
         return Hub("huggingface", REAL, "a token and --push_to_hub")
     return Hub("local", None, "no --hub, no HF_ENDPOINT, and not both a token and --push_to_hub")
@@ -233,7 +233,9 @@ def choose_source(flag: str | None, target: Hub) -> Hub | None:
     else:
         try:
             source = _at(named or REAL, "HF_ENDPOINT" if named else "as huggingface_hub has it")
-        except ZooError:  # a bad HF_ENDPOINT is no error if --hub names the target: nobody asked for that source
+        except (
+            ZooError
+        ):  # a bad HF_ENDPOINT does not matter if --hub names the target: the user did not ask for that source
             return None
     return None if (source.kind, source.endpoint) == (target.kind, target.endpoint) else replace(source, flag=SOURCE)
 
@@ -291,11 +293,11 @@ def connect(choice: Hub, source: Hub | None = None) -> Iterator[Hub]:
     Raises:
         ZooError: An embedded Hub does not start, or its folder cannot be written.
     """
-    with contextlib.ExitStack() as opened:
+    with contextlib.ExitStack() as stack:
         # The source comes first: it may use the user's own token and caches, which `_settle` below hides.
-        source_hub = None if source is None else opened.enter_context(_open(source, "RLHF_ZOO_SOURCE_TOKEN"))
+        source_hub = None if source is None else stack.enter_context(_open(source, "RLHF_ZOO_SOURCE_TOKEN"))
         source_hub = source_hub and replace(source_hub, token=source_hub.token or False)
-        hub = opened.enter_context(_open(choice, "RLHF_ZOO_HUB_TOKEN"))
+        hub = stack.enter_context(_open(choice, "RLHF_ZOO_HUB_TOKEN"))
         _settle(hub)
         bounds.install()
         yield replace(hub, source=source_hub)
@@ -316,12 +318,12 @@ def _open(choice: Hub, token_from: str) -> Iterator[Hub]:
         yield _in_own_folder(replace(choice, token=token or False, token_from=token_from), home() / "hubs" / host)
     else:
         # Read the variables as huggingface_hub does. Its own constants are as old as its import.
-        own = _client_home()
+        client_home = _client_home()
         token = environment.get("HF_TOKEN") or environment.get("HUGGING_FACE_HUB_TOKEN") or ""
         if not token and (file := _token_file()).is_file():
             token = file.read_text(encoding="utf-8", errors="replace").strip()
-        files = environment.get("HF_HUB_CACHE") or environment.get("HUGGINGFACE_HUB_CACHE") or own / "hub"
-        data = environment.get("HF_DATASETS_CACHE") or own / "datasets"
+        files = environment.get("HF_HUB_CACHE") or environment.get("HUGGINGFACE_HUB_CACHE") or client_home / "hub"
+        data = environment.get("HF_DATASETS_CACHE") or client_home / "datasets"
         offline = environment.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
         yield replace(
             choice,
@@ -366,7 +368,7 @@ def point_clients() -> None:
 
 
 def _own_client(directory: Path, token: str | bool | None) -> None:
-    """Gives the clients a cache and a token for this Hub alone, because their cache is keyed by repository only."""
+    """Gives the clients a cache and a token for this Hub only, because their cache is keyed by repository only."""
     _make_private(directory)
     # Experiment logs belong to no Hub: keep them where they were before HF_HOME moves.
     os.environ.setdefault("TRACKIO_DIR", str(_client_home() / "trackio"))

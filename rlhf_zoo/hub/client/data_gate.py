@@ -1,10 +1,10 @@
 """Checks every data set before `datasets` loads it: a data set may name only its own files.
 
 The card of a data set lists its files as patterns, which `datasets` passes to fsspec. fsspec accepts any path of this
-machine and any address, and some of its file systems render templates that see the environment. Columns of images,
-audio or video contain paths and addresses too, which are opened when a row is read. So `gated` checks the card, and
-the object that it yields is this package's only way to `datasets`: it loads text formats only, from files inside the
-data set, and drops media columns.
+machine and any address, and some of its file systems expand templates that can read environment variables. Columns of
+images, audio or video contain paths and addresses too, which are opened when a row is read. So `gated` checks the card
+and yields an object, and all loading in this package goes through that object: it loads text formats only, from files
+inside the data set, and drops media columns.
 """
 
 import contextlib
@@ -155,22 +155,23 @@ class GatedData:
     def _check(self, builder: Any) -> None:
         """Raises ZooError for a loader that could open other files, and for files outside the data set."""
         # The class itself is generated for each data set. Its base tells which loader it is.
-        modules = {kind.__module__ for kind in type(builder).__mro__}
+        modules = {loader_class.__module__ for loader_class in type(builder).__mro__}
         if not modules & {f"datasets.packaged_modules.{name}.{name}" for name in FORMATS}:
-            kind = type(builder).__mro__[1].__name__
+            loader_class = type(builder).__mro__[1].__name__
             raise ZooError(
-                f"The data set {self.location} was not loaded: `datasets` would read it with the loader {kind}, which "
-                "can open other files. Convert it to JSON lines, CSV, Parquet, Arrow or plain text."
+                f"The data set {self.location} was not loaded: `datasets` would read it with the loader "
+                f"{loader_class}, which can open other files. Convert it to JSON lines, CSV, Parquet, Arrow or plain "
+                "text."
             )
         path = Path(self.location)
-        # The card was checked before. Here are the files that its patterns led to, which is the check that counts.
+        # The card's patterns were checked before. Check the resolved files too; this check is authoritative.
         for files in (builder.config.data_files or {}).values():
             for file in map(str, files):
                 if path.exists():
                     inside = is_inside(Path(file), path) and "::" not in file and "://" not in file
                 else:
-                    own = re.match(rf"hf://datasets/{re.escape(self.location)}@[^/@]+/", file)
-                    inside = own is not None and not leads_out(file[own.end() :])
+                    match = re.match(rf"hf://datasets/{re.escape(self.location)}@[^/@]+/", file)
+                    inside = match is not None and not leads_out(file[match.end() :])
                 if not inside:
                     raise ZooError(
                         f"The data set {self.location} was not loaded: its file {file!r:.200} may be outside of it. "
@@ -219,8 +220,8 @@ def _is_plain(feature: Any) -> bool:
         return all(map(_is_plain, feature.values()))
     if isinstance(feature, list | tuple):
         return all(map(_is_plain, feature))
-    kind = type(feature).__name__
-    return kind in _VALUES or (kind in _LISTS and _is_plain(feature.feature))
+    type_name = type(feature).__name__
+    return type_name in _VALUES or (type_name in _LISTS and _is_plain(feature.feature))
 
 
 @contextlib.contextmanager
@@ -234,7 +235,7 @@ def gated(location: str, revision: str | None = None, *, token: str | bool | Non
 
     Yields:
         The data set at the commit whose card passed. If the Hub does not answer, the data set at `revision`: while the
-        context is open, `datasets` then reads only what it has prepared before, which needs no card.
+        context is open, `datasets` then reads only data that it has already built and cached, which needs no card.
 
     Raises:
         ZooError: A pattern leads outside the data set, or the card cannot be read.
@@ -288,7 +289,7 @@ def check_local(path: Path, name: str) -> None:
     for file in CARDS:
         if (path / file).exists():
             patterns += check_card(_text(path / file, name), file, name)
-    # `datasets` skips hidden names unless a pattern names one. A virtual environment in there is full of links.
+    # `datasets` skips hidden names unless a pattern names one. Hidden folders such as .venv are full of links.
     hidden = any(part.startswith((".", "__")) for pattern in patterns for part in pattern.split("/"))
     if (link := find_outward_link(path, hidden=hidden)) is not None:
         raise ZooError(
@@ -370,7 +371,7 @@ def refuse_file_systems() -> None:
         def __init__(self, *_: Any, **__: Any) -> None:
             raise ValueError(f"files cannot be read through {', '.join(REFUSED_FILE_SYSTEMS)}")
 
-    # Compared by name: the classes are made anew at each call. `clobber` replaces file systems that are in use already.
+    # Compared by name: each call creates new classes. `clobber` replaces file systems that are in use already.
     for name in REFUSED_FILE_SYSTEMS:
         if getattr(registry.get(name), "__qualname__", None) != Refused.__qualname__:
             register_implementation(name, Refused, clobber=True)
@@ -415,7 +416,7 @@ def _check_repository(repo: str, revision: str | None, token: str | bool | None)
 
 
 def _is_silence(error: Exception) -> bool:
-    """Whether the Hub gave no answer."""
+    """Whether the Hub cannot say if the data set exists: it is unreachable, it failed, or it refused the token."""
     from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
     if isinstance(error, HfHubHTTPError):
@@ -457,8 +458,8 @@ def _values(node: Any, key: str = "", configuration: bool = False) -> Iterator[t
     if isinstance(node, Mapping):
         for name, value in node.items():
             if key in _PATTERNS or not (configuration and name in _TEXTS):
-                below = key if key in _PATTERNS else str(name)
-                yield from _values(value, below, configuration or name == "configs")
+                pattern_key = key if key in _PATTERNS else str(name)
+                yield from _values(value, pattern_key, configuration or name == "configs")
     elif isinstance(node, list | tuple | set):
         for value in node:
             yield from _values(value, key, configuration)

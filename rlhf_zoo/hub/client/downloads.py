@@ -32,17 +32,17 @@ def find_download(folder: Path) -> Path | None:
     """
     home = Path(os.path.expanduser("~"))
     homes = (home, home.resolve())
-    for place in dict.fromkeys([folder.absolute(), folder.resolve()]):
-        for above in (place, *place.parents):
-            marks = [above / MARK]
-            if above == place or above not in homes:
-                marks += [above / name for name in (DOWNLOADED, PARTIAL, CARD)]
+    for candidate in dict.fromkeys([folder.absolute(), folder.resolve()]):
+        for parent in (candidate, *candidate.parents):
+            marks = [parent / MARK]
+            if parent == candidate or parent not in homes:
+                marks += [parent / name for name in (DOWNLOADED, PARTIAL, CARD)]
             else:
                 # A mark in the home folder must not taint everything below it. A download into the home folder repeats
                 # each folder that it wrote into below DOWNLOADED, so exactly those count.
-                marks.append(above / DOWNLOADED / place.relative_to(above))
+                marks.append(parent / DOWNLOADED / candidate.relative_to(parent))
             if (mark := next((mark for mark in marks if mark.exists()), None)) is not None:
                 return mark
-            if _CACHED.fullmatch(above.name):
-                return above
+            if _CACHED.fullmatch(parent.name):
+                return parent
     return None

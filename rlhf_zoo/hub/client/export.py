@@ -271,15 +271,15 @@ class _Export:
             heads = {ref.name: ref.target_commit for ref in self.api.list_repo_refs(**self.here).branches}
         missing = {branch.name: self._missing(branch, heads.get(branch.name)) for branch in branches}
         total = sum(map(len, missing.values()))
-        made = {}
+        created = {}
         for branch in branches:
-            made[branch.name] = self._replay(branch, heads.get(branch.name), missing[branch.name], total)
+            created[branch.name] = self._replay(branch, heads.get(branch.name), missing[branch.name], total)
         exported = {name: tag for name, tag in tags.items() if tag[0] in self.commits}
         self._tag(exported)
-        ends = {branch.commits[-1] for branch in branches if branch.commits}
-        self._verify(ends | {commit for commit, _ in exported.values()})
+        branch_heads = {branch.commits[-1] for branch in branches if branch.commits}
+        self._verify(branch_heads | {commit for commit, _ in exported.values()})
         at = {name: self.commits[commit] for name, (commit, _) in exported.items()}
-        return Exported(self.commits, at, made, self.sent, sorted(tags.keys() - exported.keys()))
+        return Exported(self.commits, at, created, self.sent, sorted(tags.keys() - exported.keys()))
 
     def _create(self, private: bool) -> None:
         kind = self.source.repo.kind

@@ -37,11 +37,11 @@ def executable() -> Path:
     """Returns the script `hf-rlhf-zoo` of the running environment. Raises ZooError if it has none."""
     # pip installs into the user's scheme if the environment cannot be written.
     schemes = [sysconfig.get_default_scheme(), sysconfig.get_preferred_scheme("user")]
-    places = [Path(sysconfig.get_path("scripts", scheme)) for scheme in schemes]
-    for place in places:
-        if os.access(place / NAME, os.X_OK):
-            return place / NAME
-    raise ZooError(f"{places[0]} has no {NAME}: install the package rlhf-zoo there with pip.")
+    folders = [Path(sysconfig.get_path("scripts", scheme)) for scheme in schemes]
+    for script_folder in folders:
+        if os.access(script_folder / NAME, os.X_OK):
+            return script_folder / NAME
+    raise ZooError(f"{folders[0]} has no {NAME}: install the package rlhf-zoo there with pip.")
 
 
 def install() -> str | None:
@@ -54,9 +54,9 @@ def install() -> str | None:
         ZooError: Another extension has the name, the folder cannot be written, or this environment has no such script.
     """
     script, target = executable(), folder()
-    before = _ours(target)
+    previous = _ours(target)
     # An empty folder was left by an interrupted installation.
-    if before is None and os.path.lexists(target) and not (target.is_dir() and not any(target.iterdir())):
+    if previous is None and os.path.lexists(target) and not (target.is_dir() and not any(target.iterdir())):
         raise ZooError(f"{target} holds another extension of this name: run `hf extensions remove rlhf-zoo`.")
     manifest = {
         "owner": SOURCE,
@@ -68,12 +68,12 @@ def install() -> str | None:
         "description": DESCRIPTION,
         "commit_sha": None,
     }
-    if before is None or manifest != {key: value for key, value in before.items() if key != "installed_at"}:
+    if previous is None or manifest != {key: value for key, value in previous.items() if key != "installed_at"}:
         write_json(target / MANIFEST, manifest | {"installed_at": now()})
     if not _is_checked(target / CHECKED):
         write_bytes(target / CHECKED, b"")
         os.utime(target / CHECKED, (NEVER, NEVER))
-    return before["executable_path"] if before else None
+    return previous["executable_path"] if previous else None
 
 
 def uninstall() -> bool:

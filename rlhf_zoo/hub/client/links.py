@@ -17,12 +17,12 @@ def find_outward_link(folder: Path, *, hidden: bool) -> Path | None:
     Returns:
         The first such link, relative to the folder; None if there is none.
     """
-    for below, folders, files in os.walk(folder):
+    for subfolder, folders, files in os.walk(folder):
         if not hidden:
             folders[:] = [name for name in folders if not name.startswith((".", "__"))]
         for name in (*folders, *files):
-            if Path(below, name).is_symlink() and not is_inside(Path(below, name), folder):
-                return Path(below, name).relative_to(folder)
+            if Path(subfolder, name).is_symlink() and not is_inside(Path(subfolder, name), folder):
+                return Path(subfolder, name).relative_to(folder)
     return None
 
 
@@ -39,8 +39,8 @@ def is_inside(path: Path, folder: Path) -> bool:
     root, target = folder.resolve(), Path(os.path.realpath(path))
     roots = [root]
     # A snapshot in the client's cache consists of links to ../../blobs.
-    for above in (root, *root.parents):
-        cached = above.parent.parent
-        if above.parent.name in ("snapshots", "on_bases") and _CACHED.fullmatch(cached.name):
+    for parent in (root, *root.parents):
+        cached = parent.parent.parent
+        if parent.parent.name in ("snapshots", "on_bases") and _CACHED.fullmatch(cached.name):
             roots += [cached / "blobs", cached / "snapshots"]
     return any(target.is_relative_to(base) for base in roots)

@@ -121,7 +121,7 @@ class Folder(_Place):
             )
         marks = [self.folder / path for path in (_CLIENT.parent, _CLIENT, DOWNLOADED, PULLED)]
         # A link in the folder, left by an earlier download for example, would redirect writes to anywhere.
-        for path in sorted({*marks, *(above for file in files for above in self._above(file))}):
+        for path in sorted({*marks, *(parent for file in files for parent in self._above(file))}):
             if path.is_symlink():
                 raise ZooError(
                     f"{path} is a symbolic link, which would redirect files to another folder: remove it, or choose "
@@ -138,9 +138,9 @@ class Folder(_Place):
         # `hf download` wrote here, or a pull that was cut off before PULLED. One file with the right content is proof
         # enough that it was this repository.
         if (self.folder / DOWNLOADED).is_dir():
-            present = [file for file in files if os.path.lexists(self.target(file))]
-            matches = any(sha256_of(self.target(file), file) for file in present)
-            obstacle = self.target(present[0]) if present and not matches else None
+            existing = [file for file in files if os.path.lexists(self.target(file))]
+            matches = any(sha256_of(self.target(file), file) for file in existing)
+            obstacle = self.target(existing[0]) if existing and not matches else None
         else:
             obstacle = next((path for path in self.folder.rglob("*") if path.is_symlink() or not path.is_dir()), None)
         if obstacle is not None:

@@ -1,4 +1,4 @@
-"""Publishes checkpoints, cards and data sets: one commit each, and a tag to pull a checkpoint by."""
+"""Publishes checkpoints, cards and data sets: one commit each, and a tag for pulling each checkpoint."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def check_access(namespace: str | None, *, hub: Hub = CLIENT) -> str:
             f"The Hub {hub.address} cannot be reached ({reason(error)}): check the address and the network, or "
             "use --hub local."
         ) from error
-    # A fine-grained token has a role of its own, which does not tell its rights. Refuse only what surely cannot write.
+    # A fine-grained token has its own role, which does not reveal its rights. Refuse only a token that cannot write.
     role = ((account.get("auth") or {}).get("accessToken") or {}).get("role")
     if role == "read":
         raise ZooError(f"The token for {hub.address} may only read: publish with a token of the role write.")
@@ -101,7 +101,7 @@ def check_access(namespace: str | None, *, hub: Hub = CLIENT) -> str:
 def publish_folder(
     folder: Path, repo_id: str, *, repo_type: str, message: str, private: bool = False, hub: Hub = CLIENT
 ) -> str:
-    """Sends a folder as one commit, and creates the repository if it does not exist.
+    """Sends a folder as one commit. Creates the repository if it does not exist.
 
     Args:
         folder: The folder; every file in it is sent.
@@ -141,7 +141,7 @@ def publish_checkpoint(
         repo_id: NAMESPACE/NAME.
         run: Id of the run that holds the repository.
         extra_files: Folder of further files (card, metrics, recipe).
-        message: Of the commit and of the tag.
+        message: The message of the commit and of the tag.
         step: Training step, which names the tag.
         optimizer: Whether to send the files that training resumes from.
         overwrite: Whether to move a tag that points to other weights, as when a step was trained again.
@@ -156,13 +156,13 @@ def publish_checkpoint(
     """
     files = checkpoint_files(checkpoint, optimizer=optimizer, overrides=overrides)
     tag, marker = tag_name(step), checkpoint / SENDING
-    tagged = all_tags(repo_id, hub=hub).get(tag)
-    commit = _earlier_commit(repo_id, message, files, tagged=tagged, started=marker.is_file(), hub=hub)
-    if commit is None and tagged is not None and overwrite:
+    tagged_commit = all_tags(repo_id, hub=hub).get(tag)
+    commit = _earlier_commit(repo_id, message, files, tagged=tagged_commit, started=marker.is_file(), hub=hub)
+    if commit is None and tagged_commit is not None and overwrite:
         check_claim(run, repo_id, hub=hub)  # never delete the tag of a run that took the repository meanwhile
         hub.api().delete_tag(repo_id, tag=tag)
-        tagged = None
-    if commit is None and tagged is not None:
+        tagged_commit = None
+    if commit is None and tagged_commit is not None:
         raise ZooError(
             f"The tag {tag} of {repo_id} on {hub.name} points to other weights than {checkpoint}, and a step's tag "
             "never moves: publish under another --namespace, or pass --overwrite_repo to replace the repository."
@@ -171,7 +171,7 @@ def publish_checkpoint(
         # This file survives a kill. With it, the next attempt looks for the commit before it sends anything.
         write_text(marker, message + "\n")
         commit = _replace_files(run, repo_id, {**files, **_files(extra_files)}, message, hub=hub)
-    if tagged is None:
+    if tagged_commit is None:
         _tag(run, repo_id, tag, commit, message, hub)
     published = {"hub": hub.label, "repo": repo_id, "commit": commit, "tag": tag, "time": now()}
     write_json(checkpoint / PUBLISHED, published)
@@ -199,7 +199,7 @@ def publish_release(
         run: Id of the run that holds the repository.
         extra_files: Folder of further files (card, metrics, recipe).
         message: The commit message.
-        tag_message: Of the tag `best`; None removes the tag, as no checkpoint is best.
+        tag_message: The message of the tag `best`; None removes the tag, as no checkpoint is best.
         optimizer: Whether to send the files that training resumes from.
         overrides: See `checkpoint_files`.
         hub: The Hub to publish to.
@@ -244,7 +244,7 @@ def publish_on_branch(
         repo_id: NAMESPACE/NAME.
         run: Id of the run that holds the repository.
         extra_files: Folder of further files (card, metrics, recipe).
-        message: Of the commit and of the tag.
+        message: The message of the commit and of the tag.
         branch: The branch, created if it does not exist.
         tag: A tag for the commit; an existing one moves.
         overrides: See `checkpoint_files`.
@@ -330,9 +330,9 @@ def _earlier_commit(
     candidates = [commit.commit_id for commit in api.list_repo_commits(repo_id) if commit.title == message]
     for commit in [tagged] if tagged is not None else candidates:
         # The Hub omits missing paths, so an incomplete commit yields a smaller set.
-        listed = cast("list[RepoFile]", api.get_paths_info(repo_id, list(weights), revision=commit))
-        same = {entry.path for entry in listed if content_id(weights[entry.path], entry) == expected_id(entry)}
-        if commit in candidates and same == set(weights):
+        entries = cast("list[RepoFile]", api.get_paths_info(repo_id, list(weights), revision=commit))
+        matching = {entry.path for entry in entries if content_id(weights[entry.path], entry) == expected_id(entry)}
+        if commit in candidates and matching == set(weights):
             return commit
     return None
 
@@ -394,7 +394,7 @@ def _added(files: Mapping[str, Path]) -> list[CommitOperationAdd]:
 def _replace_files(
     run: str, repo_id: str, files: Mapping[str, Path], message: str, *, revision: str | None = None, hub: Hub
 ) -> str:
-    """Replaces our files on `revision` (None: main) by `files`, in one commit. Returns the commit.
+    """Replaces our files on `revision` (None: main) with `files`, in one commit. Returns the commit.
 
     Files of earlier checkpoints (an adapter, for example) are deleted, so that no loader mixes two checkpoints. Raises
     ZooError if the run does not hold the repository.
@@ -404,8 +404,8 @@ def _replace_files(
     def operations(head: str) -> list[Operation]:
         # claim.json is on main. For a commit on main it is read at the head that the commit builds on.
         check_claim(run, repo_id, commit=None if revision else head, hub=hub)
-        listed = hub.api().list_repo_files(repo_id, revision=head)
-        stale = [name for name in listed if _is_ours(name) and name not in files]
+        existing = hub.api().list_repo_files(repo_id, revision=head)
+        stale = [name for name in existing if _is_ours(name) and name not in files]
         return [*_added(files), *(CommitOperationDelete(path_in_repo=name) for name in stale)]
 
     commit = commit_on_head(repo_id, operations, message, revision=revision, hub=hub)

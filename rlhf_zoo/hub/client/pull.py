@@ -39,7 +39,7 @@ class PulledFile:
     Args:
         path: Path in the repository.
         size: Bytes.
-        sha256: Of its content.
+        sha256: The sha256 of its content.
     """
 
     path: str
@@ -169,17 +169,17 @@ def fetch(repository: str, output_dir: Path | None = None, *, hub: Hub = CLIENT,
             f"check the network, {hub.flag} and the token."
         ) from cause
     files = [file for file in all_files if not any(fnmatchcase(file.path, pattern) for pattern in ignore)]
-    place = Cache(repo, commit, hub) if output_dir is None else Folder(repo, commit, output_dir, hub)
-    if isinstance(place, Folder):
-        place.check(files)  # before the first byte is written
-    place.check_room(files)
+    target = Cache(repo, commit, hub) if output_dir is None else Folder(repo, commit, output_dir, hub)
+    if isinstance(target, Folder):
+        target.check(files)  # before the first byte is written
+    target.check_room(files)
     with refusals_as(failure, "run the same command again to continue."):
-        place.begin(files)
-        done, refetched = _fetch_all(files, place, name)
-        path = place.finish(files, name, all_files=all_files)
+        target.begin(files)
+        pulled_files, refetched = _fetch_all(files, target, name)
+        path = target.finish(files, name, all_files=all_files)
     fetched = set(files)
     excluded = [file.path for file in all_files if file not in fetched]
-    return Pulled(repo, name, commit, path, done, refetched, place.unrelated(files), excluded)
+    return Pulled(repo, name, commit, path, pulled_files, refetched, target.unrelated(files), excluded)
 
 
 # Metadata from the Hub
@@ -193,7 +193,7 @@ def _resolve(hub: Hub, repo: str, revision: str | None) -> tuple[str, str]:
     name = revision or "main"
     if not _COMMIT.fullmatch(name):
         try:
-            # The name becomes a file name in the cache, and may come from a stranger's card.
+            # The name becomes a file name in the cache, and may come from an untrusted card.
             check_ref(name, kind="revision")
         except Fault as fault:
             raise ZooError(f"{repo} has no revision {name!r:.80}: {fault}") from fault
@@ -235,9 +235,9 @@ def _from_cache(repo: str, revision: str | None, hub: Hub, ignore: Sequence[str]
             folder = replace(hub, offline=True).snapshot(repo, revision=name, ignore_patterns=[*ignore])
         except LocalEntryNotFoundError:
             continue
-        done = []
+        files = []
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-            # A snapshot links to blobs/ETAG, so the name of the blob says what its digest must be.
+            # A snapshot links to blobs/ETAG, so the name of the blob is the expected digest.
             etag = Path(os.readlink(path)).name if path.is_symlink() else ""
             file = Wanted(path.relative_to(folder).as_posix(), path.stat().st_size, etag)
             digest = sha256_of(path, file)
@@ -246,8 +246,8 @@ def _from_cache(repo: str, revision: str | None, hub: Hub, ignore: Sequence[str]
                     f"{file.path} of {repo}@{name} is damaged in the cache, and {hub.name} does not answer "
                     f"({why}): try again when it does."
                 )
-            done.append(PulledFile(file.path, file.size, digest))
-        return Pulled(repo, name, folder.name, folder, done, unanswered=why)
+            files.append(PulledFile(file.path, file.size, digest))
+        return Pulled(repo, name, folder.name, folder, files, unanswered=why)
     return None
 
 
@@ -307,14 +307,14 @@ def _fetch_all(files: list[Wanted], place: Cache | Folder, name: str) -> tuple[l
     pending: SimpleQueue[Wanted] = SimpleQueue()
     for file in files:
         pending.put(file)
-    done: dict[str, tuple[PulledFile, bool]] = {}
+    results: dict[str, tuple[PulledFile, bool]] = {}
     failures: list[BaseException] = []
 
     def work() -> None:
         try:
             while True:
                 file = pending.get_nowait()
-                done[file.path] = _fetch_file(file, place, progress)
+                results[file.path] = _fetch_file(file, place, progress)
         except (Empty, _Stopped):
             return
         except BaseException as error:
@@ -333,11 +333,11 @@ def _fetch_all(files: list[Wanted], place: Cache | Folder, name: str) -> tuple[l
         progress.close()
     if failures:
         raise failures[0]
-    return [done[file.path][0] for file in files], [file.path for file in files if done[file.path][1]]
+    return [results[file.path][0] for file in files], [file.path for file in files if results[file.path][1]]
 
 
 def _fetch_file(file: Wanted, place: Cache | Folder, progress: _Progress) -> tuple[PulledFile, bool]:
-    """Fetches one file into its place. Returns it, and whether it replaced other content."""
+    """Fetches one file to its destination. Returns the file, and whether it replaced other content."""
     from huggingface_hub import constants, hf_hub_url
 
     progress.check()
@@ -359,7 +359,7 @@ def _fetch_file(file: Wanted, place: Cache | Folder, progress: _Progress) -> tup
             partial.unlink()
         elif (copy := place.copy(file)) is not None and sha256_of(copy, file) is not None:
             shutil.copyfile(copy, partial)
-        # A second attempt from scratch: the first may have built on a partial file that was damaged.
+        # Try twice, the second time from scratch: the first attempt may have resumed a damaged partial file.
         for _ in range(0 if digest else 2):
             _fill(sink, file, url, place.hub, progress)
             if (digest := sha256_of(partial, file)) is not None:
@@ -386,7 +386,7 @@ def _open_locked(path: Path, pause: Callable[[float], None]) -> IO[bytes]:
             file = path.open("ab")
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # The previous holder may have moved the file to its place, and we would lock a file without a name.
+                # The previous holder may have moved the file to its place; we would then lock a file without a name.
                 if _is_at(path, file):
                     return file
             except BaseException:
@@ -409,22 +409,22 @@ def _fill(sink: IO[bytes], file: Wanted, url: str, hub: Hub, progress: _Progress
 
     if os.fstat(sink.fileno()).st_size > file.size:  # cannot be a beginning of this file
         sink.truncate(0)
-    have = os.fstat(sink.fileno()).st_size
-    progress.update(have)
-    fruitless = 0
-    while have < file.size:
-        before = have
+    size = os.fstat(sink.fileno()).st_size
+    progress.update(size)
+    empty_attempts = 0
+    while size < file.size:
+        previous_size = size
         try:
             _append(sink, file, url, hub, progress)
         except HfHubHTTPError:  # the Hub refused, and will again
             raise
         except HTTPError:
-            if fruitless == FRUITLESS:
+            if empty_attempts == FRUITLESS:
                 raise
-            progress.pause(2**fruitless)
-        have = os.fstat(sink.fileno()).st_size
-        fruitless = 0 if have > before else fruitless + 1
-        if fruitless > FRUITLESS:
+            progress.pause(2**empty_attempts)
+        size = os.fstat(sink.fileno()).st_size
+        empty_attempts = 0 if size > previous_size else empty_attempts + 1
+        if empty_attempts > FRUITLESS:
             return  # empty answers without an error: the caller finds that the digest is wrong
 
 
@@ -433,23 +433,23 @@ def _append(sink: IO[bytes], file: Wanted, url: str, hub: Hub, progress: _Progre
     from huggingface_hub import constants
     from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_stream_backoff  # type: ignore[attr-defined]
 
-    have = os.fstat(sink.fileno()).st_size
-    # Compressed by the server, the bytes would not be those that Range counts.
+    size = os.fstat(sink.fileno()).st_size
+    # If the server compressed the file, Range would count compressed bytes.
     headers = build_hf_headers(token=hub.token) | {"Accept-Encoding": "identity"}
-    if have:
-        headers["Range"] = f"bytes={have}-"
+    if size:
+        headers["Range"] = f"bytes={size}-"
     options: dict[str, Any] = {"headers": headers, "timeout": constants.HF_HUB_DOWNLOAD_TIMEOUT}
-    # No retries of its own: it would take an error in the middle of the answer for a failure to connect.
+    # No retries by the client: it would treat an error in the middle of the answer as a failure to connect.
     with http_stream_backoff("GET", url, retry_on_exceptions=(), **options) as response:
         hf_raise_for_status(response)
-        if have and response.status_code != 206:  # the server ignored Range and sends the file from its start
+        if size and response.status_code != 206:  # the server ignored Range and sends the file from its start
             sink.truncate(0)
-            progress.update(-have)
-            have = 0
+            progress.update(-size)
+            size = 0
         for chunk in response.iter_bytes(CHUNK):
             sink.write(chunk)
             sink.flush()
-            have += len(chunk)
+            size += len(chunk)
             progress.update(len(chunk))
-            if have > file.size:
+            if size > file.size:
                 break

@@ -74,21 +74,21 @@ def resolve(
     """
     if not published and Path(name).is_dir():
         return Checkpoint(str(name), Path(name))
-    # A path with a typing error must not be asked for on the Hub.
+    # A mistyped path must not be requested from the Hub.
     if str(name).startswith((".", "/", "~")):
         raise ZooError(f"There is no folder {name}: check the path, or write NAMESPACE/NAME or NAMESPACE/NAME@TAG.")
-    full = f"{name}@{revision}" if revision else str(name)
+    full_name = f"{name}@{revision}" if revision else str(name)
     first = replace(hub, source=None) if own else hub
-    at, pulled = ask(full, first, lambda target: fetch(full, hub=target, ignore=ignore))
+    at, pulled = ask(full_name, first, lambda target: fetch(full_name, hub=target, ignore=ignore))
     # NOT_LOADED kept the pickle on the Hub. Without safetensors beside it, nothing that can be loaded was fetched.
     pickled = next((path for path in pulled.excluded if fnmatch(path, "pytorch_model*.bin")), None)
     if pickled is not None and not any(file.path.endswith(".safetensors") for file in pulled.files):
         raise ZooError(
-            f"{full} has {pickled}, a pickle, which can run code and is never loaded: use a revision with safetensors, "
-            "or convert it."
+            f"{full_name} has {pickled}, a pickle, which can run code and is never loaded: use a revision with "
+            "safetensors, or convert it."
         )
     path = pulled.path if hub.source is None or not ignore else _on_bases(pulled.path, hub)
-    return Checkpoint(full, path, pulled.repo, pulled.commit, at)
+    return Checkpoint(full_name, path, pulled.repo, pulled.commit, at)
 
 
 def _on_bases(folder: Path, hub: Hub) -> Path:
@@ -151,10 +151,10 @@ def ask(name: str, hub: Hub, request: Callable[[Hub], T]) -> tuple[Hub, T]:
     try:
         return hub, after_waiting(lambda: request(hub), hub=hub.name)
     except ZooError as error:
-        missing = error.__cause__
-        # A gated repository exists: fetching a namesake from the source would be a different model.
-        elsewhere = isinstance(missing, RepositoryNotFoundError) and not isinstance(missing, GatedRepoError)
-        if hub.source is None or not elsewhere:
+        cause = error.__cause__
+        # A gated repository does exist: a repository of the same name on the source would be a different model.
+        is_missing = isinstance(cause, RepositoryNotFoundError) and not isinstance(cause, GatedRepoError)
+        if hub.source is None or not is_missing:
             raise
     source = hub.source
     try:

@@ -33,11 +33,11 @@ _TRUSTED = False
 def trusting() -> Iterator[None]:
     """Trusts every run directory while the context is open, because the user passed `--trust_run`."""
     global _TRUSTED
-    before, _TRUSTED = _TRUSTED, True
+    previous, _TRUSTED = _TRUSTED, True
     try:
         yield
     finally:
-        _TRUSTED = before
+        _TRUSTED = previous
 
 
 def signed(document: Mapping[str, object]) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def signed(document: Mapping[str, object]) -> dict[str, Any]:
         document: JSON values by key. An existing signature is replaced.
 
     Returns:
-        The document with its signature, or without one where the key cannot be stored.
+        The document with its signature; without one if the key cannot be stored.
     """
     unsigned = {name: value for name, value in document.items() if name != SIGNATURE}
     try:
@@ -65,7 +65,7 @@ def signed(document: Mapping[str, object]) -> dict[str, Any]:
 
 
 def is_own(document: Mapping[str, object]) -> bool:
-    """Whether this user's rlhf-zoo wrote a run.json and nobody changed it since, or the user trusts it.
+    """Whether this user's rlhf-zoo wrote a run.json that is unchanged since, or the user trusts it.
 
     Args:
         document: The content of run.json.
@@ -103,21 +103,21 @@ def _made_key() -> bytes:
         return existing
     folder = home()
     folder.mkdir(parents=True, exist_ok=True)
-    made = folder / f".{KEY_FILE}.{secrets.token_hex(8)}.tmp"
+    temporary = folder / f".{KEY_FILE}.{secrets.token_hex(8)}.tmp"
     # The key is complete and on the disk before it gets its name, so no reader sees half of it.
-    descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with open(descriptor, "wb") as file:
             file.write(secrets.token_bytes(_KEY_BYTES))
             file.flush()
             os.fsync(file.fileno())
         try:
-            os.link(made, folder / KEY_FILE)  # unlike replace, it fails if another process was faster
+            os.link(temporary, folder / KEY_FILE)  # unlike replace, it fails if another process was faster
         except FileExistsError:
             if _read_key() is None:  # a truncated file from a full disk
-                os.replace(made, folder / KEY_FILE)
+                os.replace(temporary, folder / KEY_FILE)
     finally:
-        made.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     sync_folder(folder)
     key = _read_key()
     assert key is not None

@@ -39,8 +39,8 @@ def _weights(origin: Origin, hub: Hub) -> frozenset[tuple[str, str]]:
     """(name, content id) of each file with weights. Cached for good, because a commit never changes."""
     from huggingface_hub import RepoFile
 
-    listed = hub.api().list_repo_tree(origin[0], revision=origin[1])
-    files = [entry for entry in listed if isinstance(entry, RepoFile) and entry.path.endswith(".safetensors")]
+    entries = hub.api().list_repo_tree(origin[0], revision=origin[1])
+    files = [entry for entry in entries if isinstance(entry, RepoFile) and entry.path.endswith(".safetensors")]
     return frozenset((entry.path, expected_id(entry)) for entry in files)
 
 

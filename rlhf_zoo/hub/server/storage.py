@@ -69,9 +69,9 @@ class Settings:
         created: Date of creation.
         private: Whether strangers may not see it.
         gated: Always False here; the Hub's API has the key.
-        sdk: Of a Space, such as gradio or static.
-        variables: Of a Space, by name, with value and date.
-        secrets: Of a Space, by name, with description and date, but never a value.
+        sdk: The SDK of a Space, such as gradio or static.
+        variables: The variables of a Space, by name, with value and date.
+        secrets: The secrets of a Space, by name, with description and date, but never a value.
 
     Raises:
         ValueError: A value has another type than a Hub writes.
@@ -213,8 +213,8 @@ class Storage:
         Args:
             repo: The repository.
             private: Whether strangers may not see it.
-            sdk: Of a Space.
-            variables: Of a Space.
+            sdk: The SDK of a Space.
+            variables: The variables of a Space.
 
         Returns:
             False if it exists already.

@@ -101,8 +101,8 @@ class XetStore:
         """Stores a xorb while it arrives.
 
         Args:
-            xorb: Its hash.
-            pieces: Its content.
+            xorb: The hash of the xorb.
+            pieces: The content.
 
         Returns:
             False if it was stored already.

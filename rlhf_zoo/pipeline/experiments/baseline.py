@@ -1,8 +1,8 @@
 """Baselines of a finished run, on the same data: best-of-n of its SFT policy, more SFT, DPO and RLOO.
 
-RUN/baseline/METHOD/ holds the parts of a method: for best-of-n the scores of the pool, for the others a directory for
-each seed, and each β where it has one, with run.json and samples.jsonl. All are measured as the eval stage measures
-PPO: on the same prompts, with the same random numbers. `baseline_report` compares them with PPO.
+RUN/baseline/METHOD/ holds the parts of a method: for best-of-n the scores of the pool; for the others a directory per
+seed, and per β if the method has one, with run.json and samples.jsonl. All are measured as the eval stage measures PPO:
+on the same prompts, with the same random numbers. `baseline_report` compares them with PPO.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,9 +41,9 @@ FOLDER = "baseline"
 Trained = Literal["sft", "rejection", "dpo", "rloo"]
 Method = Literal["best-of-n", Trained]
 METHODS: tuple[Method, ...] = get_args(Method)
-#: Methods that hold a policy near SFT by a β.
+#: Methods that use a β to keep the policy near SFT.
 WITH_BETA: tuple[Method, ...] = ("dpo", "rloo")
-#: Keys of PPO that decide the reward of a completion, which baselines share.
+#: Keys of PPO that determine the reward of a completion; baselines share them.
 PAID_BY = (
     "reward_model_path", "reward_model_loader", "reward_label", "reward_output", "reward_pad_token", "reward_ensemble",
     "reward_ensemble_lambda", "reward_funcs", "reward_weights", "score_centering", "score_scaling",
@@ -85,17 +85,18 @@ class Baseline:
 
     @property
     def tools(self) -> Evaluator:
-        """The evaluator, with the headline's judge alone."""
+        """The evaluator, with only the headline judge."""
         return self._evaluator.with_headline_judge
 
     def beside(self, texts: Sequence[str]) -> dict[str, Floats]:
-        """Scores completions by rules other than the headline's.
+        """Scores completions by rules other than the headline judge.
 
         Args:
             texts: P · samples completions, by prompt.
 
         Returns:
-            Name -> (P,) scores: of each other rule, and where the headline checks answers of all answers to a prompt.
+            Name -> (P,) scores: of each other rule and, if the headline judge checks answers, of all answers to a
+            prompt together.
         """
         _, prompts, columns = repeated(self.rows, self.per_prompt)
         figures: dict[str, Floats] = {}
@@ -124,7 +125,7 @@ class Baseline:
 
     @cached_property
     def sizes(self) -> dict[str, int]:
-        """Parameters in matrices by role: policy, reference, and where there are such models reward and critic."""
+        """Parameters in matrices, by role: policy, reference and, if they exist, reward and critic."""
         policy = matrix_parameters(self.tools.reference)
         sizes = {"policy": policy, "reference": policy}
         for model in self.rewards.models:
@@ -144,7 +145,7 @@ class Baseline:
 
     @cached_property
     def reward_training(self) -> Compute:
-        """Compute of training the reward model, which all methods but DPO need; zero where the recipe has none."""
+        """Compute of training the reward model, which all methods but DPO need; zero if the recipe has none."""
         if "reward" not in self.checkpoints or "reward" not in self.sizes:
             return Compute()
         pairs, args = self.pairs(), self.context.settings("reward").trainer
@@ -175,15 +176,15 @@ class Baseline:
     def ppo_training(self) -> Compute:
         """Compute of PPO's updates, from the completions, lengths and epochs in its metrics."""
         prompt = self._mean_length(self.prompts()["prompt"])
-        episodes, completions, trained = 0.0, 0.0, 0.0
+        episodes, completions, trained_tokens = 0.0, 0.0, 0.0
         for row in self.context.record("ppo").metrics():
             if row.get("episodes") is not None:
-                more, length = row["episodes"] - episodes, row["completions/length"]
+                extra, length = row["episodes"] - episodes, row["completions/length"]
                 episodes = row["episodes"]
-                completions += more * length
-                trained += more * row["policy/epochs"] * (prompt + length)
+                completions += extra * length
+                trained_tokens += extra * row["policy/epochs"] * (prompt + length)
         return ppo_compute(
-            self.sizes, prompt_tokens=episodes * prompt, completion_tokens=completions, trained_tokens=trained
+            self.sizes, prompt_tokens=episodes * prompt, completion_tokens=completions, trained_tokens=trained_tokens
         )
 
     def pairs(self) -> Dataset:
@@ -192,14 +193,14 @@ class Baseline:
 
     def prompts(self) -> Dataset:
         """The prompts that PPO rolled out."""
-        rows, most = parts(self.context, "ppo", self.source)[0], self.context.settings("ppo").data.max_prompt_length
-        return fitting(rows, self.tools.tokenizer, most, of="the prompts")[0]
+        rows, limit = parts(self.context, "ppo", self.source)[0], self.context.settings("ppo").data.max_prompt_length
+        return fitting(rows, self.tools.tokenizer, limit, of="the prompts")[0]
 
     def resolved(self, **own: Any) -> dict[str, Any]:
         """Returns the settings that a part of a baseline records.
 
         Args:
-            **own: Its own settings. What it is measured on and starts from is added.
+            **own: The settings of the part itself. The evaluation and the starting models are added.
         """
         shared, ppo = self.context.shared, self.context.settings("ppo").resolved
         parents = {stage: start.lineage["fingerprint"] for stage, start in self.checkpoints.items() if stage != "ppo"}
@@ -216,10 +217,10 @@ class Baseline:
 
 
 def default_betas(context: RunContext) -> list[float]:
-    """Returns half of PPO's kl_coef, kl_coef and twice it: the same KL-regularized objective has the same β in each.
+    """Returns 0.5, 1 and 2 times PPO's kl_coef, because β means the same in every KL-regularized objective.
 
     Args:
-        context: The run. Without a penalty, PPO's default takes the place of its kl_coef.
+        context: The run. If it has no penalty, PPO's default kl_coef is used.
     """
     middle = context.settings("ppo").trainer.kl_coef or stage_keys("ppo")["kl_coef"][1]
     return [middle / 2, middle, middle * 2]
@@ -233,7 +234,7 @@ def open_baseline(context: RunContext, method: Method) -> Baseline:
         method: The method to compare it with.
 
     Raises:
-        ZooError: The recipe lacks a stage, a stage is not finished, or it ran with other settings than the flags give.
+        ZooError: The recipe lacks a stage, a stage is not finished, or it ran with settings that differ from the flags.
     """
     quiet()
     recipe, stages = context.recipe, list(context.recipe.stages)
@@ -261,13 +262,13 @@ def open_baseline(context: RunContext, method: Method) -> Baseline:
 
 
 def _check_settings(context: RunContext) -> None:
-    """Raises ZooError where a stage or the evaluation ran with other settings than these."""
+    """Raises ZooError if a stage or the evaluation ran with other settings."""
     settings = {stage: dict(context.settings(stage).resolved) for stage in context.recipe.stages}
     settings["eval"] = {"evaluation": recorded(evaluation_of(context)), "seed": context.shared.seed}
-    for stage, now in settings.items():
+    for stage, current in settings.items():
         resolved = context.record(stage).read()["resolved"]
         before = {key: resolved[key] for key in resolved if key not in ("data", "parents", "own_pairs")}
-        if (key := first_difference(before, now)) is not None:
+        if (key := first_difference(before, current)) is not None:
             raise ZooError(
                 f"The stage {stage} in {context.directory} ran with another {key} than this command has: give the "
                 "flags that the run was given."

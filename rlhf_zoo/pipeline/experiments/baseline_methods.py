@@ -1,7 +1,8 @@
-"""How each baseline is made and measured: samples of SFT, or a policy that is trained from it.
+"""Makes and measures each baseline: samples of the SFT policy, or a policy that is trained from it.
 
-More SFT is twice as long, or rejection fine-tuning (Yuan et al. 2023, arXiv:2308.01825), which learns from those of its
-own completions that the reward scores highly. Both are variants of the recipe's SFT stage and resume as it does.
+Further SFT either trains for twice as long, or is rejection fine-tuning (Yuan et al. 2023, arXiv:2308.01825), which
+learns from the policy's own completions that the reward scores highly. Both are variants of the recipe's SFT stage and
+resume as it does.
 """
 
 import json
@@ -66,10 +67,10 @@ def run_method(
         baseline: The run to compare with.
         method: The method.
         betas: The values of β of DPO and RLOO; None for `default_betas`.
-        seeds: Policies to train under each β. The first seed is the recipe's.
-        learning_rate: None for PPO's, or of more SFT its own.
-        pool: Samples of each prompt for best-of-n.
-        restart: Whether to begin again.
+        seeds: Number of policies to train for each β. The first seed is the recipe's.
+        learning_rate: The learning rate; None for PPO's, or for SFT's own in further SFT.
+        pool: Number of samples per prompt for best-of-n.
+        restart: Whether to start over.
     """
     if method == "best-of-n":
         _run_best_of_n(baseline, pool, restart)
@@ -82,33 +83,40 @@ def run_method(
 
 
 def _run_best_of_n(baseline: Baseline, pool: int, restart: bool) -> None:
-    """Samples and scores one pool for each held-out prompt; prompts that were scored before are left.
+    """Samples and scores one pool for each held-out prompt; skips prompts that were scored before.
 
-    Rows of metrics.jsonl: step (the prompt's place), reward, judge, length: (pool,) each.
+    Rows of metrics.jsonl: step (the index of the prompt), and reward, judge and length, of shape (pool,) each.
     """
     resolved = baseline.resolved(pool=pool)
     with open_part(baseline.context, baseline.folder / "best-of-n", resolved, stage=FOLDER, restart=restart) as record:
         if record is not None:
             scored = {row["step"] for row in record.metrics()}
-            left = [place for place in range(len(baseline.rows)) if place not in scored]
-            for start in range(0, len(left), _BLOCK):
-                _score_pools(baseline, left[start : start + _BLOCK], pool, record)
+            remaining = [index for index in range(len(baseline.rows)) if index not in scored]
+            for start in range(0, len(remaining), _BLOCK):
+                _score_pools(baseline, remaining[start : start + _BLOCK], pool, record)
 
 
 def _score_pools(baseline: Baseline, places: Sequence[int], pool: int, record: StageRecord) -> None:
     tools = baseline.tools
     _, prompts, columns = repeated(baseline.rows.select(places), pool)
-    keys = [(POOL_STREAM, place, k) for place in places for k in range(pool)]
+    keys = [(POOL_STREAM, index, k) for index in places for k in range(pool)]
     desc = f"pools of prompts {places[0] + 1} to {places[-1] + 1}"
-    done = tools.sampled(tools.reference, prompts, keys=keys, seed=baseline.context.shared.seed, desc=desc)
+    samples = tools.sampled(tools.reference, prompts, keys=keys, seed=baseline.context.shared.seed, desc=desc)
     reward: list[float] = []
-    for batch in done.batches:
+    for batch in samples.batches:
         chosen = slice(len(reward), len(reward) + len(batch))
-        reward += tools.reward_of(batch, chosen, prompts, done.texts, columns)
-    judge = scores(tools.judge, prompts, done.texts, columns)
-    for number, place in enumerate(places):
-        own = slice(number * pool, (number + 1) * pool)
-        record.append_metrics({"step": place, "reward": reward[own], "judge": judge[own], "length": done.lengths[own]})
+        reward += tools.reward_of(batch, chosen, prompts, samples.texts, columns)
+    judge = scores(tools.judge, prompts, samples.texts, columns)
+    for number, index in enumerate(places):
+        pool_slice = slice(number * pool, (number + 1) * pool)
+        record.append_metrics(
+            {
+                "step": index,
+                "reward": reward[pool_slice],
+                "judge": judge[pool_slice],
+                "length": samples.lengths[pool_slice],
+            }
+        )
 
 
 def _run_trained(
@@ -139,7 +147,7 @@ def _run_trained(
 
 
 def _measure_anew(record: StageRecord, resolved: Mapping[str, Any]) -> None:
-    """Lets a trained policy be measured again for another evaluation, without training it again."""
+    """Prepares a trained policy to be measured again for another evaluation, without training it again."""
     before = record.read().get("resolved") or {}
     measured_by = ("evaluation", "evaluation_seed")
     learned = [{key: value for key, value in each.items() if key not in measured_by} for each in (before, resolved)]
@@ -183,8 +191,8 @@ def _more_sft(
     if method == "sft":  # half of it is the run's own SFT, which counts for no method
         return policy, sft_compute(baseline.sizes, trained_tokens=tokens / 2)
     sampled = record.read()["sampled"]
-    read = {name: sampled[name] for name in ("prompt_tokens", "completion_tokens")}
-    return policy, sft_compute(baseline.sizes, trained_tokens=tokens, **read)
+    sampled_tokens = {name: sampled[name] for name in ("prompt_tokens", "completion_tokens")}
+    return policy, sft_compute(baseline.sizes, trained_tokens=tokens, **sampled_tokens)
 
 
 def _train(
@@ -219,7 +227,7 @@ def _train(
 
 @torch.no_grad()
 def _measure(baseline: Baseline, policy: PreTrainedModel, *, desc: str) -> Measured:
-    """Measures as the eval stage measures PPO: with the same prompts, keys and seed."""
+    """Measures a policy as the eval stage measures PPO: with the same prompts, keys and seed."""
     _, prompts, columns = repeated(baseline.rows, baseline.per_prompt)
     keys, seed = keys_of(len(prompts), baseline.per_prompt), baseline.context.shared.seed
     return measure(policy, baseline.tools, prompts, keys=keys, seed=seed, desc=desc, columns=columns)
@@ -239,11 +247,11 @@ def _jsonl(rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def longer_arguments(sft: StageSettings, *, learning_rate: float | None) -> dict[str, Any]:
-    """Returns flags of SFT by which it takes twice the steps.
+    """Returns flags of SFT that double its number of steps.
 
     Args:
         sft: Settings of the stage sft.
-        learning_rate: None for the stage's own.
+        learning_rate: The learning rate; None for that of the stage.
     """
     args = sft.trainer
     key = "max_steps" if args.max_steps > 0 else "num_train_epochs"
@@ -253,28 +261,28 @@ def longer_arguments(sft: StageSettings, *, learning_rate: float | None) -> dict
 def rejection_arguments(
     ppo: StageSettings, sft: StageSettings, *, updates: int, learning_rate: float | None
 ) -> dict[str, Any]:
-    """Returns flags of SFT by which it takes PPO's optimizer steps, each over a minibatch of PPO's size.
+    """Returns flags of SFT that give it PPO's number of optimizer steps and minibatch size.
 
     Args:
         ppo: Settings of the stage ppo.
         sft: Settings of the stage sft.
         updates: PPO's updates.
-        learning_rate: None for PPO's.
+        learning_rate: The learning rate; None for that of PPO.
     """
     args = ppo.trainer
     rollout, steps = rollout_of(args)
     batch = rollout // steps
     micro = math.gcd(batch, sft.trainer.per_device_train_batch_size)
-    most = updates * steps * args.num_ppo_epochs
+    max_steps = updates * steps * args.num_ppo_epochs
     return {
         "learning_rate": args.learning_rate if learning_rate is None else learning_rate,
         "lr_scheduler_type": args.lr_scheduler_type,
         "warmup_steps": in_optimizer_steps(args),
         "per_device_train_batch_size": micro,
         "gradient_accumulation_steps": batch // micro,
-        "max_steps": most,
+        "max_steps": max_steps,
         "save_strategy": "steps",
-        "save_steps": most,
+        "save_steps": max_steps,
         "eval_strategy": "no",
         "metric_for_best_model": None,
         "release": "last",
@@ -292,7 +300,7 @@ def rejection_arguments(
 def draw_samples(
     tools: Evaluator, prompts: Dataset, count: int, *, seed: int
 ) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """Draws completions of the SFT policy and keeps those that ended and are rewarded above the mean of all.
+    """Draws completions of the SFT policy. Keeps those that ended and have a reward above the mean of all.
 
     Args:
         tools: The evaluator, with the SFT policy as its reference.
@@ -301,32 +309,32 @@ def draw_samples(
         seed: Seed of the samples.
 
     Returns:
-        The kept ones as rows of SFT's data; the numbers of completions and tokens, for run.json.
+        The kept completions as rows of SFT's data; the numbers of completions and tokens, for run.json.
 
     Raises:
-        ZooError: None is kept.
+        ZooError: No completion is kept.
     """
-    written: list[tuple[Any, str]] = []
+    completions: list[tuple[Any, str]] = []
     rewards: list[float] = []
     ended: list[bool] = []
     tokens = np.zeros(2, dtype=int)
     for start in range(0, count, _DRAWN):
         block = range(start, min(start + _DRAWN, count))
-        _, chosen, columns = repeated(prompts.select([place % len(prompts) for place in block]), 1)
-        keys = [(SAMPLES_STREAM, place % len(prompts), place // len(prompts)) for place in block]
+        _, chosen, columns = repeated(prompts.select([index % len(prompts) for index in block]), 1)
+        keys = [(SAMPLES_STREAM, index % len(prompts), index // len(prompts)) for index in block]
         desc = f"completions {start + 1} to {block[-1] + 1} of {count}"
-        done = tools.sampled(tools.reference, chosen, keys=keys, seed=seed, desc=desc)
+        samples = tools.sampled(tools.reference, chosen, keys=keys, seed=seed, desc=desc)
         at = 0
-        for batch in done.batches:
-            rewards += tools.reward_of(batch, slice(at, at + len(batch)), chosen, done.texts, columns)
+        for batch in samples.batches:
+            rewards += tools.reward_of(batch, slice(at, at + len(batch)), chosen, samples.texts, columns)
             tokens += int(batch.prompt_mask.sum()), int(batch.mask.sum())
             at += len(batch)
-        written += zip(chosen, done.texts, strict=True)
-        ended += done.ended
+        completions += zip(chosen, samples.texts, strict=True)
+        ended += samples.ended
     mean = float(np.mean(rewards))
     lines = [
         {"prompt": prompt, "completion": wrap_answer(prompt, text)}
-        for (prompt, text), reward, complete in zip(written, rewards, ended, strict=True)
+        for (prompt, text), reward, complete in zip(completions, rewards, ended, strict=True)
         if complete and reward > mean
     ]
     if not lines:
@@ -344,7 +352,7 @@ def sft_again(context: RunContext, folder: Path, flags: Mapping[str, Any]) -> Ru
     Args:
         context: The run.
         folder: Directory of the new run.
-        flags: Flags of SFT, beside the run's own.
+        flags: Flags of SFT, in addition to the run's own.
 
     Returns:
         The new run, on the data of the first.
@@ -369,5 +377,5 @@ def trained_tokens(run: RunContext, rows: Dataset, tokenizer: Any) -> float:
     if args.packing:  # packed batches are full
         return float(checkpoint_step(last) * batch * args.max_length)
     lengths = [len(tokenize_for_reward(sft_text(row, args.dataset_text_field), tokenizer, ended=True)) for row in rows]
-    most = args.max_length or max(lengths)
-    return float(checkpoint_step(last) * batch * np.mean(np.minimum(lengths, most)))
+    longest = args.max_length or max(lengths)
+    return float(checkpoint_step(last) * batch * np.mean(np.minimum(lengths, longest)))

@@ -1,4 +1,4 @@
-"""The baselines of a run beside PPO: the points of each method, and the report over them."""
+"""Reports the baselines of a run next to PPO, with the points of each method."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,23 +19,23 @@ from ...runs.record import StageRecord, first_difference
 from .baseline import METHODS, SIZES, Baseline, Method
 from .sweep import ABLATION
 
-#: Labels of the methods that have one policy a seed.
+#: Labels of the methods that have one policy per seed.
 _UNDER_NO_BETA: dict[Method, str] = {"sft": "twice as long", "rejection": "on what the reward likes"}
 
 
 def _ppo_line(baseline: Baseline, ppo: Point) -> tuple[Point, list[Point]]:
-    """PPO over its seeds, and under each other β.
+    """The points of PPO: over its seeds, and at each other β.
 
-    Taken are the finished runs of `rlhf-zoo ablate --kl_coef LIST --seeds N` that differ from the run in β and seed
-    alone. The compute of runs under other β is not counted: they show what PPO reaches at a KL that its own run passed.
+    It uses the finished runs of `rlhf-zoo ablate --kl_coef LIST --seeds N` that differ from the run only in β and seed.
+    The compute of runs at other β is not counted: they show what PPO reaches at a KL that its own run passed.
     """
-    run, own = baseline.context.directory, baseline.context.settings("ppo").trainer
+    run, ppo_args = baseline.context.directory, baseline.context.settings("ppo").trainer
     by_beta: dict[float, dict[int, Point]] = defaultdict(dict)
-    by_beta[own.kl_coef][own.seed] = replace(ppo, label=f"seed {own.seed}")
+    by_beta[ppo_args.kl_coef][ppo_args.seed] = replace(ppo, label=f"seed {ppo_args.seed}")
     for folder in sorted((run / ABLATION).glob("kl-coef-*")):
         if all(_differs_in(("kl_coef", "seed"), folder / stage, run / stage) for stage in ("ppo", "eval")):
             resolved = StageRecord(folder / "ppo").read()["resolved"]
-            beta, seed = resolved.get("kl_coef", own.kl_coef), resolved.get("seed", own.seed)
+            beta, seed = resolved.get("kl_coef", ppo_args.kl_coef), resolved.get("seed", ppo_args.seed)
             lines = read_samples(folder / "eval" / "samples.jsonl", baseline.rows["prompt"], baseline.per_prompt)
             ppo_lines = [line["ppo"] for line in lines]
             by_beta[beta].setdefault(seed, _measured(baseline, f"seed {seed}", ppo_lines, Compute()))
@@ -43,13 +43,13 @@ def _ppo_line(baseline: Baseline, ppo: Point) -> tuple[Point, list[Point]]:
         beta: mixed(list(seeds.values()), label=f"PPO, β = {beta:g}") if len(seeds) > 1 else next(iter(seeds.values()))
         for beta, seeds in sorted(by_beta.items())
     }
-    mean = points.pop(own.kl_coef)
+    mean = points.pop(ppo_args.kl_coef)
     ablated = [replace(point, label=f"PPO, β = {beta:g}") for beta, point in points.items()]
     return replace(mean, label=ppo.label, training=ppo.training, serving=ppo.serving), ablated
 
 
 def _differs_in(keys: Sequence[str], stage: Path, base: Path) -> bool:
-    """Whether a finished run of a stage differs from another in these keys alone."""
+    """Whether a finished run of a stage differs from another only in these keys."""
     document, other = StageRecord(stage).read(), StageRecord(base).read()["resolved"]
     if document.get("status") != "finished":
         return False
@@ -64,7 +64,7 @@ def _differs_in(keys: Sequence[str], stage: Path, base: Path) -> bool:
 
 
 def _measured(baseline: Baseline, label: str, lines: Sequence[Mapping[str, Any]], training: Compute) -> Point:
-    """The point of a policy from its lines of samples.jsonl: P · samples, by prompt."""
+    """Computes the point of a policy from its lines of samples.jsonl: P · samples, by prompt."""
     size = baseline.per_prompt
     scores = {name: _column(lines, name) for name in ("reward", "judge", "kl", "length")}
     judge, won = scores["judge"], {}
@@ -92,7 +92,7 @@ def _column(lines: Sequence[Mapping[str, Any]], name: str) -> Floats:
 
 
 def _points_of(baseline: Baseline, method: Method) -> list[Point]:
-    """The finished points of a method, over its seeds, that started from the run's present models and data."""
+    """The finished points of a method, over its seeds, that started from the run's current models and data."""
     if method == "best-of-n":
         return _best_of_n_points(baseline)
     by_settings: dict[tuple[float | None, float | None], list[Point]] = defaultdict(list)
@@ -115,16 +115,18 @@ def _points_of(baseline: Baseline, method: Method) -> list[Point]:
 
 def _finished(baseline: Baseline, folders: Sequence[Path]) -> Iterator[StageRecord]:
     """Records of finished parts that were measured on the same prompts, from the same SFT policy and reward model."""
-    now = baseline.resolved()
+    current = baseline.resolved()
     for folder in folders:
         record = StageRecord(folder)
         document = record.read()
-        if document.get("status") == "finished" and all(document["resolved"].get(key) == now[key] for key in now):
+        if document.get("status") == "finished" and all(
+            document["resolved"].get(key) == current[key] for key in current
+        ):
             yield record
 
 
 def _pool(baseline: Baseline) -> dict[str, Floats] | None:
-    """reward, judge and length of SFT's samples, (P, N), where best-of-n drew them."""
+    """Reward, judge and length of SFT's samples, (P, N) each, if best-of-n drew them."""
     for record in _finished(baseline, [baseline.folder / "best-of-n"]):
         rows = sorted(record.metrics(), key=lambda row: row["step"])
         return {name: np.array([row[name] for row in rows]) for name in ("reward", "judge", "length")}
@@ -137,7 +139,7 @@ def _best_of_n_points(baseline: Baseline) -> list[Point]:
         return []
     reward, judge = pool["reward"], pool["judge"]
     sizes = [n for n in SIZES if n <= reward.shape[1]]
-    chosen, judged = best_of_n(reward, sizes), best_of_n(reward, sizes, judge=judge)
+    chosen, judge_scores = best_of_n(reward, sizes), best_of_n(reward, sizes, judge=judge)
     won = {}
     for side, theirs in baseline.lines.items():
         against = _column(theirs, "judge").reshape(-1, baseline.per_prompt)
@@ -147,10 +149,10 @@ def _best_of_n_points(baseline: Baseline) -> list[Point]:
         Point(
             f"n = {n}",
             np.full(len(reward), float(best_of_n_kl(n))),
-            chosen[place],
-            judged[place],
+            chosen[index],
+            judge_scores[index],
             reward.size,
-            {side: values[place] for side, values in won.items()},
+            {side: values[index] for side, values in won.items()},
             kl_is_bound=True,
             training=baseline.reward_training if n > 1 else Compute(),
             serving=best_of_n_compute(
@@ -158,17 +160,17 @@ def _best_of_n_points(baseline: Baseline) -> list[Point]:
             ),
             prompts=baseline.prompt_keys,
         )
-        for place, n in enumerate(sizes)
+        for index, n in enumerate(sizes)
     ]
 
 
 def write_report(baseline: Baseline, method: Method, *, served: int | None) -> dict[str, Any]:
-    """Writes METHOD/baseline.json, frontier.json and frontier.png over everything that is finished.
+    """Writes METHOD/baseline.json, frontier.json and frontier.png for everything that is finished.
 
     Args:
         baseline: The run to compare with.
         method: The method that this command ran.
-        served: Completions that compute counts beside training; None for as many as were evaluated.
+        served: Number of completions to count in compute besides training; None for as many as were evaluated.
 
     Returns:
         The frontier.
@@ -179,7 +181,7 @@ def write_report(baseline: Baseline, method: Method, *, served: int | None) -> d
     ppo, ablated = _ppo_line(baseline, ppo)
     beside = BesidePPO(sft, ppo, ablated, seed, ppo.n if served is None else served)
     methods = {name: points for name in METHODS if (points := _points_of(baseline, name))}
-    about = {
+    description = {
         "schema": 1,
         "recipe": context.recipe.name,
         "command": context.command,
@@ -194,11 +196,11 @@ def write_report(baseline: Baseline, method: Method, *, served: int | None) -> d
         "ppo": beside.row(ppo),
     }
     series = {name: beside.rows(points) for name, points in methods.items()}
-    bent = beside.fitted(methods.get("best-of-n", []))
+    fit = beside.fitted(methods.get("best-of-n", []))
     frontier = {
-        **about,
+        **description,
         "trivial": read_json(context.record("eval").path / "evaluation.json").get("trivial"),
-        "fits": {"best-of-n": bent} if bent else {},
+        "fits": {"best-of-n": fit} if fit else {},
         "filter": None if pool is None else filtered(pool["reward"], pool["judge"], float(ppo.reward.mean())),
         "ppo_ablation": [beside.row(point) for point in ablated],
         "methods": series,
@@ -207,15 +209,15 @@ def write_report(baseline: Baseline, method: Method, *, served: int | None) -> d
         "equal_kl": {name: beside.at_equal_kl(points) for name, points in methods.items() if name != "sft"},
         "equal_compute": {name: beside.at_equal_compute(points) for name, points in methods.items()},
     }
-    own = {**about, "method": method, "points": series.get(method, [])}
-    write_json(baseline.folder / method / "baseline.json", own)
+    method_document = {**description, "method": method, "points": series.get(method, [])}
+    write_json(baseline.folder / method / "baseline.json", method_document)
     write_json(baseline.folder / "frontier.json", frontier)
     plot_frontier(frontier, baseline.folder / "frontier.png")
     return frontier
 
 
 def _command(baseline: Baseline, method: Method, now: Method) -> str:
-    """The command that made a method's points last."""
+    """The last command that made points of a method."""
     if method == now:
         return baseline.context.command
     path = baseline.folder / method / "baseline.json"

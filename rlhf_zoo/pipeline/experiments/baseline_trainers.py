@@ -1,8 +1,9 @@
 """DPO and RLOO by trl's trainers, from the SFT policy of a run, on its own pairs, prompts and reward.
 
-RLOO samples as many completions as PPO from the same prompts at the same temperature, in rollouts of the same size, has
-PPO's reward less PPO's penalty for a missing end, and makes as many passes and optimizer steps. DPO learns from the
-reward model's pairs, in its batches and epochs. Both take PPO's policy learning rate, unless --learning_rate is given.
+RLOO samples as many completions as PPO, from the same prompts at the same temperature, in rollouts of the same size.
+It has PPO's reward, minus PPO's penalty for a missing end, and makes as many passes and optimizer steps. DPO learns
+from the reward model's pairs, with its batch size and epochs. Both use PPO's policy learning rate unless
+--learning_rate is given.
 """
 
 import math
@@ -36,7 +37,7 @@ from ...runs.settings.parse import StageSettings
 from ..stages.callbacks import ProgressCallback
 from ..stages.sft import without_second_bos
 
-#: Completions of a prompt in RLOO. The baseline of each is the mean of the other ones (Ahmadian et al. 2024: 2 or 4).
+#: Completions per prompt in RLOO. The baseline of each is the mean of the others (Ahmadian et al. 2024: 2 or 4).
 GENERATIONS = 4
 _OPTIMIZER = (
     "optim", "adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "max_grad_norm", "lr_scheduler_type",
@@ -46,7 +47,7 @@ _OPTIMIZER = (
 
 @dataclass(frozen=True)
 class Start:
-    """What a run of either trainer starts with.
+    """The starting point of a run of either trainer.
 
     Attributes:
         sft: The policy to start from.
@@ -73,7 +74,7 @@ def dpo_arguments(ppo: StageSettings, reward: StageSettings, *, learning_rate: f
     Args:
         ppo: Settings of the stage ppo.
         reward: Settings of the stage reward, whose batches, epochs and schedule DPO takes.
-        learning_rate: None for PPO's.
+        learning_rate: The learning rate; None for that of PPO.
     """
     args = reward.trainer
     own = {name: getattr(args, name) for name in (*_OPTIMIZER, "warmup_steps", "num_train_epochs", "max_steps")}
@@ -92,7 +93,7 @@ def rloo_arguments(ppo: StageSettings, *, episodes: int, learning_rate: float | 
     Args:
         ppo: Settings of the stage ppo.
         episodes: Completions that PPO sampled. RLOO samples as many, rounded up to full rollouts.
-        learning_rate: None for PPO's.
+        learning_rate: The learning rate; None for that of PPO.
 
     Raises:
         ZooError: A rollout of PPO does not divide into RLOO's groups, or PPO cut its completions.
@@ -139,7 +140,7 @@ def rollout_of(args: Any) -> tuple[int, int]:
 
 
 def in_optimizer_steps(args: Any) -> float:
-    """Returns PPO's warm-up in optimizer steps, where PPO counts updates; below 1 it is a share of all.
+    """Returns PPO's warm-up in optimizer steps; PPO counts updates. A value below 1 is a share of all steps.
 
     Args:
         args: A PPOConfig.
@@ -197,7 +198,7 @@ def train_rloo(
         arguments: Fields of RLOOConfig.
         sizes: Parameters in matrices by role.
         missing_eos: PPO's `penalty` and `score` of a completion that did not end.
-        score_clip: PPO's.
+        score_clip: The score_clip of PPO.
 
     Returns:
         The policy, and the compute of its training.
@@ -292,14 +293,14 @@ def ppo_reward(
     missing_eos: Mapping[str, float | None],
     score_clip: float | None,
 ) -> Callable[..., list[float]]:
-    """Makes PPO's score of completions a reward function for trl.
+    """Wraps PPO's scoring of completions as a reward function for trl.
 
     Args:
         rewards: PPO's reward.
-        tokenizer: The policy's.
+        tokenizer: The policy's tokenizer.
         meter: Counts the tokens.
         missing_eos: PPO's `penalty` and `score` of a completion that did not end.
-        score_clip: PPO's.
+        score_clip: The score_clip of PPO.
     """
 
     def reward(

@@ -1,7 +1,7 @@
-"""Reward models of one run that differ by the trainer's seed alone, and where they disagree.
+"""Reward models of one run that differ only by the trainer's seed, and where they disagree.
 
-The first is the run's own. RUN/ensemble/seed-K/reward is the reward stage under the seed K, on the same SFT policy and
-the same pairs. RUN/ensemble/overview.json compares them: see `evaluation.ensemble`.
+The first model is the run's own. RUN/ensemble/seed-K/reward is the reward stage with seed K, on the same SFT policy
+and the same pairs. RUN/ensemble/overview.json compares the models: see `evaluation.ensemble`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ def check(context: RunContext) -> None:
         context: The run.
 
     Raises:
-        ZooError: The recipe has no stage reward, holds no pairs out, or has a wrong key.
+        ZooError: The recipe has no reward stage, holds out no pairs, or has a wrong key.
     """
     if "reward" not in context.recipe.stages:
         raise ZooError(
@@ -78,8 +78,8 @@ def train(context: RunContext, count: int, console: Any) -> list[RunContext]:
     """Trains the reward models that are not finished, and the stages before them.
 
     Args:
-        context: The run. Its `restart` is of the further models.
-        count: Reward models in all, under successive seeds.
+        context: The run. Its `restart` applies to the additional models.
+        count: The total number of reward models, with consecutive seeds.
         console: A rich console.
 
     Returns:
@@ -90,12 +90,12 @@ def train(context: RunContext, count: int, console: Any) -> list[RunContext]:
     run = replace(context, restart=False)
     # A reward model may have started from an SFT policy of the Hub.
     run_recipe.run_stages(run, ["reward"] if run.record("reward").read() else ["sft", "reward"], console)
-    first = run.settings("reward").trainer.seed
+    first_seed = run.settings("reward").trainer.seed
     runs = [run]
-    for seed in range(first + 1, first + count):
+    for seed in range(first_seed + 1, first_seed + count):
         runs.append(member(run, seed))
-        again = replace(runs[-1], restart=context.restart)
-        run_recipe.run_stages(again, ["reward"], console, note=f", seed {seed}")
+        seed_run = replace(runs[-1], restart=context.restart)
+        run_recipe.run_stages(seed_run, ["reward"], console, note=f", seed {seed}")
     return runs
 
 
@@ -106,16 +106,16 @@ def overview(runs: Sequence[RunContext]) -> dict[str, Any]:
         runs: The run of each model, the recipe's own first.
 
     Returns:
-        What overview.json holds.
+        The content of overview.json.
 
     Raises:
         ZooError: The evaluation belongs to another run, or a model gives all completions one score.
     """
     run = runs[0]
-    texts, judge = _texts(run)
-    scored, split = _score(runs, texts)
+    texts, judge_name = _texts(run)
+    ensemble_scores, split = _score(runs, texts)
     records = [member.record("reward") for member in runs]
-    for record, scores in zip(records, scored.raw["sft"], strict=True):
+    for record, scores in zip(records, ensemble_scores.raw["sft"], strict=True):
         if scores.std() == 0:
             raise ZooError(
                 f"The reward model in {record.path} gives all SFT completions the same score: train it longer."
@@ -126,8 +126,8 @@ def overview(runs: Sequence[RunContext]) -> dict[str, Any]:
         "recipe": run.recipe.name,
         "simulated": run.shared.simulated,
         "split": split,
-        "judge": judge,
-        **scored.report(
+        "judge": judge_name,
+        **ensemble_scores.report(
             [member.settings("reward").trainer.seed for member in runs],
             [record.path.relative_to(run.directory).as_posix() for record in records],
         ),
@@ -135,16 +135,16 @@ def overview(runs: Sequence[RunContext]) -> dict[str, Any]:
 
 
 def _texts(run: RunContext) -> tuple[dict[str, Texts], str | None]:
-    """Completions of SFT, of PPO where the run was evaluated, and the name of the judge, None where it was not."""
+    """Completions of SFT and, if the run was evaluated, of PPO; and the judge's name, None if it was not evaluated."""
     sft, record = run.checkpoint("sft"), run.record("eval")
     document = record.read()
     if document.get("status") != "finished":
-        opened, source = open_pairs(run)
-        drawn = sft_samples(opened, opened.settings("reward"), source, sft)
-        return {"sft": Texts(drawn.prompts, drawn.texts, drawn.ended)}, None
-    mend = "make it again with `rlhf-zoo eval --restart`."
+        owner, source = open_pairs(run)
+        samples = sft_samples(owner, owner.settings("reward"), source, sft)
+        return {"sft": Texts(samples.prompts, samples.texts, samples.ended)}, None
+    remedy = "make it again with `rlhf-zoo eval --restart`."
     if document["parents"]["sft"]["fingerprint"] != sft.lineage["fingerprint"]:
-        raise ZooError(f"{record.path} is of another SFT policy than {run.record('sft').path}: {mend}")
+        raise ZooError(f"{record.path} is of another SFT policy than {run.record('sft').path}: {remedy}")
     path = record.path / "samples.jsonl"
     try:
         document = read_json(record.path / "evaluation.json")
@@ -157,7 +157,7 @@ def _texts(run: RunContext) -> tuple[dict[str, Texts], str | None]:
         prompts = [prompt for prompt in prompts for _ in range(per_prompt)]
         return {side: _of(rows, prompts, side) for side in ("sft", "ppo")}, document["judge"]["name"]
     except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
-        raise ZooError(f"{path} cannot be read ({error!r}): {mend}") from error
+        raise ZooError(f"{path} cannot be read ({error!r}): {remedy}") from error
 
 
 def _of(rows: Sequence[Mapping[str, Any]], prompts: Sequence[Any], side: str) -> Texts:
@@ -172,9 +172,9 @@ def _of(rows: Sequence[Mapping[str, Any]], prompts: Sequence[Any], side: str) ->
 
 
 def _score(runs: Sequence[RunContext], texts: Mapping[str, Texts]) -> tuple[EnsembleScores, str]:
-    """The scores of each model of the held-out pairs and of the texts, and the pairs' split."""
-    opened, source = open_pairs(runs[0])
-    held_out = held_out_pairs(opened, source)
+    """Each model's scores for the held-out pairs and the texts, and the split of the pairs."""
+    owner, source = open_pairs(runs[0])
+    held_out = held_out_pairs(owner, source)
     assert held_out is not None  # `check` refuses such a recipe
     pairs, split = held_out
     margins = []
@@ -189,12 +189,12 @@ def _score(runs: Sequence[RunContext], texts: Mapping[str, Texts]) -> tuple[Ense
         for side, completions in texts.items():
             sides[side].append(scorer.score_texts(completions.texts, ended=completions.ended).tolist())
     prompts = [prompt_key(prompt) for prompt in pairs["prompt"]]
-    raw = {side: np.array(scores) for side, scores in sides.items()}
-    return EnsembleScores(np.array(margins), prompts, raw, texts, runs[0].shared.seed), split
+    raw_scores = {side: np.array(scores) for side, scores in sides.items()}
+    return EnsembleScores(np.array(margins), prompts, raw_scores, texts, runs[0].shared.seed), split
 
 
 def write_overview(run: Path, document: Mapping[str, Any]) -> Path:
-    """Writes overview.json and overview.png beside the models, and returns the path of the first.
+    """Writes overview.json and overview.png next to the models. Returns the path of overview.json.
 
     Args:
         run: The run directory.

@@ -20,7 +20,7 @@ from .. import run_recipe
 from ..stages.round_pairs import make_pairs
 from .runner import Variant, read_outcome
 
-#: Pairs to label in a round, where the recipe simulates none.
+#: Number of pairs to label in a round if the recipe simulates none.
 PAIRS = 1000
 ROUNDS = "rounds.json"
 _FIGURES = ("reward", "judge", "kl", "length", "distinct_2")
@@ -32,13 +32,13 @@ def check_labels(context: RunContext, labels: str | None) -> str:
 
     Args:
         context: The run.
-        labels: The option --labels: 'gold', 'judge' or a judge's name. None takes gold where the recipe has it.
+        labels: The option --labels: 'gold', 'judge' or a judge's name. None means gold if the recipe has it.
 
     Returns:
         'gold', or a judge's name.
 
     Raises:
-        ZooError: It cannot, or the recipe has no reward model that can be trained again.
+        ZooError: The labeler cannot be used, or the recipe has no reward model that can be trained again.
     """
     check_rounds(context)
     data, config = context.settings("reward").data, evaluation_of(context)
@@ -75,15 +75,15 @@ def check_labels(context: RunContext, labels: str | None) -> str:
 def run_rounds(
     context: RunContext, console: Any, publishing: Publishing, *, rounds: int, labels: str, pairs: int | None
 ) -> list[RunContext]:
-    """Runs rounds 2, 3, …, each after the one before is finished.
+    """Runs rounds 2, 3, … one after the other.
 
     Args:
         context: The first round, which is finished.
         console: A rich console.
         publishing: Opens a run's publisher.
-        rounds: Rounds in all.
+        rounds: The total number of rounds.
         labels: The labeler: see `check_labels`.
-        pairs: Pairs to label in a round; None for as many as the recipe simulates.
+        pairs: Number of pairs to label in a round; None for as many as the recipe simulates.
 
     Returns:
         The runs of all rounds.
@@ -91,20 +91,21 @@ def run_rounds(
     runs = [context]
     for number in range(2, rounds + 1):
         console.rule(f"[bold]round {number}")
-        this = round_run(context, number, labels, runs[-1].checkpoint("ppo"))
-        made = make_pairs(this, runs[-1], wanted=pairs or context.settings("reward").data.simulated_pairs or PAIRS)
+        current = round_run(context, number, labels, runs[-1].checkpoint("ppo"))
+        counts = make_pairs(current, runs[-1], wanted=pairs or context.settings("reward").data.simulated_pairs or PAIRS)
         console.print(
-            f"{made['new']} new pairs of samples of round {number - 1}, labeled by {labels}, and {made['old']} older.",
+            f"{counts['new']} new pairs of samples of round {number - 1}, labeled by {labels}, and "
+            f"{counts['old']} older.",
             highlight=False,
         )
-        note_round(this)
-        with publishing(this) as publisher:
-            run_recipe.run(this, console, publisher)
-        runs.append(this)
+        note_round(current)
+        with publishing(current) as publisher:
+            run_recipe.run(current, console, publisher)
+        runs.append(current)
     return runs
 
 
-# What came of them
+# Results
 
 
 def write_rounds(runs: Sequence[RunContext]) -> tuple[Path, list[dict[str, Any]]]:
@@ -116,7 +117,7 @@ def write_rounds(runs: Sequence[RunContext]) -> tuple[Path, list[dict[str, Any]]
     Returns:
         Its path, and a row for each round.
     """
-    rounds = [_row(run, runs[place - 1] if place else None) for place, run in enumerate(runs)]
+    rounds = [_row(run, runs[index - 1] if index else None) for index, run in enumerate(runs)]
     path = runs[0].directory / ROUNDS
     write_json(path, {"schema": 1, "recipe": runs[0].recipe.name, "rounds": rounds})
     return path, rounds
@@ -124,15 +125,15 @@ def write_rounds(runs: Sequence[RunContext]) -> tuple[Path, list[dict[str, Any]]
 
 def _row(run: RunContext, before: RunContext | None) -> dict[str, Any]:
     outcome = read_outcome(Variant(), run.directory)
-    trained = run.record("reward").read().get("reward_model") or {}
-    made = {} if run.round is None else read_json(run.round.folder / MADE)
+    reward_document = run.record("reward").read().get("reward_model") or {}
+    document = {} if run.round is None else read_json(run.round.folder / MADE)
     return {
         "round": 1 if run.round is None else run.round.number,
         "directory": str(run.directory),
         "repo": outcome.repo,
         "labels": None if run.round is None else run.round.labels,
-        "pairs": None if run.round is None else {"new": made["new"], "old": made["old"]},
-        "reward_model": {key: trained[key] for key in ("accuracy", "ci95", "n") if key in trained},
+        "pairs": None if run.round is None else {"new": document["new"], "old": document["old"]},
+        "reward_model": {key: reward_document[key] for key in ("accuracy", "ci95", "n") if key in reward_document},
         "figures": {key: outcome.figures[key] for key in _FIGURES},
         "win_rate": outcome.win_rate,
         "verdict": outcome.verdict,
@@ -141,17 +142,19 @@ def _row(run: RunContext, before: RunContext | None) -> dict[str, Any]:
 
 
 def _gain(run: RunContext, before: RunContext) -> Estimate:
-    """The headline judge's score of PPO minus that of the round before.
+    """The headline judge's score of PPO minus its score in the previous round.
 
     Both rounds sample the same test prompts with the same random streams, so samples are paired; the interval resamples
     prompts.
     """
-    ours, theirs = (
+    scores, scores_before = (
         {
             (str(row["prompt"]), row["sample"]): row["ppo"]["judge"]
             for row in read_lines(each.record("eval").path / "samples.jsonl")
         }
         for each in (run, before)
     )
-    shared = [key for key in ours if key in theirs]
-    return bootstrap_mean([ours[key] - theirs[key] for key in shared], [key[0] for key in shared], seed=run.shared.seed)
+    shared = [key for key in scores if key in scores_before]
+    return bootstrap_mean(
+        [scores[key] - scores_before[key] for key in shared], [key[0] for key in shared], seed=run.shared.seed
+    )

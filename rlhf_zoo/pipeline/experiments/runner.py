@@ -1,7 +1,7 @@
-"""The one runner of variants, under sweep, ablate, ensemble, rounds and baseline.
+"""Runs variants of a run, for sweep, ablate, ensemble, rounds and baseline.
 
-A variant is a run in RUN/FOLDER/NAME that trains some stages under keys of its own. The stages before them are those of
-RUN and are trained once. What is finished is not trained again, `--restart` is of the variants alone, and the same
+A variant is a run in RUN/FOLDER/NAME that trains some stages with its own keys. It shares the earlier stages of RUN,
+which are trained once. Finished variants are not trained again, `--restart` applies only to the variants, and the same
 command continues after Ctrl-C.
 """
 
@@ -28,7 +28,7 @@ from ...runs.settings.parse import stage_settings
 from .. import run_recipe
 from ..stages.interrupt import Stopped
 
-#: In a variant's directory: which variant it is, and where the stages before it are.
+#: A file in a variant's directory that records the variant, and where its earlier stages are.
 VARIANT_FILE = "ablation.json"
 SAMPLES = 4  # held-out prompts whose completions an overview compares
 _FIGURES = ("reward", "judge", "kl", "length", "eos_rate", "distinct_2", "repetition")
@@ -36,12 +36,12 @@ _FIGURES = ("reward", "judge", "kl", "length", "eos_rate", "distinct_2", "repeti
 Flags = Mapping[str, Mapping[str, Any]]
 
 
-# Which variants there are, where they lie, and what they change
+# Variants: their names, folders and settings
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A run that changes keys of PPO. Without arguments, the run itself.
+    """A run with changed keys of PPO. Without arguments, the run itself.
 
     Attributes:
         settings: The keys with their values.
@@ -60,7 +60,7 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """Name of its directory and tag; part of its repository's name."""
+        """Name of the variant's directory and tag, and part of its repository's name."""
         words = [f"{key.replace('_', '-')}-{_slug(_shown(value))}" for key, value in self.settings]
         return "-".join([*words, *([] if self.seed is None else [f"seed-{self.seed}"])])
 
@@ -103,7 +103,7 @@ class Variant:
         return {"directory": self.directory(run), "base": run, "variant": self.name, "flags": self.flags(flags)}
 
     def note(self, run: Path) -> None:
-        """Writes into its directory which run it belongs to.
+        """Records in the variant's directory which run it belongs to.
 
         Args:
             run: The run directory.
@@ -123,7 +123,7 @@ def variant_of(directory: Path) -> dict[str, Any]:
     path = directory / VARIANT_FILE
     if not path.is_file():
         return {}
-    # The base is always two folders up, whatever the file says: a downloaded folder must not name another run.
+    # The base is always two folders up, whatever the file says: a downloaded folder must not point to another run.
     return {"base": directory / ".." / "..", "variant": read_json(path)["variant"]}
 
 
@@ -133,24 +133,26 @@ def variants(grid: Mapping[str, Sequence[Any]], *, folder: str, seeds: int = 1, 
     Args:
         grid: Key of PPO -> its values.
         folder: Folder in the run directory that holds the variants.
-        seeds: Runs of each combination. The first has the recipe's own seed.
+        seeds: Number of runs per combination. The first one has the recipe's own seed.
         first: The recipe's own seed.
 
     Returns:
-        The variants, all seeds of a combination in a row.
+        The variants, with all seeds of a combination next to each other.
 
     Raises:
-        ZooError: Two would have the same name.
+        ZooError: Two variants would have the same name.
     """
-    made = [
-        Variant(tuple(zip(grid, values, strict=True)), first + more if more else None, folder)
+    result = [
+        Variant(tuple(zip(grid, values, strict=True)), first + offset if offset else None, folder)
         for values in itertools.product(*grid.values())
-        for more in range(seeds)
+        for offset in range(seeds)
     ]
-    names = [variant.name for variant in made]
-    if twice := next((name for place, name in enumerate(names) if name in names[:place]), None):
-        raise ZooError(f"Two runs would both be called {twice}: give values that differ in letters, digits or points.")
-    return made
+    names = [variant.name for variant in result]
+    if duplicate := next((name for index, name in enumerate(names) if name in names[:index]), None):
+        raise ZooError(
+            f"Two runs would both be called {duplicate}: give values that differ in letters, digits or points."
+        )
+    return result
 
 
 def own_seed(recipe: Recipe, flags: Flags, run: Path) -> int:
@@ -161,8 +163,8 @@ def own_seed(recipe: Recipe, flags: Flags, run: Path) -> int:
         flags: The command's flags, by stage.
         run: The run directory.
     """
-    own, shared = flags.get("ppo", {}), flags.get("recipe", {})
-    return int(stage_settings(recipe, "ppo", own, shared_flags=shared, output_dir=run / "ppo").trainer.seed)
+    settings, shared = flags.get("ppo", {}), flags.get("recipe", {})
+    return int(stage_settings(recipe, "ppo", settings, shared_flags=shared, output_dir=run / "ppo").trainer.seed)
 
 
 def overlay(flags: Flags, stage: str, keys: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -220,21 +222,21 @@ def run_variants(
 def open_part(
     context: RunContext, folder: Path, resolved: Mapping[str, Any], *, stage: str, restart: bool
 ) -> Iterator[StageRecord | None]:
-    """Opens a part of an experiment that is not a stage. Its record says whether it runs, was interrupted or finished.
+    """Opens a part of an experiment that is not a stage. Its record tells if it is running, interrupted or finished.
 
     Args:
         context: The run.
         folder: The part's directory.
         resolved: Its settings.
         stage: Name of the experiment.
-        restart: Whether to begin again.
+        restart: Whether to start over.
 
     Yields:
-        The record; None where the part is finished.
+        The record; None if the part is finished.
 
     Raises:
-        ZooError: The directory holds a part of other settings.
-        Stopped: It was interrupted.
+        ZooError: The directory holds a part with other settings.
+        Stopped: The part was interrupted.
     """
     record, started = StageRecord(folder), time.monotonic()
     if restart:
@@ -244,32 +246,32 @@ def open_part(
     if record.read().get("status") == "finished":
         yield None
         return
-    about = {"fingerprint": fingerprint(resolved), "resolved": dict(resolved), "versions": versions()}
-    record.write(stage=stage, recipe=recipe, status="running", **about, command=context.command)
-    before = record.read().get("seconds", 0.0)
+    identity = {"fingerprint": fingerprint(resolved), "resolved": dict(resolved), "versions": versions()}
+    record.write(stage=stage, recipe=recipe, status="running", **identity, command=context.command)
+    seconds_before = record.read().get("seconds", 0.0)
     try:
         yield record
     except KeyboardInterrupt as error:
-        record.write(status="interrupted", seconds=before + time.monotonic() - started)
+        record.write(status="interrupted", seconds=seconds_before + time.monotonic() - started)
         raise Stopped from error
-    record.write(status="finished", seconds=before + time.monotonic() - started, finished=now())
+    record.write(status="finished", seconds=seconds_before + time.monotonic() - started, finished=now())
 
 
-# What came of them
+# Results
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a finished run of PPO reached.
+    """The results of a finished PPO run.
 
     Attributes:
         variant: The variant.
-        repo: Its repository; None where it is not published.
+        repo: Its repository; None if it is not published.
         figures: PPO's figures on held-out prompts, {value, ci95, n} each.
         win_rate: Win rate of PPO over SFT, likewise.
         rows: The rows of its training metrics.
         samples: (prompt, completion, reward, judge) of the first held-out prompts.
-        verdict: The verdict over its checkpoints; None where there is none.
+        verdict: The verdict over its checkpoints; None if there is none.
         fired: Families of the probes that fire at its end.
     """
 
@@ -323,12 +325,12 @@ def over_settings(outcomes: Sequence[Outcome]) -> list[tuple[str, dict[str, Spre
     for setting, group in groups.items():
         values = {name: [outcome.figures[name]["value"] for outcome in group] for name in _FIGURES}
         values["win_rate"] = [outcome.win_rate["value"] for outcome in group]
-        spreads.append((setting, {name: over_seeds(each) for name, each in values.items()}, group))
+        spreads.append((setting, {name: over_seeds(series) for name, series in values.items()}, group))
     return spreads
 
 
 def overview_rows(outcomes: Sequence[Outcome], at: Callable[[Variant], dict[str, Any]]) -> dict[str, Any]:
-    """Returns what an overview.json holds of variants: each run, and each setting over its seeds.
+    """Returns the entries of overview.json: each run, and each setting over its seeds.
 
     Args:
         outcomes: Outcomes of variants.

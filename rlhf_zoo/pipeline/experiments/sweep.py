@@ -1,7 +1,7 @@
 """Sweeps and ablations: PPO under several values of its keys and several seeds, from one SFT and reward model.
 
-A cell of a sweep lies in runs/RECIPE/sweep/NAME/, and NAME is its tag in the recipe's PPO repository. A run of an
-ablation, which is over one key, lies in runs/RECIPE/ablation/NAME/ and has repositories of its own.
+A cell of a sweep is in runs/RECIPE/sweep/NAME/, and NAME is its tag in the recipe's PPO repository. A run of an
+ablation, which varies one key, is in runs/RECIPE/ablation/NAME/ and has its own repositories.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ SWEEP, ABLATION = "sweep", "ablation"
 def train(
     context: RunContext, publisher: Publisher | None, cells: Sequence[Variant], flags: Flags, console: Any
 ) -> tuple[list[Outcome], ZooError | None]:
-    """Trains what the cells share, then each cell, and sends each as a tag.
+    """Trains the stages that the cells share, then each cell, and sends each cell as a tag.
 
     Args:
         context: The recipe's own run.
@@ -49,12 +49,12 @@ def train(
 
     @contextlib.contextmanager
     def opened(cell: Variant) -> Iterator[tuple[RunContext, None]]:
-        own = replace(context, **cell.fields(run, flags))
-        with sole_writer(own.directory, command=context.command):
-            yield own, None
+        cell_context = replace(context, **cell.fields(run, flags))
+        with sole_writer(cell_context.directory, command=context.command):
+            yield cell_context, None
             if publisher is not None:
                 try:
-                    send_cell(context, own, cell.name)
+                    send_cell(context, cell_context, cell.name)
                 except ZooError as error:  # the next cells train all the same; the command fails at its end
                     console.print(f"Warning: {error}", highlight=False, markup=False)
                     refused.append(error)
@@ -65,24 +65,24 @@ def train(
 def write_overview(
     run: Path, recipe: str, outcomes: Sequence[Outcome], grid: Mapping[str, Sequence[Any]] | None = None
 ) -> Path:
-    """Writes overview.json beside the runs of a sweep; for an ablation, which has no grid, with overview.png.
+    """Writes overview.json next to the runs of a sweep; for an ablation, which has no grid, also overview.png.
 
     Args:
         run: The run directory.
         recipe: Name of the recipe.
-        outcomes: Of the variants.
+        outcomes: The outcomes of the variants.
         grid: Key -> its values; None for an ablation.
 
     Returns:
         The path of overview.json.
     """
-    first = outcomes[0].variant
-    about = {"key": first.settings[0][0]} if grid is None else {"grid": dict(grid)}
-    path = run / first.folder / "overview.json"
+    first_variant = outcomes[0].variant
+    parameters = {"key": first_variant.settings[0][0]} if grid is None else {"grid": dict(grid)}
+    path = run / first_variant.folder / "overview.json"
     rows = overview_rows(
         outcomes, lambda variant: {"value": variant.value} if grid is None else {"settings": dict(variant.settings)}
     )
-    write_json(path, {"schema": 1, "recipe": recipe, **about, **rows})
+    write_json(path, {"schema": 1, "recipe": recipe, **parameters, **rows})
     if grid is None:
         plot_ablation({outcome.variant.label: outcome.rows for outcome in outcomes}, path.with_suffix(".png"))
     return path

@@ -1,1 +1,1 @@
-"""`rlhf-zoo doctor`, `trace` and `reproduce`: what a checkpoint is and whether it comes out again."""
+"""`rlhf-zoo doctor`, `trace` and `reproduce`: inspect a checkpoint, and train it again."""

@@ -81,10 +81,10 @@ def _compare_tensor(row: dict[str, Any], key: str, a: torch.Tensor, b: torch.Ten
     if torch.equal(*(tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (a, b))):
         return
     row["differing"] += 1
-    wide, other = a.double(), b.double()
+    published, other = a.double(), b.double()
     # Equal infinities have no distance; a NaN on one side alone is infinitely far.
-    apart = torch.where(wide == other, 0.0, (wide - other).abs()).nan_to_num(nan=math.inf, posinf=math.inf)
-    largest, scale = float(apart.max()), float(wide.abs().max())
+    distance = torch.where(published == other, 0.0, (published - other).abs()).nan_to_num(nan=math.inf, posinf=math.inf)
+    largest, scale = float(distance.max()), float(published.abs().max())
     if row["worst"] is None or largest > row["max_abs"]:
         row["worst"], row["max_abs"] = key, largest
     row["max_rel"] = max(row["max_rel"], largest / scale if scale else math.inf if largest else 0.0)
@@ -122,8 +122,8 @@ def _difference(published: Path, here: Path) -> str | None:
     if not isinstance(first, dict) or not isinstance(second, dict):
         return "has different content"
     # An adapter's base is named by its repository when it is published, and by its folder where it was trained.
-    ignored = (*VERSION_KEYS, *(BASE_KEYS if published.name == "adapter_config.json" else ()))
-    for key in ignored:
+    ignored_keys = (*VERSION_KEYS, *(BASE_KEYS if published.name == "adapter_config.json" else ()))
+    for key in ignored_keys:
         first.pop(key, None)
         second.pop(key, None)
     for side in (first, second):  # peft keeps these names in a set, whose order varies between processes
@@ -155,8 +155,8 @@ def compare_metrics(
     steps = [[row["step"] for row in rows] for rows in sides]
     comparison: dict[str, Any] = {"rows": len(sides[0]), "rows_here": len(sides[1]), "problem": None}
     if steps[0] != steps[1]:
-        row, both = next((row, both) for row, both in enumerate(zip_longest(*steps), 1) if both[0] != both[1])
-        first, second = ("no step" if side is None else f"step {side}" for side in both)
+        row, pair = next((row, pair) for row, pair in enumerate(zip_longest(*steps), 1) if pair[0] != pair[1])
+        first, second = ("no step" if side is None else f"step {side}" for side in pair)
         comparison["problem"] = f"row {row} has {first} in the published metrics and {second} here"
     columns: dict[str, dict[str, Any]] = {}
     for a, b in zip(*(map(timeless, rows) for rows in sides), strict=False):
@@ -206,8 +206,8 @@ def compare_versions(published: Mapping[str, Any], here: Mapping[str, Any]) -> l
     """Compares recorded versions.
 
     Args:
-        published: Of the published run.
-        here: Of this one.
+        published: The versions of the published run.
+        here: The versions of this run.
 
     Returns:
         {name, published, here} for each that differs; None for one that was not recorded.
@@ -233,7 +233,7 @@ def contents(folder: Path, names: Iterable[str]) -> dict[str, str]:
 def _files(folder: Path, ending: str = "") -> list[str]:
     return sorted(
         path.relative_to(folder).as_posix()
-        for place in FOLDERS
-        for path in (folder / place).glob(f"*{ending}")
+        for subfolder in FOLDERS
+        for path in (folder / subfolder).glob(f"*{ending}")
         if path.is_file() and not path.name.startswith(".")
     )

@@ -82,12 +82,12 @@ def examine(context: RunContext, *, publishes: bool = True) -> list[Finding]:
     quiet()
     examination = Examination()
     with tempfile.TemporaryDirectory(prefix="rlhf-zoo-doctor-") as scratch:
-        apart = replace(context, directory=Path(scratch), publish=False)
-        prepared = context.record("data").read().get("status") == "finished" and not context.restart
-        data_from = replace(context, publish=False) if prepared else apart
+        scratch_context = replace(context, directory=Path(scratch), publish=False)
+        has_data = context.record("data").read().get("status") == "finished" and not context.restart
+        data_from = replace(context, publish=False) if has_data else scratch_context
         check = examination.check
         # Before anything is trained.
-        check("keys", lambda: _keys(apart, publishes))
+        check("keys", lambda: _keys(scratch_context, publishes))
         check("columns", lambda settings: _columns(data_from), "keys")
         check("epochs", _epochs, "keys")
         check("reward functions", _functions, "keys")
@@ -144,8 +144,8 @@ def _columns(context: RunContext) -> tuple[None, str]:
         raise NotYet(f"the columns of {', '.join(unchecked)} cannot be checked ({next(iter(unchecked.values()))})")
     if "reward" in stages and stages["reward"].data.simulated_pairs is None:
         check_pairs(context, None)
-    but = "" if context.shared.corpus is None else ", except for what the corpus prepares"
-    return None, f"{' and '.join(stages) or 'none'} still to train: every split and its columns exist{but}"
+    exception = "" if context.shared.corpus is None else ", except for what the corpus prepares"
+    return None, f"{' and '.join(stages) or 'none'} still to train: every split and its columns exist{exception}"
 
 
 def _epochs(settings: StageSettings) -> tuple[None, str]:
@@ -214,8 +214,8 @@ def _parent(context: RunContext, settings: StageSettings, role: str) -> tuple[Pa
 
     name = parent_names(settings).get(role)
     if name is None:
-        none = {"reward": "only reward functions", "value": "the critic starts from the reward model or the policy"}
-        return None, f"none: {none[role]}"
+        defaults = {"reward": "only reward functions", "value": "the critic starts from the reward model or the policy"}
+        return None, f"none: {defaults[role]}"
     if is_member(name) and not is_trained(context, name):
         raise NotYet(f"train {name} with `rlhf-zoo ensemble` first")
     try:
@@ -226,10 +226,13 @@ def _parent(context: RunContext, settings: StageSettings, role: str) -> tuple[Pa
             raise NotYet(f"train the {name} stage first") from error
         raise
     lineage = checkpoint.lineage
-    at = "@".join(str(lineage[key]) for key in ("repo", "commit") if lineage.get(key)) or checkpoint.path
+    location = "@".join(str(lineage[key]) for key in ("repo", "commit") if lineage.get(key)) or checkpoint.path
     if name in context.recipe.stages and lineage["path"] is None:
-        return checkpoint, f"{at}, published earlier, as {context.directory} holds none; a run there trains its own"
-    return checkpoint, str(at)
+        return (
+            checkpoint,
+            f"{location}, published earlier, as {context.directory} holds none; a run there trains its own",
+        )
+    return checkpoint, str(location)
 
 
 def _reward_parents(context: RunContext, settings: StageSettings) -> tuple[list[ParentCheckpoint], str]:
@@ -251,8 +254,13 @@ def _tokenizer(
 ) -> tuple[PreTrainedTokenizerBase, str]:
     tokenizer = policy_tokenizer(context, checkpoint.path, data)
     check_tokens(tokenizer, policy)
-    ends = f"EOS {tokenizer.eos_token} = {tokenizer.eos_token_id}, PAD {tokenizer.pad_token} = {tokenizer.pad_token_id}"
-    return tokenizer, f"{ends}; ids to {max(tokenizer.get_vocab().values())}, {embedding_rows(policy)} embedding rows"
+    special_tokens = (
+        f"EOS {tokenizer.eos_token} = {tokenizer.eos_token_id}, PAD {tokenizer.pad_token} = {tokenizer.pad_token_id}"
+    )
+    return (
+        tokenizer,
+        f"{special_tokens}; ids to {max(tokenizer.get_vocab().values())}, {embedding_rows(policy)} embedding rows",
+    )
 
 
 def _lengths(
@@ -338,9 +346,11 @@ def _reward_tokenizer(
                 "trained with: tokenizers may be swapped, or sft was trained again; give each model its own, or train "
                 "reward again."
             )
-        same = "the policy's: it reads ids" if reward.shares_ids else "different from the policy's: it reads texts"
+        comparison = (
+            "the policy's: it reads ids" if reward.shares_ids else "different from the policy's: it reads texts"
+        )
         rewards.append(reward)
-        details.append(f"{same}; scores are (s − μ)/σ with μ {reward.mean:.3g} and σ {reward.std:.3g}")
+        details.append(f"{comparison}; scores are (s − μ)/σ with μ {reward.mean:.3g} and σ {reward.std:.3g}")
     return rewards, ". ".join(details) or "no reward model"
 
 
@@ -406,8 +416,8 @@ def _critic(trainer: PPOTrainer) -> tuple[None, str]:
     with torch.no_grad():
         values = trainer.actor.values(samples)
     check_values(values, samples.mask)
-    kind = type(trainer.value_model).__name__
-    return None, f"{kind}, V(prompt) {float(values.mean()):.3g} on average over {len(prompts)}"
+    class_name = type(trainer.value_model).__name__
+    return None, f"{class_name}, V(prompt) {float(values.mean()):.3g} on average over {len(prompts)}"
 
 
 def _rollout(trainer: PPOTrainer) -> tuple[tuple[list[dict], Rollout], str]:
@@ -458,5 +468,5 @@ def _sum(trainer: PPOTrainer, trial: tuple[list[dict], Rollout], scored: Scored)
     ).masked_fill(~rollout.mask, 0)
     kl = F.actions(kl, rollout.mask, level=args.action_level)
     check_rewards(estimates.rewards, estimates.scores, kl, estimates.mask, kl_coef=beta)
-    apart = (estimates.rewards.sum(1) - (estimates.scores - beta * kl.sum(1))).abs().max()
-    return None, f"Σr = score − β·ΣKL within {float(apart):.1g}, β = {beta:g}"
+    error = (estimates.rewards.sum(1) - (estimates.scores - beta * kl.sum(1))).abs().max()
+    return None, f"Σr = score − β·ΣKL within {float(error):.1g}, β = {beta:g}"

@@ -53,7 +53,7 @@ class Published:
     Attributes:
         name: As the user wrote it.
         folder: Where its files are.
-        commit: Of the repository; None for a folder.
+        commit: The commit of the repository; None for a folder.
         card: rlhf_card.json.
         resolved: recipe.json.
         metrics: The rows of metrics.jsonl.
@@ -104,7 +104,7 @@ class Published:
             role: Such as sft, reward, value or data.
 
         Returns:
-            (repository, commit); None where the card does not name both.
+            (repository, commit); None if the card does not name both.
         """
         parent = self.card["parents"].get(role)
         parent = parent if isinstance(parent, Mapping) else {}
@@ -124,10 +124,10 @@ def fetch(name: str, hub: Hub = CLIENT) -> Published:
     """
     checkpoint = resolve(name, hub, ignore=())
     folder = checkpoint.path
-    for needed in (CARD_FILE, RECIPE_FILE, "metrics.jsonl"):
-        if not (folder / needed).is_file():
+    for required in (CARD_FILE, RECIPE_FILE, "metrics.jsonl"):
+        if not (folder / required).is_file():
             raise ZooError(
-                f"{name} has no {needed}, so it cannot be reproduced: give a checkpoint that rlhf-zoo published."
+                f"{name} has no {required}, so it cannot be reproduced: give a checkpoint that rlhf-zoo published."
             )
     card, resolved = read_json(folder / CARD_FILE), read_json(folder / RECIPE_FILE)
     if not isinstance(card, dict) or not isinstance(card.get("parents"), dict) or str(card.get("stage")) not in STAGES:
@@ -154,8 +154,8 @@ class _ReadFrom(Recipe):
 def recipe_of(published: Published, allowed: Sequence[str] = ()) -> tuple[Recipe, dict[str, str]]:
     """Rebuilds the recipe of a published checkpoint.
 
-    recipe.json may come from a stranger, so it may only set numbers and choose among what is installed:
-    `runs.settings.key_classes` has what each key may hold, and which keys are ignored or refused.
+    recipe.json is not trusted, so it may only set numbers and choose among installed code. `runs.settings.key_classes`
+    defines what each key may hold, and which keys are ignored or refused.
 
     Args:
         published: The checkpoint.
@@ -166,30 +166,33 @@ def recipe_of(published: Published, allowed: Sequence[str] = ()) -> tuple[Recipe
         The recipe, and REPOSITORY@COMMIT for each earlier stage.
 
     Raises:
-        ZooError: A key holds what a download may not set, a Python object is not trusted, or a parent was never
+        ZooError: A key has a value that a download may not set, a Python object is not trusted, or a parent was never
             published.
     """
-    own = {key: value for key, value in published.resolved.items() if key not in (*BESIDE_KEYS, *NOT_OBEYED)}
-    _check_keys(published, own)
+    stage_keys = {key: value for key, value in published.resolved.items() if key not in (*BESIDE_KEYS, *NOT_OBEYED)}
+    _check_keys(published, stage_keys)
     _check_names(published, allowed)
-    stages: dict[str, dict[str, Any]] = {published.stage: {**own, "report_to": []}}
-    pinned: dict[str, str] = {}
+    stages: dict[str, dict[str, Any]] = {published.stage: {**stage_keys, "report_to": []}}
+    commits_by_stage: dict[str, str] = {}
     if published.stage == "reward":
         if published.card.get("round") is not None:
             raise ZooError(
                 f"{published.name} also learned from samples of an earlier round's PPO policy, so it can only be "
                 "reproduced with the rounds before it: `rlhf-zoo run RECIPE --rounds N`, as its card says."
             )
-        pinned["sft"] = _pinned(published, "sft")
+        commits_by_stage["sft"] = _pinned(published, "sft")
         stages["sft"] = {}
     elif published.stage == "ppo":
-        models = {"sft": own.get("model_name_or_path") or "sft", **reward_roles(own.get("reward_model_path", "reward"))}
+        models = {
+            "sft": stage_keys.get("model_name_or_path") or "sft",
+            **reward_roles(stage_keys.get("reward_model_path", "reward")),
+        }
         commits = {role: _pinned(published, role) for role in models}
-        pinned = {role: commit for role, commit in commits.items() if models[role] == role}
-        stages |= {role: {} for role in pinned}
-        names = {role: role if role in pinned else commit for role, commit in commits.items()}
+        commits_by_stage = {role: commit for role, commit in commits.items() if models[role] == role}
+        stages |= {role: {} for role in commits_by_stage}
+        names = {role: role if role in commits_by_stage else commit for role, commit in commits.items()}
         rewards = [name for role, name in names.items() if role != "sft"]
-        if "sft" not in pinned:
+        if "sft" not in commits_by_stage:
             stages["ppo"] = {**stages["ppo"], "model_name_or_path": names["sft"]}
         if rewards and rewards != ["reward"]:
             stages["ppo"] = {**stages["ppo"], "reward_model_path": rewards if len(rewards) > 1 else rewards[0]}
@@ -204,7 +207,7 @@ def recipe_of(published: Published, allowed: Sequence[str] = ()) -> tuple[Recipe
     shared["description"] = f"A reproduction of {published.name}."
     if isinstance(evaluation := published.resolved.get("evaluation"), Mapping) and "dataset_test_split" in evaluation:
         shared["evaluation"] = {"dataset_test_split": evaluation["dataset_test_split"]}
-    return _ReadFrom(published.card["recipe"], Path(published.where), shared, stages), pinned
+    return _ReadFrom(published.card["recipe"], Path(published.where), shared, stages), commits_by_stage
 
 
 def comparable(resolved: Mapping[str, Any], like: Published) -> dict[str, Any]:
@@ -215,7 +218,7 @@ def comparable(resolved: Mapping[str, Any], like: Published) -> dict[str, Any]:
         like: The published checkpoint.
 
     Returns:
-        The settings without ignored keys, with models named as the published run named them.
+        The settings without ignored keys, with the model names of the published run.
     """
     settings = {key: value for key, value in resolved.items() if key not in NOT_OBEYED}
     for key in _MODELS:
@@ -257,9 +260,9 @@ def _check_keys(published: Published, own: Mapping[str, Any]) -> None:
 
 def _check_names(published: Published, allowed: Sequence[str]) -> None:
     named = list(named_objects(published))
-    if strange := [name for name in allowed if name not in [name for _, name, _ in named]]:
-        listed = ", ".join(name for _, name, _ in named) or "nothing"
-        raise ZooError(f"{ALLOW} names {strange[0]}, but {published.where} names {listed}: leave it out.")
+    if unknown := [name for name in allowed if name not in [name for _, name, _ in named]]:
+        values = ", ".join(name for _, name, _ in named) or "nothing"
+        raise ZooError(f"{ALLOW} names {unknown[0]}, but {published.where} names {values}: leave it out.")
     for key, name, group in named:
         check_object(name, group, key=key, where=published.where, flag=ALLOW, allowed=allowed)
     for key in _MODELS:

@@ -96,7 +96,7 @@ def _reproduce(published: Published, context: RunContext) -> dict[str, Any]:
             find_loader(object_name)
         else:
             load_object(object_name, group=group)
-    rounded = _rounded_parents(published, context)
+    rounding_notes = _rounded_parents(published, context)
     if not note.is_file():
         write_json(note, {**_head(published), "begun": now()})
     data, data_notes = _data(context, published)
@@ -119,14 +119,14 @@ def _reproduce(published: Published, context: RunContext) -> dict[str, Any]:
         "seconds": round(time.monotonic() - started, 1) if trained else None,
         **_compare(published, context, checkpoint),
         "data": _compare_data(context.directory / "data", data),
-        "notes": [*_notes(published), *rounded, *data_notes],
+        "notes": [*_notes(published), *rounding_notes, *data_notes],
     }
     write_json(note, document)
     return document
 
 
 def _rounded_parents(published: Published, context: RunContext) -> list[str]:
-    """A note for each parent whose published weights are rounded, while the run started from the exact ones."""
+    """A note for each parent whose published weights are rounded, although the run started from the exact ones."""
     notes = []
     for role in ("sft", *REWARD_ROLES):
         if (parent := published.parent(role)) is not None:
@@ -153,7 +153,7 @@ def _head(published: Published) -> dict[str, Any]:
 
 
 def _check_directory(directory: Path, published: Published) -> None:
-    """Raises ZooError where it holds anything but an earlier attempt to reproduce the same checkpoint."""
+    """Raises ZooError if the directory holds anything but an earlier attempt to reproduce the same checkpoint."""
     note = directory / NOTE
     if note.is_file():
         before = read_json(note)
@@ -167,7 +167,7 @@ def _check_directory(directory: Path, published: Published) -> None:
 
 @contextlib.contextmanager
 def _threads(recorded: Any) -> Iterator[None]:
-    """Sets torch's threads to those of the published run: sums are split among them, which affects the last bits."""
+    """Sets torch's thread count to that of the published run. Threads split sums, which affects the last bits."""
     before = torch.get_num_threads()
     count = int(recorded) if str(recorded).isdecimal() else before
     torch.set_num_threads(count if 1 <= count <= _MOST_THREADS else before)
@@ -181,7 +181,7 @@ def _threads(recorded: Any) -> Iterator[None]:
 
 
 def _data(context: RunContext, published: Published) -> tuple[dict[str, Any], list[str]]:
-    """Prepares the stage's data before training. Returns {repo, commit, how, folder} of it, and notes.
+    """Prepares the stage's data before training. Returns its {repo, commit, how, folder}, and notes.
 
     `folder` holds the published data set to compare with; it is None without one, or if the stage loads it itself.
     """
@@ -192,8 +192,13 @@ def _data(context: RunContext, published: Published) -> tuple[dict[str, Any], li
         notes = []
         if shared.dataset_revision is None:
             notes.append(f"the published run did not pin {shared.dataset_name}: its current revision was loaded")
-        how = f"loaded from {shared.dataset_name}"
-        return {"repo": shared.dataset_name, "commit": shared.dataset_revision, "how": how, "folder": None}, notes
+        source_note = f"loaded from {shared.dataset_name}"
+        return {
+            "repo": shared.dataset_name,
+            "commit": shared.dataset_revision,
+            "how": source_note,
+            "folder": None,
+        }, notes
     data: dict[str, Any] = {"repo": repo, "commit": commit, "how": "prepared again by its corpus", "folder": None}
     notes = []
     if parent is None:
@@ -228,7 +233,7 @@ def _check_data_set(name: str, revision: str | None, hub: Hub) -> None:
 
 
 def _copy_data(context: RunContext, folder: Path) -> None:
-    """Copies the rows of published data, without their card, to where the corpus would have written its own."""
+    """Copies the rows of published data, without the card, to where the corpus would have written its data."""
     import yaml
 
     record, shared = context.record("data"), context.shared
@@ -374,7 +379,7 @@ def show(document: Mapping[str, Any], console: "Console") -> None:
 
 
 def _summary(document: Mapping[str, Any]) -> Iterator[tuple[str, str, int]]:
-    """(part, what was compared of it, how many of these differ)."""
+    """(part, what was compared, how many of these differ)."""
     weights, metrics, data = document["weights"], document["metrics"], document["data"]
     tensors, differing = (sum(row[key] for row in weights) for key in ("tensors", "differing"))
     yield "weights", f"{tensors} tensors in {', '.join(row['file'] for row in weights)}", differing
@@ -404,8 +409,8 @@ def _rows(document: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
     for row in metrics["differing"][:_SHOWN]:
         distance = "no number on one side" if row["max_abs"] is None else f"max |a − b| {row['max_abs']:.3g}"
         yield "metrics", row["column"], f"{row['rows']} of {row['of']} rows, from step {row['first_step']}", distance
-    if (more := len(metrics["differing"]) - _SHOWN) > 0:
-        yield "metrics", f"and {more} more columns", "", ""
+    if (n_more := len(metrics["differing"]) - _SHOWN) > 0:
+        yield "metrics", f"and {n_more} more columns", "", ""
     for name in document["data"]["differing"]:
         yield "data", name, "has different content", ""
     for row in document["settings"]["differing"]:

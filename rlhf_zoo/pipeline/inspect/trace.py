@@ -58,7 +58,7 @@ TRAINER_KEYS = (
     "reward_weights", "score_centering", "score_clip", "score_scaling", "stop_token", "stop_token_id", "temperature",
     "truncate_after", "truncate_text", "whiten_advantages", "whiten_rewards",
 )  # fmt: skip
-#: The stage's other keys that it depends on.
+#: Other keys of the stage that a trace depends on.
 DATA_KEYS = ("reward_funcs", "reward_model_loader", "reward_model_path", "value_model_name_or_path")
 _STEP_TAG = re.compile(r"step-(\d+)")
 
@@ -70,12 +70,12 @@ class TracedPolicy:
     Attributes:
         policy: The policy.
         reference: π_ref.
-        rewards: The reward models; () where the run had none.
+        rewards: The reward models; () if the run had none.
         value: The model that the critic started from, at step 0.
         old: π_old, which ρ is measured against; None for the reference.
-        step: Of the checkpoint; 0 for the policy that PPO started from, None where it is unknown.
+        step: The step of the checkpoint; 0 for the policy that PPO started from, None where it is unknown.
         resolved: The run's settings.
-        where: The file of the settings.
+        where: The file with the settings.
         trusted: Whether this user's rlhf-zoo wrote them, so that every Python object that they name may be imported.
             For others `runs.trusted_names` decides.
     """
@@ -114,7 +114,7 @@ def find(
     Args:
         name: A run directory, its PPO stage, a checkpoint in it, or NAMESPACE/NAME[@TAG].
         step: None for the last one, 0 for the policy that PPO started from.
-        revision: Of the repository.
+        revision: The revision of the repository.
         old: π_old: a step of the same run, a folder or a repository; None for the checkpoint before.
         sft: Replaces the run's reference.
         reward: Replaces the run's reward models.
@@ -149,7 +149,7 @@ def _of_run(
     steps = {checkpoint_step(path): str(path) for path in record.checkpoints()}
     step = max(steps, default=0) if step is None else step
     name = _at(steps, step, str(stage)) if step else None
-    older = _older(steps, step, old, str(stage))
+    old_name = _older(steps, step, old, str(stage))
     reference = _named(sft, hub) if sft is not None else _parent(stage, document, "sft", hub)
     parents = document.get("parents") or {}
     scorers = (
@@ -162,7 +162,7 @@ def _of_run(
         reference=reference,
         rewards=tuple(scorers),
         value=_parent(stage, document, "value", hub) if parents.get("value") and not step else None,
-        old=None if older is None else _named(older, hub),
+        old=None if old_name is None else _named(old_name, hub),
         step=step,
         resolved=document.get("resolved") or {},
         where=record.run_file,
@@ -192,10 +192,10 @@ def _of_repository(
     full_name = f"{repo}@{revisions[0]}" if revisions else repo
     subject = _named(full_name, hub, own=True)
     path = subject.path
-    for needed in (PPO_STATE, RECIPE_FILE):
-        if not (path / needed).is_file():
+    for required in (PPO_STATE, RECIPE_FILE):
+        if not (path / required).is_file():
             raise ZooError(
-                f"{name} is not a PPO policy of rlhf-zoo (it has no {needed}): give a run directory of PPO, or the "
+                f"{name} is not a PPO policy of rlhf-zoo (it has no {required}): give a run directory of PPO, or the "
                 "repository that one was published to, such as NAMESPACE/RECIPE-ppo."
             )
     lineage = find_lineage(full_name, sft=sft, reward=reward, hub=hub)
@@ -205,13 +205,13 @@ def _of_repository(
         raise ZooError(f"{RECIPE_FILE} of {name} holds no settings of a stage: publish it again with this rlhf-zoo.")
     steps = {} if local else {number: f"{repo}@{tag}" for number, tag in _tags(repo, hub).items()}
     at_start = step == 0
-    older = _older(steps, 0 if at_start else card_step, old, repo)
+    old_name = _older(steps, 0 if at_start else card_step, old, repo)
     return TracedPolicy(
         policy=lineage.sft if at_start else subject,
         reference=lineage.sft,
         rewards=lineage.rewards,
         value=_published_value(lineage.card, hub) if at_start else None,
-        old=None if older is None else _named(older, hub),
+        old=None if old_name is None else _named(old_name, hub),
         step=0 if at_start else card_step or None,
         resolved=resolved,
         where=path / RECIPE_FILE,
@@ -220,7 +220,7 @@ def _of_repository(
 
 
 def _published_value(card: Mapping[str, Any], hub: Hub) -> Checkpoint | None:
-    """The model that the critic started from, at its commit, where the card names one."""
+    """The model that the critic started from, at its commit; None if the card names none."""
     parent = at(card, "parents", "value") or {}
     repo, commit = (parent.get(key) if isinstance(parent, dict) else None for key in ("repo", "commit"))
     return resolve(f"{repo}@{commit}", hub, published=True) if hub_id(repo) and is_revision(commit) else None
@@ -252,15 +252,15 @@ def _named(name: str, hub: Hub, *, own: bool = False) -> Checkpoint:
 
 def _at(steps: Mapping[int, str], step: int, where: str) -> str:
     if step not in steps:
-        listed = ", ".join(map(str, sorted(steps))) or "none"
-        raise ZooError(f"{where} has no checkpoint of step {step}: it has {listed}, and 0 is the start of PPO.")
+        available = ", ".join(map(str, sorted(steps))) or "none"
+        raise ZooError(f"{where} has no checkpoint of step {step}: it has {available}, and 0 is the start of PPO.")
     return steps[step]
 
 
 def _older(steps: Mapping[int, str], step: int, old: str | None, where: str) -> str | None:
-    """The name of π_old: `old` where it is given, else the checkpoint before `step`; None for the reference."""
+    """The name of π_old: `old` if it is given, else the checkpoint before `step`; None for the reference."""
     if old is None:
-        return steps[max(before)] if (before := [number for number in steps if number < step]) else None
+        return steps[max(earlier_steps)] if (earlier_steps := [number for number in steps if number < step]) else None
     if old.isdecimal():
         return _at(steps, int(old), where) if int(old) else None
     return old
@@ -270,15 +270,15 @@ def _parent(stage: Path, document: Mapping[str, Any], role: str, hub: Hub) -> Ch
     """A model that PPO started from: in the same run directory, at its old path, or on the Hub at its commit."""
     lineage = (document.get("parents") or {}).get(role) or {}
     path, repo, commit = (lineage.get(key) for key in ("path", "repo", "commit"))
-    named = (document.get("resolved") or {}).get("value_model_name_or_path")
-    role = named if role == "value" and named in STAGES else role  # a stage's model
+    value_stage = (document.get("resolved") or {}).get("value_model_name_or_path")
+    role = value_stage if role == "value" and value_stage in STAGES else role  # a stage's model
     if path:
-        member = Path(path).parent.as_posix()
-        home = stage.parent / (member if is_member(member) else role)
+        folder_name = Path(path).parent.as_posix()
+        stage_folder = stage.parent / (folder_name if is_member(folder_name) else role)
         # If it was trained again since, it is a different model under the same name.
-        same = StageRecord(home).read().get("fingerprint") == lineage.get("fingerprint")
-        elsewhere = [Path(path)] if StageRecord(stage).is_own() else []  # not by a stranger
-        for folder in ([home / Path(path).name] if same else []) + elsewhere:
+        is_unchanged = StageRecord(stage_folder).read().get("fingerprint") == lineage.get("fingerprint")
+        old_paths = [Path(path)] if StageRecord(stage).is_own() else []  # not by a stranger
+        for folder in ([stage_folder / Path(path).name] if is_unchanged else []) + old_paths:
             if folder.is_dir():
                 return _named(str(folder), hub)
     if repo and commit:
@@ -307,7 +307,7 @@ def trace_checkpoint(
     Args:
         subject: The policy and the models of its run.
         prompt: The prompt.
-        seed: Of the sampler.
+        seed: The seed of the sampler.
         temperature: None for the run's own.
         max_new_tokens: None for the run's own.
         columns: The prompt's other columns, for reward functions.
@@ -360,7 +360,7 @@ def trace_checkpoint(
 
 
 def _scorer(subject: TracedPolicy, reward: Checkpoint, loader: str | None, args: PPOConfig) -> PreTrainedModel:
-    """The reward model. Raises ZooError where a download names the code that loads it."""
+    """Loads the reward model. Raises ZooError if a download names the code that loads it."""
     if loader is not None and not subject.trusted:
         raise ZooError(
             f"The reward model of {subject.policy.name} is loaded by {loader}, and code that a download names is not "
@@ -375,8 +375,8 @@ def _functions(
 ) -> tuple[list[Any], list[float]]:
     """The reward functions and the weights of all rewards.
 
-    Those of a download are imported only where `trusted_names` vouches for them or the user names them; otherwise those
-    of weight 0 are left out.
+    Functions that a download names are imported only if `trusted_names` vouches for them or the user names them.
+    Otherwise functions with weight 0 are left out.
     """
     names = data["reward_funcs"] or []
     model = [] if data["reward_model_path"] is None else [data["reward_model_path"]]
@@ -388,9 +388,9 @@ def _functions(
     weights = [1.0] * count if weights is None else weights
     if len(weights) != count:
         raise ZooError(f"{subject.where} has {len(weights)} reward_weights for {count} rewards: use another run.")
-    if strange := [name for name in allowed if name not in names]:
+    if untrusted := [name for name in allowed if name not in names]:
         raise ZooError(
-            f"--reward_funcs names {strange[0]}, but the reward functions of {subject.policy.name} are "
+            f"--reward_funcs names {untrusted[0]}, but the reward functions of {subject.policy.name} are "
             f"{', '.join(names) or 'none'}: give one of these, or leave it out."
         )
     if subject.trusted:
@@ -398,10 +398,10 @@ def _functions(
     by_name = dict(zip(names, weights[len(model) :], strict=True))
     chosen = [name for name in names if name in allowed or is_vouched(name, REWARDS)]
     if missing := [name for name, weight in by_name.items() if weight and name not in chosen]:
-        ours = f", or {FLAG} for all that this run names," if subject.where.name == "run.json" else ""
+        hint = f", or {FLAG} for all that this run names," if subject.where.name == "run.json" else ""
         raise ZooError(
             f"{subject.policy.name} was also rewarded by {', '.join(missing)}, and code that a download names is not "
-            f"imported unless you allow it: add --reward_funcs {shlex.quote(missing[0])}{ours} if you trust it."
+            f"imported unless you allow it: add --reward_funcs {shlex.quote(missing[0])}{hint} if you trust it."
         )
     return [load_object(name, group=REWARDS) for name in chosen], weights[: len(model)] + [by_name[n] for n in chosen]
 

@@ -19,9 +19,9 @@ from ...runs.data.sources import wrong_in
 from ...runs.data.tables import dataset_of
 from ...runs.data.turns import SHAREGPT, speaker
 
-#: Rows that are counted at most, in a split whose size is not declared.
+#: The largest number of rows to count in a split whose size is not declared.
 MAX_COUNTED = 5000
-#: Rows of each split that are inspected.
+#: Number of rows to inspect in each split.
 SAMPLE_ROWS = 200
 #: The names that data sets use for the columns that stages read, the likeliest first.
 COLUMN_NAMES = {
@@ -44,7 +44,7 @@ class Subset:
     """A subset of a data set, which `datasets` calls a configuration.
 
     Attributes:
-        configuration: Its name; None where the data set has only one.
+        configuration: Its name; None if the data set has only one.
         splits: The number of rows of each split.
         rows: The first `SAMPLE_ROWS` rows of each split.
         read: Reads the first `MAX_COUNTED` rows of a split.
@@ -78,10 +78,10 @@ class StageData:
     Attributes:
         data: The data set.
         keys: Keys for the stage's YAML.
-        count: Rows to train on; at least so many where it is `MAX_COUNTED`.
-        rows: The first of them, in the stage's form.
-        prompts: Different prompts among the rows, for PPO; rows for other stages.
-        test_prompts: Different prompts of the split to evaluate on; None without one.
+        count: The number of rows to train on; a lower bound if it is `MAX_COUNTED`.
+        rows: The first rows, in the stage's form.
+        prompts: The number of distinct prompts among the rows for PPO, and of rows for other stages.
+        test_prompts: The number of distinct prompts in the split to evaluate on; None without such a split.
     """
 
     data: InspectedData
@@ -100,7 +100,7 @@ class StageData:
 
     @property
     def has_prompt(self) -> bool:
-        """Whether the prompt is in a column of its own."""
+        """Whether the prompt has its own column."""
         return "prompt" in self.rows[0]
 
 
@@ -113,10 +113,10 @@ def inspect_data(name: str) -> InspectedData:
     Raises:
         ZooError: It cannot be loaded.
     """
-    here = Path(name).exists()
-    repo, _, revision = (name, "", "") if here else name.partition("@")
+    is_local = Path(name).exists()
+    repo, _, revision = (name, "", "") if is_local else name.partition("@")
     commit = None
-    if not here:
+    if not is_local:
         from huggingface_hub import HfApi
 
         title = f"The data set {repo} is neither a folder nor a file, and cannot be found on {CLIENT.address}"
@@ -155,10 +155,10 @@ def stage_data(data: InspectedData, form: Form, named: Mapping[str, str] | None 
     Args:
         data: The data set.
         form: The form that the stage reads.
-        named: The data set's names of columns, by those of the stage.
+        named: The stage's column names -> those of the data set.
 
     Returns:
-        The choice; None where no configuration has columns of this form.
+        The choice; None if no configuration has columns of this form.
 
     Raises:
         ZooError: The columns exist, but their values do not have the form.
@@ -174,7 +174,9 @@ def stage_data(data: InspectedData, form: Form, named: Mapping[str, str] | None 
         if columns is None:
             continue
         try:
-            shaped = in_form(rows, form, columns=columns, turns=False, text="text", of=f"The data set {data.name}")
+            formatted_rows = in_form(
+                rows, form, columns=columns, turns=False, text="text", of=f"The data set {data.name}"
+            )
         except ZooError as error:
             refused = error
             continue
@@ -187,17 +189,17 @@ def stage_data(data: InspectedData, form: Form, named: Mapping[str, str] | None 
         }
         count = subset.splits[train]
         if form != "prompts":
-            return StageData(data, keys, count, list(shaped), prompts=count)
+            return StageData(data, keys, count, list(formatted_rows), prompts=count)
         prompts = _distinct(subset, train, columns, data.name)
         test_prompts = None if test is None else _distinct(subset, test, columns, data.name)
-        return StageData(data, keys, count, list(shaped), prompts, test_prompts)
+        return StageData(data, keys, count, list(formatted_rows), prompts, test_prompts)
     if refused is not None:
         raise refused
     return None
 
 
 def _distinct(subset: Subset, split: str, columns: Mapping[str, str], name: str) -> int:
-    """Counts the different prompts of a split; where the first rows repeat none, every row counts as different."""
+    """Counts the distinct prompts of a split. If the first rows repeat none, every row counts as distinct."""
 
     def among(rows: Sequence[Mapping[str, Any]]) -> int:
         if not rows:
@@ -218,16 +220,16 @@ def _first(splits: Mapping[str, int], prefixes: Sequence[str]) -> str | None:
 
 
 def _columns(rows: datasets.Dataset, form: Form, named: Mapping[str, str]) -> dict[str, str] | None:
-    """The key `columns`: empty where the data set uses the stage's names; None where it has no such columns."""
+    """The key `columns`: empty if the data set uses the stage's names; None if it has no such columns."""
     names, first = rows.column_names, rows[0]
     renamed = {}
-    for ours, usual in COLUMN_NAMES.items():
-        theirs = next((name for name in (named.get(ours), *usual) if name in names), None)
-        if theirs is not None:
-            renamed[ours] = theirs
+    for stage_column, usual_names in COLUMN_NAMES.items():
+        data_column = next((name for name in (named.get(stage_column), *usual_names) if name in names), None)
+        if data_column is not None:
+            renamed[stage_column] = data_column
 
     def only(*wanted: str) -> dict[str, str]:
-        return {ours: renamed[ours] for ours in wanted if renamed[ours] != ours}
+        return {stage_column: renamed[stage_column] for stage_column in wanted if renamed[stage_column] != stage_column}
 
     pairs = "chosen" in renamed and "rejected" in renamed
     has_prompt = renamed.get("prompt") not in (None, "text")

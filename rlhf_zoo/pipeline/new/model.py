@@ -23,20 +23,20 @@ from ...modeling.remote_code import is_trusted
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What a recipe needs to know of a model.
+    """What a recipe needs to know about a model.
 
     Attributes:
         name: A folder or repository.
         revision: Its commit; None for a folder.
         architecture: The class in transformers.
-        parameters: How many.
-        dtype: Of the saved weights.
-        context: Tokens; None without a bound.
+        parameters: The number of parameters.
+        dtype: The dtype of the saved weights.
+        context: The number of tokens that fit the context; None without a bound.
         kv_values: Keys and values of a token in the KV cache, over all layers.
-        target_names: Names of the linear layers that an adapter goes on.
+        target_names: Names of the linear layers that an adapter applies to.
         tokenizer: Its tokenizer.
         thinks: Whether the chat template has the variable `enable_thinking`.
-        license: By its card; None without one.
+        license: The license that its card names; None without one.
     """
 
     name: str
@@ -58,7 +58,7 @@ class ModelFacts:
 
 
 def inspect_model(name: str) -> ModelFacts:
-    """Reads a model's configuration and tokenizer, and no weights.
+    """Reads a model's configuration and tokenizer, but no weights.
 
     Args:
         name: A folder, or NAMESPACE/NAME[@REVISION].
@@ -95,7 +95,7 @@ def inspect_model(name: str) -> ModelFacts:
 
 
 def reward_labels(name: str) -> list[str]:
-    """Reads the labels of a reward model, and no weights.
+    """Reads the labels of a reward model, but no weights.
 
     Args:
         name: A folder, or NAMESPACE/NAME[@REVISION].
@@ -127,7 +127,7 @@ def _without_weights(auto_class: Any, repo: str, revision: str | None, title: st
 
 
 def _pin(name: str) -> tuple[str, str | None, str | None]:
-    """A model's folder or repository, the current commit of its revision, and the license on its card."""
+    """Returns a model's folder or repository, the current commit of its revision, and the license on its card."""
     if Path(name).is_dir():
         return name, None, None
     repo, revision = split_revision(name)

@@ -36,14 +36,14 @@ from .model import ModelFacts, inspect_model, reward_labels
 from .request import RecipeRequest, check_folder
 
 TEMPLATES = Path(__file__).parent / "templates"
-#: GiB of the GPU where there is none and --memory is not given.
+#: GiB of GPU memory to assume if there is no GPU and --memory is not given.
 ASSUMED_GIB = 24.0
 #: The largest share of a GPU's memory for the KV cache.
 CACHE_SHARE = 0.25
-#: Of LoRA.
+#: Settings of LoRA.
 RANK = 16
 MAX_PROMPTS, MAX_EPISODES, MAX_RESPONSE, MAX_TOKENS = 200, 20_000, 256, 1024
-#: Different prompts that are needed, as some are held out.
+#: The smallest number of distinct prompts; some of them are held out.
 MIN_PROMPTS = 8
 #: Completions of an update and of a micro-batch.
 ROLLOUT, MICRO_BATCH = 64, 4
@@ -82,7 +82,7 @@ def make_recipe(request: RecipeRequest, *, title: str) -> NewRecipe:
         title: Its name.
 
     Raises:
-        ZooError: No recipe can be made of the request.
+        ZooError: No recipe fits the request.
     """
     decisions = _Decisions()
     request.check()
@@ -99,9 +99,9 @@ def make_recipe(request: RecipeRequest, *, title: str) -> NewRecipe:
         columns = ", ".join(f"{ours} from {theirs}" for ours, theirs in reading.keys["columns"].items())
         split = reading.keys["dataset_train_split"]
         where = ":".join(filter(None, (reading.data.name, reading.keys["dataset_config"], split)))
-        least = "at least " if reading.count == MAX_COUNTED else ""
+        prefix = "at least " if reading.count == MAX_COUNTED else ""
         of = "" if reading.prompts == reading.count else f" of {reading.prompts:,} different prompts"
-        reason = f"{least}{reading.count:,} rows{of}{f', {columns}' if columns else ''}"
+        reason = f"{prefix}{reading.count:,} rows{of}{f', {columns}' if columns else ''}"
         decisions.add(f"data of {stage}", where, reason)
     if conversational:
         chat.write(model.tokenizer)
@@ -111,7 +111,7 @@ def make_recipe(request: RecipeRequest, *, title: str) -> NewRecipe:
     if label is not None:
         decisions.add("reward_label", label, f"GUESSED: the last of {', '.join(labels)}; its output is the reward")
     judge = _judge(request, readings, decisions)
-    about = {
+    description = {
         "title": title,
         "model": model,
         "readings": readings,
@@ -126,7 +126,7 @@ def make_recipe(request: RecipeRequest, *, title: str) -> NewRecipe:
         "judge": judge,
         "judged": JUDGE_SHARE if judge.get("judge") == SAME_LABELS else None,
     }
-    files, plan = _fitting(about, model, request, decisions)
+    files, plan = _fitting(description, model, request, decisions)
     return NewRecipe(files, decisions.rows, plan)
 
 
@@ -168,15 +168,15 @@ def _check(folder: Path) -> None:
 
 
 def _stage_data(request: RecipeRequest) -> dict[str, StageData]:
-    """How each stage reads its data. Raises ZooError for a stage without data."""
+    """Chooses how each stage reads its data. Raises ZooError for a stage without data."""
     names = filter(None, (request.preferences, request.prompts, request.texts))
     inspected = {name: inspect_data(name) for name in dict.fromkeys(names)}
     samples = (rows for data in inspected.values() for subset in data.subsets for rows in subset.rows.values())
     columns = {column for rows in samples for row in rows[:1] for column in row}
     for ours, theirs in request.columns.items():
         if theirs not in columns:
-            near = did_you_mean(theirs, columns) or f": they have {', '.join(sorted(columns))}."
-            raise ZooError(f"--columns maps {ours} to {theirs!r}, but the data have no such column{near}")
+            suggestion = did_you_mean(theirs, columns) or f": they have {', '.join(sorted(columns))}."
+            raise ZooError(f"--columns maps {ours} to {theirs!r}, but the data have no such column{suggestion}")
     pairs = None
     if request.preferences is not None and not request.models:
         preferences = inspected[request.preferences]
@@ -308,7 +308,7 @@ def _percentile_95(lengths: Sequence[int]) -> int:
 
 
 def _round_up(length: int) -> int:
-    """The next multiple of 32, so that a slightly longer row outside of the sample is not left out."""
+    """The next multiple of 32, so that a slightly longer row outside the sample is not left out."""
     return -(-length // 32) * 32
 
 
@@ -325,7 +325,7 @@ def _lengths(
 
 
 def _texts(readings: Mapping[str, StageData], conversational: bool) -> Iterator[tuple[Any, Any]]:
-    """The same texts or conversations with their prompts; None for a text without a prompt of its own."""
+    """The same texts or conversations with their prompts; None for a text without its own prompt."""
     for row in readings["sft"].rows:
         shaped = {**row, **as_turns(row)} if conversational else row
         prompt = shaped["messages"][:-1] if "messages" in shaped else shaped.get("prompt")
@@ -341,7 +341,7 @@ def _fitting(
 ) -> tuple[dict[str, str], Plan]:
     """The files of the recipe and their plan.
 
-    All weights train if that fits; else an adapter does, on float32 weights, or on bfloat16 ones if these do not fit.
+    All weights train if that fits. Otherwise an adapter trains, on float32 weights, or on bfloat16 ones if needed.
     """
     device, source = _device(request.gib)
     sizes, longest = about["sizes"], about["sizes"]["prompt"] + about["sizes"]["response"]
@@ -395,7 +395,7 @@ def _files(about: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _device(gib: float | None) -> tuple[Device, str]:
-    """The device that the recipe is for, and where that comes from."""
+    """The device that the recipe is for, and the reason for that choice."""
     half = not _has_gpu() or has_bfloat16()  # without a GPU, assume one that supports it
     if gib is not None:
         return Device("GPU", gib, bfloat16=half), "given by --memory"
@@ -413,7 +413,7 @@ WORDS = "unit='words'"
 
 
 def _as_judge(name: str) -> str:
-    """A reward's name as that of a judge, which reads texts, not tokens."""
+    """Converts a reward's name to the name of a judge, which reads texts, not tokens."""
     if getattr(load_object(name, group=REWARDS), "unit", None) != "tokens":
         return name
     reward, _, arguments = name.removesuffix(")").partition("(")

@@ -16,7 +16,7 @@ COLUMNS = ("prompt", "completion", "chosen", "rejected")
 
 @dataclass(frozen=True)
 class RecipeRequest:
-    """What a new recipe is to use.
+    """The options for a new recipe.
 
     Attributes:
         model: The model to start from.
@@ -24,9 +24,9 @@ class RecipeRequest:
         prompts: Prompts for PPO; None for those of the preferences.
         texts: Data for SFT; None for the chosen answers, or the prompts' data.
         rewards: Reward functions, and at most one reward model.
-        judge: Of the evaluation; None to choose one.
+        judge: The judge of the evaluation; None to choose one.
         gib: Memory of the GPU; None for the local one.
-        columns: The data's names of columns, by those that stages read.
+        columns: The column names that stages read -> those of the data.
     """
 
     model: str
@@ -65,7 +65,7 @@ class RecipeRequest:
         """Checks the options before anything slow is imported.
 
         Raises:
-            ZooError: No recipe can be made of them.
+            ZooError: No recipe fits the options.
         """
         if unknown := next((name for name in self.columns if name not in COLUMNS), None):
             near = ": YAML needs a space after a colon." if ":" in unknown else did_you_mean(unknown, COLUMNS)

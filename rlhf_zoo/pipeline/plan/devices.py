@@ -67,8 +67,8 @@ def parse_device(text: str) -> Device:
     if name in CARDS:
         gib, teraflops, bandwidth = CARDS[name]
         return Device(name, gib, count, teraflops, bandwidth, bfloat16=teraflops > 0)
-    if sized := re.fullmatch(r"(\d+(?:\.\d+)?)gi?b", name):
-        return Device("GPU", float(sized[1]), count)
+    if size_match := re.fullmatch(r"(\d+(?:\.\d+)?)gi?b", name):
+        return Device("GPU", float(size_match[1]), count)
     raise ZooError(
         f"--gpu is {text!r}, an unknown device"
         + (did_you_mean(name, CARDS) or f": give one of {', '.join(CARDS)}, cpu, or a memory such as 24gb.")

@@ -320,7 +320,7 @@ def stage_tracer(shape: Shape, role: str, keys: Any, dtype: str, half: bool, *, 
         shape: The model.
         role: "policy" or "classifier".
         keys: The stage's keys.
-        dtype: Of the loaded weights.
+        dtype: The dtype of the loaded weights.
         half: Whether the stage computes in bfloat16.
         trains: Whether any weight trains.
     """

@@ -82,8 +82,8 @@ class ModelMemory:
 
     Attributes:
         weights: Parameters.
-        gradients: Present during the update alone.
-        optimizer: Its state.
+        gradients: Gradients; present only during the update.
+        optimizer: The optimizer's state.
     """
 
     weights: float = 0
@@ -111,8 +111,8 @@ class PhaseMemory:
     """Bytes on a device at the peak of a phase.
 
     Attributes:
-        weights: Of every model on the device.
-        gradients: Of the models that train, and buffers to exchange them.
+        weights: The weights of every model on the device.
+        gradients: The gradients of the models that train, and buffers to exchange them.
         optimizer: Optimizer state.
         activations: Tensors of the passes.
         cache: The KV cache.
@@ -264,7 +264,7 @@ def training_memory(
 
     Args:
         model: The model's bytes.
-        passed: Its pass.
+        passed: The pass of the model.
         head: Bytes that the loss takes beyond the pass.
         several: Whether gradients of an earlier micro-batch exist.
         buckets: Bytes of the buffers through which processes exchange gradients.

@@ -65,7 +65,7 @@ class Plan:
         recipe: Its name.
         device: What it runs on.
         stages: The memory and work of each stage.
-        durations: Of an update or step, by stage; None without measured rates.
+        durations: The duration of an update or step, by stage; None without measured rates.
         changes: For each stage that does not fit, the smallest change that makes it fit; None if there is none.
         assumed: Assumptions of the plan, in sentences.
     """
@@ -87,9 +87,9 @@ class Plan:
         """The plan in one line."""
         parts = [f"{stage.stage} {gib(stage.peak)}" for stage in self.stages]
         text = f"Plan for {self.device}: {', '.join(parts)} GiB"
-        spent = self.durations.get("ppo")
-        if spent is not None:
-            text += f", about {seconds(spent.total)} s per PPO update{self.total_time('ppo')}"
+        duration = self.durations.get("ppo")
+        if duration is not None:
+            text += f", about {seconds(duration.total)} s per PPO update{self.total_time('ppo')}"
         if self.changes:
             text += f"; {' and '.join(self.changes)} may not fit: `rlhf-zoo plan {self.recipe}` shows what would"
         return text + "."
@@ -104,10 +104,10 @@ class Plan:
             Such as " (40 of them: 2.0 h)"; "" where the number of updates or their duration is unknown.
         """
         [updates] = [plan.about.get("updates") for plan in self.stages if plan.stage == stage]
-        spent = self.durations[stage]
-        if spent is None or updates is None:
+        duration = self.durations[stage]
+        if duration is None or updates is None:
             return ""
-        hours = spent.total * updates / 3600
+        hours = duration.total * updates / 3600
         return f" ({updates:,} of them: {f'{hours:,.1f} h' if hours >= 1 else f'{60 * hours:.1f} min'})"
 
     def to_json(self) -> dict[str, Any]:
@@ -168,7 +168,7 @@ def make_plan(
     Args:
         recipe: The recipe.
         device: What it is to run on.
-        flags: By stage, as `run_flags` returns them.
+        flags: The flags by stage, as `run_flags` returns them.
         prompt: Tokens of the longest prompt.
         stages: Those to plan; None for all of the recipe's.
         suggest_changes: Whether to search for changes that make a stage fit.
@@ -218,7 +218,7 @@ def models_elsewhere(recipe: Recipe, flags: Mapping[str, Mapping[str, Any]]) -> 
 
     Args:
         recipe: The recipe.
-        flags: By stage, as for `make_plan`.
+        flags: The flags by stage, as for `make_plan`.
     """
     named: list[Any] = []
     for stage, own in recipe.stages.items():
@@ -267,24 +267,24 @@ class _Shapes:
 
     def of_ppo(self, ppo: SimpleNamespace) -> PPOModels:
         name = ppo.model_name_or_path
-        other = name not in (None, *STAGES)
-        policy = shape_of(name, hub=self.hub) if other else self.base
+        is_external = name not in (None, *STAGES)
+        policy = shape_of(name, hub=self.hub) if is_external else self.base
         value = ppo.value_model_name_or_path
-        of_value = (
+        value_shape = (
             None if value is None else (self._trained("reward") if value in STAGES else shape_of(value, hub=self.hub))
         )
         return PPOModels(
             policy=policy,
             rewards=[self._reward(reward, policy, ppo) for reward in reward_names(ppo.reward_model_path)],
-            value=of_value,
-            exact=other or self._unchanged,
+            value=value_shape,
+            exact=is_external or self._unchanged,
         )
 
     def _trained(self, stage: str) -> Shape:
-        """A reward model that the recipe trains; an adapter's is in the dtype that its base was loaded in."""
+        """A reward model that the recipe trains. With an adapter, it has the dtype that its base was loaded in."""
         keys = self.keys.get(stage)
-        adapted = keys is not None and keys.use_peft and keys.dtype != "auto"
-        return Shape(self.base.config, keys.dtype if keys is not None and adapted else "float32")
+        is_adapter = keys is not None and keys.use_peft and keys.dtype != "auto"
+        return Shape(self.base.config, keys.dtype if keys is not None and is_adapter else "float32")
 
     def _reward(self, name: str, policy: Shape, ppo: SimpleNamespace) -> Reward:
         if name in STAGES or is_member(name):
@@ -294,9 +294,9 @@ class _Shapes:
                 f"The reward model {name} is loaded by {ppo.reward_model_loader}, so its memory is not known."
             )
         shape = shape_of(name, hub=self.hub)
-        same = shape.config.model_type == policy.config.model_type
-        alike = same and shape.config.vocab_size == policy.config.vocab_size
-        return Reward(shape, initializes_critic=alike and ppo.reward_label is None)
+        same_type = shape.config.model_type == policy.config.model_type
+        same_vocabulary = same_type and shape.config.vocab_size == policy.config.vocab_size
+        return Reward(shape, initializes_critic=same_vocabulary and ppo.reward_label is None)
 
 
 # Changes that make a stage fit
@@ -307,14 +307,14 @@ def smallest_change(
 ) -> Change | None:
     """Finds the smallest change of keys that makes a stage fit.
 
-    First it tries changes that only affect rounding: each alone, then pairs, then more of them. Then it tries those
-    that change training. From a combination it drops what is not needed.
+    It first tries changes that only affect rounding: single changes, then pairs, then more. Then it tries changes that
+    affect training. Finally it drops the changes that a combination does not need.
 
     Args:
         stage: The stage's name.
-        keys: Its keys.
-        device: What it runs on.
-        estimate: Plans the stage with given keys.
+        keys: The stage's keys.
+        device: The device that it runs on.
+        estimate: Plans the stage for a set of keys.
 
     Returns:
         The change; None if no change is enough.
@@ -334,19 +334,19 @@ def smallest_change(
             return None  # these keys do not work together
         return Change(changed, size) if size <= device.room * GIB else None
 
-    several: list[list[dict[str, Any]]] = []
+    groups: list[list[dict[str, Any]]] = []
     if fits(equivalent) is not None:
         prefixes = (equivalent[: count + 1] for count in range(len(equivalent)))
-        several = [*map(list, combinations(equivalent, 2)), *prefixes]
-    combined = [[*equivalent, *training[: count + 1]] for count in range(len(training))]
-    for candidates in ([[change] for change in equivalent], several, [[change] for change in training], combined):
-        enough = next((changes for changes in candidates if fits(changes) is not None), None)
-        if enough is None:
+        groups = [*map(list, combinations(equivalent, 2)), *prefixes]
+    with_training = [[*equivalent, *training[: count + 1]] for count in range(len(training))]
+    for candidates in ([[change] for change in equivalent], groups, [[change] for change in training], with_training):
+        sufficient = next((changes for changes in candidates if fits(changes) is not None), None)
+        if sufficient is None:
             continue
-        for change in enough:
-            fewer = [kept for kept in enough if kept is not change]
-            enough = fewer if fits(fewer) is not None else enough
-        return fits(enough)
+        for change in sufficient:
+            fewer = [other for other in sufficient if other is not change]
+            sufficient = fewer if fits(fewer) is not None else sufficient
+        return fits(sufficient)
     return None
 
 

@@ -176,7 +176,7 @@ class _PPO:
         return [self.models[name] for name in ("policy", "critic") if name in self.models]
 
     def _frozen(self, *in_use: str) -> float:
-        """Bytes of the frozen models' weights; with offload_frozen, of those in use alone."""
+        """Bytes of the frozen models' weights; with offload_frozen, only of those in use."""
         names = [name for name in self.models if name not in ("policy", "critic")]
         offloads = self.keys.offload_frozen and (self.critic is None or self.critic_own)
         return sum(self.models[name].weights for name in names if not offloads or name in in_use)

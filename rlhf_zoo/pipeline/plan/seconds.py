@@ -70,7 +70,7 @@ class Duration:
     """The predicted duration of an update or a training step.
 
     Attributes:
-        seconds: By phase.
+        seconds: The seconds of each phase.
         basis: The rates that it comes from and their error, for people.
     """
 

@@ -50,7 +50,7 @@ def shape_of(name: str, *, revision: str | None = None, hub: Hub = CLIENT) -> Sh
 
     Args:
         name: A folder, or NAMESPACE/NAME with or without @REVISION.
-        revision: Of the repository, where the name has none.
+        revision: The revision of the repository, where the name has none.
         hub: The Hub to search; its source is searched after it.
 
     Raises:

@@ -103,7 +103,7 @@ class ModelSpec:
     Attributes:
         config: The configuration, as JSON.
         role: "policy", or "classifier" for a reward model or critic.
-        dtype: Of the weights.
+        dtype: The dtype of the weights.
         attention: The value of attn_implementation.
         adapter: The adapter's configuration as JSON; None without one.
         trains: Whether any weight trains.

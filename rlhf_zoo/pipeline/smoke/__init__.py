@@ -1,1 +1,1 @@
-"""Recipes tried without what they download: miniatures of their models and data, through every stage."""
+"""Tries recipes without their downloads: runs every stage on miniatures of the models and data."""

@@ -32,8 +32,8 @@ class Family:
     """A family of public models, as in recipes/families.yaml.
 
     Attributes:
-        model_type: Of the transformers configuration.
-        vocab_size: Of the configuration.
+        model_type: The model type in the transformers configuration.
+        vocab_size: The vocabulary size in the configuration.
         special: Ids of special tokens.
         eos: The end-of-sequence token.
         bos: The beginning-of-sequence token.
@@ -43,9 +43,9 @@ class Family:
         wrap: Tokens that the tokenizer adds before and after a text.
         stops: Tokens at which generation stops; () for eos.
         template: The name of a chat template of trl's.
-        byte_fallback: Of the tokenizer.
+        byte_fallback: Whether the tokenizer has a byte fallback.
         fields: Other fields of the configuration.
-        labels: Of a classifier; 1 for a reward model, None for a language model.
+        labels: The number of labels of a classifier; 1 for a reward model, None for a language model.
     """
 
     model_type: str
@@ -156,7 +156,7 @@ def make_model(family: Family, *, seed: int = 0) -> PreTrainedModel:
 
     Args:
         family: The family.
-        seed: Of the weights; the global random state does not change.
+        seed: The seed of the weights; the global random state does not change.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification

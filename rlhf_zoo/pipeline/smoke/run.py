@@ -42,7 +42,7 @@ SMALL: Mapping[str, Mapping[str, Any]] = {
 
 
 def small(recipe: Recipe) -> dict[str, dict[str, Any]]:
-    """Flags that train a few steps of a few short texts on the CPU, and leave everything else as in the recipe.
+    """Returns flags that train a few steps on a few short texts on the CPU. Everything else stays as in the recipe.
 
     Args:
         recipe: The recipe; `flags` in its zoo.yaml, written as on the command line, are added.

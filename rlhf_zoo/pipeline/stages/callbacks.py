@@ -25,7 +25,8 @@ SHOWN = {
 }
 #: Seconds between updates of the progress bar.
 SHOWN_EVERY = 0.5
-#: Endings of metrics that differ from run to run: a resumed run must have the metrics of an uninterrupted one.
+#: Endings of metrics that differ from run to run. They are left out: a resumed run must log what an uninterrupted one
+#: does.
 LEFT_OUT = (
     "runtime",
     "preparation_time",
@@ -46,10 +47,10 @@ def check_room(record: StageRecord, *, least: int = 0) -> None:
 
     Args:
         record: The stage's files; the next checkpoint is expected to be as large as the last one.
-        least: Bytes to expect before there is a checkpoint.
+        least: Bytes to expect if there is no checkpoint yet.
 
     Raises:
-        NoRoom: Less is free.
+        NoRoom: The disk has less free space.
     """
     last = record.last_checkpoint()
     size = least if last is None else sum(path.stat().st_size for path in last.rglob("*") if path.is_file())
@@ -66,7 +67,7 @@ class ProgressCallback(TrainerCallback):
 
     Args:
         record: The stage's files.
-        desc: The beginning of the bar, before what is done between two steps.
+        desc: The label of the bar. The current activity between two steps is appended to it.
     """
 
     def __init__(self, record: StageRecord, desc: str) -> None:
@@ -79,10 +80,10 @@ class ProgressCallback(TrainerCallback):
 
     def _describe(self, activity: str = "") -> None:
         """Shows what is done before the next step; "" during a step."""
-        described = f"{self._desc}, {activity}" if activity else self._desc
-        if self._bar is not None and described != self._described:
-            self._described, self._shown = described, time.monotonic()
-            self._bar.set_description(described)
+        description = f"{self._desc}, {activity}" if activity else self._desc
+        if self._bar is not None and description != self._described:
+            self._described, self._shown = description, time.monotonic()
+            self._bar.set_description(description)
 
     def _describe_next(self, control: TrainerControl) -> None:
         self._batches = 0
@@ -138,8 +139,8 @@ class ProgressCallback(TrainerCallback):
             return
         self._record.append_metrics({"step": state.global_step, **numbers})
         if self._bar is not None:
-            shown = {label: f"{numbers[name]:.3g}" for name, label in SHOWN.items() if name in numbers}
-            self._bar.set_postfix(shown)
+            postfix = {label: f"{numbers[name]:.3g}" for name, label in SHOWN.items() if name in numbers}
+            self._bar.set_postfix(postfix)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.close()
@@ -151,14 +152,14 @@ class ProgressCallback(TrainerCallback):
 
 
 class StageCallback(ProgressCallback):
-    """Completes the checkpoints of a stage's trainer, and stops it after Ctrl-C.
+    """Completes the checkpoints of a stage's trainer, and stops training after Ctrl-C.
 
     A running evaluation stops with EvaluationEnded after its batch, as it may take minutes and changes no weights.
 
     Args:
         record: The stage's files.
-        stop: Has whether Ctrl-C was pressed.
-        finish_checkpoint: Takes a checkpoint's path, and adds to it before it counts as complete; called in every
+        stop: Knows whether Ctrl-C was pressed.
+        finish_checkpoint: Takes the path of a checkpoint, and adds files before it counts as complete. Called in every
             process.
         saved: Called in the first process once a checkpoint is complete.
         stop_after: The step to stop after.

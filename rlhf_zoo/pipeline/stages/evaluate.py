@@ -1,4 +1,4 @@
-"""The eval stage: compares PPO with SFT on held-out prompts, by a judge that is not the training reward."""
+"""The eval stage: compares PPO with SFT on held-out prompts, using a judge that is not the training reward."""
 
 import contextlib
 import hashlib
@@ -59,7 +59,7 @@ class _Inputs:
         source: PPO's data.
         own: Pairs of the policies' own outputs, and their data set.
         sft: The SFT policy.
-        ppo: The checkpoint of PPO that the run chose so far.
+        ppo: The PPO checkpoint that the run has chosen so far.
     """
 
     source: DataSource
@@ -69,13 +69,13 @@ class _Inputs:
 
     def resolved(self, context: RunContext) -> dict[str, Any]:
         """The keys and inputs that identify an evaluation, for its fingerprint."""
-        own = {} if self.own is None else {name: self.own[1].lineage.get(name) for name in ("commit", "files")}
+        lineage = {} if self.own is None else {name: self.own[1].lineage.get(name) for name in ("commit", "files")}
         return {
             "evaluation": recorded(evaluation_of(context)),
             "seed": context.shared.seed,
             "data": self.source.lineage["fingerprint"],
             "parents": {"sft": self.sft.lineage["fingerprint"], "ppo": self.ppo.lineage["fingerprint"]},
-            **({} if self.own is None else {"own_pairs": own}),
+            **({} if self.own is None else {"own_pairs": lineage}),
         }
 
 
@@ -84,10 +84,10 @@ class _Comparison:
     """The results of an evaluation.
 
     Attributes:
-        result: PPO against SFT.
+        result: The comparison of PPO with SFT.
         ppo: The checkpoint that was compared.
-        trajectory: All checkpoints, or the reason why they were not measured.
-        figures: Of trivial policies and reference answers, for evaluation.json.
+        trajectory: The measurements of all checkpoints, or the reason why they were not measured.
+        figures: Figures for evaluation.json: of trivial policies, and of reference answers.
         chosen: The checkpoint that the verdict chose, for run.json; None if the recipe chose it.
     """
 
@@ -101,10 +101,10 @@ class _Comparison:
 def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     """Evaluates the finished PPO policy against its SFT policy.
 
-    Writes eval/evaluation.json and eval/samples.jsonl. The figures are over held-out prompts, with a count of those
-    that each stage trained on. With another judge or other prompts it evaluates again, and replaces the earlier
-    evaluation at the end; until then, and if it fails, the run directory does not change. All processes sample and
-    measure; the first one asks the judges, and writes.
+    Writes eval/evaluation.json and eval/samples.jsonl. The figures are over held-out prompts; the file also says how
+    many of them each stage was trained on. With another judge or other prompts it evaluates again, and replaces the
+    earlier evaluation at the end; until then, and if it fails, the run directory does not change. All processes sample
+    and measure; the first one asks the judges, and writes.
 
     Args:
         context: The run.
@@ -126,8 +126,8 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     check_code(stage_code(context.settings("ppo")), context.record("ppo").read().get("code"))
     config = evaluation_of(context)
     check_judges(context)
-    own, source = own_pairs(context), stage_source(context, "ppo")
-    inputs = _Inputs(source, own, sft=context.checkpoint("sft"), ppo=context.checkpoint("ppo"))
+    own_pairs_data, source = own_pairs(context), stage_source(context, "ppo")
+    inputs = _Inputs(source, own_pairs_data, sft=context.checkpoint("sft"), ppo=context.checkpoint("ppo"))
     resolved = inputs.resolved(context)
     code = judges_code(config.names)  # now, as files may be edited while the judges score
     done = _is_done(context, resolved, code)
@@ -140,17 +140,17 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     try:
         if SAME_LABELS in config.names:
             train_same_labels(context)
-        tools = make_evaluator(context, inputs.sft.path)
+        evaluator = make_evaluator(context, inputs.sft.path)
         with doing("eval: checking the judges"):
-            checks = check_on_pairs(context, tools, None if own is None else own[0])
-        comparison = _compare(context, inputs, tools, prompts, checks)
+            checks = check_on_pairs(context, evaluator, None if own_pairs_data is None else own_pairs_data[0])
+        comparison = _compare(context, inputs, evaluator, prompts, checks)
         if not distributed.first():
             return True
         parents = {"sft": inputs.sft, "ppo": comparison.ppo}
         figures = {
             **comparison.result.to_json(),
             **comparison.figures,
-            **_votes(context, tools.panel.votes, parents),
+            **_votes(context, evaluator.panel.votes, parents),
             **_lm_eval(context, parents),
         }
     except KeyboardInterrupt as error:
@@ -163,7 +163,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         **_verdict(record.path, comparison.trajectory),
         "seconds": seconds,
     }
-    tools.panel.save(record.path)
+    evaluator.panel.save(record.path)
     write_json(record.path / "evaluation.json", document)
     write_text(record.path / "samples.jsonl", comparison.result.jsonl())
     if comparison.chosen is not None:
@@ -176,7 +176,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
 
 
 def _is_done(context: RunContext, resolved: Mapping[str, Any], code: Mapping[str, Any]) -> bool:
-    """Whether the run directory has this evaluation, and it need not be repeated."""
+    """Whether the run directory already holds this evaluation, so that it need not be repeated."""
     before = context.record("eval").read()
     undecided = (context.record("ppo").read().get("chosen") or {}).get("open")
     done = before.get("status") == "finished" and before.get("fingerprint") == fingerprint(resolved)
@@ -189,13 +189,13 @@ def _compare(
 ) -> _Comparison:
     """Measures every checkpoint on validation prompts, and compares one of them with SFT on the test prompts.
 
-    That is the run's checkpoint, or, with `release: recommended`, the one that the verdict recommends.
+    It compares the run's chosen checkpoint; with `release: recommended`, the one that the verdict recommends.
     """
     config, seed = evaluation_of(context), context.shared.seed
-    headline = checks[tools.judge.name]
-    paid = training_rewards(context, tools)
+    judge_check = checks[tools.judge.name]
+    reward_names = training_rewards(context, tools)
     with doing("eval: following the checkpoints"):
-        reliability = judge_reliability(tools, paid, headline)
+        reliability = judge_reliability(tools, reward_names, judge_check)
         trajectory = follow(context, inputs.source, tools, reliability=reliability)
 
     def against_sft(step: int) -> tuple[ParentCheckpoint, HeadToHead]:
@@ -203,7 +203,7 @@ def _compare(
         policy = load_causal(checkpoint.path)
         with doing(f"eval: PPO at step {step} against SFT"):
             return checkpoint, head_to_head(
-                policy, tools, prompts, samples=config.samples, seed=seed, paid=paid, checks=checks
+                policy, tools, prompts, samples=config.samples, seed=seed, paid=reward_names, checks=checks
             )
 
     candidate = None if isinstance(trajectory, str) else trajectory.verdict.candidate
@@ -230,7 +230,7 @@ def _compare(
 
 
 def _votes(context: RunContext, names: Sequence[str], parents: Mapping[str, ParentCheckpoint]) -> dict[str, Any]:
-    """People's votes on these checkpoints, for evaluation.json; {} where no data set of votes is named."""
+    """People's votes on these checkpoints, for evaluation.json; {} if no data set of votes is named."""
     if not names:
         return {}
     votes = {
@@ -247,7 +247,7 @@ def _votes(context: RunContext, names: Sequence[str], parents: Mapping[str, Pare
 
 
 def _lm_eval(context: RunContext, parents: Mapping[str, ParentCheckpoint]) -> dict[str, Any]:
-    """Both policies on the tasks of lm-evaluation-harness, for evaluation.json; {} where none are named."""
+    """Results of both policies on tasks of lm-evaluation-harness, for evaluation.json; {} if none are named."""
     config = evaluation_of(context)
     if not config.lm_eval:
         return {}
@@ -289,7 +289,7 @@ def _record(
     code: Mapping[str, Any],
     seconds: float,
 ) -> None:
-    """Writes run.json of the evaluation; `code` is that of the judges."""
+    """Writes run.json of the evaluation; `code` is the code of the judges."""
     record = context.record("eval")
     record.clear()
     record.write(
@@ -329,7 +329,7 @@ def origins(context: RunContext, stage: str, checkpoint: ParentCheckpoint) -> li
     Args:
         context: The run.
         stage: sft or ppo.
-        checkpoint: Its checkpoint.
+        checkpoint: The stage's checkpoint.
 
     Returns:
         Repositories and commits; [] if it is not published yet.
@@ -344,7 +344,7 @@ def origins(context: RunContext, stage: str, checkpoint: ParentCheckpoint) -> li
 
 
 def check_prompts(context: RunContext, source: DataSource, path: Path | None = None) -> Dataset:
-    """Reads the held-out prompts of the evaluation, with as few repeats as possible.
+    """Reads the held-out prompts of the evaluation. Repeats a prompt only if there are too few distinct ones.
 
     Args:
         context: The run.
@@ -395,7 +395,7 @@ def check_judges(context: RunContext, *, anew: bool = False) -> None:
 
     Args:
         context: The run.
-        anew: Whether the run starts again, so that an earlier judge does not count.
+        anew: Whether the run restarts, so that a judge trained earlier does not count.
 
     Raises:
         ZooError: A judge, its data, its endpoint or a task of lm-evaluation-harness is not available.
@@ -455,7 +455,7 @@ def _choose(step: int, followed: Trajectory | str) -> dict[str, Any]:
 
 
 def _verdict(folder: Path, followed: Trajectory | str) -> dict[str, Any]:
-    """The verdict for evaluation.json; the checkpoints' scores by prompt are written to a file next to it."""
+    """The verdict for evaluation.json; the scores of each checkpoint by prompt go to a file next to it."""
     scores = folder / "over_training.json"
     if isinstance(followed, str):
         scores.unlink(missing_ok=True)
@@ -469,11 +469,11 @@ def same_weights(a: Path, b: Path, overrides: Mapping[str, Path | None] = NOTHIN
     """Compares the published weight files of two checkpoints by sha256.
 
     Args:
-        a: A checkpoint.
-        b: Another.
+        a: The first checkpoint.
+        b: The second checkpoint.
         overrides: Replacements for b's files, by name.
     """
-    ours, theirs = (
+    a_digests, b_digests = (
         {
             name: hashlib.sha256(path.read_bytes()).hexdigest()
             for name, path in files.items()
@@ -481,4 +481,4 @@ def same_weights(a: Path, b: Path, overrides: Mapping[str, Path | None] = NOTHIN
         }
         for files in (checkpoint_files(a), checkpoint_files(b, overrides=overrides))
     )
-    return bool(ours) and ours == theirs
+    return bool(a_digests) and a_digests == b_digests

@@ -34,15 +34,15 @@ def train_same_labels(context: RunContext) -> None:
     Raises:
         ZooError: The run has no finished reward model.
     """
-    judge, trained = judge_run(context), context.record("reward").read()
-    if trained.get("status") != "finished":
+    judge, reward_document = judge_run(context), context.record("reward").read()
+    if reward_document.get("status") != "finished":
         raise ZooError(
             f"The judge {SAME_LABELS} needs the reward model of this run, but {context.record('reward').path} has no "
             "finished one: train it there, or name another judge."
         )
-    before = judge.record("reward").read().get("fingerprint", trained["fingerprint"])
+    judge_fingerprint = judge.record("reward").read().get("fingerprint", reward_document["fingerprint"])
     with sole_writer(judge.directory, command=context.command):
-        reward.run(replace(judge, restart=before != trained["fingerprint"]))
+        reward.run(replace(judge, restart=judge_fingerprint != reward_document["fingerprint"]))
 
 
 def check_on_pairs(context: RunContext, tools: Evaluator, own: Dataset | None) -> dict[str, JudgeCheck]:
@@ -51,27 +51,27 @@ def check_on_pairs(context: RunContext, tools: Evaluator, own: Dataset | None) -
     Args:
         context: The run.
         tools: The judges and the rewards.
-        own: Pairs of the policies' own outputs, the better one chosen; None without any.
+        own: Pairs of the policies' own outputs, labeled; None if there are none.
 
     Returns:
-        The check of each judge, by its name.
+        The check of each judge, by the judge's name.
     """
-    learned = tools.rewards.learned if tools.rewards is not None else []
+    reward_models = tools.rewards.learned if tools.rewards is not None else []
     same_labels = [JUDGES_OF_LABELS[name] for name in evaluation_of(context).names if of_same_labels(context, name)]
-    if context.round is not None:  # the judge that labeled its pairs
+    if context.round is not None:  # the judge that labeled the pairs of the round
         same_labels += [judge.name for name, judge in tools.panel.named.items() if name == context.round.labels]
     return checked(
         tools.panel,
         _labeled_pairs(context),
         own=own,
         seed=context.shared.seed,
-        reward=learned[0] if len(learned) == 1 else None,
+        reward=reward_models[0] if len(reward_models) == 1 else None,
         same_labels=same_labels,
     )
 
 
 def _labeled_pairs(context: RunContext) -> Dataset | None:
-    """The reward model's held-out pairs, simulated ones labeled without noise; None without any."""
+    """The reward model's held-out pairs, with simulated ones labeled without noise; None if there are none."""
     if "reward" not in context.recipe.stages:
         return None
     try:
@@ -88,12 +88,12 @@ def _labeled_pairs(context: RunContext) -> Dataset | None:
 
 
 def judge_reliability(tools: Evaluator, paid: Collection[str], check: JudgeCheck) -> JudgeReliability:
-    """Describes how far a verdict may rely on the main judge.
+    """Describes how far a verdict can rely on the main judge.
 
     Args:
         tools: The judges.
         paid: Names of judges that are also PPO's rewards.
-        check: Of this judge, on labeled pairs.
+        check: The check of this judge on labeled pairs.
     """
     return JudgeReliability(
         name=tools.judge.name,

@@ -21,9 +21,9 @@ from ...runs.status_line import doing
 
 
 def merged_model(context: RunContext, parent: ParentCheckpoint) -> Path:
-    """Returns the folder of a policy without an adapter, merging its adapter if it has one.
+    """Returns the folder of a policy without an adapter; if it has an adapter, merges it first.
 
-    The merged model is written once: next to an adapter of this run, or into the run directory for another adapter.
+    The merged model is written once: next to the adapter if this run trained it, else into the run directory.
 
     Args:
         context: The run.
@@ -46,7 +46,7 @@ def save_merged(checkpoint: Path, target: Path, *, dtype: str) -> None:
     Args:
         checkpoint: The folder of the adapter.
         target: The folder to write, which is deleted first.
-        dtype: Of the saved weights: that of the base during training, or "auto" for the one that it was saved in.
+        dtype: The dtype of the saved weights: that of the base during training, or "auto" for the one on disk.
     """
     with doing(f"merging the adapter of {checkpoint.name} into its base"):
         _save_merged(checkpoint, target, dtype=dtype)

@@ -25,14 +25,14 @@ def held_out_report(
     seed: int,
     utility: Callable[[str], float] | None = None,
 ) -> dict[str, Any]:
-    """Measures a reward model on held-out pairs, by its raw scores, for which σ(margin) is a probability.
+    """Measures a reward model on held-out pairs. It uses raw scores, for which σ(margin) is a probability.
 
     Args:
         model: The reward model.
         tokenizer: Its tokenizer.
-        pairs: The held-out pairs; a column `margin` has how much better the chosen side is, 0 for a tie.
-        seed: Of the bootstrap, and of the wrong completions in best-of-n.
-        utility: Scores prompt + completion, and labeled simulated pairs; None where it is unknown.
+        pairs: The held-out pairs. The optional column `margin` says how much better the chosen side is; 0 is a tie.
+        seed: The seed of the bootstrap, and of the wrong completions in best-of-n.
+        utility: The function that labeled simulated pairs, which scores prompt + completion; None if unknown.
 
     Returns:
         The figures for run.json and the card.
@@ -40,51 +40,53 @@ def held_out_report(
     scorer = RewardModel(model, tokenizer, tokenizer, center=False, scale=False)
     scores = score_pairs(scorer, pairs)
     prompts = [plain_text(prompt) for prompt in pairs["prompt"]]
-    written = {side: [completion_text(text) for text in pairs[side]] for side in ("chosen", "rejected")}
+    completions = {side: [completion_text(text) for text in pairs[side]] for side in ("chosen", "rejected")}
     lengths = {
         f"{side}_lengths": [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
-        for side, texts in written.items()
+        for side, texts in completions.items()
     }
     report = preference_report(scores["chosen"], scores["rejected"], prompts=prompts, seed=seed, **lengths)
     margins = np.subtract(scores["chosen"], scores["rejected"])
-    gold = None
+    gold_margins = None
     if utility is not None:
-        worth = {side: [utility(a + b) for a, b in zip(prompts, texts, strict=True)] for side, texts in written.items()}
-        gold = np.subtract(worth["chosen"], worth["rejected"])
-    strength = _margin(pairs) if gold is None else gold
-    tied = are_ties(written["chosen"], written["rejected"], strength)
-    same = [a == b for a, b in zip(written["chosen"], written["rejected"], strict=True)]
-    clear = np.flatnonzero(~tied)
+        utilities = {
+            side: [utility(a + b) for a, b in zip(prompts, texts, strict=True)] for side, texts in completions.items()
+        }
+        gold_margins = np.subtract(utilities["chosen"], utilities["rejected"])
+    strength = _margin(pairs) if gold_margins is None else gold_margins
+    tied = are_ties(completions["chosen"], completions["rejected"], strength)
+    equal_texts = [a == b for a, b in zip(completions["chosen"], completions["rejected"], strict=True)]
+    untied = np.flatnonzero(~tied)
 
     def of_clear(values: Any) -> Any:
-        return None if values is None else [values[place] for place in clear]
+        return None if values is None else [values[index] for index in untied]
 
     chosen = choices(
-        prompts, written["chosen"], written["rejected"], seed=seed, without=set(np.flatnonzero(tied).tolist())
+        prompts, completions["chosen"], completions["rejected"], seed=seed, without=set(np.flatnonzero(tied).tolist())
     )
-    best = None
+    gold_utilities = None
     if utility is not None:
-        best = [
+        gold_utilities = [
             [
-                worth["chosen"][choice.pair],
-                *(utility(prompts[choice.pair] + written["rejected"][place]) for place in choice.wrong),
+                utilities["chosen"][choice.pair],
+                *(utility(prompts[choice.pair] + completions["rejected"][index]) for index in choice.wrong),
             ]
             for choice in chosen
         ]
     return {
         **report,
-        "best_of_n": best_of_n(chosen, _scores_of(chosen, scorer, pairs, scores), prompts, gold=best),
-        "ties": ties(margins, tied, same, prompts, seed=seed),
+        "best_of_n": best_of_n(chosen, _scores_of(chosen, scorer, pairs, scores), prompts, gold=gold_utilities),
+        "ties": ties(margins, tied, equal_texts, prompts, seed=seed),
         "hard": hard_pairs(
             of_clear(margins),
-            of_clear(written["chosen"]),
-            of_clear(written["rejected"]),
+            of_clear(completions["chosen"]),
+            of_clear(completions["rejected"]),
             (of_clear(lengths["chosen_lengths"]), of_clear(lengths["rejected_lengths"])),
             of_clear(prompts),
             strength=of_clear(strength),
-            gold=of_clear(gold),
+            gold=of_clear(gold_margins),
         )
-        if len(clear)
+        if len(untied)
         else None,
     }
 
@@ -99,20 +101,22 @@ def _margin(pairs: Dataset) -> list[float] | None:
 def _scores_of(
     candidates: Sequence[Choice], scorer: RewardModel, pairs: Dataset, scores: dict[str, list[float]]
 ) -> list[list[float]]:
-    """Scores (C, n) of C choices among n completions, the chosen one first.
+    """Scores (C, n) of C choices among n completions each, the chosen one first.
 
-    A completion that was written for another prompt is scored after the choice's own.
+    A completion that was written for another prompt is scored after the prompt of the choice.
     """
     prompts, rejected = list(pairs["prompt"]), list(pairs["rejected"])
-    foreign = [
+    other_prompt = [
         (choice.pair, row) for choice in candidates for row in choice.wrong if prompts[row] != prompts[choice.pair]
     ]
-    texts = [append_completion(prompts[pair], rejected[row]) for pair, row in foreign]
-    foreign_scores = dict(zip(foreign, scorer.score_texts(texts, ended=[True] * len(texts)).tolist(), strict=True))
+    texts = [append_completion(prompts[pair], rejected[row]) for pair, row in other_prompt]
+    other_prompt_scores = dict(
+        zip(other_prompt, scorer.score_texts(texts, ended=[True] * len(texts)).tolist(), strict=True)
+    )
     return [
         [
             scores["chosen"][choice.pair],
-            *(foreign_scores.get((choice.pair, row), scores["rejected"][row]) for row in choice.wrong),
+            *(other_prompt_scores.get((choice.pair, row), scores["rejected"][row]) for row in choice.wrong),
         ]
         for choice in candidates
     ]
@@ -143,8 +147,8 @@ def count_trained_pairs(held_out: Dataset, learned: Dataset) -> dict[str, int | 
         learned: The pairs that it was trained on.
 
     Returns:
-        `prompts`: different prompts of the held-out pairs, None if they have none; `pairs`: pairs, with either side
-        chosen.
+        `prompts`: the number of distinct held-out prompts that were trained on, None if the pairs have no prompts;
+        `pairs`: the number of pairs that were, whichever side was chosen.
     """
     has_prompts = any(question_text(row) for row in held_out)
     repeated = sorted(overlap(held_out, learned).prompts)

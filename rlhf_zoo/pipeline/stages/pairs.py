@@ -1,4 +1,4 @@
-"""Reads the reward stage's pairs, to train on and held out."""
+"""Reads the reward stage's training pairs and held-out pairs."""
 
 from datasets import Dataset
 
@@ -16,7 +16,7 @@ def open_pairs(context: RunContext) -> tuple[RunContext, DataSource]:
         context: The run.
 
     Returns:
-        The run with which the reward model is trained, another one if `--dataset_name` names only pairs; the data set.
+        The run that trains the reward model (a different one if `--dataset_name` names only pairs), and the data set.
     """
     pairs = None if context.round is not None else named_pairs(context)
     if pairs is None:
@@ -25,7 +25,7 @@ def open_pairs(context: RunContext) -> tuple[RunContext, DataSource]:
 
 
 def training_pairs(context: RunContext, source: DataSource, *, marked: bool = False) -> tuple[Dataset, dict[str, int]]:
-    """The pairs to train on; the share for the judge `same-labels` in its own run, and the others in other runs.
+    """Returns the pairs to train on. The run of the judge `same-labels` gets its share; other runs get the rest.
 
     Args:
         context: The run.
@@ -33,7 +33,7 @@ def training_pairs(context: RunContext, source: DataSource, *, marked: bool = Fa
         marked: Whether to keep the column by which `overlap` compares prompts.
 
     Returns:
-        The pairs, and how many rows `learned_rows` left out, by the key that is the reason.
+        The pairs, and how many rows `learned_rows` left out, by the key that causes it.
     """
     data = context.settings("reward").data
     train, left_out = learned_rows(context, "reward", source)
@@ -45,7 +45,7 @@ def training_pairs(context: RunContext, source: DataSource, *, marked: bool = Fa
 
 
 def held_out_pairs(context: RunContext, source: DataSource) -> tuple[Dataset, str] | None:
-    """The pairs that accuracy is measured on.
+    """Returns the pairs to measure accuracy on.
 
     Args:
         context: The run.

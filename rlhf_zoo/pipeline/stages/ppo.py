@@ -41,15 +41,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Prompts that reward functions are tried on.
+#: Number of prompts to try reward functions on.
 TRIED = 2
 
 
 def reward_functions(settings: StageSettings) -> list[RewardFunction]:
-    """Loads the reward functions that the settings name, and no model.
+    """Loads the reward functions that the settings name, without loading a model.
 
     Args:
-        settings: The stage's.
+        settings: The stage's settings.
 
     Raises:
         ZooError: A name cannot be loaded, there is no reward, or the number of weights does not match.
@@ -80,12 +80,12 @@ def reward_model(settings: StageSettings, path: Path) -> PreTrainedModel:
     """Loads a reward model.
 
     Args:
-        settings: The stage's.
+        settings: The stage's settings.
         path: The checkpoint.
     """
-    how = Loading(dtype="auto", attention=settings.model.attn_implementation)
+    loading = Loading(dtype="auto", attention=settings.model.attn_implementation)
     label, loader = settings.trainer.reward_label, settings.data.reward_model_loader
-    return load_reward_model(path, label=label, loader=loader, how=how)
+    return load_reward_model(path, label=label, loader=loader, how=loading)
 
 
 def _model_placeholder(completions: list[Any], **_: Any) -> list[None]:
@@ -110,25 +110,25 @@ def check_answers(settings: StageSettings, functions: Sequence[Any], data: Mappi
     """Checks the answers that reward functions read from columns of the prompts.
 
     Args:
-        settings: The stage's.
+        settings: The stage's settings.
         functions: Its reward functions.
         data: Data sets, by PPOTrainer's keywords.
 
     Returns:
-        The columns, for people.
+        The names of the columns, for messages.
 
     Raises:
         ZooError: A column is missing, an answer cannot be read, or no reward applies to a row.
     """
     verifiable = [function for function in functions if isinstance(function, Answered)]
-    no_other = len(verifiable) == len(functions) and not reward_roles(settings.data.reward_model_path)
+    only_verifiable = len(verifiable) == len(functions) and not reward_roles(settings.data.reward_model_path)
     for name, of in (("train_dataset", "the prompts"), ("eval_dataset", "the prompts to evaluate on")):
         rows = data.get(name)
         if rows is None or not verifiable:
             continue
-        answered = [function.answered(rows, of=of) for function in verifiable]
-        missing = next((row for row, flags in enumerate(zip(*answered, strict=True)) if not any(flags)), None)
-        if no_other and missing is not None:
+        flags_by_function = [function.answered(rows, of=of) for function in verifiable]
+        missing = next((row for row, flags in enumerate(zip(*flags_by_function, strict=True)) if not any(flags)), None)
+        if only_verifiable and missing is not None:
             columns = " or ".join(dict.fromkeys(repr(function.column) for function in verifiable))
             raise ZooError(
                 f"Row {missing} of {of} has no answer in the column {columns}, and no other reward applies to it: "
@@ -141,18 +141,18 @@ def try_functions(settings: StageSettings, functions: Sequence[RewardFunction], 
     """Calls the reward functions as the trainer will, on the first prompts with their own texts as completions.
 
     Args:
-        settings: The stage's.
+        settings: The stage's settings.
         functions: Its reward functions.
         data: Data sets, by PPOTrainer's keywords.
 
     Raises:
-        ZooError: A function raises, or returns a list of another length.
+        ZooError: A function raises, or returns a list of the wrong length.
     """
     from transformers import TrainerState
 
     args, prompts = settings.trainer, data["train_dataset"]
-    tried = prompts.select(range(min(TRIED, len(prompts)))).to_list()
-    rows = [row for row in tried for _ in range(args.num_generations)]
+    first_rows = prompts.select(range(min(TRIED, len(prompts)))).to_list()
+    rows = [row for row in first_rows for _ in range(args.num_generations)]
     state = TrainerState(max_steps=max(args.max_steps, 1), num_train_epochs=max(round(args.num_train_epochs), 1))
     columns = {name: [row[name] for row in rows] for name in passed_on(rows[0])}
     batch_prompts = [row["prompt"] for row in rows]
@@ -171,11 +171,11 @@ def check_batch(settings: StageSettings, data: dict[str, Any]) -> str:
     """Checks that there are enough prompts for an update.
 
     Args:
-        settings: The stage's.
+        settings: The stage's settings.
         data: Data sets, by PPOTrainer's keywords.
 
     Returns:
-        The prompts, completions and minibatches of an update, for people.
+        The prompts, completions and minibatches of an update, for messages.
 
     Raises:
         ZooError: There are too few.
@@ -187,8 +187,8 @@ def check_batch(settings: StageSettings, data: dict[str, Any]) -> str:
             f"The prompt data set has {count} rows, but an update needs {needed}: give more prompts or a smaller batch."
         )
     completions, minibatches = args.episodes_per_update, args.num_mini_batches
-    counted = describe_prompt_count(data["train_dataset"])
-    return f"{needed} of {counted} prompts per update, {completions} completions in {minibatches} minibatches"
+    prompt_count = describe_prompt_count(data["train_dataset"])
+    return f"{needed} of {prompt_count} prompts per update, {completions} completions in {minibatches} minibatches"
 
 
 def policy_tokenizer(context: RunContext, path: Path, data: dict[str, Any]) -> PreTrainedTokenizerBase:
@@ -207,28 +207,28 @@ def policy_tokenizer(context: RunContext, path: Path, data: dict[str, Any]) -> P
 def within_length(
     settings: StageSettings, tokenizer: PreTrainedTokenizerBase, data: dict[str, Any]
 ) -> tuple[dict[str, Any], int]:
-    """Leaves out prompts over max_prompt_length.
+    """Leaves out prompts that are longer than max_prompt_length.
 
     Args:
-        settings: The stage's.
-        tokenizer: The policy's.
+        settings: The stage's settings.
+        tokenizer: The policy's tokenizer.
         data: Data sets, by PPOTrainer's keywords.
 
     Returns:
         The data sets without them, and the number of training prompts that were left out.
     """
-    limit, kept, left_out = settings.data.max_prompt_length, dict(data), 0
+    limit, fitting_data, left_out = settings.data.max_prompt_length, dict(data), 0
     for name, of in (("eval_dataset", "the prompts to evaluate on"), ("train_dataset", "the prompts")):
-        if kept[name] is not None:
-            kept[name], left_out = fitting(kept[name], tokenizer, limit, of=of)
-    return kept, left_out
+        if fitting_data[name] is not None:
+            fitting_data[name], left_out = fitting(fitting_data[name], tokenizer, limit, of=of)
+    return fitting_data, left_out
 
 
 def build_trainer(settings: StageSettings, functions: list[RewardFunction], **parts: Any) -> "PPOTrainer":
     """Builds the stage's PPOTrainer.
 
     Args:
-        settings: The stage's.
+        settings: The stage's settings.
         functions: Its reward functions.
         **parts: Models, tokenizers and data sets, by the trainer's keywords.
     """
@@ -276,11 +276,11 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         tokenizer = policy_tokenizer(context, parents["sft"].path, data)
         if not context.checked and conversational(data["train_dataset"]):
             check_conversations(context, "ppo", source, tokenizer)
-        data, cut = within_length(settings, tokenizer, data)
-        left_out.update({"max_prompt_length": cut} if cut else {})
+        data, n_too_long = within_length(settings, tokenizer, data)
+        left_out.update({"max_prompt_length": n_too_long} if n_too_long else {})
         set_seed(settings.trainer.seed)
         models = _load_models(context, settings, parents)
-        set_seed(settings.trainer.seed)  # again, as an adapter must not depend on how models were loaded
+        set_seed(settings.trainer.seed)  # again: an adapter's start must not depend on how models were loaded
         return build_trainer(settings, functions, processing_class=tokenizer, **models, **data)
 
     return train_stage(
@@ -299,7 +299,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
 def _load_models(
     context: RunContext, settings: StageSettings, parents: Mapping[str, ParentCheckpoint]
 ) -> dict[str, Any]:
-    """The policy, the reward models with their tokenizers and the value model's path, by the trainer's keywords."""
+    """Loads the policy and the reward models with their tokenizers. Returns the trainer's model keywords."""
     paths = [parents[role].path for role in REWARD_ROLES if role in parents]
     return {
         "model": load_causal(merged_model(context, parents["sft"]), how=loading_of(settings)),
@@ -311,10 +311,10 @@ def _load_models(
 
 def _conclude(trainer: Any, _: Path) -> dict[str, Any]:
     """Fields of run.json at the end of training: how many texts the reward models truncated."""
-    cut = sum(model.truncated for model in trainer.rewards.models)
-    if cut:
-        log.warning("%d texts were longer than the reward model's context: it read only their end.", cut)
-    return {"reward_cut": cut} if cut else {}
+    n_truncated = sum(model.truncated for model in trainer.rewards.models)
+    if n_truncated:
+        log.warning("%d texts were longer than the reward model's context: it read only their end.", n_truncated)
+    return {"reward_cut": n_truncated} if n_truncated else {}
 
 
 def _check_rule(settings: StageSettings, names: list[str], weights: list[float]) -> None:

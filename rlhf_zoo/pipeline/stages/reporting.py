@@ -21,8 +21,8 @@ def report_to_one_run(args: Any, name: str, *, project: str) -> Iterator[None]:
 
     Args:
         args: The trainer's arguments, which are changed.
-        name: Of the run.
-        project: Of the run, if `args` has the default project.
+        name: The name of the run.
+        project: The project of the run, if `args` has the default project.
     """
     reporters = args.report_to or []
     if "trackio" in reporters:

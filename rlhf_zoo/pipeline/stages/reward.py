@@ -1,4 +1,4 @@
-"""The reward stage: trains a reward model with trl.RewardTrainer, on preference pairs or on compared SFT samples.
+"""The reward stage: trains a reward model with trl.RewardTrainer, on preference pairs or on labeled SFT samples.
 
 `--dataset_name` may name a data set of pairs only, such as the votes of a comparison page: see `pairs`.
 """
@@ -145,19 +145,19 @@ def _load(
     tokenizer: PreTrainedTokenizerBase,
     left_out: dict[str, int],
 ) -> _Inputs:
-    """Reads the pairs and draws the samples; adds the rows that are not trained on to `left_out`, by reason."""
+    """Reads the pairs and draws the samples. Counts the rows that are not trained on in `left_out`, by reason."""
     data, location = settings.data, source.location
-    pairs, spared = training_pairs(context, source, marked=True)
+    pairs, left_out_counts = training_pairs(context, source, marked=True)
     if conversational(pairs):
         context.shared.chat.write(tokenizer)
-    pairs, cut = fitting(pairs, tokenizer, data.max_prompt_length, of=location)
-    left_out.update(spared | ({"max_prompt_length": cut} if cut else {}))
+    pairs, n_long_prompts = fitting(pairs, tokenizer, data.max_prompt_length, of=location)
+    left_out.update(left_out_counts | ({"max_prompt_length": n_long_prompts} if n_long_prompts else {}))
     if not context.checked and conversational(pairs):
         check_conversations(context, "reward", source, tokenizer)
     train = _as_read(pairs, tokenizer)
     _check_equal_sides(train, of=location)
-    if (long := _count_too_long(train, settings.trainer.max_length)) > 0:
-        left_out["max_length"] = long
+    if (n_long_pairs := _count_too_long(train, settings.trainer.max_length)) > 0:
+        left_out["max_length"] = n_long_pairs
     validation = None
     if data.dataset_validation_split is not None:
         rows = stage_rows(context, "reward", source, data.dataset_validation_split)
@@ -169,31 +169,35 @@ def _load(
 def _model(
     context: RunContext, settings: StageSettings, sft: ParentCheckpoint, tokenizer: PreTrainedTokenizerBase
 ) -> PreTrainedModel:
-    """The SFT policy with a new head of one output."""
+    """Loads the SFT policy with a new head that has a single output."""
     from transformers import AutoModelForSequenceClassification
 
-    title, path, how = f"The SFT model {sft.path}", merged_model(context, sft), loading_of(settings)
-    model = load_model(AutoModelForSequenceClassification, path, subject=title, how=how, may_lack=HEADS, num_labels=1)
+    title, path, loading = f"The SFT model {sft.path}", merged_model(context, sft), loading_of(settings)
+    model = load_model(
+        AutoModelForSequenceClassification, path, subject=title, how=loading, may_lack=HEADS, num_labels=1
+    )
     model.config.pad_token_id = tokenizer.pad_token_id
     return model
 
 
 def _center(model: Any, tokenizer: PreTrainedTokenizerBase, samples: SFTSamples, path: Path) -> None:
-    """Writes mean and standard deviation of the model's scores of the samples into the checkpoint's configuration."""
+    """Writes the mean and standard deviation of the model's scores for the samples into the checkpoint's config."""
     model.config.rlhf_zoo = None
     # RewardModel freezes the model and sets it to evaluation mode; training continues after this.
-    training, trained = model.training, [parameter.requires_grad for parameter in model.parameters()]
+    training, trainable = model.training, [parameter.requires_grad for parameter in model.parameters()]
     with doing(f"reward: scoring {len(samples.texts)} samples of the SFT policy"):
-        raw = RewardModel(model, tokenizer, tokenizer).score_texts(samples.texts, ended=samples.ended)
-    for parameter, requires_grad in zip(model.parameters(), trained, strict=True):
+        raw_scores = RewardModel(model, tokenizer, tokenizer).score_texts(samples.texts, ended=samples.ended)
+    for parameter, requires_grad in zip(model.parameters(), trainable, strict=True):
         parameter.requires_grad_(requires_grad)
     model.train(training)
-    if not raw.isfinite().all():
+    if not raw_scores.isfinite().all():
         raise ZooError(
             f"The reward model of {path.name} gives scores that are not finite, although its weights are: lower "
             "learning_rate, or compute in float32 if bf16 is on."
         )
-    set_score_statistics(model, mean=float(raw.mean()), std=float(raw.std()), over="samples of the SFT model")
+    set_score_statistics(
+        model, mean=float(raw_scores.mean()), std=float(raw_scores.std()), over="samples of the SFT model"
+    )
     if is_peft(model):  # peft saves no configuration with an adapter, but it has the statistics
         model.config.architectures = [type(model.get_base_model()).__name__]
     model.config.save_pretrained(path)
@@ -202,7 +206,7 @@ def _center(model: Any, tokenizer: PreTrainedTokenizerBase, samples: SFTSamples,
 def _report(
     context: RunContext, settings: StageSettings, tokenizer: PreTrainedTokenizerBase, inputs: _Inputs, chosen: Path
 ) -> dict[str, Any]:
-    """The chosen checkpoint in run.json: the statistics of its scores, and figures on held-out pairs."""
+    """Fields of run.json on the chosen checkpoint: the statistics of its scores, and figures on held-out pairs."""
     model = on_device(load_classifier(chosen), use_cpu=settings.trainer.use_cpu)
     report = {key: model.config.rlhf_zoo[key] for key in ("score_mean", "score_std")}
     if inputs.held_out is not None:
@@ -219,7 +223,7 @@ def check_pairs(context: RunContext, tokenizer: PreTrainedTokenizerBase | None) 
 
     Args:
         context: The run.
-        tokenizer: The SFT policy's; None before there is one.
+        tokenizer: The SFT policy's tokenizer; None before there is one.
 
     Raises:
         ZooError: A pair lacks a side or cannot be rendered, all pairs have equal sides, nothing is left to train on or
@@ -249,7 +253,7 @@ def check_pairs(context: RunContext, tokenizer: PreTrainedTokenizerBase | None) 
 
 
 def _as_read(pairs: Dataset, tokenizer: PreTrainedTokenizerBase) -> Dataset:
-    """Tokenizes pairs as the model reads them later."""
+    """Tokenizes pairs in the same way as for scoring."""
     ids = {
         f"{side}_ids": [
             tokenize_for_reward(append_completion(prompt, text), tokenizer, ended=True)
@@ -261,7 +265,7 @@ def _as_read(pairs: Dataset, tokenizer: PreTrainedTokenizerBase) -> Dataset:
 
 
 def _check_equal_sides(pairs: Dataset, *, of: str) -> None:
-    """Warns of pairs whose sides have the same tokens. Raises ZooError if all pairs do."""
+    """Warns about pairs whose sides have the same tokens. Raises ZooError if that is true of all pairs."""
     equal = sum(
         chosen_ids == rejected_ids
         for chosen_ids, rejected_ids in zip(pairs["chosen_ids"], pairs["rejected_ids"], strict=True)
@@ -281,7 +285,9 @@ def _count_too_long(pairs: Dataset, limit: int | None) -> int:
     if limit is None:
         return 0
     sides = zip(pairs["chosen_ids"], pairs["rejected_ids"], strict=True)
-    long = sum(max(map(len, pair)) > limit for pair in sides)
-    if long:
-        log.warning("%d of %d pairs have more than max_length, %d, tokens and are left out.", long, len(pairs), limit)
-    return long
+    too_long = sum(max(map(len, pair)) > limit for pair in sides)
+    if too_long:
+        log.warning(
+            "%d of %d pairs have more than max_length, %d, tokens and are left out.", too_long, len(pairs), limit
+        )
+    return too_long

@@ -1,4 +1,4 @@
-"""The pairs of a later round: those of the round before, and labeled samples of its PPO policy."""
+"""The pairs of a later round: the pairs of the previous round, and labeled samples of its PPO policy."""
 
 import logging
 import random
@@ -42,7 +42,7 @@ def make_pairs(this: RunContext, before: RunContext, *, wanted: int) -> dict[str
 
     Args:
         this: The round.
-        before: The round before.
+        before: The previous round.
         wanted: Pairs to label.
 
     Returns:
@@ -53,46 +53,46 @@ def make_pairs(this: RunContext, before: RunContext, *, wanted: int) -> dict[str
     """
     assert this.round is not None
     folder, policy = this.round.folder, this.round.before
-    terms = {
+    request = {
         "policy": policy.lineage["fingerprint"],
         "step": policy.path.name,
         "labels": this.round.labels,
         "pairs": wanted,
         "seed": this.settings("reward").trainer.seed,
     }
-    note = folder / MADE
-    made = read_json(note) if note.is_file() and not this.restart else None
-    if made is not None and made["asked"] != terms:
-        key = first_difference(made["asked"], terms)
+    document_path = folder / MADE
+    document = read_json(document_path) if document_path.is_file() and not this.restart else None
+    if document is not None and document["asked"] != request:
+        key = first_difference(document["asked"], request)
         raise ZooError(
             f"{folder} holds pairs that another value of {key!r} made: choose another --output_dir, or remove "
             f"{folder.parent}, which makes this round anew; --restart begins with the first."
         )
-    if made is None:
+    if document is None:
         rows = _labeled(this, before, wanted)
         shutil.rmtree(folder, ignore_errors=True)
-        older = _older(before)
-        older["train"] += rows
-        write_configuration(folder, CONFIGURATION, older)
-        write_text(folder / "README.md", _card(this, older))
+        splits = _older(before)
+        splits["train"] += rows
+        write_configuration(folder, CONFIGURATION, splits)
+        write_text(folder / "README.md", _card(this, splits))
         lineage = {"repo": None, "commit": None, "fingerprint": digest(folder, ".jsonl")}
-        made = {"asked": terms, "new": len(rows), "old": len(older["train"]) - len(rows), "lineage": lineage}
-        write_json(note, made)
-    if this.publish and made["lineage"]["repo"] is None:
-        made["lineage"] |= _send(this)
-        write_json(note, made)
-    return made
+        document = {"asked": request, "new": len(rows), "old": len(splits["train"]) - len(rows), "lineage": lineage}
+        write_json(document_path, document)
+    if this.publish and document["lineage"]["repo"] is None:
+        document["lineage"] |= _send(this)
+        write_json(document_path, document)
+    return document
 
 
 def _older(before: RunContext) -> dict[str, list[dict[str, Any]]]:
-    """The pairs that the round before learned from, and was measured on."""
+    """The pairs that the previous round was trained on, and measured on."""
     owner, source = open_pairs(before)
     data = owner.settings("reward").data
-    older = {"train": [_pair(row) for row in learned_rows(owner, "reward", source)[0]]}
+    splits = {"train": [_pair(row) for row in learned_rows(owner, "reward", source)[0]]}
     for name, split in (("test", data.dataset_test_split), ("validation", data.dataset_validation_split)):
         if split is not None and (name != "test" or data.held_out_share is None):
-            older[name] = [_pair(row) for row in stage_rows(owner, "reward", source, split)]
-    return older
+            splits[name] = [_pair(row) for row in stage_rows(owner, "reward", source, split)]
+    return splits
 
 
 def _pair(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,19 +100,19 @@ def _pair(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _labeled(this: RunContext, before: RunContext, wanted: int) -> list[dict[str, Any]]:
-    """New pairs: two samples of the policy for each of PPO's training prompts in turn, labeled."""
+    """Samples two completions of the policy for each of PPO's training prompts in turn, and labels them."""
     assert this.round is not None
     if kind_of(this.round.labels)[0] == "votes":
         return _voted(this, before)
     policy, data = this.round.before, ppo.load_data(before, stage_source(before, "ppo"))
     tokenizer = ppo.policy_tokenizer(before, policy.path, data)
-    fitting = ppo.within_length(before.settings("ppo"), tokenizer, data)[0]["train_dataset"]
-    rows = fitting.select([place % len(fitting) for place in range(wanted)]).to_dict()
+    usable = ppo.within_length(before.settings("ppo"), tokenizer, data)[0]["train_dataset"]
+    rows = usable.select([index % len(usable) for index in range(wanted)]).to_dict()
     prompts, columns = rows["prompt"], passed_on(rows)
     seed = this.settings("reward").trainer.seed
-    kept, *texts = two_samples(before, prompts, seed, (STREAM, this.round.number), policy)
-    prompts = [prompts[place] for place in kept]
-    columns = {key: [values[place] for place in kept] for key, values in columns.items()}
+    indices, *texts = two_samples(before, prompts, seed, (STREAM, this.round.number), policy)
+    prompts = [prompts[index] for index in indices]
+    columns = {key: [values[index] for index in indices] for key, values in columns.items()}
     rows = ordered_pairs(prompts, texts[0], texts[1], _labeler(this)(prompts, texts[0], texts[1], columns))
     pairs = [{"round": this.round.number, **row} for row in rows]
     if not pairs:
@@ -158,22 +158,26 @@ def _labeler(context: RunContext) -> Labeler:
 
 
 def _voted(this: RunContext, before: RunContext) -> list[dict[str, Any]]:
-    """People's votes on completions of the policy, as a comparison page keeps them; ties are left out."""
+    """People's votes on completions of the policy, as stored by a comparison page; ties are left out."""
     from ...evaluation.votes.data import HubVotes
 
     assert this.round is not None
     name = kind_of(this.round.labels)[1]
-    own = origins(before, "ppo", this.round.before)
+    policy_origins = origins(before, "ppo", this.round.before)
     with refusals_as(f"The votes of {name} cannot be read on {this.hub.name}", "check the name, --hub and the token."):
         votes = HubVotes(name, hub=this.hub).read()
     pairs = []
     for vote in votes:
-        good, bad = vote.chosen, vote.rejected
-        if good is None or bad is None or not (good.ended and bad.ended):
+        preferred, other = vote.chosen, vote.rejected
+        if preferred is None or other is None or not (preferred.ended and other.ended):
             continue
-        at = [(side.repo, side.commit) for side in (good, bad) if side.repo and side.commit]
-        if any(equal_weights((str(repo), str(commit)), copy, hub=this.hub) for repo, commit in at for copy in own):
-            pair = {"chosen": good.completion, "rejected": bad.completion}
+        published_sides = [(side.repo, side.commit) for side in (preferred, other) if side.repo and side.commit]
+        if any(
+            equal_weights((str(repo), str(commit)), policy_origin, hub=this.hub)
+            for repo, commit in published_sides
+            for policy_origin in policy_origins
+        ):
+            pair = {"chosen": preferred.completion, "rejected": other.completion}
             pairs.append({"round": this.round.number, "prompt": vote.prompt, **pair})
     if not pairs:
         repo = before.repo("ppo")
@@ -197,7 +201,7 @@ def _card(context: RunContext, splits: Mapping[str, Sequence[Any]]) -> str:
 
 
 def _send(context: RunContext) -> dict[str, Any]:
-    """Sends the pairs as a data set; {} with a warning where the Hub does not take them: cards then name no commit."""
+    """Sends the pairs as a data set. If the Hub refuses, warns and returns {}; cards then name no commit."""
     assert context.round is not None
     repo = f"{context.dataset_repo}-round-{context.round.number}"
     try:

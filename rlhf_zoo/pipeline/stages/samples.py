@@ -1,4 +1,4 @@
-"""Samples of the SFT policy for the reward stage: to center scores by, and in pairs that a function labels."""
+"""Samples of the SFT policy for the reward stage: for centering scores, and for pairs that a function labels."""
 
 import math
 import random
@@ -34,10 +34,10 @@ Labeler = Callable[[Sequence[Any], Sequence[str], Sequence[str], Mapping[str, Se
 
 
 def prompts_of(context: RunContext, source: DataSource, split: str) -> list[Any]:
-    """The prompts for samples of the SFT policy: those that PPO trains on.
+    """Returns the prompts for samples of the SFT policy, which are the prompts that PPO trains on.
 
-    Without a ppo stage they are those of the data set's configuration `prompts`, or else those of the pairs. In a later
-    round, whose data set has only pairs, they are those of PPO's own data.
+    Without a ppo stage, they come from the data set's configuration `prompts`, else from the pairs. In a later round,
+    whose data set has only pairs, they come from PPO's own data.
 
     Args:
         context: The run.
@@ -59,7 +59,7 @@ def prompts_of(context: RunContext, source: DataSource, split: str) -> list[Any]
 
 
 def _prompts_of_data(context: RunContext, source: DataSource, split: str) -> list[Any]:
-    """The prompts of a recipe without PPO: those of the configuration `prompts`, else of the pairs to train on."""
+    """The prompts of a recipe without PPO: from the configuration `prompts`, else from the pairs to train on."""
     if not Path(source.location).is_file():  # a file has no configurations
         try:
             rows = source.load("prompts", split, columns=["prompt"])
@@ -68,8 +68,8 @@ def _prompts_of_data(context: RunContext, source: DataSource, split: str) -> lis
                 raise
         else:
             title = f"The data set {source.location}, configuration prompts, split {split},"
-            turns = context.shared.conversational
-            return list(in_form(rows, "prompts", columns={}, turns=turns, text="text", of=title)["prompt"])
+            is_conversational = context.shared.conversational
+            return list(in_form(rows, "prompts", columns={}, turns=is_conversational, text="text", of=title)["prompt"])
     return list(training_pairs(context, source)[0]["prompt"])
 
 
@@ -89,11 +89,11 @@ class SFTSamples:
 
 
 def sft_samples(context: RunContext, settings: StageSettings, source: DataSource, sft: ParentCheckpoint) -> SFTSamples:
-    """Draws `score_samples` completions of training prompts, with PPO's sampling under the stage's seed.
+    """Draws `score_samples` completions for training prompts, with PPO's sampling settings and the stage's seed.
 
     Args:
         context: The run.
-        settings: The reward stage's.
+        settings: The settings of the reward stage.
         source: The data set of the pairs.
         sft: The SFT policy.
 
@@ -133,13 +133,13 @@ def pairs_seed(settings: StageSettings) -> int:
     """The seed of simulated pairs.
 
     Args:
-        settings: The reward stage's.
+        settings: The settings of the reward stage.
     """
     return settings.trainer.seed if settings.data.pairs_seed is None else settings.data.pairs_seed
 
 
 def are_simulated(context: RunContext, data: Any) -> bool:
-    """Whether `preference` labeled the held-out pairs; a later round uses those of the first round.
+    """Whether `preference` labeled the held-out pairs. A later round uses the held-out pairs of the first round.
 
     Args:
         context: The run.
@@ -153,7 +153,7 @@ def utility_of(context: RunContext, settings: StageSettings) -> Callable[[str], 
 
     Args:
         context: The run.
-        settings: The reward stage's.
+        settings: The settings of the reward stage.
     """
     data = settings.data
     if not are_simulated(context, data):
@@ -169,7 +169,7 @@ def preference_of(data: Any) -> Preference:
         data: The data settings of the reward stage.
 
     Raises:
-        ZooError: They name no such function, or it cannot be loaded.
+        ZooError: The settings name no preference function, or it cannot be loaded.
     """
     if data.preference is None:
         raise ZooError("simulated_pairs needs `preference`, the function that labels the pairs: give module:attribute.")
@@ -180,11 +180,11 @@ def preference_of(data: Any) -> Preference:
 def simulated_pairs(
     context: RunContext, settings: StageSettings, source: DataSource, sft: ParentCheckpoint
 ) -> DataSource:
-    """Makes pairs of SFT samples of the same prompt, labeled by the recipe's preference function, unless they exist.
+    """Makes pairs of SFT samples for the same prompt, labeled by the recipe's preference function, unless they exist.
 
     Args:
         context: The run.
-        settings: The reward stage's.
+        settings: The settings of the reward stage.
         source: The run's data set.
         sft: The SFT policy.
 
@@ -231,8 +231,8 @@ def simulated_pairs(
 def _pairs(
     prompts: list[str], drawn: tuple[list[int], list[str], list[str]], prefer: Preference, rng: random.Random
 ) -> list[dict[str, Any]]:
-    kept, first, second = drawn
-    chosen = [prompts[place] for place in kept]
+    indices, first, second = drawn
+    chosen = [prompts[index] for index in indices]
     rows = ordered_pairs(chosen, first, second, labels_of(prefer, rng)(chosen, first, second, {}))
     if not rows:
         raise ZooError(
@@ -243,11 +243,11 @@ def _pairs(
 
 
 def labels_of(prefer: Preference, rng: random.Random) -> Labeler:
-    """Makes a labeler of a preference function.
+    """Turns a preference function into a labeler.
 
     Args:
         prefer: The function.
-        rng: Its random numbers.
+        rng: The random numbers that the function gets.
     """
     return lambda prompts, first, second, _: [
         prefer(plain_text(prompt) + a, plain_text(prompt) + b, rng)
@@ -262,8 +262,8 @@ def ordered_pairs(
 
     Args:
         prompts: The prompt of each pair.
-        first: Its completions.
-        second: Its completions.
+        first: The first completion of each pair.
+        second: The second completion of each pair.
         labels: For each pair the preferred completion, 0 or 1; None for a tie.
     """
     rows = []
@@ -277,12 +277,12 @@ def ordered_pairs(
 def two_samples(
     context: RunContext, prompts: Sequence[Any], seed: int, stream: tuple[int, ...], policy: ParentCheckpoint
 ) -> tuple[list[int], list[str], list[str]]:
-    """Draws two samples of a policy for each prompt, with PPO's sampling; keeps those that differ and ended.
+    """Draws two samples of a policy for each prompt, with PPO's sampling. Keeps pairs that differ and both ended.
 
     Args:
         context: The run.
         prompts: Texts or conversations.
-        seed: Of the samples.
+        seed: The seed of the samples.
         stream: Separates these random numbers from others under the seed.
         policy: The checkpoint to draw from.
 
@@ -306,5 +306,5 @@ def two_samples(
     )
     # RewardTrainer appends an end-of-sequence token to every text, which a truncated one did not have.
     ended = [first_ended and second_ended for first_ended, second_ended in zip(first.ended, second.ended, strict=True)]
-    kept = [i for i in range(len(prompts)) if ended[i] and first.texts[i] != second.texts[i]]
-    return kept, [first.texts[i] for i in kept], [second.texts[i] for i in kept]
+    indices = [i for i in range(len(prompts)) if ended[i] and first.texts[i] != second.texts[i]]
+    return indices, [first.texts[i] for i in indices], [second.texts[i] for i in indices]

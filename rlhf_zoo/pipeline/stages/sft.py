@@ -58,39 +58,41 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     started = time.monotonic()
     settings = context.settings("sft")
     quiet()
-    opened = data_source(context, again=context.restart) if settings.data.dataset_name is None else None
-    source = stage_source(context, "sft", opened)
+    opened_source = data_source(context, again=context.restart) if settings.data.dataset_name is None else None
+    source = stage_source(context, "sft", opened_source)
     base = _base(context, settings)
     adapter = _adapter(settings, base)
     left_out: dict[str, int] = {}
     cut_rows: dict[str, int] = {}
 
     def build() -> Any:
-        train, held_out, spared = parts(context, "sft", source)
+        train, held_out, left_out_counts = parts(context, "sft", source)
         set_seed(settings.trainer.seed)
         model, tokenizer = _model_and_tokenizer(context, settings, base, train)
-        with_template = _settle_tokenizer(context, settings, source, model, tokenizer, train)
-        train, cut = _as_trained(train, settings, tokenizer, of=source.location)
-        left_out.update(spared | ({"max_prompt_length": cut} if cut else {}))
+        tokenizer_settings = _settle_tokenizer(context, settings, source, model, tokenizer, train)
+        train, n_left_out = _as_trained(train, settings, tokenizer, of=source.location)
+        left_out.update(left_out_counts | ({"max_prompt_length": n_left_out} if n_left_out else {}))
         if held_out is not None:
             held_out, _ = _as_trained(held_out, settings, tokenizer, of=source.location)
-        counted = count_cut_rows(train, tokenizer, with_template.trainer, field=settings.trainer.dataset_text_field)
-        if counted is not None and counted.cut:
-            log.warning("%s.", counted.line)
-            cut_rows.update(asdict(counted))
+        cut_report = count_cut_rows(
+            train, tokenizer, tokenizer_settings.trainer, field=settings.trainer.dataset_text_field
+        )
+        if cut_report is not None and cut_report.cut:
+            log.warning("%s.", cut_report.line)
+            cut_rows.update(asdict(cut_report))
         trainer = make_trainer(
             finite_steps(SFTTrainer),
-            with_template,
+            tokenizer_settings,
             model=model,
             train_dataset=train,
             eval_dataset=held_out,
             processing_class=tokenizer,
             peft_config=adapter,
         )
-        if not trainer.args.packing and (cut := len(train) - len(trainer.train_dataset)) > 0:
-            line = "%d of %d rows are left out, as max_length, %s, leaves no token of their answers."
-            log.warning(line, cut, len(train), trainer.args.max_length)
-            left_out["max_length"] = cut
+        if not trainer.args.packing and (n_left_out := len(train) - len(trainer.train_dataset)) > 0:
+            message = "%d of %d rows are left out, as max_length, %s, leaves no token of their answers."
+            log.warning(message, n_left_out, len(train), trainer.args.max_length)
+            left_out["max_length"] = n_left_out
         leave_out_router_logits(trainer.model)  # trl turns them on
         return trainer
 
@@ -108,7 +110,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
 
 
 def _adapter(settings: StageSettings, base: ParentCheckpoint | None) -> Any:
-    """The configuration of the adapter that is trained; None without one."""
+    """The configuration of the adapter to train; None without one."""
     from trl import get_peft_config
 
     adapter = get_peft_config(settings.model)
@@ -140,7 +142,7 @@ def _settle_tokenizer(
 def _as_trained(
     rows: Dataset, settings: StageSettings, tokenizer: PreTrainedTokenizerBase, *, of: str
 ) -> tuple[Dataset, int]:
-    """Leaves out rows over max_prompt_length, and a second BOS; returns the rows, and how many were left out."""
+    """Leaves out rows over max_prompt_length and removes a second BOS. Returns the rows, and how many were left out."""
     rows, cut = fitting(rows, tokenizer, settings.data.max_prompt_length, of=of)
     return without_second_bos(rows, tokenizer, settings.trainer.dataset_text_field), cut
 
@@ -148,7 +150,7 @@ def _as_trained(
 def _model_and_tokenizer(
     context: RunContext, settings: StageSettings, base: ParentCheckpoint | None, train: Dataset
 ) -> tuple[Any, Any]:
-    """The base and its tokenizer; without a base, random weights and a tokenizer that is trained on the rows.
+    """Loads the base and its tokenizer. Without a base, makes random weights and trains a tokenizer on the rows.
 
     Raises:
         ZooError: The base has fewer embeddings than its tokenizer has tokens.
@@ -195,7 +197,7 @@ def _settle_chat(
 
 
 def _ends_otherwise(context: RunContext) -> bool:
-    """Whether PPO has its own stop tokens or texts, so that SFT need not teach how answers end."""
+    """Whether PPO has its own stop tokens or stop texts, so that SFT need not teach the model to end answers."""
     if "ppo" not in context.recipe.stages:
         return False
     ppo = context.settings("ppo").trainer

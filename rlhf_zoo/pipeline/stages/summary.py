@@ -1,4 +1,4 @@
-"""Writes summary.json: a run in one file, for other programs."""
+"""Writes summary.json: the results of a run in one file, for other programs."""
 
 import resource
 import sys

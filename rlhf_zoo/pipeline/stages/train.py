@@ -57,11 +57,11 @@ def quiet() -> None:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What is left to do of a stage.
+    """What remains to be done for a stage.
 
     Attributes:
-        finished: Nothing.
-        again: Everything, over the files of an earlier run.
+        finished: Whether nothing remains.
+        again: Whether the stage starts over and replaces the files of an earlier run.
         before: run.json of the run to resume.
         resume: The checkpoint to resume from.
     """
@@ -74,15 +74,15 @@ class _Plan:
 
 @dataclass(frozen=True)
 class _Run:
-    """A stage that trains now.
+    """A stage that is about to train.
 
     Attributes:
         context: The run.
-        settings: The stage's.
-        record: Its files.
-        plan: What is left to do.
-        started: time.monotonic() when it began.
-        publisher: Sends its checkpoints.
+        settings: The stage's settings.
+        record: The stage's files.
+        plan: What remains to be done.
+        started: time.monotonic() when the stage began.
+        publisher: Sends the stage's checkpoints.
     """
 
     context: RunContext
@@ -115,16 +115,16 @@ def train_stage(
 
     Args:
         context: The run.
-        settings: The stage's.
+        settings: The stage's settings.
         data: The lineage of the data set.
         parents: The checkpoints that the stage starts from, by role.
         started: time.monotonic() when the stage began.
-        build: Builds the trainer; called only when there is something to train.
+        build: Builds the trainer; called only if there is something to train.
         publisher: Sends each checkpoint as it is saved.
         finish_checkpoint: Takes the trainer and a checkpoint, and adds to it before it counts as complete.
         conclude: Takes the trainer and the chosen checkpoint at the end, and returns fields for run.json.
-        left_out: Rows that `build` leaves out of training, by the key that is the reason.
-        cut_rows: Rows that `build` finds to be cut by max_length.
+        left_out: The number of rows that `build` leaves out of training, by the key that causes it.
+        cut_rows: Counts of the rows that max_length cuts, which `build` fills in.
 
     Returns:
         Whether it trained.
@@ -138,7 +138,7 @@ def train_stage(
     lineage = {name: dict(parent.lineage) for name, parent in parents.items()}
     resolved = _resolved(settings, data, lineage)
     code = stage_code(settings)
-    # Of several processes the first one makes the plan, and writes.
+    # With several processes, the first one makes the plan and writes.
     plan: _Plan = distributed.from_first(lambda: _plan(context, settings, resolved, parents, code, publisher))
     if plan.finished:
         return False
@@ -150,7 +150,7 @@ def train_stage(
         _reset_precision(settings)
         with doing(f"{stage}: loading models and data"):
             trainer = build()
-        # Only now, as settings that `build` refuses must not claim the directory, or delete files in it.
+        # Only now: settings that `build` refuses must not claim the directory or delete files in it.
         if distributed.first():
             optional = {"code": code, "left_out": left_out, "cut_rows": cut_rows}
             _begin(run, resolved, lineage, data, optional)
@@ -165,7 +165,7 @@ def train_stage(
 
 
 def _reset_precision(settings: StageSettings) -> None:
-    """Lets accelerate take another precision than that of an earlier stage, which it would refuse."""
+    """Resets accelerate, which would otherwise refuse a precision that differs from an earlier stage's."""
     if AcceleratorState._shared_state.get("_mixed_precision") != ("bf16" if settings.trainer.bf16 else "no"):
         AcceleratorState._reset_state()
 
@@ -173,7 +173,7 @@ def _reset_precision(settings: StageSettings) -> None:
 def _train_to_end(
     run: _Run, trainer: Any, stop: Interruptible, finish_checkpoint: Callable[[Any, Path], None] | None
 ) -> bool:
-    """Trains. Returns whether it reached the last step; raises Stopped after a signal before it."""
+    """Trains. Returns whether it reached the last step. Raises Stopped if a signal ended training before that."""
     context = run.context
     callback = _attach(run, trainer, stop, finish_checkpoint)
     run_name = f"{context.recipe.name}-{run.settings.stage}-{context.run_id(run.settings.stage)}"
@@ -234,9 +234,9 @@ def _begin(
     data: Mapping[str, Any],
     optional: Mapping[str, Mapping[str, Any] | None],
 ) -> None:
-    """Writes run.json of a stage that trains now, deleting the files of an earlier run if it starts again.
+    """Writes run.json of a stage that is about to train. Deletes the files of an earlier run if the stage starts over.
 
-    `parents` and `data` are their lineage; `optional` are fields that are left out if they are empty.
+    `parents` and `data` hold their lineage; empty fields of `optional` are left out.
     """
     context, settings, record, publisher = run.context, run.settings, run.record, run.publisher
     stage, before = settings.stage, run.plan.before
@@ -267,17 +267,17 @@ def _begin(
 
 
 def code_lineage(context: RunContext) -> list[dict[str, Any]]:
-    """The models' own code that ran in this process.
+    """Lists the remote code of models that ran in this process.
 
     Args:
         context: The run.
 
     Returns:
-        The lineage of each code; the same code has the name that an earlier stage of the run recorded.
+        The lineage of each model's code. Code that an earlier stage recorded keeps the name from that stage.
     """
     recorded = [code for stage in STAGES for code in context.record(stage).read().get("remote_code") or ()]
-    ran = [code.lineage for code in code_run()]
-    return [next((earlier for earlier in recorded if earlier["files"] == code["files"]), code) for code in ran]
+    lineages = [code.lineage for code in code_run()]
+    return [next((earlier for earlier in recorded if earlier["files"] == code["files"]), code) for code in lineages]
 
 
 def _plan(
@@ -288,14 +288,14 @@ def _plan(
     code_named: Mapping[str, Any],
     publisher: Publisher | None,
 ) -> _Plan:
-    """What is left to do. Raises ZooError if the stage cannot start, resume, or be published under its name."""
+    """Returns what remains. Raises ZooError if the stage cannot start, resume, or be published under its name."""
     stage = settings.stage
     record = context.record(stage)
     recipe = context.recipe.name
-    again = record.run_file.exists() and (context.restart or record.came_to_nothing(resolved, recipe))
-    if not again:
+    starts_over = record.run_file.exists() and (context.restart or record.came_to_nothing(resolved, recipe))
+    if not starts_over:
         context.check_begun(stage, resolved)
-    before = {} if again else record.read()
+    before = {} if starts_over else record.read()
     if before and record.has_trained:
         _check_files(settings, parents, before)
         check_code(code_named, before.get("code"))
@@ -308,18 +308,18 @@ def _plan(
         claim_repository(context, stage)
     if publisher is not None and settings.model.use_peft:
         check_bases(context, stage, parents)
-    if not before and not again and any(record.path.glob("checkpoint-*")):
+    if not before and not starts_over and any(record.path.glob("checkpoint-*")):
         raise ZooError(f"{record.path} holds checkpoints that no run of rlhf-zoo wrote: choose another --output_dir.")
     resume = None
-    if not again:
+    if not starts_over:
         record.remove_incomplete()
         resume = _last_intact(record)
         record.truncate_metrics(checkpoint_step(resume) if resume else -1)
-    return _Plan(False, again, before, resume)
+    return _Plan(False, starts_over, before, resume)
 
 
 def _template_lineage(settings: StageSettings) -> dict[str, Any]:
-    """The digest of the file that chat_template_path names, for run.json; {} where it names none."""
+    """The digest of the file in chat_template_path, for run.json; {} if it is not a file."""
     path = getattr(settings.trainer, "chat_template_path", None)
     return {"files": digest(Path(path))} if path is not None and Path(path).is_file() else {}
 
@@ -335,7 +335,7 @@ def _check_files(settings: StageSettings, parents: Mapping[str, ParentCheckpoint
 
 
 def _last_intact(record: StageRecord) -> Path | None:
-    """The last intact checkpoint; damaged later ones are renamed, with a warning."""
+    """Returns the last intact checkpoint. Renames damaged checkpoints after it, with a warning."""
     problems = record.set_damaged_aside()
     resume = record.last_checkpoint()
     for problem in problems:
@@ -348,14 +348,14 @@ def _last_intact(record: StageRecord) -> Path | None:
 
 
 def _publication(context: RunContext) -> dict[str, Any]:
-    """Where the run is to be published, for `push --resume`."""
+    """The Hub and namespace to publish the run to, for `push --resume`."""
     return {"hub": context.hub.label, "namespace": context.namespace, "private": context.private}
 
 
 def _train(run: _Run, trainer: Any) -> None:
-    """Trains; if an update fails, or a signal ends a wait or an evaluation, saves the updates before it.
+    """Trains. If an update fails, or a signal ends a wait or an evaluation, saves the updates finished before that.
 
-    An evaluation that a signal ended is repeated before training resumes.
+    An evaluation that a signal ended is repeated when training resumes.
 
     Raises:
         Stopped: After such a signal.
@@ -390,9 +390,9 @@ def _train(run: _Run, trainer: Any) -> None:
 
 
 def _save_finished(trainer: Any, record: StageRecord, error: NoUpdate | WaitEnded) -> bool:
-    """Saves the finished updates. Returns False without any, and where other processes still wait.
+    """Saves the finished updates. Returns False if there are none, or if other processes are still waiting.
 
-    Raises the error again if the disk is full.
+    Re-raises the error if the disk is full.
     """
     step = trainer.state.global_step
     if (distributed.count() > 1 and not getattr(error, "agreed", False)) or step == 0:
@@ -408,7 +408,7 @@ def _save_finished(trainer: Any, record: StageRecord, error: NoUpdate | WaitEnde
 
 
 def _owes_evaluation(state: TrainerState, record: StageRecord) -> bool:
-    """Whether the evaluation that was due after this step was not finished."""
+    """Whether an evaluation was due after this step but did not finish."""
     callbacks: Any = state.stateful_callbacks
     control = (callbacks or {}).get("TrainerControl", {}).get("args", {})
     return bool(control.get("should_evaluate")) and not any(
@@ -418,7 +418,7 @@ def _owes_evaluation(state: TrainerState, record: StageRecord) -> bool:
 
 @contextlib.contextmanager
 def _complete_checkpoints(record: StageRecord) -> Iterator[None]:
-    """Deletes an incomplete checkpoint when the disk is full, which raises ZooError, or losses are not finite."""
+    """Deletes an incomplete checkpoint if losses are not finite, or if the disk is full, and then raises ZooError."""
     try:
         yield
     except (NotFinite, NoRoom):
@@ -455,10 +455,10 @@ def _attach(
         unsent: set[int] = set()
         if run.publisher is not None:
             run.publisher.notify()
-            waiting = unpublished(record, context.repo(settings.stage), hub=context.hub.label)
-            unsent = {checkpoint_step(path) for path in waiting}
-        kept = unsent | promising(record, settings.release, settings.trainer)
-        prune(record, keep=settings.keep, stay=kept)
+            pending = unpublished(record, context.repo(settings.stage), hub=context.hub.label)
+            unsent = {checkpoint_step(path) for path in pending}
+        protected = unsent | promising(record, settings.release, settings.trainer)
+        prune(record, keep=settings.keep, stay=protected)
         thin(record, keep=settings.release.save_optimizer_limit)
 
     finish = None if finish_checkpoint is None else functools.partial(finish_checkpoint, trainer)

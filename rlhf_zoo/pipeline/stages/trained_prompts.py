@@ -24,12 +24,12 @@ def count_trained_prompts(
 
     Args:
         context: The run.
-        prompts: Those of the evaluation.
-        planned: Stages that will be trained. The data of other stages that are not finished in this run directory are
-            unknown.
+        prompts: The prompts of the evaluation.
+        planned: Stages that will be trained. For other stages that are not finished in this run directory, the data
+            are unknown.
 
     Returns:
-        Different prompts by stage; None where they cannot be counted.
+        The number of distinct prompts by stage; None if they cannot be counted.
     """
     count_by_stage = {
         stage: _count(context, stage, prompts, planned=stage in planned) for stage in context.recipe.stages
@@ -42,7 +42,7 @@ def count_trained_prompts(
 
 
 def _advice(context: RunContext) -> str:
-    """How to keep the evaluation's prompts out of training."""
+    """Advice on how to keep the evaluation's prompts out of training."""
     if evaluated_part(context)["held_out_share"] is not None:  # stages that are trained from now on leave them out
         return "train these stages again with --restart to leave them out"
     if context.settings("ppo").data.held_out_share is not None:
@@ -62,24 +62,24 @@ def _count(context: RunContext, stage: str, prompts: Dataset, *, planned: bool) 
     if not finished and not planned:
         return None
     try:
-        run = as_trained(context, stage) if finished else context
-        trained = _training_rows(run, stage, document.get("left_out") or {} if finished else None)
+        stage_context = as_trained(context, stage) if finished else context
+        training_rows = _training_rows(stage_context, stage, document.get("left_out") or {} if finished else None)
     except ZooError as error:
         log.info("Whether the stage %s trains on prompts of the evaluation is unknown: %s", stage, error)
         return None
-    if trained is None:
+    if training_rows is None:
         return None
-    overlaps = [overlap(prompts, rows) for rows in trained]
-    repeated = sorted(set[int]().union(*(result.prompts for result in overlaps)))
-    if not repeated and not all(result.is_complete for result in overlaps):
+    overlaps = [overlap(prompts, rows) for rows in training_rows]
+    shared_rows = sorted(set[int]().union(*(result.prompts for result in overlaps)))
+    if not shared_rows and not all(result.is_complete for result in overlaps):
         return None
-    return count_distinct_prompts(prompts.select(repeated)["prompt"])
+    return count_distinct_prompts(prompts.select(shared_rows)["prompt"])
 
 
 def _training_rows(context: RunContext, stage: str, left_out: Mapping[str, Any] | None) -> list[Dataset] | None:
     """The rows that a stage trains on; None for pairs that are still to be simulated from PPO's prompts.
 
-    `left_out` is what a finished stage left out. If it would leave out something else now, it trained on all rows.
+    `left_out` is what a finished stage left out. If the stage would leave out other rows now, it trained on all rows.
     """
     if stage == "reward":
         if left_out is None and context.settings("reward").data.simulated_pairs is not None:

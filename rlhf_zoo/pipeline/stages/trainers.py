@@ -14,7 +14,7 @@ def make_trainer(trainer_class: Callable[..., Any], settings: StageSettings, **p
 
     Args:
         trainer_class: The trainer's class.
-        settings: The stage's.
+        settings: The stage's settings.
         **parts: Models, tokenizers and data sets, by the trainer's keywords.
 
     Raises:

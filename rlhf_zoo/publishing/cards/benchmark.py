@@ -68,8 +68,8 @@ def _measured(facts: Facts) -> tuple[dict[str, Mapping[str, Any] | None], str, s
         figures = {"accuracy": facts.accuracy, "loss": estimate_at(report, "loss")}
         data = measured_on(facts)
         return figures, "accuracy", data.split if data.share is None else None, data.config
-    own = facts.evaluation.get(facts.stage)
-    figures = {key: facts.figure(facts.stage, key) for key in own or {}}
+    stage_figures = facts.evaluation.get(facts.stage)
+    figures = {key: facts.figure(facts.stage, key) for key in stage_figures or {}}
     if facts.stage == "ppo":
         figures["win_rate"] = facts.figure("win_rate")
     data = evaluated_on(facts)
@@ -91,11 +91,11 @@ def _entry(facts: Facts, task: str, key: str, figure: Mapping[str, Any]) -> dict
 
 def _notes(facts: Facts, key: str, figure: Mapping[str, Any]) -> str:
     judge = (facts.evaluation.get("judge") or {}).get("name")
-    words = [f"{key} ({judge})" if key in ("judge", "win_rate") and judge else key]
+    parts = [f"{key} ({judge})" if key in ("judge", "win_rate") and judge else key]
     if interval := figure.get("ci95"):
-        words.append("95% interval [{:.4g}, {:.4g}]".format(*interval))
-    words += [f"n = {figure['n']}"] if figure.get("n") else []
+        parts.append("95% interval [{:.4g}, {:.4g}]".format(*interval))
+    parts += [f"n = {figure['n']}"] if figure.get("n") else []
     if facts.stage != "reward":
-        words.append(f"temperature {facts.evaluation.get('temperature')}")
-    words.append(f"seed {facts.run.get('seed')}")
-    return ", ".join(words) + "; measured by rlhf-zoo, not by the benchmark's own harness"
+        parts.append(f"temperature {facts.evaluation.get('temperature')}")
+    parts.append(f"seed {facts.run.get('seed')}")
+    return ", ".join(parts) + "; measured by rlhf-zoo, not by the benchmark's own harness"

@@ -1,6 +1,6 @@
 """The model card of a stage, made only from its run directory: README.md, rlhf_card.json, plots, .eval_results.
 
-It reads run.json, metrics.jsonl and the checkpoints of the stage, run.json of its sibling stages, and ../eval and
+It reads run.json, metrics.jsonl and the checkpoints of the stage, run.json of the sibling stages, and ../eval and
 ../baseline where they exist. A figure that is not in these files reads "not measured". It imports neither torch nor any
 library of Hugging Face.
 """
@@ -133,7 +133,7 @@ def card_json(facts: Facts) -> dict[str, Any]:
         "recipe": facts.recipe,
         "repo": facts.repo_id,
         "step": facts.at,
-        "tag": next((saved.tag for saved in facts.checkpoints if saved.step == facts.at), None),
+        "tag": next((checkpoint.tag for checkpoint in facts.checkpoints if checkpoint.step == facts.at), None),
         "chosen": facts.chosen,
         "status": facts.run.get("status") if facts.step is None else "checkpoint",
         "seed": facts.run.get("seed"),
@@ -153,10 +153,10 @@ def card_json(facts: Facts) -> dict[str, Any]:
         **({"baselines": baselines} if facts.stage == "ppo" and baselines else {}),
         "prompts": list(dict.fromkeys(row["prompt"] for row in facts.samples))[:_PROMPTS_KEPT],
         "checkpoints": [
-            {"step": saved.step, "tag": saved.tag, "commit": saved.commit}
-            | {name: saved.metrics.get(key) for name, key in card.json_columns.items()}
-            | {key: saved.metrics.get(key) for key in watched(facts)}
-            for saved in facts.checkpoints
+            {"step": checkpoint.step, "tag": checkpoint.tag, "commit": checkpoint.commit}
+            | {name: checkpoint.metrics.get(key) for name, key in card.json_columns.items()}
+            | {key: checkpoint.metrics.get(key) for key in watched(facts)}
+            for checkpoint in facts.checkpoints
         ],
         "created": facts.run.get("created"),
         "finished": facts.run.get("finished") if facts.step is None else None,
@@ -293,25 +293,25 @@ def _plots(facts: Facts, card: StageCard, folder: Path) -> dict[str, Raw]:
 
 def _lineage(facts: Facts) -> list[tuple[str, Any, Any]]:
     """Returns (role, repository, commit) of each ancestor and of the model itself, ancestors first."""
-    order = {role: place for place, role in enumerate(_ROLES)}
+    order = {role: index for index, role in enumerate(_ROLES)}
     ancestors = {"base": facts.origin, **facts.parents}
     if facts.on_base:  # the base model is also the parent with the role "sft"
         ancestors.pop("sft", None)
     lines = []
     for role in sorted(ancestors, key=lambda role: order.get(role, len(order))):
-        direct = facts.on_base and role == "base"
+        is_start = facts.on_base and role == "base"
         name, commit = _named(role, ancestors[role])
         if merged := _merged_under(facts, role):
             commit = Raw(f"{commit}, merged into its model: {markdown.code(merged)}")
-        lines.append((_ON_BASE if direct else _ROLES.get(role, role), name, commit))
+        lines.append((_ON_BASE if is_start else _ROLES.get(role, role), name, commit))
     saved = [row for row in facts.checkpoints if row.step == facts.at]
     commit = saved[0].commit if saved else None
     role_title = f"this model, step {facts.at}" if facts.at is not None else "this model"
     if facts.step is not None and not saved:
         return [*lines, (role_title, "no checkpoint was saved at this step", "")]
-    own = {"repo": facts.repo_id, "commit": commit}
-    name, commit = _named("self", own)
-    if facts.repo_id and facts.being_sent is not None and not own["commit"]:
+    reference = {"repo": facts.repo_id, "commit": commit}
+    name, commit = _named("self", reference)
+    if facts.repo_id and facts.being_sent is not None and not reference["commit"]:
         commit = Raw("the commit of this card")
     return [*lines, (role_title, name, commit)]
 

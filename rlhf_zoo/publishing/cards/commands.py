@@ -134,22 +134,23 @@ def snippet(facts: Facts) -> str | None:
     if row is None or (facts.adapter and facts.base is None):
         return None
     model = _CLASSES[STAGES[facts.stage].task]
-    own = _source(facts, str(facts.repo_id), _revision(facts, row))
-    trust = ", trust_remote_code=True" if facts.remote_code else ""  # the reader decides to run it
-    tokenizer = f"tokenizer = AutoTokenizer.from_pretrained({own}{trust})"
+    source = _source(facts, str(facts.repo_id), _revision(facts, row))
+    trust_argument = ", trust_remote_code=True" if facts.remote_code else ""  # the reader decides to run it
+    tokenizer = f"tokenizer = AutoTokenizer.from_pretrained({source}{trust_argument})"
     if not facts.adapter:
-        lines = [f"model = {model}.from_pretrained({own}{trust})", tokenizer]
+        lines = [f"model = {model}.from_pretrained({source}{trust_argument})", tokenizer]
         names = [model, "AutoTokenizer"]
-        if facts.critic and not facts.merged and not trust:
+        if facts.critic and not facts.merged and not trust_argument:
             names.insert(1, "AutoModelForTokenClassification")
-            lines.append(f'critic = AutoModelForTokenClassification.from_pretrained({own}, subfolder="critic")')
+            lines.append(f'critic = AutoModelForTokenClassification.from_pretrained({source}, subfolder="critic")')
         return f"from transformers import {', '.join(names)}\n\n" + "\n".join(lines)
     assert facts.base is not None
     base = _source(facts, facts.base["repo"], facts.base["commit"])
     base += ", num_labels=1" if facts.stage == "reward" else ""
     return (
         f"from peft import PeftModel\nfrom transformers import {model}, AutoTokenizer\n\n"
-        f"base = {model}.from_pretrained({base}{trust})\nmodel = PeftModel.from_pretrained(base, {own})\n{tokenizer}"
+        f"base = {model}.from_pretrained({base}{trust_argument})\n"
+        f"model = PeftModel.from_pretrained(base, {source})\n{tokenizer}"
     )
 
 
@@ -166,12 +167,12 @@ def merged(facts: Facts) -> tuple[str | None, str] | None:
         return None
     model, folder = _CLASSES[STAGES[facts.stage].task], f"{facts.title}-merged"
     local = facts.hub == "local"
-    own = json.dumps(f"./{folder}") if local else f'{json.dumps(facts.repo_id)}, revision="merged"'
-    own += ", trust_remote_code=True" if facts.remote_code else ""
+    source = json.dumps(f"./{folder}") if local else f'{json.dumps(facts.repo_id)}, revision="merged"'
+    source += ", trust_remote_code=True" if facts.remote_code else ""
     return (
         f"{pull(facts, 'merged')} --output_dir {folder}" if local else None,
         f"from transformers import {model}, AutoTokenizer\n\n"
-        f"model = {model}.from_pretrained({own})\ntokenizer = AutoTokenizer.from_pretrained({own})",
+        f"model = {model}.from_pretrained({source})\ntokenizer = AutoTokenizer.from_pretrained({source})",
     )
 
 

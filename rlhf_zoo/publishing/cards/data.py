@@ -1,4 +1,4 @@
-"""Describes the rows of data that a stage was trained and measured on."""
+"""Describes the data that a stage was trained and measured on."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
@@ -131,7 +131,7 @@ def measured_on(facts: Facts) -> DataPart:
 
 
 def evaluated_on(facts: Facts, part: Mapping[str, Any] | None = None) -> DataPart:
-    """Returns the prompts of ../eval, or of a part of it with prompts of its own.
+    """Returns the prompts of ../eval, or of a part of it that has its own prompts.
 
     Args:
         facts: The facts of the stage.

@@ -55,7 +55,7 @@ class Facts:
         evaluation: evaluation.json of ../eval.
         samples: Rows of its samples.jsonl.
         foreign: What ../eval belongs to, where that is not this run; its figures are then left out.
-        merged: Whether the facts describe the branch `merged`, the checkpoint with its adapter merged.
+        merged: Whether the facts describe the branch `merged`, which holds the checkpoint with its adapter merged.
         frontier: Results of baselines for that evaluation.
     """
 
@@ -112,12 +112,12 @@ class Facts:
 
     @property
     def mark(self) -> int | None:
-        """The step that curves mark, where the run went on after it."""
+        """The step to mark in curves, if the run continued after it."""
         return self.at if self.at is not None and self.last_step is not None and self.at < self.last_step else None
 
     @property
     def finished(self) -> bool:
-        """Whether this describes the end of a run that finished."""
+        """Whether the facts describe the end of a finished run."""
         return self.step is None and self.run.get("status") == "finished"
 
     @cached_property
@@ -143,7 +143,7 @@ class Facts:
 
     @property
     def repo_id(self) -> str | None:
-        """The repository that it is published in, None without one."""
+        """The repository that the stage is published in; None if it is not published."""
         return hub_id((self.run.get("repo") or {}).get("id"))
 
     @property
@@ -185,7 +185,7 @@ class Facts:
         return {key: value for key, (_, value) in self._newest.items()}
 
     def when(self, key: str) -> int | None:
-        """Returns the step of `now[key]`; before `at` where the metric is not logged at every step.
+        """Returns the step of `now[key]`, which is before `at` if the metric is not logged at every step.
 
         Args:
             key: The metric.
@@ -216,17 +216,17 @@ class Facts:
         parents = {**(self.run.get("parents") or {}), "data": self._dataset}
         if self.stage == "sft" and "base" not in parents and hub_id(self.setting("model_name_or_path")):
             parents["base"] = {"repo": self.setting("model_name_or_path"), "commit": self.setting("model_revision")}
-        named = {role: parent for role, parent in parents.items() if parent}
+        recorded_parents = {role: parent for role, parent in parents.items() if parent}
         names = ("repo", "commit", "folder", "files")
         return {
             role: {name: parent.get(name) for name in names if name in names[:2] or parent.get(name)}
-            for role, parent in named.items()
+            for role, parent in recorded_parents.items()
         }
 
     def _sibling(self, role: str, parent: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns run.json of the sibling stage with a parent's role, where it is the run that this stage started from.
+        """Returns run.json of the sibling stage for a parent's role, if this stage started from that run; else {}.
 
-        A round, and a run of an ablation or a sweep, lies one or two folders below the run with its SFT policy.
+        A round, or a run of an ablation or a sweep, is one or two folders below the run with its SFT policy.
         """
         if role not in _SIBLINGS:
             return {}
@@ -234,24 +234,26 @@ class Facts:
         fingerprints = run.get("fingerprint"), parent.get("fingerprint")
         if run and (None in fingerprints or fingerprints[0] == fingerprints[1]):
             return run
-        above = (StageRecord(folder / role).read() for folder in self.path.parents[1:3])
-        return next((document for document in above if document and document.get("fingerprint") == fingerprints[1]), {})
+        parent_runs = (StageRecord(folder / role).read() for folder in self.path.parents[1:3])
+        return next(
+            (document for document in parent_runs if document and document.get("fingerprint") == fingerprints[1]), {}
+        )
 
     @property
     def _dataset(self) -> Mapping[str, Any] | None:
         recorded = self.run.get("dataset") or (self.run.get("parents") or {}).get("data")
-        named = self.setting("dataset_name")
-        if hub_id(named) and not recorded:
-            return {"repo": named, "commit": self.setting("dataset_revision")}
-        if named and not hub_id(named) and not self.setting("corpus"):
-            return {"folder": Path(named).name, **(recorded or {})}
+        dataset_name = self.setting("dataset_name")
+        if hub_id(dataset_name) and not recorded:
+            return {"repo": dataset_name, "commit": self.setting("dataset_revision")}
+        if dataset_name and not hub_id(dataset_name) and not self.setting("corpus"):
+            return {"folder": Path(dataset_name).name, **(recorded or {})}
         return recorded
 
     @cached_property
     def origin(self) -> Mapping[str, Any] | None:
-        """{repo, commit} of the model that this lineage's SFT policy started from; repo is None for random weights.
+        """{repo, commit} of the model that the SFT policy started from; repo is None for random weights.
 
-        None where that is not recorded here.
+        None if the run directory does not record it.
         """
         if "base" in self.parents:
             return self.parents["base"]
@@ -270,12 +272,12 @@ class Facts:
 
     @property
     def on_base(self) -> bool:
-        """Whether PPO started from a model that the recipe names, rather than from the SFT stage of its run."""
+        """Whether PPO started from a model that the recipe names, not from the SFT stage of its run."""
         return starts_on_base(self.stage, self.settings)
 
     @property
     def base(self) -> dict[str, Any] | None:
-        """The parent whose weights it started from; for an adapter, its branch `merged`."""
+        """The parent whose weights the stage started from; for an adapter, the parent's branch `merged`."""
         for role in STAGES[self.stage].starts_from:
             parent = self.parents.get(role)
             if parent is not None and hub_id(parent["repo"]):
@@ -285,29 +287,29 @@ class Facts:
 
     @property
     def remote_code(self) -> list[dict[str, Any]]:
-        """The models' own code that ran: {model, commit, files}; model is None for a local folder."""
+        """The remote code of models that ran: {model, commit, files}; model is None for a local folder."""
         return [{**code, "model": hub_id(code["model"])} for code in self.run.get("remote_code") or ()]
 
     @property
     def datasets(self) -> list[str]:
-        """The repository of its data set in a list, [] where that is not published."""
+        """A list with the repository of the data set; [] if the data set is not published."""
         name = hub_id(self.parents.get("data", {}).get("repo"))
         return [name] if name else []
 
     @property
     def benchmark(self) -> Mapping[str, Any] | None:
-        """The content of the data set's eval.yaml, where the data set is registered as a benchmark."""
+        """The content of the data set's eval.yaml; None if the data set is not registered as a benchmark."""
         benchmark = (self.run.get("dataset") or {}).get("benchmark")
         return benchmark if isinstance(benchmark, Mapping) else None
 
     @cached_property
     def adapter(self) -> bool:
-        """Whether the weights are a LoRA adapter on top of `base`, by the checkpoint, else by the settings."""
+        """Whether the weights are a LoRA adapter on `base`, according to the checkpoint, else to the settings."""
         if self.merged:
             return False
         folders = [path for path in StageRecord(self.path).checkpoints() if checkpoint_step(path) == self.at]
-        if self.at is not None and (saving := StageRecord(self.path).checkpoint_path(self.at)).is_dir():
-            folders.append(saving)
+        if self.at is not None and (checkpoint := StageRecord(self.path).checkpoint_path(self.at)).is_dir():
+            folders.append(checkpoint)
         if folders:
             return (folders[0] / "adapter_config.json").is_file()
         return bool(self.setting("use_peft"))
@@ -327,8 +329,8 @@ class Facts:
         """PPO's reward functions as the recipe names them -> their weights (None where not recorded)."""
         names = [str(name) for name in self.setting("reward_funcs", [])]
         weights = self.setting("reward_weights") or [1.0] * (len(names) + self.learned_reward)
-        fits = len(weights) == len(names) + self.learned_reward
-        return dict(zip(names, weights[-len(names) :] if fits and names else [None] * len(names), strict=True))
+        weights_match = len(weights) == len(names) + self.learned_reward
+        return dict(zip(names, weights[-len(names) :] if weights_match and names else [None] * len(names), strict=True))
 
     @property
     def learned_reward(self) -> bool:
@@ -342,28 +344,31 @@ class Facts:
 
     @property
     def being_sent(self) -> int | None:
-        """The step of the checkpoint in the same commit as this card, which the card therefore cannot name."""
+        """The step of the checkpoint that is sent in the same commit as this card; the card cannot name that commit."""
         return self.at if self.cell is not None else self.step
 
     @cached_property
     def checkpoints(self) -> list[CheckpointRow]:
-        """The sent checkpoints and the complete ones on disk, by step; at `step` also the one that is being saved."""
+        """Checkpoints that were sent or are complete on disk, by step, plus the one that is being saved at `step`."""
         sent = dict(step_tags(self.run))
         folders = {checkpoint_step(folder): folder for folder in StageRecord(self.path).checkpoints()}
         for step, folder in folders.items():
             published = folder / "published.json"
-            note = read_json(published) if published.is_file() else {}
-            if (note.get("hub"), note.get("repo")) == (self.hub, self.repo_id):  # not sent under another namespace
-                sent[step] = note["commit"]
-        every = {*sent, *folders}
+            publication = read_json(published) if published.is_file() else {}
+            if (publication.get("hub"), publication.get("repo")) == (
+                self.hub,
+                self.repo_id,
+            ):  # not sent under another namespace
+                sent[step] = publication["commit"]
+        steps = {*sent, *folders}
         if self.step is not None and StageRecord(self.path).checkpoint_path(self.step).is_dir():
-            every.add(self.step)
+            steps.add(self.step)
         rows: dict[int, dict[str, Any]] = {}
         for row in self.metrics:
             rows.setdefault(row["step"], {}).update(row)
         return [
             CheckpointRow(step, self._tag_of(step), sent.get(step), rows.get(step, {}))
-            for step in sorted(every)
+            for step in sorted(steps)
             if self.step is None or step <= self.step
         ]
 
@@ -390,10 +395,12 @@ class Facts:
 
     @property
     def reward_report(self) -> Mapping[str, Any]:
-        """Measurements of the reward model on held-out pairs: this stage's own, or the model behind PPO's reward."""
+        """Measurements on held-out pairs of this stage's reward model, or of the model behind PPO's reward."""
         recorded = self.run.get("reward_model") if self.stage == "reward" and self.step is None else None
-        behind = self.evaluation.get("reward_model") if self.stage == "reward" or self.learned_reward else None
-        return recorded or behind or {}
+        evaluated_report = (
+            self.evaluation.get("reward_model") if self.stage == "reward" or self.learned_reward else None
+        )
+        return recorded or evaluated_report or {}
 
     @property
     def accuracy(self) -> Mapping[str, Any] | None:

@@ -29,15 +29,15 @@ def _held_out(facts: Facts) -> Iterator[str]:
     reward, judge = sides("reward"), sides("judge")
     name = (facts.evaluation.get("judge") or {}).get("name", "the judge")
     if reward and judge:
-        together = "both rose" if reward[1] > reward[0] and judge[1] > judge[0] else "they did not both rise"
-        yield f"Reward {_change(*reward)}, judge ({name}) {_change(*judge)}: {together}."
+        agreement = "both rose" if reward[1] > reward[0] and judge[1] > judge[0] else "they did not both rise"
+        yield f"Reward {_change(*reward)}, judge ({name}) {_change(*judge)}: {agreement}."
     for other in facts.evaluation.get("judges") or {}:
         before, after = (facts.figure("judges", other, side) for side in ("sft", "ppo"))
         if other != name and before and after:
             yield f"Second judge ({other}) {_change(before['value'], after['value'])}."
-    if apart := _apart(facts.samples):
+    if counts := _apart(facts.samples):
         yield (
-            f"In {apart[0]} of {apart[1]} comparisons on the same prompt and sample, PPO's completion has the higher "
+            f"In {counts[0]} of {counts[1]} comparisons on the same prompt and sample, PPO's completion has the higher "
             "reward and the lower judge score."
         )
     if change := sides("distinct_2"):
@@ -78,12 +78,12 @@ def reward_parts(facts: Facts) -> list[dict[str, Any]]:
     if len(names) < 2:
         return []
     models = [name for name in names if _MEMBER.fullmatch(name)]
-    paid = len(names) - len(models)
-    weights = facts.setting("reward_weights") or [1] * paid
-    if len(weights) != paid:
-        weights = [None] * paid
-    words = ["watched" if name == _DISAGREEMENT else "in the ensemble score" for name in models]
-    parts = zip([*(name for name in names if name not in models), *models], [*weights, *words], strict=True)
+    n_rewards = len(names) - len(models)
+    weights = facts.setting("reward_weights") or [1] * n_rewards
+    if len(weights) != n_rewards:
+        weights = [None] * n_rewards
+    descriptions = ["watched" if name == _DISAGREEMENT else "in the ensemble score" for name in models]
+    parts = zip([*(name for name in names if name not in models), *models], [*weights, *descriptions], strict=True)
     return [
         {"name": name.partition("/")[2], "weight": weight, "first": facts.first(name), "now": facts.now.get(name)}
         for name, weight in parts

@@ -1,4 +1,4 @@
-"""Parts that the cards of all stages share."""
+"""Parts shared by the cards of all stages."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -43,7 +43,7 @@ Draw = Callable[..., None]
 
 @dataclass(frozen=True)
 class StageCard:
-    """What distinguishes the card of a stage from those of others.
+    """The parts of a stage's card that differ from stage to stage.
 
     Attributes:
         template: The README's template, which extends base.md.jinja.
@@ -93,7 +93,7 @@ def unmeasured_figures(facts: Facts, *excluded: str) -> list[str]:
 
 
 def picks(facts: Facts, side: str) -> dict[str, list[dict[str, Any]]]:
-    """Selects samples to show: of the first prompts, the worst by the judge, and of PPO those farthest from SFT.
+    """Selects samples to show: from the first prompts, the worst by the judge, and for PPO the farthest from SFT.
 
     Args:
         facts: The facts of the stage.

@@ -60,9 +60,9 @@ def _draw(facts: Facts, draw: Draw) -> None:
         panels += (("kl_coef", "β, the KL coefficient", "reward per nat"),)
     draw("reward_kl", "Reward and KL against the step", plots.plot_reward_and_kl, rows, mark=mark)
     draw("reward_sqrt_kl", "Reward against √KL", plots.plot_reward_against_kl, rows, mark=mark)
-    followed = facts.evaluation.get("over_training")
+    over_training = facts.evaluation.get("over_training")
     description = "Training reward and judge against √KL, at each checkpoint"
-    draw("over_training", description, plots.plot_over_training, followed)
+    draw("over_training", description, plots.plot_over_training, over_training)
     description = ", ".join(title[0].lower() + title[1:] for _, title, _ in panels)
     draw("baselines", "Judge and reward of PPO and of baselines against √KL", plots.plot_frontier, facts.frontier)
     draw("training", f"Against the step: {description}", plots.plot_panels, rows, panels, mark=mark)
@@ -117,23 +117,23 @@ def _times(facts: Facts) -> dict[str, float]:
 
 def _rewarded(facts: Facts) -> Raw:
     """Returns a description of PPO's reward."""
-    paid = [markdown.code(name) for name, weight in facts.rewards.items() if weight != 0]
-    watched = [markdown.code(name) for name, weight in facts.rewards.items() if weight == 0]
+    rewarded = [markdown.code(name) for name, weight in facts.rewards.items() if weight != 0]
+    unweighted = [markdown.code(name) for name, weight in facts.rewards.items() if weight == 0]
     reward_sources = [_learned(facts)] if facts.learned_reward else []
-    if paid:
-        reward_sources.append(f"the reward function{'s' if len(paid) > 1 else ''} {', '.join(paid)}")
-    unpaid = f" (with {', '.join(watched)} logged at weight 0)" if watched else ""
-    return Raw((" and ".join(reward_sources) or "a reward that is not recorded") + unpaid)
+    if rewarded:
+        reward_sources.append(f"the reward function{'s' if len(rewarded) > 1 else ''} {', '.join(rewarded)}")
+    note = f" (with {', '.join(unweighted)} logged at weight 0)" if unweighted else ""
+    return Raw((" and ".join(reward_sources) or "a reward that is not recorded") + note)
 
 
 def _learned(facts: Facts) -> str:
     models = sum(role in facts.parents for role in REWARD_ROLES)
-    how, penalty = facts.setting("reward_ensemble"), facts.setting("reward_ensemble_lambda", 0.5)
+    aggregation, penalty = facts.setting("reward_ensemble"), facts.setting("reward_ensemble_lambda", 0.5)
     if models < 2:
         return "a learned reward"
-    words = {"worst": "lowest score", "mean": "mean score", "mean_minus_variance": "mean minus variance"}
-    less = f" (λ = {markdown.number(penalty)})" if how == "mean_minus_variance" else ""
-    return f"the {words.get(how, 'combined score')} of {models} reward models{less}"
+    descriptions = {"worst": "lowest score", "mean": "mean score", "mean_minus_variance": "mean minus variance"}
+    penalty_note = f" (λ = {markdown.number(penalty)})" if aggregation == "mean_minus_variance" else ""
+    return f"the {descriptions.get(aggregation, 'combined score')} of {models} reward models{penalty_note}"
 
 
 def _main_judge(facts: Facts) -> dict[str, Any]:
@@ -148,9 +148,9 @@ def _other_judges(facts: Facts) -> dict[str, dict[str, Any]]:
     judges: dict[str, dict[str, Any]] = {}
     for name, figures in (facts.evaluation.get("judges") or {}).items():
         if name != main and isinstance(figures, Mapping):
-            own = {key: facts.figure("judges", name, key) for key in ("sft", "ppo", "win_rate")}
+            estimates = {key: facts.figure("judges", name, key) for key in ("sft", "ppo", "win_rate")}
             judges[name] = {
-                **own,
+                **estimates,
                 "description": figures.get("description", ""),
                 "notes": notes_on_judge(figures),
             }
@@ -165,14 +165,14 @@ def _other_judges(facts: Facts) -> dict[str, dict[str, Any]]:
 
 
 def _unmeasured(facts: Facts) -> list[str]:
-    followed = facts.evaluation.get("over_training")
+    over_training = facts.evaluation.get("over_training")
     measured = {
         "win rate over SFT": facts.figure("win_rate"),
         "the control (SFT against SFT under another seed)": facts.figure("control"),
-        "the judge before the end of training": isinstance(followed, Mapping) and followed.get("checkpoints"),
+        "the judge before the end of training": isinstance(over_training, Mapping) and over_training.get("checkpoints"),
     }
     never = ["human preferences", "other seeds", "safety, bias and truthfulness"]
-    return [*unmeasured_figures(facts), *(name for name, there in measured.items() if not there), *never]
+    return [*unmeasured_figures(facts), *(name for name, is_measured in measured.items() if not is_measured), *never]
 
 
 CARD = StageCard(

@@ -83,12 +83,12 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
         before, after = (document[side].get(key) for side in ("sft", "ppo"))
         if after is not None:
             at_zero = key in ("kl", "exact_kl") and abs(before["value"]) < 1e-3
-            shown = "0: it is the reference" if at_zero else estimate(before)
-            apart = document["difference"].get(key)
-            yield f"| {title} | {shown} | {estimate(after)} | {after['n']} | {estimate(apart) if apart else ''} |"
-    for description, before, after, apart in answer_rows(document["judges"]):
-        shown = estimate(apart) if apart else ""
-        yield f"| {escape(description)} | {estimate(before)} | {estimate(after)} | {after['n']} | {shown} |"
+            cell = "0: it is the reference" if at_zero else estimate(before)
+            change = document["difference"].get(key)
+            yield f"| {title} | {cell} | {estimate(after)} | {after['n']} | {estimate(change) if change else ''} |"
+    for description, before, after, change in answer_rows(document["judges"]):
+        cell = estimate(change) if change else ""
+        yield f"| {escape(description)} | {estimate(before)} | {estimate(after)} | {after['n']} | {cell} |"
     for name, figures in document["judges"].items():
         yield f"| **win rate**, by {escape(name)} | | {estimate(figures['win_rate'])} | {figures['win_rate']['n']} | |"
     for name, figures in (document.get("votes") or {}).items():
@@ -99,11 +99,11 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
     control = f"| {estimate(document['control'])} | | {document['n']} | |"
     yield f"| control: the other policy against itself, another sampling seed {control}"
     yield ""
-    where = f"the {escape(document['split'])} split of {code(document['data']['location'])}"
-    each = document["samples_per_prompt"]
+    source = f"the {escape(document['split'])} split of {code(document['data']['location'])}"
+    n_samples = document["samples_per_prompt"]
     yield (
-        f"{format_prompt_count(document['prompts'], document.get('rows', document['prompts']))} prompts of {where}, "
-        f"{each} completions a row, the same prompts and seeds for both, "
+        f"{format_prompt_count(document['prompts'], document.get('rows', document['prompts']))} prompts of {source}, "
+        f"{n_samples} completions a row, the same prompts and seeds for both, "
         f"temperature {document['temperature']:g}, at most {document['max_new_tokens']} new tokens, seed "
         f"{document['seed']}. In brackets: 95% intervals over prompts, paired for differences; n counts completions. A "
         "tie counts one half."
@@ -159,8 +159,8 @@ def judge_notes(judge: Mapping[str, Any]) -> Raw:
             "**This is the policy's own reward: it shows that training worked, not that the policy got better.**"
         )
     notes += _checked(judge.get("check") or {})
-    if steady := judge.get("split_half"):
-        notes.append(f"Its scores on two halves of the samples have a rank correlation of {estimate(steady)}.")
+    if split_half := judge.get("split_half"):
+        notes.append(f"Its scores on two halves of the samples have a rank correlation of {estimate(split_half)}.")
     orders = judge.get("orders")
     if orders and orders.get("agreement"):
         notes.append(f"It judges pairs in both orders; {estimate(orders['agreement'])} of the pairs agreed.")
@@ -173,7 +173,7 @@ def judge_notes(judge: Mapping[str, Any]) -> Raw:
 
 
 def _readings(answers: Mapping[str, Any] | None) -> list[str]:
-    """Returns sentences on the policy's gain by each reading of answers, and whether only the form improved."""
+    """Returns sentences on the policy's gain under each reading of answers, and whether only the form improved."""
     if not answers or not {"strict", "lenient"} <= answers.keys():
         return []
     strict, lenient = (answers[reading]["difference"] for reading in ("strict", "lenient"))
@@ -190,15 +190,15 @@ def _checked(check: Mapping[str, Any]) -> list[str]:
     elif accuracy := check.get("accuracy"):
         notes.append(f"It orders {estimate(accuracy)} of {accuracy['n']} labeled pairs correctly.")
     notes += _shared_errors(check.get("with_reward"))
-    if own := check.get("own"):
-        accuracy = own["accuracy"]
+    if own_pairs := check.get("own"):
+        accuracy = own_pairs["accuracy"]
         notes.append(
             f"Of {accuracy['n']} labeled pairs of the policies' own outputs, it orders {estimate(accuracy)} correctly."
         )
-        notes += _shared_errors(own.get("with_reward"))
+        notes += _shared_errors(own_pairs.get("with_reward"))
     if check.get("same_labels"):
         notes.append(SAME_LABELS)
-    elif "independent" in check and any((part or {}).get("with_reward") for part in (check, own)):
+    elif "independent" in check and any((part or {}).get("with_reward") for part in (check, own_pairs)):
         notes.append(INDEPENDENT[check["independent"]])
     return notes
 
@@ -207,10 +207,10 @@ def _shared_errors(shared: Mapping[str, Any] | None) -> list[str]:
     """Returns a sentence on whether a judge shares the training reward's errors, if that was measured."""
     if not shared or not shared["where_reward_errs"]:
         return []
-    together = f", a correlation of errors of {estimate(shared['correlation'])}" if shared["correlation"] else ""
+    correlation = f", a correlation of errors of {estimate(shared['correlation'])}" if shared["correlation"] else ""
     return [
         f"It errs on {estimate(shared['judge_errs'])} of them, and on {estimate(shared['where_reward_errs'])} of those "
-        f"that the reward model orders wrongly{together}; a wrong label counts against both."
+        f"that the reward model orders wrongly{correlation}; a wrong label counts against both."
     ]
 
 
@@ -223,11 +223,15 @@ def unread(judge: Mapping[str, Any]) -> str | None:
     Returns:
         The sentence; None if all were parsed.
     """
-    pairs, every = ((judge.get(part) or {}).get("unparsed") or 0 for part in ("orders", "usage"))
-    if not pairs and not every:
+    unparsed_pairs, unparsed_answers = ((judge.get(part) or {}).get("unparsed") or 0 for part in ("orders", "usage"))
+    if not unparsed_pairs and not unparsed_answers:
         return None
-    note = f"{pairs} pairs had an answer that could not be parsed, and count as ties"
-    return f"{note}; of all answers, {every} could not be parsed; such a rating counts as 5.5." if every else f"{note}."
+    note = f"{unparsed_pairs} pairs had an answer that could not be parsed, and count as ties"
+    return (
+        f"{note}; of all answers, {unparsed_answers} could not be parsed; such a rating counts as 5.5."
+        if unparsed_answers
+        else f"{note}."
+    )
 
 
 def _named(side: Mapping[str, Any]) -> Raw:
@@ -259,7 +263,7 @@ def add_to_card(repo: str, folder: Path, document: Mapping[str, Any], *, hub: Hu
     from huggingface_hub.errors import EntryNotFoundError
 
     name = slug(document["against"]["name"])
-    begins, ends = f"<!-- rlhf-zoo:evaluation {name} -->", f"<!-- /rlhf-zoo:evaluation {name} -->"
+    start_marker, end_marker = f"<!-- rlhf-zoo:evaluation {name} -->", f"<!-- /rlhf-zoo:evaluation {name} -->"
     api = hub.api()
     with refusals_as(f"Cannot add the evaluation to {repo} on {hub.name}", "check the token, and run it again."):
         head = api.model_info(repo).sha
@@ -267,13 +271,13 @@ def add_to_card(repo: str, folder: Path, document: Mapping[str, Any], *, hub: Hu
             card = hub.file(repo, "README.md", revision=head).read_text(encoding="utf-8")
         except EntryNotFoundError:
             card = ""
-        before, _, marked = card.partition(begins)
-        after = marked.partition(ends)[2]
-        text = f"{before.rstrip()}\n\n{begins}\n{report(document)}{ends}\n{after.lstrip()}".lstrip()
+        before, _, remainder = card.partition(start_marker)
+        after = remainder.partition(end_marker)[2]
+        text = f"{before.rstrip()}\n\n{start_marker}\n{report(document)}{end_marker}\n{after.lstrip()}".lstrip()
         files = {f"evaluations/{name}/{path.name}": path for path in _sent(folder)}
         operations = [
             CommitOperationAdd("README.md", text.encode()),
-            *(CommitOperationAdd(at, str(path)) for at, path in sorted(files.items())),
+            *(CommitOperationAdd(path_in_repo, str(path)) for path_in_repo, path in sorted(files.items())),
         ]
         message = f"Evaluation against {document['against']['name']}"
         return str(api.create_commit(repo, operations, commit_message=message, parent_commit=head).oid)

@@ -53,7 +53,7 @@ def read_frontier(path: Path, evaluated: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def foreign_evaluation(record: StageRecord, run: Mapping[str, Any], evaluated: Mapping[str, Any]) -> str | None:
-    """Describes what ../eval belongs to if that is not the weights that the run ended with: the folder may be outdated.
+    """Describes the checkpoint that ../eval measured, if it is not the one that the run ended with.
 
     The weights decide, not where or under how many names they are published.
 

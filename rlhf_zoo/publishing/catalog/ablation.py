@@ -93,17 +93,17 @@ def find_runs(repo: str, card: Mapping[str, Any], *, names: Sequence[str] | None
 
     name, _ = split_revision(repo)
     with disable_progress_bars():
-        own, problem = _own(name, card, hub)
-        described = card if Card(card).origin else own.card
+        given_run, problem = _own(name, card, hub)
+        described = card if Card(card).origin else given_run.card
         if names is not None:
-            return Ablation((own, *_named(own, described, names, hub)), problem)
+            return Ablation((given_run, *_named(given_run, described, names, hub)), problem)
         if problem is not None:
-            return Ablation((own,), problem)
+            return Ablation((given_run,), problem)
         try:
-            discovered, notes = _discovered(own, described, hub)
+            discovered, notes = _discovered(given_run, described, hub)
         except ZooError as error:
-            return Ablation((own,), str(error))
-    return Ablation((own, *discovered), f"Of the other runs of {name}, {'; '.join(notes)}." if notes else None)
+            return Ablation((given_run,), str(error))
+    return Ablation((given_run, *discovered), f"Of the other runs of {name}, {'; '.join(notes)}." if notes else None)
 
 
 def _own(repo: str, card: Mapping[str, Any], hub: Hub) -> tuple[Run, str | None]:
@@ -163,10 +163,10 @@ def _check(run: Run, note: str | None, reference_repo: str, origin: Origin, hub:
         )
     run_origin = Card(run.card).origin
     if not equal_weights(run_origin, origin, hub=hub):
-        started = f"started from {_short(run_origin)}" if run_origin else "does not name its SFT model"
+        origin_clause = f"started from {_short(run_origin)}" if run_origin else "does not name its SFT model"
         raise ZooError(
-            f"{run.repo} {started}, but {reference_repo} started from {_short(origin)}: name a run with the same SFT "
-            "model."
+            f"{run.repo} {origin_clause}, but {reference_repo} started from {_short(origin)}: name a run with the same "
+            "SFT model."
         )
 
 
@@ -184,18 +184,18 @@ def _discovered(own: Run, card: Mapping[str, Any], hub: Hub) -> tuple[list[Run],
     if origin is None or not isinstance(recipe, str) or beta is None or not namespace:
         return [], ["none can be found, because its card lacks the SFT model, the recipe or the settings"]
     with refusals_as(f"Cannot list the other runs of {own.repo} on {hub.name}", "try again, or check --hub."):
-        listed = hub.api().list_models(author=namespace, filter=TAG, expand=["sha", "lastModified", "private", "tags"])
-        models = [model for model in listed if model.id != own.repo and _may_be_ppo(model)]
+        infos = hub.api().list_models(author=namespace, filter=TAG, expand=["sha", "lastModified", "private", "tags"])
+        models = [model for model in infos if model.id != own.repo and _may_be_ppo(model)]
     models.sort(key=lambda model: model.last_modified.timestamp() if model.last_modified else 0.0, reverse=True)
     notes = []
     if len(models) > MOST_CARDS:
         notes.append(f"only the {MOST_CARDS} most recently changed of {len(models)} models were read")
     with ThreadPoolExecutor(WORKERS) as pool:
         candidates = list(pool.map(lambda model: _as_run(model, origin, recipe, beta, hub), models[:MOST_CARDS]))
-    left_out = [note for _, note in candidates if note is not None]
-    if left_out:
-        more = f" and {len(left_out) - _MOST_NOTES} more" if len(left_out) > _MOST_NOTES else ""
-        notes.append(f"these are not shown: {', '.join(left_out[:_MOST_NOTES])}{more}")
+    skipped = [note for _, note in candidates if note is not None]
+    if skipped:
+        remainder = f" and {len(skipped) - _MOST_NOTES} more" if len(skipped) > _MOST_NOTES else ""
+        notes.append(f"these are not shown: {', '.join(skipped[:_MOST_NOTES])}{remainder}")
     runs = _best_per_beta([run for run, _ in candidates if run is not None], own.card.get("seed"))
     if len(runs) >= MOST_RUNS:
         notes.append(f"only {MOST_RUNS - 1} of {len(runs)} are shown: name those that you want")

@@ -203,8 +203,8 @@ class Card(dict[str, Any]):
         """The measured figures of the model that a family tree shows."""
         stage = STAGES.get(self.stage or "")
         step = self.get("step")
-        own = next((row for row in self.checkpoints if step is not None and row.get("step") == step), {})
-        document = {**self, "checkpoints": own}
+        checkpoint = next((row for row in self.checkpoints if step is not None and row.get("step") == step), {})
+        document = {**self, "checkpoints": checkpoint}
         figures = {name: at(document, *path) for name, path in stage.figures.items()} if stage else {}
         return {name: value for name, value in figures.items() if finite(value)}
 

@@ -67,8 +67,8 @@ class Node:
     @property
     def title(self) -> str:
         """Its relation to the model that names it. A base model may itself come from a stage, by its own card."""
-        named = self.reference.title
-        return STAGES[self.stage].title if self.stage and named == ROLES["base"] else named
+        title = self.reference.title
+        return STAGES[self.stage].title if self.stage and title == ROLES["base"] else title
 
     def to_json(self) -> dict[str, Any]:
         """Returns the node and its ancestors as a document."""
@@ -118,15 +118,15 @@ def family_tree(root: Reference, read: Callable[[Reference], Member], *, depth: 
                 return Node(at, Member(), omitted=f"not read: more than {most} repositories")
             members[key] = read(at)
         member = members[key]
-        here = (at.kind, at.name, member.commit or at.commit)
-        if here in above:
+        place = (at.kind, at.name, member.commit or at.commit)
+        if place in above:
             return Node(at, member, omitted="a cycle: it is its own ancestor")
-        if here in drawn and member.parents:
+        if place in drawn and member.parents:
             return Node(at, member, omitted="drawn above")
-        drawn.add(here)
+        drawn.add(place)
         if member.parents and len(above) >= depth:
             return Node(at, member, omitted=f"its parents are not drawn: more than {depth} generations")
-        return Node(at, member, tuple(grow(parent, (*above, here)) for parent in member.parents))
+        return Node(at, member, tuple(grow(parent, (*above, place)) for parent in member.parents))
 
     return grow(root, ())
 
@@ -145,9 +145,9 @@ def draw(node: Node) -> list[str]:
         return [f"{node.title}: {member.problem}"]
     commit = member.commit or at.commit
     tags = ", ".join(clean(tag) for tag in member.tags)
-    where = f" @ {tags}" if tags else ""
-    where += f" ({clean(commit)[:10]})" if commit else " (no commit)" if at.folder is None else ""
-    lines = [f"{node.title}: {clean(at.name)}{where}"]
+    version = f" @ {tags}" if tags else ""
+    version += f" ({clean(commit)[:10]})" if commit else " (no commit)" if at.folder is None else ""
+    lines = [f"{node.title}: {clean(at.name)}{version}"]
     if member.problem:
         return [*lines, clean(member.problem)]
     if node.omitted:

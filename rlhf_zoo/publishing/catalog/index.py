@@ -227,8 +227,8 @@ def benchmark(entries: Sequence[Entry], *, command: str, namespace: str) -> str:
         "Figures marked “training” are the last that training logged, not held-out ones.",
         width=120,
     )
-    made = f"Made by {markdown.code(command)} from the models that {markdown.code(namespace)} had published."
-    return f"{BEGIN}\n{made}\n\n{table}\n\n{legend}\n{END}\n"
+    caption = f"Made by {markdown.code(command)} from the models that {markdown.code(namespace)} had published."
+    return f"{BEGIN}\n{caption}\n\n{table}\n\n{legend}\n{END}\n"
 
 
 def _markdown_figure(figure: Figure | None) -> str:
@@ -259,8 +259,8 @@ def with_table(text: str | None, table: str) -> str:
         return f"{INTRODUCTION}\n{table}"
     if BEGIN not in text and END not in text:
         return f"{text.rstrip()}\n\n{table}" if text.strip() else f"{INTRODUCTION}\n{table}"
-    before, _, marked = text.partition(BEGIN)
-    inside, end_marker, after = marked.partition(END)
+    before, _, remainder = text.partition(BEGIN)
+    inside, end_marker, after = remainder.partition(END)
     if not end_marker or END in before or BEGIN in inside or BEGIN in after or END in after:
         raise ZooError(f"The markers {BEGIN} and {END} must appear once each, in this order, around the table.")
     return f"{before}{table.rstrip()}{after}"
@@ -435,7 +435,7 @@ def checkpoint_rows(
         if step is not None and step in steps.values():
             also.setdefault(step, []).append(name)
     # An exported repository has new commits, so those in its cards cannot be compared.
-    copied = not any(row.get("commit") == tags.get(tag) for tag, row in rows_of_card.items())
+    is_copied = not any(row.get("commit") == tags.get(tag) for tag, row in rows_of_card.items())
 
     def row_of(name: str, step: int | None, commit: str, of_card: Mapping[str, Any]) -> dict[str, Any]:
         date = dates.get(commit)
@@ -453,9 +453,9 @@ def checkpoint_rows(
     rows = []
     for name in sorted(tags, key=lambda name: (name not in steps, steps.get(name, 0), name)):
         row = rows_of_card.get(name, {})
-        if not copied and row.get("commit") not in (None, tags[name]):
+        if not is_copied and row.get("commit") not in (None, tags[name]):
             row = {}  # the tag has moved since, so these figures are another checkpoint's
         rows.append(row_of(name, steps.get(name), tags[name], row))
-    shown = {name for names in also.values() for name in names}
-    rows += [row_of(name, None, named[name], {}) for name in named if name not in shown]
+    listed_names = {name for names in also.values() for name in names}
+    rows += [row_of(name, None, named[name], {}) for name in named if name not in listed_names]
     return {"stage": card.stage, "recipe": card.recipe, "checkpoints": rows}

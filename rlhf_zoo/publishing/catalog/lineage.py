@@ -219,8 +219,10 @@ def _parent(child: Checkpoint, card: Card, role: str, flag: str, hub: Hub) -> Ch
     try:
         return resolve(name, hub, published=True)
     except ZooError as error:
-        why = str(error).rstrip(".")
-        raise ZooError(f"The {title} of {child.name} cannot be fetched ({why}): name another with {flag}.") from error
+        problem = str(error).rstrip(".")
+        raise ZooError(
+            f"The {title} of {child.name} cannot be fetched ({problem}): name another with {flag}."
+        ) from error
 
 
 def find_family(name: str, hub: Hub = CLIENT) -> Node:
@@ -294,8 +296,8 @@ def _read_repository(at: Reference, hub: Hub) -> Member:
     try:
         refs = api.list_repo_refs(repo, repo_type=at.kind)
         revisions = [ref.name for ref in (*refs.branches, *refs.tags)]
-        wanted = None if at.commit is None else find_revision(at.commit, revisions) or at.commit
-        info = api.repo_info(repo, revision=wanted, repo_type=at.kind)
+        revision = None if at.commit is None else find_revision(at.commit, revisions) or at.commit
+        info = api.repo_info(repo, revision=revision, repo_type=at.kind)
         tags = tuple(sorted(ref.name for ref in refs.tags if ref.target_commit == info.sha))
         card = problem = None
         if at.kind == "model" and CARD_FILE in {file.rfilename for file in getattr(info, "siblings", None) or []}:
@@ -306,15 +308,15 @@ def _read_repository(at: Reference, hub: Hub) -> Member:
     except GatedRepoError:
         return Member(problem="is gated, and this token may not read it")
     except RepositoryNotFoundError:
-        elsewhere = None if hub.source is None else _read_repository(at, hub.source)
-        if elsewhere is not None and elsewhere.problem is None:
-            return elsewhere
+        member = None if hub.source is None else _read_repository(at, hub.source)
+        if member is not None and member.problem is None:
+            return member
         return Member(problem="does not exist, or this token may not read it")
     except RevisionNotFoundError:
-        named = ", ".join(revisions[:_LISTED]) + (
+        listed_revisions = ", ".join(revisions[:_LISTED]) + (
             f" and {len(revisions) - _LISTED} more" if len(revisions) > _LISTED else ""
         )
-        return Member(problem=f"has no revision {at.commit!r}; it has {named}")
+        return Member(problem=f"has no revision {at.commit!r}; it has {listed_revisions}")
     except client_errors() as error:
         return Member(problem=f"cannot be read on {hub.name} ({reason(error)})")
     return Member(info.sha, tags, card if problem is None else None, problem, card.parents if card is not None else ())
@@ -323,5 +325,5 @@ def _read_repository(at: Reference, hub: Hub) -> Member:
 def _with_report(card: Card, repo: str, best: str, hub: Hub) -> Card:
     """Adds the measurements in the card of `best` to a reward model's card, if both describe the same checkpoint."""
     final, _ = download_card(repo, best, hub)
-    same = final and all(final.get(key) == card.get(key) for key in ("fingerprint", "step"))
-    return Card({**card, "reward_model": final.get("reward_model")}) if same else card
+    same_checkpoint = final and all(final.get(key) == card.get(key) for key in ("fingerprint", "step"))
+    return Card({**card, "reward_model": final.get("reward_model")}) if same_checkpoint else card
