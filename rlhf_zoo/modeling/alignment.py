@@ -1,7 +1,7 @@
 """The tokens of a completion and its text, always read after the prompt.
 
-A tokenizer of SentencePiece's kind writes the space before a word into the word's token, and leaves it out where a text
-begins. So a completion that is decoded alone loses its first space, and one that is encoded alone gains one.
+A SentencePiece-style tokenizer puts the space before a word into the word's token, and drops it at the start of a text.
+So a completion that is decoded alone loses its first space, and one that is encoded alone gains one.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-#: What tokenizers decode incomplete characters to: one for up to three bytes, or one for each byte.
+#: The character that tokenizers decode incomplete characters to: one for up to three bytes, or one for each byte.
 INCOMPLETE = "\ufffd"
 MOST_INCOMPLETE = 3
-#: Tokens of the prompt with which pieces of a completion are decoded.
+#: Number of prompt tokens that are decoded together with pieces of a completion.
 BEFORE = 16
-#: Texts after which a completion is encoded if a token holds both its beginning and the end of its prompt.
+#: Texts to encode a completion after, if one token holds both its beginning and the end of its prompt.
 _ANCHORS = ("", "\n", ".", "a")
 
 
@@ -28,23 +28,28 @@ def decode_behind(
     """Decodes the text that a completion's tokens add to the prompt's text, without special tokens.
 
     Args:
-        tokenizer: Of both.
+        tokenizer: The tokenizer of both.
         prompt: Token ids of the prompt.
         ids: Token ids of the completion.
         keep: Special tokens to decode as text.
 
     Returns:
-        The text of all tokens, without that of the prompt. A character that the prompt's last token begins belongs to
-        the completion.
+        The text of all tokens without the prompt's text. If the prompt's last token begins a character, that character
+        belongs to the completion.
     """
-    before, text = (_decode(tokenizer, some, keep) for some in (prompt, [*prompt, *ids]))
-    if text.startswith(before):
-        return text[len(before) :]
-    # The prompt's end decodes differently if a character's bytes are on both sides, or the decoder strips spaces.
-    same = next(
-        (place for place, (left, right) in enumerate(zip(before, text, strict=False)) if left != right), len(text)
+    prompt_text, text = (_decode(tokenizer, some, keep) for some in (prompt, [*prompt, *ids]))
+    if text.startswith(prompt_text):
+        return text[len(prompt_text) :]
+    # The prompt's end decodes differently if a character spans prompt and completion, or if the decoder strips spaces.
+    common = next(
+        (
+            index
+            for index, (prompt_character, character) in enumerate(zip(prompt_text, text, strict=False))
+            if prompt_character != character
+        ),
+        len(text),
     )
-    return text[same:]
+    return text[common:]
 
 
 def _decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], keep: Collection[int]) -> str:
@@ -55,7 +60,7 @@ def _decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], keep: Collec
 
 
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """Returns the ids of the tokens that decoding leaves out.
+    """Returns the ids of the tokens that decoding skips.
 
     Args:
         tokenizer: Any tokenizer.
@@ -70,29 +75,29 @@ def encode_behind(
     """Returns the tokens of a completion that follows its prompt.
 
     Args:
-        tokenizer: Of both.
+        tokenizer: The tokenizer of both.
         prompt: Token ids of the prompt.
         both: Token ids of prompt and completion, encoded as one text.
         completion: The completion's text.
 
     Returns:
-        What `both` has after the prompt. Where one of its tokens also holds the end of the prompt, the completion is
+        The tokens of `both` after the prompt. If one of them also holds the end of the prompt, the completion is
         encoded by itself, so that `decode_behind` gives back its text.
     """
     if list(both[: len(prompt)]) == list(prompt):
         return list(both[len(prompt) :])
-    # Where a text starts, SentencePiece adds a space; after an anchor it does not.
+    # SentencePiece adds a space at the start of a text, but not after an anchor.
     candidates = []
     for anchor in _ANCHORS:
         texts = anchor, anchor + completion
-        before, text = (list(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts)
-        if text[: len(before)] == before:
-            candidates.append(text[len(before) :])
+        anchor_ids, text = (list(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts)
+        if text[: len(anchor_ids)] == anchor_ids:
+            candidates.append(text[len(anchor_ids) :])
     return next((ids for ids in candidates if decode_behind(tokenizer, prompt, ids) == completion), candidates[0])
 
 
 class TokenText:
-    """A completion's tokens with the text that they add to the prompt's, without special tokens."""
+    """A completion's tokens with the text that they add to the prompt, without special tokens."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], prompt: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
@@ -109,9 +114,9 @@ class TokenText:
         return decode_behind(self._tokenizer, self._prompt, self._ids[:count])
 
     def completing(self, end: int) -> int:
-        """Finds the token with which the beginning of the text is complete.
+        """Finds the token that completes the first characters of the text.
 
-        A character of several tokens is complete with its last one.
+        A character that spans several tokens is complete with the last of them.
 
         Args:
             end: How many characters, from 1.
@@ -119,23 +124,23 @@ class TokenText:
         Returns:
             The token's position, from 0.
         """
-        wanted = self.text[:end]
-        return bisect_left(range(len(self._ids)), True, key=lambda last: self.first(last + 1).startswith(wanted))
+        target = self.text[:end]
+        return bisect_left(range(len(self._ids)), True, key=lambda last: self.first(last + 1).startswith(target))
 
 
 class Pieces:
     """The text that each token adds, token by token. Joined, the pieces are the whole text.
 
-    One token alone does not determine its text: SentencePiece drops the space before it, and a byte is no character. So
-    each token is decoded after those before it, the first ones after the prompt's. A character of several tokens
-    appears with its last one.
+    A token alone does not determine its text: SentencePiece drops the space before it, and a byte is not a character.
+    So each token is decoded after the previous ones, and the first tokens after the prompt's. A character that spans
+    several tokens appears with the last of them.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int] = ()) -> None:
         self._tokenizer, self._prompt = tokenizer, list(prompt)
         self._special = set(tokenizer.all_special_ids)
-        # Tokens from _start on are decoded again with the next token, and the first _shown characters of their text
-        # are out already. _read: where the tokens begin whose text went out last.
+        # The next token is decoded together with the tokens from _start on. The first _shown characters of their text
+        # were returned already. The tokens whose text was returned last begin at _read.
         self._all = self._prompt[-BEFORE:]
         self._start, self._read = 0, len(self._all)
         self._shown = len(self._decode(0)) if self._all else 0
@@ -151,19 +156,19 @@ class Pieces:
         """
         self.ids.append(token)
         self._all.append(token)
-        now = self._decode(self._start)
-        held = min(len(now) - len(now.rstrip(INCOMPLETE)), MOST_INCOMPLETE)
-        piece = now[self._shown : len(now) - held]
+        decoded = self._decode(self._start)
+        incomplete = min(len(decoded) - len(decoded.rstrip(INCOMPLETE)), MOST_INCOMPLETE)
+        piece = decoded[self._shown : len(decoded) - incomplete]
         self.all.append(piece)
         self._kept.append("" if token in self._special else piece)
-        if held:
-            self._shown = max(self._shown, len(now) - held)
+        if incomplete:
+            self._shown = max(self._shown, len(decoded) - incomplete)
         else:
             self._start, self._read = self._read, len(self._all)
             self._shown = len(self._decode(self._start))
 
     def finish(self) -> str:
-        """Ends the text: bytes that form no character appear with the last token.
+        """Ends the text. Bytes that form no character appear with the last token.
 
         Returns:
             The whole text after the prompt, without special tokens.

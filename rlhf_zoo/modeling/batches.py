@@ -25,9 +25,9 @@ def in_batches(
         samples: B prompts with completions.
         rows: (R,) row numbers; None for all.
         size: The most rows of a batch.
-        tokens: The most tokens of a batch, padding included; None for no bound. A row with more is a batch by itself.
-        even: Whether to take, among the splits into the fewest batches, the one with the least padding. Otherwise each
-            batch is filled in turn, from the shortest row on.
+        tokens: The most tokens of a batch, padding included; None for no bound. A longer row is a batch by itself.
+        even: Whether to choose the split with the least padding among those into the fewest batches. Otherwise batches
+            are filled one after the other, starting with the shortest row.
         packed: Whether rows are packed without padding; then the fewest batches of about equal tokens.
 
     Returns:
@@ -42,7 +42,7 @@ def in_batches(
         bounds = (_packed_bounds if packed else _even_bounds)([lengths[row] for row in order], size=size, tokens=tokens)
         return [rows[order[begin:end]] for begin, end in pairwise(bounds)]
     batches: list[list[int]] = []
-    for row in order:  # rising lengths, so this row determines the padded width of its batch
+    for row in order:  # lengths increase, so this row determines the padded width of its batch
         full = not batches or len(batches[-1]) == size
         if full or (tokens is not None and (len(batches[-1]) + 1) * lengths[row] > tokens):
             batches.append([])
@@ -51,11 +51,11 @@ def in_batches(
 
 
 def _even_bounds(lengths: Sequence[int], *, size: int, tokens: int) -> list[int]:
-    """Cuts rows of rising lengths into the fewest batches, and among those splits into the least padding.
+    """Splits rows of increasing length into the fewest batches, with the least padding among such splits.
 
     Returns the boundaries, 0 and the number of rows included.
     """
-    # Dynamic programming. Entry n is for the first n rows: batches, padded tokens, and where the last batch begins.
+    # Dynamic programming. Entry n, for the first n rows: batches, padded tokens, and the start of the last batch.
     best = [(0, 0, 0)]
     for end, longest in enumerate(lengths, start=1):
         begins = range(max(end - min(size, max(tokens // longest, 1)), 0), end)
@@ -67,7 +67,7 @@ def _even_bounds(lengths: Sequence[int], *, size: int, tokens: int) -> list[int]
 
 
 def _packed_bounds(lengths: Sequence[int], *, size: int, tokens: int) -> list[int]:
-    """Cuts rows into the fewest batches, with the largest batch as small as possible.
+    """Splits rows into the fewest batches, with the largest batch as small as possible.
 
     Returns the boundaries, 0 and the number of rows included.
     """

@@ -1,7 +1,7 @@
 """Conversations: one rendering of prompts and completions for every stage, judge and page.
 
-The verbs: `tokenize_*` gives token ids, `decode_completions` goes back to text, `wrap_*` puts a text into the form that
-the prompts have, `append_completion` joins prompt and completion, `plain_text` and `display_text` write a conversation
+`tokenize_*` returns token ids. `decode_completions` turns them back into text. `wrap_*` puts a text into the form of
+the prompts. `append_completion` joins prompt and completion. `plain_text` and `display_text` write a conversation
 without any template's tokens.
 """
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _THINK, _THOUGHT_ENDS = "<think>", "</think>"
-# A thought that the length limit cut has no closing tag, and no answer after it.
+# If the length limit cut a thought, it has no closing tag, and no answer follows it.
 _THOUGHT = re.compile(r"<think>.*?(?:</think>\s*|\Z)", re.DOTALL)
 
 
@@ -37,7 +37,7 @@ def tokenize_conversation(messages: Sequence[Mapping[str, Any]], tokenizer: PreT
 
     Args:
         messages: The conversation.
-        tokenizer: With the chat template.
+        tokenizer: The tokenizer with the chat template.
 
     Returns:
         Token ids, without a generation prompt.
@@ -52,12 +52,12 @@ def tokenize_prompt(prompt: Any, tokenizer: PreTrainedTokenizerBase) -> list[int
     """Tokenizes a prompt up to where its completion begins.
 
     Args:
-        prompt: A text, or a conversation, to which the template's generation prompt is added. Where its last turn is
-            the assistant's, that turn stays open, and the completion continues it.
+        prompt: A text, or a conversation. A conversation gets the template's generation prompt. If its last turn is the
+            assistant's, that turn stays open instead, and the completion continues it.
         tokenizer: The policy's.
 
     Returns:
-        Token ids, with one BOS where the tokenizer adds one.
+        Token ids, with one BOS if the tokenizer adds one.
 
     Raises:
         ZooError: The prompt is neither a text nor a conversation, the tokenizer has no chat template for a
@@ -72,7 +72,7 @@ def tokenize_prompt(prompt: Any, tokenizer: PreTrainedTokenizerBase) -> list[int
 
 
 def _prompt_options(prompt: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
-    """The options of `apply_chat_template` that render a prompt up to where its answer begins or continues."""
+    """Returns the options of `apply_chat_template` that render a prompt up to where its answer begins or continues."""
     return {"continue_final_message" if has_answer_prefix(prompt) else "add_generation_prompt": True}
 
 
@@ -86,10 +86,11 @@ def has_answer_prefix(prompt: Any) -> bool:
 
 
 def check_prefix(prompt: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase) -> None:
-    """Checks that a prompt does not begin a thought itself where thoughts are left out of answers.
+    """Checks that a prompt leaves no thought open if thoughts are removed from answers.
 
-    Prompt and completion are joined after the completion's thoughts are gone, so the prompt's half would stay open and
-    swallow the answer. A chat template may begin the thought: its generation prompt is no part of the conversation.
+    The completion's thoughts are removed before prompt and completion are joined, so an open thought of the prompt
+    would swallow the answer. A chat template may open a thought, because its generation prompt is not part of the
+    conversation.
 
     Args:
         prompt: A conversation.
@@ -121,13 +122,14 @@ def answer_prefix(prompt: Any) -> str:
 def tokenize_for_reward(text: Any, tokenizer: PreTrainedTokenizerBase, *, ended: bool) -> list[int]:
     """Tokenizes a prompt with its completion, for a reward model.
 
-    A reward model that was trained here reads a conversation as PPO samples it: the rendered prompt, the completion and
-    the end of turn. Another one reads the whole conversation as its template renders it, or `plain_text` without one.
+    A reward model trained with this package reads a conversation as PPO samples it: the rendered prompt, the completion
+    and the end of turn. Any other reads the whole conversation as its template renders it, or `plain_text` if it has no
+    template.
 
     Args:
         text: A text, or a conversation with its answer.
         tokenizer: The reward model's.
-        ended: Whether the completion ended by itself, and was not cut by the length limit.
+        ended: Whether the completion ended by itself instead of at the length limit.
 
     Returns:
         Token ids, with the end of turn or EOS last if the completion ended.
@@ -160,7 +162,7 @@ def wrap_completion(prompt: Any, completion: str) -> Any:
         completion: The text of the completion.
 
     Returns:
-        The text for a text; a list of one assistant message for a conversation.
+        The text if the prompt is a text; a list of one assistant message if it is a conversation.
     """
     return completion if isinstance(prompt, str) else [{"role": "assistant", "content": completion}]
 
@@ -173,8 +175,8 @@ def wrap_answer(prompt: Any, completion: str) -> Any:
         completion: The text of the completion.
 
     Returns:
-        The text for a text; for a conversation a list of one assistant message with the whole answer, the part that
-        the prompt begins included.
+        The text if the prompt is a text. If it is a conversation, a list of one assistant message with the whole
+        answer, including the part in the prompt.
     """
     return wrap_completion(prompt, answer_prefix(prompt) + completion)
 
@@ -187,15 +189,15 @@ def append_completion(prompt: Any, completion: Any) -> Any:
         completion: A text, or messages.
 
     Returns:
-        A text for a text prompt, otherwise a conversation. An answer that the prompt begins is continued in one turn.
-        Messages come from a data set and may hold the whole answer: the beginning that they repeat is not doubled. A
-        text is what a policy wrote, so it is appended as it is.
+        A text for a text prompt, otherwise a conversation. If the prompt begins the answer, the same turn continues it.
+        Messages come from a data set and may repeat the beginning of the answer, which is not added twice. A text was
+        written by a policy, so it is appended as it is.
     """
     if isinstance(prompt, str):
         return prompt + completion
     turns = wrap_answer(prompt, completion) if isinstance(completion, str) else list(completion)
     if has_answer_prefix(prompt) and turns and turns[0].get("role") == "assistant":
-        # Data sets differ: some repeat the beginning in the answer, some have only what follows it.
+        # Some data sets repeat the beginning in the answer, others have only what follows it.
         prefix, content = answer_prefix(prompt), _content(turns[0])
         content = content if content.startswith(prefix) else prefix + content
         return [*prompt[:-1], {**turns[0], "content": content}, *turns[1:]]
@@ -210,7 +212,7 @@ def move_answer_prefix(prompt: Any, completion: Any) -> tuple[Any, Any]:
         completion: A text, or messages.
 
     Returns:
-        The prompt without its assistant turn, and the whole answer; both unchanged where the prompt begins none.
+        The prompt without its assistant turn, and the whole answer; both unchanged if the prompt begins no answer.
     """
     if not has_answer_prefix(prompt):
         return prompt, completion
@@ -220,19 +222,20 @@ def move_answer_prefix(prompt: Any, completion: Any) -> tuple[Any, Any]:
 def plain_text(text: Any) -> str:
     """Writes a prompt, or a prompt with its answer, as plain text without any template's tokens.
 
-    Judges and probes read this, and so does a reward model without a chat template. System turns are left out. A single
+    Judges, probes and reward models without a chat template read this. System turns are left out. A single
     user turn is written without its role; several turns are labeled `User:` and `Assistant:`.
 
     Args:
         text: A text, or a conversation with or without an answer.
 
     Returns:
-        A text unchanged. A conversation ends with its last assistant turn, or with a blank line where an answer
-        follows, so that `plain_text(prompt) + completion` reads as `plain_text(append_completion(prompt, completion))`.
+        A text is returned unchanged. A conversation ends with its last assistant turn, or with a blank line if an
+        answer follows, so that `plain_text(prompt) + completion` equals
+        `plain_text(append_completion(prompt, completion))`.
     """
     if isinstance(text, str):
         return text
-    # The answer goes on where its prefix ends, so no blank line comes between them.
+    # The answer continues right after its prefix, so there is no blank line between them.
     if has_answer_prefix(text):
         return plain_text(text[:-1]) + answer_prefix(text)
     turns = [turn for turn in text if turn.get("role") != "system"]
@@ -248,13 +251,13 @@ def display_text(prompt: Any) -> str:
         prompt: A text, which is returned unchanged, or a conversation.
 
     Returns:
-        What tables, pages, error messages and `samples.jsonl` show.
+        The text that tables, pages, error messages and `samples.jsonl` show.
     """
     return prompt if isinstance(prompt, str) else plain_text(prompt).rstrip("\n")
 
 
 def wrap_prompt(text: Any, tokenizer: PreTrainedTokenizerBase) -> Any:
-    """Puts a typed prompt into the form of the prompts that the policy was trained on.
+    """Puts a prompt that a user typed into the form of the prompts that the policy was trained on.
 
     Args:
         text: A text; anything else is returned unchanged.
@@ -272,8 +275,8 @@ def completion_text(completion: Any, prompt: Any = "") -> str:
     """Reads the text of a completion.
 
     Args:
-        completion: A text, or messages, of which the last one counts.
-        prompt: What it completes. Where it begins the answer, messages may repeat that part, which is left out.
+        completion: A text, or messages, of which only the last is read.
+        prompt: Its prompt. If that begins the answer, messages may repeat the beginning, which is left out.
 
     Returns:
         The text that the completion adds to its prompt.
@@ -284,22 +287,22 @@ def completion_text(completion: Any, prompt: Any = "") -> str:
 
 
 def without_thoughts(text: str, *, begun: bool = False) -> str:
-    """Removes a completion's thoughts, of which the last may have been cut.
+    """Removes a completion's thoughts. The last one may be incomplete.
 
     Args:
         text: The completion.
-        begun: Whether the prompt ends inside a thought, as the templates of reasoning models do. A completion that
-            closes a thought which it did not open is treated the same.
+        begun: Whether the prompt ends inside a thought, as it does with the templates of reasoning models. A
+            completion that closes a thought without opening one is treated the same.
 
     Returns:
-        What is outside of <think>…</think>.
+        The text outside <think>…</think>.
     """
     text = _THINK + text if begun else text
     while True:
         text = _THOUGHT.sub("", text)
         if _THOUGHT_ENDS not in text:
             return text
-        text = _THINK + text  # an end without a beginning: what comes before it is thought too
+        text = _THINK + text  # a closing tag without an opening one: everything before it is thought too
 
 
 def opens_thought(text: str) -> bool:
@@ -312,7 +315,7 @@ def opens_thought(text: str) -> bool:
 
 
 def strips_thoughts(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether rewards and judges read completions without thoughts, by the recipe that trained this tokenizer's model.
+    """Whether rewards and judges read completions without thoughts, as set in the recipe of this tokenizer's model.
 
     Args:
         tokenizer: The policy's or the reward model's.
@@ -337,17 +340,17 @@ def decode_completions(
 
     Returns:
         The text that each completion adds to its prompt: without special tokens, without the white space that the
-        template puts before an answer, and without thoughts where the recipe strips them.
+        template puts before an answer, and without thoughts if the recipe strips them.
     """
     strips = strips_thoughts(tokenizer)
-    # Decoding drops special tokens. Where <think> is one, it is kept here, or its thought could not be found.
+    # Decoding drops special tokens. If <think> is one, it is kept here, so that thoughts can be found.
     tags = special_ids(tokenizer) & _ids_of((_THINK, _THOUGHT_ENDS), tokenizer) if strips else frozenset[int]()
     texts = []
-    for prompt, before, ids in zip(prompts, prompt_tokens, completion_tokens, strict=True):
-        text = decode_behind(tokenizer, before, ids, keep=tags)
+    for prompt, prompt_ids, ids in zip(prompts, prompt_tokens, completion_tokens, strict=True):
+        text = decode_behind(tokenizer, prompt_ids, ids, keep=tags)
         text = strip_template_space(text, prompt, tokenizer)
         if strips:
-            text = without_thoughts(text, begun=_begins_in_thought(prompt, before, tokenizer))
+            text = without_thoughts(text, begun=_begins_in_thought(prompt, prompt_ids, tokenizer))
         texts.append(text)
     return texts
 
@@ -366,7 +369,7 @@ def strip_template_space(text: str, prompt: Any, tokenizer: PreTrainedTokenizerB
 
 
 def _begins_in_thought(prompt: Any, ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether a completion begins inside a thought that its template, or the end of a text prompt, has opened."""
+    """Whether a completion begins inside a thought that its template or a text prompt has opened."""
     if isinstance(prompt, str):
         return str(tokenizer.decode(list(ids), skip_special_tokens=False)).rstrip().endswith(_THINK)
     return not has_answer_prefix(prompt) and opens_thought(generation_prompt(tokenizer))
@@ -378,7 +381,7 @@ def _ids_of(tokens: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> frozen
 
 
 def tokenize_completion(prompt: Any, completion: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Tokenizes a completion as it follows its prompt: the inverse of `decode_completions`.
+    """Tokenizes a completion in the context of its prompt: the inverse of `decode_completions`.
 
     Args:
         prompt: A text or a conversation.
@@ -386,7 +389,7 @@ def tokenize_completion(prompt: Any, completion: str, tokenizer: PreTrainedToken
         tokenizer: The policy's.
 
     Returns:
-        The completion's token ids alone, without an end.
+        The completion's token ids alone, without an end token.
 
     Raises:
         ZooError: As for `tokenize_prompt`.
@@ -395,7 +398,7 @@ def tokenize_completion(prompt: Any, completion: str, tokenizer: PreTrainedToken
 
 
 def _tokenize_both(prompt: Any, completion: str, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
-    """The token ids of a prompt, and those of a completion's text after it."""
+    """Returns the token ids of a prompt and of the completion after it."""
     prompt_ids = tokenize_prompt(prompt, tokenizer)
     if isinstance(prompt, str):
         ids = tokenize_prompt(prompt + completion, tokenizer)

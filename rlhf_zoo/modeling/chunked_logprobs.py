@@ -1,8 +1,8 @@
 """Log-probabilities and entropies from a linear head without all logits (N, V) in memory at once.
 
-The logits of a few tokens are computed in float32, used and freed. The backward pass computes them again. If a loss is
-passed in which each token's share depends on that token alone, its gradients are computed in the forward pass, while
-the logits are there anyway. The numbers are those of the plain path except for rounding.
+The logits of a few tokens are computed in float32, used and freed, and the backward pass computes them again. If a loss
+is passed, each token's share must depend on that token alone. Then the forward pass computes the gradients too, while
+it has the logits. Results equal those of the plain path except for rounding.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,12 +16,12 @@ from torch.nn import functional
 
 from .sampling.sampler import Vocabulary
 
-#: Numbers in a chunk of logits: on a CPU what fits its caches, elsewhere what keeps the device busy.
+#: Number of logits in a chunk: on a CPU as many as fit its caches, elsewhere enough to keep the device busy.
 CHUNK, CHUNK_ELSEWHERE = 2**22, 2**26
 
 
 class LogitTransform(NamedTuple):
-    """What a model does to the output z of its head: z·scale, or softcap·tanh(z·scale/softcap).
+    """How a model transforms the output z of its head: z·scale, or softcap·tanh(z·scale/softcap).
 
     Attributes:
         scale: The factor.
@@ -43,19 +43,19 @@ _TRANSFORMS: WeakKeyDictionary[nn.Module, LogitTransform | None] = WeakKeyDictio
 
 
 def logit_transform(model: Any) -> LogitTransform | None:
-    """Finds what a model does to the output of its head, so that logits can be computed from hidden states.
+    """Finds how a model transforms the output of its head, so that logits can be computed from hidden states.
 
     Args:
         model: A model, or anything else.
 
     Returns:
-        The transform; None where logits must come from the model's own forward pass. That is so for a transform of
-        another form, for a head that is not a plain nn.Linear (adapted, quantized, hooked) and for a sharded model.
+        The transform; None if logits must come from the model's own forward pass. That is so for any other transform,
+        for a head that is not a plain nn.Linear (adapted, quantized, hooked) and for a sharded model.
     """
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     if type(head) is not nn.Linear or "forward" in vars(head) or isinstance(model, FSDPModule):
         return None
-    # A hook may change the output, and a sharded or quantized weight has another shape than its layer.
+    # A hook may change the output, and the shape of a sharded or quantized weight differs from that of its layer.
     if head._forward_hooks or head.weight.shape != (head.out_features, head.in_features):
         return None
     if model not in _TRANSFORMS:
@@ -67,28 +67,28 @@ def logit_transform(model: Any) -> LogitTransform | None:
 def _probe(model: Any, head: Any) -> LogitTransform | None:
     """Replaces the head's output by known numbers and compares the model's logits with them.
 
-    A config does not tell: each family has its own key for a scale, and some apply it elsewhere.
+    The config is not enough: each family has its own key for a scale, and some apply it elsewhere.
     """
     device = head.weight.device
-    places = torch.arange(head.out_features, device=device)
-    numbers = torch.ldexp((1.0 - 2 * (places % 2)), places % 9 - 2)  # ±¼ to ±64, exact in any type
+    indices = torch.arange(head.out_features, device=device)
+    numbers = torch.ldexp((1.0 - 2 * (indices % 2)), indices % 9 - 2)  # ±¼ to ±64, exact in any type
     head.forward = lambda states: numbers.expand(*states.shape[:-1], -1)
-    # Any tokens do, because the head's output is replaced.
+    # Any tokens will do, because the head's output is replaced.
     ids = torch.zeros(1, 2, dtype=torch.long, device=device)
     try:
         with torch.autocast(device.type, enabled=False):
-            made = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
+            logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):
-        return None  # the model does more with its head's output than to transform it
+        return None  # the model does more with its head's output than transform it
     finally:
         del head.forward
-    if made.shape[-1:] != numbers.shape:
+    if logits.shape[-1:] != numbers.shape:
         return None
-    made = made.reshape(-1, len(numbers))[-1].float()
+    logits = logits.reshape(-1, len(numbers))[-1].float()
     softcap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
-    for after in (LogitTransform(float(made[0] / numbers[0])), LogitTransform(1.0, softcap)):
-        if torch.allclose(_capped(numbers.clone(), after, 1.0), made, rtol=1e-5, atol=1e-6):
-            return after
+    for transform in (LogitTransform(float(logits[0] / numbers[0])), LogitTransform(1.0, softcap)):
+        if torch.allclose(_capped(numbers.clone(), transform, 1.0), logits, rtol=1e-5, atol=1e-6):
+            return transform
     return None
 
 
@@ -115,22 +115,22 @@ def chunked_logprobs(
         states: (N, H) hidden states, the head's input.
         head: The output embeddings.
         tokens: (N,) int64 token ids.
-        after: What the model does to the head's output.
+        after: How the model transforms the head's output.
         temperature: Logits are divided by it.
-        vocabulary: What can be sampled; None for every row of the logits.
+        vocabulary: The tokens that can be sampled; None for every entry of the logits.
         loss: A loss of both; its gradients are computed in this pass.
 
     Returns:
-        log π and entropy, (N,) float32 in nats; then the loss and its terms, None without a loss. Only the loss has
-        gradients if there is one, otherwise log π and entropy have them.
+        log π and entropy, (N,) float32 in nats; then the loss and its terms, None without a loss. If there is a loss,
+        only the loss has gradients. Otherwise log π and entropy have them.
     """
-    kind = states.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else head.weight.dtype
+    device_type = states.device.type
+    dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else head.weight.dtype
     holes = torch.tensor(vocabulary.holes, device=states.device) if vocabulary and vocabulary.holes else None
     size = head.out_features if vocabulary is None else vocabulary.size
     inputs = states, head.weight, head.bias, tokens, (after, temperature, size, holes, dtype)
     # `dtype` already has autocast's type for the products. Autocast itself would also lower the float32 sums.
-    with torch.autocast(kind, enabled=False):
+    with torch.autocast(device_type, enabled=False):
         if loss is None:
             logprobs, entropies = cast(tuple[Tensor, Tensor], _Chunked.apply(*inputs))
             return logprobs, entropies, None, None
@@ -142,7 +142,7 @@ class _Chunked(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
-        ctx.set_materialize_grads(False)  # the gradient by an entropy that is only logged stays None, and costs nothing
+        ctx.set_materialize_grads(False)  # if the entropy is only logged, its gradient stays None and costs nothing
         *tensors, ctx.how = inputs
         ctx.save_for_backward(*tensors)
         return _run_chunks(inputs)
@@ -188,7 +188,7 @@ class _ChunkedLoss(torch.autograd.Function):
 
 
 class _GradientSums:
-    """Gradients by states, weight and bias, summed in float32 over chunks; None for inputs that need none."""
+    """Gradients for states, weight and bias, summed in float32 over chunks; None for inputs that need none."""
 
     def __init__(self, inputs: Sequence[Any], needed: Sequence[bool]) -> None:
         self._types = [None if x is None else x.dtype for x in inputs[:3]]
@@ -198,7 +198,7 @@ class _GradientSums:
         )
 
     def add(self, here: slice, states: Tensor, weight: Tensor, grad: Tensor) -> None:
-        """Adds a chunk of n tokens: states (n, H), weight (V, H) and the gradient by the head's output, (n, V)."""
+        """Adds a chunk of n tokens: states (n, H), weight (V, H) and the gradient of the head's output, (n, V)."""
         size = len(weight)
         if self.states is not None:
             self.states[here] = (grad @ weight).float()
@@ -221,8 +221,8 @@ class _GradientSums:
 def rows_at_once(states: Tensor, size: int) -> int:
     """Returns how many rows of logits are held at once.
 
-    At least H rows, so that a chunk is as large as the weight's gradient: each chunk adds to all of that gradient, and
-    smaller chunks would spend their time there.
+    At least H rows, so that a chunk is as large as the weight's gradient. Each chunk adds to the whole gradient, and
+    smaller chunks would spend most of their time on that.
 
     Args:
         states: (N, H) hidden states.
@@ -238,13 +238,13 @@ def _run_chunks(
 ) -> tuple[Tensor, Tensor]:
     """Computes log π and entropy, (N,), chunk by chunk of (n, V) logits, and adds gradients to `sums` if there are any.
 
-    By the logits z, ∂log p_a/∂z = 1[a] − p and ∂H/∂z = −p·(log p + H).
+    With respect to the logits z, ∂log p_a/∂z = 1[a] − p and ∂H/∂z = −p·(log p + H).
 
     Args:
         inputs: States, weight, bias, tokens and the settings, as `chunked_logprobs` makes them.
         sums: Where gradients are added.
-        derivatives: Called with log π and entropy, of which the first tokens are computed. Returns the loss's
-            derivatives by both, (N,); None for the entropy if the loss does not depend on it.
+        derivatives: Called with log π and entropy, in which only the tokens so far are computed. Returns the loss's
+            derivatives with respect to both, (N,); None for the entropy if the loss does not depend on it.
     """
     states, weight, bias, tokens, (after, temperature, size, holes, dtype) = inputs
     weight = weight[:size].to(dtype)
@@ -253,9 +253,9 @@ def _run_chunks(
     logprobs, entropies = (torch.zeros(len(states), device=states.device) for _ in range(2))
     count = rows_at_once(states, size)
     for start in range(0, len(states), count):
-        here = slice(start, start + count)
-        some, chosen = states[here].to(dtype), tokens[here].unsqueeze(-1)
-        z = _capped(functional.linear(some, weight, bias).float(), after, temperature)
+        chunk = slice(start, start + count)
+        chunk_states, chunk_tokens = states[chunk].to(dtype), tokens[chunk].unsqueeze(-1)
+        z = _capped(functional.linear(chunk_states, weight, bias).float(), after, temperature)
         if holes is not None:
             z.index_fill_(-1, holes, torch.finfo(torch.float32).min / 2)
         tanh_slope = None  # d tanh(x)/dx = 1 − tanh²(x), of the capped logits
@@ -263,32 +263,32 @@ def _run_chunks(
             tanh_slope = 1 - (z * (temperature / after.softcap)).square_()
         # Σ exp(z − max z) by torch.sum, whose rounding does not grow with the vocabulary as softmax's own sum does.
         z.sub_(z.amax(-1, keepdim=True))
-        logprobs[here] = z.gather(-1, chosen).squeeze(-1)
+        logprobs[chunk] = z.gather(-1, chunk_tokens).squeeze(-1)
         p = z.exp()
         total = p.sum(-1)
         normalizer = total.log()
-        logprobs[here] -= normalizer
+        logprobs[chunk] -= normalizer
         z.mul_(p)  # p·z from here on
-        entropies[here] = normalizer - z.sum(-1) / total
+        entropies[chunk] = normalizer - z.sum(-1) / total
         if sums is None or derivatives is None:
             del z, p  # otherwise two chunks would be in memory while the next one is computed
             continue
         gain = after.scale / temperature
         by_logprob, by_entropy = derivatives(logprobs, entropies)
-        by_logprob = gain * by_logprob[here]
+        by_logprob = gain * by_logprob[chunk]
         by_p = -by_logprob
         if by_entropy is not None:
-            by_entropy = gain * by_entropy[here]
-            by_p = by_p - by_entropy * (entropies[here] - normalizer)
+            by_entropy = gain * by_entropy[chunk]
+            by_p = by_p - by_entropy * (entropies[chunk] - normalizer)
         # In place from here on, because one more (n, V) tensor would double the memory of a chunk.
         grad = p.mul_((by_p / total).unsqueeze(-1))
         if by_entropy is not None:
             grad.addcmul_(z, (-by_entropy / total).unsqueeze(-1))
-        grad.scatter_add_(-1, chosen, by_logprob.unsqueeze(-1))
+        grad.scatter_add_(-1, chunk_tokens, by_logprob.unsqueeze(-1))
         if tanh_slope is not None:
             grad.mul_(tanh_slope)
             if holes is not None:
                 grad.index_fill_(-1, holes, 0)  # 0·∞ = NaN there
-        sums.add(here, some, weight, grad.to(dtype))
+        sums.add(chunk, chunk_states, weight, grad.to(dtype))
         del z, p, grad, tanh_slope
     return logprobs, entropies

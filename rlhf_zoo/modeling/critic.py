@@ -39,17 +39,17 @@ def _linear_head(model: PreTrainedModel) -> nn.Linear:
 
 @cache
 def _token_classifier(config: Any, own: Any = None) -> Any:
-    """Returns a family's token classifier: transformers' own, otherwise its generic one on the family's trunk.
+    """Returns a family's token classifier: its own class in transformers, or the generic one on the family's trunk.
 
     Args:
         config: The class of the model's configuration.
-        own: The trunk's class, if it is defined in the model's own code. Its checkpoints have the usual layout: the
-            trunk loads as AutoModel, and the head is `score.*`.
+        own: The trunk's class, if it is defined in the model's remote code. The critic's checkpoints have the usual
+            layout: the trunk loads as AutoModel, and the head is `score.*`.
     """
     if config in MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING:
         return MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING[config]
     if own is not None:
-        MODEL_MAPPING.register(config, own, exist_ok=True)  # where the generic class looks its trunk up
+        MODEL_MAPPING.register(config, own, exist_ok=True)  # the generic class looks up its trunk there
     if config not in MODEL_MAPPING:
         raise ZooError(
             f"transformers has no trunk for {config.model_type}, which the critic needs: pass a value_model."
@@ -66,15 +66,15 @@ def _token_classifier(config: Any, own: Any = None) -> Any:
 
 
 def _has_own_code(config: PretrainedConfig) -> bool:
-    """Whether the configuration is defined in program code that came with the model."""
+    """Whether the configuration is defined in the model's remote code."""
     return type(config).__module__.startswith("transformers_modules.")
 
 
 def _own_trunk(config: PretrainedConfig, source: str | Path, revision: str | None) -> Any:
-    """Finds the trunk's class in the code that came with a saved critic; None for a class of transformers."""
+    """Finds the trunk's class in the remote code of a saved critic; None for a class of transformers."""
     auto_map = getattr(config, "auto_map", None) or {}
-    kinds = ("AutoModelForCausalLM", "AutoModelForSequenceClassification")
-    name = next((auto_map[kind] for kind in kinds if kind in auto_map), None)
+    auto_classes = ("AutoModelForCausalLM", "AutoModelForSequenceClassification")
+    name = next((auto_map[kind] for kind in auto_classes if kind in auto_map), None)
     if name is None or not _has_own_code(config):
         return None
     kind: Any = get_class_from_dynamic_module(name, source, revision=revision)
@@ -109,8 +109,8 @@ def critic_from(
         The critic, in float32.
 
     Raises:
-        ZooError: It has an encoder, which would see later tokens; several outputs; layers between trunk and head; or
-            it cannot be loaded.
+        ZooError: The model has an encoder, which would see later tokens; it has several outputs, or layers between
+            trunk and head; or it cannot be loaded.
 
     Source: N+ (arXiv:2403.17031), detail 22.
     """
@@ -118,21 +118,23 @@ def critic_from(
         subject = f"The critic {source}"
         files = model_files(source, revision=revision)
         if files.adapter is not None:
-            kind = files.adapter.get("task_type")
-            if kind == "TOKEN_CLS":
+            task_or_architecture = files.adapter.get("task_type")
+            if task_or_architecture == "TOKEN_CLS":
                 base, revision = base_of_adapter(files)
                 return merge_adapter(critic_from(base, revision=revision), files)
         else:
             config = load_config(source, subject=subject, revision=revision)
-            kind = (config.architectures or [""])[0]
-            if kind.endswith("ForTokenClassification"):
+            task_or_architecture = (config.architectures or [""])[0]
+            if task_or_architecture.endswith("ForTokenClassification"):
                 trunk = _own_trunk(config, source, revision)
                 return load_model(_token_classifier(type(config), trunk), source, subject=subject, revision=revision)  # type: ignore[arg-type]
-        scored = kind == "SEQ_CLS" or str(kind).endswith("ForSequenceClassification")
-        loader: Any = load_classifier if scored else load_causal
+        is_reward_model = task_or_architecture == "SEQ_CLS" or str(task_or_architecture).endswith(
+            "ForSequenceClassification"
+        )
+        loader: Any = load_classifier if is_reward_model else load_causal
         return critic_from(loader(source, revision=revision), center=center, scale=scale, weight=weight)
-    scored = type(source).__name__.endswith("ForSequenceClassification")
-    if scored and source.config.num_labels != 1:
+    is_reward_model = type(source).__name__.endswith("ForSequenceClassification")
+    if is_reward_model and source.config.num_labels != 1:
         raise ZooError(
             f"A critic needs one output, and this {type(source).__name__} has {source.config.num_labels}: pass a "
             "value_model with num_labels=1."
@@ -147,15 +149,15 @@ def critic_from(
     trunk = type(source.base_model) if _has_own_code(config) else None
     # float32, because bfloat16 would round away small value updates.
     critic = _token_classifier(type(config), trunk)._from_config(config, dtype=torch.float32)  # type: ignore[arg-type]
-    # A layer between trunk and head would be missing from the critic.
-    obstacle = _weight_before_head(source) if scored else None
+    # The critic would lack a layer between trunk and head.
+    misfit = _weight_before_head(source) if is_reward_model else None
     try:
         critic.base_model.load_state_dict(source.base_model.state_dict())
     except RuntimeError as error:
-        obstacle = first_line(error)
-    if obstacle is not None:
+        misfit = first_line(error)
+    if misfit is not None:
         raise ZooError(
-            f"A {type(source).__name__} has more than a linear head on a trunk of {config.model_type} ({obstacle}), "
+            f"A {type(source).__name__} has more than a linear head on a trunk of {config.model_type} ({misfit}), "
             "so a critic could not start at its scores: pass a value_model."
         )
     if share:
@@ -165,17 +167,17 @@ def critic_from(
     critic.name_or_path = source.name_or_path  # peft writes it into a later adapter as its base
     target = _linear_head(critic)
     with torch.no_grad():
-        # A causal model says nothing about rewards, so V starts at 0.
+        # A causal model knows nothing about rewards, so V starts at 0.
         target.weight.zero_()
         if target.bias is not None:
             target.bias.zero_()
-        if scored:
+        if is_reward_model:
             mean, std = score_statistics(source)
             mean, std = mean if center else 0.0, std if scale else 1.0
             target.weight.copy_(weight * _linear_head(source).weight / std)
             if target.bias is not None:
                 target.bias.fill_(-weight * mean / std)
-    # The statistics are in the weights now, and would be applied a second time by a loader of reward models.
+    # The weights now contain the statistics. A loader of reward models would apply them a second time.
     config.rlhf_zoo = None
     return critic
 
@@ -204,7 +206,7 @@ def with_adapter(model: PreTrainedModel, peft_config: Any) -> PeftModel:
     head = next(name for name in HEADS if hasattr(model, name))
     config = copy.deepcopy(peft_config)
     config.task_type = "TOKEN_CLS"
-    # A loaded adapter's configuration may have it True, which would freeze the critic's.
+    # A loaded adapter's configuration may have inference_mode=True, which would freeze the critic's adapter.
     config.inference_mode = False
     config.base_model_name_or_path = None  # peft takes the critic's own
     config.modules_to_save = sorted({*(config.modules_to_save or ()), head} - {"lm_head", "embed_out"})

@@ -12,7 +12,7 @@ from ..errors import ZooError
 
 log = logging.getLogger(__name__)
 
-#: What a failed allocation raises. On a CPU and on MPS that is RuntimeError; `is_out_of_memory` tells it from others.
+#: What a failed allocation raises. On a CPU and on MPS that is RuntimeError, which `is_out_of_memory` examines.
 MEMORY_ERRORS = (torch.OutOfMemoryError, MemoryError, RuntimeError)
 _PHRASES = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
 
@@ -21,11 +21,11 @@ Model = TypeVar("Model", bound=torch.nn.Module)
 
 
 def best_device(*, use_cpu: bool = False) -> torch.device:
-    """Returns the accelerator that this process trains on or would; the CPU where there is none.
+    """Returns the accelerator that this process trains on or would train on; the CPU if there is none.
 
     Args:
-        use_cpu: Whether to take the CPU, as the key of a recipe's stages says. ACCELERATE_USE_CPU in the environment
-            does the same.
+        use_cpu: Whether to use the CPU, as the key of the same name in a stage says. ACCELERATE_USE_CPU in the
+            environment does the same.
     """
     from accelerate import PartialState
 
@@ -67,24 +67,24 @@ def move(model: Model, device: torch.device) -> Model:
 
 @contextmanager
 def temporarily_on_device(device: torch.device, *models: Any) -> Iterator[None]:
-    """Moves models to a device while this context is open. Afterwards each is where it was.
+    """Moves models to a device while this context is open. Afterwards each is back where it was.
 
     Args:
         device: The device.
         *models: The models; None is skipped.
     """
-    away = [(model, model.device) for model in models if model is not None and model.device != device]
+    to_move = [(model, model.device) for model in models if model is not None and model.device != device]
     try:
-        for model, _ in away:
+        for model, _ in to_move:
             model.to(device)
         yield
     finally:
-        for model, home in away:
+        for model, home in to_move:
             model.to(home)
 
 
 class MicroBatches:
-    """Processes rows in batches of `size`, and halves the size when a batch does not fit the memory."""
+    """Processes rows in batches of `size`, and halves the size when a batch does not fit into memory."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -92,7 +92,7 @@ class MicroBatches:
     def run(self, step: Callable[[Sequence[int]], T], rows: Sequence[int]) -> Iterator[T]:
         """Runs a step over all rows, batch by batch.
 
-        Halved batches give the same results except for rounding: kernels add in an order that depends on the size.
+        Halved batches give the same results except for rounding: the summation order of kernels depends on the size.
 
         Args:
             step: Called with some of the rows, in their order.
@@ -114,13 +114,13 @@ class MicroBatches:
                 continue
             if len(some) == 1:
                 raise too_large()
-            # Kept for the following batches: what did not fit once will not fit again.
+            # The following batches keep this size, because a size that did not fit once will not fit again.
             self.size = len(some) // 2
             log.warning("%d rows do not fit into memory: continuing with %d at a time.", len(some), self.size)
 
 
 def too_large() -> ZooError:
-    """The error for a single row that does not fit the memory."""
+    """Returns the error for a single row that does not fit into memory."""
     return ZooError(
         f"A single row does not fit into the memory of {best_device()}: shorten prompts or completions, use a smaller "
         "model, or free memory that other programs use."
@@ -135,14 +135,14 @@ def try_with_oom_fallback(step: Callable[..., T], *arguments: Any) -> tuple[T] |
         *arguments: Its arguments.
 
     Returns:
-        A tuple of the step's result; None where the memory was too small. What the failed call held is free again then.
+        A tuple of the step's result; None if the memory was too small. What the failed call used is then free again.
     """
     try:
         return (step(*arguments),)
     except MEMORY_ERRORS as error:
         if not is_out_of_memory(error):
             raise
-    # Outside of the except block, whose error still refers to the tensors of the failed call.
+    # Outside the except block, because its error still refers to the tensors of the failed call.
     free_cache()
     return None
 
@@ -171,7 +171,7 @@ def out_of_memory(error: Exception, *, fix: str) -> ZooError | None:
 
     Args:
         error: Any error.
-        fix: The end of the sentence, which says what to do.
+        fix: The end of the message, which says what to do.
 
     Returns:
         The error to raise; None for any other error.

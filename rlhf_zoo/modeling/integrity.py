@@ -1,6 +1,6 @@
-"""Whether a checkpoint is what was saved. COMPLETE lists the size and the sha256 of each of its files.
+"""Checks that a checkpoint is what was saved. COMPLETE lists the size and the SHA-256 of each of its files.
 
-Files that are added to the folder later (that it was published, a merged model) are not part of the checkpoint.
+Files added to the folder later (the record of its publication, a merged model) are not part of the checkpoint.
 """
 
 import hashlib
@@ -49,10 +49,10 @@ def check_integrity(folder: Path | str, *, training: bool = False) -> None:
 
     Args:
         folder: The checkpoint.
-        training: Whether to check also what only resuming needs.
+        training: Whether to also check files that only resuming needs.
 
     Raises:
-        ZooError: Names the file that differs, and the newest intact checkpoint next to it.
+        ZooError: The message names the file that differs, and the newest intact checkpoint next to this one.
     """
     folder = Path(folder)
     if not (folder / COMPLETE).is_file():
@@ -63,8 +63,8 @@ def check_integrity(folder: Path | str, *, training: bool = False) -> None:
     siblings = (path for path in folder.parent.glob("checkpoint-*") if (path / COMPLETE).is_file() and path != folder)
     newest = sorted(siblings, key=lambda path: (len(path.name), path.name), reverse=True)
     last = next((path for path in newest if damage(path, training=training) is None), None)
-    other = f"; {last} is intact" if last is not None else ""
-    raise ZooError(f"{problem}: restore it from a copy, or train the stage again with --restart{other}.")
+    hint = f"; {last} is intact" if last is not None else ""
+    raise ZooError(f"{problem}: restore it from a copy, or train the stage again with --restart{hint}.")
 
 
 def damage(folder: Path, *, training: bool = False) -> str | None:
@@ -72,10 +72,10 @@ def damage(folder: Path, *, training: bool = False) -> str | None:
 
     Args:
         folder: The checkpoint.
-        training: Whether to check also what only resuming needs.
+        training: Whether to also check files that only resuming needs.
 
     Returns:
-        The start of a sentence about the first wrong file; None where all are intact.
+        The start of a sentence about the first wrong file; None if all files are intact.
     """
     try:
         files = _recorded(folder)
@@ -86,7 +86,7 @@ def damage(folder: Path, *, training: bool = False) -> str | None:
             path = folder / name
             try:
                 problem = _altered(path, *recorded)
-            except (OSError, ValueError) as error:  # ValueError: of a name that no file can have
+            except (OSError, ValueError) as error:  # ValueError: no file can have such a name
                 problem = f"{path!s:.200} cannot be read ({getattr(error, 'strerror', None) or error})"
             if problem is not None:
                 return problem
@@ -94,16 +94,16 @@ def damage(folder: Path, *, training: bool = False) -> str | None:
 
 
 def weights_digest(folder: Path | str) -> str | None:
-    """Hashes a model's weights, to recognize them wherever they lie or are published.
+    """Hashes a model's weights, to recognize them wherever they are stored or published.
 
-    Files that say where a model came from, such as the base that adapter_config.json names, do not count: they differ
-    between copies of one model. A critic, which has a folder of its own, does not count either.
+    Files that say where a model came from, such as adapter_config.json with its base, do not count, because they differ
+    between copies of a model. A critic, which has its own folder, does not count either.
 
     Args:
-        folder: A checkpoint, complete or as it was pulled.
+        folder: A checkpoint, complete or as pulled from a Hub.
 
     Returns:
-        sha256 in hex over the names and the contents of its weight files; None where it holds none.
+        The SHA-256 in hex of the names and contents of its weight files; None if it has none.
 
     Raises:
         ZooError: COMPLETE is damaged.
@@ -124,15 +124,15 @@ def weights_digest(folder: Path | str) -> str | None:
 
 
 def _recorded(folder: Path) -> dict[str, tuple[int, str]]:
-    """{path: (size, sha256)}, as COMPLETE lists them."""
+    """Returns {path: (size, sha256)}, as COMPLETE lists them."""
     files = json.loads((folder / COMPLETE).read_bytes())["files"]
     return {str(name): (int(entry["size"]), str(entry["sha256"])) for name, entry in files.items()}
 
 
 def _altered(path: Path, size: int, sha256: str) -> str | None:
-    there = path.stat().st_size
-    if there != size:
-        return f"{path} has {there} bytes, and {size} were saved"
+    present = path.stat().st_size
+    if present != size:
+        return f"{path} has {present} bytes, and {size} were saved"
     return None if _digest(path) == sha256 else f"{path} has another sha256 than when it was saved"
 
 
@@ -151,11 +151,11 @@ def _sealed(path: Path) -> dict[str, Any]:
 
 
 def _digest(path: Path) -> str:
-    """The sha256 in hex of a file as it is now."""
+    """Returns the SHA-256 in hex of a file as it is now."""
     absolute = path.absolute()
     with open(absolute, "rb") as file:
-        at = os.fstat(file.fileno())
-        stamp = (at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns)
+        stat = os.fstat(file.fileno())
+        stamp = (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
         with _DIGESTS_LOCK:
             cached = _DIGESTS.get(absolute)
         if cached is not None and cached[0] == stamp:

@@ -1,7 +1,7 @@
 """`train_sampling_strategy: group_by_length`: rows of similar length share a batch, which has little padding.
 
-Transformers' own sampler draws from the global random state, so a run that resumes within an epoch reads other rows. It
-also cannot read the rows of a reward model.
+Transformers' own sampler draws from the global random state, so a run that resumes within an epoch reads other rows.
+Nor can it read the rows of a reward model.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,14 +11,14 @@ import torch
 from torch.utils.data import Sampler
 from transformers import Trainer
 
-#: Batches that are made from one sorted pool of rows. More give less padding, but batches that differ less by epoch.
+#: Number of batches from one sorted pool of rows. More give less padding, but batches that vary less between epochs.
 POOL = 50
-#: Columns that hold a row's tokens, here and in trl. Of a pair the longer side counts: both are padded to it.
+#: Columns with a row's tokens, here and in trl. The longer side of a pair counts, because both are padded to it.
 IDS = ("input_ids", "chosen_ids", "rejected_ids")
 
 
 class ByLength(Sampler[int]):
-    """Yields every row once, with rows of similar length in each batch. The order depends on (seed, epoch) alone.
+    """Yields every row once, with rows of similar length in each batch. The order depends only on (seed, epoch).
 
     Args:
         lengths: Tokens of each row.
@@ -42,15 +42,15 @@ class ByLength(Sampler[int]):
         return len(self._lengths)
 
     def __iter__(self) -> Iterator[int]:
-        mixed = torch.Generator().manual_seed(self._seed + self._epoch)
-        rows = torch.randperm(len(self._lengths), generator=mixed).tolist()
+        generator = torch.Generator().manual_seed(self._seed + self._epoch)
+        rows = torch.randperm(len(self._lengths), generator=generator).tolist()
         last = len(rows) - len(rows) % self._batch_size  # an incomplete batch comes last
         batches = []
         for start in range(0, last, POOL * self._batch_size):
             pool = sorted(rows[start : min(start + POOL * self._batch_size, last)], key=self._lengths.__getitem__)
-            batches += [pool[at : at + self._batch_size] for at in range(0, len(pool), self._batch_size)]
-        for place in torch.randperm(len(batches), generator=mixed).tolist():
-            yield from batches[place]
+            batches += [pool[offset : offset + self._batch_size] for offset in range(0, len(pool), self._batch_size)]
+        for index in torch.randperm(len(batches), generator=generator).tolist():
+            yield from batches[index]
         yield from rows[last:]
 
 
@@ -61,8 +61,8 @@ class GroupsByLength(Trainer):
         rows: Any = self.train_dataset if train_dataset is None else train_dataset
         if self.args.train_sampling_strategy != "group_by_length" or rows is None:
             return super()._get_train_sampler(train_dataset)
-        sides = [rows[name] for name in IDS if name in rows.column_names]
-        lengths = [max(map(len, row)) for row in zip(*sides, strict=True)]
+        token_columns = [rows[name] for name in IDS if name in rows.column_names]
+        lengths = [max(map(len, row)) for row in zip(*token_columns, strict=True)]
         size = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
         return ByLength(lengths, size, seed=self.args.seed if self.args.data_seed is None else self.args.data_seed)
 

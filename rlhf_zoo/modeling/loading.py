@@ -23,7 +23,7 @@ class Loading:
     """How weights are loaded.
 
     Attributes:
-        dtype: The type of the weights in memory, a name of torch's; "auto" for the type that they were saved in.
+        dtype: The type of the weights in memory, by its torch name; "auto" for the type that they were saved in.
         attention: The attention implementation; None for transformers' choice.
         quantization: A quantization config of transformers; None for no quantization.
     """
@@ -34,7 +34,7 @@ class Loading:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Keywords of `from_pretrained`."""
+        """Keyword arguments for `from_pretrained`."""
         options = {"attn_implementation": self.attention, "quantization_config": self.quantization}
         chosen = {name: value for name, value in options.items() if value is not None}
         return {"dtype": self.dtype, "trust_remote_code": is_trusted(), **chosen}
@@ -53,7 +53,8 @@ def load_tokenizer(source: str | Path, *, name: str | None = None, **hub: Any) -
         **hub: revision, token, ...
 
     Raises:
-        ZooError: There is none, or it cannot be loaded. From config.json alone transformers would make an empty one.
+        ZooError: There is no tokenizer, or it cannot be loaded. From config.json alone, transformers would make an
+            empty one.
     """
     name = name or str(source)
     missing = f"{name} has no tokenizer that can be loaded"
@@ -102,7 +103,7 @@ def load_lacking(
         auto_class: A class of transformers with `from_pretrained`.
         source: A folder or a Hub id.
         subject: What errors call the model, such as "The model NAME".
-        kind: The rest of "cannot be loaded", as for `loading`.
+        kind: What follows "cannot be loaded" in errors, as for `loading`.
         how: Precision, attention and quantization.
         may_lack: Modules that the checkpoint need not have, such as a head that is still to be trained.
         **kwargs: Further keywords of `from_pretrained`.
@@ -111,8 +112,8 @@ def load_lacking(
         The model, and the names of the weights that the checkpoint lacks, all of them in `may_lack`.
 
     Raises:
-        ZooError: It cannot be loaded, its weights do not fit its configuration, or it is a run's checkpoint that is not
-            what was saved.
+        ZooError: It cannot be loaded, its weights do not fit its configuration, or it is a run's checkpoint and differs
+            from what was saved.
     """
     files = model_files(source, **{name: kwargs[name] for name in ("revision", "token") if name in kwargs})
     if files.adapter is not None:
@@ -126,7 +127,7 @@ def load_lacking(
             ignore_mismatched_sizes=True,  # otherwise transformers raises without naming the weights
             **with_plain_weights({**how.arguments, **_pinned(files, kwargs)}),
         )
-    if not isinstance(loaded, tuple):  # a user's own class, which returns no report
+    if not isinstance(loaded, tuple):  # a user's own class, which returns no loading info
         return loaded, set()
     model, report = loaded
     _check_fit(report, subject, may_lack)
@@ -145,7 +146,7 @@ def load_model(auto_class: Any, source: str | Path, **how: Any) -> Any:
 
 
 def _check_fit(report: Mapping[str, Any], subject: str, may_lack: tuple[str, ...]) -> None:
-    """Raises ZooError if weights do not have the configuration's sizes, or are missing and would be random.
+    """Raises ZooError if weights do not have the configuration's sizes, or if they are missing and would be random.
 
     Args:
         report: The loading info of `from_pretrained`.
@@ -153,15 +154,14 @@ def _check_fit(report: Mapping[str, Any], subject: str, may_lack: tuple[str, ...
         may_lack: Modules that the checkpoint need not have.
     """
     fix = "use the config.json that was saved with these weights"
-    for name, saved, wanted in sorted(report["mismatched_keys"], key=lambda entry: entry[0]):
-        sizes = (" x ".join(map(str, size)) for size in (saved, wanted))
+    for name, saved_shape, config_shape in sorted(report["mismatched_keys"], key=lambda entry: entry[0]):
+        sizes = (" x ".join(map(str, size)) for size in (saved_shape, config_shape))
         raise ZooError("{} has a weight {} of {}, and its config.json says {}: {}.".format(subject, name, *sizes, fix))
     missing = sorted(name for name in report["missing_keys"] if name.split(".")[0] not in may_lack)
     if missing:
         count = f"{missing[0]}" + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
         raise ZooError(f"{subject} lacks weights that its config.json names ({count}): {fix}, or copy all files again.")
-    # Unused heads and buffers are harmless, but an extra layer means that the model computes something else than it was
-    # trained to.
+    # Unused heads and buffers are harmless, but with an extra layer the model would not compute what it was trained to.
     layered = sorted(name for name in report["unexpected_keys"] if _LAYER.search(name))
     if layered:
         raise ZooError(
@@ -191,7 +191,7 @@ def load_config(source: str | Path, *, subject: str, **hub: Any) -> PreTrainedCo
 
 
 def _pinned(files: ModelFiles, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Adds the commit whose program code was recorded, if code may run: a later push may bring other code."""
+    """Adds the commit whose remote code was recorded, if code may run, because a later push may change the code."""
     if not is_trusted() or files.directory is not None:
         return dict(kwargs)
     return {**kwargs, "revision": files.hub["revision"]}

@@ -20,12 +20,12 @@ from .sampling.sampler import Samples, scaled, takes
 
 
 class PolicyOutput(NamedTuple):
-    """What a policy computes for each response token.
+    """The outputs of a policy for each response token.
 
     Attributes:
-        logprobs: (B, T) log π in nats, 0 outside the mask. With a loss it has no gradient, because the loss has it.
-        entropy: (B, T) in nats, 0 outside the mask. The same holds for its gradient.
-        states: (B, T, H), the input of the model's head; None if neither requested nor needed.
+        logprobs: (B, T) log π in nats, 0 outside the mask. If a loss was passed, only the loss has a gradient.
+        entropy: (B, T) in nats, 0 outside the mask. Its gradient follows the same rule.
+        states: (B, T, H), the input of the model's head; None if it was neither requested nor needed.
         logits: (B, T, V) float32; None if not requested.
         loss: A scalar; None if no loss was passed.
         loss_terms: What the loss logs, by name, without gradients; None if no loss was passed.
@@ -40,7 +40,7 @@ class PolicyOutput(NamedTuple):
 
 
 def response_outputs(model: PreTrainedModel, samples: Samples) -> Tensor:
-    """Runs a model, and its head only at the position before each response token.
+    """Runs a model, with its head only at the position before each response token.
 
     Args:
         model: A policy or a critic.
@@ -56,15 +56,16 @@ def response_outputs(model: PreTrainedModel, samples: Samples) -> Tensor:
 def _outputs(model: PreTrainedModel, samples: Samples) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """Returns the model's outputs, and a function from values at the pass's positions to (B, T, ·).
 
-    That function selects the position before each response token. It also takes what a hook recorded in the same pass.
+    The function selects the position before each response token. It also accepts tensors that a hook recorded in the
+    same pass.
     """
     ids = torch.cat([samples.prompt_ids, samples.completion_ids], dim=1)
     attention = torch.cat([samples.prompt_mask, samples.mask], dim=1)
     # Without padding every computed token counts.
     if takes_packed_rows(model):
         return _packed_outputs(model, ids, attention, samples.mask)
-    # Completions are padded on the right. Here all padding moves to the left, so that rows are only as wide as the
-    # longest one, and the model's head runs on the last positions of all rows.
+    # Completions are padded on the right. Here all padding moves to the left. Then rows are only as wide as the longest
+    # one, and the model's head runs on the last positions of all rows.
     length, width = samples.mask.shape[1], int(attention.sum(1).max())
     places = torch.arange(-width, 0, device=ids.device) + (ids.shape[1] - _right_padding(samples))
     attention = attention.gather(1, places.clamp(min=0)) & (places >= 0)
@@ -81,8 +82,8 @@ def _outputs(model: PreTrainedModel, samples: Samples) -> tuple[Tensor, Callable
 def _packed_outputs(
     model: PreTrainedModel, ids: Tensor, attention: Tensor, mask: Tensor
 ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """As `_outputs`, for rows packed into one."""
-    # Where each response token is in the packed row, less one: the position that predicts it.
+    """Does the same as `_outputs`, for rows packed into one."""
+    # The position that predicts each response token: its index in the packed row, minus one.
     places = (attention.flatten().cumsum(0) - 1).view_as(attention)[:, -mask.shape[1] :][mask] - 1
     keeps_some = takes(model, "logits_to_keep")
     inputs = packed_inputs(ids, attention, positions_of(attention)) | ({"logits_to_keep": places} if keeps_some else {})
@@ -141,45 +142,45 @@ def response_logprobs(
         states: Whether to return the input of the model's head.
         logits: Whether to return the logits.
         entropy_learns: Whether the entropy has a gradient.
-        loss: Called with log π and entropy, (B, T) in nats; each token's share may depend on that token alone.
+        loss: Called with log π and entropy, (B, T) in nats. Each token's share may depend only on that token.
     """
-    after, mask = None if logits else logit_transform(model), samples.mask
-    head: Any = model.get_output_embeddings() if states or after else None
+    transform, mask = None if logits else logit_transform(model), samples.mask
+    head: Any = model.get_output_embeddings() if states or transform else None
     # In the chunked path the head itself is skipped: only its input is needed.
-    with watched(head, skipped=after is not None) as head_inputs:
+    with watched(head, skipped=transform is not None) as head_inputs:
         outputs, before_responses = _outputs(model, samples)
-    read = before_responses(head_inputs[-1]) if head_inputs else None
-    if after is None or read is None:
-        made = scaled(before_responses(outputs), temperature, samples.vocabulary)
-        logprobs = selected_logprobs(made, samples.completion_ids)
+    head_states = before_responses(head_inputs[-1]) if head_inputs else None
+    if transform is None or head_states is None:
+        scaled_logits = scaled(before_responses(outputs), temperature, samples.vocabulary)
+        logprobs = selected_logprobs(scaled_logits, samples.completion_ids)
         with torch.set_grad_enabled(torch.is_grad_enabled() and entropy_learns):
-            entropies = entropy(made)
+            entropies = entropy(scaled_logits)
         # Padding has log-probabilities too, and where one is −∞ its gradient is NaN.
         logprobs, entropies = (x.masked_fill(~mask, 0) for x in (logprobs, entropies))
-        kept = made if logits else None
+        returned_logits = scaled_logits if logits else None
         if loss is None:
-            return PolicyOutput(logprobs, entropies, read, kept)
-        value, with_gradients = loss(logprobs, entropies)
+            return PolicyOutput(logprobs, entropies, head_states, returned_logits)
+        loss_value, with_gradients = loss(logprobs, entropies)
         detached = {name: term.detach() for name, term in with_gradients.items()}
-        return PolicyOutput(logprobs.detach(), entropies.detach(), read, kept, value, detached)
+        return PolicyOutput(logprobs.detach(), entropies.detach(), head_states, returned_logits, loss_value, detached)
 
-    places = mask.flatten().nonzero().squeeze(1)  # computed once, because on a GPU the CPU waits for it
+    places = mask.flatten().nonzero().squeeze(1)  # only once, because the CPU waits for the GPU here
 
     def padded(flat: Tensor) -> Tensor:
         return torch.zeros(mask.numel(), device=mask.device).index_copy(0, places, flat).view(mask.shape)
 
     logprobs, entropies, total, terms = chunked_logprobs(
-        read.flatten(0, 1).index_select(0, places),
+        head_states.flatten(0, 1).index_select(0, places),
         head,
         samples.completion_ids.flatten()[places],
-        after=after,
+        after=transform,
         temperature=temperature,
         vocabulary=samples.vocabulary,
         loss=None if loss is None else lambda *flat: loss(*map(padded, flat)),
     )
     entropies = padded(entropies)
     entropies = entropies if entropy_learns else entropies.detach()
-    return PolicyOutput(padded(logprobs), entropies, read, loss=total, loss_terms=terms)
+    return PolicyOutput(padded(logprobs), entropies, head_states, loss=total, loss_terms=terms)
 
 
 def response_states(model: PreTrainedModel, samples: Samples) -> Tensor:
@@ -237,12 +238,12 @@ def text_logprobs(model: PreTrainedModel, ids: Tensor, attention: Tensor) -> Ten
     Returns:
         (B, L−1) in nats, 0 for padding.
     """
-    after, mask = logit_transform(model), attention[:, 1:]
-    head: Any = model.get_output_embeddings() if after else None
-    with watched(head, skipped=after is not None) as head_inputs:
+    transform, mask = logit_transform(model), attention[:, 1:]
+    head: Any = model.get_output_embeddings() if transform else None
+    with watched(head, skipped=transform is not None) as head_inputs:
         logits = model(input_ids=filled(ids, attention), attention_mask=attention.long(), use_cache=False).logits
-    if after is None:
+    if transform is None:
         return selected_logprobs(logits[:, :-1].float(), ids[:, 1:]).masked_fill(~mask, 0)
     # The last token predicts nothing, and padding needs no logits.
-    logprobs = chunked_logprobs(head_inputs[-1][:, :-1][mask], head, ids[:, 1:][mask], after=after)[0]
+    logprobs = chunked_logprobs(head_inputs[-1][:, :-1][mask], head, ids[:, 1:][mask], after=transform)[0]
     return torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, logprobs)

@@ -1,4 +1,4 @@
-"""Finds the files of a model in a folder or on the Hub, and reads safetensors and JSON only, never a pickle."""
+"""Finds the files of a model in a folder or on the Hub. Reads only safetensors and JSON, never a pickle."""
 
 import os
 import re
@@ -64,7 +64,7 @@ def loading(subject: str, kind: str = "") -> Iterator[None]:
 
     Args:
         subject: What the error calls the model, such as "The model NAME".
-        kind: The rest of "cannot be loaded", such as " as a causal language model".
+        kind: What follows "cannot be loaded", such as " as a causal language model".
 
     Raises:
         ZooError: The code under this context failed.
@@ -172,7 +172,7 @@ class ModelFiles:
         try:
             return hf_hub_download(self.source, name, **self.hub, **options)
         except LocalEntryNotFoundError as error:
-            # Offline, the cache is all there is, so a file outside it does not exist.
+            # Offline, only the cache is available, so a file that is not in it counts as missing.
             if self.hub.get("local_files_only") or is_offline_mode():
                 return None
             raise ZooError(
@@ -198,9 +198,9 @@ class ModelFiles:
         return config
 
     def _check_base(self, base: Any) -> None:
-        """Raises ZooError if a downloaded adapter names a path of this machine as its base.
+        """Raises ZooError if a downloaded adapter names a path on this machine as its base.
 
-        The base is merged into what is published, so a stranger's adapter could publish a private model.
+        The published model contains the merged base, so a stranger's adapter could publish a private model.
         """
         if not base or (self.directory is not None and not is_foreign(self.directory)):
             return

@@ -33,8 +33,8 @@ def load_causal(path: str | Path, *, how: Loading = FLOAT32, **hub: Any) -> PreT
         **hub: revision, token.
 
     Raises:
-        ZooError: It is no causal language model, such as a reward model, whose trunk alone would load; or it is a run's
-            checkpoint that is not what was saved.
+        ZooError: It is not a causal language model (of a reward model, for example, only the trunk would load), or it
+            is a run's checkpoint and differs from what was saved.
     """
     subject = f"The model {path}"
     files = model_files(path, **hub)
@@ -50,9 +50,11 @@ def load_causal(path: str | Path, *, how: Loading = FLOAT32, **hub: Any) -> PreT
         base, revision = base_of_adapter(files)
         return merge_adapter(load_causal(base, how=how, revision=revision), files)
     if (config := files.find("config.json")) is not None:
-        kinds = json_object(config).get("architectures") or []
-        if kinds and all(str(kind).endswith(CLASSIFIERS) for kind in kinds):
-            raise ZooError(f"{subject} is a {kinds[0]}, which generates no text: choose a policy, not a reward model.")
+        architectures = json_object(config).get("architectures") or []
+        if architectures and all(str(architecture).endswith(CLASSIFIERS) for architecture in architectures):
+            raise ZooError(
+                f"{subject} is a {architectures[0]}, which generates no text: choose a policy, not a reward model."
+            )
     model = load_model(AutoModelForCausalLM, path, subject=subject, kind=" as a causal language model", how=how, **hub)
     leave_out_router_logits(model)
     make_savable(model, name=subject)
@@ -62,11 +64,10 @@ def load_causal(path: str | Path, *, how: Loading = FLOAT32, **hub: Any) -> PreT
 def leave_out_router_logits(model: PreTrainedModel) -> None:
     """Switches off the load-balancing loss that a mixture of experts adds to each pass.
 
-    trl switches it on in the configuration, which is saved with the model. In step-by-step decoding it cannot be
-    computed.
+    trl switches it on in the configuration that is saved with the model. Step-by-step decoding cannot compute it.
 
     Args:
-        model: Its configuration is changed.
+        model: The model, whose configuration is changed.
     """
     config = model.config.get_text_config()
     if getattr(config, "output_router_logits", False):
@@ -77,10 +78,10 @@ def base_of_adapter(files: ModelFiles) -> tuple[str, str | None]:
     """Returns the name and the revision of an adapter's base.
 
     Args:
-        files: The adapter's.
+        files: The adapter's files.
 
     Raises:
-        ZooError: It names none, or a folder that does not exist any more.
+        ZooError: The adapter names no base, or a folder that no longer exists.
     """
     adapter = files.adapter or {}
     if not adapter.get("base_model_name_or_path"):
@@ -97,11 +98,11 @@ def base_of_adapter(files: ModelFiles) -> tuple[str, str | None]:
 
 
 def merge_adapter(base: PreTrainedModel, files: ModelFiles) -> PreTrainedModel:
-    """Merges an adapter into its base, which first gets as many embeddings as the adapter has, if it has its own.
+    """Merges an adapter into its base. If the adapter has its own embeddings, the base is first resized to them.
 
     Args:
-        base: It is changed.
-        files: The adapter's.
+        base: The base, which is changed.
+        files: The adapter's files.
 
     Returns:
         The merged model.
@@ -118,12 +119,12 @@ def merge_adapter(base: PreTrainedModel, files: ModelFiles) -> PreTrainedModel:
     name = next(name for name, module in base.named_modules() if module is embeddings)
     with loading(f"The adapter {files.source}"):
         with safe_open(weights, framework="pt") as tensors:
-            own = f"base_model.model.{name}.weight"
-            rows = tensors.get_slice(own).get_shape()[0] if own in tensors.keys() else len(embeddings.weight)  # noqa: SIM118
+            key = f"base_model.model.{name}.weight"
+            rows = tensors.get_slice(key).get_shape()[0] if key in tensors.keys() else len(embeddings.weight)  # noqa: SIM118
         if rows != len(embeddings.weight):
             base.resize_token_embeddings(rows, mean_resizing=False)
         model: Any = PeftModel.from_pretrained(base, str(config.parent)).merge_and_unload()
-    # These are not the base's weights any more, so a later adapter must not name that path as its base.
+    # These are no longer the base's weights, so a later adapter must not name that path as its base.
     model.name_or_path = ""
     return model
 
@@ -135,17 +136,17 @@ def build_causal(
 
     Args:
         architecture: `model_type` and fields of its configuration.
-        tokenizer: Gives the size of the vocabulary and the special tokens.
+        tokenizer: Determines the vocabulary size and the special tokens.
         how: Precision and attention.
 
     Raises:
         ZooError: transformers does not know the architecture or cannot build it.
     """
     fields = dict(architecture)
-    kind = fields.pop("model_type", None)
+    model_type = fields.pop("model_type", None)
     try:
         config = AutoConfig.for_model(
-            kind,
+            model_type,
             vocab_size=len(tokenizer),
             pad_token_id=tokenizer.pad_token_id,
             eos_token_id=tokenizer.eos_token_id,
@@ -172,15 +173,15 @@ def labels_in(config: Mapping[str, Any]) -> Mapping[Any, str] | None:
     classifies = any(str(name).endswith("ForSequenceClassification") for name in config.get("architectures") or [])
     if not classifies or "auto_map" in config:
         return None
-    return config.get("id2label") or {0: "LABEL_0", 1: "LABEL_1"}  # transformers' default, which it does not write
+    return config.get("id2label") or {0: "LABEL_0", 1: "LABEL_1"}  # transformers' default, which it does not save
 
 
 def label_index(labels: Mapping[Any, str], label: str | None, *, name: str) -> int | None:
-    """Finds the output of a classifier that is the score.
+    """Finds which output of a classifier is the score.
 
     Args:
         labels: {output: label} of the classifier.
-        label: The label that the user named; None for none.
+        label: The label that the user named; None if none.
         name: The classifier's name, for errors.
 
     Returns:
@@ -220,7 +221,7 @@ def load_classifier(
 
     Raises:
         ZooError: It has several outputs and no label is named, its head is not trained, or it is a run's checkpoint
-            that is not what was saved.
+            and differs from what was saved.
     """
     subject = f"The reward model {path}"
     files = model_files(path, **hub)
@@ -232,9 +233,9 @@ def load_classifier(
         model, missing = _classifier_under_adapter(files, subject, how)
     if model.config.num_labels != 1:
         label_index(model.config.id2label, label, name=str(path))
-    if fresh := sorted(key for key in missing if key.split(".")[0] in HEADS):
+    if untrained := sorted(key for key in missing if key.split(".")[0] in HEADS):
         raise ZooError(
-            f"The reward model {path} has no trained head ({fresh[0]} is missing from its weights), so its scores "
+            f"The reward model {path} has no trained head ({untrained[0]} is missing from its weights), so its scores "
             "would be random: train it first, or choose another."
         )
     if files.adapter is not None:
@@ -255,11 +256,13 @@ def _classifier_under_adapter(files: ModelFiles, subject: str, how: Loading) -> 
                     name = key.removeprefix("base_model.model.")
                     if name.split(".")[0] in HEADS:
                         heads[name] = tensors.get_slice(key).get_shape()
-        saved = files.find("config.json")
+        saved_config = files.find("config.json")
         config: Any = load_config(
-            base if saved is None else saved.parent, subject=subject, revision=None if saved else revision
+            base if saved_config is None else saved_config.parent,
+            subject=subject,
+            revision=None if saved_config else revision,
         )
-        if saved is None:
+        if saved_config is None:
             config.num_labels = next((shape[0] for shape in heads.values()), config.num_labels)
     model, missing = load_lacking(
         AutoModelForSequenceClassification,
@@ -274,12 +277,12 @@ def _classifier_under_adapter(files: ModelFiles, subject: str, how: Loading) -> 
 
 
 def disable_dropout(model: nn.Module) -> None:
-    """Sets every dropout probability to 0, in modules and in the attributes that functional dropout reads.
+    """Sets every dropout probability to 0, both in modules and in the attributes that functional dropout reads.
 
     With dropout on, the ratio of the first pass is not 1. Source: N+ (arXiv:2403.17031), 20.
 
     Args:
-        model: It is changed.
+        model: The model, which is changed.
     """
     for module in model.modules():
         if isinstance(module, nn.Dropout):
@@ -290,7 +293,7 @@ def disable_dropout(model: nn.Module) -> None:
 
 
 def matrix_parameters(model: PreTrainedModel) -> int:
-    """Counts the parameters that each token is multiplied by: all except an embedding table, which is only looked up.
+    """Counts the parameters that each token is multiplied by: all except an embedding table, which is only a lookup.
 
     Embeddings tied to the output layer count once, as that layer's matrix.
 
@@ -306,7 +309,7 @@ def matrix_parameters(model: PreTrainedModel) -> int:
 
 
 def context_of(*models: PreTrainedModel | None) -> int | None:
-    """Returns the context that all of some models have, in tokens; None if no architecture sets a bound.
+    """Returns the context length that all of the models support, in tokens; None if no architecture sets a bound.
 
     Args:
         *models: The models; None is skipped.
@@ -349,13 +352,13 @@ def has_score_statistics(model: PreTrainedModel) -> bool:
 def set_score_statistics(model: PreTrainedModel, *, mean: float, std: float, over: str) -> None:
     """Stores the mean and the standard deviation of raw scores in the model's config, which is saved with it.
 
-    The config also marks the output as a regression: otherwise transformers' pipeline would return its sigmoid.
+    The config also marks the output as a regression. Otherwise transformers' pipeline would return its sigmoid.
 
     Args:
         model: The reward model.
         mean: μ of its raw scores.
         std: σ of its raw scores.
-        over: The texts that they were measured over, in words.
+        over: A description of the texts that they were measured on.
     """
     model.config.problem_type = "regression"
     model.config.rlhf_zoo = {"score_mean": mean, "score_std": std, "score_statistics_over": over}

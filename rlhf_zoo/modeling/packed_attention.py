@@ -1,7 +1,7 @@
 """Packed rows: a forward pass over rows that are concatenated in a single row, without padding.
 
-Each token attends to tokens of its own row alone. transformers packs rows so for flash attention (TRL calls it
-`padding_free`), whose kernels a CPU lacks. Here attention is torch's own, with one call for each row.
+Each token attends only to tokens of its own row. transformers packs rows like this for flash attention (TRL calls it
+`padding_free`), but a CPU has no such kernels. Here each row is one call of torch's own attention.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from ..errors import ZooError
 from .sampling.decoder import base_of
 
 NAME = "rlhf_zoo_packed"
-#: Lengths of two rows that test a model, and how far their logits may differ, in standard deviations: by rounding only.
+#: Lengths of the two rows that test a model, and how far rounding may move logits, in standard deviations.
 LENGTHS, APART = (5, 9), {torch.float32: 1e-3}
 APART_IN_FEW_BITS = 0.1
 #: The sliding windows that a model's layers passed to `attention`.
@@ -26,7 +26,7 @@ _windows: set[int] = set()
 def attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **how: Any
 ) -> tuple[Tensor, None]:
-    """torch's attention, also over packed rows.
+    """Computes torch's attention, also over packed rows.
 
     Args:
         module: The attention layer.
@@ -54,7 +54,7 @@ def attention(
 
 
 def _window(query: Tensor, *, sliding_window: int | None = None, **_: Any) -> Tensor | None:
-    """The mask (L, L) of a sliding window; None where a row is shorter than the window."""
+    """Returns the mask (L, L) of a sliding window; None if the row is no longer than the window."""
     length = query.shape[2]
     # Without a mask torch can use its causal kernel.
     if sliding_window is None or length <= sliding_window:
@@ -68,7 +68,7 @@ AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
 def takes_packed_rows(model: PreTrainedModel) -> bool:
-    """Whether a model takes packed rows, as after `enable_packing`.
+    """Whether a model accepts packed rows, as it does after `enable_packing`.
 
     Args:
         model: A model.
@@ -77,7 +77,7 @@ def takes_packed_rows(model: PreTrainedModel) -> bool:
 
 
 def packed_inputs(ids: Tensor, mask: Tensor, positions: Tensor) -> dict[str, Tensor]:
-    """A model's arguments for packed rows.
+    """Returns a model's arguments for packed rows.
 
     Args:
         ids: (B, L) token ids.
@@ -87,7 +87,7 @@ def packed_inputs(ids: Tensor, mask: Tensor, positions: Tensor) -> dict[str, Ten
     return {
         "input_ids": ids[mask].unsqueeze(0),
         "position_ids": positions[mask].unsqueeze(0),
-        # transformers passes a mask of four dimensions on unchanged, so this one can carry lengths.
+        # transformers passes on a 4-D mask unchanged, so this one can carry the lengths.
         "attention_mask": mask.sum(1).view(1, 1, 1, -1),
     }
 
@@ -101,16 +101,16 @@ def enable_packing(model: PreTrainedModel, *, of: str) -> None:
         of: What the error calls it.
 
     Raises:
-        ZooError: Packed rows would attend to each other in this model, as a pass over two rows shows; or its attention
-            is not torch's.
+        ZooError: A pass over two rows shows that packed rows would attend to each other in this model; or its
+            attention is not torch's.
     """
     base = base_of(model)
     if takes_packed_rows(base):
         return
-    if (before := base.config._attn_implementation) != "sdpa":
+    if (previous := base.config._attn_implementation) != "sdpa":
         raise ZooError(
-            f"padding_free needs torch's attention (sdpa), and {of}, a {type(base).__name__}, uses {before!r}: remove "
-            "padding_free, or attn_implementation if it is set."
+            f"padding_free needs torch's attention (sdpa), and {of}, a {type(base).__name__}, uses {previous!r}: "
+            "remove padding_free, or attn_implementation if it is set."
         )
     training = base.training
     base.eval()  # without dropout
@@ -118,12 +118,12 @@ def enable_packing(model: PreTrainedModel, *, of: str) -> None:
     rows = [ids[:length].unsqueeze(0) for length in LENGTHS]
     alone = torch.cat([base(input_ids=row, use_cache=False).logits[0] for row in rows]).float()
     base.set_attn_implementation(NAME)
-    together = _packed_logits(base, ids)
+    packed = _packed_logits(base, ids)
     base.train(training)
-    # NaN in both is equal here. The rollout reports it.
-    most = APART.get(base.dtype, APART_IN_FEW_BITS) * float(alone.nan_to_num(0, 0, 0).std())
-    if together is None or not torch.allclose(together, alone, rtol=0, atol=most, equal_nan=True):
-        base.set_attn_implementation(before)
+    # NaN in both counts as equal here. The rollout reports NaN.
+    tolerance = APART.get(base.dtype, APART_IN_FEW_BITS) * float(alone.nan_to_num(0, 0, 0).std())
+    if packed is None or not torch.allclose(packed, alone, rtol=0, atol=tolerance, equal_nan=True):
+        base.set_attn_implementation(previous)
         raise ZooError(
             f"padding_free packs rows into one, and in {of}, a {type(base).__name__}, they would attend to each other: "
             "remove it."
@@ -131,13 +131,13 @@ def enable_packing(model: PreTrainedModel, *, of: str) -> None:
 
 
 def _packed_logits(base: Any, ids: Tensor) -> Tensor | None:
-    """Logits of the first `LENGTHS` of ids, packed; None for a model that cannot take packed rows."""
+    """Returns the logits of the first `LENGTHS` of ids, packed; None if the model cannot accept packed rows."""
     # Flash attention takes no mask, so models that support it pass their sliding window to the attention function.
     if not (base._supports_flash_attn and takes_packed_rows(base)):
         return None
     real = torch.arange(len(ids), device=ids.device) < torch.tensor(LENGTHS, device=ids.device).unsqueeze(1)
     positions = torch.arange(len(ids), device=ids.device).expand_as(real)
-    # Filled by the pass below: it shows whether the model's layers pass their window on.
+    # The pass below fills this if the model's layers pass on their window.
     _windows.clear()
     try:
         logits = base(**packed_inputs(ids.expand_as(real), real, positions), use_cache=False).logits[0].float()

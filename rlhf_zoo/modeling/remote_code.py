@@ -1,6 +1,6 @@
-"""Program code that comes with a model (`auto_map`). It runs only if the user allows it on the command line.
+"""A model's remote code (`auto_map`), which runs only if the user allows it on the command line.
 
-A recipe cannot allow it, because recipes are downloaded too. The code that ran is recorded, for run.json and for the
+A recipe cannot allow it, because recipes are downloaded too. Code that ran is recorded for run.json and for the
 checkpoints that are saved.
 """
 
@@ -28,7 +28,7 @@ _MODULE = re.compile(r"[\w-]+\.py")
 
 @dataclass(frozen=True)
 class CodeRun:
-    """Program code of a model that ran.
+    """Remote code of a model that ran.
 
     Attributes:
         model: A repository, or a folder.
@@ -48,7 +48,7 @@ class CodeRun:
         return {"model": self.model, "commit": self.commit, "files": dict(self.files)}
 
 
-# One switch for the command, which threads and the libraries' own loading see too. None: no code runs.
+# One switch for the command, which also applies to threads and to loading by libraries. None: no code runs.
 _RUN: dict[Path, CodeRun] | None = None
 
 
@@ -87,7 +87,7 @@ def refusal(subject: str) -> str:
 
 
 def code_of(config: Mapping[str, Any]) -> list[str]:
-    """Lists the modules that a config takes classes from.
+    """Lists the modules from which a config takes classes.
 
     Args:
         config: The content of config.json or tokenizer_config.json.
@@ -95,14 +95,14 @@ def code_of(config: Mapping[str, Any]) -> list[str]:
     Returns:
         Their names: NAME, or REPOSITORY--NAME.
     """
-    named = (config.get("auto_map") if isinstance(config, Mapping) else None) or {}
-    values = named.values() if isinstance(named, Mapping) else [named]
+    auto_map = (config.get("auto_map") if isinstance(config, Mapping) else None) or {}
+    values = auto_map.values() if isinstance(auto_map, Mapping) else [auto_map]
     classes = [name for value in values for name in (value if isinstance(value, list | tuple) else [value]) if name]
     return sorted({str(name).rpartition(".")[0] for name in classes})
 
 
 def brings_code(config: Mapping[str, Any]) -> bool:
-    """Whether a model loads only with code of its own.
+    """Whether a model needs its own code to load.
 
     Args:
         config: The content of its config.json.
@@ -121,7 +121,7 @@ def use_code(find: Callable[[str], Path | None], subject: str, *, name: str) -> 
         name: The model's name for the record.
 
     Raises:
-        ZooError: Classes come from another repository, for which no commit is named.
+        ZooError: Classes come from another repository without a named commit.
     """
     if _RUN is None:
         return
@@ -146,12 +146,12 @@ def use_code(find: Callable[[str], Path | None], subject: str, *, name: str) -> 
     is_known = any(item.files == digests for item in _RUN.values())
     _RUN[folder] = CodeRun(name, commit, digests, folder)
     if not is_known:
-        at = f" at commit {commit[:10]}" if commit else ""
-        log.warning("%s%s runs its own program code: %s.", subject, at, ", ".join(digests))
+        commit_text = f" at commit {commit[:10]}" if commit else ""
+        log.warning("%s%s runs its own program code: %s.", subject, commit_text, ", ".join(digests))
 
 
 def _with_imports(find: Callable[[str], Path | None], modules: list[str], subject: str) -> dict[str, Path]:
-    """The files of modules and of those that they import from the same folder: {name: path}."""
+    """Returns the files of modules and of the modules that they import from the same folder: {name: path}."""
     from transformers.dynamic_module_utils import get_relative_imports
 
     paths: dict[str, Path] = {}
@@ -173,7 +173,7 @@ def _with_imports(find: Callable[[str], Path | None], modules: list[str], subjec
 
 
 def add_code(checkpoint: Path) -> None:
-    """Copies code that ran into a checkpoint: transformers saves only the file of the trained class.
+    """Copies code that ran into a checkpoint, because transformers saves only the file of the trained class.
 
     Args:
         checkpoint: The checkpoint's folder.
@@ -183,10 +183,10 @@ def add_code(checkpoint: Path) -> None:
         for name in NAMED_IN:
             if (folder / name).is_file():
                 modules.update(code_of(read_json(folder / name)))
-        held = [run for run in code_run() if {f"{module}.py" for module in modules} <= run.files.keys()]
-        if not modules or not held:
+        candidates = [run for run in code_run() if {f"{module}.py" for module in modules} <= run.files.keys()]
+        if not modules or not candidates:
             continue
-        saved = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.glob("*.py")}
-        own = max(held, key=lambda run: len(saved.items() & run.files.items()))
-        for file in own.files.keys() - saved.keys():
-            shutil.copyfile(own.folder / file, folder / file)
+        present = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.glob("*.py")}
+        best = max(candidates, key=lambda run: len(present.items() & run.files.items()))
+        for file in best.files.keys() - present.keys():
+            shutil.copyfile(best.folder / file, folder / file)

@@ -1,6 +1,7 @@
 """Reserved column names: our own columns of a prompt, and the arguments of reward functions and rules.
 
-A data set may have columns of these names. They are never passed on: what a function gets under such a name is ours.
+A data set may have columns with these names, but they are never passed on: the value that a function gets under such a
+name is ours.
 """
 
 from collections.abc import Iterable, Mapping
@@ -9,15 +10,15 @@ from typing import TypeVar
 _Values = TypeVar("_Values")
 
 PROMPT_TOKENS = "input_ids"
-#: Which prompt of the data set a row is: it keys the random stream. No data set has a column of this name.
+#: The index of a row's prompt in the data set, which keys the random stream. No data set has a column of this name.
 PROMPT_INDEX = "_rlhf_zoo_prompt_index"
-#: Which of its prompt's completions a row stands for.
+#: The index of a row's completion among those of its prompt.
 GENERATION = "_rlhf_zoo_generation_index"
 
 #: The values of a row that `columns` writes into its prompt, a list of texts. No data set has a column of this name.
 QUESTION = "_rlhf_zoo_question"
 
-#: What reward functions and rules are called with, beside columns of the data set.
+#: The arguments of reward functions and rules, besides columns of the data set.
 ARGUMENTS = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 #: As in TRL, `completion` is not passed on; the others come as `prompts` and `completion_ids`, or are ours.
 RESERVED = frozenset(
@@ -39,7 +40,7 @@ def passed_on(columns: Mapping[str, _Values]) -> dict[str, _Values]:
 
 
 def withheld(names: Iterable[str]) -> list[str]:
-    """Lists columns that users may expect reward functions to get, and that these never get.
+    """Lists columns that users may expect reward functions to get, but that these never get.
 
     Args:
         names: Column names of a data set of prompts.
@@ -51,7 +52,7 @@ def withheld(names: Iterable[str]) -> list[str]:
 
 
 def how_to_rename(name: str) -> str:
-    """The fix for a column with a reserved name, as the end of a sentence.
+    """Returns the fix for a column with a reserved name, as the end of a sentence.
 
     Args:
         name: The column.

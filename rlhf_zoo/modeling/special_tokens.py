@@ -14,36 +14,36 @@ from .chat import tokenize_prompt
 from .chat_template import end_of_turn
 
 ADDED_PAD = "[PAD]"
-# Tokens that a vocabulary reserves for padding or for nothing, or writes between documents. The first pattern that
-# matches one is taken.
+# Patterns of tokens that a vocabulary reserves for padding or leaves unused, or that separate documents. The first
+# pattern that matches a token decides.
 SPARE = (r"pad(ding)?", r"(finetune_)?right_pad(_id)?", r"fim_pad", r"vision_pad", r"(image|video)_pad",
          r"reserved(_special)?_token_?\d+", r"unused_?(token_?)?\d+", r"control_\d+", r"end_?of_?text")  # fmt: skip
 _BRACKETS = "<>[]|"
-# Text of several scripts and kinds, and an unassigned code point, which no vocabulary has as one token.
+# Text of several scripts and kinds, and an unassigned code point, for which no vocabulary has a token.
 _ORDINARY = 'Ordinary text, 0 to 9: (a + b) * c = {"key": [1.5]};\n\tÉtude, Москва, 漢字, العربية, 🙂, \u0378'
 
 
 def stop_ids(model: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Lists the tokens that end a completion: EOS, those of the generation config, and the end of the template's turn.
+    """Lists the tokens that end a completion: EOS, those in the generation config, and the template's end of turn.
 
-    Of the generation config only special tokens count: a config that nobody set names an ordinary one.
+    From the generation config only special tokens count, because a default config may name an ordinary token.
 
     Args:
         model: The policy, or anything with a generation config.
         tokenizer: The policy's.
     """
-    listed = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    listed = listed if isinstance(listed, list) else [listed]
+    configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    configured = configured if isinstance(configured, list) else [configured]
     special = _added(tokenizer)
     turn = None if tokenizer.chat_template is None else end_of_turn(tokenizer)
-    wanted = (tokenizer.eos_token_id, *(index for index in listed if index in special), turn)
-    return list(dict.fromkeys(index for index in wanted if index is not None))
+    candidates = (tokenizer.eos_token_id, *(index for index in configured if index in special), turn)
+    return list(dict.fromkeys(index for index in candidates if index is not None))
 
 
 def highest_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Returns the highest token id that a model may have to embed.
+    """Returns the highest token id for which a model may need an embedding.
 
-    PAD does not count: scripts add it past the embeddings, and it is never looked up.
+    PAD does not count, because scripts add it past the embeddings, and it is never looked up.
 
     Args:
         tokenizer: Any tokenizer.
@@ -52,7 +52,7 @@ def highest_id(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def _added(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
-    """Tokens besides those of ordinary text: {id: token}."""
+    """Returns the tokens that are not ordinary text: {id: token}."""
     added: dict[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
     special = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
     return {index: str(token) for index, token in added.items()} | special
@@ -65,19 +65,19 @@ def settle_padding(
     pad_token: str | None = None,
     eos_token: str | None = None,
 ) -> str | None:
-    """Makes the tokenizer pad with a token that ends nothing, and the model's configs name it.
+    """Makes the tokenizer pad with a token that does not also end completions, and writes it into the model's configs.
 
-    Takes `pad_token`, else what the tokenizer has, else a token of the vocabulary that no text uses, else adds one. If
-    an added token has no row among the embeddings, these grow, and peft then saves them with every adapter.
+    Uses `pad_token`, otherwise the tokenizer's PAD, otherwise a token of the vocabulary that no text uses. If there is
+    none, adds one. If the embeddings have no row for it, they grow, and peft then saves them with every adapter.
 
     Args:
-        tokenizer: It is changed.
-        model: It is changed.
-        pad_token: PAD from now on.
-        eos_token: EOS from now on.
+        tokenizer: The tokenizer, which is changed.
+        model: The model, which is changed.
+        pad_token: The new PAD; None to choose one.
+        eos_token: The new EOS; None keeps the present one.
 
     Returns:
-        A line that says what changed; None where nothing had to.
+        A line that says what changed; None if nothing had to change.
 
     Raises:
         ZooError: The vocabulary lacks a token, there is no EOS, or PAD would be EOS.
@@ -91,13 +91,15 @@ def settle_padding(
         raise ZooError("The tokenizer has no eos_token, so no completion could end: set one.")
     if pad_token is not None and pad_token == tokenizer.eos_token:
         raise ZooError(f"pad_token is {pad_token!r}, which is also EOS: choose another, or remove the key.")
-    own = tokenizer.pad_token
-    if pad_token in (None, own) and own not in (None, tokenizer.eos_token):
+    old_pad = tokenizer.pad_token
+    if pad_token in (None, old_pad) and old_pad not in (None, tokenizer.eos_token):
         if not make_room(model, tokenizer):
             return None
         name_pad(model, tokenizer)
-        return f"The model has no embedding for PAD, {own} (id {tokenizer.pad_token_id}): its embeddings are resized."
-    before = "has no PAD" if own is None else f"pads with {'EOS' if own == tokenizer.eos_token else own}"
+        return (
+            f"The model has no embedding for PAD, {old_pad} (id {tokenizer.pad_token_id}): its embeddings are resized."
+        )
+    problem = "has no PAD" if old_pad is None else f"pads with {'EOS' if old_pad == tokenizer.eos_token else old_pad}"
     padding = pad_token or _spare(tokenizer, model)
     if padding is not None:
         tokenizer.pad_token = padding
@@ -107,7 +109,7 @@ def settle_padding(
         padding, how = ADDED_PAD, "a new token"
     make_room(model, tokenizer)
     name_pad(model, tokenizer)
-    return f"The tokenizer {before}: PAD is now {padding} (id {tokenizer.pad_token_id}), {how}."
+    return f"The tokenizer {problem}: PAD is now {padding} (id {tokenizer.pad_token_id}), {how}."
 
 
 def pads_apart(tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -123,7 +125,7 @@ def pad_apart(tokenizer: PreTrainedTokenizerBase, pad_token: str | None, *, of: 
     """Makes a tokenizer pad with another token than its EOS.
 
     Args:
-        tokenizer: It takes `pad_token` where it has no PAD of its own, or one that is EOS.
+        tokenizer: The tokenizer. It gets `pad_token` if it has no PAD, or if its PAD is EOS.
         pad_token: A token of its vocabulary, or None.
         of: Whose tokenizer it is, for the error.
         key: The key that names `pad_token`.
@@ -131,7 +133,7 @@ def pad_apart(tokenizer: PreTrainedTokenizerBase, pad_token: str | None, *, of: 
     Raises:
         ZooError: It still pads with EOS, or has no such token.
     """
-    own, end = tokenizer.pad_token, tokenizer.eos_token
+    current_pad, end = tokenizer.pad_token, tokenizer.eos_token
     if pad_token is not None and pad_token not in tokenizer.get_vocab():
         raise ZooError(f"{key} is {pad_token!r}, which the tokenizer of {of} does not have: choose one of its tokens.")
     if pad_token is not None and pad_token == end:
@@ -139,7 +141,7 @@ def pad_apart(tokenizer: PreTrainedTokenizerBase, pad_token: str | None, *, of: 
     if pads_apart(tokenizer):
         return
     if pad_token is None:
-        pads = "has no PAD" if own is None else "pads with its EOS"
+        pads = "has no PAD" if current_pad is None else "pads with its EOS"
         raise ZooError(
             f"The tokenizer of {of} {pads}, so EOS would be taken for padding and the score would be read one token "
             f"early: set {key} to another of its tokens."
@@ -148,10 +150,10 @@ def pad_apart(tokenizer: PreTrainedTokenizerBase, pad_token: str | None, *, of: 
 
 
 def make_room(model: Any, tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Gives PAD an embedding if the model has none for it. Nothing depends on it, but trainers look it up.
+    """Gives PAD an embedding if the model has none for it. Its values do not matter, but trainers look it up.
 
     Args:
-        model: It is changed.
+        model: The model, which is changed.
         tokenizer: The model's.
 
     Returns:
@@ -167,7 +169,7 @@ def name_pad(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None
     """Writes the tokenizer's PAD into the model's configs.
 
     Args:
-        model: It is changed.
+        model: The model, which is changed.
         tokenizer: The model's.
     """
     for config in (model.config, getattr(model, "generation_config", None)):
@@ -176,44 +178,44 @@ def name_pad(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None
 
 
 def _spare(tokenizer: PreTrainedTokenizerBase, model: Any) -> str | None:
-    """A token that no text and no turn of a conversation holds, and that the model has an embedding of."""
+    """Returns a token with an embedding that occurs in no text and no turn of a conversation; None without one."""
     rows = model.get_input_embeddings().weight.shape[0]
-    kept = {tokenizer.eos_token_id, tokenizer.bos_token_id, *stop_ids(model, tokenizer)}
+    used = {tokenizer.eos_token_id, tokenizer.bos_token_id, *stop_ids(model, tokenizer)}
     template = json.dumps(tokenizer.chat_template or "", ensure_ascii=False)
     added = {
         token: index
         for index, token in sorted(_added(tokenizer).items())
-        if index < rows and index not in kept and token not in template
+        if index < rows and index not in used and token not in template
     }
-    named = (
+    matches = (
         token for pattern in SPARE for token in added if re.fullmatch(pattern, token.strip(_BRACKETS), re.IGNORECASE)
     )
-    # Where every text can be spelled in bytes, nothing is unknown.
+    # If every text can be spelled in bytes, nothing is unknown, so UNK is free.
     unknown = [tokenizer.unk_token] if tokenizer.unk_token in added else []
-    return next((token for token in (*named, *unknown) if not _is_written(token, tokenizer)), None)
+    return next((token for token in (*matches, *unknown) if not _is_written(token, tokenizer)), None)
 
 
 def _is_written(token: str, tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether a token occurs in ordinary text, or in a conversation once it is PAD, which a template may write."""
-    index, own = tokenizer.convert_tokens_to_ids(token), tokenizer.pad_token
+    """Whether a token occurs in ordinary text, or in a conversation when it is PAD, which a template may write."""
+    index, current_pad = tokenizer.convert_tokens_to_ids(token), tokenizer.pad_token
     turns = [{"role": "user", "content": _ORDINARY}, {"role": "assistant", "content": _ORDINARY}]
     ids = [*tokenize_prompt(_ORDINARY, tokenizer)]
     tokenizer.pad_token = token
     try:
         for messages in (turns[:1], turns) if tokenizer.chat_template is not None else ():
-            with contextlib.suppress(ZooError):  # a template for other conversations than this
+            with contextlib.suppress(ZooError):  # the template does not accept this conversation
                 ids += tokenize_prompt(messages, tokenizer)
     finally:
-        tokenizer.pad_token = own
+        tokenizer.pad_token = current_pad
     return index in ids
 
 
 def train_tokenizer(
     lines: Iterable[str], *, vocab_size: int, lowercase: bool = False, max_length: int
 ) -> PreTrainedTokenizerBase:
-    """Trains byte-level BPE, with different <pad> and <eos>: PPO must tell a padded position from an end.
+    """Trains a byte-level BPE tokenizer. <pad> differs from <eos>, because PPO must tell padding from an end.
 
-    A byte-level tokenizer knows every text, so it needs no <unk>.
+    A byte-level tokenizer can encode every text, so it needs no <unk>.
 
     Args:
         lines: The texts.

@@ -44,7 +44,7 @@ class ActorCriticOutput(NamedTuple):
         values: (B, T).
         exact_kl: (B, T) in nats, to the reference; None if its logits were not passed.
         text_logprobs: (B, L−1) in nats; None if no texts were passed.
-        policy_loss: a scalar, which then has the gradients instead of log π and entropy; None if no loss was passed.
+        policy_loss: a scalar; it has the gradients, and log π and entropy have none. None if no loss was passed.
         policy_terms: its terms for the metrics, without gradients.
     """
 
@@ -72,7 +72,7 @@ def shared_value_head(policy: PreTrainedModel) -> ValueHead:
             "'policy' or 'reward'."
         )
     head = ValueHead(hidden_size_of(policy.config), summary_dropout_prob=0.0)
-    # A random head would start with advantages that are noise.
+    # With a random head, the first advantages would be noise.
     nn.init.zeros_(head.summary.weight)
     nn.init.zeros_(head.summary.bias)
     return head
@@ -116,7 +116,7 @@ class ActorCritic(nn.Module):
             texts: for the language-model loss.
             ref_logits: (b, T, V), the reference's, for an exact KL.
             entropy_learns: whether the entropy has a gradient.
-            policy_loss: computed in the head's pass, by chunks of logits. Without one, log π has gradients.
+            policy_loss: computed in the head's pass, chunk by chunk of logits. Without one, log π has gradients.
         """
         shared = self.shared
         output = response_logprobs(
@@ -129,11 +129,13 @@ class ActorCritic(nn.Module):
             loss=policy_loss,
         )
         # A shared critic reads the input of the LM head, which is the trunk's output in every architecture. The policy
-        # runs first, so that its chunks of logits are gone before the critic's activations take memory.
+        # runs first, so that its chunks of logits are freed before the critic's activations take memory.
         values = self.value_of(output.states) if shared else response_values(self.value_model, samples)
         kl = None if ref_logits is None or output.logits is None else exact_kl(output.logits, ref_logits)
-        of_texts = None if texts is None else text_logprobs(self.policy, texts.ids, texts.attention)
-        return ActorCriticOutput(output.logprobs, output.entropy, values, kl, of_texts, output.loss, output.loss_terms)
+        texts_logprobs = None if texts is None else text_logprobs(self.policy, texts.ids, texts.attention)
+        return ActorCriticOutput(
+            output.logprobs, output.entropy, values, kl, texts_logprobs, output.loss, output.loss_terms
+        )
 
     def value_of(self, states: Any) -> Tensor:
         """Computes V from the input of the policy's head, for a shared trunk.
@@ -191,7 +193,7 @@ class ActorCritic(nn.Module):
             merge: whether to merge a policy's adapter into its base.
             weights: state dicts of policy and critic, if the modules are sharded; None for the modules' own.
         """
-        of_policy, of_critic = weights
+        policy_weights, critic_weights = weights
         directory = Path(directory)
         policy: Any = self.policy
         if merge and is_peft(policy):
@@ -199,12 +201,12 @@ class ActorCritic(nn.Module):
             # An adapter saved here before would be applied a second time, to the merged weights.
             for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
                 (directory / name).unlink(missing_ok=True)
-        _save(policy, directory, of_policy)
+        _save(policy, directory, policy_weights)
         if not self.shared:
-            _save(self.value_model, directory / CRITIC_DIR, of_critic)
+            _save(self.value_model, directory / CRITIC_DIR, critic_weights)
             return
         (directory / CRITIC_DIR).mkdir(parents=True, exist_ok=True)
-        # The names of TRL, so that its loaders read the head.
+        # TRL's names, so that its loaders can read the head.
         tensors = {f"v_head.{name}": t.detach().cpu().contiguous() for name, t in self.value_model.state_dict().items()}
         save_file(tensors, directory / VALUE_HEAD_FILE, metadata={"format": "pt"})
 
@@ -263,9 +265,9 @@ def _load_into(model: PreTrainedModel, directory: Path) -> None:
         weights = load_peft_weights(str(directory), device="cpu")
         set_peft_model_state_dict(adapted, weights, adapter_name=adapted.active_adapter)
         return
-    kind: Any = type(model)
+    model_class: Any = type(model)
     try:
-        loaded, info = kind.from_pretrained(
+        loaded, info = model_class.from_pretrained(
             directory,
             config=model.config,
             dtype=model.dtype,

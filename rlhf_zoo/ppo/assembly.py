@@ -45,13 +45,13 @@ class Parts:
     """The parts of a PPOTrainer.
 
     Attributes:
-        policy: trains.
-        critic: trains.
-        reference: None where there is none.
+        policy: the policy to train.
+        critic: the critic to train.
+        reference: None if there is none.
         rewards: None if the user's own loop scores completions.
         texts: for the language-model loss.
         from_reference: whether the policy starts exactly at the reference.
-        context: tokens that all models can read; None for no limit.
+        context: the number of tokens that all models can read; None for no limit.
         vocabulary: the tokens that the policy can sample.
         narrowest: the model with the fewest embedding rows among those that read the policy's ids.
     """
@@ -125,10 +125,9 @@ def assemble(
         **{f"the reward model {reward.name}": reward.model for reward in scoring},
     }
     narrowest = narrowest_of(vocabulary, models)
-    # Once, before anything is trained: a model with broken caching would sample from another distribution without an
-    # error.
+    # Checked once, before training: a model with broken caching would silently sample from another distribution.
     check_decoding(policy, vocabulary)
-    # The shortest context limits all of them, because all read the same tokens.
+    # The shortest context limits all models, because all read the same tokens.
     context = context_of(*models.values())
     if critic_adapter is not None:
         critic = with_adapter(critic, critic_adapter)
@@ -161,7 +160,7 @@ def _reference(policy: PreTrainedModel, ref_model: Any, args: PPOConfig) -> tupl
         reference = Reference(
             policy, ref_model, adapter=args.ref_adapter_name, in_8bit=args.ref_load_in_8bit, in_bf16=bool(args.bf16)
         )
-    # Rounding moves the reference a little. The user's own model or adapter may be anywhere.
+    # Rounding changes the reference a little. The user's own model or adapter may differ in any way.
     rounded = args.ref_load_in_8bit or (
         reference is not None and reference.own is not None and reference.own.dtype != policy.dtype
     )
@@ -176,7 +175,7 @@ def _critic(
     peft_config: Any,
     args: PPOConfig,
 ) -> tuple[Any, Any]:
-    """Returns the critic, and the configuration of the adapter that is still to be added to it, None for none."""
+    """Returns the critic, and the configuration of the adapter that it still needs; None if it needs none."""
     if head is not None and value_model is not None:
         raise ZooError("The model has a value head and value_model is passed too: remove one of them.")
     if head is not None and args.critic not in ("auto", "shared"):
@@ -185,7 +184,7 @@ def _critic(
         return head, None
     config = peft_config or (policy.peft_config[policy.active_adapter] if is_peft(policy) else None)
     adapts = config is not None and args.critic_lora
-    # Then only the critic's adapter and head train, so it can share the trunk with a reward model.
+    # With an adapter, only that and the head of the critic train, so it can share the trunk with a reward model.
     share = adapts and getattr(config, "bias", "none") == "none"
     critic = build_critic(value_model, rewards, policy, args, share=share)
     return critic, config if adapts and not isinstance(critic, ValueHead) and not is_peft(critic) else None
@@ -342,15 +341,18 @@ def build_rewards(
             return RewardModel(reward, reads_with, tokenizer, **kwargs, **how)
         return reward
 
-    # These settings are of reward_model. A model among reward_funcs gets its own as a RewardModel.
-    labeled = {"label": args.reward_label, "output": args.reward_output, "pad_token": args.reward_pad_token}
-    ready = [prepared(reward, own, **labeled) for reward, own in zip(models, tokenizers, strict=True)]
-    if len(ready) > 1:
-        ready = [RewardEnsemble(ready, how=args.reward_ensemble, penalty=args.reward_ensemble_lambda)]
-    ready += [prepared(reward, listed[0]) for reward in _as_list(reward_funcs)]
-    if not ready and reward_funcs is None:
+    # These settings apply to reward_model. For a model in reward_funcs, pass a RewardModel with its own settings.
+    score_options = {"label": args.reward_label, "output": args.reward_output, "pad_token": args.reward_pad_token}
+    built = [
+        prepared(reward, own_tokenizer, **score_options)
+        for reward, own_tokenizer in zip(models, tokenizers, strict=True)
+    ]
+    if len(built) > 1:
+        built = [RewardEnsemble(built, how=args.reward_ensemble, penalty=args.reward_ensemble_lambda)]
+    built += [prepared(reward, listed[0]) for reward in _as_list(reward_funcs)]
+    if not built and reward_funcs is None:
         return None
-    return Rewards(ready, weights=args.reward_weights, tokenizer=tokenizer, timeout=args.reward_timeout)
+    return Rewards(built, weights=args.reward_weights, tokenizer=tokenizer, timeout=args.reward_timeout)
 
 
 def _as_list(value: Any) -> list[Any]:
@@ -377,7 +379,7 @@ def prompts_of(
         training: whether these are training prompts; there must be enough of them for an update.
 
     Returns:
-        The same with token ids; None for None.
+        The same data with token ids; None for None.
 
     Raises:
         ZooError: a prompt cannot be used, or there are too few.
@@ -387,7 +389,7 @@ def prompts_of(
     if isinstance(data, dict):
         if training:
             raise ZooError("train_dataset is a mapping of data sets: pass one of its splits, such as data['train'].")
-        return {name: prompts_of(each, args, tokenizer, context, narrowest) for name, each in data.items()}
+        return {name: prompts_of(dataset, args, tokenizer, context, narrowest) for name, dataset in data.items()}
     if not isinstance(data, Dataset):
         raise ZooError(
             f"The prompts are a {type(data).__name__}: pass a datasets.Dataset, which has a length and an order."

@@ -1,4 +1,4 @@
-"""What `transformers.Trainer` needs of PPO: construction, optimizer, logging, saving and resuming.
+"""The parts of PPO that `transformers.Trainer` calls: construction, optimizer, logging, saving and resuming.
 
 The algorithm is in `rlhf_zoo.ppo.trainer`.
 """
@@ -47,7 +47,7 @@ TRAIN_STREAM, EVAL_STREAM, LOOP_STREAM = 0, 1, 2
 
 
 class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
-    """A Trainer of a policy and its critic. Its abstract methods are the steps of an update that evaluation needs."""
+    """A Trainer for a policy and its critic. Its abstract methods are the steps of an update that evaluation needs."""
 
     args: PPOConfig
     processing_class: PreTrainedTokenizerBase
@@ -88,7 +88,7 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
         )
         self.reference, self.texts, self._rewards = parts.reference, parts.texts, parts.rewards
         self.context, self.vocabulary, self.narrowest = parts.context, parts.vocabulary, parts.narrowest
-        # Fills up padding. PAD itself may have no embedding, because scripts add it past the embeddings.
+        # The id that fills padding. PAD itself may have no embedding, because scripts add it past the embeddings.
         pad, eos = processing_class.pad_token_id, processing_class.eos_token_id
         self.stop_ids = args.stop_ids(processing_class, parts.policy)
         self.fill_id: int = pad if pad in self.vocabulary else eos
@@ -98,7 +98,7 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
         self._from_reference, self._start_checked = parts.from_reference, False
         self._watch, self._kl_watch = ReferenceWatch(), KLWatch()
         self._waiting: list[dict] = []
-        self._sizes: list[int] = []  # prompts in each batch that waits for its update
+        self._sizes: list[int] = []  # number of prompts in each batch that waits for its update
         self._metrics: dict[str, list[float]] = defaultdict(list)
         self._shown: dict[str, list[Any]] = {}
         self._episodes = self._generated = 0
@@ -117,13 +117,13 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
         )
         self.phases = Phases(self.accelerator.device)
         self.engine = make_engine(args, self.policy, processing_class, self.accelerator)
-        moving = self.model if args.offload_frozen else None
-        place(self.reference, self._scoring, device=self.accelerator.device, training=moving)
+        offload_for = self.model if args.offload_frozen else None
+        place(self.reference, self._scoring, device=self.accelerator.device, training=offload_for)
         if args.fsdp2:
             self._shard_all(optimizers[0])
 
     def _shard_all(self, optimizer: Any) -> None:
-        """Shards the models. An optimizer that the user made holds unsharded weights, so it is refused."""
+        """Shards the models. Refuses an optimizer that the user made, because it holds unsharded weights."""
         for unsupported, fix in (
             (isinstance(self.value_model, ValueHead), "a critic on the policy's trunk: set critic to 'policy'"),
             (optimizer is not None, "an optimizer that was made before: remove it"),
@@ -165,7 +165,7 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
 
     @property
     def rewards(self) -> Rewards:
-        """What scores completions.
+        """The rewards that score completions.
 
         Raises:
             ZooError: there is no reward.
@@ -178,9 +178,9 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
     def precision(self) -> torch.dtype:
         """The precision of the policy's passes. 8 bit counts as bfloat16, because its rounding depends on the batch."""
         policy: Any = self.policy
-        eight = bool(getattr(policy, "is_loaded_in_8bit", False))
-        half = self.args.bf16 or next(policy.parameters()).dtype == torch.bfloat16
-        return torch.bfloat16 if half or eight else torch.float32
+        in_8bit = bool(getattr(policy, "is_loaded_in_8bit", False))
+        in_bfloat16 = self.args.bf16 or next(policy.parameters()).dtype == torch.bfloat16
+        return torch.bfloat16 if in_bfloat16 or in_8bit else torch.float32
 
     @property
     def warming_up(self) -> bool:
@@ -233,7 +233,7 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
         self.guard.record({"loss": finite["loss"]})
 
     def observe(self, rollout: Rollout, estimates: Advantages, progress: Mapping[str, float]) -> None:
-        """Adds this update's metrics to those that the next log line averages.
+        """Adds this update's metrics to the ones that the next log line averages.
 
         Args:
             rollout: of all processes.
@@ -241,18 +241,18 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
             progress: means of the update's losses.
         """
         names = ["given"] if isinstance(estimates.scored, UserScores) else self.rewards.names
-        each = of_completions(rollout, estimates, names)
+        per_completion = of_completions(rollout, estimates, names)
         values, returns, mask = estimates.values, estimates.returns, estimates.mask
         measured = {
-            **{name: self.mean(column) for name, column in each.items()},
+            **{name: self.mean(column) for name, column in per_completion.items()},
             "objective/non_score_reward": self.mean(estimates.non_score),
             "objective/rlhf_reward": self.mean(estimates.non_score + estimates.scores),
             **critic_health(values, returns, mask, length=self.args.response_length),
             "critic/value": self.mean(values.masked_fill(~mask, math.nan)),
             "critic/return": self.mean(returns.masked_fill(~mask, math.nan)),
         }
-        # A metric that does not apply is NaN and left out: a quarter of positions that no completion reaches, or
-        # explained variance where returns do not vary.
+        # NaN means that a metric does not apply, so it is left out: for example, no completion reaches a quarter of the
+        # positions, or returns do not vary, so that explained variance is undefined.
         applies = {name: value for name, value in measured.items() if not math.isnan(value)}
         metrics = {**applies, "kl_coef": self.controller.kl_coef, **progress}
         metrics |= {name: value for name, value in estimates.scored.metrics.items() if name not in metrics}
@@ -261,7 +261,7 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
                 "objective/score_mean_so_far": self.scores_seen.mean,
                 "objective/score_std_so_far": self.scores_seen.std,
             }
-        # One that is infinite or failed becomes NaN and stays: metrics.jsonl has null for it.
+        # A metric that is infinite or could not be computed stays as NaN: metrics.jsonl has null for it.
         self.last_metrics = {name: float(x) if math.isfinite(x) else math.nan for name, x in metrics.items()}
         for name, value in self.last_metrics.items():
             self._metrics[name].append(value)
@@ -279,12 +279,12 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
 
         Args:
             rollout: B completions.
-            rows: the rows of their prompts in the data set, one for each completion.
+            rows: one data-set row for each completion, the row of its prompt.
         """
         texts = decoded(self.processing_class, rollout.samples, rows)
-        held = partial(at_hand, device=self.accelerator.device)
+        on_device = partial(at_hand, device=self.accelerator.device)
         arguments = texts.prompts, texts.completions, texts.texts, texts.columns
-        return texts, self.rewards(rollout.samples, *arguments, trainer_state=self.state, at_hand=held)
+        return texts, self.rewards(rollout.samples, *arguments, trainer_state=self.state, at_hand=on_device)
 
     def remember(self, texts: DecodedCompletions, rollout: Rollout, scored: Scored) -> None:
         """Keeps the first completions of a rollout for the table of the next log line.
@@ -314,8 +314,8 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
             start_time: as in Trainer.
         """
         if "loss" in logs and self._metrics:
-            # Trainer reads its norm after the update has cleared the gradients, so it is always 0. Its loss loses the
-            # updates since the last log line when a run resumes. Our metrics replace both.
+            # Our metrics replace two of Trainer's. It reads grad_norm after the update has cleared the gradients, so it
+            # is always 0. When a run resumes, Trainer's loss lacks the updates since the last log line.
             logs.pop("grad_norm", None)
             logs = logs | {name: sum(values) / len(values) for name, values in self._metrics.items()}
             logs |= {"episodes": self._episodes, SKIPPED: self.guard.skipped, **self.phases.take()}
@@ -373,7 +373,7 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """Makes one optimizer with parameter groups for policy and critic, which have learning rates of their own.
+        """Makes one optimizer with parameter groups for policy and critic, each with its own learning rate.
 
         Args:
             model: ignored; it is there because Trainer passes it.
@@ -389,12 +389,12 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
                     if chosen:
                         weight_decay = args.weight_decay if decay else 0.0
                         groups.append({"params": chosen, "lr": rate, "weight_decay": weight_decay})
-            kind, kwargs = self.get_optimizer_cls_and_kwargs(args)
-            self.optimizer = kind(groups, **kwargs)
+            optimizer_class, kwargs = self.get_optimizer_cls_and_kwargs(args)
+            self.optimizer = optimizer_class(groups, **kwargs)
         return self.optimizer
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Saves the policy as a plain checkpoint, with the tokenizer, `critic/` and PPO's state in the same folder.
+        """Saves the policy as a plain checkpoint, with the tokenizer, `critic/` and PPO's state in one folder.
 
         With merge_adapter a LoRA policy is merged into its base, except in checkpoints, which must resume.
 
@@ -404,7 +404,7 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
         """
         self.check_weights()
         directory = Path(output_dir or self.args.output_dir or ".")
-        # Trainer calls this for a checkpoint, with its directory, and for push_to_hub, without one.
+        # Trainer passes a directory when it saves a checkpoint, and none for push_to_hub.
         checkpoint = _internal_call and output_dir is not None
         weights = full_weights(self.policy), full_weights(self.value_model)
         if self.args.should_save:
@@ -426,7 +426,7 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Makes Trainer's card of the policy, because the pair of policy and critic has no configuration.
+        """Makes Trainer's card for the policy alone, because the pair of policy and critic has no configuration.
 
         Args:
             *args: as in Trainer.
@@ -454,5 +454,5 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
 
 
 def _uncollated(rows: list[Any]) -> Any:
-    """Leaves rows as they are, because reward functions read their columns."""
+    """Returns rows as they are, because reward functions read their columns."""
     return rows

@@ -40,7 +40,7 @@ def decoded(tokenizer: PreTrainedTokenizerBase, samples: Samples, rows: Sequence
     Args:
         tokenizer: the policy's.
         samples: B completions.
-        rows: the rows of their prompts in the data set, one for each completion.
+        rows: one data-set row for each completion, the row of its prompt.
     """
     tokens = [list(row[PROMPT_TOKENS]) for row in rows]
     decoded_prompts = tokenizer.batch_decode(tokens, skip_special_tokens=True)
@@ -72,7 +72,7 @@ def show_table(
 
     Args:
         table: columns of equal length; `prompt` and `completion` are texts or conversations.
-        title: printed above it.
+        title: the heading of the table.
         step: the update that it belongs to.
         directory: it is created if it is missing.
         reporters: callbacks, of which some can show a table.
@@ -90,15 +90,15 @@ def show_table(
     lines = "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
     (directory / f"step-{step:06d}.jsonl").write_text(lines, encoding="utf-8")
 
-    shown = Table(title=title, show_lines=True)
+    printed = Table(title=title, show_lines=True)
     for name in names:
-        shown.add_column(name, overflow="fold")
+        printed.add_column(name, overflow="fold")
     for row in rows:
         # Text instead of str, because rich would read brackets in a completion as markup.
-        shown.add_row(
+        printed.add_row(
             *(Text(f"{cell:.3g}" if isinstance(cell, float) else printable(str(cell))) for cell in row.values())
         )
-    Console(stderr=True).print(shown)
+    Console(stderr=True).print(printed)
     for reporter in reporters:
         if isinstance(reporter, TensorBoardCallback) and reporter.tb_writer is not None:
             reporter.tb_writer.add_text(title, _markdown(rows), step)

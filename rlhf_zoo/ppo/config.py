@@ -1,4 +1,4 @@
-"""PPOConfig: TrainingArguments plus what PPO adds, under the names that TRL 1.12's PPOConfig gave them."""
+"""PPOConfig: TrainingArguments plus PPO's settings, named as in TRL 1.12's PPOConfig."""
 
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -15,9 +15,9 @@ from ..modeling.sampling.truncation import Truncation
 from ..modeling.special_tokens import stop_ids
 from ..rewards.model import REWARD_OUTPUTS
 
-#: Tokens of a pass on a CPU. More would cost memory; in bf16 each pass casts all weights (docs/performance.md).
+#: Tokens per pass on a CPU. More would cost memory; in bf16 each pass casts all weights (docs/performance.md).
 TOKENS_ON_CPU, BF16_TOKENS_ON_CPU = 512, 2048
-#: Keys with a choice of values.
+#: Keys that take one of a few values.
 ONE_OF = {
     "kl_in": ("reward", "loss"),
     "action_level": ("token", "sequence"),
@@ -30,7 +30,7 @@ ONE_OF = {
     "reward_output": REWARD_OUTPUTS,
     "reward_ensemble": (None, *ENSEMBLES),
 }
-#: Why an estimator does not work in that place.
+#: Why an estimator does not work in the reward or in the loss.
 NO_KL_ESTIMATOR = {
     ("reward", "k2"): "it is biased, and its expected gradient through the reward is not that of a KL",
     ("reward", "k3_reverse"): "it is a gradient for the loss",
@@ -44,7 +44,7 @@ class PPOConfig(TrainingArguments):
     """Configuration of `PPOTrainer`.
 
     A step is one PPO update. In each update a process reads `per_device_train_batch_size × gradient_accumulation_steps`
-    prompts, samples `num_generations` completions of each, and runs the models over `per_device_train_batch_size` of
+    prompts, samples `num_generations` completions for each, and runs the models over `per_device_train_batch_size` of
     them at a time.
 
     Raises:
@@ -56,7 +56,7 @@ class PPOConfig(TrainingArguments):
     logging_steps: float = option(1, "Log every so many updates.")
     remove_unused_columns: bool = option(False, "Drop columns that the model's forward does not take; keep it False.")
     dataset_num_proc: int | None = option(None, "Processes that tokenize the prompts.")
-    bf16: bool | None = option(  # type: ignore[assignment]  # as in trl, whose configurations take None too
+    bf16: bool | None = option(  # type: ignore[assignment]  # as in trl, whose configurations accept None too
         False, "Compute in bfloat16, weights in float32; None: where the machine's GPU has it."
     )
     total_episodes: int | None = option(
@@ -237,14 +237,14 @@ class PPOConfig(TrainingArguments):
 
     @property
     def own_stops(self) -> list[int] | None:
-        """The end tokens that the settings name, which may be none; None if the policy's own end a completion."""
+        """The end tokens that the settings name, possibly none; None if the policy's own end tokens apply."""
         if self.stop_token_id is not None:
             return [self.stop_token_id]
         return None if self.stop_token == "eos" else []
 
     @property
     def truncation(self) -> Truncation:
-        """How completions are cut after they were sampled."""
+        """How completions are cut after sampling."""
         return Truncation(self.response_length, self.response_length_min, self.truncate_text, self.truncate_after)
 
     @property
@@ -254,7 +254,7 @@ class PPOConfig(TrainingArguments):
 
     @property
     def tokens_at_once(self) -> int | None:
-        """The most tokens of a forward pass, padding included; None where only rows are counted."""
+        """The most tokens of a forward pass, padding included; None if only the number of rows is limited."""
         return self.max_tokens_per_micro_batch or usual_tokens(cpu=self.device.type == "cpu", bf16=bool(self.bf16))
 
     @property
@@ -277,8 +277,8 @@ def _check_ranges(args: Any) -> None:
         raise ZooError(
             "fp16 scales gradients for one optimizer step per update, and PPO makes several: use bf16 instead."
         )
-    for name, off in {"label_smoothing_factor": 0, "neftune_noise_alpha": None}.items():
-        if getattr(args, name) != off:
+    for name, neutral in {"label_smoothing_factor": 0, "neftune_noise_alpha": None}.items():
+        if getattr(args, name) != neutral:
             raise ZooError(f"{name} is {getattr(args, name)}, which has no meaning in PPO: remove it.")
     _check_completions(args)
     if args.reward_label is None and args.reward_output != "logit":
@@ -341,9 +341,13 @@ def _check_engine(args: Any) -> None:
             f"vllm_mode is {args.vllm_mode!r} and vllm_server_base_url {args.vllm_server_base_url!r}: set the URL for "
             "a server, and only for a server."
         )
-    of_colocated = {"vllm_gpu_memory_utilization", "vllm_enable_sleep_mode", "vllm_enforce_eager"}.intersection(changed)
-    if args.vllm_mode == "server" and of_colocated:
-        raise ZooError(f"{min(of_colocated)} is for a colocated vLLM, and vllm_mode is 'server': set it on the server.")
+    colocated_only = {"vllm_gpu_memory_utilization", "vllm_enable_sleep_mode", "vllm_enforce_eager"}.intersection(
+        changed
+    )
+    if args.vllm_mode == "server" and colocated_only:
+        raise ZooError(
+            f"{min(colocated_only)} is for a colocated vLLM, and vllm_mode is 'server': set it on the server."
+        )
 
 
 def usual_tokens(*, cpu: bool, bf16: bool) -> int | None:

@@ -1,4 +1,4 @@
-"""Builds the critic: as given, or as the settings name it."""
+"""Builds the critic that the user passes or the settings name."""
 
 import copy
 from pathlib import Path
@@ -33,9 +33,9 @@ def build_critic(
     An adapter of the policy is merged into the critic's trunk. On a quantized policy the critic is a value head.
 
     Args:
-        value_model: The user's critic; None for the one that `args.critic` names, which starts as the reward model if
-            that reads the policy's tokens, or as the policy.
-        rewards: May have a reward model to start from.
+        value_model: The user's critic; None for the one that `args.critic` names. With 'auto' that starts as the reward
+            model if that reads the policy's tokens, otherwise as the policy.
+        rewards: The rewards, which may include a reward model to start from.
         policy: The policy to start from otherwise.
         args: The settings.
         share: Whether a critic made from a reward model shares its weights, because only an adapter and the head train.
@@ -46,7 +46,7 @@ def build_critic(
     Raises:
         ZooError: There is no model to start from, or it cannot be a critic.
     """
-    shaped: dict[str, Any] = {**stored_statistics(args)}
+    statistics: dict[str, Any] = {**stored_statistics(args)}
     if value_model is not None:
         if args.critic != "auto":
             raise ZooError(f"critic is {args.critic!r} and value_model is passed too: remove one of them.")
@@ -63,20 +63,20 @@ def build_critic(
             raise ZooError(
                 f"value_model has the type {type(value_model).__name__}: pass a model, its path or its Hub id."
             )
-        return critic_from(value_model, **shaped, weight=_weight_as_reward(value_model, rewards))
+        return critic_from(value_model, **statistics, weight=_weight_as_reward(value_model, rewards))
     if args.critic == "shared":
         return shared_value_head(policy)
     weighted = rewards.weighted_models if rewards is not None else []
-    sharing = [(reward.model, weight) for reward, weight in weighted if _can_start_critic(reward)]
-    if args.critic == "reward" and not sharing:
+    candidates = [(reward.model, weight) for reward, weight in weighted if _can_start_critic(reward)]
+    if args.critic == "reward" and not candidates:
         raise ZooError(
             "critic is 'reward', and no reward model has one output and the policy's tokenizer: set it to 'policy'."
         )
-    if sharing and args.critic != "policy":
+    if candidates and args.critic != "policy":
         # Shared weights keep their type, and the critic's float32 head reads a bf16 trunk only under bf16 autocast.
-        model, weight = sharing[0]
-        fits = args.bf16 or model.dtype == torch.float32
-        return critic_from(model, **shaped, weight=weight, share=share and fits)
+        model, weight = candidates[0]
+        can_share = args.bf16 or model.dtype == torch.float32
+        return critic_from(model, **statistics, weight=weight, share=share and can_share)
     if getattr(policy, "is_quantized", False):
         if args.critic == "policy":
             raise ZooError("critic is 'policy', whose quantized weights cannot be copied: set it to 'shared'.")

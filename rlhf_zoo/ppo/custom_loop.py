@@ -30,11 +30,11 @@ def _as_ids(value: Any) -> list[int] | None:
 
 
 def _answer_ids(query: Any, prompt: list[int], response: str, tokenizer: Any) -> list[int]:
-    """Tokenizes a text response that follows its query, which may be token ids."""
+    """Tokenizes a text response in the context of its query, which may be token ids."""
     if _as_ids(query) is None:
         return tokenize_completion(query, response, tokenizer)
-    both = tokenizer(tokenizer.decode(prompt) + response, add_special_tokens=False)["input_ids"]
-    return encode_behind(tokenizer, prompt, both, response)
+    query_and_response = tokenizer(tokenizer.decode(prompt) + response, add_special_tokens=False)["input_ids"]
+    return encode_behind(tokenizer, prompt, query_and_response, response)
 
 
 def prompt_row(prompt: Any, row: int, trainer: Any) -> list[int]:
@@ -42,8 +42,8 @@ def prompt_row(prompt: Any, row: int, trainer: Any) -> list[int]:
 
     Args:
         prompt: a text, a conversation or token ids.
-        row: its number, for errors.
-        trainer: the trainer, whose tokenizer and context count.
+        row: its index, for errors.
+        trainer: the trainer, whose tokenizer and context are used.
 
     Raises:
         ZooError: it is empty, has unknown ids, or leaves no room for a completion.
@@ -56,17 +56,17 @@ def prompt_row(prompt: Any, row: int, trainer: Any) -> list[int]:
 
 
 def samples_from_user(queries: Sequence[Any], responses: Sequence[Any], trainer: Any) -> Samples:
-    """Converts completions of the user's own loop, still without log-probabilities.
+    """Converts completions from the user's own loop, without log-probabilities so far.
 
     A text response gets no end-of-sequence token. Token ids must contain it if the response ended.
 
     Args:
         queries: B texts, conversations or token ids.
         responses: B texts or token ids.
-        trainer: the trainer, whose tokenizer, context and stop ids count.
+        trainer: the trainer, whose tokenizer, context and stop ids are used.
 
     Raises:
-        ZooError: counts differ, a query or response is empty, or its ids cannot be the policy's.
+        ZooError: counts differ, a query or response is empty, or it has ids that the policy cannot read or sample.
     """
     if len(queries) != len(responses) or not len(queries):
         raise ZooError(

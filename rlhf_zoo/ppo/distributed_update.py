@@ -36,9 +36,9 @@ def place_of_rows(rows: Sequence[int], sizes: Sequence[Sequence[int]], *, group:
     starts = [sum(rows[:process]) for process in range(len(rows))]
     places: list[int] = []
     for batch in range(len(sizes[0])):
-        for start, each in zip(starts, sizes, strict=True):
-            begin = start + sum(each[:batch]) * group
-            places += range(begin, begin + each[batch] * group)
+        for start, batch_sizes in zip(starts, sizes, strict=True):
+            begin = start + sum(batch_sizes[:batch]) * group
+            places += range(begin, begin + batch_sizes[batch] * group)
     return places
 
 
@@ -52,13 +52,13 @@ def gather_rollouts(rollout: Rollout, scored: Scored, *, sizes: Sequence[int], g
         group: completions of each prompt.
 
     Returns:
-        Rollout and rewards of all processes, in the order in which one process would have them.
+        Rollout and rewards of all processes, in the order that a single process would produce.
     """
     from accelerate.utils import gather_object
 
     samples, device = rollout.samples, rollout.mask.device
     # On the CPU, because objects are pickled for the exchange and another process's device may not exist here.
-    own: dict[str, Any] = {
+    local_part: dict[str, Any] = {
         "samples": {n: x.cpu() for n, x in vars(samples).items() if isinstance(x, Tensor)},
         "ref_logprobs": rollout.ref_logprobs.cpu(),
         "values": rollout.values.cpu(),
@@ -69,9 +69,9 @@ def gather_rollouts(rollout: Rollout, scored: Scored, *, sizes: Sequence[int], g
         "metrics": dict(scored.metrics),
         "sizes": list(sizes),
     }
-    parts_of_all: list[dict[str, Any]] = gather_object([own])
+    parts_of_all: list[dict[str, Any]] = gather_object([local_part])
     every_size = [part["sizes"] for part in parts_of_all]
-    # The shuffle picks rows by their place, so all processes need the same order.
+    # The shuffle picks rows by index, so all processes need the same order.
     order = torch.tensor(place_of_rows([len(part["total"]) for part in parts_of_all], every_size, group=group))
 
     def rows(parts: Iterable[Tensor], *, left: bool = False) -> Tensor:
@@ -79,7 +79,7 @@ def gather_rollouts(rollout: Rollout, scored: Scored, *, sizes: Sequence[int], g
 
     fields = {
         name: rows((part["samples"][name] for part in parts_of_all), left=name in ("prompt_ids", "prompt_mask"))
-        for name in own["samples"]
+        for name in local_part["samples"]
     }
     joined = Rollout(
         Samples(**fields, vocabulary=samples.vocabulary),
@@ -88,11 +88,11 @@ def gather_rollouts(rollout: Rollout, scored: Scored, *, sizes: Sequence[int], g
         measured=rollout.measured,
         engine_logprobs=None if rollout.engine_logprobs is None else rows(part["engine"] for part in parts_of_all),
     )
-    # A reward function may have paid by token in some processes only.
-    dense = [part["by_token"] for part in parts_of_all]
+    # A reward function may have returned per-token scores in some processes only.
+    token_scores = [part["by_token"] for part in parts_of_all]
     by_token = [
-        torch.zeros_like(part["samples"]["logprobs"]) if each is None else each
-        for part, each in zip(parts_of_all, dense, strict=True)
+        torch.zeros_like(part["samples"]["logprobs"]) if scores is None else scores
+        for part, scores in zip(parts_of_all, token_scores, strict=True)
     ]
     return joined, replace(
         scored,
@@ -100,7 +100,7 @@ def gather_rollouts(rollout: Rollout, scored: Scored, *, sizes: Sequence[int], g
         each=rows(part["each"] for part in parts_of_all),
         extra={},
         metrics=_mean_metrics([part["metrics"] for part in parts_of_all], [sum(sizes) for sizes in every_size]),
-        by_token=None if all(each is None for each in dense) else rows(by_token),
+        by_token=None if all(scores is None for scores in token_scores) else rows(by_token),
     )
 
 
@@ -113,8 +113,8 @@ def _stacked(parts: Sequence[Tensor], *, left: bool) -> Tensor:
     stacked = parts[0].new_zeros(sum(len(part) for part in parts), width)
     row = 0
     for part in parts:
-        where = slice(width - part.shape[1], None) if left else slice(part.shape[1])
-        stacked[row : row + len(part), where] = part
+        columns = slice(width - part.shape[1], None) if left else slice(part.shape[1])
+        stacked[row : row + len(part), columns] = part
         row += len(part)
     return stacked
 
@@ -142,7 +142,7 @@ def shares(samples: Samples, *, process: int, processes: int, **how: Any) -> lis
         **how: arguments of `in_batches`.
 
     Returns:
-        Places of rows within the minibatch, (m,) int64 a micro-batch.
+        Row indices within the minibatch, (m,) int64 for each micro-batch.
     """
     # Rows are assigned in turn, from the shortest on, so that processes get rows of about the same lengths.
     order = samples.mask.sum(1).argsort(stable=True)
@@ -163,11 +163,13 @@ def text_shares(texts: TextBatch, *, parts: int, process: int, processes: int) -
         At most `parts` batches, the same number in every process.
     """
     # In turn, so that the number of texts differs by at most one between processes.
-    own = TextBatch(*(x[process::processes] for x in texts))
+    local_texts = TextBatch(*(x[process::processes] for x in texts))
     size = math.ceil(math.ceil(len(texts.ids) / processes) / parts)
-    shares_of_texts = [TextBatch(*(x[start * size : (start + 1) * size] for x in own)) for start in range(parts)]
+    shares_of_texts = [
+        TextBatch(*(x[start * size : (start + 1) * size] for x in local_texts)) for start in range(parts)
+    ]
     if processes == 1:
         return [part for part in shares_of_texts if len(part.ids)]
-    # A text whose tokens are all masked, for a process that has none left.
+    # A text whose tokens are all masked, for a process that has no text left.
     nothing = TextBatch(texts.ids[:1], texts.attention[:1], torch.zeros_like(texts.mask[:1]))
     return [part if len(part.ids) else nothing for part in shares_of_texts]

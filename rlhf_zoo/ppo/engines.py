@@ -1,7 +1,7 @@
-"""Rollout engines: `sampler.sample`, or another one that is called unchanged.
+"""Rollout engines: `sampler.sample`, or another library's, used as it is.
 
-Another engine's log π differs slightly, so the trainer takes log π_old from its own forward pass, keeps the engine's as
-`Rollout.engine_logprobs`, and may weight by their ratio (`importance_sampling_cap`).
+The log π of another engine differs slightly, so the trainer takes log π_old from its own forward pass, keeps the
+engine's as `Rollout.engine_logprobs`, and may weight by their ratio (`importance_sampling_cap`).
 """
 
 from collections.abc import Callable
@@ -52,7 +52,7 @@ class NativeEngine:
 
     Args:
         captures: Makes the object that captures decoding steps over a cache of fixed size, which is kept between
-            rollouts; None for a growing cache, which also serves models and requests that a fixed one does not suit.
+            rollouts. None for a growing cache, which is also used if a model or request does not suit a fixed one.
     """
 
     def __init__(self, captures: Callable[[], Capture] | None = None) -> None:
@@ -75,18 +75,18 @@ class NativeEngine:
 
 
 def sample_with_transformers(model: Any, request: SamplingRequest) -> Samples:
-    """Samples by transformers' continuous batching, with one random stream for all rows.
+    """Samples with transformers' continuous batching, with one random stream for all rows.
 
     Args:
         model: The policy.
-        request: Its max_tokens bounds the paged cache.
+        request: The request, whose max_tokens bounds the paged cache.
 
     Raises:
         ZooError: Completions are missing.
     """
     from transformers.generation import ContinuousBatchingConfig
 
-    # One more block of 256 tokens per row than it fills at most.
+    # For each row, one more block of 256 tokens than it can fill.
     needed = sum(len(prompt) + request.max_new_tokens + 256 for prompt in request.prompts)
     batching = ContinuousBatchingConfig(
         return_logprobs=True,

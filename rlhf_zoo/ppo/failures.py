@@ -4,7 +4,7 @@ from ..errors import ZooError
 
 
 class NoUpdate(ZooError):
-    """An update could not be made. The weights are those of the update before.
+    """An update could not be made. The weights are those from before the update.
 
     Attributes:
         agreed: Whether all processes raise it, so that they can save a checkpoint together.

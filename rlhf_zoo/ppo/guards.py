@@ -1,4 +1,4 @@
-"""Guards find faults of a run early: an error where it cannot be right, a warning where it may be wrong.
+"""Guards find faults in a run early: an error if the run cannot be right, a warning if it may be wrong.
 
 Each check takes only the values that it checks, so that tests can plant the fault.
 """
@@ -24,11 +24,11 @@ START_KL = 0.5
 #: Mean |log ρ| of the first pass. The sampler's cached pass and the training pass differ by rounding: 1e-6 in float32
 #: on a CPU, 1e-3 where a GPU multiplies in TF32, some hundredths in bf16.
 RATIO_ROUNDING = {torch.float32: 1e-2, torch.bfloat16: 0.1}
-#: Tokens of each of two texts that test whether a policy can be sampled from.
+#: Number of tokens in each of the two texts that test whether a policy can be sampled from.
 PROBE_TOKENS = 4
 #: Max |Δ log π_ref|. The same code runs on the same row, so only a change of the weights shows.
 REFERENCE_ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
-#: Updates over which score and KL are compared, and updates in a row whose KL may not be negative.
+#: Number of updates over which score and KL are compared, and of updates in a row whose KL must not all be negative.
 WINDOW = 20
 NEGATIVE_RUN = 5
 
@@ -39,7 +39,7 @@ class GuardWarning(UserWarning):
 
 @contextmanager
 def unscored() -> Iterator[None]:
-    """Turns errors of rewards into Unscored, which lets the run save what it learned before."""
+    """Turns errors from rewards into Unscored, so that the run can save what it has learned."""
     try:
         yield
     except NotFinite:
@@ -85,9 +85,9 @@ def check_start(
 ) -> None:
     """Checks that the first rollout of a run that starts at its reference has a KL near 0.
 
-    The mean KL of a completion may be START_KL, or what rounding of log π by r per token explains: ½r² for each token,
-    and in lower precision 3 standard errors, because noise adds up over long completions. A KL above START_KL that
-    rounding explains causes a warning.
+    The mean KL of a completion may be up to START_KL. It may also be as large as rounding of log π by r per token can
+    explain: ½r² for each token, plus 3 standard errors in lower precision, because noise adds up over long completions.
+    A KL above START_KL that rounding can explain causes a warning.
 
     Args:
         logprobs: (B, T) of the rollout.
@@ -103,25 +103,25 @@ def check_start(
     kl = float(by_token.sum()) / count
     if abs(kl) < START_KL:
         return
-    # The standard error over tokens, whose rounding is independent. Over completions it would be unreliable, because
-    # these are few and of unequal lengths.
-    error = float(by_token.square().sum()) ** 0.5 / count
-    coarse, bits = precision != torch.float32, str(precision).removeprefix("torch.")
+    # The standard error over tokens, because their rounding is independent. Over completions it would be unreliable:
+    # they are few and differ in length.
+    standard_error = float(by_token.square().sum()) ** 0.5 / count
+    low_precision, dtype_name = precision != torch.float32, str(precision).removeprefix("torch.")
     rounding = RATIO_ROUNDING.get(precision, RATIO_ROUNDING[torch.bfloat16])
-    bound = 0.5 * rounding**2 * float(mask.sum()) / count + (3 * error if coarse else 0.0)
-    away = f"The KL of the first rollout to the reference is {kl:.3g} ± {error:.2g} nats per completion"
+    bound = 0.5 * rounding**2 * float(mask.sum()) / count + (3 * standard_error if low_precision else 0.0)
+    message = f"The KL of the first rollout to the reference is {kl:.3g} ± {standard_error:.2g} nats per completion"
     if abs(kl) < bound:
         warn_of(
-            f"{away}, and {bits} alone can explain {bound:.2g}: sampling and the reference round differently, so KL is "
-            "no more precise than that; load the models in float32, or sample more completions per update."
+            f"{message}, and {dtype_name} alone can explain {bound:.2g}: sampling and the reference round differently, "
+            "so KL is no more precise than that; load the models in float32, or sample more completions per update."
         )
     elif not at_reference:
-        warn_of(f"{away}, and a run usually starts at 0: check that ref_model is the SFT policy.")
+        warn_of(f"{message}, and a run usually starts at 0: check that ref_model is the SFT policy.")
     else:
-        beyond = f" and {bits} explains {bound:.2g} at most" if coarse else ""
+        rounding_note = f" and {dtype_name} explains {bound:.2g} at most" if low_precision else ""
         raise ZooError(
-            f"{away}, although the run starts at its reference{beyond}: if the policy's adapter was trained before, "
-            "merge it into its base, or pass ref_model or ref_adapter_name."
+            f"{message}, although the run starts at its reference{rounding_note}: if the policy's adapter was trained "
+            "before, merge it into its base, or pass ref_model or ref_adapter_name."
         )
 
 
@@ -133,7 +133,7 @@ def check_ends(samples: Samples, stop_ids: Sequence[int]) -> None:
         stop_ids: the end tokens.
 
     Raises:
-        ZooError: a completion does not.
+        ZooError: an end token is missing or lies outside the mask.
     """
     stops = torch.tensor(list(stop_ids), device=samples.mask.device)
     # The last token inside the mask is the last one that counts in the loss.
@@ -148,7 +148,7 @@ def check_ends(samples: Samples, stop_ids: Sequence[int]) -> None:
 
 
 def check_rewards(rewards: Tensor, scores: Tensor, kl: Tensor, mask: Tensor, *, kl_coef: float) -> None:
-    """Checks that r_t = score·1[last] − β·KL_t, and recognizes the two usual mistakes.
+    """Checks that r_t = score·1[last] − β·KL_t, and recognizes the two most common mistakes.
 
     Args:
         rewards: (B, A).
@@ -158,23 +158,23 @@ def check_rewards(rewards: Tensor, scores: Tensor, kl: Tensor, mask: Tensor, *, 
         kl_coef: β.
 
     Raises:
-        ZooError: a completion's rewards do not add up to that.
+        ZooError: the rewards of a completion do not add up to score − β·ΣKL.
     """
     rewards, kl, scores = (x.double() for x in (rewards.masked_fill(~mask, 0), kl.masked_fill(~mask, 0), scores))
-    paid, charged, count = rewards.sum(1), kl_coef * kl.sum(1), mask.sum(1)
+    reward_sums, kl_penalties, count = rewards.sum(1), kl_coef * kl.sum(1), mask.sum(1)
     # Rounding grows with the size of the terms that are summed, not with their sum.
-    scale = 1e-4 * (1 + scores.abs() * count + abs(kl_coef) * kl.abs().sum(1))
-    if ((paid - (scores - charged)).abs() <= scale).all():
+    tolerance = 1e-4 * (1 + scores.abs() * count + abs(kl_coef) * kl.abs().sum(1))
+    if ((reward_sums - (scores - kl_penalties)).abs() <= tolerance).all():
         return
-    if ((paid - (scores + charged)).abs() <= scale).all():
+    if ((reward_sums - (scores + kl_penalties)).abs() <= tolerance).all():
         raise ZooError("The KL penalty is paid instead of charged (+β·KL in the reward): give it a minus sign.")
-    if ((paid - (scores * count - charged)).abs() <= scale).all():
+    if ((reward_sums - (scores * count - kl_penalties)).abs() <= tolerance).all():
         raise ZooError("The score is broadcast to every token: place it once, on the last token of the completion.")
-    row = int(((paid - (scores - charged)).abs() - scale).argmax())
+    row = int(((reward_sums - (scores - kl_penalties)).abs() - tolerance).argmax())
     raise ZooError(
-        f"The rewards of completion {row} add up to {float(paid[row]):.4g}, and score − β·KL is "
-        f"{float((scores - charged)[row]):.4g}: correct token_rewards, which must place the score without changing it. "
-        "To pay by token, let a reward function return lists."
+        f"The rewards of completion {row} add up to {float(reward_sums[row]):.4g}, and score − β·KL is "
+        f"{float((scores - kl_penalties)[row]):.4g}: correct token_rewards, which must place the score without "
+        "changing it. To pay by token, let a reward function return lists."
     )
 
 
@@ -258,11 +258,11 @@ class ReferenceWatch:
         self._first: Tensor | None = None
 
     def check(self, reference: Reference, samples: Samples, *, temperature: float, precision: torch.dtype) -> None:
-        """Compares the reference with the first time.
+        """Compares the reference with what it was at the first call.
 
         Args:
             reference: The reference.
-            samples: A rollout, whose first row is kept by the first call.
+            samples: A rollout. The first call keeps its first row.
             temperature: Of the sampling.
             precision: Of the policy's passes, which sets the tolerance.
 
@@ -276,16 +276,16 @@ class ReferenceWatch:
             logprobs = token_logprobs(model, self._probe, temperature=temperature)
         if self._first is None:
             self._first = logprobs
-        moved = float((logprobs - self._first).abs().max())
-        if not moved <= REFERENCE_ROUNDING.get(precision, REFERENCE_ROUNDING[torch.bfloat16]):
+        change = float((logprobs - self._first).abs().max())
+        if not change <= REFERENCE_ROUNDING.get(precision, REFERENCE_ROUNDING[torch.bfloat16]):
             raise ZooError(
-                f"The reference changed: log π_ref of a fixed completion moved by {moved:.3g} nats. It must not share "
+                f"The reference changed: log π_ref of a fixed completion moved by {change:.3g} nats. It must not share "
                 "weights with a model in training: pass a copy as ref_model."
             )
 
 
 class KLWatch:
-    """Follows KL and score over updates, and warns once of each development that a correct run does not have."""
+    """Follows KL and score over updates, and warns once about each symptom that a correct run never shows."""
 
     def __init__(self) -> None:
         self._recent: deque[tuple[float, float, float]] = deque(maxlen=WINDOW)
@@ -301,7 +301,7 @@ class KLWatch:
         """
         self._recent.append((kl, kl_error, score))
         recent = list(self._recent)[-NEGATIVE_RUN:]
-        # k1 of single rollouts may be negative by chance, a whole run of them is not.
+        # In single rollouts k1 may be negative by chance; five in a row are not.
         if len(recent) == NEGATIVE_RUN and all(k < -2 * error for k, error, _ in recent):
             self._once(
                 "negative",

@@ -18,7 +18,7 @@ from .rollout_trainer import RolloutTrainer
 
 
 class HeldOutTrainer(RolloutTrainer):
-    """Adds evaluation. The random streams are the same each time, so that evaluations differ by the policy alone."""
+    """Adds evaluation. The random streams are the same each time, so that only the policy makes evaluations differ."""
 
     def evaluate(
         self,
@@ -54,7 +54,7 @@ class HeldOutTrainer(RolloutTrainer):
             rollout = self.rollout(rows, stream=EVAL_STREAM)
             estimates = self.estimate(rollout, self.score(rollout, rows))
             for name, each in of_completions(rollout, estimates, self.rewards.names).items():
-                # From all processes, without the rows that only fill up the last batch.
+                # Gathers from all processes, without the filler rows of the last batch.
                 by_metric[name].append(self.accelerator.gather_for_metrics(each))
             self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
         self._shown = shown

@@ -10,7 +10,7 @@ from .actor_critic import ActorCriticOutput
 from .config import PPOConfig
 from .minibatch import Minibatch, MinibatchSize
 
-#: |log ρ|. Before the first optimizer step it is the mismatch of the sampler and the training pass.
+#: |log ρ|. Before the first optimizer step it is the mismatch between the sampler and the training pass.
 FIRST_PASS = "policy/logprob_mismatch"
 #: Terms that are averaged over tokens even if the completion is one action.
 PER_TOKEN = ("policy/approxkl", "objective/entropy", FIRST_PASS)
@@ -36,8 +36,8 @@ class PolicyLoss:
     def by_token(self) -> bool:
         """Whether each token's share depends on its own log π and entropy alone.
 
-        Only then can the head's forward pass compute the gradients by chunks, so that logits are computed once. The
-        ratio of a completion depends on all its tokens, and an exact KL on the whole vocabulary.
+        Only then can the head's forward pass compute the gradients chunk by chunk, so that logits are computed once.
+        But the ratio of a completion depends on all its tokens, and an exact KL depends on the whole vocabulary.
         """
         exact = self.args.kl_in == "loss" and self.args.kl_estimator == "full"
         return not exact and self.args.action_level == "token"
@@ -57,8 +57,8 @@ class PolicyLoss:
         """
         args, rollout, estimates, size = self.args, self.batch.rollout, self.batch.estimates, self.batch.size
         samples, level, mask = rollout.samples, args.action_level, estimates.mask
-        # Relative to log π_old, which is 0 then: the log-ratio of a completion is a sum of small differences instead of
-        # a difference of large sums, which would lose precision.
+        # Log-probabilities are taken relative to log π_old, which makes `old` 0. The log-ratio of a completion is then
+        # a sum of small differences. A difference of large sums would lose precision.
         new = F.actions(logprobs - samples.logprobs, samples.mask, level=level)
         old = torch.zeros_like(new)
         policy_loss, clipped = F.clipped_policy_loss(
@@ -77,7 +77,7 @@ class PolicyLoss:
                 cap=args.importance_sampling_cap,
                 level=level,
             )
-        # By token even if the completion is the action, so that metrics of different runs can be compared.
+        # By token even if the whole completion is the action, so that metrics of different runs can be compared.
         log_ratio = (logprobs - samples.logprobs).detach()
         terms = {
             "loss/policy": policy_loss,
@@ -110,7 +110,7 @@ def micro_batch_loss(
 
     Args:
         policy_loss: the policy's loss, with the micro-batch and the settings.
-        output: of the models in training. If it has the policy's loss already, that is used.
+        output: of the models in training. If it already has the policy's loss, that is used.
         critic_only: whether to return L_V alone, while the critic warms up.
 
     Returns:
@@ -120,9 +120,9 @@ def micro_batch_loss(
     args, estimates, size = policy_loss.args, policy_loss.batch.estimates, policy_loss.batch.size
     mask = estimates.mask
     if output.policy_loss is None or output.policy_terms is None:
-        loss_of_policy, terms = policy_loss(output.logprobs, output.entropy, output.exact_kl)
+        actor_loss, terms = policy_loss(output.logprobs, output.entropy, output.exact_kl)
     else:
-        loss_of_policy, terms = output.policy_loss, dict(output.policy_terms)
+        actor_loss, terms = output.policy_loss, dict(output.policy_terms)
     value_loss, value_clipped = F.clipped_value_loss(
         output.values[:, : mask.shape[1]], estimates.values, estimates.returns, cliprange=args.cliprange_value
     )
@@ -130,7 +130,7 @@ def micro_batch_loss(
     # The shares of all micro-batches add up to the minibatch's mean, so gradients do not depend on how it is split.
     loss = args.vf_coef * _share(value_loss, mask, size, args.loss_aggregation)
     if not critic_only:
-        loss = loss + loss_of_policy
+        loss = loss + actor_loss
     return loss, {name: term.detach() for name, term in terms.items()}
 
 

@@ -28,11 +28,11 @@ def of_completions(rollout: Rollout, estimates: Advantages, names: list[str]) ->
     Returns:
         (B,) by metric, NaN where it does not apply.
     """
-    each = estimates.scored.each
+    per_reward = estimates.scored.each
     return {
         "objective/score": estimates.scored.total,
         "objective/shaped_score": estimates.scores,
-        **{f"rewards/{name}": each[:, i] for i, name in enumerate(names)},
+        **{f"rewards/{name}": per_reward[:, i] for i, name in enumerate(names)},
         "objective/kl": rollout.kl,
         **({} if rollout.engine_mismatch is None else {"policy/engine_mismatch": rollout.engine_mismatch}),
         "completions/length": rollout.mask.sum(1).float(),
@@ -57,15 +57,15 @@ def critic_health(values: Tensor, returns: Tensor, mask: Tensor, *, length: int)
         "critic/gain_over_constant": F.value_r2(values, returns, mask),
     }
     if mask.shape[1] > 1:
-        # Of the longest possible completion, not of this batch's, so that quarters of different updates can be
-        # compared.
+        # A quarter of the longest possible completion, not of this batch's longest, so that the quarters of different
+        # updates can be compared.
         quarter = -(-length // POSITIONS)
         for part in range(POSITIONS):
-            here = slice(part * quarter, (part + 1) * quarter)
+            positions = slice(part * quarter, (part + 1) * quarter)
             name = f"critic/explained_variance/quarter_{part + 1}"
-            reached = mask[:, here]
+            reached = mask[:, positions]
             health[name] = (
-                F.explained_variance(values[:, here], returns[:, here], reached)
+                F.explained_variance(values[:, positions], returns[:, positions], reached)
                 if reached.any()
                 else torch.tensor(math.nan)
             )

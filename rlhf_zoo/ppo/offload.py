@@ -28,24 +28,26 @@ def place(
     Raises:
         ZooError: Nothing can be offloaded.
     """
-    own = reference.own if reference is not None else None
-    waiting = [] if training is None else _separate([own, *(reward.model for reward in rewards)], training)
-    if training is not None and not waiting:
+    separate_reference = reference.own if reference is not None else None
+    offloaded = (
+        [] if training is None else _separate([separate_reference, *(reward.model for reward in rewards)], training)
+    )
+    if training is not None and not offloaded:
         raise ZooError(
             "offload_frozen has no model to move: every frozen model is quantized or shares weights with one in "
             "training; remove it."
         )
-    for part, model in ((reference, own), *((reward, reward.model) for reward in rewards)):
+    for part, model in ((reference, separate_reference), *((reward, reward.model) for reward in rewards)):
         if part is not None:
-            part.to("cpu" if model in waiting else device)
+            part.to("cpu" if model in offloaded else device)
 
 
 def _separate(frozen: Sequence[PreTrainedModel | None], training: nn.Module) -> list[PreTrainedModel]:
     """Returns the models that may be moved: not quantized, and without shared weights."""
     # Moving a shared weight would move the policy off the device as well.
-    taken = {id(weight) for weight in training.parameters()}
+    trained_ids = {id(weight) for weight in training.parameters()}
     models = [model for model in frozen if model is not None and not getattr(model, "is_quantized", False)]
-    return [model for model in models if not taken & {id(weight) for weight in model.parameters()}]
+    return [model for model in models if not trained_ids & {id(weight) for weight in model.parameters()}]
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Reads batches of prompts: numbers the rows and drops those that only fill up a batch."""
+"""Reads batches of prompts: numbers the rows and drops filler rows."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -25,31 +25,31 @@ class PromptReader(Trainer):
     def as_rows(self, batch: Any, *, before: int = 0) -> list[dict]:
         """Converts a batch of the collator to one mapping per prompt, with unpadded token ids.
 
-        If the collator dropped the prompts' numbers, they are numbered in the order in which one process would read
-        them.
+        If the collator dropped the prompts' numbers, prompts are numbered in the order in which a single process would
+        read them.
 
         Args:
             batch: a list of rows, or a mapping of stacked columns.
-            before: prompts that all processes have read before in this step or evaluation.
+            before: how many prompts all processes have already read in this step or evaluation.
         """
         if not isinstance(batch, Mapping):
             return list(batch)
         rows = uncollate(batch, self.processing_class)
         first = before + self.args.process_index * len(rows)
-        return [{PROMPT_INDEX: first + place} | row for place, row in enumerate(rows)]
+        return [{PROMPT_INDEX: first + index} | row for index, row in enumerate(rows)]
 
     def not_filling(self, rows: int) -> int:
-        """Counts the prompts of the last batch that do not only fill it up.
+        """Counts the prompts of a batch that are not filler.
 
-        Accelerate fills up the last batch of an epoch with the first prompts, so that all processes get as many.
+        Accelerate fills the last batch of an epoch with the first prompts, so that all processes get equally many.
 
         Args:
             rows: Prompts in the batch.
         """
-        reading = self.accelerator.gradient_state
-        if self.args.world_size == 1 or not reading.end_of_dataloader or reading.remainder <= 0:
+        gradient_state = self.accelerator.gradient_state
+        if self.args.world_size == 1 or not gradient_state.end_of_dataloader or gradient_state.remainder <= 0:
             return rows
-        return min(max(reading.remainder - self.args.process_index * rows, 0), rows)
+        return min(max(gradient_state.remainder - self.args.process_index * rows, 0), rows)
 
     def rows_of(self, loader: Iterable[Any]) -> Iterator[list[dict]]:
         """Yields batches of numbered prompts.
@@ -57,8 +57,8 @@ class PromptReader(Trainer):
         Args:
             loader: The batches.
         """
-        before = 0
+        read_before = 0
         for batch in loader:
-            rows = self.as_rows(batch, before=before)
-            before += len(rows) * self.args.world_size
+            rows = self.as_rows(batch, before=read_before)
+            read_before += len(rows) * self.args.world_size
             yield rows

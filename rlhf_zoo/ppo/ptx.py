@@ -16,7 +16,7 @@ class TextSource:
     def __init__(
         self, dataset: Dataset, tokenizer: PreTrainedTokenizerBase, *, context: int | None, pad_id: int, embeddings: int
     ) -> None:
-        """Tokenizes the texts, ends them with EOS, and cuts them at the context.
+        """Tokenizes the texts, appends EOS, and cuts them to the context.
 
         A text without a token to model is dropped.
 

@@ -1,4 +1,4 @@
-"""The reference policy, from which KL is measured."""
+"""The reference policy, against which KL is measured."""
 
 import copy
 import tempfile
@@ -14,7 +14,7 @@ from ..modeling.models import disable_dropout, is_peft
 
 
 class Reference:
-    """The frozen reference of KL: a separate model, or the policy with another adapter or none."""
+    """The frozen reference for KL: a separate model, or the policy with another adapter or with none."""
 
     def __init__(
         self,
@@ -32,8 +32,8 @@ class Reference:
             model: the reference; None makes one.
             adapter: the policy with this adapter is the reference; None for no other adapter.
             in_8bit: whether its linear layers are in 8 bit.
-            in_bf16: whether a copy is in bfloat16, if that represents each weight exactly, as for a policy that was
-                saved in bfloat16.
+            in_bf16: whether to make a copy in bfloat16, if bfloat16 represents each weight exactly, as it does for a
+                policy that was saved in bfloat16.
 
         Raises:
             ZooError: `model` shares trained weights with the policy; the adapter is missing or is the one in training;
@@ -59,7 +59,7 @@ class Reference:
         elif in_8bit:
             model = _in_8bit(policy if model is None else model)
         elif model is None:
-            # Before training starts, so that the copy is the SFT policy.
+            # The copy is made before training starts, so it is the SFT policy.
             model = copy.deepcopy(policy)
             if in_bf16 and all(torch.equal(weight.bfloat16().to(weight), weight) for weight in model.parameters()):
                 half: Any = model
@@ -71,7 +71,7 @@ class Reference:
 
     @contextmanager
     def model(self) -> Iterator[PreTrainedModel]:
-        """Yields the model to run. A policy with an adapter is its own reference only while this context is open."""
+        """Yields the model to run. A policy with an adapter is the reference only while this context is open."""
         if self._adapted is None:
             yield self._model
         elif self._adapter is None:
@@ -130,5 +130,5 @@ def _in_8bit(model: PreTrainedModel) -> PreTrainedModel:
         model = adapted.merge_and_unload()
     with tempfile.TemporaryDirectory() as directory:
         model.save_pretrained(directory)
-        kind: Any = type(model)
-        return kind.from_pretrained(directory, quantization_config=BitsAndBytesConfig(load_in_8bit=True))
+        model_class: Any = type(model)
+        return model_class.from_pretrained(directory, quantization_config=BitsAndBytesConfig(load_in_8bit=True))

@@ -23,7 +23,7 @@ class Rollout:
         ref_logprobs: (B, T) in nats, log π_ref.
         values: (B, T), V_old.
         measured: whether there is a reference. Without one ref_logprobs is log π_old, and KL is unknown.
-        engine_logprobs: (B, T) in nats, log π of another engine that sampled; None for the trainer's own sampler.
+        engine_logprobs: (B, T) in nats, log π from another engine that sampled; None for the trainer's own sampler.
     """
 
     samples: Samples
@@ -46,7 +46,7 @@ class Rollout:
     def kl(self) -> Tensor:
         """Σ_t k1_t of each completion, (B,) in nats, NaN without a reference.
 
-        This is the KL of the metrics, whatever estimator the penalty uses.
+        The metrics use this KL, whatever estimator the penalty uses.
         """
         if not self.measured:
             return torch.full((len(self.mask),), torch.nan, device=self.mask.device)
@@ -57,8 +57,8 @@ class Rollout:
         """Mean |log π_old − log π of the engine| over a completion's tokens, (B,) in nats; None for our own sampler."""
         if self.engine_logprobs is None:
             return None
-        apart = (self.logprobs - self.engine_logprobs).abs().masked_fill(~self.mask, 0)
-        return apart.sum(1) / self.mask.sum(1)
+        difference = (self.logprobs - self.engine_logprobs).abs().masked_fill(~self.mask, 0)
+        return difference.sum(1) / self.mask.sum(1)
 
     def rows(self, index: Tensor) -> Rollout:
         """Selects rows, without columns that are padding in all of them.
@@ -81,7 +81,7 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Advantages:
-    """Estimates of a rollout by action. A is T if each token is an action, and 1 if the completion is.
+    """Estimates of a rollout by action. A is T if each token is an action, and 1 if the whole completion is.
 
     Attributes:
         scored: the rewards.
@@ -109,7 +109,7 @@ class Advantages:
         Args:
             index: (n,) int64.
         """
-        # Actions, not tokens: with the completion as one action there is a single column.
+        # Actions, not tokens: if the completion is one action, there is a single column.
         width = int(self.mask[index].sum(1).max())
         by_action = ("rewards", "values", "advantages", "returns", "mask")
         cut = {name: getattr(self, name)[index, :width] for name in by_action}
@@ -140,9 +140,9 @@ def shaped_scores(scored: Scored, ended: Tensor, args: PPOConfig, so_far: Runnin
 
 
 def shaped_by_token(scored: Scored, ended: Tensor, args: PPOConfig, so_far: RunningScores) -> Tensor | None:
-    """Computes what single tokens are paid, in units of the shaped score: d_t/σ, and 0 if the score was replaced.
+    """Scales the per-token scores to units of the shaped score: d_t/σ, and 0 if the score was replaced.
 
-    The changes of a score by centering, clipping and penalties are paid at the end.
+    What centering, clipping and penalties change in a score goes to the last token.
 
     Args:
         scored: the rewards of B completions.
@@ -151,11 +151,11 @@ def shaped_by_token(scored: Scored, ended: Tensor, args: PPOConfig, so_far: Runn
         so_far: the running statistics.
 
     Returns:
-        (B, T); None if no reward pays by token.
+        (B, T); None if no reward gives per-token scores.
     """
     if scored.by_token is None:
         return None
-    paid = F.shape_scores(scored.by_token, std=so_far.std if args.score_scaling == "running" else 1.0)
-    # A replaced score is all that its completion is paid.
+    token_scores = F.shape_scores(scored.by_token, std=so_far.std if args.score_scaling == "running" else 1.0)
+    # A replaced score is the completion's only reward.
     replaced = torch.zeros_like(ended) if args.missing_eos_score is None else ~ended
-    return paid.masked_fill(replaced.unsqueeze(1), 0)
+    return token_scores.masked_fill(replaced.unsqueeze(1), 0)

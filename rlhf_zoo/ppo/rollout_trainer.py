@@ -25,8 +25,8 @@ class RolloutTrainer(BasePPOTrainer):
     def rollout(self, rows: Sequence[Mapping], *, stream: int) -> Rollout:
         """Samples a completion for each row, with log π, log π_ref and V of its tokens.
 
-        Each row's random stream is keyed by (stream, update, prompt index, number of the prompt's completion), so that
-        batch sizes, processes and resuming do not change what is sampled.
+        Each row's random stream is keyed by (stream, update, prompt index, index of the completion), so that the batch
+        size, the number of processes and resuming do not change what is sampled.
 
         Args:
             rows: prompts, with their token ids and their index in the data set.
@@ -37,7 +37,7 @@ class RolloutTrainer(BasePPOTrainer):
         """
         args, actor = self.args, self.actor
         actor.eval()
-        # Evaluations sample with the same random numbers each time, so only the policy makes them differ.
+        # Each evaluation samples with the same random numbers, so that only the policy makes them differ.
         step = 0 if stream == EVAL_STREAM else self.state.global_step
         keys = [(stream, step, row[PROMPT_INDEX], row.get(GENERATION, 0)) for row in rows]
         with self.accelerator.autocast(), unsharded(actor.policy):
@@ -97,8 +97,12 @@ class RolloutTrainer(BasePPOTrainer):
             # Without a reference every KL term is 0.
             ref_logprobs = samples.logprobs
             if self.reference is not None:
-                own, device = self.reference.own, self.accelerator.device
-                with self.phases("reference"), self.reference.model() as reference, at_hand(own, device=device):
+                separate_reference, device = self.reference.own, self.accelerator.device
+                with (
+                    self.phases("reference"),
+                    self.reference.model() as reference,
+                    at_hand(separate_reference, device=device),
+                ):
                     ref_logprobs = token_logprobs(
                         reference, samples, temperature=temperature, batch_size=size, tokens=budget
                     )
@@ -113,7 +117,7 @@ class RolloutTrainer(BasePPOTrainer):
 
         Args:
             rollout: B completions.
-            rows: the rows of their prompts in the data set, one for each completion.
+            rows: one data-set row for each completion, the row of its prompt.
         """
         texts, scored = self.decode_and_score(rollout, rows)
         self.remember(texts, rollout, scored)

@@ -1,8 +1,8 @@
 """Skips optimizer steps whose loss or gradients are not finite, and stops a run that keeps failing.
 
-A non-finite loss or gradient norm skips the optimizer step in all processes: weights, moments and the optimizer's own
-counters do not change, while the learning-rate schedule continues. IN_A_ROW skipped steps, or one weight that is not
-finite, end the run with `NotFinite`, and no checkpoint of such weights is written.
+If a loss or gradient norm is not finite, all processes skip the optimizer step: weights, moments and the optimizer's
+counters do not change, but the learning-rate schedule continues. IN_A_ROW skipped steps in a row, or a single weight
+that is not finite, end the run with `NotFinite`, and no checkpoint of such weights is written.
 """
 
 import math
@@ -18,15 +18,15 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from ..errors import NotFinite
 
-#: Skipped steps in a row that end the run.
+#: This many skipped steps in a row end the run.
 IN_A_ROW = 3
-#: The metric: optimizer steps skipped since the run began.
+#: The metric that counts optimizer steps skipped since the run began.
 SKIPPED = "skipped_steps"
 FIX = "lower learning_rate ({rate:g}), lower max_grad_norm, or switch bf16 or fp16 off"
 
 
 class StepGuard(TrainerCallback, ExportableState):
-    """Decides for each optimizer step whether it is made. Its counts are saved in trainer_state.json."""
+    """Decides whether to make each optimizer step. Its counts are saved in trainer_state.json."""
 
     def __init__(self) -> None:
         self.skipped = 0
@@ -36,8 +36,8 @@ class StepGuard(TrainerCallback, ExportableState):
 
     def state(self) -> dict:
         """Returns what Trainer saves with a checkpoint."""
-        kept = ("skipped", "in_a_row", "loss_failed")
-        return {"args": {}, "attributes": {name: getattr(self, name) for name in kept}}
+        names = ("skipped", "in_a_row", "loss_failed")
+        return {"args": {}, "attributes": {name: getattr(self, name) for name in names}}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Restores the counts of a checkpoint.
@@ -47,26 +47,26 @@ class StepGuard(TrainerCallback, ExportableState):
             control: As Trainer passes them.
             state: Has the counts.
         """
-        saved = state.stateful_callbacks[type(self).__name__]
-        for name, value in saved["attributes"].items():
+        state_dict = state.stateful_callbacks[type(self).__name__]
+        for name, value in state_dict["attributes"].items():
             setattr(self, name, value)
 
     def record(self, finite: Mapping[str, bool]) -> None:
         """Records what is finite in the current step.
 
         Args:
-            finite: By name, as all processes agree on it.
+            finite: By name, as all processes agreed on it.
         """
         self._wrong += [name for name, is_finite in finite.items() if not is_finite]
         self.loss_failed |= not finite.get("loss", True)
 
     def keep(self, *, step: int, rate: float, expected: bool = False) -> bool:
-        """Whether the optimizer step is to be made, by what was recorded for it.
+        """Decides from what was recorded whether to make the optimizer step.
 
         Args:
             step: its number, for the error.
             rate: the learning rate, for the error.
-            expected: whether a gradient scaler is still searching its scale, so that an overflow does not count.
+            expected: whether a gradient scaler is still searching for its scale, so that an overflow does not count.
 
         Raises:
             NotFinite: IN_A_ROW steps in a row are not finite.
@@ -76,7 +76,7 @@ class StepGuard(TrainerCallback, ExportableState):
             self.in_a_row = 0
             return True
         self.skipped += 1
-        # A scaler that halves its scale step by step is no failure of the run.
+        # A scaler that is still halving its scale does not mean that the run fails.
         self.in_a_row += not expected
         if self.in_a_row >= IN_A_ROW:
             raise NotFinite(
@@ -87,7 +87,7 @@ class StepGuard(TrainerCallback, ExportableState):
 
 
 class Guarded(Trainer):
-    """A Trainer that saves finite weights only, and whose failures name the last good checkpoint."""
+    """A Trainer that saves only finite weights, and whose errors name the last good checkpoint."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -99,7 +99,7 @@ class Guarded(Trainer):
     @property
     def guard(self) -> StepGuard:
         """The guard. It is looked up each time, because Trainer replaces it when it restores callbacks."""
-        return next(each for each in self.callback_handler.callbacks if isinstance(each, StepGuard))
+        return next(callback for callback in self.callback_handler.callbacks if isinstance(callback, StepGuard))
 
     def agreed(self, tensors: Mapping[str, Tensor]) -> dict[str, bool]:
         """Returns which tensors are finite in all processes, with one reduction and one copy from the device.
@@ -108,7 +108,7 @@ class Guarded(Trainer):
             tensors: By name; each process passes the same names.
         """
         wrong = torch.stack([(~x.detach().isfinite()).any().float().to(self.args.device) for x in tensors.values()])
-        # All processes must decide alike, because a step that only some of them make lets their weights diverge.
+        # All processes must decide alike. If only some made the step, their weights would diverge.
         votes = self.accelerator.reduce(wrong, "sum").tolist()
         return {name: vote == 0 for name, vote in zip(tensors, votes, strict=True)}
 
@@ -116,22 +116,22 @@ class Guarded(Trainer):
         """Checks the weights that are trained.
 
         Raises:
-            NotFinite: One is NaN or infinite; raised in all processes if it is so in one.
+            NotFinite: A weight is NaN or infinite. Raised in all processes, even if only one has such a weight.
         """
         model: Any = self.model
         # Each process checks its own shard, which may be empty.
         weights = [_local(weight) for weight in model.parameters() if weight.requires_grad]
         if self.agreed({"weights": _norm([each for each in weights if each.numel()], math.inf)})["weights"]:
             return
-        named = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
-        # Only after a failure: one check per tensor would wait for the GPU each time.
-        wrong = [name for name, weight in named if not _local(weight).isfinite().all()]
+        trained = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
+        # Only after a failure, because a check of each tensor waits for the GPU.
+        wrong = [name for name, weight in trained if not _local(weight).isfinite().all()]
         if not wrong:
             raise NotFinite(
                 f"After step {self.state.global_step} weights of another process are not finite: see its error."
             )
         raise NotFinite(
-            f"After step {self.state.global_step} {len(wrong)} of {len(named)} weight tensors are not finite "
+            f"After step {self.state.global_step} {len(wrong)} of {len(trained)} weight tensors are not finite "
             f"({wrong[0]} is the first): {FIX.format(rate=self.args.learning_rate)}."
         )
 
@@ -154,8 +154,8 @@ class Guarded(Trainer):
             return super().train(*args, **kwargs)
         except NotFinite as error:
             last = self.last_good()
-            where = f"the last good checkpoint is {last}" if last else "no checkpoint was saved before"
-            raise NotFinite(f"{str(error).rstrip('.')}; {where}.") from error
+            checkpoint_note = f"the last good checkpoint is {last}" if last else "no checkpoint was saved before"
+            raise NotFinite(f"{str(error).rstrip('.')}; {checkpoint_note}.") from error
 
     def save_model(self, *args: Any, **kwargs: Any) -> None:
         """Saves the model.
@@ -181,7 +181,7 @@ class FiniteSteps(Guarded):
     _losses: Tensor | None = None
 
     def training_step(self, model: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
-        """Makes Trainer's step, and checks loss and gradients once they are complete.
+        """Runs Trainer's step, and checks loss and gradients once they are complete.
 
         Args:
             model: The model, wrapped for training.
@@ -189,7 +189,8 @@ class FiniteSteps(Guarded):
             **kwargs: As in Trainer.
 
         Returns:
-            The loss; 0 if it is not finite: Trainer would replace NaN by the mean of earlier losses. `log` reports it.
+            The loss; 0 if it is not finite, because Trainer would replace NaN by the mean of earlier losses. `log`
+            reports the failure.
         """
         if self._losses is None:
             self.check_weights()
@@ -203,7 +204,7 @@ class FiniteSteps(Guarded):
     def _decide(self, model: nn.Module, losses: Tensor) -> None:
         gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
         scaler = self.accelerator.scaler
-        # A sum of squares of scaled gradients could overflow although no element did, so the norm is the maximum.
+        # A sum of squares of scaled gradients could overflow although no element did, so the norm is their maximum.
         norm = _norm(gradients, 2.0 if scaler is None else math.inf)
         self.guard.record(self.agreed({"loss": losses, "gradient norm": norm}))
         searching = scaler is not None and bool(losses.isfinite()) and scaler.get_scale() > 1

@@ -52,13 +52,13 @@ class Phases:
 
     def take(self) -> dict[str, float]:
         """Returns `time/NAME` of each phase, in seconds per update, and `tokens_per_second`; resets both."""
-        taken: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         if self._updates:
             seconds = sum(self._seconds.values())
-            taken = {f"time/{name}": spent / self._updates for name, spent in self._seconds.items() if name != "rest"}
-            taken[TOKENS_PER_SECOND] = self._tokens / seconds
+            metrics = {f"time/{name}": spent / self._updates for name, spent in self._seconds.items() if name != "rest"}
+            metrics[TOKENS_PER_SECOND] = self._tokens / seconds
         self._begin()
-        return taken
+        return metrics
 
     @contextmanager
     def _within(self, name: str) -> Iterator[None]:

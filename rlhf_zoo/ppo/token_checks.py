@@ -1,4 +1,4 @@
-"""Refuses tokenizers and models that do not fit together, before anything is sampled."""
+"""Refuses tokenizers and models that do not fit together, before any sampling."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -27,10 +27,10 @@ def check_tokens(tokenizer: PreTrainedTokenizerBase, policy: PreTrainedModel, *,
     Args:
         tokenizer: the policy's.
         policy: the model in training.
-        pad_apart: whether PAD must differ from EOS; it need not if every completion comes with its length.
+        pad_apart: whether PAD must differ from EOS. It need not if the length of every completion is known.
 
     Raises:
-        ZooError: there is no EOS, no PAD apart from it, or an id without an embedding.
+        ZooError: there is no EOS, PAD is missing or equals EOS, or an id has no embedding.
     """
     if tokenizer.eos_token_id is None:
         raise ZooError("The tokenizer has no eos_token, so no completion could end: set one.")
@@ -109,7 +109,7 @@ def check_ids(prompts: Sequence[Sequence[int]], reader: TokenConsumer, *, label:
         label: what errors call a row, before its number.
 
     Raises:
-        ZooError: an id is beyond the embedding rows, or is no id.
+        ZooError: an id is beyond the embedding rows, or is not an id.
     """
     for row, ids in enumerate(prompts):
         if wrong := [index for index in ids if not isinstance(index, int) or not 0 <= index < reader.rows]:
@@ -123,8 +123,8 @@ def check_ids(prompts: Sequence[Sequence[int]], reader: TokenConsumer, *, label:
 def check_decoding(policy: PreTrainedModel, vocabulary: Vocabulary) -> None:
     """Checks that a policy can be sampled from in batches with a cache.
 
-    Samples a few tokens after two short prompts of different lengths. The log-probability of each token must be that of
-    a forward pass over its row alone, and of a pass over both rows with padding.
+    Samples a few tokens after two short prompts of different lengths. Each token's log-probability must be the same in
+    a forward pass over its row alone, and in a pass over both rows with padding.
 
     Args:
         policy: the policy.
@@ -187,10 +187,10 @@ def check_tokenizer_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBas
         # If only the weights were downloaded, transformers makes an empty tokenizer from config.json alone.
         if not get_tokenizer_config(name, local_files_only=True):
             return
-        own = load_tokenizer(name, local_files_only=True)
+        saved_tokenizer = load_tokenizer(name, local_files_only=True)
     except (OSError, ValueError, ZooError):
         return  # there is no tokenizer with the weights, so nothing to compare
-    vocabulary, tokens = own.get_vocab(), tokenizer.get_vocab()
+    vocabulary, tokens = saved_tokenizer.get_vocab(), tokenizer.get_vocab()
     moved = [token for token, index in tokens.items() if vocabulary.get(token, index) != index]
     missing = [token for token in tokens if token not in vocabulary]
     if moved or len(missing) > len(tokens) // 2:
@@ -204,8 +204,8 @@ def check_tokenizer_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBas
 def check_head_of(model: PreTrainedModel, *, of: str) -> None:
     """Warns if the files of a model have no classification head, so that its head may be random.
 
-    It is no error, because the head may have been trained since. A model that was made in memory, or whose files are
-    not on this machine, cannot be checked.
+    This is not an error, because the head may have been trained since. A model that was made in memory, or whose files
+    are not on this machine, cannot be checked.
 
     Args:
         model: the model.
@@ -213,7 +213,7 @@ def check_head_of(model: PreTrainedModel, *, of: str) -> None:
     """
     name = getattr(model.config, "_name_or_path", "") or ""
     if not name or not type(model).__module__.startswith("transformers."):
-        return  # the name of another class's head is unknown
+        return  # the head of any other class has an unknown name
     keys: list[str] = []
     for file in ("model.safetensors", "model.safetensors.index.json"):
         try:

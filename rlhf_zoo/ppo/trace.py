@@ -26,7 +26,7 @@ from .kl_controller import RunningScores
 from .rollout import shaped_by_token, shaped_scores
 from .token_checks import TokenConsumer, check_ids
 
-#: The first part of the random key of a traced completion.
+#: The first part of a traced completion's random key.
 TRACE_STREAM = 8
 #: Fields of a trace that are copied from PPOConfig.
 AS_CONFIGURED = ("kl_in", "kl_estimator", "action_level", "gamma", "lam", "temperature")
@@ -36,8 +36,8 @@ AS_CONFIGURED = ("kl_in", "kl_estimator", "action_level", "gamma", "lam", "tempe
 class TracedToken:
     """A sampled token with its numbers.
 
-    Where the completion is one action, reward, value, delta, advantage and clipped are that action's. They are then on
-    the last token, and None on the others. All are before any whitening.
+    If the completion is one action, the last token has that action's reward, value, delta, advantage and clipped, and
+    the other tokens have None. All numbers are from before any whitening.
 
     Attributes:
         token: its text.
@@ -75,16 +75,16 @@ class Trace:
         tokens: its tokens with their numbers.
         scores: by reward; None where a reward does not apply.
         score: their weighted sum.
-        shaped_score: that sum centered, scaled, clipped and corrected for a missing end, as it is paid.
+        shaped_score: that sum centered, scaled, clipped and corrected for a missing end, as training uses it.
         kl: Σ k1 in nats.
         kl_coef: β.
-        kl_in: where β·KL is charged, "reward" or "loss".
+        kl_in: where β·KL enters, "reward" or "loss".
         kl_estimator: as in PPOConfig.
         ratio: ∏ρ.
         cliprange: the bounds of ρ.
         action_level, gamma, lam, temperature: as in PPOConfig.
         ended: whether the completion ended by itself.
-        length: its tokens.
+        length: the number of its tokens.
         seed: of the sampling.
         max_new_tokens: the most tokens.
         whitening: a sentence about what whitening in training would change; "" without whitening.
@@ -113,7 +113,7 @@ class Trace:
     whitening: str
 
     def to_json(self) -> dict[str, Any]:
-        """Returns {prompt, completion, tokens, totals} in types of JSON."""
+        """Returns {prompt, completion, tokens, totals} as JSON types."""
         totals = asdict(self)
         head = {name: totals.pop(name) for name in ("prompt", "completion", "tokens")}
         return {**head, "tokens": list(head["tokens"]), "totals": {**totals, "cliprange": list(self.cliprange)}}
@@ -175,17 +175,19 @@ def trace(
     scored = rewards(samples, texts.prompts, texts.completions, texts.texts, texts.columns)
     so_far = scores_seen or RunningScores()
     shaped = shaped_scores(scored, samples.ended, args, so_far)
-    dense = shaped_by_token(scored, samples.ended, args, so_far)
+    token_scores = shaped_by_token(scored, samples.ended, args, so_far)
     beta = args.kl_coef if kl_coef is None else kl_coef
-    by_action = _estimates(logprobs, ref_logprobs, shaped, dense, actor.values(samples), samples.mask, args, beta)
+    by_action = _estimates(
+        logprobs, ref_logprobs, shaped, token_scores, actor.values(samples), samples.mask, args, beta
+    )
     by_action["clipped"] = _clipped(logprobs, old_logprobs, by_action["advantage"], samples.mask, args)
     tokens, completion = _tokens(tokenizer, ids, _by_token(samples, logprobs, ref_logprobs, old_logprobs), by_action)
-    each = zip(rewards.names, scored.each[0].tolist(), strict=True)
+    scores = zip(rewards.names, scored.each[0].tolist(), strict=True)
     return Trace(
         prompt=prompt,
         completion=completion,
         tokens=tokens,
-        scores={name: None if math.isnan(score) else score for name, score in each},
+        scores={name: None if math.isnan(score) else score for name, score in scores},
         score=float(scored.total[0]),
         shaped_score=float(shaped[0]),
         kl=math.fsum(token.kl for token in tokens),
@@ -235,14 +237,14 @@ def _estimates(
     kl = F.kl_penalty(logprobs, ref_logprobs, estimator=args.kl_estimator if in_reward else "k1")
     kl = F.actions(kl, mask, level=level)
     width = kl.shape[1]
-    values, acts = values[:, :width], mask[:, :width]
+    values, action_mask = values[:, :width], mask[:, :width]
     dense = None if dense is None else F.actions(dense, mask, level=level)
-    at_end = shaped if dense is None else F.terminal_remainder(shaped, dense, acts)
-    rewards = F.token_rewards(at_end, kl, acts, kl_coef=kl_coef if in_reward else 0.0)
+    terminal_scores = shaped if dense is None else F.terminal_remainder(shaped, dense, action_mask)
+    rewards = F.token_rewards(terminal_scores, kl, action_mask, kl_coef=kl_coef if in_reward else 0.0)
     rewards = rewards if dense is None else rewards + dense
     # With λ = 0 the generalized advantage is δ itself.
-    deltas, _ = F.gae(rewards, values, acts, gamma=args.gamma, lam=0.0)
-    advantages, _ = F.gae(rewards, values, acts, gamma=args.gamma, lam=args.lam)
+    deltas, _ = F.gae(rewards, values, action_mask, gamma=args.gamma, lam=0.0)
+    advantages, _ = F.gae(rewards, values, action_mask, gamma=args.gamma, lam=args.lam)
     return {"reward": rewards, "value": values, "delta": deltas, "advantage": advantages}
 
 
@@ -284,10 +286,10 @@ def _tokens(
 ) -> tuple[tuple[TracedToken, ...], str]:
     """Returns the tokens with their numbers, and the completion's text, which depends on the prompt's last ids."""
     width = next(iter(by_action.values())).shape[1]
-    before: list[None] = [None] * (by_token["token_id"].shape[1] - width)
+    padding: list[None] = [None] * (by_token["token_id"].shape[1] - width)
     columns = {
         **{name: column[0].tolist() for name, column in by_token.items()},
-        **{name: before + column[0].tolist() for name, column in by_action.items()},
+        **{name: padding + column[0].tolist() for name, column in by_action.items()},
     }
     pieces = Pieces(tokenizer, ids)
     for token in columns["token_id"]:
@@ -322,10 +324,10 @@ def _encoded(prompt: Any, policy: PreTrainedModel, tokenizer: PreTrainedTokenize
 
 
 def _whitening(args: PPOConfig) -> str:
-    kinds = [name for name in ("rewards", "advantages") if getattr(args, f"whiten_{name}")]
-    if not kinds:
+    whitened = [name for name in ("rewards", "advantages") if getattr(args, f"whiten_{name}")]
+    if not whitened:
         return ""
     return (
-        f"Training whitens {' and '.join(kinds)} over a batch, which a single completion cannot show: r, V, δ and Â "
+        f"Training whitens {' and '.join(whitened)} over a batch, which a single completion cannot show: r, V, δ and Â "
         "are before whitening, which can change the sign of an advantage near 0."
     )

@@ -1,9 +1,9 @@
 """PPO for language models on `transformers.Trainer`.
 
 One update: prompts → `rollout` (sample, log-probs, values, reference) → `score` (rewards) → `estimate` (KL, GAE) →
-`update` (epochs × minibatches) → metrics. All formulas are in `rlhf_zoo.functional`. What Trainer needs of us
+`update` (epochs × minibatches) → metrics. All formulas are in `rlhf_zoo.functional`. What Trainer calls
 (optimizer, logging, saving, resuming) is in `rlhf_zoo.ppo.base`, sampling and scoring in `rollout_trainer`,
-evaluation in `held_out`, the user's own loop in `stepwise`.
+evaluation in `held_out`, and the user's own loop in `stepwise`.
 
 A step of this trainer is one update: `global_step`, `save_steps`, schedules and tags count updates. Trainer keeps the
 loop, precision, callbacks, logging, saving and resuming. It calls `training_step` once for each batch of prompts, and
@@ -61,12 +61,12 @@ class PPOTrainer(StepwiseTrainer):
         ref_model: the reference for KL; None for a frozen copy of the policy, or the policy with its adapter off.
         reward_model: scores completions; `args.reward_ensemble` combines several.
         train_dataset: prompts in a column `prompt` (text or conversation), or token ids in `input_ids`, with their
-            `attention_mask` if they are padded. With both columns the policy reads `input_ids`, which must be of the
-            same text.
+            `attention_mask` if they are padded. If there are both columns, the policy reads `input_ids`, which must
+            encode the same text.
         value_model: the critic; None for the one that `args.critic` names.
         eval_dataset: held-out prompts, in the same form.
         peft_config: configures a new adapter of the policy.
-        reward_funcs: score completions, called as TRL's GRPO calls them. The user's own loop needs no reward.
+        reward_funcs: score completions, called as TRL's GRPO calls them. The user's own loop needs no rewards.
         reward_processing_class: the reward models' tokenizers; None for the policy's.
         ptx_dataset: text for the language-model loss, with `args.ptx_coef`.
 
@@ -87,16 +87,16 @@ class PPOTrainer(StepwiseTrainer):
             The loss, a scalar; 0 while prompts are being collected.
         """
         batch = self.as_rows(inputs, before=sum(self._sizes) * self.args.world_size)
-        # Trainer reads all batches of a step ahead, so only the last one of a step can be the last of an epoch.
+        # Trainer reads all batches of a step in advance, so only the last batch of a step can be the last of an epoch.
         real = self.not_filling(len(batch)) if self.accelerator.sync_gradients else len(batch)
         self._waiting += batch[:real]
         self._sizes.append(real)
         if not self.accelerator.sync_gradients:
             return torch.zeros((), device=self.args.device)
-        # A process that got only filling prompts takes part with one of them, which gather_rollouts drops: the others
-        # would wait for it.
+        # A process that got only filler prompts still runs one of them, because the other processes would wait for it.
+        # gather_rollouts drops it.
         prompts, self._waiting = self._waiting or batch[:1], []
-        # All completions of a prompt are neighbors, because groups are found by reshaping.
+        # All completions of a prompt are adjacent, because groups are formed by reshaping.
         rows = [{**row, GENERATION: n} for row in prompts for n in range(self.args.num_generations)]
         with self.phases.of_update():
             with self.phases("rollout"):
@@ -109,7 +109,7 @@ class PPOTrainer(StepwiseTrainer):
         return loss
 
     def gather_rollouts(self, rollout: Rollout, scored: Scored, *, group: int = 1) -> tuple[Rollout, Scored]:
-        """Joins the rollouts of all processes, in the order in which one process would have them.
+        """Joins the rollouts of all processes, in the order that a single process would produce.
 
         Args:
             rollout: of this process.
@@ -147,15 +147,17 @@ class PPOTrainer(StepwiseTrainer):
         moments = self.moments(scored.total).tolist()
         self.scores_seen = self.scores_seen.update(moments)
         estimates = self.estimate(rollout, scored)
-        # In the user's own loop it is unknown which completions are of one prompt.
+        # In the user's own loop it is unknown which completions share a prompt.
         group = 1 if isinstance(scored, UserScores) else self.args.num_generations
-        equal = F.zero_variance_groups(estimates.scores, size=group)
+        zero_variance = F.zero_variance_groups(estimates.scores, size=group)
         if group > 1 and self.args.skip_equal_scores:
-            progress = self.update_from(model, rollout, scored, (~equal).repeat_interleave(group).nonzero().squeeze(1))
+            progress = self.update_from(
+                model, rollout, scored, (~zero_variance).repeat_interleave(group).nonzero().squeeze(1)
+            )
         else:
             progress = self.update(model, rollout, estimates)
         if group > 1:
-            progress["objective/equal_scores"] = self.mean(equal.float())
+            progress["objective/equal_scores"] = self.mean(zero_variance.float())
         self.observe(rollout, estimates, progress)
         # After the update, because the rewards of this rollout were computed with the old β.
         self.controller = self.controller.update(self.mean(rollout.kl), int(moments[0]))
@@ -181,7 +183,7 @@ class PPOTrainer(StepwiseTrainer):
             scored: their scores.
 
         Raises:
-            ZooError: an override of `token_rewards` changed what a completion is paid.
+            ZooError: an override of `token_rewards` changed the sum of a completion's rewards.
         """
         args, tokens = self.args, rollout.mask
         scores = self.shape(scored, rollout.samples.ended)
@@ -190,12 +192,12 @@ class PPOTrainer(StepwiseTrainer):
         kl = F.kl_penalty(rollout.logprobs, rollout.ref_logprobs, estimator=estimator).masked_fill(~tokens, 0)
         kl = F.actions(kl, tokens, level=args.action_level)
         mask, values = tokens[:, : kl.shape[1]], rollout.values[:, : kl.shape[1]]
-        dense = shaped_by_token(scored, rollout.samples.ended, args, self.scores_seen)
-        dense = None if dense is None else F.actions(dense, tokens, level=args.action_level)
-        # What was not paid token by token is paid at the end, so that a completion is paid its score in all.
-        at_end = scores if dense is None else F.terminal_remainder(scores, dense, mask)
-        rewards = self.token_rewards(at_end, kl, mask, kl_coef=beta)
-        rewards = rewards if dense is None else rewards + dense
+        token_scores = shaped_by_token(scored, rollout.samples.ended, args, self.scores_seen)
+        token_scores = None if token_scores is None else F.actions(token_scores, tokens, level=args.action_level)
+        # The last token gets the rest of the score, so that a completion's rewards add up to its score.
+        terminal_scores = scores if token_scores is None else F.terminal_remainder(scores, token_scores, mask)
+        rewards = self.token_rewards(terminal_scores, kl, mask, kl_coef=beta)
+        rewards = rewards if token_scores is None else rewards + token_scores
         check_rewards(rewards, scores, kl, mask, kl_coef=beta)
         if args.whiten_rewards:
             rewards = F.whiten(rewards, mask, self.moments(rewards, mask), shift_mean=False)
@@ -205,12 +207,12 @@ class PPOTrainer(StepwiseTrainer):
         return Advantages(scored, scores, -beta * kl.sum(1), rewards, values, advantages, returns, mask)
 
     def token_rewards(self, scores: Tensor, kl: Tensor, mask: Tensor, *, kl_coef: float) -> Tensor:
-        """Computes r_t of each action, without what reward functions pay by token.
+        """Computes r_t of each action, without the per-token rewards of reward functions.
 
-        An override may place a score elsewhere. It must not change the sum over a completion, which is checked.
+        An override may place a score elsewhere, but must not change the sum over a completion. That is checked.
 
         Args:
-            scores: (B,), the part that is paid at the end.
+            scores: (B,), the part of the score that goes to the last token.
             kl: (B, A) in nats.
             mask: (B, A).
             kl_coef: β.
@@ -221,7 +223,7 @@ class PPOTrainer(StepwiseTrainer):
         return F.token_rewards(scores, kl, mask, kl_coef=kl_coef)
 
     def update_from(self, model: nn.Module, rollout: Rollout, scored: Scored, rows: Tensor) -> dict[str, float]:
-        """Makes an update from some rows of a rollout, as if no others had been sampled.
+        """Makes an update from some rows of a rollout, as if only these had been sampled.
 
         Args:
             model: policy and critic, wrapped for training.
@@ -235,8 +237,8 @@ class PPOTrainer(StepwiseTrainer):
         if not len(rows):
             return {"loss": 0.0, "policy/epochs": 0.0}
         # Estimated again, because whitening and the minibatch sizes depend on the rows that are left.
-        chosen = rollout.rows(rows)
-        return self.update(model, chosen, self.estimate(chosen, scored.rows(rows, width=chosen.mask.shape[1])))
+        subset = rollout.rows(rows)
+        return self.update(model, subset, self.estimate(subset, scored.rows(rows, width=subset.mask.shape[1])))
 
     def update(self, model: nn.Module, rollout: Rollout, estimates: Advantages) -> dict[str, float]:
         """Makes the optimizer steps of an update: epochs × minibatches.
@@ -256,17 +258,17 @@ class PPOTrainer(StepwiseTrainer):
         # A separate generator, so that texts do not change how completions are shuffled.
         texts = torch.Generator().manual_seed(shuffle.initial_seed() << 12)
         progress = Progress(args.device)
-        # The last batch of an epoch over the prompts may have fewer completions than there are minibatches.
-        parts = min(args.num_mini_batches, len(rollout.samples))
+        # The last batch of an epoch over the prompts may have fewer completions than num_mini_batches.
+        minibatch_count = min(args.num_mini_batches, len(rollout.samples))
         length = args.response_length if args.action_level == "token" else 1
         for _ in range(args.num_ppo_epochs):
-            # On the CPU, because a GPU's generator would give another order.
+            # On the CPU, because a GPU's generator would give a different order.
             order = torch.randperm(len(rollout.samples), generator=shuffle, device="cpu").to(rollout.mask.device)
-            for rows in torch.tensor_split(order, parts):
-                mixed = self.texts.draw(len(rows), texts, args.device) if self.texts is not None else None
-                self.minibatch(model, Minibatch.of(rollout, estimates, rows, length=length, texts=mixed), progress)
+            for rows in torch.tensor_split(order, minibatch_count):
+                text_batch = self.texts.draw(len(rows), texts, args.device) if self.texts is not None else None
+                self.minibatch(model, Minibatch.of(rollout, estimates, rows, length=length, texts=text_batch), progress)
             drift = progress.end_epoch(self.total)
-            # The factor of OpenAI's Spinning Up: KL may exceed the target, but not by much.
+            # The factor 1.5 is from OpenAI's Spinning Up: KL may exceed the target, but not by much.
             if args.early_stop_kl is not None and drift > 1.5 * args.early_stop_kl:
                 break
         self.check_weights()
@@ -275,8 +277,8 @@ class PPOTrainer(StepwiseTrainer):
     def minibatch(self, model: nn.Module, batch: Minibatch, progress: Progress) -> None:
         """Computes gradients of this process's share of a minibatch, by micro-batch, and makes one optimizer step.
 
-        If a micro-batch does not fit into memory, the minibatch starts again with half as many tokens, from then on.
-        Several processes would have to agree on that, so with several the error ends the run.
+        If a micro-batch does not fit into memory, the minibatch starts again with half as many tokens per micro-batch,
+        and later ones keep that limit. Several processes would have to agree on it, so there the error ends the run.
 
         Args:
             model: policy and critic, wrapped for training.
@@ -287,7 +289,7 @@ class PPOTrainer(StepwiseTrainer):
             ZooError: a single row does not fit into memory.
         """
         # Restored if the minibatch has to start again.
-        before = copy.deepcopy(vars(progress))
+        saved_progress = copy.deepcopy(vars(progress))
         while True:
             micro_batches = self.micro_batches(batch)
             if self.args.world_size > 1:
@@ -298,14 +300,14 @@ class PPOTrainer(StepwiseTrainer):
             if max(map(len, micro_batches)) == 1:
                 raise too_large()
             model.zero_grad()
-            # The micro-batches that did fit are computed again, so their sums are undone.
-            vars(progress).update(copy.deepcopy(before))
+            # The micro-batches that did fit will be computed again, so what they added is undone.
+            vars(progress).update(copy.deepcopy(saved_progress))
             samples, packed = batch.rollout.samples, self.args.padding_free
             largest = max(tokens_of(samples, rows, packed=packed) for rows in micro_batches)
             self.most_tokens = largest // 2
             log.warning("%d tokens do not fit into memory: continuing with %d at a time.", largest, self.most_tokens)
         self.check_step(progress)
-        if not progress.steps:  # before the first optimizer step of the update ρ must be 1
+        if not progress.steps:  # before the first optimizer step of an update, ρ must be 1
             check_ratio(progress.first_pass(self.total), precision=self.precision)
         progress.stepped(self.optimizer_step(model))
 
@@ -316,15 +318,15 @@ class PPOTrainer(StepwiseTrainer):
             batch: the minibatch, of all processes.
 
         Returns:
-            This process's micro-batches, as places of rows within the minibatch. Every process gets the same number, so
-            some may be empty.
+            This process's micro-batches, as row indices within the minibatch. Every process gets the same number of
+            them, so some may be empty.
         """
         args = self.args
         return shares(
             batch.rollout.samples,
             size=len(batch) if args.max_tokens_per_micro_batch else args.per_device_train_batch_size,
             tokens=self.most_tokens,
-            even=self.most_tokens != TOKENS_ON_CPU,  # the default on a CPU keeps the order of sums of earlier versions
+            even=self.most_tokens != TOKENS_ON_CPU,  # the CPU default keeps the summation order of earlier versions
             packed=args.padding_free,
             process=args.process_index,
             processes=args.world_size,
@@ -348,19 +350,19 @@ class PPOTrainer(StepwiseTrainer):
                 batch.texts, parts=len(micro_batches), process=args.process_index, processes=args.world_size
             )
         for number, (rows, text) in enumerate(zip_longest(micro_batches, texts), start=1):
-            # A process without a row left computes one with weight 0, because the others wait for its gradients.
-            counts = len(rows) > 0
-            measured = progress if counts else Progress(args.device)
-            micro_batch = batch.micro_batch(rows if counts else torch.zeros_like(batch.rows[:1]), text)
+            # A process with no rows left computes one row with weight 0, because the others wait for its gradients.
+            has_rows = len(rows) > 0
+            measurements = progress if has_rows else Progress(args.device)
+            micro_batch = batch.micro_batch(rows if has_rows else torch.zeros_like(batch.rows[:1]), text)
             # Processes exchange gradients once per optimizer step, with the last micro-batch.
             with self.accelerator.no_sync(model) if number < len(micro_batches) else nullcontext():
                 with self.compute_loss_context_manager():
-                    loss = self.loss(model, micro_batch, measured)
-                if not counts:
+                    loss = self.loss(model, micro_batch, measurements)
+                if not has_rows:
                     loss = loss * 0
-                    progress.add_names(measured)
+                    progress.add_names(measurements)
                 progress.add_loss(loss)
-                # DDP averages gradients over processes, and the losses of all processes are meant to add up.
+                # DDP averages gradients over processes, but the losses of all processes should add up.
                 self.accelerator.backward(loss * args.world_size)
 
     def loss(self, model: nn.Module, batch: Minibatch, progress: Progress) -> Tensor:
@@ -372,7 +374,7 @@ class PPOTrainer(StepwiseTrainer):
             progress: gets the measurements.
 
         Returns:
-            The scalar. Those of all micro-batches and processes add up to the minibatch's loss.
+            The scalar. The shares of all micro-batches and processes add up to the minibatch's loss.
         """
         args, samples, texts = self.args, batch.rollout.samples, batch.texts
         ref_logits = None
@@ -387,7 +389,7 @@ class PPOTrainer(StepwiseTrainer):
             texts,
             ref_logits=ref_logits,
             entropy_learns=args.entropy_coef > 0,
-            # In the forward pass if possible: then each chunk of logits is computed only once.
+            # Computed in the forward pass if possible, so that each chunk of logits is computed only once.
             policy_loss=policy_loss if policy_loss.by_token and not self.warming_up else None,
         )
         loss, terms = micro_batch_loss(policy_loss, output, critic_only=self.warming_up)
@@ -402,8 +404,8 @@ class PPOTrainer(StepwiseTrainer):
     def optimizer_step(self, model: nn.Module) -> dict[str, Tensor]:
         """Clips the gradients of policy and critic separately and makes an optimizer step.
 
-        With one joint norm a noisy critic would shrink the policy's step. A step whose loss or norms are not finite is
-        skipped, in all processes.
+        With a joint norm, a noisy critic would shrink the policy's step. A step whose loss or norms are not finite is
+        skipped in all processes.
 
         Args:
             model: policy and critic, wrapped for training.
@@ -416,7 +418,7 @@ class PPOTrainer(StepwiseTrainer):
         """
         actor, norms = self.actor, {}
         limit = self.args.max_grad_norm or math.inf
-        # A shared trunk gets gradients from the critic, and must not move during warm-up either.
+        # A shared trunk gets gradients from the critic, but must not move during warm-up either.
         if self.warming_up:
             for parameter in actor.policy.parameters():
                 parameter.grad = None

@@ -1,7 +1,7 @@
 """vLLM by trl's VLLMGeneration, in the trainer's process or as a server.
 
-Before each rollout vLLM gets the policy's weights, and then scores one row, which the policy scores too. Otherwise a
-weight update that vLLM confirms but does not make, or makes only in part, would go unnoticed.
+Before each rollout vLLM gets the policy's weights. Then vLLM and the policy score the same row. Otherwise it would go
+unnoticed if vLLM confirms an update of its weights without making all of it.
 """
 
 import math
@@ -31,14 +31,14 @@ from .engine_samples import as_samples, outside
 from .failures import Unsampled
 from .waiting import ended_by_signals
 
-#: Tokens of the row that both sides score after each weight update.
+#: Number of tokens in the row that vLLM and the policy score after each weight update.
 FORCED_TOKENS = 64
-#: Mean |Δ log π| per token that rounding explains, by the coarser of both precisions. It is 1e-5 in float32 on a CPU,
-#: 1e-3 where a GPU multiplies in TF32, some 1e-2 in bfloat16. Stale weights differ by 0.2 to 0.3.
+#: Mean |Δ log π| per token that rounding can explain, by the coarser of the two precisions. Measured: 1e-5 in float32
+#: on a CPU, 1e-3 if a GPU multiplies in TF32, some 1e-2 in bfloat16. With stale weights it is 0.2 to 0.3.
 ROUNDING = {torch.float32: 1e-2, torch.float16: 2e-2, torch.bfloat16: 0.1}
-#: The same in float32 on a CPU.
+#: The same for float32 on a CPU.
 ROUNDING_ON_CPU = 1e-3
-#: Seconds for a connection, and for the answer of an idle server. A health check tries twice.
+#: Seconds to wait for a connection, and for an idle server's answer. A health check tries twice.
 CONNECT, ANSWER = 2.0, 2.0
 SERVE = "start it as docs/engines.md says"
 
@@ -107,7 +107,7 @@ class VLLMEngine:
             ]
         self._send_weights(model, request)
         self._generation.generation_kwargs = settings
-        # A wait for a server may be interrupted. A colocated vLLM finishes its rollout, as other steps of an update do.
+        # Signals may interrupt a wait for a server. A colocated vLLM finishes its rollout, as other steps do.
         with ended_by_signals() if self._url else nullcontext(), _as_unsampled("vLLM sampled nothing", self._fix):
             _, completions, logprobs, _ = self._generation.generate(
                 prompts=[list(prompt) for prompt in request.prompts], images=None, num_generations=1
@@ -120,7 +120,7 @@ class VLLMEngine:
         return f"see what the server at {self._url} printed" if self._url else "see what it printed above"
 
     def _send_weights(self, model: PreTrainedModel, request: SamplingRequest) -> None:
-        """Sends the policy's weights and checks that vLLM has them. Raises Unsampled, in all processes, if not."""
+        """Sends the policy's weights and checks that vLLM has them. If not, raises Unsampled in all processes."""
         problem: Unsampled | None = None
         try:
             if self._url and self._is_client:
@@ -135,7 +135,9 @@ class VLLMEngine:
         if self._accelerator.num_processes > 1:
             from accelerate.utils import gather_object
 
-            sentences = [each for each in gather_object([None if problem is None else str(problem)]) if each]
+            sentences = [
+                sentence for sentence in gather_object([None if problem is None else str(problem)]) if sentence
+            ]
             if sentences:
                 problem, cause = Unsampled(sentences[0]), problem
                 problem.agreed = True
@@ -148,27 +150,27 @@ class VLLMEngine:
         context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or FORCED_TOKENS + 1
         row = forced_row(prompts, min(FORCED_TOKENS, context - 1))
         with ended_by_signals() if self._url else nullcontext(), _as_unsampled("vLLM scored nothing", self._fix):
-            theirs = self._scored_by_server(row) if self._url else self._scored_here(row)
-        own = row_logprobs(model, row)
-        apart = float((own - torch.tensor(theirs, device=own.device)).abs().mean())
+            vllm_logprobs = self._scored_by_server(row) if self._url else self._scored_here(row)
+        policy_logprobs = row_logprobs(model, row)
+        difference = float((policy_logprobs - torch.tensor(vllm_logprobs, device=policy_logprobs.device)).abs().mean())
         bound = rounding(self._dtype, on_cpu=self._accelerator.device.type == "cpu")
-        if not apart <= bound:
+        if not difference <= bound:
             name = str(self._dtype).removeprefix("torch.")
             raise Unsampled(
                 f"vLLM has other weights than the policy: after they were sent, its log-probabilities of one row "
-                f"differ by {apart:.2g} nats per token from the policy's, where {name} explains {bound:g}: use another "
-                "version of vLLM, or rollout_engine 'native'."
+                f"differ by {difference:.2g} nats per token from the policy's, where {name} explains {bound:g}: use "
+                "another version of vLLM, or rollout_engine 'native'."
             )
 
     def _scored_here(self, row: Sequence[int]) -> list[float]:
         from trl.generation import vllm_generation
 
-        if self._sleeps:  # trl has woken up only the weights; its later call for the cache then does nothing
+        if self._sleeps:  # trl has woken only the weights; its later call for the cache then does nothing
             self._generation.llm.wake_up(tags=["kv_cache"])
         params = vllm_generation.SamplingParams(max_tokens=1, temperature=1.0, prompt_logprobs=0)
         prompt = {"prompt_token_ids": list(row)}
         [output] = self._generation.llm.generate([prompt], sampling_params=params, use_tqdm=False)
-        return [of[token].logprob for token, of in zip(row[1:], output.prompt_logprobs[1:], strict=True)]
+        return [logprobs[token].logprob for token, logprobs in zip(row[1:], output.prompt_logprobs[1:], strict=True)]
 
     def _scored_by_server(self, row: Sequence[int]) -> list[float]:
         client = self._generation.vllm_client
@@ -179,8 +181,8 @@ class VLLMEngine:
         response.raise_for_status()
         [choice] = response.json()["choices"]
         scored = zip(row[1:], choice["prompt_logprobs"][1:], strict=True)
-        # JSON has no NaN: vLLM writes null.
-        return [math.nan if (x := of[str(token)]["logprob"]) is None else x for token, of in scored]
+        # JSON has no NaN, so vLLM writes null.
+        return [math.nan if (x := logprobs[str(token)]["logprob"]) is None else x for token, logprobs in scored]
 
     def _served_dtype(self) -> torch.dtype:
         """Returns the precision of the server."""
@@ -194,11 +196,11 @@ class VLLMEngine:
 
 
 class BoundedAdapter(HTTPAdapter):
-    """Notices within seconds that a server is down, and still waits as long as a running one needs."""
+    """Notices within seconds that a server is down, but waits as long as a running server needs."""
 
     def __init__(self) -> None:
-        # The server may have processed a request whose answer was lost, so only refused connections and refusals by a
-        # proxy are retried.
+        # Only refused connections and refusals by a proxy are retried. In other failures the server may have processed
+        # the request, and only its answer was lost.
         super().__init__(
             max_retries=Retry(
                 total=2, connect=1, read=0, status=2, backoff_factor=1, status_forcelist=[502, 503],
@@ -255,7 +257,7 @@ def computing_dtype(args: PPOConfig, policy: Any) -> torch.dtype:
 
 
 def rounding(dtype: torch.dtype, *, on_cpu: bool) -> float:
-    """Returns the mean |Δ log π| per token that rounding explains between two programs.
+    """Returns the mean |Δ log π| per token between two programs that rounding can explain.
 
     Args:
         dtype: the coarser precision of both.
@@ -265,7 +267,7 @@ def rounding(dtype: torch.dtype, *, on_cpu: bool) -> float:
 
 
 def forced_row(prompts: Sequence[Sequence[int]], length: int) -> list[int]:
-    """Concatenates prompts to the row that both sides score.
+    """Concatenates prompts into the row that vLLM and the policy score.
 
     Args:
         prompts: token ids.
@@ -314,7 +316,7 @@ def _as_unsampled(failure: str, fix: str) -> Iterator[None]:
 
 @contextmanager
 def _unmerged(model: Any) -> Iterator[None]:
-    """Unmerges adapters if sending weights failed: trl merges them before it sends."""
+    """Unmerges adapters if sending weights failed, because trl merges them before it sends."""
     try:
         yield
     except Exception:
@@ -340,6 +342,6 @@ def _leave_weights_plain() -> None:
     """Prevents vLLM on a CPU from packing linear weights for oneDNN, because packed weights cannot be replaced."""
     try:
         from vllm import _custom_ops
-    except ImportError:  # another version of vLLM: the check after each update finds weights that it did not take
+    except ImportError:  # another version of vLLM; the check after each update will find weights that it did not accept
         return
     _custom_ops._supports_onednn = False

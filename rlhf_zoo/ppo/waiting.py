@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 
 class WaitEnded(KeyboardInterrupt):
-    """A signal ended a wait. All updates before it are intact."""
+    """A signal ended a wait. All earlier updates are intact."""
 
 
 @contextmanager

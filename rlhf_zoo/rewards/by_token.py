@@ -1,4 +1,4 @@
-"""Rewards of parts of a completion: one number a token, or spans of its text that are mapped to its tokens."""
+"""Rewards for parts of a completion: one number per token, or spans of its text that are mapped to its tokens."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from ..modeling.alignment import TokenText
 
 
 class Misfit(Exception):
-    """A reward for parts of a completion that does not fit it. The caller adds the function and the row."""
+    """A reward for parts of a completion does not fit the completion. The caller adds the function and the row."""
 
 
 def is_list(value: Any) -> bool:
@@ -31,14 +31,14 @@ def paid_by_token(
     tokenizer: PreTrainedTokenizerBase | None,
     prompt: Sequence[int] = (),
 ) -> list[float]:
-    """Converts a reward for parts of a completion to one number a token.
+    """Converts a reward for parts of a completion to one number per token.
 
-    A span is paid once, on the token with which its last character is complete, as process rewards are
+    The value of a span goes to one token: the one that completes its last character, as with process rewards
     (arXiv:2305.20050).
 
     Args:
-        values: T numbers, or spans (start, end, value) of `text`. An empty list pays nothing.
-        text: The completion as the function read it, which is a part of what the tokens add to the prompt's text.
+        values: T numbers, or spans (start, end, value) of `text`. An empty list gives 0 for each token.
+        text: The completion as the function read it, a part of the text that the tokens add to the prompt.
         ids: T token ids of the completion.
         tokenizer: The policy's, to find the tokens of spans.
         prompt: Token ids of the prompt.
@@ -47,27 +47,27 @@ def paid_by_token(
         T numbers.
 
     Raises:
-        Misfit: The count is another one, or a span is not in the text.
-        TypeError, ValueError, RuntimeError: A value is no number, as for `number`.
+        Misfit: The number of values is not T, or a span is not in the text.
+        TypeError, ValueError, RuntimeError: A value is not a number, as for `number`.
     """
-    if len(values) and not any(is_list(each) for each in values):
+    if len(values) and not any(is_list(item) for item in values):
         if len(values) != len(ids):
             raise Misfit(f"{len(values)} numbers for {len(ids)} tokens (the end-of-sequence token counts)")
-        return [number(each) for each in values]
-    paid = [0.0] * len(ids)
-    spans = [_span(each, text) for each in values]
+        return [number(item) for item in values]
+    token_values = [0.0] * len(ids)
+    spans = [_span(item, text) for item in values]
     if not spans:
-        return paid
+        return token_values
     if tokenizer is None:
         raise Misfit("spans, and there is no tokenizer to find their tokens with")
     token_text = TokenText(tokenizer, ids, prompt)
-    # The function may have read less than the tokens' text, such as an answer without thoughts, so look for its part.
+    # The function may have read only a part of the tokens' text, such as an answer without thoughts, so search for it.
     offset = token_text.text.rfind(text)
     if offset < 0:
         raise Misfit("spans of a text that is not what its tokens decode to")
     for _, end, value in spans:
-        paid[token_text.completing(offset + end)] += value
-    return paid
+        token_values[token_text.completing(offset + end)] += value
+    return token_values
 
 
 def _span(value: Any, text: str) -> tuple[int, int, float]:
@@ -83,10 +83,10 @@ def number(value: Any) -> float:
     """Converts a number of Python, NumPy or torch to a float.
 
     Args:
-        value: The number. An integer beyond all floats becomes infinity.
+        value: The number. An integer that is too large for a float becomes infinity.
 
     Raises:
-        TypeError, ValueError, RuntimeError: The value is no number.
+        TypeError, ValueError, RuntimeError: The value is not a number.
     """
     if isinstance(value, (str, bytes)):
         raise TypeError("a text is no number")

@@ -17,7 +17,7 @@ from .ensemble import RewardEnsemble
 from .functions import Batch, FunctionCall, RewardFunction, answers, listed, logged, numbers, unwrapped
 from .model import RewardModel
 
-#: Of each completion: the standard deviation over the models of an ensemble, with M − 1 below the sum.
+#: Per completion: the sample standard deviation (ddof=1) over the models of an ensemble.
 DISAGREEMENT = "disagreement"
 
 
@@ -55,9 +55,9 @@ class Rewards:
 
     A function is called as TRL's GRPO calls it, `f(prompts=…, completions=…, completion_ids=…, trainer_state=…,
     log_extra=…, log_metric=…, **columns)`, and returns one number a row, or None where it does not apply. For a row it
-    may also return a list: one number a token, or spans (start, end, value) in characters of the completion, each paid
-    on the token that completes it; their sum is the row's number. It may be a coroutine function: all of these wait
-    together, on one event loop that lasts as long as the process.
+    may also return a list: one number per token, or spans (start, end, value) in characters of the completion. A span's
+    value goes to the token that completes the span. The sum of the list is the row's number. A function may be a
+    coroutine function: they run concurrently, on one event loop that lasts as long as the process.
 
     Args:
         rewards: Reward models, ensembles and functions.
@@ -66,11 +66,11 @@ class Rewards:
         timeout: Seconds that a function may take for a batch; None for no limit.
 
     Attributes:
-        names: Of the rewards, and after them of what is only logged: an ensemble's models NAME_0, NAME_1, …, and their
-            disagreement.
+        names: The names of the rewards, and after them the names of what is only logged: an ensemble's models NAME_0,
+            NAME_1, …, and their disagreement.
 
     Raises:
-        ZooError: There is no reward, one cannot score, or the weights have another count.
+        ZooError: There is no reward, one cannot score, or the number of weights differs from that of rewards.
     """
 
     def __init__(
@@ -89,9 +89,9 @@ class Rewards:
             _check(reward)
         self.rewards = list(rewards)
         self.weights = [1.0] * len(rewards) if weights is None else [float(w) for w in weights]
-        own = _unique([_name(reward) for reward in rewards])
-        watched = [name for pair in zip(own, rewards, strict=True) for name in _logged_names(*pair)]
-        self.names = _unique([*own, *watched])
+        reward_names = _unique([_name(reward) for reward in rewards])
+        logged_names = [name for pair in zip(reward_names, rewards, strict=True) for name in _logged_names(*pair)]
+        self.names = _unique([*reward_names, *logged_names])
         self.tokenizer, self.timeout = tokenizer, timeout
 
     @property
@@ -127,63 +127,63 @@ class Rewards:
             samples: Their token ids.
             prompts: B texts or conversations.
             completions: B texts, or lists of messages.
-            texts: B of prompt and completion together, texts or conversations.
+            texts: B full texts (prompt + completion), or conversations.
             columns: Other columns of the data set, for functions. Names in `reserved_columns.RESERVED` are left out.
-            trainer_state: Passed to functions; None where nothing trains, and functions get none.
+            trainer_state: Passed to functions; None outside training, and then it is not passed.
             at_hand: Called with each reward model; its context is open while that model scores.
 
         Raises:
-            ZooError: A function raises (the error says what, and on which row), or returns another count or a number
-                that is not finite; a model's score is not finite; or no reward applies to a row. A function's own
-                ZooError passes through.
+            ZooError: A function raises (the error says what, and on which row), the number of values that it returns
+                differs from that of rows, or one of them is not finite; a model's score is not finite; or no reward
+                applies to a row. A function's own ZooError passes through.
         """
         device = samples.logprobs.device
         ids = samples.token_lists()
         batch = Batch(list(prompts), list(completions), ids, columns, trainer_state, samples.prompt_lists())
-        paying = self.names[: len(self.rewards)]
-        named = list(zip(paying, self.rewards, strict=True))
-        learned = RewardModel | RewardEnsemble
-        calls = [FunctionCall(name, reward) for name, reward in named if not isinstance(reward, learned)]
-        returned = answers(calls, batch, timeout=self.timeout)
+        reward_names = self.names[: len(self.rewards)]
+        named_rewards = list(zip(reward_names, self.rewards, strict=True))
+        model_classes = RewardModel | RewardEnsemble
+        calls = [FunctionCall(name, reward) for name, reward in named_rewards if not isinstance(reward, model_classes)]
+        results = answers(calls, batch, timeout=self.timeout)
         scores: list[Tensor] = []
-        watched: list[Tensor] = []
+        logged_scores: list[Tensor] = []
         by_token: Tensor | None = None
-        for (name, reward), weight in zip(named, self.weights, strict=True):
+        for (name, reward), weight in zip(named_rewards, self.weights, strict=True):
             if isinstance(reward, RewardEnsemble):
-                every = reward.score_each(samples, texts, at_hand=at_hand)
-                for model, model_scores in zip(reward.models, every, strict=True):
+                per_model = reward.score_each(samples, texts, at_hand=at_hand)
+                for model, model_scores in zip(reward.models, per_model, strict=True):
                     _finite(f"{name} {model.name}", model_scores, batch)
-                scores.append(reward.together(every))
-                watched += [*every, every.std(0)]
+                scores.append(reward.together(per_model))
+                logged_scores += [*per_model, per_model.std(0)]
                 continue
             if isinstance(reward, RewardModel):
                 with at_hand(reward.model):
                     scores.append(_finite(name, reward.score_samples(samples, texts), batch).to(device))
                 continue
-            values, paid = numbers(name, returned[name], batch, self.tokenizer)
+            values, token_values = numbers(name, results[name], batch, self.tokenizer)
             scores.append(values.to(device))
-            if paid is not None:
+            if token_values is not None:
                 padded = torch.zeros(samples.mask.shape, device=device)
-                padded[samples.mask] = torch.tensor([x for tokens in paid for x in tokens], device=device)
+                padded[samples.mask] = torch.tensor([x for tokens in token_values for x in tokens], device=device)
                 by_token = weight * padded + (0.0 if by_token is None else by_token)
-        each = torch.stack(scores, dim=1)
-        unscored = each.isnan().all(1)
+        per_reward = torch.stack(scores, dim=1)
+        unscored = per_reward.isnan().all(1)
         if unscored.any():
             row = int(unscored.nonzero()[0])
             raise ZooError(
-                f"No reward applies to the prompt {batch.prompt(row)} of row {row}: {listed(paying)} returned None "
-                "for it; let one of them return a number."
+                f"No reward applies to the prompt {batch.prompt(row)} of row {row}: {listed(reward_names)} returned "
+                "None for it; let one of them return a number."
             )
         weights = torch.tensor(self.weights, device=device)
-        total = (each.nan_to_num(0.0) * weights).sum(1)
+        total = (per_reward.nan_to_num(0.0) * weights).sum(1)
         if not total.isfinite().all():
             row = int((~total.isfinite()).nonzero()[0])
             raise ZooError(
                 f"The weighted rewards of row {row} add up to {float(total[row])}, which is too large for float32: "
-                f"let {listed(paying)} return smaller numbers, or lower reward_weights."
+                f"let {listed(reward_names)} return smaller numbers, or lower reward_weights."
             )
-        each = torch.cat([each, torch.stack(watched, dim=1)], dim=1) if watched else each
-        return Scored(total, each, *logged(calls, len(batch)), by_token)
+        per_reward = torch.cat([per_reward, torch.stack(logged_scores, dim=1)], dim=1) if logged_scores else per_reward
+        return Scored(total, per_reward, *logged(calls, len(batch)), by_token)
 
 
 def _models(reward: Any) -> list[RewardModel]:
@@ -194,7 +194,7 @@ def _models(reward: Any) -> list[RewardModel]:
 def _logged_names(name: str, reward: Any) -> list[str]:
     if not isinstance(reward, RewardEnsemble):
         return []
-    return [*(f"{name}_{place}" for place in range(len(reward.models))), DISAGREEMENT]
+    return [*(f"{name}_{index}" for index in range(len(reward.models))), DISAGREEMENT]
 
 
 def _check(reward: Any) -> None:
@@ -221,7 +221,7 @@ def _finite(name: str, scores: Tensor, batch: Batch) -> Tensor:
 
 
 def _name(reward: RewardModel | RewardEnsemble | RewardFunction) -> str:
-    """Returns the name in metrics: a function's (under any partials), otherwise that of the object's class."""
+    """Returns a reward's name in metrics: a function's name (under any partials), otherwise its class's."""
     if _models(reward):
         return "reward_model"
     function = unwrapped(reward)
@@ -230,12 +230,12 @@ def _name(reward: RewardModel | RewardEnsemble | RewardFunction) -> str:
 
 
 def _unique(names: Sequence[str]) -> list[str]:
-    """Adds to each repeated name its place in the list."""
+    """Appends to each repeated name its index in the list."""
     taken = {name for name in names if names.count(name) == 1}
     unique = []
-    for place, name in enumerate(names):
+    for index, name in enumerate(names):
         if names.count(name) > 1:
-            name = f"{name}_{place}"
+            name = f"{name}_{index}"
             while name in taken:
                 name += "_"
             taken.add(name)

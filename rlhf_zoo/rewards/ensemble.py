@@ -73,7 +73,7 @@ class RewardEnsemble:
 
         Args:
             samples: B completions.
-            texts: B of prompt and completion together, texts or conversations.
+            texts: B full texts (prompt + completion) or conversations.
             at_hand: Called with each model; its context is open while that model scores.
 
         Returns:
@@ -90,7 +90,7 @@ class RewardEnsemble:
 
         Args:
             samples: B completions.
-            texts: B of prompt and completion together, texts or conversations.
+            texts: B full texts (prompt + completion) or conversations.
 
         Returns:
             (B,).

@@ -39,7 +39,7 @@ class Batch:
         prompts: B texts or conversations.
         completions: B texts, or lists of messages.
         completion_ids: B lists of token ids.
-        columns: Of the data set: lists of B values, or values that belong to no row.
+        columns: The data set's columns: lists of B values, or values that belong to no row.
         trainer_state: None outside of training.
         prompt_ids: B lists of token ids, before completion_ids; () if they are not needed.
     """
@@ -55,7 +55,7 @@ class Batch:
         return len(self.prompts)
 
     def row(self, index: int) -> Batch:
-        """Returns one row as a batch of its own.
+        """Returns one row as a batch.
 
         Args:
             index: The row.
@@ -84,7 +84,7 @@ class Batch:
 
 
 class FunctionCall:
-    """A reward function with its name, and what it logs while it scores one batch.
+    """A reward function with its name, and the values that it logs while it scores one batch.
 
     Args:
         name: Its name in metrics.
@@ -107,13 +107,13 @@ class FunctionCall:
         """Calls the function.
 
         Args:
-            batch: What it scores.
+            batch: The batch to score.
 
         Returns:
             What the function returns.
 
         Raises:
-            Exception: What the function raises.
+            Exception: Whatever the function raises.
         """
         values = self.function(**self._arguments(batch))
         if inspect.isawaitable(values):
@@ -124,7 +124,7 @@ class FunctionCall:
         """Calls a coroutine function.
 
         Args:
-            batch: What it scores.
+            batch: The batch to score.
         """
         return await self.function(**self._arguments(batch))
 
@@ -132,18 +132,18 @@ class FunctionCall:
         """Raises the error for an exception on a batch.
 
         Args:
-            batch: What the function scored.
-            error: What it raised.
+            batch: The batch that the function scored.
+            error: The exception that it raised.
 
         Raises:
-            ZooError: Names the function and the row; the function's own ZooError passes through.
+            ZooError: The message names the function and the row. The function's own ZooError passes through.
         """
         if isinstance(error, ZooError):
             raise error
         raise self._fault(batch, error) from error
 
     def _fault(self, batch: Batch, error: Exception) -> ZooError:
-        """Makes the error, which names the first row on which the function also fails by itself."""
+        """Makes the error, which names the first row that fails on its own too."""
         if misfit := self._misfit(batch):
             return misfit
         row = 0
@@ -163,7 +163,7 @@ class FunctionCall:
         )
 
     def _arguments(self, batch: Batch) -> dict[str, Any]:
-        """Returns the function's arguments, with copies of lists and mappings, which a function may change.
+        """Returns the function's arguments, with copies of lists and mappings, because a function may change them.
 
         Columns never replace our arguments: names in RESERVED are left out.
         """
@@ -192,7 +192,7 @@ class FunctionCall:
         return None
 
     def _misfit(self, batch: Batch) -> ZooError | None:
-        """Returns the error for a signature that lacks arguments of every reward function; None otherwise."""
+        """Returns the error for a signature that does not accept the arguments of reward functions; None if it does."""
         arguments = self._arguments(batch)
         try:
             inspect.signature(self.function).bind(**arguments)
@@ -207,36 +207,36 @@ class FunctionCall:
 
 
 def answers(calls: Sequence[FunctionCall], batch: Batch, *, timeout: float | None = None) -> dict[str, Any]:
-    """Calls each function; coroutine functions run together.
+    """Calls each function. Coroutine functions run concurrently.
 
     Args:
         calls: The functions.
-        batch: What they score.
+        batch: The batch to score.
         timeout: Seconds that one function, or all coroutine functions together, may take; None for no limit.
 
     Returns:
         What each function returned, by name.
 
     Raises:
-        ZooError: A function raises, or takes longer. After Ctrl-C it has a few seconds left (`time_limit.GRACE`).
+        ZooError: A function raises or exceeds the limit. After Ctrl-C it gets a few more seconds (`time_limit.GRACE`).
     """
-    returned: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for call in calls:
         if not call.is_async:
             try:
                 with _in_time([call], timeout):
-                    returned[call.name] = call.now(batch)
+                    results[call.name] = call.now(batch)
             except Exception as error:
                 call.refuse(batch, error)
-    waiting = [call for call in calls if call.is_async]
-    if waiting:
-        with _in_time(waiting, timeout):
-            done = _wait(_together([call.soon(batch) for call in waiting]))
-        for call, answer in zip(waiting, done, strict=True):
+    async_calls = [call for call in calls if call.is_async]
+    if async_calls:
+        with _in_time(async_calls, timeout):
+            async_results = _wait(_together([call.soon(batch) for call in async_calls]))
+        for call, answer in zip(async_calls, async_results, strict=True):
             if isinstance(answer, Exception):
                 call.refuse(batch, answer)
-            returned[call.name] = answer
-    return returned
+            results[call.name] = answer
+    return results
 
 
 @contextmanager
@@ -246,26 +246,26 @@ def _in_time(calls: Sequence[FunctionCall], timeout: float | None) -> Iterator[N
         with deadline(timeout, hurried=True):
             yield
     except Expired as error:
-        taken, names = time.monotonic() - began, listed([call.name for call in calls])
+        seconds, names = time.monotonic() - began, listed([call.name for call in calls])
         raise ZooError(
-            f"The reward function {names} did not return within {taken:.0f} s: fix it"
-            + (", or raise reward_timeout." if timeout is not None and taken >= timeout else ", or wait for it.")
+            f"The reward function {names} did not return within {seconds:.0f} s: fix it"
+            + (", or raise reward_timeout." if timeout is not None and seconds >= timeout else ", or wait for it.")
         ) from error
 
 
 def logged(calls: Sequence[FunctionCall], count: int) -> tuple[dict[str, list[Any]], dict[str, float]]:
-    """Collects what functions logged of a batch.
+    """Collects what functions logged for a batch.
 
     Args:
         calls: The functions, after they were called.
         count: Completions in the batch.
 
     Returns:
-        Extra columns, and the means of metrics. Where two functions log a column of one name, or its name is one of the
-        table of completions, the function's name is added to it.
+        Extra columns, and the means of metrics. If two functions log a column of the same name, or if the table of
+        completions already uses the name, the function's name is appended.
 
     Raises:
-        ZooError: A column has another number of values.
+        ZooError: The number of values in a column is not `count`.
     """
     extra: dict[str, list[Any]] = {}
     metrics: dict[str, list[float]] = defaultdict(list)
@@ -283,7 +283,7 @@ def logged(calls: Sequence[FunctionCall], count: int) -> tuple[dict[str, list[An
 
 
 def _mean(values: Sequence[float]) -> float:
-    """Computes a mean; NaN for infinities of both signs, or for a sum beyond all floats."""
+    """Computes a mean; NaN for infinities of both signs, or if the sum overflows."""
     try:
         return math.fsum(values) / len(values)
     except (ValueError, OverflowError):
@@ -306,7 +306,7 @@ def count_of(name: str, values: Any, batch: Batch) -> list[Any]:
         The list.
 
     Raises:
-        ZooError: It is no list, or has another length.
+        ZooError: It is not a list, or has another length.
     """
     if isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__iter__"):
         raise ZooError(f"The reward function {name} returned {_show(values)} instead of a list of numbers: {WANTED}.")
@@ -330,23 +330,23 @@ def numbers(
         tokenizer: The policy's, to find the tokens of spans.
 
     Returns:
-        (B,) float32, NaN for None. And, if the function returned a list for some completion, one number for each token
-        of each completion, otherwise None; a row's numbers are 0 where the function returned one number or None, and
-        the sum of a row with a list is its entry in the first result.
+        Totals (B,) float32, NaN for None. And, if the function returned a list for some completion, one number for each
+        token of each completion, otherwise None. These are 0 in rows where the function returned one number or None. In
+        rows where it returned a list, they add up to the row's total.
 
     Raises:
         ZooError: The values are not B finite numbers or lists that fit their completions.
     """
     rewards = count_of(name, values, batch)
     totals: list[float] = []
-    paid = [[0.0] * len(ids) for ids in batch.completion_ids]
+    token_values = [[0.0] * len(ids) for ids in batch.completion_ids]
     for row, value in enumerate(rewards):
         try:
             if is_list(value):
                 text, ids = text_of(batch.completions[row]), batch.completion_ids[row]
                 prompt = batch.prompt_ids[row] if batch.prompt_ids else ()
-                paid[row] = paid_by_token(value, text, ids, tokenizer, prompt)
-                parts = paid[row]
+                token_values[row] = paid_by_token(value, text, ids, tokenizer, prompt)
+                parts = token_values[row]
             else:
                 parts = [math.nan if value is None else number(value)]
         except Misfit as misfit:
@@ -369,7 +369,7 @@ def numbers(
                 "a finite number, or None where it does not apply."
             )
         totals.append(total)
-    return torch.tensor(totals, dtype=torch.float32), paid if any(map(is_list, rewards)) else None
+    return torch.tensor(totals, dtype=torch.float32), token_values if any(map(is_list, rewards)) else None
 
 
 def _copied(value: Any) -> Any:

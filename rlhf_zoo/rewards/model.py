@@ -30,11 +30,11 @@ REWARD_OUTPUTS = ("logit", "logprob")
 
 
 def same_tokenizer(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase) -> bool:
-    """Whether token ids of one tokenizer mean the same to the other.
+    """Whether two tokenizers give token ids the same meaning.
 
     Args:
-        a: The tokenizers.
-        b: The tokenizers.
+        a: A tokenizer.
+        b: Another one.
     """
     return a is b or (
         a.get_vocab() == b.get_vocab() and a.eos_token_id == b.eos_token_id and a.pad_token_id == b.pad_token_id
@@ -44,23 +44,23 @@ def same_tokenizer(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase) -> bo
 class RewardModel:
     """Scores whole sequences by (s − μ)/σ, with the μ and σ that the reward stage stored (0 and 1 if it did not).
 
-    The score is read at the rightmost token that is not PAD: for a response that ended, its end-of-sequence token, as
-    in training. So PAD must be another token than EOS, which is checked. An encoder-decoder reads its score at an
-    end-of-sequence token only, so it is given one also where a response did not end.
+    The score is read at the rightmost token that is not PAD. As in training, that is the end-of-sequence token if the
+    response ended. So PAD must differ from EOS, which is checked. An encoder-decoder reads its score only at an
+    end-of-sequence token, so it gets one even if a response did not end.
 
     Args:
-        model: A classifier, or the user's own model with one output, or with one output per token, of which the last
-            token's is read.
+        model: A classifier, or the user's own model with one output per text or per token. Of outputs per token, the
+            last token's is read.
         tokenizer: The model's.
         policy_tokenizer: The policy's.
         batch_size: The most rows in a forward pass.
         max_tokens: The most tokens in a forward pass, with padding; None for no bound.
         center: Whether to subtract μ.
         scale: Whether to divide by σ.
-        label: For a classifier of several labels, the one whose output is s, by its name or index.
-        output: "logit", or "logprob": the label's log-probability among all labels, or for a multi-label classifier of
-            it alone.
-        pad_token: PAD, for a tokenizer that has none apart from EOS.
+        label: For a classifier with several labels, the name or index of the one whose output is s.
+        output: "logit" or "logprob". The latter is the label's log-probability among all labels, or, for a multi-label
+            classifier, of that label alone.
+        pad_token: PAD, for a tokenizer whose only PAD is EOS, or that has none.
 
     Attributes:
         mean, std: The μ and σ that are applied.
@@ -86,9 +86,9 @@ class RewardModel:
         pad_token: str | None = None,
     ) -> None:
         self.name = name = name_of(getattr(model.config, "_name_or_path", "")) or type(model).__name__
-        # The outputs of a user's own class are unknown until it has scored a batch.
-        own = label is None and not type(model).__module__.startswith("transformers.")
-        self.label = None if own else label_index(model.config.id2label or {}, label, name=name)
+        # It is unknown what a user's own class returns until it has scored a batch.
+        is_custom = label is None and not type(model).__module__.startswith("transformers.")
+        self.label = None if is_custom else label_index(model.config.id2label or {}, label, name=name)
         self.output = output
         if pad_token is not None:
             tokenizer = copy.deepcopy(tokenizer)  # it may be the policy's too
@@ -129,10 +129,10 @@ class RewardModel:
 
     @property
     def always_ends(self) -> bool:
-        """Whether it always reads an end-of-sequence token, even after a text that did not end, as encoders do."""
-        kept = self.tokenizer.sep_token_id == self.tokenizer.eos_token_id
-        framed = frame_of(self.tokenizer).behind[-1:] == (self.tokenizer.eos_token_id,)
-        return bool(self.model.config.is_encoder_decoder) or (kept and framed)
+        """Whether it always reads an end-of-sequence token, as encoders do, even if the text did not end."""
+        sep_is_eos = self.tokenizer.sep_token_id == self.tokenizer.eos_token_id
+        frame_ends_with_eos = frame_of(self.tokenizer).behind[-1:] == (self.tokenizer.eos_token_id,)
+        return bool(self.model.config.is_encoder_decoder) or (sep_is_eos and frame_ends_with_eos)
 
     def to(self, device: torch.device | str) -> None:
         """Moves the model.
@@ -146,8 +146,8 @@ class RewardModel:
         """Scores sampled completions.
 
         Args:
-            samples: B completions. Their token ids are read where the tokenizer and the template are the policy's.
-            texts: B of prompt and completion together, texts or conversations; read otherwise.
+            samples: B completions. Their token ids are used if tokenizer and template are the policy's.
+            texts: B full texts (prompt + completion) or conversations, used otherwise.
 
         Returns:
             (B,).
@@ -157,7 +157,7 @@ class RewardModel:
             return self.score_texts(texts, ended=samples.ended.tolist())
         rows = [[*p, *c] for p, c in zip(samples.prompt_lists(), samples.token_lists(), strict=True)]
         eos = self.tokenizer.eos_token_id
-        if samples.cut is not None and eos is not None:  # training closes every text that ended with EOS
+        if samples.cut is not None and eos is not None:  # training appends EOS to every text that ended
             rows = [[*row, eos] if cut else row for row, cut in zip(rows, samples.cut.tolist(), strict=True)]
         return self._score_ids(rows)
 
@@ -166,7 +166,7 @@ class RewardModel:
 
         Args:
             texts: B texts or conversations.
-            ended: Whether each one ended by itself. Those get an end-of-sequence token, as in training.
+            ended: Whether each text ended by itself. Those that did get an end-of-sequence token, as in training.
 
         Returns:
             (B,).
@@ -175,7 +175,7 @@ class RewardModel:
         return self._score_ids([self._cut(row) for row in rows])
 
     def _cut(self, row: list[int]) -> list[int]:
-        """Keeps the end of a text that is too long for the model, counts it and logs that once."""
+        """Keeps the end of a text that is too long for the model, counts the text, and warns once."""
         if self.context is None or len(row) <= self.context:
             return row
         self.truncated += 1
@@ -186,14 +186,14 @@ class RewardModel:
 
     @torch.no_grad()
     def _score_ids(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        """Scores token ids, padded on the right: an encoder that pools its first token needs it at position 0."""
+        """Scores token ids, padded on the right, because an encoder that pools its first token needs it first."""
         device = next(self.model.parameters()).device
         kwargs = {} if self.model.config.is_encoder_decoder else {"use_cache": False}
-        ends = [0] * len(rows)
+        eos_counts = [0] * len(rows)
         if self.model.config.is_encoder_decoder:
             eos = self.model.config.eos_token_id
             rows = [row if row and row[-1] == eos else [*row, eos] for row in rows]
-            ends = [list(row).count(eos) for row in rows]
+            eos_counts = [list(row).count(eos) for row in rows]
 
         def score(chosen: Sequence[int]) -> Tensor:
             batch = [torch.tensor(rows[row]) for row in chosen]
@@ -213,13 +213,13 @@ class RewardModel:
             return (raw - self.mean) / self.std
 
         scores = torch.zeros(len(rows), device=device)
-        for chosen in _batches(ends, [len(row) for row in rows], self.batch_size, self.max_tokens):
-            parts = self._parts.run(score, chosen)
-            scores[chosen] = torch.cat(list(parts))
+        for chosen in _batches(eos_counts, [len(row) for row in rows], self.batch_size, self.max_tokens):
+            results = self._parts.run(score, chosen)
+            scores[chosen] = torch.cat(list(results))
         return scores
 
     def _read(self, logits: Tensor, mask: Tensor) -> Tensor:
-        """Reads the score s of each sequence, (b,), from logits (b, labels) or (b, L, 1); mask: (b, L)."""
+        """Returns the score s of each sequence, (b,), from logits (b, labels) or (b, L, 1), with the mask (b, L)."""
         if logits.ndim == 3 and logits.shape[2] == 1:
             last = (mask.sum(1) - 1).clamp(min=0)
             return logits[:, :, 0].gather(1, last.unsqueeze(1)).squeeze(1)
@@ -246,30 +246,30 @@ class RewardModel:
 
     @contextmanager
     def _pad_beyond_embeddings(self) -> Iterator[None]:
-        """Makes a PAD past the embeddings count as PAD in pooling, and looks it up as id 0, which attention masks.
+        """Lets pooling recognize a PAD past the embeddings, and looks it up as id 0, which attention masks.
 
-        It is not left in the configuration, because transformers refuses to build embeddings with such a PAD.
+        The configuration does not keep it, because transformers refuses to build embeddings with such a PAD.
         """
         if self.pad_id < self.vocabulary:
             yield
             return
         config, embeddings = self.model.config, self.model.get_input_embeddings()
-        before, config.pad_token_id = config.pad_token_id, self.pad_id
+        previous, config.pad_token_id = config.pad_token_id, self.pad_id
         hook = embeddings.register_forward_pre_hook(lambda _, ids: (ids[0].masked_fill(ids[0] == self.pad_id, 0),))
         try:
             yield
         finally:
             hook.remove()
-            config.pad_token_id = before
+            config.pad_token_id = previous
 
 
 @cache
 def warn_truncated(name: str, context: int) -> None:
-    """Warns once for each model that it truncates texts.
+    """Warns that a model truncates texts, once for each model.
 
     Args:
         name: The model's name.
-        context: The most tokens that it reads.
+        context: The most tokens that it can read.
     """
     log.warning("The reward model %s reads at most %d tokens: longer texts lose their beginning.", name, context)
 
@@ -284,16 +284,16 @@ def _embeddings(model: PreTrainedModel, name: str) -> Any:
 
 
 def _batches(ends: Sequence[int], lengths: Sequence[int], size: int, max_tokens: int | None) -> Iterator[list[int]]:
-    """Groups rows of similar length, at most `size` and at most `max_tokens` with their padding at a time.
+    """Groups rows of similar length into batches of at most `size` rows and `max_tokens` tokens, padding included.
 
-    For an encoder-decoder all rows of a batch have the same number of end-of-sequence tokens, as transformers requires.
+    For an encoder-decoder, all rows of a batch have equally many end-of-sequence tokens, as transformers requires.
     """
     batch: list[int] = []
-    for place in sorted(range(len(lengths)), key=lambda place: (ends[place], lengths[place])):
-        full = len(batch) == size or (max_tokens is not None and (len(batch) + 1) * lengths[place] > max_tokens)
-        if batch and (full or ends[place] != ends[batch[-1]]):
+    for row in sorted(range(len(lengths)), key=lambda row: (ends[row], lengths[row])):
+        full = len(batch) == size or (max_tokens is not None and (len(batch) + 1) * lengths[row] > max_tokens)
+        if batch and (full or ends[row] != ends[batch[-1]]):
             yield batch
             batch = []
-        batch.append(place)
+        batch.append(row)
     if batch:
         yield batch

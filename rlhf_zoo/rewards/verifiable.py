@@ -1,7 +1,7 @@
 r"""Rewards that a program can check: answers, formats, lengths, repetition. They use no model.
 
 Each is a frozen object that is called as TRL's GRPO calls a reward function, `reward(prompts=…, completions=…,
-**columns)`. A completion is a text or a conversation, of which the last message counts. The object can be pickled, and
+**columns)`. A completion is a text, or a conversation whose last message counts. The object can be pickled, and
 the metrics use its `name`. A recipe names the ready-made ones (`reward_funcs: [numeric_match]`), or sets their fields
 as in a Python call with literal values, quoted where YAML would split or unescape it:
 
@@ -41,13 +41,13 @@ __all__ = [
     "text_of",
 ]
 
-#: The marker before an answer in GSM8K, arXiv:2110.14168.
+#: The marker before answers in GSM8K, arXiv:2110.14168.
 GSM8K = "####"
 
 
 @runtime_checkable
 class Verifiable(Protocol):
-    """A reward that checks whether an answer is right, 1 or 0, so that it can also be a judge.
+    """A reward that checks whether an answer is right (1) or not (0), so that it can also be a judge.
 
     Attributes:
         strict: The reward that reads the answer only in its proper place.
@@ -74,7 +74,7 @@ class Answered(Rule):
             names: Their columns.
 
         Raises:
-            ZooError: They lack it, or reward functions get no column of that name.
+            ZooError: They lack the column, or reward functions get no column of that name.
         """
         names, column = list(names), self.column
         readable = [name for name in names if name not in RESERVED]
@@ -84,10 +84,10 @@ class Answered(Rule):
                 f"{how_to_rename(column)}, and name it, {self.name}(column=…)."
             )
         if column not in readable:
-            named = ", ".join(map(repr, readable)) or "no columns but the prompt"
+            columns_text = ", ".join(map(repr, readable)) or "no columns but the prompt"
             raise ZooError(
-                f"The reward {self.name} reads the column {column!r}, and the prompts have {named}: name the column of "
-                f"the answers, {self.name}(column=…)."
+                f"The reward {self.name} reads the column {column!r}, and the prompts have {columns_text}: name the "
+                f"column of the answers, {self.name}(column=…)."
             )
 
     def answered(self, rows: Any, *, of: str) -> list[bool]:
@@ -125,8 +125,8 @@ class Answered(Rule):
 
 def _accepted(answer: Any) -> list[Any] | None:
     answers = answer if isinstance(answer, (list, tuple)) else [answer]
-    # In a column of numbers a missing one is NaN, which differs from itself.
-    return [each for each in answers if each is not None and each == each] or None
+    # In a column of numbers, a missing one is NaN, which is not equal to itself.
+    return [item for item in answers if item is not None and item == item] or None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,12 +136,12 @@ class ExactMatch(Answered):
     Runs of white space count as one space, and outer white space is ignored.
 
     Attributes:
-        column: Of the data set, holds the answer or a list of accepted ones. Anything but text is compared as `str`
-            writes it.
+        column: The column of the data set with the answer or a list of accepted answers. Anything but text is
+            converted with `str` first.
         marker: A text before the answer, such as "Answer:". Only the rest of the line after its last occurrence counts,
-            in the completion (without it, 0) and in an answer that holds it. None for no marker.
+            both in the completion (which gets 0 without it) and in an answer that has it. None for no marker.
         ignore_case: Whether case is ignored.
-        name: What metrics call it.
+        name: The name in metrics.
 
     Raises:
         ZooError: When called: the data set lacks the column.
@@ -172,7 +172,7 @@ class ExactMatch(Answered):
         ]
 
     def read(self, text: str) -> str | None:
-        """Reads the answer of a text; None where the marker is missing.
+        """Returns the answer in a text; None if the marker is missing.
 
         Args:
             text: A completion.
@@ -181,7 +181,7 @@ class ExactMatch(Answered):
         return None if answer is None else self._plain(answer)
 
     def _matches(self, text: str, answers: Sequence[Any]) -> bool:
-        return self.read(text) in [self._wanted(each) for each in answers]
+        return self.read(text) in [self._wanted(answer) for answer in answers]
 
     def _wanted(self, answer: Any) -> str:
         answer = str(answer)
@@ -200,27 +200,27 @@ class _Contains(ExactMatch):
 
     def _matches(self, text: str, answers: Sequence[Any]) -> bool:
         plain = " ".join(text.split()).casefold()
-        wanted = (self._wanted(each) for each in answers)
-        return any(re.search(rf"(?<!\w){re.escape(each)}(?!\w)", plain) for each in wanted)
+        accepted = (self._wanted(answer) for answer in answers)
+        return any(re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", plain) for answer in accepted)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NumericMatch(Answered):
-    """1 if a completion's number is the row's answer, 0 if it is another or missing, None if the row has no answer.
+    """1 if a completion's number is the row's answer, 0 if it differs or is missing, None if the row has no answer.
 
     Logs the number that was read as the extra column NAME/read.
 
     Attributes:
-        column: Of the data set, holds a number, a text that `read_number` reads, or a list of accepted ones.
+        column: The column of the data set with a number, a text that `read_number` reads, or a list of these.
         marker: As for `read_number`. An answer without the marker is read without it.
         relative: The relative tolerance, `rel_tol` of `math.isclose`. The default only allows for rounding.
         absolute: The absolute tolerance, `abs_tol` of `math.isclose`.
         percent: As for `read_number`.
-        name: What metrics call it.
+        name: The name in metrics.
 
     Raises:
         ZooError: When called: the data set lacks the column.
-        ValueError: When called: an answer holds no number.
+        ValueError: When called: an answer has no number.
     """
 
     column: str = "answer"

@@ -1,4 +1,4 @@
-"""Chooses the checkpoint of a stage that others start from and that is published as `main`, and which stay on disk."""
+"""Chooses which checkpoint of a stage others start from and `main` shows, and which checkpoints stay on disk."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from .registry import STAGES
 # PPO's evaluation logs one metric with this prefix for each reward, in addition to the metrics of the stage.
 REWARD_METRICS = "eval_rewards/"
 OPTIMIZER = "optimizer.pt"
-# PPO maximizes these. Measuring them on held-out prompts does not make them an independent measure of quality.
+# PPO maximizes these, so even on held-out prompts they are no independent measure of quality.
 PROXY = ("eval_objective/score", "eval_objective/shaped_score", "eval_objective/rlhf_reward")
 
 
@@ -57,8 +57,8 @@ def check_rule(stage: str, release: ReleaseArguments, trainer: Any, *, held_out:
         held_out: The split that the trainer evaluates on, None without evaluation.
 
     Raises:
-        ZooError: The rule could choose nothing, would choose by what it must not (the test split, or what PPO
-            maximizes), or would send nothing.
+        ZooError: The rule could choose nothing, would choose by a metric that it must not use (one of the test split,
+            or one that PPO maximizes), or would send nothing.
     """
     _check_sent(stage, release, trainer)
     if release.release == "last":
@@ -75,33 +75,33 @@ def check_rule(stage: str, release: ReleaseArguments, trainer: Any, *, held_out:
             )
         return
     metric = metric_name(trainer)
-    wanted = f"release: best of the stage {stage}"
+    rule = f"release: best of the stage {stage}"
     if metric is None:
-        raise ZooError(f"{wanted} needs metric_for_best_model: name a metric of the validation split, such as loss.")
+        raise ZooError(f"{rule} needs metric_for_best_model: name a metric of the validation split, such as loss.")
     if metric in PROXY:
         raise ZooError(
-            f"{wanted} would choose by {metric}, which is what PPO maximises: name what PPO is not rewarded for, such "
+            f"{rule} would choose by {metric}, which is what PPO maximises: name what PPO is not rewarded for, such "
             "as rewards/NAME of a reward function with weight 0."
         )
     stage_metrics = STAGES[stage].metrics
     if metric not in stage_metrics and not (stage == "ppo" and metric.startswith(REWARD_METRICS)):
-        more = " or rewards/NAME of a reward function" if stage == "ppo" else ""
+        reward_hint = " or rewards/NAME of a reward function" if stage == "ppo" else ""
         raise ZooError(
-            f"{wanted} would choose by {metric}, which no evaluation of that stage gives: name "
-            f"{', '.join(name.removeprefix('eval_') for name in stage_metrics)}{more}."
+            f"{rule} would choose by {metric}, which no evaluation of that stage gives: name "
+            f"{', '.join(name.removeprefix('eval_') for name in stage_metrics)}{reward_hint}."
         )
     if held_out is None or trainer.eval_strategy == "no":
         raise ZooError(
-            f"{wanted} needs figures of the validation split: set eval_strategy, eval_steps and the split for it."
+            f"{rule} needs figures of the validation split: set eval_strategy, eval_steps and the split for it."
         )
     if held_out == "test":
         raise ZooError(
-            f"{wanted} would choose by the test split, whose figures the card gives: evaluate on another split."
+            f"{rule} would choose by the test split, whose figures the card gives: evaluate on another split."
         )
-    evaluated, saved = trainer.eval_strategy, trainer.save_strategy
-    if evaluated != saved or (saved == "steps" and trainer.save_steps % trainer.eval_steps):
+    eval_strategy, save_strategy = trainer.eval_strategy, trainer.save_strategy
+    if eval_strategy != save_strategy or (save_strategy == "steps" and trainer.save_steps % trainer.eval_steps):
         raise ZooError(
-            f"{wanted} needs an evaluation at every checkpoint: make eval_strategy equal save_strategy, and save_steps "
+            f"{rule} needs an evaluation at every checkpoint: make eval_strategy equal save_strategy, and save_steps "
             "a multiple of eval_steps."
         )
 
@@ -115,12 +115,12 @@ def _check_sent(stage: str, release: ReleaseArguments, trainer: Any) -> None:
             f"push_optimizer of the stage {stage} sends the state to resume from, and {key} leaves a part of it out: "
             "set one of them."
         )
-    every, saved = release.push_steps, trainer.save_steps
-    if every is not None and (trainer.save_strategy != "steps" or saved < 1 or every % saved):
+    push_steps, save_steps = release.push_steps, trainer.save_steps
+    if push_steps is not None and (trainer.save_strategy != "steps" or save_steps < 1 or push_steps % save_steps):
         raise ZooError(
-            f"push_steps of the stage {stage} is {every}, and checkpoints are saved by {trainer.save_strategy.value}"
-            f"{f', every {saved:g}' if trainer.save_strategy == 'steps' else ''}: set a multiple of save_steps, which "
-            "must be an integer, with save_strategy: steps."
+            f"push_steps of the stage {stage} is {push_steps}, and checkpoints are saved by "
+            f"{trainer.save_strategy.value}{f', every {save_steps:g}' if trainer.save_strategy == 'steps' else ''}: "
+            "set a multiple of save_steps, which must be an integer, with save_strategy: steps."
         )
 
 
@@ -131,7 +131,7 @@ def metric_name(trainer: Any) -> str | None:
         trainer: The trainer's configuration.
 
     Returns:
-        The name with the prefix `eval_`, None where no metric is set.
+        The name with the prefix `eval_`; None if no metric is set.
     """
     metric = trainer.metric_for_best_model
     return metric if metric is None or metric.startswith("eval_") else f"eval_{metric}"
@@ -149,8 +149,8 @@ def best_step(
         steps: The steps to choose from.
 
     Returns:
-        (step, value). Among equal values the earliest step wins, as it has moved least from the start. None where none
-        of the steps has a finite value.
+        (step, value). Among equal values the earliest step wins, because it has moved least from the start. None if
+        none of the steps has a finite value.
     """
     values = {row["step"]: float(row[metric]) for row in rows if row["step"] in steps and finite(row.get(metric))}
     sign = 1 if greater_is_better else -1
@@ -160,8 +160,8 @@ def best_step(
 def choose(record: StageRecord, release: ReleaseArguments, trainer: Any) -> dict[str, Any]:
     """Chooses the checkpoint of a finished stage by its release rule.
 
-    With `release: recommended` the evaluation chooses later: the last checkpoint stands in, marked `open`, and nothing
-    is published as `main` until then.
+    With `release: recommended` the evaluation chooses later. Until then the last checkpoint is recorded, marked `open`,
+    and nothing is published as `main`.
 
     Args:
         record: The stage's directory.
@@ -202,7 +202,7 @@ def promising(record: StageRecord, release: ReleaseArguments, trainer: Any) -> s
         trainer: The trainer's configuration.
 
     Returns:
-        The last step and the best so far; every step where the evaluation is to choose.
+        The last step and the best so far; every step if the evaluation will choose.
     """
     steps = [checkpoint_step(path) for path in record.checkpoints()]
     if release.release == "recommended":
@@ -220,17 +220,17 @@ def prune(record: StageRecord, *, keep: int | None, stay: Collection[int]) -> No
     Args:
         record: The stage's directory.
         keep: How many checkpoints to keep; None or 0 keeps all.
-        stay: Steps that are never deleted, even where that leaves more than `keep`.
+        stay: Protected steps, which are never deleted, even if more than `keep` checkpoints are left then.
     """
     for path in _surplus(record, keep=keep, stay=stay):
         record.remove_checkpoint(path)
 
 
 def thin(record: StageRecord, *, keep: int | None) -> None:
-    """Deletes the optimizer state of all checkpoints but the newest.
+    """Deletes the optimizer state of all checkpoints except the newest `keep`.
 
-    Such a checkpoint can still be published and loaded. Training resumes from the newest one, or from the one before
-    where that is damaged.
+    A checkpoint without it can still be published and loaded. Training resumes from the newest checkpoint, or from the
+    one before if the newest is damaged.
 
     Args:
         record: The stage's directory.
@@ -247,16 +247,16 @@ def lasting(record: StageRecord) -> list[Path]:
         record: The stage's directory.
 
     Returns:
-        Their paths in the order of their steps. All of them while the evaluation is still to choose.
+        Their paths in the order of their steps. All of them until the evaluation has chosen.
     """
     paths = record.checkpoints()
     document = record.read()
     if (document.get("chosen") or {}).get("open"):
         return paths
-    ends = (record.chosen_checkpoint(), record.last_checkpoint())
-    stay = {checkpoint_step(path) for path in ends if path is not None}
-    gone = _surplus(record, keep=(document.get("resolved") or {}).get("save_total_limit"), stay=stay)
-    return [path for path in paths if path not in gone]
+    chosen_and_last = (record.chosen_checkpoint(), record.last_checkpoint())
+    protected = {checkpoint_step(path) for path in chosen_and_last if path is not None}
+    surplus = _surplus(record, keep=(document.get("resolved") or {}).get("save_total_limit"), stay=protected)
+    return [path for path in paths if path not in surplus]
 
 
 def _surplus(record: StageRecord, *, keep: int | None, stay: Collection[int]) -> list[Path]:
@@ -267,7 +267,7 @@ def _surplus(record: StageRecord, *, keep: int | None, stay: Collection[int]) ->
 
 
 def resolve_model(name: str | Path, hub: Hub = CLIENT, *, own: bool = False) -> Checkpoint:
-    """Finds a checkpoint as `resolve` does; the folder of a stage stands for the checkpoint that it chose.
+    """Finds a checkpoint as `resolve` does. The folder of a stage gives the checkpoint that the stage chose.
 
     Args:
         name: A folder or a Hub id.

@@ -29,16 +29,16 @@ from .settings.parse import RecipeConfig, StageSettings, recipe_config, stage_se
 
 log = logging.getLogger(__name__)
 
-#: Stages that a run of an ablation trains itself. It shares the others with the run that it varies.
+#: Stages that a run of an ablation does itself. It shares the others with the run that it varies.
 OWN = ("ppo", "eval")
-#: Keys of recipe.yaml that determine SFT's data (`DATA_KEYS`), and all that determine its policy (`MADE_BY`).
+#: `DATA_KEYS` are the keys of recipe.yaml that determine SFT's data; `MADE_BY`, all that determine its policy.
 DATA_KEYS = ("corpus", "corpus_args", "dataset_name", "dataset_revision")
 MADE_BY = ("architecture", *DATA_KEYS, "seed", "tokenizer")
 PACKAGES = ("rlhf-zoo", "torch", "transformers", "trl", "huggingface-hub", "datasets", "peft", "accelerate")
 
 
 def versions() -> dict[str, str]:
-    """Returns what affects a run's results besides its settings.
+    """Returns what affects a run's results in addition to its settings.
 
     Returns:
         Name -> value: versions of packages, the processor's kind, torch's threads, the sampler, and environment
@@ -55,10 +55,10 @@ def versions() -> dict[str, str]:
 
 
 class Publisher(Protocol):
-    """Sends what a run saves, during training. A stage without a publisher publishes nothing."""
+    """Sends what a run saves while it trains. A stage without a publisher publishes nothing."""
 
     def notify(self) -> None:
-        """Announces something new on the disk. It returns immediately and never raises."""
+        """Announces something new on disk. Returns immediately and never raises."""
 
     def drain(self) -> None:
         """Waits until everything is sent.
@@ -76,7 +76,7 @@ class Round:
         number: Number of the round, from 2 on.
         labels: Labeler of its new pairs: 'gold' or a judge's name.
         folder: Folder of the pairs that its reward model learns from.
-        before: The PPO policy of the round before.
+        before: The PPO policy of the previous round.
     """
 
     number: int
@@ -87,14 +87,14 @@ class Round:
     @property
     def lineage(self) -> dict[str, Any]:
         """The round as run.json and cards record it."""
-        at = {name: self.before.lineage.get(name) for name in ("repo", "commit", "tag", "path")}
-        return {"number": self.number, "labels": self.labels, "before": at}
+        address = {name: self.before.lineage.get(name) for name in ("repo", "commit", "tag", "path")}
+        return {"number": self.number, "labels": self.labels, "before": address}
 
 
 def _check_same(checkpoint: Path, document: Mapping[str, Any], *, fix: str) -> None:
-    """Raises ZooError if a complete checkpoint is not the one with which the stage finished.
+    """Raises ZooError if a complete checkpoint does not have the weights with which the stage finished.
 
-    Weights restored from a repository may be rounded, so with push_dtype nothing is compared.
+    Nothing is compared with push_dtype, because weights restored from a repository may be rounded.
     """
     recorded = document.get("weights")
     if recorded is None or (document.get("resolved") or {}).get("push_dtype") is not None:
@@ -115,20 +115,20 @@ class RunContext:
         hub: The Hub that checkpoints are sent to.
         namespace: User or organization that owns the run's repositories.
         publish: Whether checkpoints are sent to `hub`.
-        restart: Whether earlier records are deleted first (--restart).
+        restart: Whether to delete earlier records first (--restart).
         command: The command line, for run.json.
         flags: Keys given on the command line, by stage; "recipe" holds those of recipe.yaml.
         private: Whether new repositories are private.
-        fresh: The run started again (--restart), so its repositories lose the tags of the earlier run.
-        overwrite: Take the repositories over from another run (--overwrite_repo).
+        fresh: Whether the run was started again (--restart), so that its repositories lose the earlier run's tags.
+        overwrite: Whether to take over the repositories of another run (--overwrite_repo).
         pinned: {stage: REPOSITORY@COMMIT} to use if this directory has no finished run of the stage.
-        stop_after: End a stage's training after the checkpoint of this step, with the status "stopped".
-        base: For a run that is part of another: the directory of the stages that are not its `own`.
+        stop_after: The step after whose checkpoint a stage stops training, with the status "stopped".
+        base: For a run that is part of another, the directory of the stages that are not in its `own`.
         own: The stages that a run with a `base` trains itself.
         variant: Name of the run within an ablation, a sweep or a set of rounds; None for a recipe's main run.
-        checked: All checks that precede training have passed, so the Hub need not answer again.
-        of_judge: Whether the run's reward model is the judge `same-labels`, which learns from the pairs kept for it.
-        round: The later round of a run (`runs.rounds`); None in the first.
+        checked: Whether all checks before training have passed, so that the Hub need not be asked again.
+        of_judge: Whether the run's reward model is the judge `same-labels`, which learns from pairs reserved for it.
+        round: A later round of the run (`runs.rounds`); None in the first round.
     """
 
     recipe: Recipe
@@ -150,9 +150,9 @@ class RunContext:
     checked: bool = False
     of_judge: bool = False
     round: Round | None = None
-    # Warnings that were logged. Copies by `replace` share the set, so that a command logs each once.
+    # Warnings that were logged. Copies made by `replace` share the set, so that a command logs each only once.
     _warned: set[str] = field(default_factory=set, repr=False, compare=False)
-    # By stage. Copies by `replace` start empty, because their recipe or flags may differ.
+    # By stage. Copies made by `replace` start empty, because their recipe or flags may differ.
     _settings: dict[str, StageSettings] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
@@ -161,7 +161,7 @@ class RunContext:
         return recipe_config(self.recipe, self.flags.get("recipe", {}))
 
     def warn_once(self, text: str) -> None:
-        """Logs a warning only the first time, because several stages of a command would repeat it.
+        """Logs a warning the first time only, because several stages of a command would repeat it.
 
         Args:
             text: The warning.
@@ -171,7 +171,7 @@ class RunContext:
             log.warning("%s", text)
 
     def record(self, stage: str) -> StageRecord:
-        """Returns the directory of a stage, which is in `base` if the stage is not the run's own.
+        """Returns the record of a stage, which is in `base` if the stage is not the run's own.
 
         Args:
             stage: Name of the stage, or "data".
@@ -190,8 +190,8 @@ class RunContext:
         Returns:
             NAMESPACE/RECIPE-STAGE, or NAMESPACE/RECIPE-VARIANT-STAGE for a variant's own stage.
         """
-        own = f"-{self.variant}" if self.variant is not None and stage in self.own else ""
-        return f"{self.namespace}/{self.recipe.name}{own}-{stage}"
+        suffix = f"-{self.variant}" if self.variant is not None and stage in self.own else ""
+        return f"{self.namespace}/{self.recipe.name}{suffix}-{stage}"
 
     def head(self, stage: str, status: str, *, seed: int, resolved: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the first fields of a stage's run.json.
@@ -227,18 +227,18 @@ class RunContext:
         return run_id(self.record(stage).path.parent)
 
     def check_begun(self, stage: str, resolved: Mapping[str, Any]) -> None:
-        """Checks that a stage's directory holds no run of other settings.
+        """Checks that a stage's directory holds no run with other settings.
 
         Args:
             stage: Name of the stage, or "data".
-            resolved: The settings that it would have now.
+            resolved: The settings of the new run.
 
         Raises:
-            ZooError: It does. The message names everything that a separate run, such as one of another seed, needs.
+            ZooError: It holds one. The message names the flags that a separate run needs, such as one of another seed.
         """
         record = self.record(stage)
         fix = "choose another --output_dir"
-        if self.publish:  # a run may have been published under several namespaces, and its record names the last
+        if self.publish:  # a run may have been published under several namespaces, and its record names only the last
             fix += f" and, where {self.namespace} holds repositories of this run, another --namespace"
         record.check_fingerprint(
             resolved,
@@ -250,7 +250,7 @@ class RunContext:
     def stage_command(self, stage: str, *flags: str) -> str:
         """Returns the command that trains a stage of this run, for a message.
 
-        A run that is only sent again has no recipe, so the command names it as the one that made the run did.
+        A run that is only sent again has no recipe. Then the command names it as the original command did.
 
         Args:
             stage: Name of the stage.
@@ -282,7 +282,7 @@ class RunContext:
         return f"{self.namespace}/{self.recipe.name}"
 
     def settings(self, stage: str) -> StageSettings:
-        """Returns the checked settings of a stage. They are read once.
+        """Returns the checked settings of a stage, which are read only once.
 
         Args:
             stage: Name of the stage.
@@ -307,9 +307,9 @@ class RunContext:
         )
         if "ppo" not in self.recipe.stages:
             return settings
-        ppo, of_ppo, resolved = settings if stage == "ppo" else self.settings("ppo"), {}, dict(settings.resolved)
-        if stage == "reward":  # its samples are drawn as PPO draws them, so these keys affect its result too
-            of_ppo = {
+        ppo, ppo_keys, resolved = settings if stage == "ppo" else self.settings("ppo"), {}, dict(settings.resolved)
+        if stage == "reward":  # it samples as PPO does, so these keys affect its result too
+            ppo_keys = {
                 "dataset_config": ppo.data.dataset_config,
                 "response_length": ppo.trainer.response_length,
                 "temperature": ppo.trainer.temperature,
@@ -317,27 +317,27 @@ class RunContext:
             }
         if ppo.data.held_out_share is not None:  # no stage trains on the prompts that PPO holds out
             if stage != "ppo":
-                of_ppo |= {key: getattr(ppo.data, key) for key in HOLDS_OUT}
+                ppo_keys |= {key: getattr(ppo.data, key) for key in HOLDS_OUT}
             split = settings.recipe.evaluation.dataset_test_split
             # If the evaluation has its own split, all held-out prompts go to validation and simulated pairs.
             if split is not None and (stage == "ppo" or getattr(settings.data, "simulated_pairs", None) is not None):
                 resolved["evaluation"] = {"dataset_test_split": split}
-        return replace(settings, resolved=resolved | ({"ppo": of_ppo} if of_ppo else {}))
+        return replace(settings, resolved=resolved | ({"ppo": ppo_keys} if ppo_keys else {}))
 
     def checkpoint(self, stage: str, *, step: int | None = None) -> ParentCheckpoint:
-        """Finds the finished checkpoint of a stage: in this run directory, otherwise on the Hub at its tag `best`.
+        """Finds the finished checkpoint of a stage in this run directory, otherwise on the Hub at its tag `best`.
 
         In a recipe without SFT the checkpoint "sft" is the model that PPO names to start from.
 
         Args:
             stage: Name of the stage.
-            step: Step of another checkpoint on disk; None for the one that the release rule chose.
+            step: Step of a checkpoint on disk; None for the one that the release rule chose.
 
         Returns:
             The checkpoint and its lineage.
 
         Raises:
-            ZooError: There is none, its files differ from those that were saved, or it belongs to another run.
+            ZooError: There is no such checkpoint, its files differ from what was saved, or it belongs to another run.
         """
         if stage == "sft" and (start := self.named_start) is not None:
             return model_from_elsewhere(start, self.hub, recipe=self.recipe.name)
@@ -376,19 +376,19 @@ class RunContext:
     def check_shared(self) -> None:
         """Checks that recipe.yaml has not changed since the SFT policy of this directory was trained.
 
-        A later stage would otherwise record settings that its policy does not have. Keys given as flags of this command
-        are deliberate, so they are not compared.
+        Otherwise a later stage would record settings that its policy was not trained with. Keys given as flags of this
+        command are deliberate, so they are not compared.
 
         Raises:
-            ZooError: A key that decides the policy has changed.
+            ZooError: A key that determines the policy has changed.
         """
         record = self.record("sft")
-        before = (record.read().get("resolved") or {}).get("recipe") or {}
+        trained_with = (record.read().get("resolved") or {}).get("recipe") or {}
         flags = self.flags.get("recipe", {})
-        # With its own data set, such as people's votes, the stage does not read the policy's data.
-        own = DATA_KEYS if "dataset_name" in flags else ()
-        keys = [key for key in MADE_BY if key in before and key not in flags and key not in own]
-        old, new = ({key: of[key] for key in keys} for of in (before, asdict(self.shared)))
+        # If the stage has its own data set, such as people's votes, it does not read the policy's data.
+        unread = DATA_KEYS if "dataset_name" in flags else ()
+        keys = [key for key in MADE_BY if key in trained_with and key not in flags and key not in unread]
+        old, new = ({key: of[key] for key in keys} for of in (trained_with, asdict(self.shared)))
         key = first_difference(old, new)
         if key is not None:
             raise ZooError(
@@ -397,15 +397,15 @@ class RunContext:
             )
 
     def restore_chosen(self, stage: str) -> None:
-        """Downloads the chosen checkpoint of a finished stage if it is missing on the disk.
+        """Downloads the chosen checkpoint of a finished stage if it is missing on disk.
 
-        Later stages start from it, and so does the stage's last card.
+        Later stages start from it, and the stage's last card needs it.
 
         Args:
             stage: Name of the stage.
 
         Raises:
-            ZooError: The Hub does not have it, or has one of another run.
+            ZooError: The Hub does not have it, or has another run's checkpoint.
         """
         record = self.record(stage)
         document = record.read()
@@ -414,8 +414,8 @@ class RunContext:
         step = document["chosen"]["step"]
         target, tag = record.checkpoint_path(step), tag_name(step)
         # A downloaded run.json could name a private repository of the user who pushes it, so it is not trusted.
-        there = document.get("hub") == self.hub.label and record.is_own()
-        published = (document.get("repo") or {}).get("id") if there else None
+        on_this_hub = document.get("hub") == self.hub.label and record.is_own()
+        published = (document.get("repo") or {}).get("id") if on_this_hub else None
         repo = published or self.repo(stage)
         problem = f"{target}, which the finished stage {stage} chose, is missing and cannot be loaded from {repo}@{tag}"
         fix = f"restore it, or train it again with `{self.stage_command(stage, '--restart')}` and its other flags."
@@ -435,7 +435,7 @@ class RunContext:
         log.warning("%s was missing and was restored from %s@%s%s.", target, repo, tag, rounded)
 
     def _pulled(self, stage: str) -> ParentCheckpoint:
-        """Finds the stage's checkpoint on the target Hub. The source Hub has no stage of this run."""
+        """Finds the stage's checkpoint on the target Hub, because the source Hub has no stages of this run."""
         from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
         repo, _, revision = self.pinned.get(stage, f"{self.repo(stage)}@best").partition("@")
@@ -460,5 +460,5 @@ class RunContext:
 def _recipe_of(command: str | None) -> str | None:
     """Returns the recipe that a recorded training command names."""
     words = shlex.split(command or "")[1:]
-    named = len(words) > 1 and words[0] in ("run", *STAGES) and not words[1].startswith("-")
-    return shlex.quote(words[1]) if named else None
+    names_recipe = len(words) > 1 and words[0] in ("run", *STAGES) and not words[1].startswith("-")
+    return shlex.quote(words[1]) if names_recipe else None

@@ -1,4 +1,4 @@
-"""The rows that each stage of a run reads: to train on, to evaluate on, and for judges."""
+"""The rows that each stage of a run reads, for training, evaluation and judges."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,16 +23,16 @@ from .recipe import Recipe
 from .settings.evaluation import LabeledArguments, OwnPairsArguments
 from .settings.parse import RecipeConfig, StageSettings
 
-#: Key under `left_out` in run.json: rows of a stage that were dropped because PPO holds their prompts out.
+#: Key under `left_out` in run.json: how many rows of a stage were dropped because PPO holds out their prompts.
 HELD_OUT = "held_out_by_ppo"
 #: File in the folder of a round's pairs, with their sources and lineage.
 MADE = "made.json"
 
 
 def stage_source(context: RunContext, stage: str, source: DataSource | None = None) -> DataSource:
-    """Opens a stage's data: the data set that the stage names, otherwise the recipe's.
+    """Opens a stage's data, which is the data set that the stage names, otherwise the recipe's.
 
-    The reward model of a later round has its own data.
+    In a later round the reward model has its own data.
 
     Args:
         context: The run.
@@ -40,7 +40,7 @@ def stage_source(context: RunContext, stage: str, source: DataSource | None = No
         source: The recipe's data, if it is open already.
 
     Raises:
-        ZooError: A local file has changed since the stage trained on it, or the pairs of a round since they were made.
+        ZooError: A local file has changed since the stage trained on it, or a round's pairs since they were made.
     """
     if stage == "reward" and context.round is not None:
         folder = context.round.folder
@@ -52,18 +52,18 @@ def stage_source(context: RunContext, stage: str, source: DataSource | None = No
             )
         return DataSource(str(folder), None, lineage)
     data, record = context.settings(stage).data, context.record(stage)
-    before = None if context.restart else record.read().get("dataset")
+    recorded = None if context.restart else record.read().get("dataset")
     if data.dataset_name is not None:
-        source = find_data(data.dataset_name, data.dataset_revision, context.hub, before=before)
+        source = find_data(data.dataset_name, data.dataset_revision, context.hub, before=recorded)
     elif source is None:
         source = data_source(context)
     if record.has_trained:
-        check_unchanged(f"The data set {source.location}", source.lineage, before)
+        check_unchanged(f"The data set {source.location}", source.lineage, recorded)
     return source
 
 
 def check_same_data(context: RunContext, stage: str) -> None:
-    """Checks that a stage reads the same local data that the stages before it trained on.
+    """Checks that a stage reads the same local data that earlier stages trained on.
 
     Args:
         context: The run.
@@ -72,12 +72,14 @@ def check_same_data(context: RunContext, stage: str) -> None:
     Raises:
         ZooError: The files of a data set differ from those that an earlier stage recorded.
     """
-    before = [context.record(name) for name in takewhile(lambda name: name != stage, context.recipe.stages)]
-    datasets_before = {record.path.name: record.read().get("dataset") or {} for record in before if record.has_trained}
+    earlier_records = [context.record(name) for name in takewhile(lambda name: name != stage, context.recipe.stages)]
+    datasets_before = {
+        record.path.name: record.read().get("dataset") or {} for record in earlier_records if record.has_trained
+    }
     if not any(dataset.get("files") for dataset in datasets_before.values()):
         return
     reads = "ppo" if stage == "eval" else stage
-    if reads == "reward" and context.round is not None:  # it reads pairs that the run made itself
+    if reads == "reward" and context.round is not None:  # it reads pairs that the run itself made
         return
     source = stage_source(context, reads)
     for name, dataset in datasets_before.items():
@@ -162,7 +164,7 @@ def learned_rows(context: RunContext, stage: str, source: DataSource) -> tuple[d
 def without_held_out(
     context: RunContext, rows: datasets.Dataset, *, of: str
 ) -> tuple[datasets.Dataset, dict[str, int]]:
-    """Drops rows whose prompts PPO's held_out_share holds out.
+    """Drops rows with prompts that PPO's held_out_share holds out.
 
     Args:
         context: The run.
@@ -177,10 +179,10 @@ def without_held_out(
         return rows, {}
     prompts = stage_rows(context, "ppo", stage_source(context, "ppo"), data.dataset_train_split)
     test, validation, _ = _shares_of_ppo(context, prompts)
-    kept, left_out = without_prompts(rows, datasets.concatenate_datasets([test, validation]), of=of)
+    remaining, left_out = without_prompts(rows, datasets.concatenate_datasets([test, validation]), of=of)
     if left_out:
         context.warn_once(f"{left_out} of {len(rows)} rows of {of} are left out: PPO holds their prompts out.")
-    return kept, {} if left_out is None else {HELD_OUT: left_out}
+    return remaining, {} if left_out is None else {HELD_OUT: left_out}
 
 
 def _shares_of_ppo(context: RunContext, rows: datasets.Dataset) -> list[datasets.Dataset]:
@@ -203,7 +205,7 @@ def parts(
         context: The run.
         stage: The stage.
         source: Its data.
-        marked: Whether the training rows keep the column by which `overlap` compares prompts.
+        marked: Whether the training rows keep the column with which `overlap` compares prompts.
 
     Returns:
         Rows to train on, rows to evaluate on during training (None if there are none), and what `learned_rows` dropped.
@@ -246,7 +248,7 @@ def evaluation_rows(
 ) -> datasets.Dataset:
     """Loads the prompts of PPO's data that an evaluation samples.
 
-    Each prompt's first row comes before any second row, so that the first N rows have the most prompts.
+    Each prompt's first row comes before any second row, so that the first N rows have as many prompts as possible.
 
     Args:
         context: The run.
@@ -257,9 +259,9 @@ def evaluation_rows(
     Raises:
         ZooError: No row is left.
     """
-    where, data = evaluated_part(context, part), context.settings("ppo").data
-    rows = stage_rows(context, "ppo", source, where["split"])
-    if where["held_out_share"] is not None:
+    location, data = evaluated_part(context, part), context.settings("ppo").data
+    rows = stage_rows(context, "ppo", source, location["split"])
+    if location["held_out_share"] is not None:
         rows = _shares_of_ppo(context, rows)[0 if part == "test" else 1]
     rows = distinct_first(rows)
     if path is None or data.max_prompt_length is None:
@@ -269,7 +271,7 @@ def evaluation_rows(
 
 
 def evaluated_part(context: RunContext, part: str = "test") -> dict[str, Any]:
-    """Returns where the prompts of `evaluation_rows` are.
+    """Returns where `evaluation_rows` finds its prompts.
 
     Args:
         context: The run.
@@ -307,7 +309,7 @@ def labeled_rows(context: RunContext) -> datasets.Dataset:
         context: The run.
 
     Returns:
-        Rows of the data set that the recipe names for it, otherwise of the recipe's own data.
+        Rows of the data set that the recipe names for the judge, otherwise of the recipe's own data.
     """
     return _for_judges(context, context.shared.evaluation.labeled_data, "labeled")[0]
 
@@ -364,7 +366,7 @@ def to_train(context: RunContext) -> dict[str, StageSettings]:
 
 
 def data_source(context: RunContext, *, again: bool = False) -> DataSource:
-    """Opens the recipe's data: what its corpus prepares, otherwise the data set that it names.
+    """Opens the recipe's data, which its corpus prepares; without a corpus, the data set that it names.
 
     Args:
         context: The run.
@@ -393,11 +395,11 @@ def _named_source(context: RunContext, name: str, *, again: bool) -> DataSource:
     """Finds the data set that the recipe names, at the commit that its revision had when this run started."""
     record = context.record("data")
     document = record.read()
-    before = {**(document.get("dataset") or {}), "fingerprint": document.get("fingerprint")}
-    source = find_data(name, context.shared.dataset_revision, context.hub, before=None if again else before)
+    recorded = {**(document.get("dataset") or {}), "fingerprint": document.get("fingerprint")}
+    source = find_data(name, context.shared.dataset_revision, context.hub, before=None if again else recorded)
     data_fingerprint = source.lineage["fingerprint"]
     settled = source.lineage["repo"] and source.lineage["commit"] and source.unanswered is None
-    if settled and (again or before["fingerprint"] != data_fingerprint):
+    if settled and (again or recorded["fingerprint"] != data_fingerprint):
         lineage = {key: value for key, value in source.lineage.items() if key != "fingerprint"}
         record.write(
             stage="data", recipe=context.recipe.name, status="named", fingerprint=data_fingerprint, dataset=lineage

@@ -1,4 +1,4 @@
-"""Which judge the evaluation uses; settled before anything is trained."""
+"""Determines which judge the evaluation uses, before any training."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,7 +18,7 @@ from .settings.key_classes import GROUPS, STAGE_KEYS, Kind, check_key, check_rep
 from .settings.parse import BESIDE_KEYS, StageSettings
 from .trusted_names import check_object
 
-#: Keys of PPO that decide how the reward stage's samples are drawn, as its run.json records them.
+#: PPO's keys that decide how the reward stage draws its samples, as its run.json records them.
 SAMPLES = ("response_length", "temperature", *CUTS, *HOLDS_OUT)
 
 
@@ -42,7 +42,7 @@ def with_judge(config: EvaluationConfig, ppo: StageSettings) -> EvaluationConfig
         ppo: Settings of the stage PPO.
 
     Returns:
-        The settings with the judge that they name; else PPO's verifiable reward; else `classifier`.
+        The settings with the judge that they name, otherwise with PPO's verifiable reward, otherwise with `classifier`.
 
     Raises:
         ZooError: A reward function cannot be loaded.
@@ -58,7 +58,7 @@ def with_judge(config: EvaluationConfig, ppo: StageSettings) -> EvaluationConfig
 def of_same_labels(context: RunContext, name: str) -> bool:
     """Whether a judge learned from the same labels as the run's reward model.
 
-    Other texts of the same data set do not make a judge independent: both learn the same mistakes of the labelers.
+    Other texts from the same data set do not make a judge independent, because both learn the labelers' mistakes.
 
     Args:
         context: The run.
@@ -77,7 +77,7 @@ def of_same_labels(context: RunContext, name: str) -> bool:
 def judge_run(context: RunContext) -> RunContext:
     """Returns the run that trains the judge `same-labels`.
 
-    It trains a reward model like the run's own on the pairs that were kept for the judge. Once the run's own reward
+    It trains a reward model like the run's own on the pairs reserved for the judge. Once the run's own reward
     model is trained, its recorded keys are used, including PPO's sampling keys.
 
     Args:
@@ -93,9 +93,9 @@ def judge_run(context: RunContext) -> RunContext:
     document = context.record("reward").read()
     if document.get("status") == "finished" and "ppo" in document["resolved"] and "ppo" in run.recipe.stages:
         sampling = {key: value for key, value in document["resolved"]["ppo"].items() if key in SAMPLES}
-        drawn = {**run.recipe.stages["ppo"], **sampling}
+        ppo_keys = {**run.recipe.stages["ppo"], **sampling}
         flags = {name: {} if name == "ppo" else keys for name, keys in run.flags.items()}
-        run = replace(run, recipe=replace(run.recipe, stages={**run.recipe.stages, "ppo": drawn}), flags=flags)
+        run = replace(run, recipe=replace(run.recipe, stages={**run.recipe.stages, "ppo": ppo_keys}), flags=flags)
     base = context.record("reward").path.parent
     return replace(
         run, directory=base / "judge", base=base, own=("reward",), of_judge=True, publish=False, restart=False
@@ -105,14 +105,14 @@ def judge_run(context: RunContext) -> RunContext:
 def as_trained(context: RunContext, stage: str) -> RunContext:
     """Returns the run with the keys that a finished stage was trained with, whatever its recipe says now.
 
-    Where another user's run or recipe sets keys of a machine or an account, this user's recipe and flags decide those.
+    If another user's run or recipe sets keys of a machine or an account, this user's recipe and flags override them.
 
     Args:
         context: The run.
         stage: Name of the stage.
 
     Returns:
-        The run; unchanged where the stage is not finished.
+        The run; unchanged if the stage is not finished.
 
     Raises:
         ZooError: A flag contradicts what the stage was trained with, or another user's run sets a key that it may not.
@@ -123,11 +123,11 @@ def as_trained(context: RunContext, stage: str) -> RunContext:
     keys = {name: value for name, value in document["resolved"].items() if name not in BESIDE_KEYS}
     _check_keys(context, stage, keys)
     flags, recipe = context.flags.get(stage, {}), context.recipe
-    kept: dict[str, Any] = {}
+    machine_flags: dict[str, Any] = {}
     if recipe.download is not None or not context.record(stage).is_own():
-        own = recipe.stages.get(stage, {})
-        keys = {**without_machine(keys), **{name: own[name] for name in machine_keys() if name in own}}
-        kept = {name: flags[name] for name in machine_keys() if name in flags}
+        recipe_keys = recipe.stages.get(stage, {})
+        keys = {**without_machine(keys), **{name: recipe_keys[name] for name in machine_keys() if name in recipe_keys}}
+        machine_flags = {name: flags[name] for name in machine_keys() if name in flags}
         flags = without_machine(flags)
     if flags:
         resolved = context.settings(stage).resolved
@@ -138,25 +138,25 @@ def as_trained(context: RunContext, stage: str) -> RunContext:
                 f"or train it again with `{context.stage_command(stage, '--restart')}`."
             )
     recipe = replace(recipe, stages={**recipe.stages, stage: keys})
-    return replace(context, recipe=recipe, flags={**context.flags, stage: kept})
+    return replace(context, recipe=recipe, flags={**context.flags, stage: machine_flags})
 
 
 def _check_keys(context: RunContext, stage: str, keys: Mapping[str, Any]) -> None:
-    """Raises ZooError where another user's run sets a key that no download may set and this user's recipe does not."""
+    """Raises ZooError if another user's run sets a key that no download may set and this user's recipe does not set."""
     record = context.record(stage)
     if record.is_own():
         return
-    own = {**context.recipe.stages.get(stage, {}), **context.flags.get(stage, {})}
-    where = f"{record.run_file}, which was not written by your rlhf-zoo, or was changed since,"
+    own_keys = {**context.recipe.stages.get(stage, {}), **context.flags.get(stage, {})}
+    source = f"{record.run_file}, which was not written by your rlhf-zoo, or was changed since,"
     for key, value in keys.items():
-        if value is None or value == own.get(key):
+        if value is None or value == own_keys.get(key):
             continue
-        check_key(key, value, STAGE_KEYS, where=where)
+        check_key(key, value, STAGE_KEYS, where=source)
         for name in value if isinstance(value, list) else [value]:
             if key in GROUPS:
-                check_object(name, GROUPS[key], key=key, where=where, flag=FLAG)
+                check_object(name, GROUPS[key], key=key, where=source, flag=FLAG)
             elif STAGE_KEYS[key] is Kind.REPOSITORY and not (isinstance(name, str) and _is_trained(context, name)):
-                check_repository(name, key=key, where=where)
+                check_repository(name, key=key, where=source)
 
 
 def _is_trained(context: RunContext, name: str) -> bool:
@@ -164,31 +164,31 @@ def _is_trained(context: RunContext, name: str) -> bool:
 
 
 def check_same_labels(context: RunContext, *, anew: bool = False) -> None:
-    """Checks that the judge `same-labels` has pairs to learn from that the reward model does not see.
+    """Checks that the judge `same-labels` can learn from pairs that the reward model does not see.
 
     Args:
         context: The run.
-        anew: Whether the reward model will be trained again, even where one is there.
+        anew: Whether the reward model will be trained again, even if there is one.
 
     Raises:
-        ZooError: The judge is named and there are no such pairs, or the reward model was trained with other keys.
+        ZooError: The judge is named but there are no such pairs, or the reward model was trained with other keys.
     """
     if SAME_LABELS not in evaluation_of(context).names:
         return
-    wanted = f"The judge {SAME_LABELS} learns from preference pairs that the reward model does not see, and"
+    needs = f"The judge {SAME_LABELS} learns from preference pairs that the reward model does not see, and"
     if "reward" not in context.recipe.stages:
-        raise ZooError(f"{wanted} the recipe has no stage reward: name another, such as reward:MODEL.")
+        raise ZooError(f"{needs} the recipe has no stage reward: name another, such as reward:MODEL.")
     settings, record = (context if anew else judge_run(context)).settings("reward"), context.record("reward")
-    document, again = record.read(), f"train it again with `{context.stage_command('reward', '--restart')}`."
+    document, retrain_hint = record.read(), f"train it again with `{context.stage_command('reward', '--restart')}`."
     trained = document.get("status") == "finished" and not anew
     if settings.data.judge_share is None:
-        more = f", and {again}" if trained else "."
-        raise ZooError(f"{wanted} the stage reward keeps none from it: set judge_share there, such as 0.5{more}")
+        hint = f", and {retrain_hint}" if trained else "."
+        raise ZooError(f"{needs} the stage reward keeps none from it: set judge_share there, such as 0.5{hint}")
     if not trained:
         return
-    before = {name: value for name, value in document["resolved"].items() if name not in ("data", "parents")}
-    if (key := first_difference(before, settings.resolved)) is not None:
+    trained_with = {name: value for name, value in document["resolved"].items() if name not in ("data", "parents")}
+    if (key := first_difference(trained_with, settings.resolved)) is not None:
         raise ZooError(
-            f"{wanted} the one in {record.path} was trained with another {key} than this command sets: use the earlier "
-            f"value, or {again}"
+            f"{needs} the one in {record.path} was trained with another {key} than this command sets: use the earlier "
+            f"value, or {retrain_hint}"
         )

@@ -1,7 +1,7 @@
 """The lock of a run directory: only one process at a time writes there.
 
-It is a lock of the operating system on the file `.lock`, so it ends with its process, however that ends. The file names
-the command that holds it, and is removed when that command ends.
+It is an operating-system lock on the file `.lock`, so it ends with its process, however that ends. The file names the
+command that holds the lock, and is removed when that command ends.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`rlhf-zoo reward RECIPE --dataset_name NAME`, where NAME holds only pairs, such as people's votes.
 
-The reward model is trained on these pairs as they are. They replace the reward stage's own data keys, and every
-replaced key is recorded, so that the published model can be reproduced.
+The reward model is trained on these pairs as they are. They replace the reward stage's data keys, and each replaced key
+is recorded, so that the published model can be reproduced.
 """
 
 from dataclasses import dataclass, replace
@@ -21,38 +21,38 @@ from .recipe import Recipe
 from .record import fingerprint
 
 COLUMNS = ["prompt", "chosen", "rejected"]
-#: Names of a configuration that holds pairs: this package's, and the Hub's default.
+#: Names of a configuration with pairs: this package's name, and the Hub's default.
 CONFIGURATIONS = ("preferences", "default")
 SIMULATION = ("simulated_pairs", "simulated_test_pairs", "pairs_seed", "preference")
 HELD_OUT_SHARE = 0.1
 
 
 def sampling(context: RunContext) -> dict[str, Any]:
-    """Returns PPO's sampling settings; reward scores are centered over samples that the policy draws with them.
+    """Returns PPO's sampling settings. Reward scores are centered over samples that the policy draws with them.
 
     Args:
         context: The run.
 
     Returns:
-        Keyword arguments of the sampler: `max_new_tokens` (tokens), `temperature`, and truncation and stops where set.
+        Keyword arguments of the sampler: `max_new_tokens` (tokens), `temperature`, and, if set, truncation and stops.
     """
     if "ppo" in context.recipe.stages:
         ppo = context.settings("ppo").trainer
-        drawn = {"max_new_tokens": ppo.response_length, "temperature": ppo.temperature}
-        drawn |= {"truncation": ppo.truncation} if ppo.truncation else {}
-        return drawn | ({"stops": ppo.own_stops} if ppo.own_stops is not None else {})
+        arguments = {"max_new_tokens": ppo.response_length, "temperature": ppo.temperature}
+        arguments |= {"truncation": ppo.truncation} if ppo.truncation else {}
+        return arguments | ({"stops": ppo.own_stops} if ppo.own_stops is not None else {})
     return {"max_new_tokens": 64, "temperature": 1.0}
 
 
 @dataclass(frozen=True)
 class NamedPairs:
-    """A data set that holds pairs, without the recipe's prompts.
+    """A data set with pairs, but without the recipe's prompts.
 
     Attributes:
         name: A Hub id or a folder.
         commit: The commit that is read; None for a folder.
         configuration: The configuration that holds the pairs.
-        test_split: Its test split, None where it has none.
+        test_split: Its test split; None if it has none.
         hub: Label of the Hub that has it; None for the run's own.
     """
 
@@ -96,14 +96,14 @@ def recipe_on_pairs(recipe: Recipe, pairs: NamedPairs, *, response_length: int, 
     Returns:
         The changed recipe.
     """
-    settled = (*SIMULATION, "held_out_share")
-    reward = {key: value for key, value in recipe.stages["reward"].items() if key not in settled}
+    replaced = (*SIMULATION, "held_out_share")
+    reward = {key: value for key, value in recipe.stages["reward"].items() if key not in replaced}
     reward |= {"dataset_config": pairs.configuration, "dataset_test_split": pairs.test_split}
     if pairs.test_split is None:
         reward["held_out_share"] = recipe.stages["reward"].get("held_out_share") or HELD_OUT_SHARE
-    drawn = {"response_length": response_length, "temperature": temperature}
-    ppo = {**recipe.stages.get("ppo", {}), **drawn, "dataset_config": pairs.configuration}
-    ppo.pop("held_out_share", None)  # it is about PPO's own prompts, which this run does not read
+    sampling_keys = {"response_length": response_length, "temperature": temperature}
+    ppo = {**recipe.stages.get("ppo", {}), **sampling_keys, "dataset_config": pairs.configuration}
+    ppo.pop("held_out_share", None)  # it applies to PPO's prompts, which this run does not read
     shared: dict[str, Any] = {
         "dataset_name": pairs.name,
         "dataset_revision": pairs.commit,
@@ -118,7 +118,7 @@ def recipe_on_pairs(recipe: Recipe, pairs: NamedPairs, *, response_length: int, 
 
 
 def on_pairs(context: RunContext, pairs: NamedPairs) -> RunContext:
-    """Returns the run with `recipe_on_pairs`; flags of the reward stage still apply.
+    """Returns the run with `recipe_on_pairs`. Flags of the reward stage still apply.
 
     Args:
         context: The run.
@@ -138,25 +138,28 @@ def on_pairs(context: RunContext, pairs: NamedPairs) -> RunContext:
         raise ZooError(
             f"--{simulation_flag} simulates pairs, and --dataset_name names {pairs.name}: give one of the two."
         )
-    drawn = sampling(context)
-    flags["ppo"] = {}  # `drawn` has their sampling keys; the others do not concern the reward stage
+    sampler_arguments = sampling(context)
+    flags["ppo"] = {}  # `sampler_arguments` has their sampling keys; the reward stage needs no others
     recipe = recipe_on_pairs(
-        context.recipe, pairs, response_length=drawn["max_new_tokens"], temperature=drawn["temperature"]
+        context.recipe,
+        pairs,
+        response_length=sampler_arguments["max_new_tokens"],
+        temperature=sampler_arguments["temperature"],
     )
     return replace(context, recipe=recipe, flags=flags)
 
 
 def named_pairs(context: RunContext) -> NamedPairs | None:
-    """Returns the data set that --dataset_name names, where it holds only pairs.
+    """Returns the data set that --dataset_name names, if it has only pairs.
 
-    A data set that a corpus reads, or that holds the prompts too, replaces the recipe's data as in any other stage. A
-    run that has begun stays at its commit, however many votes were added since.
+    A data set that a corpus reads, or that also has the prompts, replaces the recipe's data as in any other stage. A
+    run that has begun stays at its commit, however many votes have been added since.
 
     Args:
         context: The run.
 
     Returns:
-        The data set; None where the recipe's data come from elsewhere.
+        The data set; None if the recipe's data come from elsewhere.
 
     Raises:
         ZooError: The data set cannot be read.
@@ -165,16 +168,26 @@ def named_pairs(context: RunContext) -> NamedPairs | None:
     name, revision = flags.get("dataset_name"), flags.get("dataset_revision")
     if name is None or not (Path(name).is_dir() or hub_id(name)):
         return None
-    made = context.record("data").read()
-    if made.get("status") == "finished" and made.get("resolved", {}).get("dataset_name") == name:
+    prepared = context.record("data").read()
+    if prepared.get("status") == "finished" and prepared.get("resolved", {}).get("dataset_name") == name:
         return None  # the recipe's corpus reads this data set, so it is not a set of pairs
     document = {} if context.restart else context.record("reward").read()
-    begun = document.get("resolved", {})
-    before = begun.get("recipe", {})
-    alone = begun.get("ppo", {}).get("dataset_config") == begun.get("dataset_config")
-    if alone and before.get("dataset_name") == name and revision in (None, before["dataset_revision"]):
-        at = (document.get("dataset") or {}).get("hub")
-        return NamedPairs(name, before["dataset_revision"], begun["dataset_config"], begun["dataset_test_split"], at)
+    recorded = document.get("resolved", {})
+    recorded_recipe = recorded.get("recipe", {})
+    was_on_pairs = recorded.get("ppo", {}).get("dataset_config") == recorded.get("dataset_config")
+    if (
+        was_on_pairs
+        and recorded_recipe.get("dataset_name") == name
+        and revision in (None, recorded_recipe["dataset_revision"])
+    ):
+        hub_label = (document.get("dataset") or {}).get("hub")
+        return NamedPairs(
+            name,
+            recorded_recipe["dataset_revision"],
+            recorded["dataset_config"],
+            recorded["dataset_test_split"],
+            hub_label,
+        )
     return _look_for_pairs(context, name, revision)
 
 

@@ -1,4 +1,4 @@
-"""The models that PPO starts from: stages of its recipe, reward models of its ensemble, and models from elsewhere."""
+"""Finds the models that PPO starts from: stages of its recipe, reward models of its ensemble, or other models."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -62,7 +62,7 @@ def check_parents(recipe: Recipe, ppo: StageSettings) -> None:
         ppo: Settings of the stage PPO.
 
     Raises:
-        ZooError: It lacks one.
+        ZooError: The recipe lacks one.
     """
     for role, name in parent_names(ppo).items():
         if name in STAGES and name not in recipe.stages:
@@ -131,13 +131,13 @@ def is_trained(context: RunContext, name: str) -> bool:
         name: Its folder in the run directory, such as ensemble/seed-1/reward.
 
     Returns:
-        True where its status is "finished".
+        True if its status is "finished".
     """
     return bool(_of(context, name).record("reward").read().get("status") == "finished")
 
 
 def check_members(context: RunContext) -> None:
-    """Checks, before training, that the ensemble's reward models that PPO uses are there.
+    """Checks before training that PPO's reward models from the ensemble exist.
 
     Args:
         context: The run.
@@ -166,15 +166,15 @@ def member_checkpoint(context: RunContext, name: str) -> ParentCheckpoint:
     """
     member = _of(context, name)
     record = member.record("reward")
-    train = f"`rlhf-zoo ensemble {context.recipe.called} --seeds N` trains reward models of N seeds"
+    train_hint = f"`rlhf-zoo ensemble {context.recipe.called} --seeds N` trains reward models of N seeds"
     if not is_trained(context, name):
-        raise ZooError(f"reward_model_path names {name}, and {record.path} has no finished reward model: {train}.")
-    now = context.record("sft").read().get("fingerprint")
+        raise ZooError(f"reward_model_path names {name}, and {record.path} has no finished reward model: {train_hint}.")
+    sft_fingerprint = context.record("sft").read().get("fingerprint")
     sft = (record.read().get("parents") or {}).get("sft") or {}
-    if now is not None and sft.get("fingerprint") not in (None, now):
+    if sft_fingerprint is not None and sft.get("fingerprint") not in (None, sft_fingerprint):
         raise ZooError(
             f"The reward model in {record.path} was trained from another SFT policy than "
-            f"{context.record('sft').path}: {train} again with --restart."
+            f"{context.record('sft').path}: {train_hint} again with --restart."
         )
     checkpoint = member.checkpoint("reward")
     return ParentCheckpoint(
@@ -183,16 +183,16 @@ def member_checkpoint(context: RunContext, name: str) -> ParentCheckpoint:
 
 
 def member_beside(checkpoint: Path, folder: Any) -> Path | None:
-    """Finds the ensemble's reward model that a run's card names, in the same run directory.
+    """Finds, in the same run directory, the ensemble's reward model that a run's card names.
 
-    A card is written by its publisher, so `folder` is not trusted: only folders of an ensemble are looked up.
+    The publisher writes the card, so `folder` is not trusted: only folders of an ensemble are looked up.
 
     Args:
         checkpoint: The run's stage, or a checkpoint of it.
         folder: The folder that the card names.
 
     Returns:
-        The chosen checkpoint of that model; None where there is none.
+        The chosen checkpoint of that model; None if there is none.
     """
     if not isinstance(folder, str) or not is_member(folder):
         return None

@@ -1,7 +1,7 @@
 """The data that a recipe's corpus prepares: written into the run directory, checked, and published.
 
 Stages read them from the run directory instead of the Hub, because a stage must also start without a network. So
-run.json records a digest of each configuration when it is written, and it is compared before the data are read or sent.
+run.json records a digest of each configuration, which is checked before the data are read or sent.
 """
 
 import inspect
@@ -25,7 +25,7 @@ from .settings.parse import RecipeConfig
 
 
 def corpus_source(context: RunContext, *, again: bool) -> DataSource:
-    """Opens the data of the recipe's corpus, and prepares them first if needed.
+    """Opens the data of the recipe's corpus. Prepares them first if needed.
 
     Args:
         context: The run.
@@ -142,7 +142,7 @@ def _corpus_text(shared: RecipeConfig, hub: Hub) -> str | None:
 
 
 def add_configuration(context: RunContext, configuration: str, splits: Mapping[str, Iterable[Mapping]]) -> DataSource:
-    """Adds a configuration that a stage made, such as simulated preferences; the data set is then sent again.
+    """Adds a configuration that a stage made, such as simulated preferences. The data set is then sent again.
 
     Args:
         context: The run.
@@ -222,7 +222,7 @@ def card_head(about: Mapping[str, Any], recipe: str, configurations: Mapping[str
 
 
 def _card(document: Mapping[str, Any], configurations: Mapping[str, list[str]]) -> str:
-    """Writes the data set's README from what run.json records of the recipe."""
+    """Writes the data set's README from the recipe's keys in run.json."""
     about, recipe = document["about"], document["recipe"]
     notice = (
         "\n**This is a simulated world**: a program wrote every line, and preferences are simulated too.\n"
@@ -252,7 +252,7 @@ def _prepared(context: RunContext) -> DataSource:
 
 
 def pending_data(context: RunContext) -> bool:
-    """Whether the run directory has finished corpus data that this Hub lacks, or has in an older state.
+    """Whether the run directory has finished corpus data that this Hub lacks or has in an older version.
 
     Args:
         context: The run.
@@ -284,7 +284,7 @@ def send_data(context: RunContext) -> None:
 
 
 def forget_lost_data(context: RunContext) -> None:
-    """Marks the data as not sent if the Hub does not have them any more.
+    """Marks the data as unsent if the Hub no longer has them.
 
     Args:
         context: The run.
@@ -298,21 +298,21 @@ def forget_lost_data(context: RunContext) -> None:
 
 
 def _send(context: RunContext, folder: Path) -> str:
-    """Sends a folder. The card also lists what other runs sent: `rlhf-zoo ppo` alone has no preferences."""
+    """Sends a folder. The card also lists what other runs sent, because `rlhf-zoo ppo` alone has no preferences."""
     import tempfile
 
     from huggingface_hub.errors import RepositoryNotFoundError
 
     try:
-        there = context.hub.api().list_repo_files(context.dataset_repo, repo_type="dataset")
+        present = context.hub.api().list_repo_files(context.dataset_repo, repo_type="dataset")
     except RepositoryNotFoundError:
-        there = []
+        present = []
     with tempfile.TemporaryDirectory() as scratch:
         for name in split_files(folder):
             target = Path(scratch) / name
             target.parent.mkdir(exist_ok=True)
             shutil.copy(folder / name, target)
-        configurations = _configurations({*there, *split_files(folder)})
+        configurations = _configurations({*present, *split_files(folder)})
         card = _card(context.record("data").read(), configurations)
         (Path(scratch) / "README.md").write_text(card, encoding="utf-8")
         return publish_folder(

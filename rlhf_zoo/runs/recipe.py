@@ -1,10 +1,10 @@
-"""Recipes: folders of YAML files. They are found, read and copied here; `runs.settings.parse` checks their keys.
+"""Recipes: folders of YAML files. This module finds, reads and copies them; `runs.settings.parse` checks their keys.
 
-A recipe comes with this package, lies in a folder given by its path, or comes with another package. That package
-registers the folder as an entry point of `rlhf_zoo.runs.recipe`: NAME = "package.folder". Nothing of it is imported.
+A recipe comes with this package, is a folder given by its path, or comes with another package. That package registers
+the folder as an entry point of `rlhf_zoo.runs.recipe`: NAME = "package.folder". Nothing in it is imported.
 
-A recipe.yaml with `extends: NAME` takes the keys of that recipe (a folder beside it, or one of the package), and puts
-its own keys on top, file by file. The extended recipe may not extend another.
+A recipe.yaml with `extends: NAME` inherits the keys of that recipe (a folder next to it, or one of the package) and
+overrides them with its own, file by file. The extended recipe may not extend another.
 """
 
 import importlib.util
@@ -24,7 +24,7 @@ from ..plugins import RECIPES, did_you_mean, entry_points, registered
 from .registry import STAGES
 
 SHARED, EXTENDS = "recipe", "extends"
-#: Name of zoo.yaml: of a recipe for a public model, its published figures and its miniature.
+#: Name of zoo.yaml. For a recipe of a public model it has the published figures and a miniature.
 ZOO = "zoo"
 _NAME = re.compile(r"[A-Za-z0-9]([\w.-]{0,78}[A-Za-z0-9])?", re.ASCII)
 
@@ -39,10 +39,10 @@ class Recipe:
         shared: Keys of recipe.yaml.
         stages: Keys of sft.yaml, reward.yaml and ppo.yaml, for the files that exist.
         zoo: Keys of zoo.yaml, {} without one.
-        base: Folder of the recipe that it extends.
+        base: Folder of the recipe that it extends; None if it extends none.
         package: Name and version of the package that registers it; {} for ours and for a folder.
-        download: The file that shows that its folder was downloaded; None for any other. The names in a downloaded
-            recipe are not trusted: `runs.settings.parse` checks them.
+        download: The file that marks its folder as downloaded; None if it was not. The names in a downloaded recipe
+            are not trusted: `runs.settings.parse` checks them.
     """
 
     name: str
@@ -56,11 +56,11 @@ class Recipe:
 
     @property
     def called(self) -> str:
-        """The recipe as a command names it: its name, or the path of its folder."""
+        """The recipe as a command names it, by its name or by the path of its folder."""
         return self.name if self.package or self.folder.parent == shipped() else shlex.quote(str(self.folder))
 
     def sources(self, stage: str) -> list[Path]:
-        """Returns the files that a stage's keys come from, the recipe's own last.
+        """Returns the files that a stage's keys come from, the recipe's own file last.
 
         Args:
             stage: Name of the stage, or "recipe".
@@ -69,8 +69,8 @@ class Recipe:
             Their paths.
         """
         folders = [folder for folder in (self.base, self.folder) if folder is not None]
-        there = [path for folder in folders if (path := folder / f"{stage}.yaml").is_file()]
-        return there or [self.folder / f"{stage}.yaml"]
+        existing = [path for folder in folders if (path := folder / f"{stage}.yaml").is_file()]
+        return existing or [self.folder / f"{stage}.yaml"]
 
     def source(self, stage: str) -> Path:
         """Returns the file in which to correct a stage's keys.
@@ -85,13 +85,13 @@ class Recipe:
 
 
 def is_repository_name(name: str) -> bool:
-    """Whether a Hub takes a name as a namespace, and as a repository's name with "-reward" after it.
+    """Whether a Hub accepts a name as a namespace, and as a repository's name with "-reward" appended.
 
     Args:
         name: The name.
 
     Returns:
-        True where it does.
+        True if it does.
     """
     return bool(_NAME.fullmatch(name)) and "--" not in name and ".." not in name
 
@@ -99,8 +99,8 @@ def is_repository_name(name: str) -> bool:
 def shipped() -> Path:
     """Returns the folder of the recipes that come with the package."""
     package = Path(__file__).parents[1]
-    inside = package / "_recipes"
-    return inside if inside.is_dir() else package.parent / "recipes"
+    packaged = package / "_recipes"
+    return packaged if packaged.is_dir() else package.parent / "recipes"
 
 
 def list_recipes() -> list[str]:
@@ -109,7 +109,7 @@ def list_recipes() -> list[str]:
 
 
 def list_others() -> list[str]:
-    """Returns the names of the recipes that other packages register, except those that ours already have."""
+    """Returns the names of the recipes that other packages register, except names that our recipes have."""
     ours = list_recipes()
     return [name for name in registered(RECIPES) if name not in ours]
 
@@ -118,7 +118,7 @@ def find_recipe(name: str) -> Path:
     """Finds the folder of a recipe.
 
     Args:
-        name: A path, a recipe of this package, or one that another package registers.
+        name: A path, or the name of a recipe that this package has or another package registers.
 
     Returns:
         The folder.
@@ -144,24 +144,27 @@ def _find(name: str) -> tuple[Path, Mapping[str, str]]:
 
 def _registered(name: str) -> tuple[Path, dict[str, str]]:
     packages = {entry.value: entry.dist for entry in entry_points(RECIPES, name)}
-    by = {where: f"{dist.name} {dist.version}" if dist else where for where, dist in packages.items()}
-    if len(by) > 1:
+    package_names = {
+        location: f"{dist.name} {dist.version}" if dist else location for location, dist in packages.items()
+    }
+    if len(package_names) > 1:
         raise ZooError(
-            f"Installed packages register the recipe {name!r} more than once, {' and '.join(sorted(by.values()))}: "
-            "uninstall one, or name the folder of the one that you mean."
+            f"Installed packages register the recipe {name!r} more than once, "
+            f"{' and '.join(sorted(package_names.values()))}: uninstall one, or name the folder of the one that you "
+            "mean."
         )
-    [(where, dist)] = packages.items()
-    top, *below = where.split(".")
+    [(location, dist)] = packages.items()
+    top, *subfolders = location.split(".")
     try:
-        spec = importlib.util.find_spec(top)  # find_spec of a top-level name imports nothing
+        spec = importlib.util.find_spec(top)  # for a top-level name, find_spec imports nothing
     except (ImportError, ValueError):
         spec = None
     for folder in (spec.submodule_search_locations if spec is not None else None) or []:
-        if (file := Path(folder, *below) / f"{SHARED}.yaml").is_file():
+        if (file := Path(folder, *subfolders) / f"{SHARED}.yaml").is_file():
             return file.parent, {"name": dist.name, "version": dist.version} if dist else {}
     raise ZooError(
-        f"The package {by[where]} registers the recipe {name!r} as {where}, and there is no {SHARED}.yaml in such a "
-        "folder: install a version that has it, or uninstall the package."
+        f"The package {package_names[location]} registers the recipe {name!r} as {location}, and there is no "
+        f"{SHARED}.yaml in such a folder: install a version that has it, or uninstall the package."
     )
 
 
@@ -175,7 +178,8 @@ def load_recipe(name: str) -> Recipe:
         The recipe.
 
     Raises:
-        ZooError: A file is missing, is not a mapping or repeats a key, or the recipe's name cannot name a repository.
+        ZooError: A file is missing, is not a mapping or repeats a key, or the recipe's name is not valid as the name of
+            a repository.
     """
     folder, package = _find(name)
     title = name if package else folder.resolve().name
@@ -186,34 +190,38 @@ def load_recipe(name: str) -> Recipe:
             "digits, '-', '_' and '.', with a letter or digit at both ends."
         )
     files = _files(folder)
-    below: Path | None = None
+    base_folder: Path | None = None
     base = files[SHARED].pop(EXTENDS, None)
     if base is not None:
-        below = _base(folder, str(base), downloaded=not package and _is_downloaded(folder))
-        own, files = files, _files(below)
+        base_folder = _base(folder, str(base), downloaded=not package and _is_downloaded(folder))
+        overrides, files = files, _files(base_folder)
         if EXTENDS in files[SHARED]:
             raise ZooError(
                 f"{folder / SHARED}.yaml extends {base}, which extends {files[SHARED][EXTENDS]}: extend that one "
                 "instead."
             )
-        for name, keys in own.items():
+        for name, keys in overrides.items():
             files[name] = {**files.get(name, {}), **keys}
     stages = {stage: files[stage] for stage in STAGES if stage in files}
-    places = [place for place in (folder, below) if place is not None and place.resolve().parent != shipped().resolve()]
-    marks = [] if package else filter(None, map(find_download, places))
-    return Recipe(title, folder, files[SHARED], stages, files.get(ZOO, {}), below, package, next(iter(marks), None))
+    folders = [
+        place for place in (folder, base_folder) if place is not None and place.resolve().parent != shipped().resolve()
+    ]
+    download_marks = [] if package else filter(None, map(find_download, folders))
+    return Recipe(
+        title, folder, files[SHARED], stages, files.get(ZOO, {}), base_folder, package, next(iter(download_marks), None)
+    )
 
 
 def _base(folder: Path, name: str, *, downloaded: bool) -> Path:
     """Returns the folder of the recipe that a recipe extends.
 
-    Raises ZooError where a download extends anything but a recipe beside it or an installed one: a recipe elsewhere on
-    this machine may be private.
+    Raises ZooError if a download extends anything but a recipe next to it or an installed one, because a recipe
+    elsewhere on this machine may be private.
     """
     sibling = folder.resolve().parent / name
     if downloaded:
-        inside = is_repository_name(name) and (not sibling.exists() or sibling.resolve() == sibling)
-        if not inside or (not sibling.exists() and Path(name).exists()):
+        is_sibling_name = is_repository_name(name) and (not sibling.exists() or sibling.resolve() == sibling)
+        if not is_sibling_name or (not sibling.exists() and Path(name).exists()):
             raise ZooError(
                 f"{folder / SHARED}.yaml, which was downloaded, extends {name!r:.200}, and it may extend only a recipe "
                 "beside it or one that is installed: copy the keys that you trust into your own recipe."
@@ -226,13 +234,13 @@ def _is_downloaded(folder: Path) -> bool:
 
 
 def _files(folder: Path) -> dict[str, dict[str, Any]]:
-    """Returns the keys of each YAML file in a recipe's folder, by the file's name without the ending."""
+    """Returns the keys of each YAML file in a recipe's folder, by the file's name without its extension."""
     names = [SHARED, *(name for name in (*STAGES, ZOO) if (folder / f"{name}.yaml").is_file())]
     return {name: read_mapping(folder / f"{name}.yaml") for name in names}
 
 
 def copy_recipe(name: str, target: Path) -> Path:
-    """Copies a recipe's folder for editing. The copy of a download is marked as one until its user removes the mark.
+    """Copies a recipe's folder for editing. The copy of a download stays marked as one until the user removes the mark.
 
     Args:
         name: As in `find_recipe`.
@@ -242,20 +250,20 @@ def copy_recipe(name: str, target: Path) -> Path:
         The new folder.
 
     Raises:
-        ZooError: The target exists or cannot be written, or a download holds a link to outside of its folder.
+        ZooError: The target exists or cannot be written, or a download contains a link that leads out of its folder.
     """
     source = find_recipe(name)
     if target.exists():
         raise ZooError(f"{target} already exists: choose another name, or remove it first.")
     downloaded = _is_downloaded(source)
     if downloaded and (link := find_outward_link(source, hidden=True)) is not None:
-        # The copy would hold the linked file itself, which the recipe's stages may read and publish.
+        # The copy would contain the linked file itself, which the recipe's stages may read and publish.
         raise ZooError(f"{source} was downloaded, and {link} in it is a link to outside of it: remove that first.")
-    # The copy has a mark of its own, so that removing that one file is enough.
+    # The copy gets its own mark, so that removing that one file is enough.
     marks = (MARK, PARTIAL, CARD, DOWNLOADED.parts[0])
     try:
         target.mkdir(parents=True)
-        if downloaded:  # written first, since the copy may be interrupted
+        if downloaded:  # written first, because the copy may be interrupted
             (target / MARK).write_text(
                 "Copied from a download: read the recipe, and remove this file if you trust it.\n"
             )
@@ -299,7 +307,7 @@ def _strict(path: Path) -> Any:
     date = "tag:yaml.org,2002:timestamp"
 
     class Strict(yaml.SafeLoader):
-        """Refuses repeated keys, of which YAML would silently keep the last, and reads dates as text."""
+        """Reads dates as text, and refuses repeated keys, of which YAML would silently keep the last."""
 
         yaml_implicit_resolvers = {
             first: [(tag, regexp) for tag, regexp in resolvers if tag != date]

@@ -1,7 +1,7 @@
 """The run directory: run.json, metrics.jsonl and the checkpoints of one stage.
 
-All that outlives a process is written here, so that a kill at any moment leaves readable files: JSON documents are
-replaced atomically, metrics are appended line by line, and a checkpoint counts once it has COMPLETE.
+Everything that outlives a process is written here, so that a kill at any moment leaves readable files: JSON documents
+are replaced atomically, metrics are appended line by line, and a checkpoint counts only once it has COMPLETE.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from .registry import STAGES
 from .run_shape import SCHEMA, checked_run
 
 DAMAGED = "damaged-"
-#: Files of a card in a stage's directory.
+#: The files of a card in a stage's directory.
 OF_A_CARD = ("README.md", "rlhf_card.json", "plots/*.png", ".eval_results/*.yaml")
 #: File in a run's directory with the results of all stages.
 SUMMARY = "summary.json"
@@ -35,13 +35,13 @@ _WRITING = threading.RLock()
 
 @contextlib.contextmanager
 def records_at_rest() -> Iterator[None]:
-    """Keeps this process's threads from writing a run.json, so that a folder listing meets no temporary file."""
+    """Keeps this process's threads from writing a run.json, so that a folder listing contains no temporary file."""
     with _WRITING:
         yield
 
 
 def write_complete(folder: Path | str) -> None:
-    """Writes COMPLETE into a folder of weights, once everything in it is on the disk. See `integrity`.
+    """Writes COMPLETE into a folder of weights, after everything in it has reached the disk. See `integrity`.
 
     Args:
         folder: The folder.
@@ -54,7 +54,7 @@ def write_complete(folder: Path | str) -> None:
 
 
 def fingerprint(resolved: Mapping[str, Any]) -> str:
-    """Returns the sha256 over the canonical JSON of resolved settings.
+    """Returns the SHA-256 of the canonical JSON of resolved settings.
 
     The order of keys does not matter; a tuple equals a list and 1.0 equals 1, as they do in YAML.
 
@@ -75,7 +75,7 @@ def first_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> str | None:
         b: The other settings.
 
     Returns:
-        The key, the first in sorted order, nested keys joined by dots; None exactly where their fingerprints are equal.
+        The first such key in sorted order, nested keys joined by dots; None if and only if the fingerprints are equal.
     """
     a, b = jsonable(a, named=True), jsonable(b, named=True)
     for key in sorted(a.keys() | b.keys()):
@@ -141,8 +141,8 @@ class StageRecord:
     def write(self, **fields: Any) -> dict[str, Any]:
         """Sets fields of run.json and keeps the others.
 
-        The first write adds `schema` and `created`, and signs the document as this user's own. A document that was not
-        signed stays unsigned, whoever changes it.
+        The first write adds `schema` and `created`, and signs the document as this user's own. An unsigned document
+        stays unsigned, whoever changes it.
 
         Args:
             **fields: The fields to set.
@@ -154,10 +154,10 @@ class StageRecord:
             ZooError: The existing document cannot be read.
         """
         with _WRITING:
-            before = self.read()
-            document = jsonable({"schema": SCHEMA, "created": now(), **before, **fields}, named=True)
+            previous = self.read()
+            document = jsonable({"schema": SCHEMA, "created": now(), **previous, **fields}, named=True)
             document.pop(SIGNATURE, None)
-            if not before or is_own(before):
+            if not previous or is_own(previous):
                 document = signed(document)
             write_json(self.run_file, document)
             return self.read()
@@ -165,12 +165,12 @@ class StageRecord:
     def is_own(self) -> bool:
         """Whether this user's rlhf-zoo started the stage, or the user trusts it: see `run_signature`.
 
-        Code that another record names, such as a download's, must not be imported.
+        Code that any other record names, such as a download's, must not be imported.
         """
         return is_own(self.read())
 
     def check_own(self) -> None:
-        """Checks `is_own`, where a command would show the figures of the run as measured here.
+        """Checks `is_own` before a command shows the figures of the run as measured here.
 
         Raises:
             ZooError: Somebody else wrote or changed it.
@@ -188,17 +188,17 @@ class StageRecord:
             recipe: Name of the recipe.
 
         Raises:
-            ZooError: It does.
+            ZooError: It has one.
         """
-        held = self.read().get("recipe", recipe)
-        if held != recipe:
+        recorded = self.read().get("recipe", recipe)
+        if recorded != recipe:
             raise ZooError(
-                f"{self.path} has a run of the recipe {held!r}, not of {recipe!r}: choose another --output_dir, or use "
-                "--restart to start again there."
+                f"{self.path} has a run of the recipe {recorded!r}, not of {recipe!r}: choose another --output_dir, or "
+                "use --restart to start again there."
             )
 
     def came_to_nothing(self, resolved: Mapping[str, Any], recipe: str) -> bool:
-        """Whether a run of the recipe with other settings ended before its first checkpoint, so that nothing is lost.
+        """Whether the recipe's run here has other settings but no checkpoint, so that nothing is lost.
 
         Args:
             resolved: The settings of the new run.
@@ -228,12 +228,12 @@ class StageRecord:
         called: str | None = None,
         fix: str = "choose another --output_dir, or start again there with --restart",
     ) -> None:
-        """Checks that the directory has no run of another recipe or of other settings. An empty directory passes.
+        """Checks that the directory has no run of another recipe or with other settings. An empty directory passes.
 
         Args:
             resolved: The settings of this run.
-            recipe: Name of the recipe; None leaves it unchecked.
-            called: The recipe as a command names it; None takes its name.
+            recipe: Name of the recipe; None skips that check.
+            called: The recipe as a command names it; None for its name.
             fix: The fix, for the message.
 
         Raises:
@@ -244,16 +244,16 @@ class StageRecord:
             self.check_recipe(recipe)
         if "fingerprint" not in document or document["fingerprint"] == fingerprint(resolved):
             return
-        before = document.get("resolved", {})
-        key = first_difference(before, resolved)
+        recorded = document.get("resolved", {})
+        key = first_difference(recorded, resolved)
         if key is None:
             raise ZooError(f"The fingerprint in {self.run_file} does not fit its settings: start again with --restart.")
         stage = document.get("stage")
         command = f"rlhf-zoo {stage} {called or recipe} --output_dir {self.path.parent} --restart"
-        alone = f" (`{command}`, with your other flags, leaves the other stages as they are)"
+        restart_hint = f" (`{command}`, with your other flags, leaves the other stages as they are)"
         raise ZooError(
-            f"{self.path} has a run with {key} = {_at(before, key)}, and this one has {_at(resolved, key)}: "
-            f"{fix}{alone if recipe is not None and stage in STAGES else ''}."
+            f"{self.path} has a run with {key} = {_at(recorded, key)}, and this one has {_at(resolved, key)}: "
+            f"{fix}{restart_hint if recipe is not None and stage in STAGES else ''}."
         )
 
     def append_metrics(self, metrics: Mapping[str, Any]) -> None:
@@ -268,7 +268,7 @@ class StageRecord:
         append_row(self.metrics_file, metrics)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Reads all rows of metrics.jsonl, oldest first, without an incomplete last line.
+        """Reads all rows of metrics.jsonl, oldest first, and ignores an incomplete last line.
 
         Returns:
             The rows.
@@ -279,7 +279,7 @@ class StageRecord:
         return read_rows(self.metrics_file)
 
     def truncate_metrics(self, step: int) -> None:
-        """Drops the rows after a step, so that a run that resumes there repeats none.
+        """Drops the rows after a step, so that a run that resumes there repeats no row.
 
         Args:
             step: The last step to keep.
@@ -298,7 +298,7 @@ class StageRecord:
         """Returns the checkpoint of a finished stage that others start from.
 
         Returns:
-            The one that the release rule chose, otherwise the last; None if it is missing.
+            The one that the release rule chose, or the last if no choice was recorded; None if it is missing.
         """
         chosen = self.read().get("chosen")
         if not chosen:
@@ -312,7 +312,7 @@ class StageRecord:
         The run then resumes from the last intact one. The damaged ones are kept for repair.
 
         Returns:
-            What is wrong with each.
+            What is wrong with each of them.
         """
         problems = []
         for path in reversed(self.checkpoints()):
@@ -327,7 +327,7 @@ class StageRecord:
         return problems
 
     def remove_checkpoint(self, path: Path | str) -> None:
-        """Deletes a checkpoint. COMPLETE is deleted first, so that a kill leaves no checkpoint that counts.
+        """Deletes a checkpoint. COMPLETE is deleted first, so that after a kill the rest is no checkpoint.
 
         Args:
             path: Its folder.
@@ -345,7 +345,7 @@ class StageRecord:
             The folder.
 
         Raises:
-            ZooError: The step is no integer: a damaged or hostile run.json could name a path.
+            ZooError: The step is not an integer. A damaged or hostile run.json could name a path.
         """
         if type(step) is not int:
             raise ZooError(
@@ -355,7 +355,7 @@ class StageRecord:
         return self.path / f"checkpoint-{step}"
 
     def mark_complete(self, path: Path | str) -> None:
-        """Writes COMPLETE into a checkpoint, once everything in it and the metrics are on the disk.
+        """Writes COMPLETE into a checkpoint, after everything in it and the metrics have reached the disk.
 
         Args:
             path: Its folder.
@@ -374,7 +374,7 @@ class StageRecord:
         """Deletes checkpoints without COMPLETE and temporary files of killed writes.
 
         Returns:
-            What it deleted.
+            The paths that it deleted.
         """
         incomplete = [path for path in self._checkpoint_folders() if not (path / COMPLETE).is_file()]
         for path in incomplete:

@@ -1,4 +1,4 @@
-"""The stages that a recipe may have, with all that the package needs to know about each."""
+"""The stages that a recipe may have, with everything that the package needs to know about each."""
 
 import importlib
 import re
@@ -15,8 +15,8 @@ class Stage:
 
     Attributes:
         name: Name of the stage.
-        title: What its model is called.
-        note: What its model is called in a Collection.
+        title: The name of its model in texts.
+        note: The name of its model in a Collection.
         does: Summary of its command.
         example: Example of its command.
         arguments: The dataclass of its own keys.
@@ -26,9 +26,9 @@ class Stage:
         starts_from: The parents that its weights may come from, nearest first.
         metrics: Metrics of the validation split that may choose its checkpoint.
         model_keys: Keys of trl.ModelConfig that the stage obeys.
-        figures: What a family tree shows: label -> path in rlhf_card.json ("checkpoints" is the row of the card's
+        figures: The figures in a family tree: label -> path in rlhf_card.json ("checkpoints" is the row of the card's
             step).
-        task: What the Hub calls its task.
+        task: The Hub's name for its task.
     """
 
     name: str
@@ -165,13 +165,13 @@ def starts_on_base(stage: Any, settings: Mapping[str, Any]) -> bool:
 
 
 def parent_title(role: str, *, on_base: bool = False) -> str:
-    """Returns what a parent of a run is called.
+    """Returns the title of a run's parent.
 
     Args:
         role: Its role.
         on_base: Whether the run started on a base model: see `starts_on_base`.
 
     Returns:
-        The title; the role itself where it is unknown.
+        The title; the role itself if it is unknown.
     """
     return "base model" if role == "base" or (role == "sft" and on_base) else PARENT_TITLES.get(role, role)

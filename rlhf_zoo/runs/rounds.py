@@ -1,8 +1,8 @@
-"""Rounds of a run: the reward model is trained again, also on samples of the last PPO policy, and PPO starts over.
+"""Rounds of a run. Each trains the reward model again, also on samples of the last PPO policy, and PPO starts over.
 
-Round 1 is the run itself. runs/RECIPE/round-N/ holds a later round: `pairs` (all pairs that its reward model learns
-from, those of the round before and new ones), the stages reward, ppo and eval, and round.json, which names the run that
-it belongs to. The SFT stage is the run's. As in Bai et al. 2022, arXiv:2204.05862 §4.5, old and new pairs are mixed,
+Round 1 is the run itself. runs/RECIPE/round-N/ holds a later round: `pairs` (the pairs of the previous round and new
+ones, from which its reward model learns), the stages reward, ppo and eval, and round.json, which names the run that it
+belongs to. It uses the run's SFT stage. As in Bai et al. 2022, arXiv:2204.05862 §4.5, old and new pairs are mixed,
 and PPO starts from the SFT policy in each round.
 """
 
@@ -36,7 +36,7 @@ def round_run(context: RunContext, number: int, labels: str, before: ParentCheck
         context: The first round.
         number: Number of the round, from 2 on.
         labels: Labeler of its new pairs: 'gold' or a judge's name.
-        before: The PPO policy of the round before.
+        before: The PPO policy of the previous round.
 
     Returns:
         The run.
@@ -90,7 +90,7 @@ def round_of(directory: Path) -> dict[str, Any]:
         directory: The directory.
 
     Returns:
-        {base, variant, own} for `RunContext`; {} where it is not a later round's.
+        {base, variant, own} for `RunContext`; {} if the directory is not a later round's.
     """
     path = directory / ROUND_FILE
     if not path.is_file():
@@ -112,9 +112,9 @@ def check_rounds(context: RunContext) -> None:
     missing = next((stage for stage in ("sft", "reward", "ppo") if stage not in stages), None)
     if missing is not None:
         raise ZooError(f"--rounds trains the reward model again, and {context.recipe.name} has no stage {missing}.")
-    paid_by = context.settings("ppo").data.reward_model_path
-    if paid_by != "reward":
+    path = context.settings("ppo").data.reward_model_path
+    if path != "reward":
         raise ZooError(
-            f"--rounds trains the recipe's reward model again, and its PPO is paid by {paid_by}: set reward_model_path "
+            f"--rounds trains the recipe's reward model again, and its PPO is paid by {path}: set reward_model_path "
             "of the stage ppo to reward."
         )

@@ -1,11 +1,11 @@
-"""Decoding over a cache of fixed size, for a GPU: each shape of a step is captured once as a CUDA graph, then replayed.
+"""Decodes over a cache of fixed size, for a GPU: each shape of a step is captured once as a CUDA graph, then replayed.
 
 A step of a small model launches hundreds of kernels, and launching them takes longer than running them. A graph
 launches them all at once, but reads and writes the addresses that it was captured with. So keys, values and a step's
-inputs are in buffers that stay. A step computes the first rows and columns of these, rounded up to a few sizes
-(`bucket`). Rows that end leave idle ones behind, whose results nobody reads, until the next smaller size suffices.
+inputs are in buffers that keep their addresses. A step computes the first rows and columns of these, rounded up to a
+few sizes (`bucket`). Rows that end become idle rows, whose results are not read, until the next smaller size suffices.
 
-torch.compile(mode="reduce-overhead") would do the same after compiling each shape for many seconds, and its fused
+torch.compile(mode="reduce-overhead") would do the same, but it compiles each shape for many seconds, and its fused
 kernels give log-probabilities that differ more from those of the training pass.
 """
 
@@ -26,12 +26,12 @@ from transformers.cache_utils import StaticLayer
 from .decoder import Next, base_of, forward, prefilled, staying
 from .kv_cache import can_join, new_cache
 
-#: The columns of a step are a multiple of this.
+#: The number of columns in a step is a multiple of this.
 COLUMNS = 128
-#: The most graphs that are kept. Beyond that the least recently used is dropped.
+#: The most graphs to keep. Beyond that the least recently used graph is dropped.
 GRAPHS = 64
 
-#: Maps a function that computes a step to one that repeats it, with its output in the same tensors.
+#: Maps a function that computes a step to one that repeats it and writes the output to the same tensors.
 Capture = Callable[[Callable[[], Next]], Callable[[], Next]]
 
 
@@ -54,7 +54,7 @@ def fixed_size(prompts: Sequence[Sequence[int]], length: int, max_tokens: int | 
         max_tokens: The most tokens that the cache may hold; None for no bound.
 
     Returns:
-        Rows and columns; None where max_tokens is too small for one row.
+        Rows and columns; None if max_tokens is too small for one row.
     """
     columns = -(-(max(map(len, prompts)) + length) // COLUMNS) * COLUMNS
     rows = bucket(len(prompts))
@@ -102,18 +102,18 @@ class FixedLayer(StaticLayer):
             keys: The first ones, (rows, heads, columns, D), which determine shape and type.
             values: Likewise.
         """
-        # Zeros, because a masked value is multiplied by 0, and 0·NaN is NaN. Under autocast in attention's own type.
-        shape, kind = (self.size, keys.shape[1], self.max_cache_len), keys.device.type
-        half = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        self.keys, self.values = (x.new_zeros(*shape, x.shape[3], dtype=half) for x in (keys, values))
+        # Zeros, because a masked value is multiplied by 0, and 0·NaN is NaN. Under autocast, in the type of attention.
+        shape, device_type = (self.size, keys.shape[1], self.max_cache_len), keys.device.type
+        dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
+        self.keys, self.values = (x.new_zeros(*shape, x.shape[3], dtype=dtype) for x in (keys, values))
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        at, columns = self.place.column.view(1), self.place.columns
-        shown = []
-        for held, new in ((self.keys, key_states), (self.values, value_states)):
-            shown.append(held[: self.place.rows, :, :columns].index_copy_(2, at, new.to(held.dtype)))
-        return shown[0], shown[1]
+        column, columns = self.place.column.view(1), self.place.columns
+        updated = []
+        for buffer, new in ((self.keys, key_states), (self.values, value_states)):
+            updated.append(buffer[: self.place.rows, :, :columns].index_copy_(2, column, new.to(buffer.dtype)))
+        return updated[0], updated[1]
 
     def get_seq_length(self) -> Any:
         return self.place.column
@@ -125,7 +125,7 @@ class FixedLayer(StaticLayer):
 class FixedDecoder:
     """A decoder with at most `size` rows of at most `columns` columns, padding included. Later calls reuse it.
 
-    All rows write the same column, the next one. The prompts of rows that begin end before it.
+    All rows write the same column, the next one. The prompts of new rows end just before it.
     """
 
     def __init__(self, model: PreTrainedModel, size: int, columns: int, capture: Capture) -> None:
@@ -143,7 +143,7 @@ class FixedDecoder:
         self._began: tuple[Tensor, Tensor, Cache] | None = None
 
     def fits(self, model: PreTrainedModel, size: int, columns: int) -> bool:
-        """Whether this decoder suits a call: the size is the same, and the weights are where its graphs read them.
+        """Whether a call can reuse this decoder: the size is the same, and the weights are where its graphs read them.
 
         Args:
             model: The policy.
@@ -153,7 +153,7 @@ class FixedDecoder:
         return (self.size, self.columns) == (size, columns) and self._weights == _addresses(model)
 
     def begin(self) -> FixedDecoder:
-        """Drops the rows of a call that ended with an error."""
+        """Drops the rows left by a call that ended with an error."""
         self.rows, self._at, self._began = self.rows[:0], 0, None
         return self
 
@@ -161,23 +161,23 @@ class FixedDecoder:
         return min(len(lengths), self.size - len(self.rows))
 
     def prefill(self, prompts: Sequence[Sequence[int]], rows: Sequence[int], pad_id: int) -> tuple[Next, Tensor]:
-        following, mask, cache = prefilled(self.model, prompts, pad_id)
-        where = torch.tensor(list(rows), device=mask.device)
-        self._began = where, mask, cache
-        return following, where
+        output, mask, cache = prefilled(self.model, prompts, pad_id)
+        row_ids = torch.tensor(list(rows), device=mask.device)
+        self._began = row_ids, mask, cache
+        return output, row_ids
 
     def step(self) -> tuple[Next, Tensor]:
         count = len(self.rows)
         if self._at % COLUMNS == 0:  # a step needs more columns: first drop those that are padding in all rows
             self._shift(int(self._mask[:count, : self._at].sum(1).max()) - self._at)
         rows, columns = bucket(count), (self._at // COLUMNS + 1) * COLUMNS
-        self._mask[:rows, self._at] = 1  # in idle rows too: attention over no column gives NaN
-        self._positions[count:rows] = 0  # a position past the last one fails in a table of learned positions
+        self._mask[:rows, self._at] = 1  # idle rows too: attention over no column gives NaN
+        self._positions[count:rows] = 0  # a table of learned positions fails on a position past its end
         self._place.column.fill_(self._at)
-        following = self._graph(rows, columns)().rows(slice(count))
+        output = self._graph(rows, columns)().rows(slice(count))
         self._at += 1
         self._positions[:count] += 1
-        return following, self.rows
+        return output, self.rows
 
     def keep(self, tokens: Tensor, leaving: Tensor) -> None:
         order = staying(leaving)
@@ -188,13 +188,13 @@ class FixedDecoder:
             return
         if len(order) < len(leaving):
             moved = (order != torch.arange(len(order), device=order.device)).nonzero().squeeze(1)
-            for held in self._held():
-                held[moved] = held[order[moved]]
+            for tensor in self._held():
+                tensor[moved] = tensor[order[moved]]
             self.rows = self.rows[order]
         self._tokens[: len(order), 0] = tokens[order]
 
     def _graph(self, rows: int, columns: int) -> Callable[[], Next]:
-        """The step of this shape, which is captured if it is new."""
+        """Returns the step for this shape, and captures it if it is new."""
         shape = rows, columns
         if shape not in self._graphs:
 
@@ -216,18 +216,18 @@ class FixedDecoder:
             self._at = width
         elif self._at < width:
             self._shift(width - self._at)
-        where = slice(count, count + len(chosen))
-        self._mask[where] = 0
-        self._mask[where, self._at - width : self._at] = mask[chosen].long()
-        self._positions[where] = mask[chosen].sum(1, keepdim=True)
-        theirs: Any
-        for ours, theirs in zip(self._layers, cache.layers, strict=True):
-            if not theirs.is_initialized:
+        new_rows = slice(count, count + len(chosen))
+        self._mask[new_rows] = 0
+        self._mask[new_rows, self._at - width : self._at] = mask[chosen].long()
+        self._positions[new_rows] = mask[chosen].sum(1, keepdim=True)
+        prefilled_layer: Any
+        for layer, prefilled_layer in zip(self._layers, cache.layers, strict=True):
+            if not prefilled_layer.is_initialized:
                 continue  # a layer that reads another's keys
-            if not ours.is_initialized:
-                ours.allocate(theirs.keys, theirs.values)
-            for held, new in ((ours.keys, theirs.keys), (ours.values, theirs.values)):
-                held[where, :, self._at - new.shape[2] : self._at] = new[chosen]
+            if not layer.is_initialized:
+                layer.allocate(prefilled_layer.keys, prefilled_layer.values)
+            for buffer, new in ((layer.keys, prefilled_layer.keys), (layer.values, prefilled_layer.values)):
+                buffer[new_rows, :, self._at - new.shape[2] : self._at] = new[chosen]
         self.rows = torch.cat([self.rows, rows[chosen]])
 
     def _shift(self, by: int) -> None:
@@ -236,19 +236,19 @@ class FixedDecoder:
         self._at += by
         new = slice(max(0, by), self._at)
         count = len(self.rows)
-        for held in (by and self._of_columns()) or ():
-            held[:count, ..., new, :] = held[:count, ..., old, :].clone()
+        for tensor in (by and self._of_columns()) or ():
+            tensor[:count, ..., new, :] = tensor[:count, ..., old, :].clone()
         self._mask[:count, : new.start] = 0
         self._mask[:count, new.stop :] = 0
 
     def _held(self) -> list[Tensor]:
-        """All tensors with one entry a row."""
+        """Returns all tensors with one entry per row."""
         return [self._positions, *self._of_columns()]
 
     def _of_columns(self) -> list[Tensor]:
-        """All tensors with columns, in the dimension before the last."""
+        """Returns all tensors with columns, which are the dimension before the last."""
         layers = [layer for layer in self._layers if layer.is_initialized]
-        return [self._mask.unsqueeze(-1), *(held for layer in layers for held in (layer.keys, layer.values))]
+        return [self._mask.unsqueeze(-1), *(tensor for layer in layers for tensor in (layer.keys, layer.values))]
 
 
 def _addresses(model: PreTrainedModel) -> list[int]:
@@ -259,7 +259,7 @@ class CudaGraphs:
     """Captures steps as CUDA graphs that share their memory. Never run: it needs a GPU."""
 
     def __init__(self) -> None:
-        # One stream for all captures, as libraries keep a workspace for each.
+        # One stream for all captures, because libraries keep a workspace for each stream.
         self._pool, self._aside, self._works = torch.cuda.graph_pool_handle(), torch.cuda.Stream(), True
 
     def __call__(self, step: Callable[[], Next]) -> Callable[[], Next]:
@@ -279,21 +279,21 @@ class CudaGraphs:
             return step
 
     def _captured(self, step: Callable[[], Next]) -> Callable[[], Next]:
-        here, aside = torch.cuda.current_stream(), self._aside
-        caches = torch.is_autocast_cache_enabled()
+        current, aside = torch.cuda.current_stream(), self._aside
+        cache_was_enabled = torch.is_autocast_cache_enabled()
         # The next update frees autocast's cached copies of the weights, so the graph must cast them itself.
         torch.set_autocast_cache_enabled(False)
         try:
-            aside.wait_stream(here)
+            aside.wait_stream(current)
             with torch.cuda.stream(aside):
                 step()  # libraries allocate what they need outside of the graph
-            here.wait_stream(aside)
+            current.wait_stream(aside)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self._pool, stream=aside, capture_error_mode="thread_local"):
                 output = step()
         finally:
-            torch.set_autocast_cache_enabled(caches)
-            torch.cuda.set_stream(here)  # a failed capture leaves its own stream current
+            torch.set_autocast_cache_enabled(cache_was_enabled)
+            torch.cuda.set_stream(current)  # a failed capture leaves its own stream current
 
         def replay() -> Next:
             graph.replay()

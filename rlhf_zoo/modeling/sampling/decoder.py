@@ -18,7 +18,7 @@ from .kv_cache import can_join, cut, join, new_cache
 
 
 class Next(NamedTuple):
-    """What the next token of N rows is drawn from.
+    """Next-token logits of N rows.
 
     Attributes:
         logits: (N, V).
@@ -41,14 +41,14 @@ class Decoder(Protocol):
     """Decodes rows in progress. Each pass is a prefill or a step, and a call of `keep` follows it.
 
     Attributes:
-        rows: (R,) the numbers of the rows in progress.
+        rows: (R,) the row ids of the rows in progress.
     """
 
     @property
     def rows(self) -> Tensor: ...
 
     def room(self, lengths: Sequence[int], left: Tensor) -> int:
-        """Returns how many prompts may begin, the first ones of `lengths`.
+        """Returns how many of the waiting prompts may begin, counted from the first.
 
         Args:
             lengths: Tokens of the prompts that wait.
@@ -60,18 +60,18 @@ class Decoder(Protocol):
 
         Args:
             prompts: N token lists.
-            rows: Their numbers.
+            rows: Their row ids.
             pad_id: PAD.
 
         Returns:
-            What their first tokens are drawn from, and their numbers, (N,).
+            The logits of their first tokens, and their row ids, (N,).
         """
 
     def step(self) -> tuple[Next, Tensor]:
-        """Computes what the next token of each row is drawn from, and returns it with the rows' numbers, (R,)."""
+        """Computes the next-token logits of each row, and returns them with the row ids, (R,)."""
 
     def keep(self, tokens: Tensor, leaving: Tensor) -> None:
-        """Takes the tokens that were drawn after the last pass.
+        """Receives the tokens that were drawn after the last pass.
 
         Args:
             tokens: (N,) token ids.
@@ -101,32 +101,35 @@ class GrowingDecoder:
     def room(self, lengths: Sequence[int], left: Tensor) -> int:
         if self.max_tokens is None:
             return len(lengths)
-        # Recurrent states and chunked attention cannot be padded in front, so new rows wait for the end of all others.
+        # Recurrent states and chunked attention cannot be padded on the left, so new rows wait until all others end.
         if self._running is not None and not self._running.joins:
             return 0
         width = 0 if self._running is None else self._running.mask.shape[1]
         for count in range(len(lengths), 0, -1):
-            # Rows in the order in which they end last: while the first n run, the cache has n rows.
-            more = sorted([*left.tolist(), *[self.length] * count], reverse=True)
+            # Longest remaining first: while n rows are still running, the cache has n rows.
+            remaining_lengths = sorted([*left.tolist(), *[self.length] * count], reverse=True)
             columns = max(width, lengths[count - 1])
-            if max(rows * (columns + new) for rows, new in enumerate(more, start=1)) <= self.max_tokens:
+            if (
+                max(rows * (columns + remaining) for rows, remaining in enumerate(remaining_lengths, start=1))
+                <= self.max_tokens
+            ):
                 return count
         return 0
 
     def prefill(self, prompts: Sequence[Sequence[int]], rows: Sequence[int], pad_id: int) -> tuple[Next, Tensor]:
-        following, mask, cache = prefilled(self.model, prompts, pad_id)
-        where = torch.tensor(list(rows), device=mask.device)
-        self._now = _Running(where, cache, mask, where, can_join(cache, self.model))
-        return following, where
+        output, mask, cache = prefilled(self.model, prompts, pad_id)
+        row_ids = torch.tensor(list(rows), device=mask.device)
+        self._now = _Running(row_ids, cache, mask, row_ids, can_join(cache, self.model))
+        return output, row_ids
 
     def step(self) -> tuple[Next, Tensor]:
-        now, self._running = self._running, None
-        assert now is not None
-        now.mask = pad(now.mask, (0, 1), value=True)
+        active, self._running = self._running, None
+        assert active is not None
+        active.mask = pad(active.mask, (0, 1), value=True)
         # Padding does not count, so that a row's logits are the same in every batch.
-        positions = now.mask.sum(1, keepdim=True) - 1
-        self._now = now
-        return forward(self.model, now.tokens.unsqueeze(1), now.mask, positions, now.cache), now.rows
+        positions = active.mask.sum(1, keepdim=True) - 1
+        self._now = active
+        return forward(self.model, active.tokens.unsqueeze(1), active.mask, positions, active.cache), active.rows
 
     def keep(self, tokens: Tensor, leaving: Tensor) -> None:
         assert self._now is not None
@@ -139,7 +142,7 @@ class GrowingDecoder:
 
 
 class _Running:
-    """R rows in progress: their numbers (R,), the real columns (R, L), and each row's last token (R,).
+    """R rows in progress: their row ids (R,), the real columns (R, L), and each row's last token (R,).
 
     The last token is not in the cache yet, and its column is not in `mask`.
     """
@@ -148,8 +151,8 @@ class _Running:
         self.rows, self.cache, self.mask, self.tokens, self.joins = rows, cache, mask, tokens, joins
 
     def without(self, leaving: Tensor) -> _Running | None:
-        """The rows that stay, without columns that are padding in all of them; None where no row stays."""
-        # Each ended row would otherwise be computed until the last row ends.
+        """Returns the rows that stay, without columns that are padding in all of them; None if no row stays."""
+        # Otherwise each ended row would be computed until the last row ends.
         order = staying(leaving)
         if len(order) == len(leaving):
             return self
@@ -164,17 +167,17 @@ class _Running:
         return self
 
     def joined(self, other: _Running) -> _Running:
-        """The rows of both, with the shorter ones padded on the left."""
+        """Returns the rows of both, with the shorter ones padded on the left."""
         join(self.cache, other.cache)
-        # Padding goes in front, so that the last column stays the newest token of every row.
+        # Padding goes on the left, so that the last column stays the newest token of every row.
         width = max(self.mask.shape[1], other.mask.shape[1])
-        real = torch.cat([pad(each.mask, (width - each.mask.shape[1], 0)) for each in (self, other)])
+        mask = torch.cat([pad(part.mask, (width - part.mask.shape[1], 0)) for part in (self, other)])
         rows, tokens = torch.cat([self.rows, other.rows]), torch.cat([self.tokens, other.tokens])
-        return _Running(rows, self.cache, real, tokens, self.joins)
+        return _Running(rows, self.cache, mask, tokens, self.joins)
 
 
 def staying(leaving: Tensor) -> Tensor:
-    """Returns which rows stay. The last ones take the places of those that leave, so that the others need not move.
+    """Returns the indices of the rows that stay. The last rows fill the gaps, so that the others need not move.
 
     Args:
         leaving: (R,) bool.
@@ -197,23 +200,23 @@ def prefilled(
         pad_id: PAD.
 
     Returns:
-        What follows the prompts, their mask (B, P) and their cache.
+        The next-token logits after the prompts, their mask (B, P) and their cache.
 
     Raises:
         ZooError: The model keeps states outside of the cache.
     """
-    places: dict[tuple[int, ...], int] = {}
+    unique_prompts: dict[tuple[int, ...], int] = {}
     # With num_generations above 1 several rows have the same prompt.
-    place = [places.setdefault(tuple(prompt), len(places)) for prompt in prompts]
-    ids, mask = left_pad(list(places), pad_id, next(model.parameters()).device)
+    prompt_indices = [unique_prompts.setdefault(tuple(prompt), len(unique_prompts)) for prompt in prompts]
+    ids, mask = left_pad(list(unique_prompts), pad_id, next(model.parameters()).device)
     cache = new_cache(model)
-    following = forward(model, filled(ids, mask), mask, positions_of(mask), cache)
+    output = forward(model, filled(ids, mask), mask, positions_of(mask), cache)
     _check_filled(cache, model)
-    if len(places) < len(prompts):
-        again: Any = torch.tensor(place, device=mask.device)
-        cache.reorder_cache(again)
-        following, mask = following.rows(again), mask[again]
-    return following, mask, cache
+    if len(unique_prompts) < len(prompts):
+        row_indices: Any = torch.tensor(prompt_indices, device=mask.device)
+        cache.reorder_cache(row_indices)
+        output, mask = output.rows(row_indices), mask[row_indices]
+    return output, mask, cache
 
 
 def forward(model: PreTrainedModel, ids: Tensor, mask: Tensor, positions: Tensor, cache: Cache) -> Next:
@@ -227,7 +230,7 @@ def forward(model: PreTrainedModel, ids: Tensor, mask: Tensor, positions: Tensor
         cache: It gets the new tokens.
 
     Returns:
-        What follows the last of `ids`.
+        The next-token logits after the last of `ids`.
     """
     with watched(model.get_output_embeddings()) as states:
         out = model(
@@ -236,7 +239,7 @@ def forward(model: PreTrainedModel, ids: Tensor, mask: Tensor, positions: Tensor
             position_ids=positions,
             past_key_values=cache,
             use_cache=True,
-            # One token is drawn per row, and logits of a long prompt over the vocabulary would fill the memory.
+            # Only one token is drawn per row, and logits for a whole long prompt would fill the memory.
             **({"logits_to_keep": 1} if takes(model, "logits_to_keep") else {}),
         )
     return Next(out.logits[:, -1], states[-1][:, -1] if states else None)
@@ -248,7 +251,7 @@ def watched(head: Any, *, skipped: bool = False) -> Iterator[list[Tensor]]:
 
     Args:
         head: A module, or None, which records nothing.
-        skipped: Whether to skip the head's own computation: it returns a slice of its input.
+        skipped: Whether to skip the head's computation, so that it returns a slice of its input.
 
     Yields:
         The list of its inputs.
@@ -257,7 +260,7 @@ def watched(head: Any, *, skipped: bool = False) -> Iterator[list[Tensor]]:
     if head is None:
         yield inputs
         return
-    # A hook works for every architecture, while hidden_states with or without the final norm differ between them.
+    # A hook works for every architecture. Whether hidden_states include the final norm differs between them.
     hook = head.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0]))
     if skipped:
         # An attribute of the instance hides the method of its class until it is deleted below.
@@ -290,9 +293,9 @@ def left_pad(sequences: Sequence[Sequence[int]], pad_id: int, device: torch.devi
 def filled(ids: Tensor, mask: Tensor) -> Tensor:
     """Replaces padding by each row's first real token. No real token attends to padding.
 
-    The embedding of PAD begins at zero, and training may move it slightly. From such numbers a model computes subnormal
-    ones, which a CPU multiplies far more slowly. The results of real tokens stay the same, except in a mixture of
-    experts, which computes padding together with them: there the last bits of gradients change.
+    The embedding of PAD starts at zero, and training may move it slightly. From such values a model computes subnormal
+    numbers, which a CPU multiplies far more slowly. The results of real tokens stay the same. Only in a mixture of
+    experts, which computes padding together with real tokens, do the last bits of gradients change.
 
     Args:
         ids: (B, L) token ids.
@@ -326,8 +329,8 @@ def takes(model: PreTrainedModel, argument: str) -> bool:
         model: A model, with or without an adapter.
         argument: The name.
     """
-    kind: Any = type(base_of(model))
-    return argument in _arguments(kind)
+    model_class: Any = type(base_of(model))
+    return argument in _arguments(model_class)
 
 
 @functools.cache  # called in every step, and inspecting a signature takes as long as some layers
@@ -336,10 +339,10 @@ def _arguments(kind: Any) -> frozenset[str]:
 
 
 def _check_filled(cache: Cache, model: PreTrainedModel) -> None:
-    """Raises ZooError where a layer of linear attention left its place in the cache empty: its state is elsewhere."""
+    """Raises ZooError if a layer of linear attention did not store its state in the cache."""
     for layer in cache.layers:
         states = [getattr(layer, f"is_{kind}_states_initialized", {}) for kind in ("conv", "recurrent")]
-        if any(states) and not any(filled for each in states for filled in each.values()):
+        if any(states) and not any(initialized for flags in states for initialized in flags.values()):
             raise ZooError(
                 f"A {type(base_of(model)).__name__} keeps the state of its recurrent layers in its modules instead "
                 "of past_key_values, so the rows of a batch would mix: choose another architecture."

@@ -8,7 +8,7 @@ from torch.nn.functional import pad
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-# Columns that are allocated ahead.
+# Number of columns to allocate in advance.
 ROOM = 32
 
 
@@ -36,8 +36,8 @@ class InPlaceLayer(DynamicLayer):
             old = (self.keys, self.values) if length else tuple(x[:, :, :0] for x in new_states)
             self._buffers = tuple(x.new_empty(*x.shape[:2], length + new + ROOM, x.shape[3]) for x in new_states)
             self._begin = 0
-            for buffer, each in zip(self._buffers, old, strict=True):
-                buffer[:, :, :length] = each
+            for buffer, states in zip(self._buffers, old, strict=True):
+                buffer[:, :, :length] = states
         self._show(len(key_states), length + new)
         self.keys[:, :, length:], self.values[:, :, length:] = new_states
         return self.keys, self.values
@@ -46,10 +46,10 @@ class InPlaceLayer(DynamicLayer):
         if not self._buffers or len(beam_idx) > len(self.keys):
             self.replace(self.keys[beam_idx], self.values[beam_idx])
             return
-        # Most rows keep their place, see `staying`, so only the moved ones are copied.
+        # Most rows stay in place (see `staying`), so only the ones that move are copied.
         moved = (beam_idx != torch.arange(len(beam_idx), device=beam_idx.device)).nonzero().squeeze(1)
-        for held in (self.keys, self.values):
-            held[moved] = held[beam_idx[moved]]
+        for states in (self.keys, self.values):
+            states[moved] = states[beam_idx[moved]]
         self._show(len(beam_idx), self.get_seq_length())
 
     def cut(self, columns: int) -> None:
@@ -62,7 +62,7 @@ class InPlaceLayer(DynamicLayer):
             self.replace(self.keys[:, :, columns:], self.values[:, :, columns:])
             return
         length = self.get_seq_length() - columns
-        # The window moves over the buffer, which copies nothing.
+        # Only the view moves over the buffer. Nothing is copied.
         self._begin += columns
         self._show(len(self.keys), length)
 
@@ -76,8 +76,8 @@ class InPlaceLayer(DynamicLayer):
         self.keys, self.values, self._buffers, self._begin = keys, values, (), 0
 
     def _show(self, rows: int, columns: int) -> None:
-        where = slice(self._begin, self._begin + columns)
-        self.keys, self.values = (buffer[:rows, :, where] for buffer in self._buffers)
+        window = slice(self._begin, self._begin + columns)
+        self.keys, self.values = (buffer[:rows, :, window] for buffer in self._buffers)
 
 
 def new_cache(model: PreTrainedModel) -> DynamicCache:
@@ -92,7 +92,7 @@ def new_cache(model: PreTrainedModel) -> DynamicCache:
 
 
 def can_join(cache: DynamicCache, model: PreTrainedModel) -> bool:
-    """Whether `cut` and `join` support each layer. They do not support recurrent states and attention by chunks.
+    """Whether `cut` and `join` support each layer. They do not support recurrent states or chunked attention.
 
     Args:
         cache: A cache of the model.
@@ -117,14 +117,14 @@ def cut(cache: DynamicCache, columns: int) -> None:
         if isinstance(layer, InPlaceLayer):
             layer.cut(columns)
         else:
-            # A sliding window holds its newest columns only, so a cut may lie before all of them.
+            # A sliding window holds only its newest columns, so a cut may lie before all of them.
             layer.cumulative_length -= columns
             past = max(layer.keys.shape[2] - layer.cumulative_length, 0)
             layer.keys, layer.values = layer.keys[:, :, past:], layer.values[:, :, past:]
 
 
 def join(cache: DynamicCache, other: DynamicCache) -> None:
-    """Appends the rows of another cache. The shorter one gets columns of padding in front.
+    """Appends the rows of another cache. The shorter cache gets columns of padding on the left.
 
     Args:
         cache: It is changed.

@@ -10,12 +10,12 @@ from ...errors import NotFinite
 
 
 def uniforms(seed: int, keys: Sequence[tuple[int, ...]], length: int) -> Tensor:
-    """Draws uniform numbers in [0, 1), a function of (seed, key) alone.
+    """Draws uniform numbers in [0, 1), which depend on (seed, key) alone.
 
     Args:
         seed: The run's seed.
         keys: B keys of non-negative integers, one for each row.
-        length: Numbers in each row.
+        length: How many numbers each row gets.
 
     Returns:
         (B, length) float64.
@@ -28,7 +28,7 @@ def uniforms(seed: int, keys: Sequence[tuple[int, ...]], length: int) -> Tensor:
 def _nucleus(probabilities: Tensor, top_p: float) -> Tensor:
     """Zeroes all but the smallest set of most likely tokens that holds `top_p` of the mass. (B, V) -> (B, V)."""
     ordered, order = probabilities.sort(-1, descending=True)
-    # The sum before a token decides, so the token that crosses top_p stays in and at least one is left.
+    # The sum before a token decides, so the token that crosses top_p is kept, and at least one token is left.
     outside = ordered.cumsum(-1) - ordered >= top_p
     return probabilities.masked_fill(outside.gather(-1, order.argsort(-1)), 0)
 
@@ -38,7 +38,7 @@ def draw_tokens(logits: Tensor, uniform: Tensor, *, top_p: float = 1.0) -> Tenso
 
     Args:
         logits: (B, V).
-        uniform: (B,) numbers of `uniforms`.
+        uniform: (B,) numbers from `uniforms`.
         top_p: The mass of the most likely tokens that are kept.
 
     Returns:
@@ -51,13 +51,13 @@ def draw_tokens(logits: Tensor, uniform: Tensor, *, top_p: float = 1.0) -> Tenso
 
 
 def draw(logits: Tensor, uniform: Tensor, *, top_p: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Draws tokens as `draw_tokens` does, with log π of each under the whole distribution, from one softmax.
+    """Draws tokens as `draw_tokens` does, and log π of each under the whole distribution, with one softmax.
 
     softmax's own sum loses precision as the vocabulary grows, so log π is log(p / Σp) with Σp in float64.
 
     Args:
         logits: (B, V).
-        uniform: (B,) numbers of `uniforms`.
+        uniform: (B,) numbers from `uniforms`.
         top_p: The mass of the most likely tokens that are kept.
 
     Returns:
@@ -74,54 +74,54 @@ def draw(logits: Tensor, uniform: Tensor, *, top_p: float = 1.0) -> tuple[Tensor
         tokens, total = _inverse_cdf(probabilities, uniform)
     else:
         tokens, total = _inverse_cdf_by_blocks(probabilities, uniform)
-    drawn = probabilities.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
-    return tokens, (drawn / total).log().to(logits.dtype)
+    token_probabilities = probabilities.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+    return tokens, (token_probabilities / total).log().to(logits.dtype)
 
 
 def _inverse_cdf(probabilities: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """The first token whose cumulative sum exceeds the uniform number, (B,), and the sums over all tokens, (B,).
+    """Returns the first token whose cumulative sum exceeds the uniform number, (B,), and the sum over all tokens, (B,).
 
-    Sums are in float64, as V may be large.
+    Sums are in float64, because V may be large.
     """
     cumulative = probabilities.double().cumsum(-1)
     total = cumulative[:, -1]
     _check_sums(total)
-    # Rounding may make the product equal to the total, which no sum exceeds.
+    # Rounding may make the product equal to the total, which no cumulative sum exceeds.
     target = torch.minimum(uniform.to(cumulative) * total, total.nextafter(torch.zeros_like(total)))
     return torch.searchsorted(cumulative, target.unsqueeze(-1), right=True).squeeze(-1), total
 
 
-# A float32 sum of 64 numbers has a relative error below 16 roundings, 1e-6, and so have the bounds of tokens.
+# A float32 sum of 64 numbers has a relative error below 16 roundings, 1e-6. So do the bounds of tokens.
 _BLOCK, _DOUBT = 64, 2e-6
 _BLOCKS_FROM = 1024
 
 
 def _inverse_cdf_by_blocks(probabilities: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """The results of `_inverse_cdf`, with float64 sums only in the block of the vocabulary that holds the token.
+    """Computes the same as `_inverse_cdf`, with float64 sums only in the vocabulary block that holds the token.
 
-    A row whose number is so close to its token's bounds that rounding might decide is drawn by `_inverse_cdf`.
+    If a row's number is so close to its token's bounds that rounding might decide, `_inverse_cdf` draws that row.
     """
     size = probabilities.shape[1]
     full_blocks = size // _BLOCK * _BLOCK
     sums = probabilities[:, :full_blocks].unflatten(1, (-1, _BLOCK)).sum(-1)
     if full_blocks < size:
         sums = torch.cat([sums, probabilities[:, full_blocks:].sum(-1, keepdim=True)], dim=1)
-    ends = sums.double().cumsum(-1)
-    total = ends[:, -1:]
+    block_ends = sums.double().cumsum(-1)
+    total = block_ends[:, -1:]
     _check_sums(total)
-    target = uniform.to(ends).unsqueeze(1) * total
+    target = uniform.to(block_ends).unsqueeze(1) * total
     # Rounding may put the target past the last sum.
-    block = torch.searchsorted(ends, target, right=True).clamp(max=ends.shape[1] - 1)
+    block = torch.searchsorted(block_ends, target, right=True).clamp(max=block_ends.shape[1] - 1)
     within = block * _BLOCK + torch.arange(_BLOCK, device=block.device)
     mass = probabilities.gather(1, within.clamp(max=size - 1)).double().masked_fill(within >= size, 0)
-    cumulative = ends.gather(1, block) - sums.gather(1, block) + mass.cumsum(-1)
-    place = torch.searchsorted(cumulative, target, right=True).clamp(max=_BLOCK - 1)
-    upper = cumulative.gather(1, place)
-    lower = upper - mass.gather(1, place)
-    tokens = (block * _BLOCK + place).squeeze(1)
+    cumulative = block_ends.gather(1, block) - sums.gather(1, block) + mass.cumsum(-1)
+    offset = torch.searchsorted(cumulative, target, right=True).clamp(max=_BLOCK - 1)
+    upper = cumulative.gather(1, offset)
+    lower = upper - mass.gather(1, offset)
+    tokens = (block * _BLOCK + offset).squeeze(1)
     doubtful = (torch.minimum(target - lower, upper - target) < _DOUBT * total).squeeze(1).nonzero().squeeze(1)
     if len(doubtful):
-        tokens[doubtful], _ = _inverse_cdf(probabilities[doubtful], uniform.to(ends)[doubtful])
+        tokens[doubtful], _ = _inverse_cdf(probabilities[doubtful], uniform.to(block_ends)[doubtful])
     return tokens, total.squeeze(1)
 
 

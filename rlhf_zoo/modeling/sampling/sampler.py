@@ -1,8 +1,8 @@
 """Sampling with the log-probability of each sampled token, from one random stream per row.
 
-`model.generate` draws a whole batch from one global generator: another order of rows, batch size or number of processes
-samples other tokens, and so does a resumed run. Here row i draws from a stream that depends only on (seed, key of the
-row, token position). Rows that have ended leave the batch.
+`model.generate` draws a whole batch from one global generator, so the tokens depend on the order of rows, the batch
+size and the number of processes, and a resumed run samples other tokens. Here row i draws from a stream that depends
+only on (seed, key of the row, token position). Rows that have ended leave the batch.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from ...errors import ZooError
 from .decoder import Decoder, GrowingDecoder, base_of, forward, left_pad, takes
 from .random import draw, uniforms
 
-#: Version of the numbers: it grows when the same seed, keys and weights give other tokens, or when log-probabilities,
-#: in sampling or in later passes, differ in their last bits.
+#: Version of the results. Raise it if the same seed, keys and weights give other tokens, or if log-probabilities, in
+#: sampling or in later passes, differ in their last bits.
 SAMPLER = 6
 
-#: Maps what a head reads, (N, H), to V of the state before N tokens, (N,).
+#: Maps the input of the head, (N, H), to V of the state before N tokens, (N,).
 Critic = Callable[[Any], Tensor]
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The tokens that can be sampled: ids below `size` except `holes`. A model may have more rows than tokens."""
+    """The tokens that can be sampled: ids below `size` except `holes`. A model may have more rows than that."""
 
     size: int
     holes: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase, *models: PreTrainedModel) -> Self:
-        """Returns the ids that the tokenizer names and every model has an embedding of.
+        """Returns the ids that the tokenizer names and for which every model has an embedding.
 
         Args:
             tokenizer: The policy's.
@@ -45,7 +45,7 @@ class Vocabulary:
         """
         tables: list[Any] = [model.get_input_embeddings() for model in models]
         rows = min(table.weight.shape[0] for table in tables)
-        # Embeddings are often padded to a multiple of 64, and the extra rows are no tokens.
+        # Embeddings are often padded to a multiple of 64, and the extra rows are not tokens.
         named = {index for index in tokenizer.get_vocab().values() if index < rows}
         size = max(named) + 1
         return cls(size, tuple(index for index in range(size) if index not in named))
@@ -63,12 +63,12 @@ class Samples:
         prompt_mask: (B, P) bool.
         completion_ids: (B, T) int64, right-padded.
         mask: (B, T) bool, True up to and including the end-of-sequence token.
-        logprobs: (B, T) of the sampled token at the sampling temperature, in nats, 0 outside the mask.
-        ended: (B,) bool, whether the row stopped by itself.
-        vocabulary: What could be sampled, so that every model gives log-probabilities of that distribution; None for
-            all rows of the logits.
-        cut: (B,) bool, which completions ended at a text, so without an end token; None for none of them.
-        values: (B, T), what a critic on the policy's trunk predicted before each token; None without such a critic.
+        logprobs: (B, T) in nats, log π of the sampled token at the sampling temperature; 0 outside the mask.
+        ended: (B,) bool, whether the completion ended by itself.
+        vocabulary: The tokens that could be sampled, so that every model gives log-probabilities of that distribution;
+            None for all entries of the logits.
+        cut: (B,) bool, which completions were cut at a text and so have no end token; None if none were.
+        values: (B, T), the predictions of a critic on the policy's trunk before each token; None without such a critic.
     """
 
     prompt_ids: Tensor
@@ -91,14 +91,14 @@ class Samples:
             index: The rows.
         """
         tensors = {name: value for name, value in vars(self).items() if name != "vocabulary" and value is not None}
-        chosen = {name: value[index] for name, value in tensors.items()}
-        prompt = int(chosen["prompt_mask"].sum(1).max())
-        response = int(chosen["mask"].sum(1).max())
+        selected = {name: value[index] for name, value in tensors.items()}
+        prompt_width = int(selected["prompt_mask"].sum(1).max())
+        response_width = int(selected["mask"].sum(1).max())
         for name in ("prompt_ids", "prompt_mask"):
-            chosen[name] = chosen[name][:, -prompt:]
-        for name in {"completion_ids", "mask", "logprobs", "values"} & set(chosen):
-            chosen[name] = chosen[name][:, :response]
-        return Samples(**chosen, vocabulary=self.vocabulary)
+            selected[name] = selected[name][:, -prompt_width:]
+        for name in {"completion_ids", "mask", "logprobs", "values"} & set(selected):
+            selected[name] = selected[name][:, :response_width]
+        return Samples(**selected, vocabulary=self.vocabulary)
 
     def to(self, device: torch.device | str) -> Samples:
         """Moves all tensors.
@@ -113,7 +113,7 @@ class Samples:
 
     @classmethod
     def joined(cls, parts: Sequence[Samples], pad_id: int) -> Samples:
-        """Concatenates samples that are not cut yet and have no values.
+        """Concatenates samples that have not been cut and have no values.
 
         Args:
             parts: The samples.
@@ -124,11 +124,11 @@ class Samples:
         widths = {name: max(getattr(part, name).shape[1] for part in parts) for name in ("prompt_mask", "mask")}
 
         def concatenated(name: str, like: str, fill: float) -> Tensor:
-            """Pads prompts on the left and completions on the right, as they are in one batch."""
+            """Pads prompts on the left and completions on the right, as in a single batch."""
             rows = [getattr(part, name) for part in parts]
-            room = [widths[like] - row.shape[1] for row in rows]
-            sides = [(more, 0) if like == "prompt_mask" else (0, more) for more in room]
-            return torch.cat([pad(row, side, value=fill) for row, side in zip(rows, sides, strict=True)])
+            missing = [widths[like] - row.shape[1] for row in rows]
+            paddings = [(columns, 0) if like == "prompt_mask" else (0, columns) for columns in missing]
+            return torch.cat([pad(row, side, value=fill) for row, side in zip(rows, paddings, strict=True)])
 
         return cls(
             concatenated("prompt_ids", "prompt_mask", pad_id),
@@ -141,17 +141,17 @@ class Samples:
         )
 
     def prompt_lists(self) -> list[list[int]]:
-        """Each prompt's tokens."""
+        """Returns each prompt's tokens."""
         return [ids[keep].tolist() for ids, keep in zip(self.prompt_ids, self.prompt_mask, strict=True)]
 
     def token_lists(self) -> list[list[int]]:
-        """Each completion's real tokens, the end-of-sequence token included."""
+        """Returns each completion's real tokens, including the end-of-sequence token."""
         return [ids[keep].tolist() for ids, keep in zip(self.completion_ids, self.mask, strict=True)]
 
 
 @dataclass(frozen=True)
 class SamplingRequest:
-    """A request of the trainer to an engine: the arguments of `sample`, which documents them."""
+    """The trainer's request to an engine. `sample` documents the fields, which are its arguments."""
 
     prompts: Sequence[Sequence[int]]
     keys: Sequence[tuple[int, ...]]
@@ -187,17 +187,17 @@ def sample(
     Args:
         model: The policy.
         prompts: B non-empty token lists.
-        keys: B tuples of non-negative integers, which identify each row's random stream.
+        keys: B tuples of non-negative integers, which identify the rows' random streams.
         seed: The run's seed.
         max_new_tokens: The most tokens of a completion.
         stop_ids: A completion ends with the first of these tokens.
         pad_id: PAD.
         temperature: Logits are divided by it.
-        top_p: The mass of the most likely tokens that are kept. Log-probabilities are still of the whole distribution.
-        vocabulary: What can be sampled; None for every row of the logits. All else has the probability 0.
-        max_tokens: The most tokens that the cache may hold, padding included; None for no bound. Prompts wait until
-            rows have ended where there is no room.
-        critic: Called with what the model's head reads before each token; None for none.
+        top_p: The mass of the most likely tokens to keep. Log-probabilities still refer to the whole distribution.
+        vocabulary: The tokens that can be sampled; None for every entry of the logits. All others have probability 0.
+        max_tokens: The most tokens that the cache may hold, padding included; None for no bound. Where there is no
+            room, prompts wait until rows have ended.
+        critic: Called with the input of the model's head before each token; None for no critic.
         decoder: Computes the logits over a cache of fixed size; None for one that grows.
 
     Raises:
@@ -208,44 +208,44 @@ def sample(
     device = next(model.parameters()).device
     prompt_ids, prompt_mask = left_pad(prompts, pad_id, device)
     size = len(prompts)
-    # All numbers are drawn before the first token: which of them a row uses depends on its own position only, not on
-    # when other rows end.
+    # All random numbers are drawn before the first token. Which of them a row uses depends only on its own position,
+    # not on when other rows end.
     random = uniforms(seed, keys, max_new_tokens).to(device)
     completion = torch.full((size, max_new_tokens), pad_id, device=device)
     logprobs = torch.zeros((size, max_new_tokens), device=device)
     values = None if critic is None else torch.zeros_like(logprobs)
     ended = torch.zeros(size, dtype=torch.bool, device=device)
-    drawn = torch.zeros(size, dtype=torch.long, device=device)
+    drawn_counts = torch.zeros(size, dtype=torch.long, device=device)
     stops = torch.tensor(list(stop_ids), device=device, dtype=torch.long)
 
     lengths, waiting = [len(prompt) for prompt in prompts], list(range(size))
     if max_tokens is not None:
         check_fits(lengths, max_new_tokens, max_tokens)
-        # `room` takes the last of the rows that may start as the longest one, and rows of similar length need little
-        # padding.
+        # Sorted by length, because `room` expects the last of the rows that may start to be the longest, and because
+        # rows of similar length need little padding.
         waiting.sort(key=lengths.__getitem__)
     if decoder is None:
         decoder = GrowingDecoder(model, length=max_new_tokens, max_tokens=max_tokens)
     while waiting or len(decoder.rows):
         count, running = 0, len(decoder.rows)
         if waiting:
-            count = decoder.room([lengths[row] for row in waiting], max_new_tokens - drawn[decoder.rows])
+            count = decoder.room([lengths[row] for row in waiting], max_new_tokens - drawn_counts[decoder.rows])
         # A prefill is a separate pass. While many rows run, it waits until enough of them have ended to be worth it.
         if count and count >= min(len(waiting), running / 4):
             entering, waiting = waiting[:count], waiting[count:]
-            following, rows = decoder.prefill([prompts[row] for row in entering], entering, pad_id)
+            output, rows = decoder.prefill([prompts[row] for row in entering], entering, pad_id)
         else:
-            following, rows = decoder.step()
-        at = drawn[rows]
-        tokens, logps = draw(scaled(following.logits, temperature, vocabulary), random[rows, at], top_p=top_p)
-        completion[rows, at], logprobs[rows, at] = tokens, logps
+            output, rows = decoder.step()
+        positions = drawn_counts[rows]
+        tokens, logps = draw(scaled(output.logits, temperature, vocabulary), random[rows, positions], top_p=top_p)
+        completion[rows, positions], logprobs[rows, positions] = tokens, logps
         if critic is not None and values is not None:
-            values[rows, at] = critic(following.states)
+            values[rows, positions] = critic(output.states)
         stopped = torch.isin(tokens, stops)
         ended[rows] = stopped
-        drawn[rows] = at + 1
-        decoder.keep(tokens, stopped | (at + 1 == max_new_tokens))
-    mask = torch.arange(int(drawn.max()), device=device) < drawn.unsqueeze(1)
+        drawn_counts[rows] = positions + 1
+        decoder.keep(tokens, stopped | (positions + 1 == max_new_tokens))
+    mask = torch.arange(int(drawn_counts.max()), device=device) < drawn_counts.unsqueeze(1)
     width = mask.shape[1]
     values = None if values is None else values[:, :width]
     return Samples(
@@ -254,7 +254,7 @@ def sample(
 
 
 def check_fits(lengths: Iterable[int], room: int, max_tokens: int | None) -> None:
-    """Checks that each prompt with its completion fits into the cache by itself.
+    """Checks that the cache has room for each prompt with its completion alone.
 
     Args:
         lengths: Tokens of the prompts.
@@ -272,34 +272,34 @@ def check_fits(lengths: Iterable[int], room: int, max_tokens: int | None) -> Non
 
 
 def scaled(logits: Tensor, temperature: float, vocabulary: Vocabulary | None) -> Tensor:
-    """Divides logits by the temperature and leaves out what cannot be sampled.
+    """Divides logits by the temperature and leaves out tokens that cannot be sampled.
 
     Args:
         logits: (..., V).
         temperature: The temperature.
-        vocabulary: What can be sampled; None for all.
+        vocabulary: The tokens that can be sampled; None for all.
 
     Returns:
         (..., size) float32. The probability of a hole is 0.
     """
     if vocabulary is None:
         return logits.float() / temperature
-    kept = logits[..., : vocabulary.size].float() / temperature
+    scaled_logits = logits[..., : vocabulary.size].float() / temperature
     if not vocabulary.holes:
-        return kept
-    # Not −∞: in a sum Σ p·log p it would make NaN of 0·∞.
-    holes = torch.tensor(vocabulary.holes, device=kept.device)
-    return kept.index_fill(-1, holes, torch.finfo(torch.float32).min / 2)
+        return scaled_logits
+    # Not −∞: in a sum Σ p·log p, 0·∞ would give NaN.
+    holes = torch.tensor(vocabulary.holes, device=scaled_logits.device)
+    return scaled_logits.index_fill(-1, holes, torch.finfo(torch.float32).min / 2)
 
 
 def check_cached(model: PreTrainedModel) -> None:
-    """Checks that a model takes `past_key_values`. Without them it would forget all tokens but the last.
+    """Checks that a model accepts `past_key_values`. Without them it would see only the last token.
 
     Args:
         model: The policy.
 
     Raises:
-        ZooError: It does not.
+        ZooError: The model does not accept them.
     """
     if not takes(model, "past_key_values"):
         raise ZooError(
@@ -317,20 +317,20 @@ def next_logits(
     temperature: float = 1.0,
     vocabulary: Vocabulary | None = None,
 ) -> Tensor:
-    """Logits of the next token of rows without padding, as `sample` computes them.
+    """Computes next-token logits of rows without padding, as `sample` does.
 
     Args:
         model: The policy.
-        ids: (B, I) int64, the tokens that the cache does not have yet.
+        ids: (B, I) int64, the tokens that are not in the cache yet.
         cache: It gets these tokens.
         length: Tokens of each row.
         temperature: Logits are divided by it.
-        vocabulary: What can be sampled; None for all.
+        vocabulary: The tokens that can be sampled; None for all.
 
     Returns:
         (B, V) float32.
     """
     size, new = ids.shape
     positions = torch.arange(length - new, length, device=ids.device).expand(size, new)
-    following = forward(model, ids, ids.new_ones(size, length), positions, cache)
-    return scaled(following.logits, temperature, vocabulary)
+    output = forward(model, ids, ids.new_ones(size, length), positions, cache)
+    return scaled(output.logits, temperature, vocabulary)

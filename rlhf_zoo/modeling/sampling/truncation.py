@@ -1,4 +1,4 @@
-"""Cuts completions after they were sampled: at a text after a position, or at a length drawn for each."""
+"""Cuts completions after sampling: at a text that occurs after a position, or at a length drawn for each."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from .sampler import Samples
 def cut(samples: Samples, lengths: Tensor, *, at_text: Tensor) -> Samples:
     """m'_t = m_t·1[t < n]: keeps the first n tokens of each completion.
 
-    As every token draws its own random number, the tokens that are left are those of an uncut rollout.
+    Every token draws its own random number, so the tokens that are left are the same as in an uncut rollout.
 
     Args:
         samples: B completions.
@@ -29,13 +29,13 @@ def cut(samples: Samples, lengths: Tensor, *, at_text: Tensor) -> Samples:
     # Sums over rows need no mask because of these zeros.
     logprobs = samples.logprobs.masked_fill(~mask, 0)
     shorter = replace(samples, mask=mask, logprobs=logprobs, ended=ended, cut=at_text)
-    return shorter.rows(slice(None))  # without the columns that no row reaches any more
+    return shorter.rows(slice(None))  # drops the columns that no row reaches any more
 
 
 def drawn_lengths(seed: int, keys: Sequence[tuple[int, ...]], *, shortest: int, longest: int) -> Tensor:
-    """Draws n_i uniformly from shortest, …, longest, as old TRL's LengthSampler, which excluded its upper bound.
+    """Draws n_i uniformly from shortest, …, longest. TRL's old LengthSampler did so too, but excluded its upper bound.
 
-    The numbers come from a stream of their own, so they depend on the seed and the row alone, and change no token.
+    The numbers come from a separate stream, so they depend only on the seed and the row, and change no token.
 
     Args:
         seed: The run's seed.
@@ -53,20 +53,20 @@ def drawn_lengths(seed: int, keys: Sequence[tuple[int, ...]], *, shortest: int, 
 def text_end(
     tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], *, text: str, after: int, prompt: Sequence[int] = ()
 ) -> int | None:
-    """Finds where a text ends a completion.
+    """Finds where a given text ends a completion.
 
     Args:
         tokenizer: The policy's.
         ids: Token ids of the completion.
         text: The text.
-        after: The text counts only after so many tokens.
+        after: The text counts only after this many tokens.
         prompt: Token ids of the prompt.
 
     Returns:
-        Tokens up to and including the first such text; None where it does not occur.
+        The number of tokens up to and including its first occurrence; None if it does not occur.
 
-    Source: truncate_token and truncate_after of lm-human-preferences (`lm_tasks.py`, arXiv:1909.08593), for a text in
-    the place of one token.
+    Source: truncate_token and truncate_after of lm-human-preferences (`lm_tasks.py`, arXiv:1909.08593), for a text
+    instead of one token.
     """
     if len(ids) <= after:
         return None
@@ -77,13 +77,13 @@ def text_end(
 
 @dataclass(frozen=True)
 class Truncation:
-    """How completions are cut. Those cut at the text have ended; those cut at their length have not.
+    """How completions are cut. A completion cut at the text has ended; one cut at its length has not.
 
     Attributes:
         longest: The most tokens of a completion.
         shortest: Each completion may have a length drawn from here to `longest`; None draws none.
         text: A text that ends a completion; None for none.
-        after: The text counts only after so many tokens.
+        after: The text counts only after this many tokens.
     """
 
     longest: int
@@ -102,24 +102,24 @@ class Truncation:
         Args:
             samples: The samples.
             tokenizer: The policy's.
-            seed: As they were sampled with.
-            keys: As they were sampled with.
+            seed: The seed that they were sampled with.
+            keys: The keys that they were sampled with.
         """
         if not self:
             return samples
         lengths = samples.mask.sum(1)
         if self.shortest is not None:
-            drawn = drawn_lengths(seed, keys, shortest=self.shortest, longest=self.longest)
-            lengths = torch.minimum(lengths, drawn.to(lengths))
-        ends: list[int | None] = [None] * len(samples)
+            drawn_limits = drawn_lengths(seed, keys, shortest=self.shortest, longest=self.longest)
+            lengths = torch.minimum(lengths, drawn_limits.to(lengths))
+        text_ends: list[int | None] = [None] * len(samples)
         if self.text is not None:
-            ends = [
-                text_end(tokenizer, ids[:most], text=self.text, after=self.after, prompt=prompt)
-                for prompt, ids, most in zip(
+            text_ends = [
+                text_end(tokenizer, ids[:limit], text=self.text, after=self.after, prompt=prompt)
+                for prompt, ids, limit in zip(
                     samples.prompt_lists(), samples.token_lists(), lengths.tolist(), strict=True
                 )
             ]
-        counts = [most if end is None else end for end, most in zip(ends, lengths.tolist(), strict=True)]
+        counts = [limit if end is None else end for end, limit in zip(text_ends, lengths.tolist(), strict=True)]
         device = lengths.device
-        at_text = torch.tensor([end is not None for end in ends], device=device)
+        at_text = torch.tensor([end is not None for end in text_ends], device=device)
         return cut(samples, torch.tensor(counts, device=device), at_text=at_text)

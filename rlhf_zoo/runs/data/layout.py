@@ -178,15 +178,15 @@ def _in_turns(rows: Dataset, form: Form, *, text: str, declared: Mapping[str, st
     """
     names = set(rows.column_names)
     fits = any(needed <= names for needed in _columns_of(form, text))
-    named = named_conversations(rows, of_texts=form == "texts", fits=fits) if form != "labeled" else {}
-    for target, source in named.items():
+    renamed = named_conversations(rows, of_texts=form == "texts", fits=fits) if form != "labeled" else {}
+    for target, source in renamed.items():
         rows = rows.rename_column(source, target)
     need_form(rows.column_names, form, text=text, of=of, declared=declared)
     if form == "prompts" and "prompt" in rows.column_names:
         read = ["prompt"]  # other columns are for reward functions
     else:
         read = ["prompt", "messages", "completion", "chosen", "rejected"] if form != "labeled" else []
-    sharegpt = bool(named) or SHAREGPT in declared.values()
+    sharegpt = bool(renamed) or SHAREGPT in declared.values()
     return in_our_turns(rows, read, system=sharegpt, of=of[:1].lower() + of[1:])
 
 
@@ -245,9 +245,9 @@ def _with_columns(rows: Dataset, values: Sequence[Mapping[str, Any]], *, drop: S
 
     from .tables import dataset_of
 
-    made = dataset_of({name: [row[name] for row in values] for name in values[0]})
-    kept = [name for name in rows.column_names if name not in made.column_names and name not in drop]
-    return concatenate_datasets([rows.select_columns(kept), made], axis=1) if kept else made
+    added = dataset_of({name: [row[name] for row in values] for name in values[0]})
+    remaining = [name for name in rows.column_names if name not in added.column_names and name not in drop]
+    return concatenate_datasets([rows.select_columns(remaining), added], axis=1) if remaining else added
 
 
 def split_pair(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -263,22 +263,22 @@ def split_pair(row: Mapping[str, Any]) -> dict[str, Any]:
         ZooError: Two conversations differ from their first turn on.
     """
     chosen, rejected = row["chosen"], row["rejected"]
-    most = min(len(chosen), len(rejected))
-    same = next((place for place in range(most) if chosen[place] != rejected[place]), most)
+    shorter = min(len(chosen), len(rejected))
+    common = next((place for place in range(shorter) if chosen[place] != rejected[place]), shorter)
     if isinstance(chosen, str):
-        place = chosen[:same].rfind(_ANSWER)
+        place = chosen[:common].rfind(_ANSWER)
         # A newline belongs to the prompt, and a space to the answer's first word, as tokenizers split them.
-        space = _last_space(chosen[:same])
-        same = place + len(_ANSWER) if place >= 0 else space + (space >= 0 and chosen[space] != " ")
-        same = max(same, 0)
+        space = _last_space(chosen[:common])
+        common = place + len(_ANSWER) if place >= 0 else space + (space >= 0 and chosen[space] != " ")
+        common = max(common, 0)
     else:
-        same = min(same, most - 1)
-        if same == 0:
+        common = min(common, shorter - 1)
+        if common == 0:
             raise ZooError(
                 "A pair of conversations starts with two different turns, so it has no prompt: add a column 'prompt', "
                 "or correct the row."
             )
-    return {"prompt": chosen[:same], "chosen": chosen[same:], "rejected": rejected[same:]}
+    return {"prompt": chosen[:common], "chosen": chosen[common:], "rejected": rejected[common:]}
 
 
 def _last_space(text: str) -> int:

@@ -1,4 +1,4 @@
-"""Checks and types a recipe's keys: YAML and flags in, dataclasses out."""
+"""Checks a recipe's keys and converts them from YAML and flags to dataclasses."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ from .values import checked_keys, type_hints
 
 @dataclass(frozen=True)
 class RecipeConfig:
-    """The keys of recipe.yaml: what the stages share."""
+    """The keys of recipe.yaml, which the stages share."""
 
     description: str = field(metadata={"help": "What the recipe shows, in one sentence: the card's first."})
     license: str = option("apache-2.0", "Of the checkpoints, as the Hub names licenses.")
@@ -134,8 +134,9 @@ class StageSettings:
         trainer: The trainer's keys, a TrainingArguments.
         model: trl's ModelConfig.
         release: What is published.
-        keep: save_total_limit. The trainer does not get it: it would delete checkpoints that are not sent yet.
-        resolved: The keys that the recipe and flags set. They are recorded, and their fingerprint tells runs apart.
+        keep: save_total_limit. The trainer does not get it, because it would delete checkpoints that are not sent yet.
+        resolved: The keys that the recipe and flags set. They are recorded, and their fingerprint identifies the run's
+            settings.
     """
 
     stage: str
@@ -160,7 +161,7 @@ BESIDE_KEYS = ("recipe", "ppo", "evaluation", "data", "parents")
 
 
 def stage_keys(stage: str) -> dict[str, tuple[Any, Any, str]]:
-    """Returns every key that a stage takes.
+    """Returns every key that a stage accepts.
 
     Args:
         stage: Name of the stage.
@@ -169,7 +170,7 @@ def stage_keys(stage: str) -> dict[str, tuple[Any, Any, str]]:
         Name -> (type, default, help).
     """
     left_out = refused_keys(stage).union(RUN_KEYS)
-    entries = (entry for kind in _dataclasses(stage) for entry in _keys_of(kind).items())
+    entries = (entry for data_class in _dataclasses(stage) for entry in _keys_of(data_class).items())
     return {name: key for name, key in entries if name not in left_out}
 
 
@@ -201,18 +202,18 @@ def recipe_config(recipe: Recipe, flags: Mapping[str, Any] | None = None) -> Rec
         ZooError: A key is unknown, mistyped or missing, or a download may not set it.
     """
     shared = dict(recipe.shared)
-    where = str(recipe.source("recipe"))
+    source = str(recipe.source("recipe"))
     evaluation = shared.pop("evaluation", None) or {}
     if not isinstance(evaluation, dict):
-        raise ZooError(f"evaluation in {where} is no mapping: put its keys under it, indented.")
+        raise ZooError(f"evaluation in {source} is no mapping: put its keys under it, indented.")
     check_download(recipe, "recipe", shared, flags or {})
     check_download(recipe, "evaluation", evaluation, {key.partition(".")[2]: None for key in flags or {}})
     hints, nested_hints = _recipe_hints()
-    checked = checked_keys(shared, hints, where, of="recipe.yaml")
-    checked |= checked_keys({f"evaluation.{name}": value for name, value in evaluation.items()}, nested_hints, where)
+    checked = checked_keys(shared, hints, source, of="recipe.yaml")
+    checked |= checked_keys({f"evaluation.{name}": value for name, value in evaluation.items()}, nested_hints, source)
     checked |= recipe_flags(flags or {})
     if "description" not in checked:
-        raise ZooError(f"{where} has no description: describe in a line what the recipe trains.")
+        raise ZooError(f"{source} has no description: describe in a line what the recipe trains.")
     shared = {name: value for name, value in checked.items() if name in hints}
     nested = {name.removeprefix("evaluation."): value for name, value in checked.items() if name in nested_hints}
     evaluation_config = EvaluationConfig(**nested)
@@ -253,13 +254,13 @@ def _recipe_hints() -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _elsewhere(name: str, hints: Mapping[str, Any]) -> str:
-    """Returns where a flag without a stage in front belongs, for the message."""
+    """Returns the end of the error for an unknown flag without `STAGE.`, which says how to write it."""
     flags = {key: key for key in hints}
     for stage in STAGES:
         flags |= {f"{stage}.{key}": key for key in declared_keys(stage)}
     flags |= {key: key.partition(".")[2] for key in hints if key.startswith("evaluation.")}
-    if named := [f"--{flag}" for flag, key in flags.items() if key == name]:
-        return f": write {' or '.join(named)}."
+    if matches := [f"--{flag}" for flag, key in flags.items() if key == name]:
+        return f": write {' or '.join(matches)}."
     near = did_you_mean(name, {*flags, *flags.values()})
     return near or ": `rlhf-zoo recipes keys recipe` lists them, and a stage's key is written --STAGE.KEY."
 
@@ -267,14 +268,14 @@ def _elsewhere(name: str, hints: Mapping[str, Any]) -> str:
 def stage_settings(
     recipe: Recipe, stage: str, flags: Mapping[str, Any], *, shared_flags: Mapping[str, Any], output_dir: Path
 ) -> StageSettings:
-    """Checks and types a stage's keys before anything is trained: its YAML, then the flags.
+    """Checks and types a stage's keys before any training: its YAML, then the flags.
 
     Args:
         recipe: The recipe.
         stage: Name of the stage.
         flags: Flags of the stage's keys.
         shared_flags: Flags of recipe.yaml's keys.
-        output_dir: Where the trainer writes.
+        output_dir: The folder that the trainer writes to.
 
     Returns:
         The settings.
@@ -288,11 +289,11 @@ def stage_settings(
     settle()
     keys = stage_keys(stage)
     hints = {name: hint for name, (hint, _, _) in keys.items()}
-    of, refused = f"the stage {stage}", refused_keys(stage)
+    stage_text, refused = f"the stage {stage}", refused_keys(stage)
     check_download(recipe, stage, recipe.stages[stage], flags)
-    resolved = checked_keys(recipe.stages[stage], hints, str(recipe.source(stage)), of=of, refused=refused)
+    resolved = checked_keys(recipe.stages[stage], hints, str(recipe.source(stage)), of=stage_text, refused=refused)
     resolved = obeyed(recipe, stage, resolved)
-    resolved |= checked_keys(flags, hints, "the command's flags", of=of, refused=refused, flag=f"--{stage}.")
+    resolved |= checked_keys(flags, hints, "the command's flags", of=stage_text, refused=refused, flag=f"--{stage}.")
     resolved.setdefault("seed", shared.seed)
     if "report_to" in resolved and resolved["report_to"] is None:
         resolved["report_to"] = "none"  # the trainer's own value for "no reporting"
@@ -312,8 +313,8 @@ def stage_settings(
     arguments |= share_of_batch({name: default for name, (_, default, _) in keys.items()} | arguments, stage)
     try:
         data, trainer, model, release = (
-            kind(**{name: value for name, value in arguments.items() if name in type_hints(kind)})
-            for kind in _dataclasses(stage)
+            data_class(**{name: value for name, value in arguments.items() if name in type_hints(data_class)})
+            for data_class in _dataclasses(stage)
         )
     except (ValueError, TypeError, ImportError) as error:
         first = str(error).strip().splitlines()[0].rstrip(".")
@@ -324,7 +325,9 @@ def stage_settings(
         from transformers.training_args import OptimizerNames
 
         if trainer.load_best_model_at_end:
-            raise ZooError(f"load_best_model_at_end of {of} loads whole weights, and fsdp2 shards them: leave it out.")
+            raise ZooError(
+                f"load_best_model_at_end of {stage_text} loads whole weights, and fsdp2 shards them: leave it out."
+            )
         check_shards(trainer.world_size, OptimizerNames(trainer.optim).value)
     check_rule(stage, release, trainer, held_out=data.evaluated_split)
     if (
@@ -332,10 +335,10 @@ def stage_settings(
         and data.evaluated_split is None
         and (stage == "reward" or not data.held_out_share)
     ):
-        keys_of = "dataset_validation_split" if stage == "reward" else "dataset_test_split or held_out_share"
+        split_keys = "dataset_validation_split" if stage == "reward" else "dataset_test_split or held_out_share"
         raise ZooError(
             f"eval_strategy of the stage {stage} is {trainer.eval_strategy.value}, and nothing is held out to evaluate "
-            f"on: set {keys_of}, or eval_strategy to no."
+            f"on: set {split_keys}, or eval_strategy to no."
         )
     if release.push_merged and not model.use_peft:
         raise ZooError(f"push_merged of the stage {stage} needs use_peft: without LoRA the checkpoint is the model.")
@@ -347,13 +350,13 @@ def stage_settings(
 
 
 def recorded_settings(resolved: Mapping[str, Any], stage: str, names: Sequence[str], *, where: str) -> dict[str, Any]:
-    """Returns some of a stage's keys as a run recorded them, with the default where it set none.
+    """Returns some of a stage's keys as a run recorded them, with defaults for keys that it did not set.
 
     Args:
         resolved: Settings of run.json or of a published recipe.json, which is not trusted: only `names` are read.
         stage: Name of the stage.
         names: The keys to return.
-        where: What holds the settings, for the message.
+        where: The source of the settings, for the message.
 
     Returns:
         Name -> typed value.
@@ -368,7 +371,7 @@ def recorded_settings(resolved: Mapping[str, Any], stage: str, names: Sequence[s
 
 
 def _check_trainer(trainer: Any, stage: str) -> None:
-    """Raises ZooError for values that TrainingArguments accept and that training would fail on."""
+    """Raises ZooError for values that TrainingArguments accepts but that would make training fail."""
     from transformers.integrations.integration_utils import get_reporting_integration_callbacks
 
     if trainer.max_steps == 0:
@@ -391,7 +394,7 @@ def parse_flags(arguments: Sequence[str]) -> dict[str, dict[str, Any]]:
         arguments: The words of the command line.
 
     Returns:
-        Stage -> key -> value; '' holds keys without `STAGE.` in front.
+        Stage -> key -> value; '' has the keys without `STAGE.` in front.
 
     Raises:
         ZooError: A word belongs to no flag, or a flag is given twice.
