@@ -90,7 +90,7 @@ def test_what_a_package_has_wrong_breaks_no_other(
         "gone": "zoo-broken 2.0 registers the recipe 'gone' as zoo_broken.gone, and there is no recipe.yaml in such",
         "nowhere": "registers the recipe 'nowhere' as zoo_not_there.x, and there is no recipe.yaml in such a folder",
         "unread": "recipe.yaml, line 2 is not valid YAML",
-        "unsaid": "zoo.yaml does not say hardware, which the list of recipes shows: add it.",
+        "unsaid": "zoo.yaml has no hardware, which the list of recipes shows: add it.",
     }.items():
         [sentence] = [one for one in left_out if one.startswith(f"The recipe {name!r} of an installed package is left")]
         assert why in sentence

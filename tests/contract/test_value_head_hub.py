@@ -13,7 +13,8 @@ import pytest, torch
 from huggingface_hub import HfApi
 from safetensors.torch import load_file, save_file
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.modeling.value_head import *
+from rlhf_zoo.modeling.value_head import VALUE_HEAD_FILE, read_value_head
+from rlhf_zoo.modeling.value_head_models import *
 from value_head_models import *
 
 api = HfApi()

@@ -58,7 +58,7 @@ def published(hub: ThreadHub, repo: str) -> Path:
 def test_code_runs_where_the_command_line_says_so_and_goes_with_what_is_trained(
     hub: ThreadHub, recipe: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(ZooError, match=rf"The model {BASE} needs program code of its own .* give {FLAG}"):
+    with pytest.raises(ZooError, match=rf"The model {BASE} needs program code of its own .* pass {FLAG}"):
         command(hub, "run", "mine")
     assert not (tmp_path / "ran").exists() and not Path("runs/mine/sft").exists()
     command(hub, "sft", "mine", FLAG, "--push_to_hub", "--max_steps", "1")
@@ -71,14 +71,14 @@ def test_code_runs_where_the_command_line_says_so_and_goes_with_what_is_trained(
     assert [path.name for path in sorted(pulled.glob("*.py"))] == FILES
     (tmp_path / "ran").unlink()
     for load in (load_causal, load_classifier, critic_from):
-        with pytest.raises(ZooError, match=f"program code of its own .* give {FLAG}"):
+        with pytest.raises(ZooError, match=f"program code of its own .* pass {FLAG}"):
             load(pulled)
     assert not (tmp_path / "ran").exists()
     with trusting():
         assert type(load_causal(pulled)).__name__ == "StrangeForCausalLM"
         assert critic_from(pulled).config.num_labels == 1
     card = (pulled / "README.md").read_text()
-    assert f"Program code that `{BASE}` at commit" in card and "trust_remote_code=True" in card
+    assert f"Custom code of `{BASE}` at commit" in card and "trust_remote_code=True" in card
     assert json.loads((pulled / "rlhf_card.json").read_text())["remote_code"][0]["files"] == ran[0]["files"]
 
 
@@ -119,7 +119,7 @@ def test_every_stage_and_the_evaluation(hub: ThreadHub, recipe: Path, lora: bool
             assert load(pulled)
             if load is load_causal:
                 assert critic_from(pulled / CRITIC_DIR)
-        with pytest.raises(ZooError, match=f"give {FLAG}"):
+        with pytest.raises(ZooError, match=f"pass {FLAG}"):
             load(pulled)
-    with pytest.raises(ZooError, match=f"give {FLAG}"):
+    with pytest.raises(ZooError, match=f"pass {FLAG}"):
         command(hub, "trace", "runs/mine", "--prompt", "how")

@@ -94,7 +94,7 @@ def test_what_is_wrong_is_told_with_its_mend(tmp_path: Path, splits: dict) -> No
     with pytest.raises(ZooError, match=r"There is no data set at .*nothing"):
         prepare(str(tmp_path / "nothing"), seed=0)
     splits["train"][3].pop("topic")
-    with pytest.raises(ZooError, match=r"split train, has no column 'topic' in row 4 \(found: chosen, rejected\)"):
+    with pytest.raises(ZooError, match=r"split train, has no column 'topic' in row 4 \(it has chosen, rejected\)"):
         prepare(str(write(tmp_path, splits)), seed=0)
 
 

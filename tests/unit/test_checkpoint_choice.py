@@ -120,7 +120,7 @@ def test_the_verdict_may_choose_later(tmp_path):
         with pytest.raises(ZooError, match=f"the stage {stage} has no verdict: set last or best"):
             check_rule(stage, RECOMMENDED, trainer(), held_out="validation")
     merged = ReleaseArguments(release="recommended", push_merged=True)
-    with pytest.raises(ZooError, match="give one of them"):
+    with pytest.raises(ZooError, match="set one of them"):
         check_rule("ppo", merged, trainer(), held_out=None)
     found = record(tmp_path)
     assert promising(found, RECOMMENDED, trainer()) == set(STEPS)

@@ -283,7 +283,7 @@ def test_a_judge_of_the_same_labels_learns_from_pairs_that_the_reward_model_neve
     # Another judge leaves it and the reward model as they are; other keys of the reward model are another one's.
     before = tree(tmp_path / "run/judge")
     assert evaluate.run(judged(context, JUDGE)) is True
-    with pytest.raises(ZooError, match="was trained with another max_steps than this command says"):
+    with pytest.raises(ZooError, match="was trained with another max_steps than this command sets"):
         evaluate.run(flagged(judge_share=0.5, max_steps=1))
     evaluate.check_judges(flagged(judge_share=0.5, max_steps=1), anew=True)
     assert tree(tmp_path / "run/judge") == before
@@ -370,7 +370,7 @@ def test_the_evaluation_is_of_what_was_trained_whatever_file_and_flags_say_now(
     stages = {**trained.recipe.stages, "ppo": {**trained.recipe.stages["ppo"], "response_length": 3}}
     assert evaluate.run(replace(plain, recipe=replace(trained.recipe, stages=stages)))
     assert read_json(tmp_path / "run/eval/evaluation.json")["max_new_tokens"] == length != 3
-    with pytest.raises(ZooError, match="was trained with another response_length than this command says"):
+    with pytest.raises(ZooError, match="was trained with another response_length than this command sets"):
         evaluate.run(replace(plain, flags={"ppo": {"response_length": "3"}}))
 
 

@@ -101,7 +101,7 @@ def test_a_strangers_run_names_no_repository_to_restore_from(thread_hub: ThreadH
     send(thread_hub, own, namespace="public")
     assert thread_hub.api().repo_exists("public/toy-ppo")
     change_signature(tmp_path)
-    with pytest.raises(ZooError, match="cannot be had from other/toy-ppo@step-000010"):
+    with pytest.raises(ZooError, match="cannot be loaded from other/toy-ppo@step-000010"):
         send(thread_hub, tmp_path, namespace="other")
 
 
