@@ -53,7 +53,8 @@ def test_rows_that_max_length_cuts_are_counted(folder: Path, caplog: pytest.LogC
     assert read_json(write_summary(context, trained=True))["cut_rows"] == counted
     make_card(record.path)
     assert (
-        "cut 3 of the 6 rows that it learned from**; of 1 of them no token" in (record.path / "README.md").read_text()
+        "truncated 3 of the 6 training rows**; 1 of them lost the whole answer."
+        in (record.path / "README.md").read_text()
     )
 
 

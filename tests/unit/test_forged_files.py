@@ -121,7 +121,7 @@ def test_a_strangers_run_names_no_local_data(strange: Path) -> None:
     source = Checkpoint(str(strange), strange)
     document = StageRecord(strange).read()
     policy = TracedPolicy(source, source, (), None, None, 1, document["resolved"], strange / "run.json", trusted=False)
-    with pytest.raises(ZooError, match=r"dataset_name is '.*secret\.jsonl', a path of the machine"):
+    with pytest.raises(ZooError, match=r"dataset_name to '.*secret\.jsonl', a path on the machine"):
         policy_eval._named_data(strange, policy, CLIENT)
 
 

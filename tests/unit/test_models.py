@@ -109,9 +109,9 @@ def test_another_models_checkpoint_is_refused(tmp_path: Path) -> None:
     ActorCritic(causal("gpt2"), critic_from(classifier("gpt2"))).save_pretrained(tmp_path)
     with pytest.raises(ZooError, match="another model's checkpoint"):
         actor.load_checkpoint(tmp_path)
-    with pytest.raises(ZooError, match=r"holds no critic/value_head\.safetensors"):
+    with pytest.raises(ZooError, match=r"has no critic/value_head\.safetensors"):
         ActorCritic(policy := causal("gpt2"), shared_value_head(policy)).load_checkpoint(tmp_path)
-    with pytest.raises(ZooError, match=r"holds no adapter_model\.safetensors"):
+    with pytest.raises(ZooError, match=r"has no adapter_model\.safetensors"):
         ActorCritic(get_peft_model(causal("gpt2"), LoraConfig()), actor.value_model).load_checkpoint(tmp_path)
     narrow = ActorCritic(causal("gpt2", n_embd=16), critic_from(classifier("gpt2", n_embd=16)))
     with pytest.raises(ZooError, match="another model's checkpoint"):

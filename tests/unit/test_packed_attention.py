@@ -82,7 +82,7 @@ def test_a_model_whose_rows_would_see_each_other_is_refused_and_left_as_it_was(f
     before, samples = model.config._attn_implementation, some()
     with torch.no_grad():
         padded = response_outputs(model, samples)
-    with pytest.raises(ZooError, match=r"^padding_free .*the policy, a.*: leave"):
+    with pytest.raises(ZooError, match=r"^padding_free .*the policy, a.*: remove"):
         enable_packing(model, of="the policy")
     assert model.config._attn_implementation == before and not takes_packed_rows(model)
     with torch.no_grad():

@@ -57,7 +57,7 @@ def test_a_score_that_is_not_finite_names_its_row(samples: Samples) -> None:
     model.get_input_embeddings().weight[unseen] = math.nan
     rows = [[*make_tokenizer()(p)["input_ids"], *c] for p, c in zip(PROMPTS, samples.token_lists(), strict=True)]
     row = next(i for i, ids in enumerate(rows) if unseen in ids)
-    with pytest.raises(ZooError, match=f"reward_model scored nan for row {row}, prompt '{PROMPTS[row]}': look at"):
+    with pytest.raises(ZooError, match=f"reward_model scored nan for row {row}, prompt '{PROMPTS[row]}': check its"):
         call(Rewards([one, scorer]), samples)
 
 
@@ -131,7 +131,7 @@ def test_a_model_that_would_be_misread_is_refused() -> None:
     policy, as_eos, without = make_tokenizer(), make_tokenizer(), make_tokenizer()
     as_eos.pad_token, without.pad_token = "<eos>", None
     for tokenizer in (as_eos, without):
-        with pytest.raises(ZooError, match=r"(pads with its EOS|has no PAD),.*by reward_pad_token"):
+        with pytest.raises(ZooError, match=r"(pads with its EOS|has no PAD),.*: set reward_pad_token"):
             RewardModel(make_reward_model(), tokenizer, policy)
         named = RewardModel(model := make_reward_model(), tokenizer, policy, pad_token="<pad>")
         texts = {"texts": ["abc", "d"], "ended": [True, True]}

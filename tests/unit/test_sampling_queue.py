@@ -85,7 +85,7 @@ def test_recurrent_layers_are_not_joined() -> None:
 
 def test_a_prompt_without_room_is_refused() -> None:
     model, _ = miniatures.load("GPT-2")
-    with pytest.raises(ZooError, match=r"max_rollout_batch_tokens is 79, .* 60 tokens .* up to 20 takes 80"):
+    with pytest.raises(ZooError, match=r"max_rollout_batch_tokens is 79, .* 60 tokens .* up to 20 needs 80"):
         drawn(model, [], max_tokens=79)
 
 

@@ -33,7 +33,7 @@ def test_tokens_that_are_named():
     settle_padding(tokenizer, model, pad_token="<|reserved_special_token_0|>", eos_token="<|end_of_text|>")
     assert (tokenizer.pad_token, tokenizer.eos_token) == ("<|reserved_special_token_0|>", "<|end_of_text|>")
     said = settle_padding(tokenizer, model, pad_token="<|finetune_right_pad_id|>")
-    assert said is not None and said.startswith("The tokenizer pads with <|reserved_special_token_0|>: <|finetune_")
+    assert said is not None and "reserved_special_token_0|>: PAD is now <|finetune_right_pad_id|> (id 3)" in said
     assert settle_padding(tokenizer, model, pad_token="<|finetune_right_pad_id|>") is None
     for given in ({"pad_token": "<nothing>"}, {"pad_token": tokenizer.eos_token}, {"eos_token": "<nothing>"}):
         with pytest.raises(ZooError, match="token"):

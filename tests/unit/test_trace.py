@@ -171,7 +171,7 @@ def test_a_critic_on_the_policys_trunk() -> None:
     ("prompt", "fields", "message"),
     [
         ("  ", {}, "The prompt is empty: write the beginning of a text."),
-        ("a\ud800", {}, "half of a character"),
+        ("a\ud800", {}, "half a character"),
         (
             "a" * (CONTEXT - 11),
             {},
