@@ -244,7 +244,7 @@ def fails(trainer: Any) -> None:
         (trains_otherwise, "ratio", "In the first pass log π differs from the sampler's"),
         (broadcasts, "rewards add up", "broadcast to every token"),
         (fails, "trainer", "ValueError: target modules"),
-        (None, "KL at the start", "nats per completion from the reference"),
+        (None, "KL at the start", "nats per completion, although the run starts at its reference"),
     ],
 )
 def test_a_changed_trainer(
