@@ -134,8 +134,10 @@ def _signals(watcher: _Watcher) -> Iterator[None]:
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, *timer)
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(_COMPUTING, signal.SIG_IGN)  # drops a pending one, whose default action would end the process
         signal.signal(_COMPUTING, computing)
+        signal.setitimer(signal.ITIMER_VIRTUAL, *timer)
         signal.signal(_WAKING, waking)
 
 

@@ -305,8 +305,8 @@ class KLWatch:
         if len(recent) == NEGATIVE_RUN and all(k < -2 * error for k, error, _ in recent):
             self._once(
                 "negative",
-                f"KL was negative in {NEGATIVE_RUN} updates in a row (now {kl:.3g} nats), which the mean of k1 cannot "
-                "be: log-probabilities are not those of the sampled distribution (temperature, truncation).",
+                f"KL was negative in {NEGATIVE_RUN} updates in a row (now {kl:.3g} nats). The expectation of k1 cannot "
+                "be negative, so log-probabilities are not of the sampled distribution (temperature, truncation).",
             )
         if len(self._recent) == WINDOW:
             kls, scores = [k for k, _, _ in self._recent], [s for _, _, s in self._recent]

@@ -212,7 +212,7 @@ def plot_frontier(frontier: Mapping[str, Any], path: Path) -> bool:
         axes.set_xlim(left=-0.05)
     panels[0].set_ylabel(f"judge: {frontier['judge']}")
     panels[0].legend(frameon=False, fontsize=8.5)
-    panels[1].set(ylabel="reward: what PPO maximises", xlabel=f"√KL to SFT, {_ROOTS}")
+    panels[1].set(ylabel="reward: what PPO maximizes", xlabel=f"√KL to SFT, {_ROOTS}")
     figure.suptitle("What each method reaches, and how far from SFT", fontsize=11)
     return _save(figure, path)
 

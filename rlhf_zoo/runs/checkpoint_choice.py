@@ -80,7 +80,7 @@ def check_rule(stage: str, release: ReleaseArguments, trainer: Any, *, held_out:
         raise ZooError(f"{rule} needs metric_for_best_model: name a metric of the validation split, such as loss.")
     if metric in PROXY:
         raise ZooError(
-            f"{rule} would choose by {metric}, which is what PPO maximises: name what PPO is not rewarded for, such "
+            f"{rule} would choose by {metric}, which is what PPO maximizes: name what PPO is not rewarded for, such "
             "as rewards/NAME of a reward function with weight 0."
         )
     stage_metrics = STAGES[stage].metrics

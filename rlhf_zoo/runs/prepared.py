@@ -82,7 +82,7 @@ def configuration_digests(folder: Path) -> dict[str, str]:
 
 
 def _check_digests(context: RunContext) -> None:
-    """Raises ZooError if a configuration differs from its recorded digest. Runs older than the digests pass."""
+    """Raises ZooError if a configuration differs from its recorded digest."""
     record = context.record("data")
     recorded = record.read().get("files") or {}
     present = configuration_digests(record.path)

@@ -1,4 +1,4 @@
-"""The chosen checkpoint and the ones that stay: by rule, never by what PPO maximises or by the test split."""
+"""The chosen checkpoint and the ones that stay: by rule, never by what PPO maximizes or by the test split."""
 
 import json
 from pathlib import Path
@@ -85,8 +85,8 @@ def test_prune_spares_the_last_the_best_and_what_was_not_sent(tmp_path, release,
     ("fields", "held_out", "said"),
     [
         ({"metric_for_best_model": None}, "validation", "needs metric_for_best_model"),
-        ({"metric_for_best_model": "objective/score"}, "validation", "which is what PPO maximises"),
-        ({"metric_for_best_model": "eval_objective/shaped_score"}, "validation", "which is what PPO maximises"),
+        ({"metric_for_best_model": "objective/score"}, "validation", "which is what PPO maximizes"),
+        ({"metric_for_best_model": "eval_objective/shaped_score"}, "validation", "which is what PPO maximizes"),
         (
             {"metric_for_best_model": "win_rate"},
             "validation",

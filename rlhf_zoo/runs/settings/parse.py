@@ -119,7 +119,7 @@ class PPOArguments(DataArguments):
     pad_token: str | None = option(
         None, "PAD of a policy whose tokenizer has none apart from EOS, and which SFT has not settled."
     )
-    ptx_dataset_config: str | None = option("lines", "Configuration whose texts are kept modelling, with ptx_coef.")
+    ptx_dataset_config: str | None = option("lines", "Configuration with texts for the loss of ptx_coef.")
     ptx_dataset_split: str = option("train", "Split that these texts come from.")
 
 
