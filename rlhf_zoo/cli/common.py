@@ -35,12 +35,13 @@ def check_namespace(namespace: str | None) -> None:
         raise ZooError(f"--namespace is {namespace!r}, which no Hub accepts: give the name of a user or organization.")
 
 
-def check_repo(repo: str, form: str) -> None:
-    """Checks the option --repo.
+def check_repo(repo: str, form: str, *, of: str = "--repo") -> None:
+    """Checks the name of a repository.
 
     Args:
-        repo: The value of the option.
+        repo: The name.
         form: The expected form, for the error message.
+        of: The option that gave it.
 
     Raises:
         ZooError: No Hub could have a repository of this name.
@@ -48,7 +49,7 @@ def check_repo(repo: str, form: str) -> None:
     from ..runs.recipe import is_repository_name
 
     if repo.count("/") != 1 or not all(map(is_repository_name, repo.split("/"))):
-        raise ZooError(f"--repo is {repo!r}, which no Hub accepts: write {form}.")
+        raise ZooError(f"{of} is {repo!r}, which no Hub accepts: write {form}.")
 
 
 def quiet_hub(*, bars: bool = False) -> None:

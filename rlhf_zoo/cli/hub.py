@@ -1,4 +1,4 @@
-"""`rlhf-zoo hub serve|status|token|env|export`: the embedded Hub."""
+"""`rlhf-zoo hub serve|status|token|env|add|export`: the embedded Hub."""
 
 import os
 import sys
@@ -77,5 +77,38 @@ def export(
     )
 
 
+@click.command()
+@click.argument("path")
+@click.argument("repository", metavar="NAMESPACE/NAME")
+@click.option("--license", "terms", help="As the Hub names licenses.  [default: that of the card or the GGUF file]")
+@click.option("--source", help="Where the model comes from, for its card.")
+@json_option()
+def add(path: str, repository: str, terms: str | None, source: str | None, as_json: bool) -> None:
+    """Put the model in a folder or a GGUF file on the embedded Hub.
+
+    Recipes then name it by NAMESPACE/NAME, as they would on the Hugging Face Hub, and adapters and cards name it as
+    their base. A GGUF file is unpacked into float32 safetensors.
+
+    \b
+    Example:
+      rlhf-zoo hub add models/SmolLM2-135M-Instruct.Q4_1.gguf HuggingFaceTB/SmolLM2-135M-Instruct
+      rlhf-zoo hub add ./my-model local/my-model --license mit --source "trained by hand"
+    """
+    check_repo(repository, "NAMESPACE/NAME", of="The name")
+    with settle_hub("local", push_to_hub=True) as hub:
+        from ..publishing.add_model import add_model
+
+        quiet_hub(bars=sys.stderr.isatty())
+        added = add_model(path, repository, license=terms, source=source, hub=hub)
+    if as_json:
+        print_json(asdict(added))
+        return
+    click.echo(
+        f"{repository} {'holds' if added.new else 'already held'} the model of {path} (commit {added.commit[:12]})."
+    )
+    if added.license is None:
+        click.echo("Its card names no license: give --license, as runs that start from it carry its terms.", err=True)
+
+
 # A group of its own: the embedded Hub's stands alone too.
-hub = click.Group("hub", commands={**embedded.commands, "export": export}, help=embedded.help)
+hub = click.Group("hub", commands={**embedded.commands, "add": add, "export": export}, help=embedded.help)

@@ -114,13 +114,13 @@ def _under(
 ) -> tuple[Completions, Completions]:
     """Adds log-probabilities under the SFT model, and how much likelier it finds a text after its own prompt."""
     from ..evaluation.text_logprobs import dependence, logprobs_under
-    from ..hub.client.refs import resolve
     from ..modeling.chat import tokenize_completion
     from ..modeling.loading import load_tokenizer
     from ..modeling.models import load_causal
+    from ..runs.checkpoint_choice import resolve_model
 
     with settle_hub(hub, push_to_hub=False, source=source_hub) as where:
-        path = resolve(model, where).path
+        path = resolve_model(model, where).path
         sft, tokenizer = load_causal(path).eval(), load_tokenizer(path)
     rated_files = []
     for rollouts in (ours, theirs):

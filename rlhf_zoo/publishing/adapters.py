@@ -67,8 +67,9 @@ def check_plan(context: RunContext, stage: str) -> None:
     if (folder := folder_under(context, stage)) is not None:
         raise ZooError(
             f"The adapter of the stage {stage} (use_peft) cannot be published, because its base, the model in "
-            f"{folder}, is on no Hub: upload it (`hf upload NAMESPACE/NAME {folder}`) and name it in "
-            "model_name_or_path, or train without --hub and --push_to_hub."
+            f"{folder}, is on no Hub: upload it (`hf upload NAMESPACE/NAME {folder}`; for the embedded Hub "
+            f"`rlhf-zoo hub add {folder} NAMESPACE/NAME`) and name it in model_name_or_path, or train "
+            "without --hub and --push_to_hub."
         )
     if stage == "sft":
         if settings.model.model_name_or_path is None:

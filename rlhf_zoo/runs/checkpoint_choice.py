@@ -10,6 +10,7 @@ from ..fields import option
 from ..fileio import finite
 from ..hub.client.connect import CLIENT, Hub
 from ..hub.client.refs import Checkpoint, resolve
+from ..modeling.gguf import unpacked
 from .record import StageRecord, checkpoint_step
 from .registry import STAGES
 
@@ -270,14 +271,14 @@ def resolve_model(name: str | Path, hub: Hub = CLIENT, *, own: bool = False) -> 
     """Finds a checkpoint as `resolve` does. The folder of a stage gives the checkpoint that the stage chose.
 
     Args:
-        name: A folder or a Hub id.
+        name: A folder, a GGUF file or a Hub id.
         hub: Where Hub ids are looked up.
         own: As in `resolve`.
 
     Returns:
         The checkpoint.
     """
-    checkpoint = resolve(name, hub, own=own)
+    checkpoint = resolve(unpacked(str(name)), hub, own=own)
     stage = StageRecord(checkpoint.path)
     chosen = stage.chosen_checkpoint() if checkpoint.repo is None and stage.run_file.is_file() else None
     return checkpoint if chosen is None else replace(checkpoint, path=chosen)

@@ -8,6 +8,7 @@ from typing import Any
 from ..errors import ZooError
 from ..hub.client.connect import Hub
 from ..hub.client.refs import NOT_LOADED, came_from, resolve
+from ..modeling.gguf import gguf_source
 from .data.sources import model_digest
 
 
@@ -22,6 +23,21 @@ class ParentCheckpoint:
 
     path: Path
     lineage: Mapping[str, Any]
+
+
+def folder_lineage(folder: Path) -> dict[str, Any]:
+    """Returns how run.json and cards name a model in a local folder.
+
+    Args:
+        folder: The folder.
+
+    Returns:
+        {folder: its name, files: the digest of what is loaded}, with gguf, the sha256 of the file that it was unpacked
+        from, if there is one. The path is left out, because other machines do not have it.
+    """
+    source = gguf_source(folder)
+    lineage = {"folder": folder.resolve().name, "files": model_digest(folder)}
+    return lineage | ({"gguf": source.get("sha256")} if source else {})
 
 
 def model_from_elsewhere(name: str, hub: Hub, *, recipe: str, all_files: bool = False) -> ParentCheckpoint:
@@ -45,9 +61,7 @@ def model_from_elsewhere(name: str, hub: Hub, *, recipe: str, all_files: bool = 
         problem = f"{name!r} is no stage of {recipe}, no folder, and no model that can be loaded"
         raise ZooError(f"{problem}. {error}") from error.__cause__
     if checkpoint.hub is None:
-        files = {"folder": checkpoint.path.resolve().name, "files": model_digest(checkpoint.path)}
-        return ParentCheckpoint(
-            checkpoint.path, {"repo": None, "commit": None, "path": name, "fingerprint": name, **files}
-        )
+        local = {"repo": None, "commit": None, "path": name, "fingerprint": name}
+        return ParentCheckpoint(checkpoint.path, local | folder_lineage(checkpoint.path))
     lineage = {"repo": checkpoint.repo, "commit": checkpoint.commit, "path": None, "fingerprint": checkpoint.commit}
     return ParentCheckpoint(checkpoint.path, lineage | came_from(checkpoint.hub, hub))

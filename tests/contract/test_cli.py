@@ -32,7 +32,7 @@ COMMANDS = {
     "hub token", "hub token list", "hub token revoke", "lineage", "new", "plan", "ppo", "probe",
     "pull", "push", "recipes", "recipes copy", "recipes keys", "recipes list", "recipes show", "recipes validate",
     "reproduce", "reward", "run", "sft", "smoke", "sweep", "trace",
-    "hub export", "install-hf-extension", "space", "space deploy", "uninstall-hf-extension", "zoo",
+    "hub add", "hub export", "install-hf-extension", "space", "space deploy", "uninstall-hf-extension", "zoo",
 }  # fmt: skip
 
 

@@ -1,45 +1,35 @@
 """Weights out of a GGUF file: unpacked once, trained and saved as any other, or refused before anything trains."""
 
+import hashlib
 import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from gguf_fixture import FILE, write_gguf
 from safetensors.torch import load_file
 from trainer_fixture import make_policy, make_trainer
-from transformers import AutoModelForCausalLM, GgufConfig
+from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.modeling import gguf
-from rlhf_zoo.modeling.gguf import check_no_gguf, check_plain_weights, with_plain_weights
+from rlhf_zoo.modeling.gguf import check_no_gguf, check_plain_weights, gguf_source, unpacked, with_plain_weights
+from rlhf_zoo.modeling.loading import load_tokenizer
 from rlhf_zoo.modeling.models import load_causal
 from rlhf_zoo.modeling.value_head_models import AutoModelForCausalLMWithValueHead
-from rlhf_zoo.pipeline.new.model import inspect_model
+from rlhf_zoo.pipeline.new.model import reward_labels
+from rlhf_zoo.runs.models import folder_lineage
 from rlhf_zoo.runs.settings.declared import declared_keys, refused_keys
 from rlhf_zoo.runs.settings.values import checked_keys
 
-FILE = "tiny.Q8_0.gguf"
 
-
-def test_packed_weights_are_unpacked_when_they_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_weights_are_unpacked_when_they_are_loaded() -> None:
     assert with_plain_weights({"dtype": "float32"}) == {"dtype": "float32"}
-    monkeypatch.setattr(gguf.importlib.util, "find_spec", lambda name: object())
     given = with_plain_weights({"dtype": "float32", "gguf_file": FILE})
     assert given["quantization_config"].dequantize is True and given["gguf_file"] == FILE
     with pytest.raises(ZooError, match="and quantization_config are both set"):
         with_plain_weights({"gguf_file": FILE, "quantization_config": GgufConfig()})
-
-
-def test_a_package_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gguf.importlib.util, "find_spec", lambda name: None)
-    message = f"gguf_file is {FILE}, and the package gguf is not installed: pip install gguf, or choose"
-    with pytest.raises(ZooError, match=message):
-        load_causal(tmp_path, gguf_file=FILE)
-    with pytest.raises(ZooError, match=message):
-        AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path, gguf_file=FILE)
 
 
 def quantized(packed: dict[str, Any]) -> Any:
@@ -71,36 +61,7 @@ def test_packed_weights_are_refused_before_anything_trains(tmp_path: Path) -> No
     check_plain_weights(make_policy())
 
 
-def write_gguf(folder: Path) -> None:
-    """A Llama of one layer, its matrices in 8 bits."""
-    import gguf
-
-    rng, width = np.random.default_rng(0), 32
-    writer = gguf.GGUFWriter(folder / FILE, "llama")
-    writer.add_block_count(1)
-    writer.add_context_length(64)
-    writer.add_embedding_length(width)
-    writer.add_feed_forward_length(64)
-    writer.add_head_count(2)
-    writer.add_head_count_kv(2)
-    writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_vocab_size(64)
-    sizes = {"token_embd": (64, width), "output": (64, width)}
-    sizes |= {f"blk.0.attn_{one}": (width, width) for one in ("q", "k", "v", "output")}
-    sizes |= {"blk.0.ffn_gate": (64, width), "blk.0.ffn_up": (64, width), "blk.0.ffn_down": (width, 64)}
-    for name, size in sizes.items():
-        packed = gguf.quants.quantize(rng.normal(size=size).astype(np.float32), gguf.GGMLQuantizationType.Q8_0)
-        writer.add_tensor(f"{name}.weight", packed, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
-    for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"):
-        writer.add_tensor(f"{name}.weight", np.ones(width, dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
 def test_a_file_becomes_plain_safetensors(tmp_path: Path) -> None:
-    pytest.importorskip("gguf")
     write_gguf(tmp_path)
     model = load_causal(tmp_path, gguf_file=FILE)
     wrapped = AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path, gguf_file=FILE)
@@ -113,17 +74,69 @@ def test_a_file_becomes_plain_safetensors(tmp_path: Path) -> None:
             assert weight.dtype == torch.float32 and torch.equal(again.state_dict()[name], weight), name
 
 
-def test_a_recipe_takes_no_gguf_file_and_says_what_to_do(tmp_path: Path) -> None:
+def test_a_file_is_unpacked_once_into_a_folder_like_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("RLHF_ZOO_HOME", str(tmp_path / "home"))
+    file = write_gguf(tmp_path)
+    folder = Path(unpacked(str(file)))
+    assert folder.name == FILE and f"Unpacking {file}" in caplog.text
+    model, tokenizer = load_causal(folder), load_tokenizer(folder)
+    packed = AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file=FILE, quantization_config=GgufConfig(dequantize=True)
+    )
+    assert all(torch.equal(weight, packed.state_dict()[name]) for name, weight in model.state_dict().items())
+    assert tokenizer.decode(tokenizer("the path").input_ids) == "the path" and tokenizer.pad_token == "<|pad|>"
+    facts = gguf_source(folder)
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    assert facts == {"file": FILE, "sha256": digest, "quantization": "Q8_0", "license": "mit"}
+    assert folder_lineage(folder)["gguf"] == digest
+
+    caplog.clear()
+    before = (folder / "model.safetensors").stat().st_mtime_ns
+    assert unpacked(str(tmp_path)) == str(folder), "a folder with nothing but a GGUF file stands for it"
+    assert (folder / "model.safetensors").stat().st_mtime_ns == before and not caplog.text
+    file.write_bytes(file.read_bytes() + b"\0")
+    assert unpacked(str(file)) != str(folder), "another file"
+    assert unpacked("org/model") == "org/model" and unpacked(str(folder)) == str(folder)
+
+
+def test_the_configuration_of_gemma_3_is_read_from_metadata(tmp_path: Path) -> None:
+    write_gguf(tmp_path, kind="gemma3")
+    config = AutoConfig.from_pretrained(tmp_path, gguf_file=FILE)
+    assert type(config).__name__ == "Gemma3TextConfig" and config.num_hidden_layers == 1 and config.head_dim == 16
+
+
+def test_files_that_cannot_be_unpacked_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLHF_ZOO_HOME", str(tmp_path / "home"))
+    with pytest.raises(ZooError, match=r"There is no file .*missing\.gguf: check the path"):
+        unpacked(str(tmp_path / "missing.gguf"))
+    file = write_gguf(tmp_path)
+    content = file.read_bytes()
+    for part in (content[:20], content[:2000], content[:-5000], b"not a GGUF file" * 100):
+        file.write_bytes(part)
+        with pytest.raises(ZooError, match=rf"The GGUF file .*{FILE} cannot be loaded"):
+            unpacked(str(file))
+    (tmp_path / "second.gguf").write_bytes(content)
+    with pytest.raises(ZooError, match="has 2 GGUF files: name one of them"):
+        unpacked(str(tmp_path))
+    assert not [path for path in (tmp_path / "home").rglob("*") if path.is_file()], "no half folder stays"
+
+
+def test_a_reward_model_is_no_gguf_file(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     file = tmp_path / "folder" / FILE
     file.touch()
     for name in (file, file.parent):
-        with pytest.raises(ZooError, match=rf"--model names .*{FILE}, a GGUF file, and .*: save it unpacked"):
-            inspect_model(str(name))
+        with pytest.raises(ZooError, match=rf"--reward names .*{FILE}, and a GGUF file has no score head"):
+            reward_labels(str(name))
     (file.parent / "config.json").write_text("{}")
-    check_no_gguf(file.parent, key="--model")  # which has weights beside it, or says itself that it has none
+    check_no_gguf(file.parent, key="--reward")  # which has weights beside it, or says itself that it has none
+
+
+def test_the_key_gguf_file_says_where_to_name_the_file() -> None:
     for where in ({"flag": "--sft."}, {"refused": refused_keys("sft")}):
-        with pytest.raises(ZooError, match=r"gguf_file.* not taken by recipes, which read safetensors: save the model"):
+        with pytest.raises(ZooError, match=r"gguf_file.* not taken by recipes: name the file in model_name_or_path"):
             checked_keys({"gguf_file": FILE}, {}, "sft.yaml", **{"refused": refused_keys("sft"), **where})
 
 

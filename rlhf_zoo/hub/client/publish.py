@@ -101,7 +101,7 @@ def check_access(namespace: str | None, *, hub: Hub = CLIENT) -> str:
 def publish_folder(
     folder: Path, repo_id: str, *, repo_type: str, message: str, private: bool = False, hub: Hub = CLIENT
 ) -> str:
-    """Sends a folder as one commit. Creates the repository if it does not exist.
+    """Sends a folder as one commit, as `publish_files` does.
 
     Args:
         folder: The folder; every file in it is sent.
@@ -114,9 +114,28 @@ def publish_folder(
     Returns:
         The commit.
     """
+    return publish_files(_files(folder), repo_id, repo_type=repo_type, message=message, private=private, hub=hub)
+
+
+def publish_files(
+    files: Mapping[str, Path], repo_id: str, *, repo_type: str, message: str, private: bool = False, hub: Hub = CLIENT
+) -> str:
+    """Sends files as one commit. Creates the repository if it does not exist.
+
+    Args:
+        files: Path in the repository -> local path.
+        repo_id: NAMESPACE/NAME.
+        repo_type: model, dataset or space.
+        message: The commit message.
+        private: Visibility of a new repository.
+        hub: The Hub to publish to.
+
+    Returns:
+        The commit.
+    """
     api = hub.api()
     api.create_repo(repo_id, repo_type=repo_type, exist_ok=True, private=private)
-    return api.create_commit(repo_id, _added(_files(folder)), commit_message=message, repo_type=repo_type).oid
+    return api.create_commit(repo_id, _added(files), commit_message=message, repo_type=repo_type).oid
 
 
 def publish_checkpoint(

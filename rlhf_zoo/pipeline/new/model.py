@@ -15,7 +15,7 @@ from ...errors import ZooError
 from ...hub.client.connect import CLIENT
 from ...hub.client.pull import split_revision
 from ...hub.client.refusals import refusals_as
-from ...modeling.gguf import check_no_gguf
+from ...modeling.gguf import check_no_gguf, find_gguf, gguf_source, unpacked
 from ...modeling.loading import load_config, load_tokenizer
 from ...modeling.model_files import loading
 from ...modeling.remote_code import is_trusted
@@ -61,13 +61,12 @@ def inspect_model(name: str) -> ModelFacts:
     """Reads a model's configuration and tokenizer, but no weights.
 
     Args:
-        name: A folder, or NAMESPACE/NAME[@REVISION].
+        name: A folder, a GGUF file, or NAMESPACE/NAME[@REVISION].
 
     Raises:
         ZooError: It is not a causal language model that can be trained here.
     """
-    check_no_gguf(name, key="--model")
-    repo, commit, terms = _pin(name)
+    repo, commit, terms = _pin(unpacked(name))
     title = f"The model {name}"
     model = _without_weights(AutoModelForCausalLM, repo, commit, title)
     config = model.config
@@ -80,7 +79,7 @@ def inspect_model(name: str) -> ModelFacts:
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     return ModelFacts(
-        name=repo,
+        name=name if find_gguf(name) else repo,
         revision=commit,
         architecture=type(model).__name__,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
@@ -129,7 +128,7 @@ def _without_weights(auto_class: Any, repo: str, revision: str | None, title: st
 def _pin(name: str) -> tuple[str, str | None, str | None]:
     """Returns a model's folder or repository, the current commit of its revision, and the license on its card."""
     if Path(name).is_dir():
-        return name, None, None
+        return name, None, gguf_source(Path(name)).get("license")
     repo, revision = split_revision(name)
     advice = "check its name, its revision and --source_hub."
     with refusals_as(f"The model {repo} is not a folder, and cannot be found on {CLIENT.address}", advice):

@@ -91,8 +91,8 @@ class RecipeRequest:
 
 
 def _absolute(name: str | None, *, data: bool = False) -> str | None:
-    """The absolute path of a folder, or of a file of data; any other name unchanged."""
-    exists = name is not None and (Path(name).exists() if data else Path(name).is_dir())
+    """The absolute path of a folder, a file of data or a GGUF file; any other name unchanged."""
+    exists = name is not None and (Path(name).exists() if data or name.endswith(".gguf") else Path(name).is_dir())
     return str(Path(name).absolute()) if name is not None and exists else name
 
 

@@ -27,9 +27,9 @@ from ...runs.checks.conversations import check_conversations
 from ...runs.context import Publisher, RunContext
 from ...runs.data.cut_rows import count_cut_rows
 from ...runs.data.layout import conversational, fitting, sft_text
-from ...runs.data.sources import DataSource, model_digest
+from ...runs.data.sources import DataSource
 from ...runs.dataset import data_source, parts, stage_source
-from ...runs.models import ParentCheckpoint
+from ...runs.models import ParentCheckpoint, folder_lineage
 from ...runs.settings.loading import loading_of
 from ...runs.settings.parse import StageSettings
 from .train import quiet, train_stage
@@ -256,9 +256,7 @@ def _base(context: RunContext, settings: StageSettings) -> ParentCheckpoint | No
     record = context.record("sft")
     before = {} if context.restart else (record.read().get("parents") or {}).get("base") or {}
     if (folder := Path(name)).is_dir():
-        # The path is not in the lineage: other machines do not have it, and the settings do.
-        files = {"folder": folder.resolve().name, "files": model_digest(folder)}
-        return ParentCheckpoint(folder, {"repo": None, "commit": None, "fingerprint": None, **files})
+        return ParentCheckpoint(folder, {"repo": None, "commit": None, "fingerprint": None, **folder_lineage(folder)})
     name_at_revision = f"{name}@{revision}"
     if before.get("fingerprint") == name_at_revision:
         return ParentCheckpoint(Path(name), before)

@@ -217,7 +217,7 @@ class Facts:
         if self.stage == "sft" and "base" not in parents and hub_id(self.setting("model_name_or_path")):
             parents["base"] = {"repo": self.setting("model_name_or_path"), "commit": self.setting("model_revision")}
         recorded_parents = {role: parent for role, parent in parents.items() if parent}
-        names = ("repo", "commit", "folder", "files")
+        names = ("repo", "commit", "folder", "files", "gguf")
         return {
             role: {name: parent.get(name) for name in names if name in names[:2] or parent.get(name)}
             for role, parent in recorded_parents.items()

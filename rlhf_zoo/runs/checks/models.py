@@ -89,11 +89,12 @@ def named_models(
         and value.
 
     Raises:
-        ZooError: A model cannot be loaded, or is a GGUF file.
+        ZooError: A model cannot be loaded, or a reward model is a GGUF file.
     """
     models = {}
     for role, (key, name, revision) in _models_from_elsewhere(stages).items():
-        check_no_gguf(name, key=key)
+        if role in REWARD_ROLES:
+            check_no_gguf(name, key=key)
         try:
             models[role] = Named(key, name, fetch_files(name, revision, hub, fix=fix_of(key)))
         except ZooError as error:

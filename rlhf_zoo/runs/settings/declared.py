@@ -20,8 +20,7 @@ SCRIPT_KEYS = ("do_train", "do_eval", "do_predict", "resume_from_checkpoint", "l
 REFUSED = {
     "auto_find_batch_size": "refused, because it would train with another batch than the recipe sets, and the run "
     "would record the recipe's: set per_device_train_batch_size to one that fits, with gradient_accumulation_steps",
-    "gguf_file": "not taken by recipes, which read safetensors: save the model unpacked in a folder (docs/models.md), "
-    "and name that in model_name_or_path",
+    "gguf_file": "not taken by recipes: name the file in model_name_or_path, as in FOLDER/FILE.gguf",
 }
 #: Help texts that replace those of the library that declares the key.
 HELP = {

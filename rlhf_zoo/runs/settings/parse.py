@@ -10,6 +10,7 @@ from ...errors import ZooError
 from ...fields import option
 from ...modeling.chat_template import Chat
 from ...modeling.distributed import check_shards
+from ...modeling.gguf import unpacked
 from ...plugins import did_you_mean
 from ..checkpoint_choice import ReleaseArguments, check_rule
 from ..data.batch_share import share_of_batch
@@ -22,6 +23,9 @@ from .evaluation import EvaluationConfig
 from .key_classes import check_download, obeyed
 from .model_keys import check_model
 from .values import checked_keys, type_hints
+
+#: Keys that may name a GGUF file. The settings of a run have the folder that it is unpacked into.
+_GGUF_KEYS = ("model_name_or_path", "value_model_name_or_path")
 
 
 @dataclass(frozen=True)
@@ -294,6 +298,7 @@ def stage_settings(
     resolved = checked_keys(recipe.stages[stage], hints, str(recipe.source(stage)), of=stage_text, refused=refused)
     resolved = obeyed(recipe, stage, resolved)
     resolved |= checked_keys(flags, hints, "the command's flags", of=stage_text, refused=refused, flag=f"--{stage}.")
+    resolved |= {key: unpacked(resolved[key]) for key in _GGUF_KEYS if resolved.get(key) is not None}
     resolved.setdefault("seed", shared.seed)
     if "report_to" in resolved and resolved["report_to"] is None:
         resolved["report_to"] = "none"  # the trainer's own value for "no reporting"

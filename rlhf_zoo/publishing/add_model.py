@@ -1,0 +1,120 @@
+"""Puts a model from a folder or a GGUF file on a Hub, so that adapters and lineage have a base to name."""
+
+import re
+import tempfile
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from ..errors import ZooError
+from ..hub.client.connect import Hub
+from ..hub.client.publish import checkpoint_files, content_id, expected_id, publish_files
+from ..hub.client.refusals import refusals_as
+from ..modeling.gguf import SOURCE_FILE, gguf_source, unpacked
+from ..modeling.loading import TOKENIZER_FILES
+from ..modeling.model_files import model_files
+
+if TYPE_CHECKING:
+    from huggingface_hub import RepoFile
+
+README = "README.md"
+#: Files that are sent beside the model.
+_FURTHER = re.compile(rf"licen[cs]e|notice|{re.escape(SOURCE_FILE)}", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Added:
+    """The result of `add_model`.
+
+    Attributes:
+        repo: NAMESPACE/NAME.
+        commit: The commit with the model.
+        new: Whether this call made the commit; False if the repository had the same files already.
+        license: The license on its card; None if nothing names one.
+    """
+
+    repo: str
+    commit: str
+    new: bool
+    license: str | None
+
+
+def add_model(name: str, repo: str, *, license: str | None, source: str | None, hub: Hub) -> Added:
+    """Puts a causal language model, or a reward model, on a Hub in one commit.
+
+    Weights, configuration, tokenizer, license and card are sent; of a GGUF file, the unpacked model.
+
+    Args:
+        name: A folder, or a GGUF file.
+        repo: NAMESPACE/NAME.
+        license: The license, as the Hub names licenses; None for that of the card or of the GGUF file.
+        source: Where the model comes from, for the card; None if the card says it.
+        hub: The Hub.
+
+    Raises:
+        ZooError: There is no such model, it is an adapter or damaged, the repository holds another model, or the Hub
+            refuses.
+    """
+    folder = Path(unpacked(name))
+    if not folder.is_dir():
+        raise ZooError(f"{name} is neither a folder nor a GGUF file: give the path of a model.")
+    checked = model_files(folder)
+    if checked.adapter is not None:
+        raise ZooError(f"{name} is an adapter: merge it into its base first, and add that.")
+    for kind, names in (("configuration", ("config.json",)), ("tokenizer", TOKENIZER_FILES)):
+        if not any(checked.has(file) for file in names):
+            raise ZooError(f"{name} has no {kind} ({' or '.join(names)}): save it in that folder too.")
+    if checked.weights is None:
+        raise ZooError(f"{name} has no weights in safetensors: save the model in that folder.")
+    with tempfile.TemporaryDirectory(prefix="rlhf-zoo-add-") as scratch:
+        card = Path(scratch) / README
+        terms = _write_card(card, folder, title=repo.partition("/")[2], license=license, source=source)
+        further = {path.name: path for path in folder.iterdir() if _FURTHER.match(path.name)}
+        model = checkpoint_files(folder)
+        files = {**model, **further, README: card}
+        with refusals_as(f"{repo} cannot be written on {hub.name}", "check its name, and try again."):
+            commit = _same_commit(repo, files if license or source else model, model, hub)
+            new = commit is None
+            commit = commit or publish_files(files, repo, repo_type="model", message=f"Add {folder.name}", hub=hub)
+    return Added(repo, commit, new, terms)
+
+
+def _same_commit(repo: str, files: Mapping[str, Path], model: Collection[str], hub: Hub) -> str | None:
+    """Returns the commit of `main` if it has these files; None if they are to be sent.
+
+    Raises ZooError if the repository holds another model.
+    """
+    api = hub.api()
+    if not api.repo_exists(repo) or not api.file_exists(repo, "config.json"):
+        return None
+    commit = str(api.model_info(repo).sha)
+    entries = cast("list[RepoFile]", api.get_paths_info(repo, list(files), revision=commit))
+    same = {entry.path for entry in entries if content_id(files[entry.path], entry) == expected_id(entry)}
+    if not same.issuperset(model):
+        raise ZooError(f"{repo} on {hub.name} holds another model: choose another name.")
+    return commit if same == set(files) else None
+
+
+def _write_card(card: Path, folder: Path, *, title: str, license: str | None, source: str | None) -> str | None:
+    """Writes the card of a model: that of its folder, or a short one. Returns the license that it names."""
+    from huggingface_hub import ModelCard
+
+    file = gguf_source(folder)
+    if (folder / README).is_file():
+        written = ModelCard.load(folder / README)
+    else:
+        written = ModelCard(f"---\nlibrary_name: transformers\n---\n\n# {title}\n")
+        if file:
+            kind = file.get("quantization") or "quantization unknown"
+            written.text += (
+                f"\nUnpacked from the GGUF file `{file.get('file')}` ({kind}, sha256 `{file.get('sha256')}`) into "
+                "float32. Quantization rounded the weights, so they are not those of the original model.\n"
+            )
+    terms = license or written.data.license or file.get("license")
+    if terms is not None:
+        written.data.license = terms
+    if source is not None:
+        written.text += f"\nSource: {source}\n"
+    written.save(card)
+    return terms if isinstance(terms, str) else None

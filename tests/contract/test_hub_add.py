@@ -1,0 +1,94 @@
+"""`rlhf-zoo hub add`: a model in a folder or a GGUF file becomes a repository that recipes can start from."""
+
+from pathlib import Path
+
+import pytest
+from gguf_fixture import FILE, write_gguf
+from huggingface_hub import ModelCard
+from thread_hub import ThreadHub
+from trainer_fixture import make_policy, make_tokenizer
+from zoo_process import errors, zoo
+
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.hub.client.connect import Hub
+from rlhf_zoo.modeling.loading import load_tokenizer
+from rlhf_zoo.modeling.models import load_causal
+from rlhf_zoo.publishing.add_model import add_model
+
+NAME = "maker/base"
+
+
+def save(folder: Path) -> Path:
+    make_policy().save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def test_a_folder_is_sent_once_and_only_what_a_model_is_loaded_from(tmp_path: Path, thread_hub: ThreadHub) -> None:
+    hub = Hub("other", thread_hub.url, "a test")
+    folder = save(tmp_path / "base")
+    (folder / "README.md").write_text("---\nlicense: mit\n---\nMy model.\n")
+    for name in ("LICENSE.txt", "training_args.bin", "notes.md", ".env"):
+        (folder / name).write_text(name)
+    added = add_model(str(folder), NAME, license=None, source="trained by hand", hub=hub)
+    assert (added.new, added.license) == (True, "mit")
+    files = set(thread_hub.api().list_repo_files(NAME))
+    assert {"config.json", "model.safetensors", "README.md", "LICENSE.txt"} <= files
+    assert not {"training_args.bin", "notes.md", ".env"} & files
+    card = ModelCard.load(NAME)
+    assert "My model." in card.text and "Source: trained by hand" in card.text and card.data.license == "mit"
+    assert (folder / "README.md").read_text().endswith("My model.\n"), "the folder itself is not changed"
+
+    again = add_model(str(folder), NAME, license=None, source=None, hub=hub)
+    assert (again.new, again.commit) == (False, added.commit)
+    changed = add_model(str(folder), NAME, license="apache-2.0", source=None, hub=hub)
+    assert changed.new and ModelCard.load(NAME).data.license == "apache-2.0"
+
+
+def test_another_model_or_a_part_of_one_is_refused(tmp_path: Path, thread_hub: ThreadHub) -> None:
+    hub = Hub("other", thread_hub.url, "a test")
+    folder = save(tmp_path / "base")
+    add_model(str(folder), NAME, license=None, source=None, hub=hub)
+    config = folder / "config.json"
+    config.write_text(config.read_text() + "\n")
+    with pytest.raises(ZooError, match=f"{NAME} on .* holds another model: choose another name"):
+        add_model(str(folder), NAME, license="mit", source=None, hub=hub)
+    weights = (folder / "model.safetensors").read_bytes()
+    for file, message in (
+        ("tokenizer_config.json", "has no tokenizer"),
+        ("model.safetensors", "has no weights in safetensors"),
+        ("config.json", r"has no configuration \(config.json\)"),
+    ):
+        for path in folder.glob("tokenizer*") if file.startswith("tokenizer") else [folder / file]:
+            path.rename(tmp_path / path.name)
+        with pytest.raises(ZooError, match=message):
+            add_model(str(folder), "maker/other", license=None, source=None, hub=hub)
+        for path in tmp_path.glob("*.*"):
+            path.rename(folder / path.name)
+    (folder / "model.safetensors").write_bytes(weights[:-1])
+    with pytest.raises(ZooError, match="truncated or damaged"):
+        add_model(str(folder), "maker/other", license=None, source=None, hub=hub)
+    (folder / "model.safetensors").unlink()
+    (folder / "adapter_model.safetensors").write_bytes(weights)
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "maker/base"}')
+    with pytest.raises(ZooError, match="is an adapter: merge it into its base first"):
+        add_model(str(folder), "maker/other", license=None, source=None, hub=hub)
+    assert not thread_hub.api().repo_exists("maker/other")
+
+
+def test_the_command_adds_a_gguf_file(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path)
+    done = zoo("hub", "add", file, NAME, "--source", "made here", home=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{NAME} holds the model of {file} (commit "), done.stdout
+    (folder,) = (tmp_path / "zoo" / "gguf").glob(f"*/{FILE}")
+    assert load_tokenizer(folder).pad_token == "<|pad|>" and load_causal(folder)
+    again = zoo("hub", "add", tmp_path, NAME, home=tmp_path)
+    assert (again.returncode, again.stdout[:40]) == (0, f"{NAME} already held the model of {tmp_path}"[:40])
+    pulled = zoo("pull", NAME, "--hub", "local", "--output_dir", tmp_path / "pulled", home=tmp_path)
+    assert pulled.returncode == 0, pulled.stderr
+    card = (tmp_path / "pulled" / "README.md").read_text()
+    assert "license: mit" in card and f"GGUF file `{FILE}` (Q8_0, sha256 `" in card and "Source: made here" in card
+    for words in (("nowhere", NAME), (str(file), "base"), (str(file), "a/b/c")):
+        refused = zoo("hub", "add", *words, home=tmp_path)
+        assert (refused.returncode, len(errors(refused.stderr))) == (2, 1), refused.stderr
