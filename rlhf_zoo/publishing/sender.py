@@ -25,14 +25,13 @@ from ..hub.client.links import find_outward_link, is_inside
 from ..hub.client.publish import (
     MERGED,
     PUBLISHED,
-    is_step,
     publish_checkpoint,
     publish_on_branch,
     publish_release,
-    tag_name,
 )
 from ..hub.client.refusals import client_errors, refusals_as, status_of
 from ..hub.client.run_signature import FLAG
+from ..hub.client.step_tags import tag_name, tagged_steps
 from ..modeling.integrity import check_integrity
 from ..runs.checkpoint_choice import lasting
 from ..runs.context import RunContext
@@ -378,9 +377,7 @@ def claim_repository(context: RunContext, stage: str) -> None:
         _take(context, stage)
         acknowledged = published_tags(record, repo, hub=context.hub.label)
         on_disk = {tag_name(checkpoint_step(path)) for path in record.checkpoints()}
-        strays = sorted(
-            {tag for tag in claims.all_tags(repo, hub=context.hub) if is_step(tag)} - {*acknowledged, *on_disk}
-        )
+        strays = sorted({*tagged_steps(claims.all_tags(repo, hub=context.hub)).values()} - {*acknowledged, *on_disk})
     if strays:
         raise ZooError(
             f"{repo} on {context.hub.label} has the tag {strays[0]} for weights that {record.path} no longer holds, "

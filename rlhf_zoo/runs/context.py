@@ -15,9 +15,10 @@ from ..errors import ZooError
 from ..fileio import now, read_json, write_json
 from ..hub.client.claims import RECIPE_FILE
 from ..hub.client.connect import Hub
-from ..hub.client.publish import PUBLISHED, checkpoint_files, tag_name
+from ..hub.client.publish import PUBLISHED, checkpoint_files
 from ..hub.client.refs import resolve
 from ..hub.client.refusals import refusals_as
+from ..hub.client.step_tags import tag_name
 from ..modeling.integrity import check_integrity, weights_digest
 from .data.layout import CUTS, HOLDS_OUT
 from .models import ParentCheckpoint, model_from_elsewhere

@@ -18,8 +18,9 @@ from hub_fixture import RunningHub, start_hub
 from test_pipeline import weights
 from zoo_process import errors, wait_until
 
-from rlhf_zoo.hub.client.publish import checkpoint_files, tag_name
+from rlhf_zoo.hub.client.publish import checkpoint_files
 from rlhf_zoo.hub.client.run_signature import KEY_FILE
+from rlhf_zoo.hub.client.step_tags import tag_name
 from rlhf_zoo.runs.recipe import copy_recipe
 from rlhf_zoo.runs.record import checkpoint_step
 

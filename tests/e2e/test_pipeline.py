@@ -13,7 +13,7 @@ from folders import tree
 from hub_fixture import Hub, RunningHub, start_hub
 from zoo_process import COMMAND, errors, hubs_over, wait_until
 
-from rlhf_zoo.hub.client.publish import tag_name
+from rlhf_zoo.hub.client.step_tags import tag_name
 from rlhf_zoo.runs.metrics_file import timeless
 
 FIGURES = {

@@ -20,7 +20,7 @@ from zoo_process import zoo
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client import publish, run_signature
 from rlhf_zoo.hub.client.connect import CLIENT, Hub
-from rlhf_zoo.hub.client.publish import tag_name
+from rlhf_zoo.hub.client.step_tags import tag_name
 from rlhf_zoo.hub.server import create_token
 from rlhf_zoo.hub.server.application import Application
 from rlhf_zoo.publishing.sender import Sender

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, cast
@@ -13,6 +12,7 @@ from .claims import all_tags, check_claim, commit_on_head
 from .connect import CLIENT, Hub
 from .links import find_outward_link
 from .refusals import client_errors, reason, status_of
+from .step_tags import tag_name
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd, RepoFile
@@ -40,15 +40,6 @@ SENT = (
 )
 # The files that training resumes from. They are sent only on request. training_args.bin is a pickle and is never sent.
 RESUMED = ("optimizer.pt", "scheduler.pt", "rng_state*.pth", "trainer_state.json", "running_metrics.json")
-
-
-def tag_name(step: int) -> str:
-    """The tag of a step, such as step-000040. Padded, so that text order is step order.
-
-    Args:
-        step: The training step.
-    """
-    return f"step-{step:06d}"
 
 
 def check_access(namespace: str | None, *, hub: Hub = CLIENT) -> str:
@@ -381,15 +372,6 @@ def content_id(path: Path, entry: RepoFile) -> str:
         return git_hash(path.read_bytes())
     with path.open("rb") as file:
         return sha_fileobj(file).hex()
-
-
-def is_step(tag: str) -> bool:
-    """Whether a tag is that of a checkpoint.
-
-    Args:
-        tag: The tag's name.
-    """
-    return re.fullmatch(r"step-\d{6,}", tag) is not None
 
 
 def _tag(run: str, repo_id: str, tag: str, commit: str, message: str, hub: Hub) -> None:

@@ -21,15 +21,14 @@ from typing import IO, Any
 from ...errors import ZooError
 from .connect import CLIENT, Hub
 from .local_paths import CHUNK, Cache, Folder, Wanted, sha256_of
-from .publish import tag_name
 from .refusals import is_silence, reason, refusals_as, status_of
+from .step_tags import step_in, tag_name, tagged_steps
 from .trees import files_of
 
 WORKERS = 4
 # Requests in a row without a single byte, after which a file fails. They are 1, 2, 4, … seconds apart.
 FRUITLESS = 4
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_STEP = re.compile(r"(?:step-)?(\d{1,12})")
 
 
 @dataclass(frozen=True)
@@ -89,21 +88,21 @@ def split_revision(repository: str) -> tuple[str, str | None]:
     return repo, revision or None
 
 
-def find_revision(wanted: str, names: Iterable[str]) -> str | None:
+def find_revision(revision: str, names: Iterable[str]) -> str | None:
     """Finds the branch or tag that a user means.
 
     Args:
-        wanted: A name, or a step: both step-40 and 40 stand for the tag step-000040.
-        names: The branches and tags of the repository. A branch or tag called `wanted` goes before the step.
+        revision: A name, or a step: both step-40 and 40 stand for the tag step-000040.
+        names: The branches and tags of the repository. A branch or tag of this very name takes precedence over a step.
 
     Returns:
         The name, or None if there is none.
     """
     available = set(names)
-    if wanted in available:
-        return wanted
-    number = _STEP.fullmatch(wanted)
-    tag = tag_name(int(number[1])) if number else None
+    if revision in available:
+        return revision
+    step = step_in(revision)
+    tag = None if step is None else tag_name(step)
     return tag if tag in available else None
 
 
@@ -211,11 +210,10 @@ def _suggest_revisions(hub: Hub, repo: str, revision: str | None) -> str:
     from ...plugins import did_you_mean
 
     tags = [ref.name for ref in hub.api().list_repo_refs(repo).tags]
-    wanted = _STEP.fullmatch(revision or "")
-    steps = [int(tag[5:]) for tag in tags if tag.startswith("step-") and tag[5:].isdecimal()]
-    if wanted and steps:
-        nearest = min(steps, key=lambda step: abs(step - int(wanted[1])))
-        return f", did you mean {tag_name(nearest)!r}?"
+    requested, steps = step_in(revision or ""), tagged_steps(tags)
+    if requested is not None and steps:
+        nearest = min(steps, key=lambda step: abs(step - requested))
+        return f", did you mean {steps[nearest]!r}?"
     return did_you_mean(revision or "", tags) or f": it has {', '.join(tags) or 'no tags'}."
 
 
@@ -229,8 +227,8 @@ def _from_cache(repo: str, revision: str | None, hub: Hub, ignore: Sequence[str]
     """
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    number = _STEP.fullmatch(revision or "")
-    for name in filter(None, [revision or "main", number and tag_name(int(number[1]))]):
+    step = step_in(revision or "")
+    for name in [revision or "main", *([] if step is None else [tag_name(step)])]:
         try:
             folder = replace(hub, offline=True).snapshot(repo, revision=name, ignore_patterns=[*ignore])
         except LocalEntryNotFoundError:

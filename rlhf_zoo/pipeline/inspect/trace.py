@@ -1,7 +1,6 @@
 """`rlhf-zoo trace`: finds a PPO checkpoint and its parents, on disk or on a Hub, and traces a completion."""
 
 import math
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,11 +13,11 @@ from ...errors import ZooError
 from ...fileio import at, hub_id, integer, read_json
 from ...hub.client.claims import RECIPE_FILE
 from ...hub.client.connect import CLIENT, Hub
-from ...hub.client.publish import tag_name
 from ...hub.client.pull import split_revision
 from ...hub.client.refs import Checkpoint, resolve
 from ...hub.client.refusals import refusals_as
 from ...hub.client.run_signature import FLAG
+from ...hub.client.step_tags import tag_name, tagged_steps
 from ...modeling.chat import display_text
 from ...modeling.critic import CRITIC_DIR
 from ...modeling.devices import on_device
@@ -60,7 +59,6 @@ TRAINER_KEYS = (
 )  # fmt: skip
 #: Other keys of the stage that a trace depends on.
 DATA_KEYS = ("reward_funcs", "reward_model_loader", "reward_model_path", "value_model_name_or_path")
-_STEP_TAG = re.compile(r"step-(\d+)")
 
 
 @dataclass(frozen=True)
@@ -230,7 +228,7 @@ def _tags(repo: str, hub: Hub) -> dict[int, str]:
     """The tags of a repository's checkpoints, by step."""
     with refusals_as(f"The tags of {repo} cannot be read", "try again when the Hub answers."):
         tags = [ref.name for ref in hub.api().list_repo_refs(repo).tags]
-    return {int(match[1]): tag for tag in tags if (match := _STEP_TAG.fullmatch(tag))}
+    return tagged_steps(tags)
 
 
 def _named(name: str, hub: Hub, *, own: bool = False) -> Checkpoint:

@@ -24,7 +24,8 @@ from ...evaluation.reference_answers import compare_with_references
 from ...evaluation.trajectory import Trajectory, follow
 from ...evaluation.trivial_comparison import score_trivial
 from ...fileio import now, write_json, write_text
-from ...hub.client.publish import NOTHING, checkpoint_files, tag_name
+from ...hub.client.publish import NOTHING, checkpoint_files
+from ...hub.client.step_tags import tag_name
 from ...hub.client.weights import Origin
 from ...modeling import distributed
 from ...modeling.devices import on_device

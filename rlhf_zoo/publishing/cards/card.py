@@ -251,6 +251,7 @@ def _render(facts: Facts, card: StageCard, drawn: Mapping[str, Raw]) -> str:
             },
             unmeasured=card.unmeasured(facts),
             held_out=_held_out(facts),
+            no_samples=_no_samples(facts),
             results_file=results_file(facts) if benchmark_results(facts) else None,
             estimate_at=estimate_at,
             obstacle=obstacle(facts),
@@ -262,10 +263,14 @@ def _render(facts: Facts, card: StageCard, drawn: Mapping[str, Raw]) -> str:
 
 
 def _held_out(facts: Facts) -> Callable[[Mapping[str, Any] | None], Raw]:
-    """Returns the formatter of held-out figures. Before the end of the run, a missing one reads "not yet evaluated"."""
-    if facts.step is None:
-        return markdown.estimate
-    return lambda figure: markdown.estimate(figure) if figure else Raw("not yet evaluated")
+    """Returns the formatter of held-out figures."""
+    return lambda figure: markdown.estimate(figure) if figure else Raw(facts.no_evaluation)
+
+
+def _no_samples(facts: Facts) -> str:
+    return (
+        f"{facts.no_evaluation.capitalize()}: there are no samples of this {'run' if facts.step is None else 'step'}."
+    )
 
 
 def _columns(facts: Facts, card: StageCard) -> dict[str, str]:

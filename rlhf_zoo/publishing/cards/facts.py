@@ -10,14 +10,16 @@ from typing import Any
 
 from ...errors import ZooError
 from ...fileio import at, finite, hub_id, read_json
+from ...hub.client.step_tags import tag_name
 from ...runs.record import StageRecord, checkpoint_step
 from ...runs.registry import STAGES, starts_on_base
+from .markdown import NOT_MEASURED, NOT_YET_EVALUATED
 from .run_files import (
     foreign_evaluation,
     is_of_transformers,
+    published_steps,
     read_evaluation,
     read_frontier,
-    step_tags,
     without_private,
 )
 
@@ -95,7 +97,7 @@ class Facts:
             frontier = {} if foreign else read_frontier(path.parent / FRONTIER, evaluated)
             return cls(path, run, rows, None, *results, foreign, merged, frontier)
         folders = {checkpoint_step(folder) for folder in path.glob("checkpoint-*") if folder.name[11:].isdigit()}
-        steps = {row["step"] for row in rows} | folders | {at for at, _ in step_tags(run)}
+        steps = {row["step"] for row in rows} | folders | {*published_steps(run)}
         if step not in steps:
             raise ZooError(f"{path} has no step {step}: it has {', '.join(map(str, sorted(steps))) or 'none yet'}.")
         return cls(path, run, [row for row in rows if row["step"] <= step], step)
@@ -350,7 +352,7 @@ class Facts:
     @cached_property
     def checkpoints(self) -> list[CheckpointRow]:
         """Checkpoints that were sent or are complete on disk, by step, plus the one that is being saved at `step`."""
-        sent = dict(step_tags(self.run))
+        sent = published_steps(self.run)
         folders = {checkpoint_step(folder): folder for folder in StageRecord(self.path).checkpoints()}
         for step, folder in folders.items():
             published = folder / "published.json"
@@ -374,9 +376,14 @@ class Facts:
 
     def _tag_of(self, step: int) -> str:
         chosen = self.cell is not None and step == (self.run.get("chosen") or {}).get("step")
-        return str(self.cell) if chosen else f"step-{step:06d}"
+        return str(self.cell) if chosen else tag_name(step)
 
     # Held-out figures
+
+    @property
+    def no_evaluation(self) -> str:
+        """The words for a held-out figure that there is none of: only the end of a run is evaluated."""
+        return NOT_MEASURED if self.step is None else NOT_YET_EVALUATED
 
     @cached_property
     def evaluated(self) -> str | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ...errors import ZooError
 from ...fileio import parse_json, read_json
+from ...hub.client.step_tags import tagged_steps
 from ...modeling.integrity import weights_digest
 from ...runs.record import StageRecord
 
@@ -82,14 +83,14 @@ def foreign_evaluation(record: StageRecord, run: Mapping[str, Any], evaluated: M
     return f"other weights (sha256 {str(of['weights'])[:10]})" if of.get("weights") and own else None
 
 
-def step_tags(run: Mapping[str, Any]) -> list[tuple[int, str]]:
-    """Returns (step, commit) of every tag named step-N.
+def published_steps(run: Mapping[str, Any]) -> dict[int, str]:
+    """Returns step -> commit of every checkpoint whose tag the record lists.
 
     Args:
         run: The content of a stage's record.
     """
     tags = (run.get("repo") or {}).get("tags") or {}
-    return [(int(tag[5:]), commit) for tag, commit in tags.items() if tag.startswith("step-") and tag[5:].isdigit()]
+    return {step: tags[tag] for step, tag in tagged_steps(tags).items()}
 
 
 def without_private(settings: Mapping[str, Any]) -> dict[str, Any]:

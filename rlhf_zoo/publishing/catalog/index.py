@@ -16,6 +16,7 @@ from ...errors import ZooError
 from ...fileio import at, integer, number, write_text
 from ...hub.client.connect import CLIENT, REAL, Hub
 from ...hub.client.refusals import is_disk_full, refusals_as
+from ...hub.client.step_tags import tagged_steps
 from ...runs.registry import STAGES
 from ..cards import markdown
 from ..cards.markdown import Raw
@@ -427,7 +428,7 @@ def checkpoint_rows(
     named_cards = {name: Card(cards.get(name) or {}) for name in ("main", "best")}
     card = named_cards["main"] or named_cards["best"]
     rows_of_card = {row["tag"]: row for row in card.checkpoints if isinstance(row.get("tag"), str)}
-    steps = {name: int(name[5:]) for name in tags if name.startswith("step-") and name[5:].isdecimal()}
+    steps = {tag: step for step, tag in tagged_steps(tags).items()}
     also: dict[int, list[str]] = {}
     for name in named:
         step = integer(at(named_cards[name], "chosen", "step")) if name == "best" else None

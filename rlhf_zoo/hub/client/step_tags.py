@@ -1,0 +1,46 @@
+"""The form of a checkpoint's tag: step-000040. Everything that writes or reads such tags goes through this module."""
+
+import re
+from collections.abc import Iterable
+
+#: Twelve digits: more would be no step, and int() refuses very long numbers.
+_TAG = re.compile(r"step-([0-9]{6,12})")
+_STEP = re.compile(r"(?:step-)?([0-9]{1,12})")
+
+
+def tag_name(step: int) -> str:
+    """The tag of a step, such as step-000040. Padded, so that text order is step order.
+
+    Args:
+        step: The training step.
+    """
+    return f"step-{step:06d}"
+
+
+def step_of(tag: str) -> int | None:
+    """The step of a checkpoint's tag; None for any other tag.
+
+    Args:
+        tag: The tag's name.
+    """
+    match = _TAG.fullmatch(tag)
+    return int(match[1]) if match and tag == tag_name(int(match[1])) else None
+
+
+def tagged_steps(tags: Iterable[str]) -> dict[int, str]:
+    """The checkpoints among the tags of a repository: step -> tag.
+
+    Args:
+        tags: The tags' names.
+    """
+    return {step: tag for tag in tags if (step := step_of(tag)) is not None}
+
+
+def step_in(revision: str) -> int | None:
+    """The step that a user means by a revision: both step-40 and 40 are step 40. None for any other revision.
+
+    Args:
+        revision: The revision, as a user wrote it.
+    """
+    match = _STEP.fullmatch(revision)
+    return int(match[1]) if match else None
