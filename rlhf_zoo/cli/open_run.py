@@ -159,7 +159,7 @@ def open_run(
     resume: str | None = None,
     patience: float | None = None,
     stages: tuple[str, ...] | None = None,
-    again: bool = False,
+    resend_cards: bool = False,
     **options: Any,
 ) -> Iterator[tuple[RunContext, Publisher | None]]:
     """Opens a run, and its outbox if it publishes; sends the remaining files at the end.
@@ -173,7 +173,7 @@ def open_run(
         resume: The value of --resume, to check.
         patience: Seconds to wait at the end for a Hub that fails.
         stages: See `Sender`.
-        again: See `Sender`.
+        resend_cards: See `Sender`.
         **options: Options of `rlhf-zoo run`, and fields of `RunContext`: see `_context`.
 
     Raises:
@@ -186,7 +186,7 @@ def open_run(
     context = _context(recipe, directory, flags, connected, restart=restart, **options)
     if not restart:  # before anything is sent under this recipe's names
         context.check_recipe(["data", *STAGES, "eval"])
-    with publishing(context, patience=patience, stages=stages, again=again) as publisher:
+    with publishing(context, patience=patience, stages=stages, resend_cards=resend_cards) as publisher:
         yield context, publisher
 
 
@@ -248,7 +248,7 @@ def _context(
 
 @contextlib.contextmanager
 def publishing(
-    context: RunContext, *, patience: float | None, stages: tuple[str, ...] | None = None, again: bool = False
+    context: RunContext, *, patience: float | None, stages: tuple[str, ...] | None = None, resend_cards: bool = False
 ) -> Iterator[Publisher | None]:
     """Opens the outbox of a run; sends the remaining files at the end.
 
@@ -256,7 +256,7 @@ def publishing(
         context: The run.
         patience: Seconds to wait at the end for a Hub that fails.
         stages: See `Sender`.
-        again: See `Sender`.
+        resend_cards: See `Sender`.
 
     Yields:
         The outbox; None for a run that publishes nothing.
@@ -267,7 +267,7 @@ def publishing(
     if not context.publish:
         yield None
         return
-    sender = Sender(context, stages=stages, again=again)
+    sender = Sender(context, stages=stages, resend_cards=resend_cards)
     seconds = PATIENCE if patience is None else patience
     with Outbox(sender, hub=context.hub.described, resume_command=resume_command(context), patience=seconds) as outbox:
         yield outbox

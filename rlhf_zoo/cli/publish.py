@@ -93,7 +93,7 @@ def push(
         namespace=namespace,
         private=private,
         stages=None if resume else tuple(folder.name for folder in folders),
-        again=not resume,
+        resend_cards=not resume,
         **(variant_of(root) or round_of(root)),
         **options,
     ) as (context, publisher):

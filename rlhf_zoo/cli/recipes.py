@@ -149,7 +149,7 @@ def _check_on_hub(hub: Hub, recipe: Recipe, shared: RecipeConfig, checked: dict[
     from ..runs.judge import with_judge
 
     tried = hub.source or hub  # the Hub that is tried last
-    failure = tried.silence()
+    failure = tried.outage()
     if failure is not None:  # so that it is not tried again for each name
         tried = replace(tried, offline=True)
         hub = tried if hub.source is None else replace(hub, source=tried)

@@ -16,7 +16,7 @@ from ..modeling.chat import plain_text
 from ..modeling.models import load_causal
 from ..modeling.prompt_keys import format_prompt_count
 from ..modeling.reserved_columns import passed_on
-from ..publishing.adapters import check_plan, sent_instead
+from ..publishing.adapters import check_plan, file_overrides
 from ..publishing.cards.card import make_card
 from ..publishing.sender import claim_repository
 from ..publishing.sent import published_tags, unpublished
@@ -335,7 +335,7 @@ def show(context: RunContext, console: "Console") -> None:
                 revision = f"{repo['id']}@{repo['tags'].get('best') or repo['commit']}"
                 pulled[stage] = resolve(revision, hub, own=True).path
             local = context.checkpoint(stage).path
-            overrides = sent_instead(context, context.record(stage), local, Path(changed_files) / stage)
+            overrides = file_overrides(context, context.record(stage), local, Path(changed_files) / stage)
             if not same_weights(pulled[stage], local, overrides):
                 raise ZooError(f"The weights of {repo['id']} on the Hub are not those that were sent: use --restart.")
         pulled.setdefault("sft", context.checkpoint("sft").path)  # without an SFT stage, the model PPO starts from

@@ -191,7 +191,7 @@ def _on_merged(stage: str, remedy: str) -> ZooError:
     )
 
 
-def sent_instead(context: RunContext, record: StageRecord, checkpoint: Path, folder: Path) -> dict[str, Path | None]:
+def file_overrides(context: RunContext, record: StageRecord, checkpoint: Path, folder: Path) -> dict[str, Path | None]:
     """Returns the files that replace a checkpoint's own when it is published.
 
     Adapters name their base by repository, weights are rounded by push_dtype, and push_critic may leave the critic out.

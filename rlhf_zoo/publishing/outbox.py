@@ -79,7 +79,7 @@ class Outbox:
         """
         self.notify()
         if not self._wait(patience=self._patience):
-            remaining = self._sender.due()
+            remaining = self._sender.remaining()
             raise ZooError(
                 f"{len(remaining)} uploads of the run are not on {self._hub} yet, starting with {remaining[0]} "
                 f"({self._failing}): run `{self._resume_command}` when it answers."
@@ -112,7 +112,7 @@ class Outbox:
                         return False
                     sent, sending = self._sent, self._sending
                 if bar is None and time.monotonic() - started > 1:
-                    count = len(self._sender.due())
+                    count = len(self._sender.remaining())
                     bar = stack.enter_context(
                         tqdm(
                             total=count + sent, initial=sent, desc="sending", unit="release", leave=False, disable=None

@@ -38,7 +38,7 @@ from ..runs.context import RunContext
 from ..runs.prepared import forget_lost_data, pending_data, send_data
 from ..runs.record import StageRecord, checkpoint_step
 from ..runs.registry import STAGES
-from .adapters import sent_instead
+from .adapters import file_overrides
 from .cards.card import make_card
 from .cards.facts import FRONTIER
 from .collections import collect
@@ -47,7 +47,7 @@ from .sent import published_tags, unpublished
 
 log = logging.getLogger(__name__)
 
-REFUSALS = (400, 401, 403, 404)
+REFUSED_STATUSES = (400, 401, 403, 404)
 
 
 @dataclass(frozen=True)
@@ -69,20 +69,22 @@ class Sender:
     Args:
         context: The run.
         stages: The stages to send; None for those whose run.json names this Hub and namespace.
-        again: Whether to send the final cards again.
+        resend_cards: Whether to send the final cards again.
 
     Raises:
         ZooError: A run that this user did not write contains links to other folders.
     """
 
-    def __init__(self, context: RunContext, *, stages: tuple[str, ...] | None = None, again: bool = False) -> None:
+    def __init__(
+        self, context: RunContext, *, stages: tuple[str, ...] | None = None, resend_cards: bool = False
+    ) -> None:
         _check_links(context)
         self._context = context
         self._stages = stages
         self._checked: set[str] = set()
-        self._again = set(STAGES) if again else set()
+        self._cards_to_resend = set(STAGES) if resend_cards else set()
 
-    def due(self) -> list[str]:
+    def remaining(self) -> list[str]:
         """Returns descriptions of the remaining uploads, in order."""
         return [upload.description for upload in self._uploads()]
 
@@ -111,11 +113,11 @@ class Sender:
         if pending_data(context):
             yield Upload("the data", lambda: send_data(context))
         for stage in stages:
-            yield from self._of_stage(context.record(stage), stage)
-        if self._collection_due(stages):
+            yield from self._stage_uploads(context.record(stage), stage)
+        if self._is_collection_due(stages):
             yield Upload(f"the Collection of {context.recipe.name}", lambda: self._collect(stages))
 
-    def _collection_due(self, stages: list[str]) -> bool:
+    def _is_collection_due(self, stages: list[str]) -> bool:
         """Whether the complete run is released and its Collection does not list these repositories yet."""
         context = self._context
         covers_run = set(stages) >= set(context.recipe.stages)
@@ -134,7 +136,7 @@ class Sender:
         try:
             slug = collect(context.recipe.name, context.namespace, repos, private=context.private, hub=context.hub)
         except ZooError as error:
-            if status_of(error.__cause__) not in REFUSALS and isinstance(error.__cause__, client_errors()):
+            if status_of(error.__cause__) not in REFUSED_STATUSES and isinstance(error.__cause__, client_errors()):
                 raise error.__cause__ from None
             log.warning("%s", error)
             slug = None
@@ -145,13 +147,13 @@ class Sender:
         document = record.read()
         if not document or self._stages is not None:
             return bool(document) and stage in (self._stages or ())
-        place = document.get("publish") or {}
-        return (place.get("hub"), place.get("namespace")) == (
+        destination = document.get("publish") or {}
+        return (destination.get("hub"), destination.get("namespace")) == (
             self._context.hub.label,
             self._context.namespace,
         )
 
-    def _of_stage(self, record: StageRecord, stage: str) -> Iterator[Upload]:
+    def _stage_uploads(self, record: StageRecord, stage: str) -> Iterator[Upload]:
         repo, hub = self._context.repo(stage), self._context.hub.label
         document = record.read()  # before listing checkpoints: a stage that ends in between may leave one more
         pending = unpublished(record, repo, hub=hub)
@@ -161,9 +163,9 @@ class Sender:
         for path in pending:
             yield Upload(f"step {checkpoint_step(path)} of {stage}", partial(self._send, record, stage, path))
         if document.get("status") == "finished" and not (document.get("chosen") or {}).get("open"):
-            due = self._release_digest(record)
-            if stage in self._again or document.get("released") != due:
-                yield Upload(f"the card of {stage}", lambda: self._release(record, stage, due))
+            digest = self._release_digest(record)
+            if stage in self._cards_to_resend or document.get("released") != digest:
+                yield Upload(f"the card of {stage}", lambda: self._release(record, stage, digest))
 
     def _check_data(self) -> None:
         forget_lost_data(self._context)
@@ -173,7 +175,7 @@ class Sender:
         """Before a stage's first commit: claims the repository and checks that it has the acknowledged commits."""
         # Restore a missing chosen checkpoint first, while run.json still names the repository that has it.
         self._context.restore_chosen(stage)
-        _take(self._context, stage)
+        _claim(self._context, stage)
         _forget_lost(record, self._context.repo(stage), self._context.hub)
         self._pin_lineage(record)
         self._checked.add(stage)
@@ -181,7 +183,7 @@ class Sender:
     def _pin_lineage(self, record: StageRecord) -> None:
         """Adds the commits of parents and data that were sent after the stage began."""
         document = record.read()
-        parents = {role: self._pinned(role, parent) for role, parent in (document.get("parents") or {}).items()}
+        parents = {role: self._pin_parent(role, parent) for role, parent in (document.get("parents") or {}).items()}
         data = dict(document.get("dataset") or {})
         recorded = self._context.record("data").read()
         is_same_data = recorded.get("repo") and recorded.get("fingerprint") == data.get("fingerprint")
@@ -198,13 +200,13 @@ class Sender:
         hub = self._context.hub.label
         return bool(parent.get("commit")) and (parent.get("hub", hub), parent.get("repo")) == (hub, repo)
 
-    def _pinned(self, role: str, parent: Mapping[str, Any]) -> dict[str, Any]:
+    def _pin_parent(self, role: str, parent: Mapping[str, Any]) -> dict[str, Any]:
         record = self._context.record(role) if role in STAGES else None
         repo = self._context.repo(role)
         if record is None or self._is_pinned(parent, repo) or not str(parent.get("path")).startswith("checkpoint-"):
             return dict(parent)
         if record.read().get("fingerprint") != parent.get("fingerprint"):
-            return dict(parent)  # the parent stage has been trained again since
+            return dict(parent)  # the parent stage was retrained since
         tag = tag_name(checkpoint_step(parent["path"]))
         commit = published_tags(record, repo, hub=self._context.hub.label).get(tag)
         location = {"repo": repo, "commit": commit, "tag": tag, "hub": self._context.hub.label}
@@ -214,7 +216,7 @@ class Sender:
         context, step = self._context, checkpoint_step(checkpoint)
         repo, hub = context.repo(stage), context.hub.label
         # The card names the repository, so it is recorded before the first commit.
-        self._note(record, repo, published_tags(record, repo, hub=hub))
+        self._record_repository(record, repo, published_tags(record, repo, hub=hub))
         with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryDirectory() as altered:
             write_extra_files(record, Path(scratch), stage, step=step)
             optimizer = bool(record.read()["resolved"].get("push_optimizer"))
@@ -229,11 +231,13 @@ class Sender:
                 step=step,
                 optimizer=optimizer,
                 overwrite=context.overwrite,
-                overrides=sent_instead(context, record, checkpoint, Path(altered)),
+                overrides=file_overrides(context, record, checkpoint, Path(altered)),
             )
-        self._note(record, repo, {**published_tags(record, repo, hub=hub), published["tag"]: published["commit"]})
+        self._record_repository(
+            record, repo, {**published_tags(record, repo, hub=hub), published["tag"]: published["commit"]}
+        )
 
-    def _release(self, record: StageRecord, stage: str, due: str) -> None:
+    def _release(self, record: StageRecord, stage: str, digest: str) -> None:
         context, repo = self._context, self._context.repo(stage)
         context.restore_chosen(stage)
         chosen = record.chosen_checkpoint()
@@ -244,7 +248,7 @@ class Sender:
         no_best = (record.read().get("chosen") or {}).get("none", False)
         tags_without_best = {name: commit for name, commit in tags.items() if name != "best" or not no_best}
         # The card names the tag `best`, which will point at the commit that holds the card, so it is recorded first.
-        self._note(record, repo, tags_without_best if no_best else {"best": tags[tag], **tags})
+        self._record_repository(record, repo, tags_without_best if no_best else {"best": tags[tag], **tags})
         with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryDirectory() as altered:
             write_extra_files(record, Path(scratch), stage, step=None)
             optimizer = bool(record.read()["resolved"].get("push_optimizer"))
@@ -258,13 +262,13 @@ class Sender:
                 tag_message=None if no_best else f"{tag}, with the card of the finished run",
                 hub=context.hub,
                 optimizer=optimizer,
-                overrides=sent_instead(context, record, chosen, Path(altered)),
+                overrides=file_overrides(context, record, chosen, Path(altered)),
             )
             if record.read()["resolved"].get("push_merged"):
                 self._release_merged(record, stage, chosen, Path(scratch), Path(altered) / MERGED)
-        self._note(record, repo, tags_without_best if no_best else {**tags, "best": commit})
-        record.write(released=due)
-        self._again.discard(stage)
+        self._record_repository(record, repo, tags_without_best if no_best else {**tags, "best": commit})
+        record.write(released=digest)
+        self._cards_to_resend.discard(stage)
         self._prune(record)
 
     @staticmethod
@@ -287,13 +291,13 @@ class Sender:
             extra_files=folder,
             message=f"{context.recipe.name} {stage}: {tag_name(checkpoint_step(chosen))}, adapter merged",
             branch=MERGED,
-            overrides=sent_instead(context, record, chosen / MERGED, altered),
+            overrides=file_overrides(context, record, chosen / MERGED, altered),
             hub=context.hub,
         )
         record.write(merged=merged)
 
-    def _note(self, record: StageRecord, repo: str, tags: Mapping[str, str]) -> None:
-        record.write(hub=self._context.hub.label, repo=_repository(repo, tags))
+    def _record_repository(self, record: StageRecord, repo: str, tags: Mapping[str, str]) -> None:
+        record.write(hub=self._context.hub.label, repo=_repository_entry(repo, tags))
 
     def _release_digest(self, record: StageRecord) -> str:
         """Returns a digest that changes whenever the final card would change.
@@ -337,7 +341,7 @@ def _check_links(context: RunContext) -> None:
         if link is not None:
             raise ZooError(
                 f"{link} links to a file outside its folder, and this run was not written by your rlhf-zoo; it was not "
-                f"sent. Replace the link by the file, or add {FLAG} if you trust this run."
+                f"sent. Replace the link with the file, or add {FLAG} if you trust this run."
             )
 
 
@@ -374,7 +378,7 @@ def claim_repository(context: RunContext, stage: str) -> None:
     record, repo = context.record(stage), context.repo(stage)
     failure = f"Cannot write to {repo} on {context.hub.described}"
     with refusals_as(failure, "check --namespace and the token, or try again when the Hub answers."):
-        _take(context, stage)
+        _claim(context, stage)
         acknowledged = published_tags(record, repo, hub=context.hub.label)
         on_disk = {tag_name(checkpoint_step(path)) for path in record.checkpoints()}
         strays = sorted({*tagged_steps(claims.all_tags(repo, hub=context.hub)).values()} - {*acknowledged, *on_disk})
@@ -386,9 +390,9 @@ def claim_repository(context: RunContext, stage: str) -> None:
         )
 
 
-def _take(context: RunContext, stage: str) -> None:
+def _claim(context: RunContext, stage: str) -> None:
     record, repo, hub = context.record(stage), context.repo(stage), context.hub.label
-    # If a step was trained again, its weights differ from those that the Hub acknowledged under its tag.
+    # If a step was retrained, its weights differ from those that the Hub acknowledged under its tag.
     retrained = {tag_name(checkpoint_step(path)) for path in unpublished(record, repo, hub=hub)}
     claims.claim_repository(
         repo,
@@ -404,7 +408,7 @@ def _take(context: RunContext, stage: str) -> None:
     )
 
 
-def kept_lineage(before: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, Any]:
+def keep_published_lineage(before: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a parent's lineage, with the recorded repository and commit if it is the same parent.
 
     Args:
@@ -440,9 +444,9 @@ def _forget_lost(record: StageRecord, repo: str, hub: Hub) -> None:
     for checkpoint in record.checkpoints():
         if tag_name(checkpoint_step(checkpoint)) not in remaining:
             (checkpoint / PUBLISHED).unlink(missing_ok=True)
-    record.write(repo=_repository(repo, remaining) if remaining else None, released=None)
+    record.write(repo=_repository_entry(repo, remaining) if remaining else None, released=None)
 
 
-def _repository(repo: str, tags: Mapping[str, str]) -> dict[str, Any]:
+def _repository_entry(repo: str, tags: Mapping[str, str]) -> dict[str, Any]:
     """Returns the entry of run.json about the repository."""
     return {"id": repo, "commit": tags.get("best") or next(reversed(list(tags.values())), None), "tags": dict(tags)}

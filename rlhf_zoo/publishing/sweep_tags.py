@@ -9,7 +9,7 @@ from ..hub.client.publish import publish_on_branch
 from ..hub.client.refusals import refusals_as
 from ..modeling.integrity import check_integrity
 from ..runs.context import RunContext
-from .adapters import sent_instead
+from .adapters import file_overrides
 from .cards.card import make_card
 from .sender import write_extra_files
 
@@ -53,7 +53,7 @@ def send_cell(context: RunContext, cell: RunContext, tag: str) -> str | None:
                 message=f"{context.recipe.name} ppo: {tag}",
                 tag=tag,
                 branch=BRANCH,
-                overrides=sent_instead(cell, record, chosen, Path(altered)),
+                overrides=file_overrides(cell, record, chosen, Path(altered)),
                 hub=hub,
             )
         record.write(repo={"id": repo, "commit": commit, "tags": {tag: commit}})

@@ -13,7 +13,7 @@ import datasets
 from ..errors import ZooError
 from ..fileio import hub_id
 from ..hub.client.connect import Hub
-from ..hub.client.data_gate import gated
+from ..hub.client.data_gate import open_checked
 from ..hub.client.refusals import client_errors, is_disk_full, reason
 from .context import RunContext
 from .data.sources import DataSource, find_data, reading_from
@@ -198,7 +198,7 @@ def _look_for_pairs(context: RunContext, name: str, revision: str | None) -> Nam
     try:
         with (
             reading_from(source.hub) as options,
-            gated(name, commit, token=source.hub.token) as data,
+            open_checked(name, commit, token=source.hub.token) as data,
         ):
             commit = data.commit
             configurations = data.configurations(**options)

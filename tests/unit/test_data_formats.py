@@ -18,7 +18,7 @@ from thread_hub import ThreadHub
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client.connect import CLIENT
-from rlhf_zoo.hub.client.data_gate import gated, without_media
+from rlhf_zoo.hub.client.data_gate import drop_media, open_checked
 from rlhf_zoo.pipeline.new.data import inspect_data
 from rlhf_zoo.runs.data.sources import find_data
 from rlhf_zoo.runs.pairs import NamedPairs
@@ -97,9 +97,9 @@ def test_a_media_column_opens_nothing(how: str, place: str, hub: ThreadHub, trap
 def test_columns_of_values_stay() -> None:
     rows = {"prompt": ["a"], "turns": [[{"role": "user", "n": [1]}]], "label": [1]}
     loaded = datasets.Dataset.from_dict(rows).cast_column("label", datasets.ClassLabel(num_classes=2))
-    assert without_media(loaded) is loaded
+    assert drop_media(loaded) is loaded
     both = datasets.DatasetDict(train=loaded.add_column("image", ["x"]).cast_column("image", datasets.Image()))
-    assert without_media(both)["train"].column_names == ["prompt", "turns", "label"]
+    assert drop_media(both)["train"].column_names == ["prompt", "turns", "label"]
 
 
 LOADERS = {
@@ -117,7 +117,7 @@ def test_a_format_that_may_open_other_files_is_not_loaded(file: str, hub: Thread
         hub.make("set", {file: LOADERS[file]}, "dataset")
         names.append("local/set")
     for name in names:
-        with gated(name) as data:
+        with open_checked(name) as data:
             for read in (
                 lambda: data.load(split="train"),
                 lambda: data.stream(None, "train"),
@@ -141,7 +141,7 @@ def test_a_name_of_a_loader_reads_no_working_directory(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "private.jsonl").write_text('{"prompt": "private"}\n')
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", offline)
-    with pytest.raises(ZooError, match="is no file, no folder and no data set's id"):
+    with pytest.raises(ZooError, match="is not a file, a folder or the id of a data set"):
         find_data(name, None, CLIENT).load(None, "train", columns=[])
     (tmp_path / name).mkdir()  # one's own folder is what it is called
     (tmp_path / name / "train.jsonl").write_text(ROWS)

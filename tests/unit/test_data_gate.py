@@ -18,7 +18,7 @@ from thread_hub import ThreadHub
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client.connect import CLIENT
-from rlhf_zoo.hub.client.data_gate import check_card, gated, leads_out
+from rlhf_zoo.hub.client.data_gate import check_card, leads_out, open_checked
 from rlhf_zoo.pipeline.new.data import inspect_data
 from rlhf_zoo.runs.corpora.source import read_splits
 from rlhf_zoo.runs.data.sources import find_data
@@ -187,14 +187,14 @@ def test_a_repository_sends_and_reads_nothing(
 def test_what_is_checked_is_what_is_loaded(hub: ThreadHub) -> None:
     """A branch that moves between the check and the load does not matter, as the commit is loaded."""
     first = hub.make("moves", {"train.jsonl": ROWS}, "dataset")
-    with gated("local/moves", "main") as data:
+    with open_checked("local/moves", "main") as data:
         assert data.commit == first
         rows = data.load(split="train")
     assert rows["prompt"] == ["a", "b"]
 
 
 def test_no_other_route_reaches_the_file_systems_of_fsspec(tmp_path: Path, trap: Trap) -> None:
-    with gated(str(folder_with(tmp_path, "# Plain", refs=references(trap)))):
+    with open_checked(str(folder_with(tmp_path, "# Plain", refs=references(trap)))):
         pass
     for url in (f"reference://a.txt::{tmp_path}/evil/refs.json", "github://a:b@/c", "ssh://a/b"):
         with pytest.raises(ValueError, match="files cannot be read through"):
@@ -232,7 +232,7 @@ def test_an_odd_card_is_refused(text: str, tmp_path: Path) -> None:
     "name", ["buckets/a/b", "hf://datasets/a/b", "hf://buckets/a/b", "http://127.0.0.1:9/a", "../nowhere"]
 )
 def test_a_name_that_is_no_id_is_not_handed_on(name: str) -> None:
-    with pytest.raises(ZooError, match="is no file, no folder and no data set's id"), gated(name):
+    with pytest.raises(ZooError, match="is not a file, a folder or the id of a data set"), open_checked(name):
         pytest.fail("it passed")
 
 

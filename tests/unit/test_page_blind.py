@@ -22,17 +22,17 @@ from vote_store import Store
 from rlhf_zoo.app.engine import Comparison, Limits, Side, Snapshot
 from rlhf_zoo.app.page import blind, drawing
 from rlhf_zoo.app.page.blind import (
-    MOVED_ON,
     NO_PAIR,
-    NOT_KEPT,
+    STALE_PAIR,
     VERDICTS,
+    VOTE_NOT_STORED,
     Model,
-    Round,
+    Pair,
     blind_tab,
+    create_vote,
     figures_html,
     pair_html,
     reveal_html,
-    vote_of,
 )
 from rlhf_zoo.app.page.drawing import Drawing
 from rlhf_zoo.app.page.sampling import Proposal
@@ -51,23 +51,23 @@ def written(text: str, **fields: Any) -> Side:
     return Side(**{**told, "length": 1, "ended": True, "stop": "eos", **fields})
 
 
-def drawn(ppo: Side, sft: Side, *, ppo_side: str = "left", prompt: str = "it is", **fields: Any) -> Round:
+def drawn(ppo: Side, sft: Side, *, ppo_side: str = "left", prompt: str = "it is", **fields: Any) -> Pair:
     done = all(side.stop is not None for side in (ppo, sft))
     snapshot = Snapshot(prompt, 7, 0.9, 1.0, 12, sft=(sft,), ppo=(ppo,), done=done)
-    return Round(snapshot, ppo_side, **fields)
+    return Pair(snapshot, ppo_side, **fields)
 
 
 PPO, SFT = written(" sharp", reward=1.25), written(" weak", reward=-0.5, ended=False, stop="length", length=12)
 
 
-# A round
+# A pair
 
 
 def test_sides_are_drawn_apart_from_the_seed_and_half_of_them_are_each_way():
-    rounds = [Round(drawn(PPO, SFT).snapshot) for _ in range(2000)]
-    left = sum(one.ppo_side == "left" for one in rounds)
+    pairs = [Pair(drawn(PPO, SFT).snapshot) for _ in range(2000)]
+    left = sum(one.ppo_side == "left" for one in pairs)
     assert 850 < left < 1150, "0.5 ± 6 standard errors"
-    assert len({one.id for one in rounds}) == 2000
+    assert len({one.id for one in pairs}) == 2000
     assert drawn(PPO, SFT).roles == {"left": "ppo", "right": "sft"}
     assert drawn(PPO, SFT, ppo_side="right").sides == {"left": SFT, "right": PPO}
 
@@ -77,7 +77,7 @@ def test_sides_are_drawn_apart_from_the_seed_and_half_of_them_are_each_way():
 )
 def test_a_verdict_is_a_vote_of_what_was_shown(verdict, preferred):
     one = drawn(PPO, SFT, ppo_side="right")
-    vote = vote_of(one, verdict, CONTENDERS)
+    vote = create_vote(one, verdict, CONTENDERS)
     assert (vote.id, vote.verdict, vote.prompt, vote.seed, vote.temperature, vote.top_p, vote.max_new_tokens) == (
         one.id, verdict, "it is", 7, 0.9, 1.0, 12,
     )  # fmt: skip
@@ -92,23 +92,23 @@ def test_a_verdict_is_a_vote_of_what_was_shown(verdict, preferred):
 
 def test_what_a_vote_leaves_out():
     """A folder of this machine leaves no path, and a reward that is no number is none."""
-    vote = vote_of(drawn(written("a", reward=math.nan), SFT), "left", {"ppo": Model(), "sft": Model()})
+    vote = create_vote(drawn(written("a", reward=math.nan), SFT), "left", {"ppo": Model(), "sft": Model()})
     for side in (vote.left, vote.right):
         assert (side.repo, side.commit, side.tag) == (None, None, None)
     assert vote.left.reward is None
 
 
-def test_which_verdicts_a_round_takes():
+def test_which_verdicts_a_pair_takes():
     assert drawn(PPO, SFT).verdicts == tuple(VERDICTS)
     for one in (drawn(written("a", stop=None), SFT), drawn(PPO, written("b", stop=None))):
         assert one.verdicts == ()
         with pytest.raises(ZooError, match="still in progress"):
-            vote_of(one, "tie", CONTENDERS)
+            create_vote(one, "tie", CONTENDERS)
     same = drawn(written(" same"), written(" same", reward=None))
-    assert same.verdicts == ("tie", "both_bad") and vote_of(same, "tie", CONTENDERS).verdict == "tie"
+    assert same.verdicts == ("tie", "both_bad") and create_vote(same, "tie", CONTENDERS).verdict == "tie"
     for verdict in ("left", "right"):
         with pytest.raises(ZooError, match="The two texts are equal"):
-            vote_of(same, verdict, CONTENDERS)
+            create_vote(same, verdict, CONTENDERS)
 
 
 # What the page holds
@@ -147,7 +147,7 @@ def plain(page: str) -> str:
         ("right", "left", "You preferred SFT. The reward model prefers PPO."),
         ("right", "right", "You preferred PPO. So does the reward model."),
         ("tie", "left", "You called it a tie."),
-        ("both_bad", "right", "You found both bad."),
+        ("both_bad", "right", "You rated both as bad."),
     ],
 )
 def test_the_reveal(verdict, side, told):
@@ -182,7 +182,9 @@ def votes_for(
     wins: int, losses: int, ties: int = 0, bad: int = 0, contenders: dict[str, Model] = CONTENDERS
 ) -> list[Vote]:
     verdicts = ["left"] * wins + ["right"] * losses + ["tie"] * ties + ["both_bad"] * bad
-    return [vote_of(drawn(PPO, SFT, prompt=f"prompt {k}"), verdict, contenders) for k, verdict in enumerate(verdicts)]
+    return [
+        create_vote(drawn(PPO, SFT, prompt=f"prompt {k}"), verdict, contenders) for k, verdict in enumerate(verdicts)
+    ]
 
 
 def test_the_figures_so_far():
@@ -227,7 +229,9 @@ def tally(store: Store, tmp_path: Path) -> Iterator[Tally]:
 
 def make_tab(comparison: Comparison, tally: Tally | None, prompts: Sequence[str] = PROMPTS) -> gr.Blocks:
     with gr.Blocks(title="A blind test", analytics_enabled=False) as page, gr.Tabs(), gr.Tab("Blind test"):
-        blind_tab(Drawing(comparison), CONTENDERS, tally, prompts=prompts, proposal=Proposal(0.9, 12, 12), at_once=8)
+        blind_tab(
+            Drawing(comparison), CONTENDERS, tally, prompts=prompts, proposal=Proposal(0.9, 12, 12), max_concurrent=8
+        )
     return page.queue(max_size=40, api_open=False)
 
 
@@ -237,7 +241,7 @@ class Visit:
     def __init__(self, page: gr.Blocks) -> None:
         self.parts = {block.elem_id: block for block in page.blocks.values() if getattr(block, "elem_id", None)}
         (self.state,) = [block for block in page.blocks.values() if isinstance(block, gr.State)]
-        self.round: Round | None = None
+        self.pair: Pair | None = None
         self.seen: dict[str, Any] = {}
         self.pairs: list[str] = []
         self._calls: dict[str, list[Any]] = {}
@@ -250,7 +254,7 @@ class Visit:
     def take(self, changes: dict[Any, Any] | tuple, outputs: Sequence[Any] = ()) -> None:
         for part, value in changes.items() if isinstance(changes, dict) else zip(outputs, changes, strict=True):
             if part is self.state:
-                self.round = value
+                self.pair = value
             else:
                 self.seen[part.elem_id] = value
                 self.pairs += [value] * (part.elem_id == "blind-pair")
@@ -265,25 +269,25 @@ class Visit:
         for changes in itertools.islice(draw.fn(prompt), until):
             self.take(changes, draw.outputs)
         if until is None:
-            self.take(self._after[draw._id].fn(self.round))
+            self.take(self._after[draw._id].fn(self.pair))
 
-    def call(self, name: str) -> Callable[[Round | None, str], dict[Any, Any]]:
+    def call(self, name: str) -> Callable[[Pair | None, str], dict[Any, Any]]:
         (call,) = self._calls[f"vote-{name}"]
         return call.fn
 
     def vote(self, name: str, *, seen: str | None = None) -> None:
         pair = self.seen.get("blind-pair-id", "") if seen is None else seen
-        self.take(self.call(name)(self.round, pair))
+        self.take(self.call(name)(self.pair, pair))
 
 
 def test_a_pair_is_drawn_and_judged(comparison, tally, store):
     visit = Visit(make_tab(comparison, tally))
     visit.draw(until=1)
-    assert visit.round is None and visit.enabled() == [] and 'data-state="writing"' in visit.seen["blind-pair"]
+    assert visit.pair is None and visit.enabled() == [] and 'data-state="writing"' in visit.seen["blind-pair"]
     visit.vote("left")
     assert NO_PAIR in visit.seen["blind-message"], "on the server too"
     visit.draw()
-    one = visit.round
+    one = visit.pair
     assert one.snapshot.prompt in PROMPTS and one.snapshot.temperature == 0.9 and one.snapshot.max_new_tokens == 12
     assert visit.seen["blind-message"] == "" and visit.seen["blind-pair"] == pair_html(one)
     assert visit.enabled() == ["vote-left", "vote-right", "vote-tie", "vote-both-bad"]
@@ -291,16 +295,16 @@ def test_a_pair_is_drawn_and_judged(comparison, tally, store):
     assert (again.ppo, again.sft) == (one.snapshot.ppo[0], one.snapshot.sft[0])
     visit.vote("right")
     judged = dataclasses.replace(one, verdict="right")
-    assert visit.round is None and visit.enabled() == []
+    assert visit.pair is None and visit.enabled() == []
     assert visit.seen["blind-reveal"] == reveal_html(judged, CONTENDERS)
     visit.vote("right")
     assert NO_PAIR in visit.seen["blind-message"] and visit.seen["blind-reveal"] == reveal_html(judged, CONTENDERS)
     visit.draw("the camera")
-    assert visit.seen["blind-reveal"] == "" and visit.round.snapshot.prompt == "the camera"
-    assert visit.round.id != one.id and visit.round.snapshot.seed != one.snapshot.seed
+    assert visit.seen["blind-reveal"] == "" and visit.pair.snapshot.prompt == "the camera"
+    assert visit.pair.id != one.id and visit.pair.snapshot.seed != one.snapshot.seed
     tally._box.drain(20)
     (vote,) = store.read()
-    assert vote == dataclasses.replace(vote_of(one, "right", CONTENDERS), time=vote.time)
+    assert vote == dataclasses.replace(create_vote(one, "right", CONTENDERS), time=vote.time)
 
 
 def test_the_sides_stay_while_the_texts_grow(comparison, tally, monkeypatch):
@@ -309,7 +313,7 @@ def test_the_sides_stay_while_the_texts_grow(comparison, tally, monkeypatch):
     for _ in range(4):
         visit.pairs.clear()
         visit.draw()
-        one = visit.round
+        one = visit.pair
         whole = comparison.stream(one.snapshot.prompt, seed=one.snapshot.seed, temperature=0.9, max_new_tokens=12)
         assert len(visit.pairs) > 5
         assert visit.pairs == [pair_html(dataclasses.replace(one, snapshot=snapshot)) for snapshot in whole]
@@ -321,7 +325,7 @@ def test_a_verdict_on_a_pair_that_is_gone_is_no_vote(comparison, tally):
     before = visit.seen["blind-pair-id"]
     visit.draw()
     visit.vote("left", seen=before)
-    assert MOVED_ON in visit.seen["blind-message"] and tally.figures().summary["votes"] == 0
+    assert STALE_PAIR in visit.seen["blind-message"] and tally.figures().summary["votes"] == 0
     visit.vote("left")
     assert tally.figures().summary["votes"] == 1
 
@@ -330,7 +334,7 @@ def test_of_two_verdicts_on_a_pair_the_first_counts(comparison, tally):
     """By the id of the vote, made with the pair: the tally keeps the first vote of an id, and both reveal that."""
     visit = Visit(make_tab(comparison, tally))
     visit.draw()
-    one = visit.round
+    one = visit.pair
     reveals = [visit.call(verdict)(one, one.id)[visit.parts["blind-reveal"]] for verdict in ("both-bad", "tie")]
     assert tally.figures().summary["counts"] == {"ppo": 0, "sft": 0, "tie": 0, "both_bad": 1}
     assert reveals == [reveal_html(dataclasses.replace(one, verdict="both_bad"), CONTENDERS)] * 2
@@ -345,7 +349,9 @@ def test_a_disk_that_is_full_is_said_and_the_pair_may_be_judged_again(comparison
 
     monkeypatch.setattr(tally._box, "cast", full)
     visit.vote("tie")
-    assert NOT_KEPT in visit.seen["blind-message"] and visit.round is not None and visit.seen["blind-reveal"] == ""
+    assert (
+        VOTE_NOT_STORED in visit.seen["blind-message"] and visit.pair is not None and visit.seen["blind-reveal"] == ""
+    )
     assert tally.figures().summary["votes"] == 0
     assert "A vote was not stored: /srv/votes/1.json cannot be written" in caplog.text
     monkeypatch.undo()
@@ -361,12 +367,12 @@ def test_votes_of_one_address_have_a_bound_whatever_it_says_of_itself(comparison
 
     def judge(request: gr.Request) -> str:
         visit.draw("the camera")
-        visit.take(visit.call("tie")(visit.round, visit.round.id, request))
+        visit.take(visit.call("tie")(visit.pair, visit.pair.id, request))
         return visit.seen["blind-message"]
 
     assert [judge(ask("192.0.2.1", f"8.8.8.{number}")) for number in range(3)] == [""] * 3
     assert "3 votes on one prompt" in judge(ask("192.0.2.1", "8.8.4.4"))
-    assert visit.round is not None and visit.seen["blind-reveal"] == "", "it may be judged later"
+    assert visit.pair is not None and visit.seen["blind-reveal"] == "", "it may be judged later"
     assert judge(ask("192.0.2.2", "")) == ""
     monkeypatch.setattr(blind, "get_space", lambda: "user/space")  # whose proxy names the visitors
     assert judge(ask("10.0.0.1", "192.0.2.1, 8.8.8.8")) == ""
@@ -379,7 +385,7 @@ def test_without_a_tally_the_test_goes_on_and_keeps_nothing(comparison):
     assert "This page stores no votes" in visit.parts["blind-notice"].value
     assert visit.parts["blind-figures"].visible is False
     visit.draw()
-    one = visit.round
+    one = visit.pair
     visit.vote("both-bad")
     assert visit.seen["blind-reveal"] == reveal_html(dataclasses.replace(one, verdict="both_bad"), CONTENDERS)
 
@@ -411,7 +417,7 @@ def test_a_vote_waits_for_no_generation_and_for_no_place_in_the_queue():
     stalled = Stalled()
     with gr.Blocks() as page:
         proposal = Proposal(temperature=1.0, length=8, limit=8)
-        blind_tab(stalled, CONTENDERS, None, prompts=PROMPTS, proposal=proposal, at_once=1)
+        blind_tab(stalled, CONTENDERS, None, prompts=PROMPTS, proposal=proposal, max_concurrent=1)
     page.queue(max_size=2)
     _, url, _ = page.launch(prevent_thread_lock=True, quiet=True)
     with contextlib.ExitStack() as opened:

@@ -30,7 +30,7 @@ from rlhf_zoo.pipeline.stages.callbacks import NoRoom, StageCallback
 from rlhf_zoo.pipeline.stages.interrupt import Interruptible
 from rlhf_zoo.pipeline.stages.reporting import report_to_one_run
 from rlhf_zoo.ppo.config import PPOConfig, holds_reference
-from rlhf_zoo.publishing.adapters import sent_instead
+from rlhf_zoo.publishing.adapters import file_overrides
 from rlhf_zoo.publishing.cards.card import make_card
 from rlhf_zoo.publishing.sender import Sender
 from rlhf_zoo.runs.context import RunContext
@@ -133,7 +133,7 @@ def test_less_is_sent_than_saved_and_rounded_and_training_goes_on_unrounded(fold
     said = (pulled / "README.md").read_text()
     assert "The published weights are rounded to bfloat16. All figures here were measured before" in said
     assert json.loads((pulled / "rlhf_card.json").read_text())["dtype"] == "bfloat16" and "subfolder" not in said
-    altered = sent_instead(stopped, record, last, folder / "altered")
+    altered = file_overrides(stopped, record, last, folder / "altered")
     with reproduce._as_sent(stopped, record, last) as made:
         assert not any(row["differing"] or row["problem"] for row in compare_weights(pulled, made))
         assert compare_files(pulled, made) == []

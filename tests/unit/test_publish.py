@@ -72,7 +72,7 @@ def sender(
     toy = Recipe("toy", folder, {"description": "A toy."}, {})
     fields = {"recipe": toy, "directory": folder / "run", "namespace": "local", "publish": True} | fields
     context = RunContext(hub=Hub("other", hub.url, "test"), **fields)
-    return Sender(context, stages=stages, again=again)
+    return Sender(context, stages=stages, resend_cards=again)
 
 
 def send(hub: ThreadHub, folder: Path, **options: Any) -> None:
@@ -174,9 +174,9 @@ def test_a_whole_run_has_a_collection(thread_hub, tmp_path, monkeypatch, caplog)
     both = Recipe("toy", tmp_path, {"description": "A toy."}, {"sft": {}, "ppo": {}})
     due = sender(thread_hub, tmp_path, recipe=both)
     due.send_all()
-    assert collections() == [] and due.due() == [], "SFT is not there"
+    assert collections() == [] and due.remaining() == [], "SFT is not there"
     due = sender(thread_hub, tmp_path)
-    assert due.due()[-1] == "the Collection of toy"
+    assert due.remaining()[-1] == "the Collection of toy"
 
     def refused(status: int) -> Any:
         def collect(*_: Any, **__: Any) -> str:
@@ -193,11 +193,11 @@ def test_a_whole_run_has_a_collection(thread_hub, tmp_path, monkeypatch, caplog)
         assert "collection" not in noted.read(), "it is tried again"
         patched.setattr("rlhf_zoo.publishing.sender.collect", refused(403))
         due.send_all()
-        assert "The Collection cannot be made." in caplog.text and due.due() == []
+        assert "The Collection cannot be made." in caplog.text and due.remaining() == []
         assert noted.read()["collection"] == {"hub": thread_hub.url, "repos": [REPO], "slug": None}
     noted.write(collection=None)
     due.send_all()
-    assert collections() == ["toy: SFT, RM, PPO"] and due.due() == []
+    assert collections() == ["toy: SFT, RM, PPO"] and due.remaining() == []
     assert noted.read()["collection"]["slug"].startswith("local/toy-sft-rm-ppo")
 
 

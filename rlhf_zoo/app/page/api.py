@@ -12,16 +12,16 @@ from .sampling import MODELS, Proposal
 from .subject import Subject
 
 
-def endpoints(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_once: int) -> None:
+def endpoints(subject: Subject, drawing: Drawing, *, proposal: Proposal, max_concurrent: int) -> None:
     """Adds the endpoints /compare, /checkpoints and /over_training.
 
     Args:
         subject: The models and their runs.
         drawing: Samples the completions.
         proposal: Defaults of the sampling.
-        at_once: Largest number of requests that run the models at the same time.
+        max_concurrent: Largest number of requests that run the models at the same time.
     """
-    models: dict[str, Any] = {"concurrency_id": MODELS, "concurrency_limit": at_once}
+    models: dict[str, Any] = {"concurrency_id": MODELS, "concurrency_limit": max_concurrent}
     # By default Gradio shows only the head of a docstring, without the arguments.
     functions: list[tuple[Callable[..., object], dict[str, Any]]] = [
         (_compare(drawing, proposal), models),

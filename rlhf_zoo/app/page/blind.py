@@ -32,18 +32,18 @@ log = logging.getLogger(__name__)
 #: Verdict -> label of its button, in the order of the keys 1 to 4.
 VERDICTS = {"left": "Left is better", "right": "Right is better", "tie": "Tie", "both_bad": "Both bad"}
 VERDICT_SENTENCES = {"ppo": "You preferred PPO.", "sft": "You preferred SFT.", "tie": "You called it a tie.",
-        "both_bad": "You found both bad."}  # fmt: skip
-SEEDS = 2**31
-KEPT = 3600.0  # seconds that the server keeps a pair without a verdict
-LONGEST_WAIT = 5.0  # seconds to wait for the intervals after a vote
+        "both_bad": "You rated both as bad."}  # fmt: skip
+SEED_LIMIT = 2**31
+PAIR_TTL_SECONDS = 3600.0  # how long the server keeps a pair without a verdict
+MAX_WAIT_SECONDS = 5.0  # seconds to wait for the intervals after a vote
 NO_PAIR = "There is no pair to judge: draw a new one."
-MOVED_ON = "The page shows another pair now: judge that one."
-NOT_KEPT = "The server could not store your verdict: try again later."
+STALE_PAIR = "The page shows another pair now: judge that one."
+VOTE_NOT_STORED = "The server could not store your verdict: try again later."
 NO_PROMPTS = "There are no held-out prompts for these models: write the beginning of a text."
 
 
 @dataclass(frozen=True)
-class Round:
+class Pair:
     """Two completions of a prompt, in progress or done, on random sides that do not depend on the seed.
 
     Attributes:
@@ -82,46 +82,46 @@ class Round:
         return self.roles.get(self.verdict) if self.verdict is not None else None
 
 
-def vote_of(drawn: Round, verdict: str, models: Mapping[str, Model]) -> Vote:
+def create_vote(pair: Pair, verdict: str, models: Mapping[str, Model]) -> Vote:
     """Creates the vote for a verdict.
 
     Args:
-        drawn: The judged round.
-        verdict: One of `drawn.verdicts`.
+        pair: The judged pair.
+        verdict: One of `pair.verdicts`.
         models: Role (ppo or sft) -> model.
 
     Raises:
-        ZooError: The verdict is not one of `drawn.verdicts`.
+        ZooError: The verdict is not one of `pair.verdicts`.
     """
-    if not drawn.snapshot.done:
+    if not pair.snapshot.done:
         raise ZooError("The completions are still in progress: judge them when both are done.")
-    if verdict not in drawn.verdicts:
+    if verdict not in pair.verdicts:
         raise ZooError("The two texts are equal: choose a tie, or that both are bad.")
     shown_sides: dict[str, Any] = {}
-    for side, sample in drawn.sides.items():
-        role = drawn.roles[side]
+    for side, sample in pair.sides.items():
+        role = pair.roles[side]
         model = models[role]
         shown_sides[side] = Shown(
             sample.completion, role, model.repo, model.commit, model.tag, number_of(sample.reward), sample.ended
         )
-    snapshot = drawn.snapshot
+    snapshot = pair.snapshot
     sampling: dict[str, Any] = {
         name: getattr(snapshot, name) for name in ("temperature", "top_p", "seed", "max_new_tokens")
     }
-    return Vote(prompt=snapshot.prompt, verdict=verdict, id=drawn.id, **shown_sides, **sampling)
+    return Vote(prompt=snapshot.prompt, verdict=verdict, id=pair.id, **shown_sides, **sampling)
 
 
-def pair_html(drawn: Round | None) -> str:
+def pair_html(pair: Pair | None) -> str:
     """Renders the two texts, and nothing that would reveal which policy wrote which.
 
     Args:
-        drawn: The round; None renders a placeholder.
+        pair: The pair; None renders a placeholder.
     """
     prompt, state, texts = "", "empty", dict.fromkeys(DECISIVE, "")
-    if drawn is not None:
-        prompt = f'<p class="zoo-prompt"><b>Prompt</b> <span class="given">{text(drawn.snapshot.prompt)}</span></p>'
-        state = "done" if drawn.snapshot.done else "writing"
-        texts = {side: written.completion for side, written in drawn.sides.items()}
+    if pair is not None:
+        prompt = f'<p class="zoo-prompt"><b>Prompt</b> <span class="given">{text(pair.snapshot.prompt)}</span></p>'
+        state = "done" if pair.snapshot.done else "writing"
+        texts = {side: sample.completion for side, sample in pair.sides.items()}
     cards = "".join(
         f'<article class="zoo-card" data-side="{side}"><header><b>{side.capitalize()}</b></header>'
         f"{_completion(texts[side], state)}</article>"
@@ -131,49 +131,50 @@ def pair_html(drawn: Round | None) -> str:
     return f'<div class="zoo-blind" data-state="{state}"{busy}>{prompt}<div class="zoo-pair">{cards}</div></div>'
 
 
-def _completion(written: str, state: str) -> str:
+def _completion(completion: str, state: str) -> str:
     if state == "empty":
         inside = '<span class="none">The completion will appear here.</span>'
-    elif state == "done" and not written:
+    elif state == "done" and not completion:
         inside = '<span class="none">An empty completion.</span>'
     else:  # the same caret on both sides: which of them stopped first would reveal the policy
         caret = '<span class="caret" aria-hidden="true"></span>' if state == "writing" else ""
-        inside = f'<span class="new">{text(written)}</span>{caret}'
+        inside = f'<span class="new">{text(completion)}</span>{caret}'
     return f'<p class="zoo-text">{inside}</p>'
 
 
-def reveal_html(drawn: Round, models: Mapping[str, Model]) -> str:
+def reveal_html(pair: Pair, models: Mapping[str, Model]) -> str:
     """Renders which policy wrote which completion, and the figures of both.
 
     Args:
-        drawn: A round with its verdict.
+        pair: A pair with its verdict.
         models: Role (ppo or sft) -> model.
     """
     cards = []
-    for side, sample in drawn.sides.items():
-        role = drawn.roles[side]
-        badge = '<span class="zoo-badge">your choice</span>' if side == drawn.verdict else ""
+    for side, sample in pair.sides.items():
+        role = pair.roles[side]
+        badge = '<span class="zoo-badge">your choice</span>' if side == pair.verdict else ""
         cards.append(
             f'<article class="zoo-card zoo-{role}" data-side="{side}" data-role="{role}"><header>'
             f"<b>{side.capitalize()}: {NAMES[role]}</b>{badge}<span>{text(models[role].name)}</span></header>"
             f"{figures(sample)}</article>"
         )
-    sampling_note = f"Both were sampled with seed {drawn.snapshot.seed} at temperature {drawn.snapshot.temperature:g}."
-    verdict = VERDICT_SENTENCES[drawn.preferred or str(drawn.verdict)]
+    sampling_note = f"Both were sampled with seed {pair.snapshot.seed} at temperature {pair.snapshot.temperature:g}."
+    verdict = VERDICT_SENTENCES[pair.preferred or str(pair.verdict)]
     return (
-        f'<section class="zoo-reveal" role="status"><p class="zoo-verdict"><b>{verdict}</b> {_agrees(drawn)}</p>'
+        f'<section class="zoo-reveal" role="status"><p class="zoo-verdict"><b>{verdict}</b> '
+        f"{_compare_with_reward(pair)}</p>"
         f'<div class="zoo-pair">{"".join(cards)}</div><p class="zoo-note">{sampling_note}</p></section>'
     )
 
 
-def _agrees(drawn: Round) -> str:
+def _compare_with_reward(pair: Pair) -> str:
     """States whether the reward model agrees with a verdict that prefers one side."""
-    rewards = {drawn.roles[side]: sample.reward for side, sample in drawn.sides.items()}
+    rewards = {pair.roles[side]: sample.reward for side, sample in pair.sides.items()}
     ppo, sft = rewards["ppo"], rewards["sft"]
-    if drawn.preferred is None or ppo is None or sft is None or ppo == sft:
+    if pair.preferred is None or ppo is None or sft is None or ppo == sft:
         return ""
     higher = "ppo" if ppo > sft else "sft"
-    return "So does the reward model." if higher == drawn.preferred else f"The reward model prefers {NAMES[higher]}."
+    return "So does the reward model." if higher == pair.preferred else f"The reward model prefers {NAMES[higher]}."
 
 
 def _notice(tally: Tally | None) -> str:
@@ -188,8 +189,8 @@ def _notice(tally: Tally | None) -> str:
     )
     return (
         '<div class="zoo"><p>Your verdict, the prompt and both completions go to the data set '
-        f"{link} on the Hub, <b>visible to everyone who may read it</b>: write nothing private. Nothing about you is "
-        "stored.</p></div>"
+        f"{link} on the Hub, <b>visible to everyone who may read it</b>: do not include anything private. Nothing "
+        "about you is stored.</p></div>"
     )
 
 
@@ -215,8 +216,8 @@ if (tab && !tab.dataset.keys) {
 }
 """
 HINT = (
-    '<p class="zoo-note zoo-keys">Keys <kbd>1</kbd> to <kbd>4</kbd> give the verdict, and <kbd>Enter</kbd> draws the '
-    "next pair, after a click on “New pair”.</p>"
+    '<p class="zoo-note zoo-keys">After a click on “New pair”, keys <kbd>1</kbd> to <kbd>4</kbd> vote and '
+    "<kbd>Enter</kbd> draws the next pair.</p>"
 )
 
 
@@ -227,7 +228,7 @@ def blind_tab(
     *,
     prompts: Sequence[str],
     proposal: Proposal,
-    at_once: int,
+    max_concurrent: int,
 ) -> None:
     """Builds the contents of the tab.
 
@@ -237,33 +238,33 @@ def blind_tab(
         tally: Receives the votes while the page is served; None stores none.
         prompts: Held-out prompts, used when the visitor writes none.
         proposal: Sampling parameters.
-        at_once: Largest number of requests that run the models at the same time.
+        max_concurrent: Largest number of requests that run the models at the same time.
     """
     tab = _layout(tally, prompts)
     buttons, state, token = tab.buttons, tab.state, tab.token
 
-    def draw(written: Any) -> Iterator[tuple[Round | None, str, str]]:
-        drawn: Round | None = None
+    def draw(prompt: Any) -> Iterator[tuple[Pair | None, str, str]]:
+        pair: Pair | None = None
         try:
             for snapshot in drawing.stream(
-                _chosen(written, prompts),
-                seed=secrets.randbelow(SEEDS),
+                _choose_prompt(prompt, prompts),
+                seed=secrets.randbelow(SEED_LIMIT),
                 temperature=proposal.temperature,
                 max_new_tokens=proposal.length,
             ):
-                drawn = Round(snapshot) if drawn is None else replace(drawn, snapshot=snapshot)
-                yield (drawn if snapshot.done else None), pair_html(drawn), ""
+                pair = Pair(snapshot) if pair is None else replace(pair, snapshot=snapshot)
+                yield (pair if snapshot.done else None), pair_html(pair), ""
         except ZooError as error:
             yield None, pair_html(None), notice(error)
 
-    def ready(drawn: Round | None) -> dict[Any, Any]:
-        if drawn is None:
+    def enable_buttons(pair: Pair | None) -> dict[Any, Any]:
+        if pair is None:
             return {token: "", **tab.enabled(())}
-        return {token: drawn.id, **tab.enabled(drawn.verdicts)}
+        return {token: pair.id, **tab.enabled(pair.verdicts)}
 
-    quiet: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
+    private: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
     # A vote bypasses the queue: it never waits for a generation, and is accepted even if the queue is full.
-    unqueued: dict[str, Any] = {**quiet, "queue": False}
+    unqueued: dict[str, Any] = {**private, "queue": False}
     requests = [tab.new.click, tab.prompt.submit]
     # Gradio rebuilds every output at each yield, so outputs that change only at the start or end are not streamed.
     gr.on(
@@ -276,40 +277,40 @@ def blind_tab(
         requests,
         draw,
         inputs=[tab.prompt],
-        outputs=[state, tab.pair, tab.message],
+        outputs=[state, tab.pair_view, tab.message],
         concurrency_id=MODELS,
-        concurrency_limit=at_once,
-        **quiet,
-    ).then(ready, inputs=[state], outputs=[token, *buttons.values()], **unqueued)
+        concurrency_limit=max_concurrent,
+        **private,
+    ).then(enable_buttons, inputs=[state], outputs=[token, *buttons.values()], **unqueued)
     for verdict, button in buttons.items():
-        judged = button.click(
-            _judging(verdict, tab, models, tally),
+        voted = button.click(
+            _vote_handler(verdict, tab, models, tally),
             inputs=[state, token],
             outputs=[state, token, tab.message, tab.reveal, *buttons.values()],
             **unqueued,
         )
         if tally is not None:
-            judged.then(_following(tally), outputs=[tab.so_far], concurrency_limit=None, **quiet)
+            voted.then(_figures_updates(tally), outputs=[tab.vote_figures], concurrency_limit=None, **private)
     if tally is not None:
         gr.on(
             None,
             lambda: figures_html(tally.figures(), tally.describe()),
-            outputs=[tab.so_far],
+            outputs=[tab.vote_figures],
             **unqueued,
         )
 
 
 @dataclass(frozen=True)
 class _Tab:
-    """The components of the tab. `buttons` are by verdict; `so_far` shows the figures of the votes."""
+    """The components of the tab. `buttons` are by verdict; `vote_figures` shows the figures computed from the votes."""
 
     prompt: gr.Textbox
     new: gr.Button
     message: gr.HTML
-    pair: gr.HTML
+    pair_view: gr.HTML
     buttons: Mapping[str, gr.Button]
     reveal: gr.HTML
-    so_far: gr.HTML
+    vote_figures: gr.HTML
     # The server's pair, and the id that the page sends back: a verdict counts only if they match.
     state: gr.State
     token: gr.Textbox
@@ -328,7 +329,7 @@ def _layout(tally: Tally | None, prompts: Sequence[str]) -> _Tab:
             prompt = prompt_box("blind-prompt", placeholder, min_width=280)
             new = gr.Button("New pair", variant="primary", scale=1, min_width=120, elem_id="blind-new")
         message = gr.HTML("", elem_id="blind-message")
-        pair = gr.HTML(pair_html(None), elem_id="blind-pair")
+        pair_view = gr.HTML(pair_html(None), elem_id="blind-pair")
         with gr.Row(elem_id="blind-votes"):
             buttons = {
                 verdict: gr.Button(label, interactive=False, min_width=120, elem_id=f"vote-{verdict.replace('_', '-')}")
@@ -336,24 +337,24 @@ def _layout(tally: Tally | None, prompts: Sequence[str]) -> _Tab:
             }
         gr.HTML(HINT, js_on_load=KEYS, elem_id="blind-keys")
         reveal = gr.HTML("", elem_id="blind-reveal")
-        so_far = gr.HTML("", elem_id="blind-figures", visible=tally is not None)
-        state = gr.State(None, time_to_live=KEPT)
+        vote_figures = gr.HTML("", elem_id="blind-figures", visible=tally is not None)
+        state = gr.State(None, time_to_live=PAIR_TTL_SECONDS)
         token = gr.Textbox("", visible=False, elem_id="blind-pair-id")
-    return _Tab(prompt, new, message, pair, buttons, reveal, so_far, state, token)
+    return _Tab(prompt, new, message, pair_view, buttons, reveal, vote_figures, state, token)
 
 
-def _judging(
+def _vote_handler(
     verdict: str, tab: _Tab, models: Mapping[str, Model], tally: Tally | None
 ) -> Callable[..., dict[Any, Any]]:
     """Returns the handler of a verdict's button: it casts the vote and reveals which policy wrote which text."""
 
-    def judge(drawn: Round | None, pair_id: Any, request: gr.Request | None = None) -> dict[Any, Any]:
-        if drawn is None:
+    def judge(pair: Pair | None, pair_id: Any, request: gr.Request | None = None) -> dict[Any, Any]:
+        if pair is None:
             return {tab.message: notice(NO_PAIR)}
-        if pair_id != drawn.id:
-            return {tab.message: notice(MOVED_ON)}
+        if pair_id != pair.id:
+            return {tab.message: notice(STALE_PAIR)}
         try:
-            vote = vote_of(drawn, verdict, models)
+            vote = create_vote(pair, verdict, models)
         except ZooError as error:
             return {tab.message: notice(error)}
         try:
@@ -362,8 +363,8 @@ def _judging(
             return {tab.message: notice(error)}
         except ZooError as error:  # the message names a path on the server, which visitors must not see
             log.error("A vote was not stored: %s", error)
-            return {tab.message: notice(NOT_KEPT)}
-        judged = replace(drawn, verdict=vote.verdict)
+            return {tab.message: notice(VOTE_NOT_STORED)}
+        judged = replace(pair, verdict=vote.verdict)
         return {
             tab.state: None,
             tab.token: "",
@@ -382,26 +383,26 @@ def _address(request: gr.Request | None) -> str:
     return voter_address(request.client.host, request.headers.get("x-forwarded-for") if get_space() else None)
 
 
-def _following(tally: Tally) -> Callable[[], Any]:
+def _figures_updates(tally: Tally) -> Callable[[], Any]:
     """Returns a handler that shows the figures immediately, and again once their intervals include every vote."""
 
-    async def follow() -> Any:
+    async def update() -> Any:
         counts = tally.figures()
-        wanted, deadline = counts.summary["votes"], time.monotonic() + LONGEST_WAIT
+        votes, deadline = counts.summary["votes"], time.monotonic() + MAX_WAIT_SECONDS
         yield figures_html(counts, tally.describe())
-        while not counts.exact and counts.computed < wanted and time.monotonic() < deadline:
+        while not counts.exact and counts.computed < votes and time.monotonic() < deadline:
             await asyncio.sleep(0.1)
             counts = tally.figures()
-            if counts.exact or counts.computed >= wanted:
+            if counts.exact or counts.computed >= votes:
                 yield figures_html(counts, tally.describe())
 
-    return follow
+    return update
 
 
-def _chosen(written: Any, prompts: Sequence[str]) -> Any:
+def _choose_prompt(prompt: Any, prompts: Sequence[str]) -> Any:
     """Returns the visitor's prompt, else a random held-out one."""
-    if written is not None and not (isinstance(written, str) and not written.strip()):
-        return written
+    if prompt is not None and not (isinstance(prompt, str) and not prompt.strip()):
+        return prompt
     if not prompts:
         raise ZooError(NO_PROMPTS)
     return secrets.choice(prompts)

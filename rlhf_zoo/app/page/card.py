@@ -13,9 +13,9 @@ from .html import notice, short_name
 from .subject import Subject
 
 #: Largest number of cards that are fetched at the same time.
-AT_ONCE = 4
+MAX_CONCURRENT = 4
 #: Number of rendered cards in the cache.
-KEPT = 16
+CACHED_CARDS = 16
 
 
 def card_tab(subject: Subject) -> None:
@@ -25,7 +25,7 @@ def card_tab(subject: Subject) -> None:
         subject: The models and their runs.
     """
     sources = _sources(subject)
-    read = lru_cache(KEPT)(_html)  # a hostile card may take seconds to render
+    read = lru_cache(CACHED_CARDS)(_html)  # a hostile card may take seconds to render
 
     def show(label: object) -> str:
         name = sources.get(str(label))
@@ -44,7 +44,7 @@ def card_tab(subject: Subject) -> None:
         [chosen],
         [card_box],
         api_visibility="private",
-        concurrency_limit=AT_ONCE,
+        concurrency_limit=MAX_CONCURRENT,
         trigger_mode="always_last",
         preprocess=False,  # Gradio would reject bad values without a message on the page
     )

@@ -13,18 +13,18 @@ from .sampling import MODELS, Proposal, controls, keywords, prompt_box
 from .subject import Subject
 from .views import empty_pairs, legend, pairs
 
-SEEDS = 2**31
+SEED_LIMIT = 2**31
 COLORS = {"log-ratio": "ratio", "exact KL": "kl", "nothing": "none"}
 
 
-def compare_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_once: int) -> None:
+def compare_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, max_concurrent: int) -> None:
     """Builds the contents of the tab.
 
     Args:
         subject: The models and their runs.
         drawing: Samples the completions.
         proposal: Initial sampling parameters.
-        at_once: Largest number of requests that run the models at the same time.
+        max_concurrent: Largest number of requests that run the models at the same time.
     """
 
     def show(prompt: object, *sampling: Any) -> Iterator[tuple[object, object]]:
@@ -37,7 +37,7 @@ def compare_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_on
             yield notice(error), gr.skip()  # the previous comparison stays visible
 
     def surprise() -> tuple[str, int]:
-        return random.choice(subject.prompts), random.randrange(SEEDS)
+        return random.choice(subject.prompts), random.randrange(SEED_LIMIT)
 
     with gr.Row(equal_height=True):
         prompt = prompt_box("prompt", "The beginning of a text; Enter compares", autofocus=True)
@@ -72,7 +72,7 @@ def compare_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_on
         "inputs": [prompt, *chosen],
         "outputs": [message, shown],
         "concurrency_id": MODELS,
-        "concurrency_limit": at_once,
+        "concurrency_limit": max_concurrent,
         "api_visibility": "private",
         "show_progress": "hidden",
         "scroll_to_output": True,  # on a phone the controls fill the screen

@@ -19,7 +19,7 @@ from .vote_counts import Tally
 from .vote_figures import Model
 
 WAITING = 40  # requests in the queue; further ones are refused
-AT_ONCE = 24  # requests that run the models at the same time, taking turns token by token
+MAX_CONCURRENT = 24  # requests that run the models at the same time, taking turns token by token
 
 
 def build(subject: Subject, *, tally: Tally | None = None, gpu: Callable[[object], object] | None = None) -> gr.Blocks:
@@ -33,16 +33,16 @@ def build(subject: Subject, *, tally: Tally | None = None, gpu: Callable[[object
     lineage, comparison = subject.lineage, subject.comparison
     proposal = Proposal.of(subject)
     drawing = Drawing(comparison, subject.timeline, gpu=gpu)
-    at_once = AT_ONCE if gpu is None else 1  # ZeroGPU runs each call in its own process: no turns to take
+    max_concurrent = MAX_CONCURRENT if gpu is None else 1  # ZeroGPU runs each call in its own process: no turns to take
     with gr.Blocks(title="SFT and PPO, side by side", analytics_enabled=False) as page:
         gr.HTML(_header(subject))
         if subject.problem is not None and subject.timeline is not None:
             gr.HTML(notice(subject.problem, kind="status"))
         with gr.Tabs(elem_id="tabs"):
             with gr.Tab("Compare", id="compare", elem_id="tab-compare"):
-                compare_tab(subject, drawing, proposal=proposal, at_once=at_once)
+                compare_tab(subject, drawing, proposal=proposal, max_concurrent=max_concurrent)
             with gr.Tab("Over training", id="training", elem_id="tab-training"):
-                training_tab(subject, drawing, proposal=proposal, at_once=at_once)
+                training_tab(subject, drawing, proposal=proposal, max_concurrent=max_concurrent)
             with gr.Tab("Blind test", id="blind", elem_id="tab-blind"):
                 blind_tab(
                     drawing,
@@ -50,14 +50,14 @@ def build(subject: Subject, *, tally: Tally | None = None, gpu: Callable[[object
                     tally,
                     prompts=subject.prompts,
                     proposal=proposal,
-                    at_once=at_once,
+                    max_concurrent=max_concurrent,
                 )
             with gr.Tab("Card", id="card", elem_id="tab-card"):
                 card_tab(subject)
-        endpoints(subject, drawing, proposal=proposal, at_once=at_once)
+        endpoints(subject, drawing, proposal=proposal, max_concurrent=max_concurrent)
     # After each event Gradio recomputes statistics over all events it keeps, 10,000 by default.
     os.environ.setdefault("GRADIO_ANALYTICS_MAX_EVENTS", "100")
-    return page.queue(max_size=WAITING, default_concurrency_limit=at_once, api_open=False)
+    return page.queue(max_size=WAITING, default_concurrency_limit=max_concurrent, api_open=False)
 
 
 def _header(subject: Subject) -> str:

@@ -21,7 +21,7 @@ from .held_out import held_out_prompts, stage_of
 
 LIMITS = Limits()
 #: Largest number of policies of other checkpoints that stay loaded, and their largest size together.
-KEPT, KEPT_BYTES = 8, 2 * 2**30
+MAX_CACHED_MODELS, MAX_CACHED_BYTES = 8, 2 * 2**30
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,8 @@ class Subject:
                 comparison,
                 timeline_runs,
                 fetch=lambda name: resolve(name, hub).path,
-                max_models=KEPT,
-                max_bytes=KEPT_BYTES,
+                max_models=MAX_CACHED_MODELS,
+                max_bytes=MAX_CACHED_BYTES,
             )
         length = max(int(lineage.setting("response_length", 1)), 1)
         held_out = held_out_prompts(lineage, lambda prompt: comparison.check(prompt, max_new_tokens=length), hub)

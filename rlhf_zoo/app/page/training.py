@@ -25,14 +25,14 @@ HINT = (
 )
 
 
-def training_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_once: int) -> None:
+def training_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, max_concurrent: int) -> None:
     """Builds the contents of the tab.
 
     Args:
         subject: The models and their runs.
         drawing: Samples the completions.
         proposal: Initial sampling parameters.
-        at_once: Largest number of requests that run the models at the same time.
+        max_concurrent: Largest number of requests that run the models at the same time.
     """
     timeline = subject.timeline
     if timeline is None:
@@ -87,7 +87,7 @@ def training_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_o
 
     # preprocess=False: Gradio would reject bad values without a message; `Timeline` checks them all.
     shared: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden", "preprocess": False}
-    models: dict[str, Any] = {**shared, "concurrency_id": MODELS, "concurrency_limit": at_once}
+    models: dict[str, Any] = {**shared, "concurrency_id": MODELS, "concurrency_limit": max_concurrent}
     # `input`, not `release`, because the keyboard moves a slider too.
     step.input(marked, [run, step], [curves_html], trigger_mode="always_last", queue=False, **shared)
     gr.on([step.input, prompt.submit], at, [prompt, run, step, *sampling_controls], [message, at_step],

@@ -150,7 +150,7 @@ class Hub:
 
         return Path(snapshot_download(repo, **self._client, **options))
 
-    def silence(self) -> Exception | None:
+    def outage(self) -> Exception | None:
         """Probes the Hub with one short request.
 
         The client itself tries six times before it gives up on a commit, and waits forever on a connection that stays

@@ -2,9 +2,9 @@
 
 The card of a data set lists its files as patterns, which `datasets` passes to fsspec. fsspec accepts any path of this
 machine and any address, and some of its file systems expand templates that can read environment variables. Columns of
-images, audio or video contain paths and addresses too, which are opened when a row is read. So `gated` checks the card
-and yields an object, and all loading in this package goes through that object: it loads text formats only, from files
-inside the data set, and drops media columns.
+images, audio or video contain paths and addresses too, which are opened when a row is read. So `open_checked` checks
+the card and yields an object, and all loading in this package goes through that object: it loads text formats only,
+from files inside the data set, and drops media columns.
 """
 
 import contextlib
@@ -34,23 +34,23 @@ REFUSED_FILE_SYSTEMS = (
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")  # a drive letter too
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_PATTERNS = ("data_files", "data_dir")
+_PATTERN_KEYS = ("data_files", "data_dir")
 #: Keys of a configuration that are for human readers. An address there is only text.
-_TEXTS = ("description", "citation", "homepage", "license")
+_DESCRIPTIVE_KEYS = ("description", "citation", "homepage", "license")
 #: The loaders of `datasets` that only read a file's content. Others follow links in it, unpickle, or open paths.
 FORMATS = ("json", "csv", "parquet", "arrow", "text", "cache")
 #: Columns of these types hold plain values. Reading a row of another type, such as an image, opens the path in it.
-_VALUES = (
+_PLAIN_TYPES = (
     "Value", "ClassLabel", "Json", "Translation", "TranslationVariableLanguages", "Array2D", "Array3D", "Array4D",
     "Array5D",
 )  # fmt: skip
-_LISTS = ("List", "LargeList", "Sequence")
+_LIST_TYPES = ("List", "LargeList", "Sequence")
 #: (address of the Hub, repository, commit) of cards that passed. A commit never changes, so one check is enough.
-_passed: set[tuple[str, str, str]] = set()
+_checked_cards: set[tuple[str, str, str]] = set()
 
 
 @dataclass(frozen=True)
-class GatedData:
+class CheckedData:
     """A data set whose card and links passed the check, with the calls of `datasets` that load it.
 
     Args:
@@ -80,7 +80,7 @@ class GatedData:
         """
         builder = self.builder(configuration, split, data_files=data_files, **options)
         builder.download_and_prepare()
-        return without_media(builder.as_dataset(split=split))
+        return drop_media(builder.as_dataset(split=split))
 
     def stream(self, configuration: str | None, split: str, **options: Any) -> Any:
         """Streams the rows of a split as an IterableDataset. See `load` for the arguments and errors.
@@ -90,7 +90,7 @@ class GatedData:
             split: Name of the split; None for all.
             options: Further arguments of the loader, such as `token` and `cache_dir`.
         """
-        return without_media(self.builder(configuration, split, **options).as_streaming_dataset(split=split))
+        return drop_media(self.builder(configuration, split, **options).as_streaming_dataset(split=split))
 
     def configurations(self, **options: Any) -> list[str]:
         """Returns the names of the configurations.
@@ -191,7 +191,7 @@ def is_loader(name: str) -> bool:
     return name in _PACKAGED_DATASETS_MODULES
 
 
-def without_media(loaded: Any) -> Any:
+def drop_media(loaded: Any) -> Any:
     """Drops the columns whose values are opened when a row is read, such as images, audio and video.
 
     Args:
@@ -204,7 +204,7 @@ def without_media(loaded: Any) -> Any:
     import datasets
 
     if isinstance(loaded, dict):
-        return type(loaded)({split: without_media(part) for split, part in loaded.items()})
+        return type(loaded)({split: drop_media(part) for split, part in loaded.items()})
     plain = [name for name, feature in (loaded.features or {}).items() if _is_plain(feature)]
     media = [name for name in loaded.features or () if name not in plain]
     if not media:
@@ -221,11 +221,13 @@ def _is_plain(feature: Any) -> bool:
     if isinstance(feature, list | tuple):
         return all(map(_is_plain, feature))
     type_name = type(feature).__name__
-    return type_name in _VALUES or (type_name in _LISTS and _is_plain(feature.feature))
+    return type_name in _PLAIN_TYPES or (type_name in _LIST_TYPES and _is_plain(feature.feature))
 
 
 @contextlib.contextmanager
-def gated(location: str, revision: str | None = None, *, token: str | bool | None = None) -> Iterator[GatedData]:
+def open_checked(
+    location: str, revision: str | None = None, *, token: str | bool | None = None
+) -> Iterator[CheckedData]:
     """Checks a data set, and yields the object that loads it.
 
     Args:
@@ -246,28 +248,30 @@ def gated(location: str, revision: str | None = None, *, token: str | bool | Non
     path = Path(location)
     if path.exists():
         check_local(path, location)
-        yield GatedData(location, revision)
+        yield CheckedData(location, revision)
         return
     if hub_id(location) is None or location.startswith("buckets/") or is_loader(location):
-        raise ZooError(f"The data set {location!r:.200} is no file, no folder and no data set's id: check its name.")
+        raise ZooError(
+            f"The data set {location!r:.200} is not a file, a folder or the id of a data set: check its name."
+        )
     if datasets.config.HF_HUB_OFFLINE:
-        yield GatedData(location, revision)
+        yield CheckedData(location, revision)
         return
     try:
         commit = _check_repository(location, revision, token)
     except Exception as error:
-        if not _is_silence(error):
+        if not _is_unreachable(error):
             raise
         # If the Hub answered again in the middle, `datasets` would load a card that nobody checked.
         datasets.config.HF_HUB_OFFLINE = True
         try:
-            yield GatedData(location, revision)
+            yield CheckedData(location, revision)
         except ConnectionError:  # `datasets` has not prepared it; the first error says why the Hub was not asked
             raise error from None
         finally:
             datasets.config.HF_HUB_OFFLINE = False
         return
-    yield GatedData(location, commit)
+    yield CheckedData(location, commit)
 
 
 def check_local(path: Path, name: str) -> None:
@@ -288,13 +292,13 @@ def check_local(path: Path, name: str) -> None:
     patterns: list[str] = []
     for file in CARDS:
         if (path / file).exists():
-            patterns += check_card(_text(path / file, name), file, name)
+            patterns += check_card(_read_card(path / file, name), file, name)
     # `datasets` skips hidden names unless a pattern names one. Hidden folders such as .venv are full of links.
     hidden = any(part.startswith((".", "__")) for pattern in patterns for part in pattern.split("/"))
     if (link := find_outward_link(path, hidden=hidden)) is not None:
         raise ZooError(
             f"The data set {name} was not loaded: {str(link)!r} in it links to a file outside the folder. Replace the "
-            "link by the file."
+            "link with the file."
         )
 
 
@@ -320,19 +324,19 @@ def check_card(text: str, file: str, name: str) -> list[str]:
             f"The data set {name} was not loaded: its {file} is not plain YAML ({error}); {remedy}."
         ) from error
     patterns = []
-    for key, value in _values(metadata):
-        if key in _PATTERNS and (not isinstance(value, str) or leads_out(value)):
+    for key, value in _pattern_values(metadata):
+        if key in _PATTERN_KEYS and (not isinstance(value, str) or leads_out(value)):
             raise ZooError(
                 f"The data set {name} was not loaded: {key} in its {file} is {value!r:.200}, which may lead outside "
                 f"the data set; {remedy}."
             )
         # Other keys of a configuration become arguments of a loader, which may open them too.
-        if key not in _PATTERNS and isinstance(value, str) and "://" in value:
+        if key not in _PATTERN_KEYS and isinstance(value, str) and "://" in value:
             raise ZooError(
                 f"The data set {name} was not loaded: {key} of a configuration in its {file} is the address "
                 f"{value!r:.200}; {remedy}."
             )
-        if key in _PATTERNS:
+        if key in _PATTERN_KEYS:
             patterns.append(value)
     return patterns
 
@@ -400,8 +404,8 @@ def _check_repository(repo: str, revision: str | None, token: str | bool | None)
     api = HfApi(endpoint=datasets.config.HF_ENDPOINT, token=token)
     is_commit = revision is not None and _COMMIT.fullmatch(revision)
     commit = str(revision if is_commit else api.dataset_info(repo, revision=revision).sha)
-    passed = (datasets.config.HF_ENDPOINT, repo, commit)
-    if passed in _passed:
+    card_key = (datasets.config.HF_ENDPOINT, repo, commit)
+    if card_key in _checked_cards:
         return commit
     for file in CARDS:
         try:
@@ -410,12 +414,12 @@ def _check_repository(repo: str, revision: str | None, token: str | bool | None)
             raise
         except EntryNotFoundError:
             continue
-        check_card(_text(Path(path), repo), file, repo)
-    _passed.add(passed)
+        check_card(_read_card(Path(path), repo), file, repo)
+    _checked_cards.add(card_key)
     return commit
 
 
-def _is_silence(error: Exception) -> bool:
+def _is_unreachable(error: Exception) -> bool:
     """Whether the Hub cannot say if the data set exists: it is unreachable, it failed, or it refused the token."""
     from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
@@ -426,7 +430,7 @@ def _is_silence(error: Exception) -> bool:
     return isinstance(error, HTTPError | OfflineModeIsEnabled | LocalEntryNotFoundError)
 
 
-def _text(path: Path, name: str) -> str:
+def _read_card(path: Path, name: str) -> str:
     """A card's text. Raises ZooError if the card is too large or not UTF-8."""
     # Line ends stay as they are: REGEX_YAML_BLOCK must see the text that it will see in `datasets`.
     try:
@@ -448,20 +452,20 @@ def _front_matter(text: str) -> str:
         return str(match[2])
     stripped = text.lstrip("\ufeff \t\r\n")
     # This version of the client sees no front matter here, but another version might.
-    if stripped.startswith("---") and any(key in stripped for key in _PATTERNS):
+    if stripped.startswith("---") and any(key in stripped for key in _PATTERN_KEYS):
         raise BadYAML("its front matter has no end")
     return ""
 
 
-def _values(node: Any, key: str = "", configuration: bool = False) -> Iterator[tuple[str, Any]]:
+def _pattern_values(node: Any, key: str = "", configuration: bool = False) -> Iterator[tuple[str, Any]]:
     """(key, value) of every pattern at any depth, and of every other value of a configuration."""
     if isinstance(node, Mapping):
         for name, value in node.items():
-            if key in _PATTERNS or not (configuration and name in _TEXTS):
-                pattern_key = key if key in _PATTERNS else str(name)
-                yield from _values(value, pattern_key, configuration or name == "configs")
+            if key in _PATTERN_KEYS or not (configuration and name in _DESCRIPTIVE_KEYS):
+                pattern_key = key if key in _PATTERN_KEYS else str(name)
+                yield from _pattern_values(value, pattern_key, configuration or name == "configs")
     elif isinstance(node, list | tuple | set):
         for value in node:
-            yield from _values(value, key, configuration)
-    elif node is not None and (configuration or key in _PATTERNS):
+            yield from _pattern_values(value, key, configuration)
+    elif node is not None and (configuration or key in _PATTERN_KEYS):
         yield key, node

@@ -301,7 +301,7 @@ def _files(folder: Path) -> dict[str, Path]:
     """Path in the repository -> local path of every file. Raises ZooError for a link that leads out of the folder."""
     if (link := find_outward_link(folder, hidden=True)) is not None:
         raise ZooError(
-            f"{link} in {folder} links to a file outside that folder, which is never sent: replace the link by the "
+            f"{link} in {folder} links to a file outside that folder, which is never sent: replace the link with the "
             "file, or remove it."
         )
     return {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}

@@ -21,7 +21,7 @@ from typing import IO, Any
 from ...errors import ZooError
 from .connect import CLIENT, Hub
 from .local_paths import CHUNK, Cache, Folder, Wanted, sha256_of
-from .refusals import is_silence, reason, refusals_as, status_of
+from .refusals import is_outage, reason, refusals_as, status_of
 from .step_tags import step_in, tag_name, tagged_steps
 from .trees import files_of
 
@@ -159,7 +159,7 @@ def fetch(repository: str, output_dir: Path | None = None, *, hub: Hub = CLIENT,
                 f"{hub.address} does not accept the token for {repository}: set HF_TOKEN, or RLHF_ZOO_HUB_TOKEN "
                 "for a Hub that --hub names."
             ) from cause
-        if cause is None or not is_silence(cause):
+        if cause is None or not is_outage(cause):
             raise
         if output_dir is None and (cached := _from_cache(repo, revision, hub, ignore, reason(cause))):
             return cached

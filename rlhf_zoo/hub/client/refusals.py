@@ -139,7 +139,7 @@ def status_of(error: BaseException | None) -> int | None:
     return getattr(getattr(error, "response", None), "status_code", None)
 
 
-def is_silence(error: BaseException) -> bool:
+def is_outage(error: BaseException) -> bool:
     """Whether a Hub did not answer, as opposed to refusing.
 
     Args:

@@ -23,7 +23,7 @@ from ...hub.client.refusals import client_errors, reason, refusals_as
 from ...modeling.integrity import check_integrity
 from ...modeling.sampling.sampler import SAMPLER
 from ...plugins import load_object
-from ...publishing.adapters import sent_instead
+from ...publishing.adapters import file_overrides
 from ...publishing.catalog.family import clean
 from ...rewards.loading import find_loader
 from ...runs.context import RunContext, versions
@@ -306,7 +306,7 @@ def _as_sent(context: RunContext, record: StageRecord, checkpoint: Path) -> Iter
     """A folder with the checkpoint as it would be published, such as rounded to `push_dtype`."""
     with tempfile.TemporaryDirectory() as scratch:
         folder, altered = Path(scratch) / "sent", Path(scratch) / "altered"
-        overrides = sent_instead(context, record, checkpoint, altered)
+        overrides = file_overrides(context, record, checkpoint, altered)
         for name, path in checkpoint_files(checkpoint, optimizer=True, overrides=overrides).items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).symlink_to(path.absolute())

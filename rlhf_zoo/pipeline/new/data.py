@@ -10,7 +10,7 @@ import datasets
 
 from ...errors import ZooError
 from ...hub.client.connect import CLIENT
-from ...hub.client.data_gate import GatedData, gated
+from ...hub.client.data_gate import CheckedData, open_checked
 from ...hub.client.refusals import client_errors, reason, refusals_as
 from ...modeling.chat_template import is_conversation
 from ...modeling.prompt_keys import count_distinct_prompts
@@ -123,7 +123,7 @@ def inspect_data(name: str) -> InspectedData:
         with refusals_as(title, "check its name and --source_hub."):
             commit = str(HfApi().dataset_info(repo, revision=revision or None).sha)
     try:
-        with gated(repo, commit) as gate:
+        with open_checked(repo, commit) as gate:
             names = [""] if Path(name).is_file() else gate.configurations()
             subsets = [_inspect_subset(gate, config if len(names) > 1 else None) for config in names]
     except (ValueError, datasets.exceptions.DatasetsError, *client_errors()) as error:
@@ -132,7 +132,7 @@ def inspect_data(name: str) -> InspectedData:
     return InspectedData(repo, commit, subsets)
 
 
-def _inspect_subset(gate: GatedData, configuration: str | None) -> Subset:
+def _inspect_subset(gate: CheckedData, configuration: str | None) -> Subset:
     infos = gate.builder(configuration).info.splits or {}
     sizes, rows = {}, {}
     for split in gate.splits(configuration):

@@ -24,7 +24,7 @@ from ...modeling.remote_code import code_run
 from ...ppo.failures import NoUpdate
 from ...ppo.waiting import WaitEnded
 from ...publishing.adapters import check_bases
-from ...publishing.sender import claim_repository, kept_lineage
+from ...publishing.sender import claim_repository, keep_published_lineage
 from ...publishing.sent import unpublished
 from ...runs.checkpoint_choice import choose, promising, prune, thin
 from ...runs.code import check_code, stage_code
@@ -249,10 +249,10 @@ def _begin(
     record.write(
         **context.head(stage, "running", seed=settings.trainer.seed, resolved=resolved),
         parents={
-            role: kept_lineage((before.get("parents") or {}).get(role) or {}, parent)
+            role: keep_published_lineage((before.get("parents") or {}).get(role) or {}, parent)
             for role, parent in parents.items()
         },
-        dataset=kept_lineage(before.get("dataset") or {}, data),
+        dataset=keep_published_lineage(before.get("dataset") or {}, data),
         **({"chat_template": template} if (template := _template_lineage(settings)) else {}),
         hub=before.get("hub") or context.hub.label,
         publish=before.get("publish") if publisher is None else _publication(context),

@@ -185,14 +185,14 @@ def fetch_files(
 
     def snapshot(candidate: Hub) -> Path:
         with refusals_as(f"{subject or f'The model {name}'} cannot be found on {candidate.name}", fix):
-            silence = candidate.silence()
+            outage = candidate.outage()
             try:
-                answering_hub = candidate if silence is None else replace(candidate, offline=True)
+                answering_hub = candidate if outage is None else replace(candidate, offline=True)
                 return answering_hub.snapshot(name, revision=revision, allow_patterns=[*patterns])
             except OSError:
-                if silence is None:
+                if outage is None:
                     raise
-                raise silence from None
+                raise outage from None
 
     folder = ask(name, hub, snapshot)[1]
     adapter = json_object(folder / ADAPTER_CONFIG) if (folder / ADAPTER_CONFIG).is_file() else {}

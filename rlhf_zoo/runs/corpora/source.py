@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ZooError
-from ...hub.client.data_gate import gated, leads_out
+from ...hub.client.data_gate import leads_out, open_checked
 
 Rows = list[dict[str, Any]]
 
@@ -100,7 +100,7 @@ def _read_hub(source: str, splits: Sequence[str], fix: str) -> dict[str, Iterabl
     from huggingface_hub.errors import HTTPError
 
     try:
-        with gated(source) as data:
+        with open_checked(source) as data:
             loaded = dict(data.load())
             if missing := [split for split in splits if split not in loaded]:
                 files = HfApi().list_repo_files(source, repo_type="dataset", revision=data.commit)

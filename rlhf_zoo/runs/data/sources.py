@@ -15,9 +15,9 @@ import datasets
 from ...errors import ZooError
 from ...fileio import MAX_CHARACTERS, BadYAML, load_yaml
 from ...hub.client.connect import CLIENT, Hub
-from ...hub.client.data_gate import GatedData, gated, without_media
+from ...hub.client.data_gate import CheckedData, drop_media, open_checked
 from ...hub.client.refs import ask, came_from
-from ...hub.client.refusals import client_errors, is_disk_full, is_misread, is_silence, reason, refusals_as
+from ...hub.client.refusals import client_errors, is_disk_full, is_misread, is_outage, reason, refusals_as
 from ...modeling.prompts import need_columns
 from ..record import fingerprint, records_at_rest
 from .tables import read_whole
@@ -105,7 +105,7 @@ class DataSource:
         if rows is None:
             raise error
         log.info("The columns of %s change their types further down, so all of it is read at once.", self.location)
-        return without_media(rows)
+        return drop_media(rows)
 
     def first_row(self, configuration: str | None, split: str) -> dict[str, Any] | None:
         """Returns the first row of a split without downloading the rest.
@@ -127,7 +127,7 @@ class DataSource:
     @contextlib.contextmanager
     def _loading(
         self, configuration: str | None, split: str, keys: Mapping[str, str] = KEYS
-    ) -> Iterator[tuple[str, GatedData, dict[str, Any]]]:
+    ) -> Iterator[tuple[str, CheckedData, dict[str, Any]]]:
         """Yields (the data's name for messages, the checked data set, the loader's keywords for its Hub).
 
         It translates errors of the client and of `datasets` into ZooError.
@@ -137,7 +137,7 @@ class DataSource:
         try:
             with (
                 reading_from(self.hub) as options,
-                gated(self.location, self.revision, token=self.hub.token) as data,
+                open_checked(self.location, self.revision, token=self.hub.token) as data,
             ):
                 yield label, data, options
         except StopIteration as error:  # the loader raises this for a file without rows
@@ -288,7 +288,7 @@ def _looked_up(name: str, revision: str | None, hub: Hub) -> tuple[Hub, dict[str
         if len(tried) > 1 and isinstance(error.__cause__, RepositoryNotFoundError):
             raise
         log.info("The data set %s was not looked up: %s", name, error)
-        why = reason(error.__cause__) if error.__cause__ is not None and is_silence(error.__cause__) else None
+        why = reason(error.__cause__) if error.__cause__ is not None and is_outage(error.__cause__) else None
         return tried[-1], {"repo": name, "commit": revision}, why
     return at, lineage | came_from(at, hub), None
 
