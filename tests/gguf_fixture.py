@@ -12,7 +12,7 @@ FILE = "tiny.Q8_0.gguf"
 def write_gguf(folder: Path, *, kind: str = "llama") -> Path:
     """Writes a model of one layer."""
     rng, width, inner = np.random.default_rng(0), 32, 64
-    tokens = [*sorted(ByteLevel.alphabet()), "th", "<|pad|>", "<|end|>"]
+    tokens = [*sorted(ByteLevel.alphabet()), "th", "<|endoftext|>", "<|end|>"]
     writer = gguf.GGUFWriter(folder / FILE, kind)
     writer.add_license("mit")
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0)

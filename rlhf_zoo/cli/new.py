@@ -15,22 +15,32 @@ from .options import SOURCE_HUB, TRUST, UserPath
 
 @click.command()
 @click.argument("folder", metavar="DIR", type=UserPath())
-@click.option("--model", required=True, help="The model to start from: a folder, or NAMESPACE/NAME[@REVISION].")
+@click.option(
+    "--model", required=True, help="The model to start from: a folder, a GGUF file, or NAMESPACE/NAME[@REVISION]."
+)
 @click.option("--preferences", help="Data with chosen and rejected answers, for SFT and the reward model.")
 @click.option("--prompts", help="Prompts for PPO.  [default: those of --preferences]")
-@click.option("--texts", help="What SFT learns from.  [default: chosen answers, or those of --prompts]")
+@click.option(
+    "--texts",
+    help="What SFT learns from.  [default: chosen answers, or those of --prompts; without any, PPO starts from a chat "
+    "model]",
+)
 @click.option(
     "--reward",
     "rewards",
     multiple=True,
     help="A reward function, or a reward model to use instead of training one; may be repeated.",
 )
-@click.option("--columns", help="Names of the data's columns, as YAML: '{prompt: question, chosen: better}'.")
+@click.option(
+    "--columns",
+    help="Names of the data's columns, as YAML: '{prompt: question, chosen: better}'. As a name, \"{text:8 words}\" "
+    "takes the first words of a column.",
+)
 @click.option("--judge", help="Judge of PPO against SFT, as for `rlhf-zoo eval --judge`.")
 @click.option(
     "--memory",
     type=click.FloatRange(min=0, min_open=True),
-    help="Memory of the GPU, GiB.  [default: this GPU's, else 24]",
+    help="Memory of the GPU, GiB.  [default: this GPU's, or this machine's for its CPU]",
 )
 @SOURCE_HUB
 @TRUST
@@ -43,6 +53,7 @@ def new(folder: Path, columns: str | None, memory: float | None, source_hub: str
     \b
     Example:
       rlhf-zoo new mine --model Qwen/Qwen3-0.6B --preferences trl-lib/ultrafeedback_binarized
+      rlhf-zoo new mine --model chat.gguf --prompts questions.jsonl --reward numeric_match
     """
     from ..pipeline.new.request import RecipeRequest, check_folder
 

@@ -100,7 +100,7 @@ def settle_padding(
             f"The model has no embedding for PAD, {old_pad} (id {tokenizer.pad_token_id}): its embeddings are resized."
         )
     problem = "has no PAD" if old_pad is None else f"pads with {'EOS' if old_pad == tokenizer.eos_token else old_pad}"
-    padding = pad_token or _spare(tokenizer, model)
+    padding = pad_token or spare_token(tokenizer, model)
     if padding is not None:
         tokenizer.pad_token = padding
         how = "as requested" if pad_token is not None else "an unused token of its vocabulary"
@@ -177,8 +177,16 @@ def name_pad(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None
             config.pad_token_id = tokenizer.pad_token_id
 
 
-def _spare(tokenizer: PreTrainedTokenizerBase, model: Any) -> str | None:
-    """Returns a token with an embedding that occurs in no text and no turn of a conversation; None without one."""
+def spare_token(tokenizer: PreTrainedTokenizerBase, model: Any) -> str | None:
+    """Finds a token with an embedding that occurs in no text and no turn of a conversation.
+
+    Args:
+        tokenizer: The tokenizer.
+        model: The model, whose weights are not read.
+
+    Returns:
+        The token; None without one.
+    """
     rows = model.get_input_embeddings().weight.shape[0]
     used = {tokenizer.eos_token_id, tokenizer.bos_token_id, *stop_ids(model, tokenizer)}
     template = json.dumps(tokenizer.chat_template or "", ensure_ascii=False)

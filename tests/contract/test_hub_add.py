@@ -82,7 +82,7 @@ def test_the_command_adds_a_gguf_file(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{NAME} holds the model of {file} (commit "), done.stdout
     (folder,) = (tmp_path / "zoo" / "gguf").glob(f"*/{FILE}")
-    assert load_tokenizer(folder).pad_token == "<|pad|>" and load_causal(folder)
+    assert load_tokenizer(folder).pad_token == "<|endoftext|>" and load_causal(folder)
     again = zoo("hub", "add", tmp_path, NAME, home=tmp_path)
     assert (again.returncode, again.stdout[:40]) == (0, f"{NAME} already held the model of {tmp_path}"[:40])
     pulled = zoo("pull", NAME, "--hub", "local", "--output_dir", tmp_path / "pulled", home=tmp_path)

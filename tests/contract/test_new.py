@@ -1,6 +1,7 @@
 """`rlhf-zoo new`: a recipe for any model and data of public forms, which is valid before anybody edits it."""
 
 import json
+import os
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,8 @@ import pytest
 import schemas
 import torch
 import yaml
-from transformers import Qwen3Config
+from gguf_fixture import write_gguf
+from transformers import LlamaConfig, Qwen3Config
 
 from rlhf_zoo.cli import main as cli
 from rlhf_zoo.errors import ZooError
@@ -356,3 +358,75 @@ def test_memory_is_that_of_the_planner_as_the_page_says(capsys: pytest.CaptureFi
     for what in columns[0]:
         row = f"| {what} | {columns[0][what] / GIB:.2f} | {columns[1].get(what, 0) / GIB:.2f} |"
         assert row in PAGE, row
+
+
+def instruct(folder: Path) -> Path:
+    """A chat model whose tokenizer pads with EOS, as many instruct models have it."""
+    miniatures.save("Qwen2.5", folder)
+    file = folder / "tokenizer_config.json"
+    keys = json.loads(file.read_text())
+    file.write_text(json.dumps({**keys, "pad_token": keys["eos_token"]}))
+    return folder
+
+
+def test_prompts_and_a_reward_start_ppo_from_the_model_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    instruct(Path("base"))
+    schemas.write_data(Path("asked"), [{"prompt": f"What is {row}?"} for row in range(80)])
+    zoo("new", "mine", "--model", "base", "--prompts", "asked", "--reward", "length")
+    keys = recipe()
+    assert keys.keys() == {"recipe", "ppo"}
+    assert keys["ppo"]["model_name_or_path"] == os.path.abspath("base") and keys["recipe"]["conversational"]
+    assert keys["recipe"]["description"] == "PPO from base on asked.", "no path of this machine on a card"
+    assert keys["ppo"]["pad_token"] != json.loads(Path("base/tokenizer_config.json").read_text())["eos_token"]
+    assert f"PPO uses {keys['ppo']['pad_token']}, as it must differ from EOS" in capsys.readouterr().out
+    zoo("recipes", "validate", "mine")
+    context = RunContext(
+        recipe=load_recipe("mine"), directory=Path("run"), hub=Hub("other", "http://127.0.0.1:9", "a test"),
+        namespace="local", publish=False,
+    )  # fmt: skip
+    assert not [row for row in examine(context) if row.status == FAILED]
+
+
+def test_a_gguf_file_is_a_model_like_any_other(capsys: pytest.CaptureFixture[str]) -> None:
+    file = write_gguf(Path())
+    schemas.write_data(Path("asked"), [{"prompt": f"the {row}"} for row in range(80)])
+    zoo("new", "mine", "--model", str(file), "--prompts", "asked", "--reward", "length")
+    keys = recipe()
+    assert keys["ppo"]["model_name_or_path"] == os.path.abspath(file) and keys["recipe"]["license"] == "mit"
+    zoo("recipes", "validate", "mine")
+    zoo("plan", "mine", "--gpu", "24gb")
+    assert "ppo" in capsys.readouterr().out
+
+
+def test_prompts_are_cut_by_a_placeholder() -> None:
+    miniatures.save("GPT-2", Path("base"))
+    schemas.write_data(Path("texts"), [{"text": f"one two three four five six {row} eight"} for row in range(80)])
+    words = ["new", "mine", "--model", "base", "--prompts", "texts", "--reward", "length", "--columns"]
+    with pytest.raises(ZooError, match=r"--columns maps prompt to '\{txt:3 words\}', but the data have no such column"):
+        zoo(*words, "{prompt: '{txt:3 words}'}")
+    zoo(*words, "{prompt: '{text:7 words}'}")
+    assert recipe()["ppo"]["columns"] == {"prompt": "{text:7 words}"} and "columns" not in recipe()["sft"]
+    zoo("recipes", "validate", "mine")
+
+
+def test_on_a_cpu_updates_and_the_run_are_short(capsys: pytest.CaptureFixture[str]) -> None:
+    """SmolLM2-135M by its own numbers, without its weights."""
+    instruct(Path("base"))
+    LlamaConfig(
+        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
+        num_key_value_heads=3, max_position_embeddings=8192, tie_word_embeddings=True,
+    ).save_pretrained("base")  # fmt: skip
+    schemas.write_data(Path("asked"), [{"prompt": f"What is {row}?"} for row in range(8000)])
+    words = ["--model", "base", "--prompts", "asked", "--reward", "length"]
+    zoo("new", "here", *words)
+    shown = capsys.readouterr().out
+    keys = recipe("here")["ppo"]
+    assert keys["critic"] == "shared" and keys["response_length"] == 64, shown
+    rollout = keys["per_device_train_batch_size"] * keys["gradient_accumulation_steps"]
+    [plan] = re.findall(r"about ([\d.]+) s per PPO update", shown)
+    assert rollout >= 8 and (float(plan) <= 60 or rollout == 8), shown
+    assert float(plan) * keys["total_episodes"] / rollout <= 7200 * 1.01
+    zoo("new", "there", *words, "--memory", "24")
+    keys = recipe("there")["ppo"]
+    assert "critic" not in keys and (keys["response_length"], keys["total_episodes"]) != (64, 0)
+    assert keys["per_device_train_batch_size"] * keys["gradient_accumulation_steps"] == 64

@@ -86,7 +86,7 @@ def test_a_file_is_unpacked_once_into_a_folder_like_any_other(
         tmp_path, gguf_file=FILE, quantization_config=GgufConfig(dequantize=True)
     )
     assert all(torch.equal(weight, packed.state_dict()[name]) for name, weight in model.state_dict().items())
-    assert tokenizer.decode(tokenizer("the path").input_ids) == "the path" and tokenizer.pad_token == "<|pad|>"
+    assert tokenizer.decode(tokenizer("the path").input_ids) == "the path" and tokenizer.pad_token == "<|endoftext|>"
     facts = gguf_source(folder)
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     assert facts == {"file": FILE, "sha256": digest, "quantization": "Q8_0", "license": "mit"}

@@ -14,6 +14,7 @@ from ...hub.client.data_gate import CheckedData, open_checked
 from ...hub.client.refusals import client_errors, reason, refusals_as
 from ...modeling.chat_template import is_conversation
 from ...modeling.prompt_keys import count_distinct_prompts
+from ...runs.data.columns import is_text, placeholders
 from ...runs.data.layout import Form, in_form
 from ...runs.data.sources import wrong_in
 from ...runs.data.tables import dataset_of
@@ -69,6 +70,11 @@ class InspectedData:
     name: str
     revision: str | None
     subsets: Sequence[Subset]
+
+    @property
+    def title(self) -> str:
+        """Its name on cards, without the path of a folder or file."""
+        return Path(self.name).name if Path(self.name).exists() else self.name
 
 
 @dataclass(frozen=True)
@@ -224,7 +230,11 @@ def _columns(rows: datasets.Dataset, form: Form, named: Mapping[str, str]) -> di
     names, first = rows.column_names, rows[0]
     renamed = {}
     for stage_column, usual_names in COLUMN_NAMES.items():
-        data_column = next((name for name in (named.get(stage_column), *usual_names) if name in names), None)
+        given_name = named.get(stage_column)
+        if given_name is not None and is_text(given_name):  # _stage_data checked its placeholders
+            data_column: str | None = given_name if set(placeholders(given_name)) <= set(names) else None
+        else:
+            data_column = next((name for name in (given_name, *usual_names) if name in names), None)
         if data_column is not None:
             renamed[stage_column] = data_column
 

@@ -19,6 +19,7 @@ from ...modeling.gguf import check_no_gguf, find_gguf, gguf_source, unpacked
 from ...modeling.loading import load_config, load_tokenizer
 from ...modeling.model_files import loading
 from ...modeling.remote_code import is_trusted
+from ...modeling.special_tokens import pads_apart, spare_token
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class ModelFacts:
         tokenizer: Its tokenizer.
         thinks: Whether the chat template has the variable `enable_thinking`.
         license: The license that its card names; None without one.
+        padding: A token that no text uses, for a tokenizer that pads with EOS; None if it has a PAD or no such token.
     """
 
     name: str
@@ -50,6 +52,12 @@ class ModelFacts:
     tokenizer: PreTrainedTokenizerBase
     thinks: bool
     license: str | None
+    padding: str | None
+
+    @property
+    def title(self) -> str:
+        """Its name on cards, without the path of a folder or file."""
+        return Path(self.name).name if Path(self.name).exists() else self.name
 
     @property
     def template(self) -> bool:
@@ -89,6 +97,7 @@ def inspect_model(name: str) -> ModelFacts:
         target_names=_linear_names(model),
         tokenizer=tokenizer,
         license=terms,
+        padding=None if pads_apart(tokenizer) else spare_token(tokenizer, model),
         thinks="enable_thinking" in str(tokenizer.chat_template or ""),
     )
 

@@ -1,28 +1,23 @@
 """Writes a recipe for a user's model and data, with values chosen from their files."""
 
 import importlib.util
-import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from transformers import PreTrainedTokenizerBase
 
 from ...errors import ZooError
 from ...evaluation.judges.named import check_names, check_outputs
 from ...evaluation.judges.panel import split_label
-from ...evaluation.verdict import FEWEST
-from ...modeling.chat import append_completion, tokenize_for_reward, tokenize_prompt
 from ...modeling.chat_template import Chat
 from ...modeling.devices import best_device, has_bfloat16
-from ...modeling.prompt_keys import prompt_key
+from ...modeling.special_tokens import pads_apart
 from ...plugins import REWARDS, did_you_mean, load_object
 from ...rewards.verifiable import Verifiable
-from ...runs.data.layout import as_turns, sft_text
+from ...runs.data.columns import is_text, placeholders
 from ...runs.recipe import Recipe, load_recipe
 from ...runs.registry import STAGES
 from ...runs.settings.declared import declared_keys
@@ -30,23 +25,19 @@ from ...runs.settings.evaluation import LLMConfig
 from ...runs.settings.judge_names import SAME_LABELS
 from ..plan.devices import Device, local_device
 from ..plan.memory import BFLOAT16, FLOAT32, GIB
-from ..plan.plan import Plan, gib, make_plan
+from ..plan.plan import Plan, gib, make_plan, seconds
 from .data import MAX_COUNTED, InspectedData, StageData, inspect_data, stage_data
 from .model import ModelFacts, inspect_model, reward_labels
 from .request import RecipeRequest, check_folder
+from .sizes import MAX_EPISODES, Decisions, batches, choose_sizes
 
 TEMPLATES = Path(__file__).parent / "templates"
-#: GiB of GPU memory to assume if there is no GPU and --memory is not given.
-ASSUMED_GIB = 24.0
 #: The largest share of a GPU's memory for the KV cache.
 CACHE_SHARE = 0.25
 #: Settings of LoRA.
 RANK = 16
-MAX_PROMPTS, MAX_EPISODES, MAX_RESPONSE, MAX_TOKENS = 200, 20_000, 256, 1024
-#: The smallest number of distinct prompts; some of them are held out.
-MIN_PROMPTS = 8
-#: Completions of an update and of a micro-batch.
-ROLLOUT, MICRO_BATCH = 64, 4
+#: On a CPU: the fewest tokens of an answer and answers of an update, and the most seconds of an update and of the run.
+CPU_RESPONSE, CPU_ROLLOUT, CPU_UPDATE, CPU_RUN = 64, 8, 60, 7200
 #: The share of the pairs for the judge same-labels.
 JUDGE_SHARE = 0.3
 
@@ -66,14 +57,6 @@ class NewRecipe:
     plan: Plan
 
 
-@dataclass
-class _Decisions:
-    rows: list[tuple[str, str, str]] = field(default_factory=list)
-
-    def add(self, setting: str, value: Any, reason: str) -> None:
-        self.rows.append((setting, str(value), reason))
-
-
 def make_recipe(request: RecipeRequest, *, title: str) -> NewRecipe:
     """Inspects the model and the data, and chooses the recipe's settings.
 
@@ -84,7 +67,7 @@ def make_recipe(request: RecipeRequest, *, title: str) -> NewRecipe:
     Raises:
         ZooError: No recipe fits the request.
     """
-    decisions = _Decisions()
+    decisions = Decisions()
     request.check()
     functions, reward_model = request.functions, next(iter(request.models), None)
     if request.judge is not None:
@@ -92,9 +75,9 @@ def make_recipe(request: RecipeRequest, *, title: str) -> NewRecipe:
     for name in functions:
         load_object(name, group=REWARDS)
     model = inspect_model(request.model)
-    readings = _stage_data(request)
+    readings = _stage_data(request, starts_ppo=model.template)
     conversational, chat = _conversations(model, readings, decisions)
-    _describe_model(model, decisions)
+    _describe_model(model, decisions, first="SFT" if "sft" in readings else "PPO")
     for stage, reading in readings.items():
         columns = ", ".join(f"{ours} from {theirs}" for ours, theirs in reading.keys["columns"].items())
         split = reading.keys["dataset_train_split"]
@@ -105,7 +88,8 @@ def make_recipe(request: RecipeRequest, *, title: str) -> NewRecipe:
         decisions.add(f"data of {stage}", where, reason)
     if conversational:
         chat.write(model.tokenizer)
-    sizes = _sizes(model, readings, conversational, decisions)
+    device, source = _device(request.gib)
+    sizes = choose_sizes(model, readings, conversational, decisions)
     labels = [""] if reward_model is None else reward_labels(reward_model)
     label = labels[-1] if len(labels) > 1 else None
     if label is not None:
@@ -122,11 +106,12 @@ def make_recipe(request: RecipeRequest, *, title: str) -> NewRecipe:
         "reward_model": reward_model,
         "label": label,
         "sizes": sizes,
+        "shared_critic": False,
         "rank": RANK,
         "judge": judge,
         "judged": JUDGE_SHARE if judge.get("judge") == SAME_LABELS else None,
     }
-    files, plan = _fitting(description, model, request, decisions)
+    files, plan = _fitting(description, device, source, decisions)
     return NewRecipe(files, decisions.rows, plan)
 
 
@@ -167,14 +152,19 @@ def _check(folder: Path) -> None:
 # Decisions
 
 
-def _stage_data(request: RecipeRequest) -> dict[str, StageData]:
-    """Chooses how each stage reads its data. Raises ZooError for a stage without data."""
+def _stage_data(request: RecipeRequest, *, starts_ppo: bool) -> dict[str, StageData]:
+    """Chooses how each stage reads its data. Raises ZooError for a stage without data.
+
+    Args:
+        request: What the recipe is to use.
+        starts_ppo: Whether PPO may start from the model itself if there are no texts for SFT.
+    """
     names = filter(None, (request.preferences, request.prompts, request.texts))
     inspected = {name: inspect_data(name) for name in dict.fromkeys(names)}
     samples = (rows for data in inspected.values() for subset in data.subsets for rows in subset.rows.values())
     columns = {column for rows in samples for row in rows[:1] for column in row}
     for ours, theirs in request.columns.items():
-        if theirs not in columns:
+        if not columns.issuperset(placeholders(theirs) if is_text(theirs) else [theirs]):
             suggestion = did_you_mean(theirs, columns) or f": they have {', '.join(sorted(columns))}."
             raise ZooError(f"--columns maps {ours} to {theirs!r}, but the data have no such column{suggestion}")
     pairs = None
@@ -190,7 +180,7 @@ def _stage_data(request: RecipeRequest) -> dict[str, StageData]:
     candidates = [inspected[name] for name in texts if name]
     readings = (stage_data(data, "texts", request.columns) for data in candidates)
     sft = next((reading for reading in readings if reading is not None), None)
-    if sft is None:
+    if sft is None and not (starts_ppo and request.preferences is None and request.texts is None):
         raise ZooError(
             f"{' and '.join(map(_columns_of, candidates))}, but SFT reads messages, prompt and completion, or text: "
             "give such data by --texts, or name the columns by --columns."
@@ -203,7 +193,8 @@ def _stage_data(request: RecipeRequest) -> dict[str, StageData]:
             f"{_columns_of(inspected[name])}, but PPO reads prompt, messages, or chosen and rejected: give other "
             "--prompts."
         )
-    return {"sft": sft, **({} if pairs is None else {"reward": pairs}), "ppo": prompts}
+    stages = {"sft": sft, "reward": pairs, "ppo": prompts}
+    return {stage: reading for stage, reading in stages.items() if reading is not None}
 
 
 def _columns_of(data: InspectedData) -> str:
@@ -211,7 +202,7 @@ def _columns_of(data: InspectedData) -> str:
     return f"The data set {data.name} has the columns {', '.join(rows[0])}"
 
 
-def _conversations(model: ModelFacts, readings: Mapping[str, StageData], decisions: _Decisions) -> tuple[bool, Chat]:
+def _conversations(model: ModelFacts, readings: Mapping[str, StageData], decisions: Decisions) -> tuple[bool, Chat]:
     """Whether the model reads conversations, and how they are rendered."""
     stages = [stage for stage, reading in readings.items() if not reading.plain]
     if stages and not model.template:
@@ -234,116 +225,25 @@ def _conversations(model: ModelFacts, readings: Mapping[str, StageData], decisio
     return conversational, Chat(chat_template_kwargs=kwargs)
 
 
-def _describe_model(model: ModelFacts, decisions: _Decisions) -> None:
+def _describe_model(model: ModelFacts, decisions: Decisions, *, first: str) -> None:
     size = f"{model.parameters / 1e6:,.0f}M" if model.parameters >= 1e6 else f"{model.parameters:,}"
     description = f"{model.architecture}, {size} parameters, {model.dtype}"
     decisions.add("model", description, f"config.json of {model.name}")
     decisions.add("context", model.context or "no bound", "tokens, by its configuration")
     tokenizer = model.tokenizer
-    shared = tokenizer.pad_token in (None, tokenizer.eos_token)
-    reason = "PAD: SFT chooses another, as it must differ from EOS" if shared else "PAD: the tokenizer's own"
+    reason = "PAD: the tokenizer's own"
+    if not pads_apart(tokenizer):
+        other = model.padding if first == "PPO" and model.padding else "another"
+        reason = f"PAD: {first} uses {other}, as it must differ from EOS"
     decisions.add("special tokens", f"EOS {tokenizer.eos_token}, PAD {tokenizer.pad_token}", reason)
 
 
-def _sizes(
-    model: ModelFacts, readings: Mapping[str, StageData], conversational: bool, decisions: _Decisions
-) -> dict[str, Any]:
-    """Lengths in tokens, batch sizes, and the number of held-out prompts."""
-    context, tokenizer = model.context or MAX_TOKENS, model.tokenizer
-    ppo = readings["ppo"]
-    prompts: Iterable[Mapping[str, Any]] = map(as_turns, ppo.rows) if conversational else ppo.rows
-    by_row = [(prompt_key(row["prompt"]), len(tokenize_prompt(row["prompt"], tokenizer))) for row in prompts]
-    lengths = sorted(dict(by_row).values())
-    texts, answers = _lengths(readings, tokenizer, conversational)
-    usual, longest = _percentile_95(lengths), _percentile_95(texts)
-    prompt = min(_round_up(usual), context - max(8, context // 8))
-    response = min(MAX_RESPONSE, context - prompt)
-    if answers:
-        response = min(response, _round_up(2 * _percentile_95(answers)))
-    if lengths[0] > prompt:
-        raise ZooError(
-            f"The shortest of {len(lengths)} prompts has {lengths[0]} tokens, but the context of {model.name} is "
-            f"{context}, of which {response} are for the answer: use shorter prompts."
-        )
-    usable = max(int(ppo.count * sum(length <= prompt for _, length in by_row) / len(by_row)), 1)
-    # Prompts are held out by their text, so all rows of a prompt are held out, or none.
-    different = int(ppo.prompts * sum(length <= prompt for length in lengths) / len(lengths))
-    if different < MIN_PROMPTS:
-        raise ZooError(
-            f"{ppo.data.name} has {different} different prompts that are short enough, and some are held out of "
-            f"training: give --prompts with at least {MIN_PROMPTS}."
-        )
-    evaluated = max(2, min(MAX_PROMPTS, different // 8))
-    test = ppo.keys["dataset_test_split"]
-    # Without a test split half of the held-out prompts are for the evaluation; the others monitor training.
-    share = min(0.1 if test else 0.2, max(0.005, math.ceil((750 if test else 1500) * evaluated / different) / 1000))
-    rollout = max(2, min(ROLLOUT, 2 ** int(math.log2(max(usable * (1 - 2 * share) / 2, 2)))))
-    rows = min(MICRO_BATCH, rollout)
-    episodes = max(rollout, min(MAX_EPISODES, int(usable * (1 - 2 * share))) // rollout * rollout)
-    updates = episodes // rollout
-    text = min(context, MAX_TOKENS, max(16, _round_up(longest)))
-    decisions.add("max_length", text, f"95% of texts have at most {longest} tokens")
-    decisions.add("max_prompt_length", prompt, f"95% of {len(lengths)} prompts have at most {usual} tokens")
-    twice = f"twice {_percentile_95(answers)}, which 95% of answers do not exceed; " if answers else ""
-    reason = f"{twice}at most {MAX_RESPONSE}, and what prompts leave of the context"
-    decisions.add("response_length", response, reason)
-    if test:
-        evaluated = min(evaluated, ppo.test_prompts or 0)
-    few = "" if evaluated >= FEWEST else f"; TOO FEW FOR A VERDICT, which needs {FEWEST}: give --prompts with more"
-    evaluation = f"{evaluated} prompts for the evaluation"
-    if test:
-        decisions.add("evaluation.dataset_test_split", test, f"{evaluation}{few}")
-    reason = "prompts to monitor training" if test else f"{evaluation}, and as many to monitor training{few}"
-    decisions.add("held_out_share", share, reason)
-    return {
-        "prompt": prompt, "response": response, "text": text, "evaluated": evaluated, "share": share,
-        "rollout": rollout, "rows": rows, "accumulated": rollout // rows, "episodes": episodes, "updates": updates,
-        "save": max(1, updates // 20), "sft_rows": max(1, min(32, readings["sft"].count // 4)),
-    }  # fmt: skip
-
-
-def _percentile_95(lengths: Sequence[int]) -> int:
-    """The 95th percentile of sorted lengths."""
-    return lengths[int(0.95 * (len(lengths) - 1))]
-
-
-def _round_up(length: int) -> int:
-    """The next multiple of 32, so that a slightly longer row outside the sample is not left out."""
-    return -(-length // 32) * 32
-
-
-def _lengths(
-    readings: Mapping[str, StageData], tokenizer: PreTrainedTokenizerBase, conversational: bool
-) -> tuple[list[int], list[int]]:
-    """Sorted lengths, in tokens, of the texts that SFT and the reward model read, and of answers with a prompt."""
-    texts, answers = [], []
-    for prompt, text in _texts(readings, conversational):
-        texts.append(len(tokenize_for_reward(text, tokenizer, ended=True)))
-        if prompt is not None:
-            answers.append(max(texts[-1] - len(tokenize_prompt(prompt, tokenizer)), 1))
-    return sorted(texts), sorted(answers)
-
-
-def _texts(readings: Mapping[str, StageData], conversational: bool) -> Iterator[tuple[Any, Any]]:
-    """The same texts or conversations with their prompts; None for a text without its own prompt."""
-    for row in readings["sft"].rows:
-        shaped = {**row, **as_turns(row)} if conversational else row
-        prompt = shaped["messages"][:-1] if "messages" in shaped else shaped.get("prompt")
-        yield prompt if "messages" in shaped or "completion" in shaped else None, sft_text(shaped, "text")
-    for row in readings["reward"].rows if "reward" in readings else ():
-        turns = as_turns(row) if conversational else row
-        for side in ("chosen", "rejected"):
-            yield turns["prompt"], append_completion(turns["prompt"], turns[side])
-
-
-def _fitting(
-    about: dict[str, Any], model: ModelFacts, request: RecipeRequest, decisions: _Decisions
-) -> tuple[dict[str, str], Plan]:
+def _fitting(about: dict[str, Any], device: Device, source: str, decisions: Decisions) -> tuple[dict[str, str], Plan]:
     """The files of the recipe and their plan.
 
     All weights train if that fits. Otherwise an adapter trains, on float32 weights, or on bfloat16 ones if needed.
     """
-    device, source = _device(request.gib)
+    model: ModelFacts = about["model"]
     sizes, longest = about["sizes"], about["sizes"]["prompt"] + about["sizes"]["response"]
     token_bytes = (BFLOAT16 if device.bfloat16 else FLOAT32) * model.kv_values
     limit = int(CACHE_SHARE * device.gib * GIB / token_bytes)
@@ -354,11 +254,15 @@ def _fitting(
     bits = _has_gpu() and importlib.util.find_spec("bitsandbytes") is not None
     plans: list[Plan] = []
     for lora, bfloat16 in ((False, False), (True, False), (True, True)):
-        about |= {"lora": lora, "bfloat16": bfloat16, "eight": lora and bits}
+        about |= {"lora": lora, "bfloat16": bfloat16, "eight": lora and bits, "recompute": True}
         plan = _plan(about, device)
         plans.append(plan)
         if not plan.changes:
             break
+    if not (keeping := _plan({**about, "recompute": False}, device)).changes:
+        about["recompute"], plan = False, keeping
+    if device.cpu:
+        plan = _on_cpu(about, device, plan, decisions)
     about["memory"] = {stage.stage: gib(stage.peak) for stage in plan.stages}
     reason = f"training all weights, {_largest_stage(plans[0])} of {device.gib:.0f} GiB {source}"
     decisions.add("use_peft", str(lora).lower(), reason)
@@ -373,6 +277,31 @@ def _fitting(
         )
         decisions.add("publishing", "not possible yet", reason)
     return _files(about), plan
+
+
+def _on_cpu(about: dict[str, Any], device: Device, plan: Plan, decisions: Decisions) -> Plan:
+    """Makes updates and the run short enough for a CPU, by the plan's time of an update. Returns the new plan."""
+    sizes = about["sizes"]
+    limit = f"an update should take at most {CPU_UPDATE} s on this CPU"
+    while (spent := plan.durations.get("ppo")) is not None and spent.total > CPU_UPDATE:
+        if not about["shared_critic"]:
+            about["shared_critic"] = True
+            decisions.add("critic", "shared", f"a head on the policy is faster than a model of its own: {limit}")
+        elif sizes["response"] > CPU_RESPONSE:
+            sizes["response"] = max(CPU_RESPONSE, sizes["response"] // 2)
+            decisions.add("response_length", sizes["response"], limit)
+        elif sizes["rollout"] > CPU_ROLLOUT:
+            sizes |= batches(sizes["trained"], sizes["rollout"] // 2, MAX_EPISODES)
+            decisions.add("answers of an update", sizes["rollout"], limit)
+        else:
+            break
+        plan = _plan(about, device)
+    if spent is None or spent.total * sizes["updates"] <= CPU_RUN:
+        return plan
+    sizes |= batches(sizes["trained"], sizes["rollout"], max(1, int(CPU_RUN / spent.total)) * sizes["rollout"])
+    reason = f"an update takes about {seconds(spent.total)} s on this CPU, and a run should end within two hours"
+    decisions.add("total_episodes", sizes["episodes"], reason)
+    return _plan(about, device)
 
 
 def _largest_stage(plan: Plan) -> str:
@@ -396,12 +325,12 @@ def _files(about: Mapping[str, Any]) -> dict[str, str]:
 
 def _device(gib: float | None) -> tuple[Device, str]:
     """The device that the recipe is for, and the reason for that choice."""
-    half = not _has_gpu() or has_bfloat16()  # without a GPU, assume one that supports it
+    half = not _has_gpu() or has_bfloat16()  # without a GPU, assume that the one in question supports it
     if gib is not None:
         return Device("GPU", gib, bfloat16=half), "given by --memory"
     if _has_gpu():
         return local_device(), "of this machine's GPU"
-    return Device("GPU", ASSUMED_GIB), "assumed, as this machine has no GPU; set --memory to change this"
+    return local_device(), "of this machine, which has no GPU; set --memory for a recipe that runs on one"
 
 
 def _has_gpu() -> bool:
@@ -420,7 +349,7 @@ def _as_judge(name: str) -> str:
     return f"{reward}({', '.join(filter(None, (arguments, WORDS)))})"
 
 
-def _judge(request: RecipeRequest, readings: Mapping[str, StageData], decisions: _Decisions) -> dict[str, Any]:
+def _judge(request: RecipeRequest, readings: Mapping[str, StageData], decisions: Decisions) -> dict[str, Any]:
     """The keys of the evaluation that name the judge."""
     if request.judge is not None:
         if request.judge.startswith("reward:"):

@@ -93,7 +93,7 @@ class RecipeRequest:
 def _absolute(name: str | None, *, data: bool = False) -> str | None:
     """The absolute path of a folder, a file of data or a GGUF file; any other name unchanged."""
     exists = name is not None and (Path(name).exists() if data or name.endswith(".gguf") else Path(name).is_dir())
-    return str(Path(name).absolute()) if name is not None and exists else name
+    return os.path.abspath(name) if name is not None and exists else name
 
 
 def check_folder(folder: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from ...errors import ZooError
 from ...hub.client.connect import CLIENT, Hub
 from ...hub.client.pull import split_revision
+from ...modeling.gguf import find_gguf, unpacked
 from ...modeling.loading import load_config
 from ...modeling.model_files import ADAPTER_CONFIG, first_line
 from ...runs.checks.models import fetch_files
@@ -40,24 +41,25 @@ def is_local_shape(name: str) -> bool:
     """Whether a model's shape is available without a Hub.
 
     Args:
-        name: A folder, or NAMESPACE/NAME with or without @REVISION.
+        name: A folder, a GGUF file, or NAMESPACE/NAME with or without @REVISION.
     """
-    return Path(name).is_dir() or split_revision(name)[0] in published_shapes()
+    return Path(name).is_dir() or find_gguf(name) is not None or split_revision(name)[0] in published_shapes()
 
 
 def shape_of(name: str, *, revision: str | None = None, hub: Hub = CLIENT) -> Shape:
     """Finds a model's shape in a folder, in recipes/shapes.yaml, or on a Hub, in this order.
 
     Args:
-        name: A folder, or NAMESPACE/NAME with or without @REVISION.
+        name: A folder, a GGUF file, or NAMESPACE/NAME with or without @REVISION.
         revision: The revision of the repository, where the name has none.
         hub: The Hub to search; its source is searched after it.
 
     Raises:
         ZooError: The model is in none of them.
     """
-    if Path(name).is_dir():
-        return _read(name, f"The model {name}")
+    title = f"The model {name}"
+    if Path(name := unpacked(name)).is_dir():
+        return _read(name, title)
     repo, at = split_revision(name)
     if repo in published_shapes():
         return _published(repo)

@@ -29,6 +29,15 @@ def is_text(named: str) -> bool:
     return "{" in named
 
 
+def placeholders(text: str) -> list[str]:
+    """Returns the columns that a text with places for values names.
+
+    Args:
+        text: A value of `columns` for which `is_text` is true.
+    """
+    return [part["name"].partition("[")[0] for part in _PART.finditer(text) if part["name"] is not None]
+
+
 def value_of(row: Mapping[str, Any], name: str, *, of: str) -> Any:
     """Returns a row's `column`, or `column[key]`.
 

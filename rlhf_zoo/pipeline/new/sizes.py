@@ -1,0 +1,160 @@
+"""Chooses the lengths and batch sizes of a new recipe from its data."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from ...errors import ZooError
+from ...evaluation.verdict import FEWEST
+from ...modeling.chat import append_completion, tokenize_for_reward, tokenize_prompt
+from ...modeling.prompt_keys import prompt_key
+from ...runs.data.layout import as_turns, sft_text
+from .data import StageData
+from .model import ModelFacts
+
+MAX_PROMPTS, MAX_EPISODES, MAX_RESPONSE, MAX_TOKENS = 200, 20_000, 256, 1024
+#: The smallest number of distinct prompts; some of them are held out.
+MIN_PROMPTS = 8
+#: Completions of an update and of a micro-batch.
+ROLLOUT, MICRO_BATCH = 64, 4
+
+
+@dataclass
+class Decisions:
+    """The choices of a recipe: (setting, value, reason), in order."""
+
+    rows: list[tuple[str, str, str]] = field(default_factory=list)
+
+    def add(self, setting: str, value: Any, reason: str) -> None:
+        """Adds a choice, in the place of an earlier one of the same setting.
+
+        Args:
+            setting: What was chosen.
+            value: Its value.
+            reason: Why.
+        """
+        self.rows = [row for row in self.rows if row[0] != setting]
+        self.rows.append((setting, str(value), reason))
+
+
+def choose_sizes(
+    model: ModelFacts, readings: Mapping[str, StageData], conversational: bool, decisions: Decisions
+) -> dict[str, Any]:
+    """Chooses lengths in tokens, batch sizes, and the number of held-out prompts.
+
+    Args:
+        model: The model.
+        readings: How each stage reads its data.
+        conversational: Whether prompts are conversations.
+        decisions: Gets the choices.
+
+    Returns:
+        The sizes, by the names that the templates use.
+
+    Raises:
+        ZooError: No prompt fits the model's context, or there are too few.
+    """
+    context, tokenizer = model.context or MAX_TOKENS, model.tokenizer
+    ppo = readings["ppo"]
+    prompts: Iterable[Mapping[str, Any]] = map(as_turns, ppo.rows) if conversational else ppo.rows
+    by_row = [(prompt_key(row["prompt"]), len(tokenize_prompt(row["prompt"], tokenizer))) for row in prompts]
+    lengths = sorted(dict(by_row).values())
+    texts, answers = _lengths(readings, tokenizer, conversational)
+    usual = _percentile_95(lengths)
+    prompt = min(_round_up(usual), context - max(8, context // 8))
+    response = min(MAX_RESPONSE, context - prompt)
+    if answers:
+        response = min(response, _round_up(2 * _percentile_95(answers)))
+    if lengths[0] > prompt:
+        raise ZooError(
+            f"The shortest of {len(lengths)} prompts has {lengths[0]} tokens, but the context of {model.name} is "
+            f"{context}, of which {response} are for the answer: use shorter prompts."
+        )
+    usable = max(int(ppo.count * sum(length <= prompt for _, length in by_row) / len(by_row)), 1)
+    # Prompts are held out by their text, so all rows of a prompt are held out, or none.
+    different = int(ppo.prompts * sum(length <= prompt for length in lengths) / len(lengths))
+    if different < MIN_PROMPTS:
+        raise ZooError(
+            f"{ppo.data.name} has {different} different prompts that are short enough, and some are held out of "
+            f"training: give --prompts with at least {MIN_PROMPTS}."
+        )
+    evaluated = max(2, min(MAX_PROMPTS, different // 8))
+    test = ppo.keys["dataset_test_split"]
+    # Without a test split half of the held-out prompts are for the evaluation; the others monitor training.
+    share = min(0.1 if test else 0.2, max(0.005, math.ceil((750 if test else 1500) * evaluated / different) / 1000))
+    trained = int(usable * (1 - 2 * share))
+    rollout = max(2, min(ROLLOUT, 2 ** int(math.log2(max(usable * (1 - 2 * share) / 2, 2)))))
+    text = min(context, MAX_TOKENS, max(16, _round_up(_percentile_95(texts)))) if texts else None
+    if text is not None:
+        decisions.add("max_length", text, f"95% of texts have at most {_percentile_95(texts)} tokens")
+    decisions.add("max_prompt_length", prompt, f"95% of {len(lengths)} prompts have at most {usual} tokens")
+    twice = f"twice {_percentile_95(answers)}, which 95% of answers do not exceed; " if answers else ""
+    reason = f"{twice}at most {MAX_RESPONSE}, and what prompts leave of the context"
+    decisions.add("response_length", response, reason)
+    if test:
+        evaluated = min(evaluated, ppo.test_prompts or 0)
+    few = "" if evaluated >= FEWEST else f"; TOO FEW FOR A VERDICT, which needs {FEWEST}: give --prompts with more"
+    evaluation = f"{evaluated} prompts for the evaluation"
+    if test:
+        decisions.add("evaluation.dataset_test_split", test, f"{evaluation}{few}")
+    reason = "prompts to monitor training" if test else f"{evaluation}, and as many to monitor training{few}"
+    decisions.add("held_out_share", share, reason)
+    sft_rows = max(1, min(32, readings["sft"].count // 4)) if "sft" in readings else None
+    return {
+        "prompt": prompt, "response": response, "text": text, "evaluated": evaluated, "share": share,
+        "trained": trained, "sft_rows": sft_rows, **batches(trained, rollout, MAX_EPISODES),
+    }  # fmt: skip
+
+
+def batches(trained: int, rollout: int, episodes: int) -> dict[str, int]:
+    """Chooses batch sizes and intervals of PPO.
+
+    Args:
+        trained: Rows of prompts to train on.
+        rollout: Answers of an update.
+        episodes: The most answers of the run.
+    """
+    rows = min(MICRO_BATCH, rollout)
+    episodes = max(rollout, min(episodes, trained) // rollout * rollout)
+    updates = episodes // rollout
+    return {
+        "rollout": rollout, "rows": rows, "accumulated": rollout // rows, "episodes": episodes, "updates": updates,
+        "save": max(1, updates // 20),
+    }  # fmt: skip
+
+
+def _percentile_95(lengths: Sequence[int]) -> int:
+    """The 95th percentile of sorted lengths."""
+    return lengths[int(0.95 * (len(lengths) - 1))]
+
+
+def _round_up(length: int) -> int:
+    """The next multiple of 32, so that a slightly longer row outside the sample is not left out."""
+    return -(-length // 32) * 32
+
+
+def _lengths(
+    readings: Mapping[str, StageData], tokenizer: PreTrainedTokenizerBase, conversational: bool
+) -> tuple[list[int], list[int]]:
+    """Sorted lengths, in tokens, of the texts that SFT and the reward model read, and of answers with a prompt."""
+    texts, answers = [], []
+    for prompt, text in _texts(readings, conversational):
+        texts.append(len(tokenize_for_reward(text, tokenizer, ended=True)))
+        if prompt is not None:
+            answers.append(max(texts[-1] - len(tokenize_prompt(prompt, tokenizer)), 1))
+    return sorted(texts), sorted(answers)
+
+
+def _texts(readings: Mapping[str, StageData], conversational: bool) -> Iterator[tuple[Any, Any]]:
+    """The same texts or conversations with their prompts; None for a text without its own prompt."""
+    for row in readings["sft"].rows if "sft" in readings else ():
+        shaped = {**row, **as_turns(row)} if conversational else row
+        prompt = shaped["messages"][:-1] if "messages" in shaped else shaped.get("prompt")
+        yield prompt if "messages" in shaped or "completion" in shaped else None, sft_text(shaped, "text")
+    for row in readings["reward"].rows if "reward" in readings else ():
+        turns = as_turns(row) if conversational else row
+        for side in ("chosen", "rejected"):
+            yield turns["prompt"], append_completion(turns["prompt"], turns[side])
