@@ -38,7 +38,7 @@ def in_order(samples: Any, rows: Any = None, *, size: int, tokens: int | None = 
 
 
 def as_given(ids: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
-    """`decoding.filled`, of padding that stays the pad token."""
+    """`decoding.replace_padding`, of padding that stays the pad token."""
     return ids
 
 
@@ -49,7 +49,7 @@ LEVERS: dict[str, list[tuple[Any, str, Any]]] = {
     "rows alike in length": [
         (module, "in_batches", in_order) for module in (logprobs, rollout_trainer, distributed_update)
     ],
-    "real tokens as padding": [(module, "filled", as_given) for module in (decoding, logprobs)],
+    "real tokens as padding": [(module, "replace_padding", as_given) for module in (decoding, logprobs)],
     "draw by blocks": [(draws, "_inverse_cdf_by_blocks", draws._inverse_cdf)],
 }
 

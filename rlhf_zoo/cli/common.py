@@ -145,9 +145,9 @@ def run_flags(
         hints = {key: declared.hint for key, declared in declared_keys(name).items()}
         of, refused = f"the stage {name}", refused_keys(name)
         own = "" if name == stage else f"{name}."
-        checked_keys(flags[name], hints, "the command's flags", of=of, refused=refused, flag=f"--{own}")
+        checked_keys(flags[name], hints, "the command's flags", subject=of, refused=refused, flag=f"--{own}")
         if name in loaded.stages and stage in (None, "eval", name):
-            checked_keys(loaded.stages[name], hints, str(loaded.source(name)), of=of, refused=refused)
+            checked_keys(loaded.stages[name], hints, str(loaded.source(name)), subject=of, refused=refused)
     if names and "ppo" in loaded.stages and stage in (None, "eval", "ppo"):
         for judge in filter(None, [evaluation.judge, *evaluation.judges]):
             check_judge_name(judge)

@@ -202,7 +202,7 @@ def _try_rules(shared: RecipeConfig, ppo: StageSettings, judges: Iterable[str], 
     if test_prompts is not None:
         test_prompts = test_prompts.select(range(min(shared.evaluation.prompts, len(test_prompts))))
         for rule in rules:
-            rule.check_prompts(test_prompts, of=f"the split {split}")
+            rule.check_prompts(test_prompts, subject=f"the split {split}")
 
 
 @recipes.command("keys")

@@ -177,7 +177,7 @@ def read_grid(options: Sequence[str], *, flags: Mapping[str, Any]) -> dict[str, 
     for key, text in listed.items():
         for item in coerce(text, list[str]):
             value = {key: item.strip()}
-            value = checked_keys(value, hints, "--grid", of="the stage ppo", refused=refused, flag="--grid ")
+            value = checked_keys(value, hints, "--grid", subject="the stage ppo", refused=refused, flag="--grid ")
             if value[key] not in grid.setdefault(key, []):
                 grid[key].append(value[key])
     return grid

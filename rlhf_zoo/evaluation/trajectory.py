@@ -19,7 +19,7 @@ from ..modeling import distributed
 from ..modeling.chat import display_text
 from ..modeling.models import load_causal
 from ..modeling.prompt_keys import count_distinct_prompts
-from ..runs.checkpoint_choice import lasting
+from ..runs.checkpoint_choice import checkpoints_to_keep
 from ..runs.context import RunContext
 from ..runs.dataset import DataSource, evaluated_part, evaluation_rows
 from ..runs.record import checkpoint_step
@@ -210,7 +210,7 @@ def follow(
     if config.checkpoint_prompts == 0:
         return "There is no verdict, because evaluation.checkpoint_prompts is 0."
     # Other checkpoints may be on the disk until the sender has published and deleted them.
-    paths = distributed.from_first(lambda: lasting(context.record("ppo")))
+    paths = distributed.from_first(lambda: checkpoints_to_keep(context.record("ppo")))
     if not paths:
         return "There is no verdict, because no checkpoint of the run is on this machine."
     try:

@@ -38,48 +38,49 @@ def _linear_head(model: PreTrainedModel) -> nn.Linear:
 
 
 @cache
-def _token_classifier(config: Any, own: Any = None) -> Any:
+def _token_classifier(config_class: Any, remote_class: Any = None) -> Any:
     """Returns a family's token classifier: its own class in transformers, or the generic one on the family's trunk.
 
     Args:
-        config: The class of the model's configuration.
-        own: The trunk's class, if it is defined in the model's remote code. The critic's checkpoints have the usual
-            layout: the trunk loads as AutoModel, and the head is `score.*`.
+        config_class: The class of the model's configuration.
+        remote_class: The trunk's class, if it is defined in the model's remote code. The critic's checkpoints have the
+            usual layout: the trunk loads as AutoModel, and the head is `score.*`.
     """
-    if config in MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING:
-        return MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING[config]
-    if own is not None:
-        MODEL_MAPPING.register(config, own, exist_ok=True)  # the generic class looks up its trunk there
-    if config not in MODEL_MAPPING:
+    if config_class in MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING:
+        return MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING[config_class]
+    if remote_class is not None:
+        MODEL_MAPPING.register(config_class, remote_class, exist_ok=True)  # the generic class looks up its trunk there
+    if config_class not in MODEL_MAPPING:
         raise ZooError(
-            f"transformers has no trunk for {config.model_type}, which the critic needs: pass a value_model."
+            f"transformers has no trunk for {config_class.model_type}, which the critic needs: pass a value_model."
         )
     # Many families have no token classifier of their own.
-    trunk: Any = MODEL_MAPPING[config]
-    family = next(kind for kind in trunk.__mro__ if PreTrainedModel in kind.__bases__)
+    trunk: Any = MODEL_MAPPING[config_class]
+    family = next(base for base in trunk.__mro__ if PreTrainedModel in base.__bases__)
     family = PreTrainedModel if family is trunk else family
     name = f"{trunk.__name__.removesuffix('Model')}ForTokenClassification"
     # transformers reads the class's module to see which kernels the family supports.
-    body = {"base_model_prefix": family.base_model_prefix or "model", "config_class": config}
+    body = {"base_model_prefix": family.base_model_prefix or "model", "config_class": config_class}
     body["__module__"] = trunk.__module__
     return type(name, (GenericForTokenClassification, family), body)
 
 
-def _has_own_code(config: PretrainedConfig) -> bool:
+def _has_remote_code(config: PretrainedConfig) -> bool:
     """Whether the configuration is defined in the model's remote code."""
     return type(config).__module__.startswith("transformers_modules.")
 
 
-def _own_trunk(config: PretrainedConfig, source: str | Path, revision: str | None) -> Any:
+def _remote_base_class(config: PretrainedConfig, source: str | Path, revision: str | None) -> Any:
     """Finds the trunk's class in the remote code of a saved critic; None for a class of transformers."""
     auto_map = getattr(config, "auto_map", None) or {}
     auto_classes = ("AutoModelForCausalLM", "AutoModelForSequenceClassification")
-    name = next((auto_map[kind] for kind in auto_classes if kind in auto_map), None)
-    if name is None or not _has_own_code(config):
+    name = next((auto_map[auto_class] for auto_class in auto_classes if auto_class in auto_map), None)
+    if name is None or not _has_remote_code(config):
         return None
-    kind: Any = get_class_from_dynamic_module(name, source, revision=revision)
+    model_class: Any = get_class_from_dynamic_module(name, source, revision=revision)
+    # Only an instance names its trunk's class. On the meta device it costs no memory.
     with torch.device("meta"):
-        return type(kind._from_config(copy.deepcopy(config)).base_model)
+        return type(model_class._from_config(copy.deepcopy(config)).base_model)
 
 
 def critic_from(
@@ -126,7 +127,7 @@ def critic_from(
             config = load_config(source, subject=subject, revision=revision)
             task_or_architecture = (config.architectures or [""])[0]
             if task_or_architecture.endswith("ForTokenClassification"):
-                trunk = _own_trunk(config, source, revision)
+                trunk = _remote_base_class(config, source, revision)
                 return load_model(_token_classifier(type(config), trunk), source, subject=subject, revision=revision)  # type: ignore[arg-type]
         is_reward_model = task_or_architecture == "SEQ_CLS" or str(task_or_architecture).endswith(
             "ForSequenceClassification"
@@ -136,7 +137,7 @@ def critic_from(
     is_reward_model = type(source).__name__.endswith("ForSequenceClassification")
     if is_reward_model and source.config.num_labels != 1:
         raise ZooError(
-            f"A critic needs one output, and this {type(source).__name__} has {source.config.num_labels}: pass a "
+            f"A critic needs one output, but this {type(source).__name__} has {source.config.num_labels}: pass a "
             "value_model with num_labels=1."
         )
     if source.config.is_encoder_decoder:
@@ -146,7 +147,7 @@ def critic_from(
         )
     config = copy.deepcopy(source.config)
     config.num_labels = 1
-    trunk = type(source.base_model) if _has_own_code(config) else None
+    trunk = type(source.base_model) if _has_remote_code(config) else None
     # float32, because bfloat16 would round away small value updates.
     critic = _token_classifier(type(config), trunk)._from_config(config, dtype=torch.float32)  # type: ignore[arg-type]
     # The critic would lack a layer between trunk and head.
@@ -208,7 +209,7 @@ def with_adapter(model: PreTrainedModel, peft_config: Any) -> PeftModel:
     config.task_type = "TOKEN_CLS"
     # A loaded adapter's configuration may have inference_mode=True, which would freeze the critic's adapter.
     config.inference_mode = False
-    config.base_model_name_or_path = None  # peft takes the critic's own
+    config.base_model_name_or_path = None  # peft fills in the critic's name
     config.modules_to_save = sorted({*(config.modules_to_save or ()), head} - {"lm_head", "embed_out"})
     # The head is trained in full, so it must not get a low-rank adapter too.
     if getattr(config, "exclude_modules", head) is None:

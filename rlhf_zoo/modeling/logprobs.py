@@ -15,8 +15,8 @@ from ..functional import entropy, selected_logprobs
 from .batches import in_batches
 from .chunked_logprobs import TokenLoss, chunked_logprobs, logit_transform
 from .packed_attention import packed_inputs, takes_packed_rows
-from .sampling.decoder import filled, positions_of, watched
-from .sampling.sampler import Samples, scaled, takes
+from .sampling.decoder import positions_of, record_inputs, replace_padding
+from .sampling.sampler import Samples, accepts_argument, scaled
 
 
 class PolicyOutput(NamedTuple):
@@ -70,11 +70,11 @@ def _outputs(model: PreTrainedModel, samples: Samples) -> tuple[Tensor, Callable
     places = torch.arange(-width, 0, device=ids.device) + (ids.shape[1] - _right_padding(samples))
     attention = attention.gather(1, places.clamp(min=0)) & (places >= 0)
     out = model(
-        input_ids=filled(ids.gather(1, places.clamp(min=0)), attention),
+        input_ids=replace_padding(ids.gather(1, places.clamp(min=0)), attention),
         attention_mask=attention.long(),
         position_ids=positions_of(attention),
         use_cache=False,
-        **({"logits_to_keep": length + 1} if takes(model, "logits_to_keep") else {}),
+        **({"logits_to_keep": length + 1} if accepts_argument(model, "logits_to_keep") else {}),
     )
     return out.logits, lambda x: _by_token(x[:, -length - 1 : -1], samples)
 
@@ -85,7 +85,7 @@ def _packed_outputs(
     """Does the same as `_outputs`, for rows packed into one."""
     # The position that predicts each response token: its index in the packed row, minus one.
     places = (attention.flatten().cumsum(0) - 1).view_as(attention)[:, -mask.shape[1] :][mask] - 1
-    keeps_some = takes(model, "logits_to_keep")
+    keeps_some = accepts_argument(model, "logits_to_keep")
     inputs = packed_inputs(ids, attention, positions_of(attention)) | ({"logits_to_keep": places} if keeps_some else {})
 
     def before_responses(x: Tensor) -> Tensor:
@@ -147,7 +147,7 @@ def response_logprobs(
     transform, mask = None if logits else logit_transform(model), samples.mask
     head: Any = model.get_output_embeddings() if states or transform else None
     # In the chunked path the head itself is skipped: only its input is needed.
-    with watched(head, skipped=transform is not None) as head_inputs:
+    with record_inputs(head, skip_head=transform is not None) as head_inputs:
         outputs, before_responses = _outputs(model, samples)
     head_states = before_responses(head_inputs[-1]) if head_inputs else None
     if transform is None or head_states is None:
@@ -193,7 +193,7 @@ def response_states(model: PreTrainedModel, samples: Samples) -> Tensor:
     Returns:
         (B, T, H), undefined outside the mask.
     """
-    with watched(model.get_output_embeddings(), skipped=logit_transform(model) is not None) as head_inputs:
+    with record_inputs(model.get_output_embeddings(), skip_head=logit_transform(model) is not None) as head_inputs:
         _, before_responses = _outputs(model, samples)
     return before_responses(head_inputs[-1])
 
@@ -240,8 +240,10 @@ def text_logprobs(model: PreTrainedModel, ids: Tensor, attention: Tensor) -> Ten
     """
     transform, mask = logit_transform(model), attention[:, 1:]
     head: Any = model.get_output_embeddings() if transform else None
-    with watched(head, skipped=transform is not None) as head_inputs:
-        logits = model(input_ids=filled(ids, attention), attention_mask=attention.long(), use_cache=False).logits
+    with record_inputs(head, skip_head=transform is not None) as head_inputs:
+        logits = model(
+            input_ids=replace_padding(ids, attention), attention_mask=attention.long(), use_cache=False
+        ).logits
     if transform is None:
         return selected_logprobs(logits[:, :-1].float(), ids[:, 1:]).masked_fill(~mask, 0)
     # The last token predicts nothing, and padding needs no logits.

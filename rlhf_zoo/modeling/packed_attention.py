@@ -93,12 +93,12 @@ def packed_inputs(ids: Tensor, mask: Tensor, positions: Tensor) -> dict[str, Ten
 
 
 @torch.no_grad()
-def enable_packing(model: PreTrainedModel, *, of: str) -> None:
+def enable_packing(model: PreTrainedModel, *, subject: str) -> None:
     """Makes a model accept packed rows. Other inputs go through torch's attention as before.
 
     Args:
         model: The model.
-        of: What the error calls it.
+        subject: What the error calls it.
 
     Raises:
         ZooError: A pass over two rows shows that packed rows would attend to each other in this model; or its
@@ -109,7 +109,7 @@ def enable_packing(model: PreTrainedModel, *, of: str) -> None:
         return
     if (previous := base.config._attn_implementation) != "sdpa":
         raise ZooError(
-            f"padding_free needs torch's attention (sdpa), and {of}, a {type(base).__name__}, uses {previous!r}: "
+            f"padding_free needs torch's attention (sdpa), and {subject}, a {type(base).__name__}, uses {previous!r}: "
             "remove padding_free, or attn_implementation if it is set."
         )
     training = base.training
@@ -125,8 +125,8 @@ def enable_packing(model: PreTrainedModel, *, of: str) -> None:
     if packed is None or not torch.allclose(packed, alone, rtol=0, atol=tolerance, equal_nan=True):
         base.set_attn_implementation(previous)
         raise ZooError(
-            f"padding_free packs rows into one, and in {of}, a {type(base).__name__}, they would attend to each other: "
-            "remove it."
+            f"padding_free packs rows into one, and in {subject}, a {type(base).__name__}, they would attend to each "
+            "other: remove it."
         )
 
 

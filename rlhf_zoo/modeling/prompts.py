@@ -19,13 +19,13 @@ log = logging.getLogger(__name__)
 SHOWN = 60
 
 
-def need_columns(dataset: Dataset, columns: list[str], *, of: str) -> None:
+def need_columns(dataset: Dataset, columns: list[str], *, subject: str) -> None:
     """Checks that a data set has columns, and rows.
 
     Args:
         dataset: The data set.
         columns: The columns.
-        of: What the error calls the data set.
+        subject: What the error calls the data set.
 
     Raises:
         ZooError: A column is missing, or there is no row.
@@ -33,11 +33,11 @@ def need_columns(dataset: Dataset, columns: list[str], *, of: str) -> None:
     missing = [column for column in columns if column not in dataset.column_names]
     if missing:
         raise ZooError(
-            f"{of} has no column {missing[0]!r}, only {', '.join(map(repr, dataset.column_names))}: rename the column "
-            "or choose another data set."
+            f"{subject} has no column {missing[0]!r}, only {', '.join(map(repr, dataset.column_names))}: rename the "
+            "column or choose another data set."
         )
     if len(dataset) == 0:
-        raise ZooError(f"{of} is empty: choose another split.")
+        raise ZooError(f"{subject} is empty: choose another split.")
 
 
 def check_room(row: int, ids: list[int], *, context: int | None, room: int) -> None:
@@ -90,7 +90,7 @@ def prepare_prompts(
     """
     dataset = dataset.with_format(None)
     has_ids = PROMPT_TOKENS in dataset.column_names
-    need_columns(dataset, [PROMPT_TOKENS] if has_ids else ["prompt"], of="The prompt data set")
+    need_columns(dataset, [PROMPT_TOKENS] if has_ids else ["prompt"], subject="The prompt data set")
     if has_ids:
         dataset = _with_unpadded_ids(dataset, tokenizer)
         if "prompt" in dataset.column_names:
@@ -111,17 +111,17 @@ def prepare_prompts(
 def _with_unpadded_ids(dataset: Dataset, tokenizer: PreTrainedTokenizerBase) -> Dataset:
     """The data set with `input_ids` without padding, and without `attention_mask`."""
     kept = [name for name in dataset.column_names if name not in (PROMPT_TOKENS, "attention_mask")]
-    columns = [Dataset.from_dict({PROMPT_TOKENS: unpadded_ids(dataset, tokenizer, of="Prompt")})]
+    columns = [Dataset.from_dict({PROMPT_TOKENS: unpadded_ids(dataset, tokenizer, subject="Prompt")})]
     return concatenate_datasets([*columns, *([dataset.select_columns(kept)] if kept else [])], axis=1)
 
 
-def unpadded_ids(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, *, of: str) -> list[list[int]]:
+def unpadded_ids(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, *, subject: str) -> list[list[int]]:
     """The column `input_ids` without padding.
 
     Args:
         dataset: Says by a column `attention_mask` what is padding. Without one it is PAD, if that is not EOS.
         tokenizer: Whose PAD it is.
-        of: What to call a row, before its number.
+        subject: What to call a row, before its number.
 
     Raises:
         ZooError: A mask has another length than its ids, or there is padding between tokens.
@@ -130,7 +130,10 @@ def unpadded_ids(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, *, of: st
     padded = list(dataset[PROMPT_TOKENS])
     masked = "attention_mask" in dataset.column_names
     masks = dataset["attention_mask"] if masked else [_not_padding(ids, tokenizer) for ids in padded]
-    return [_unpadded(ids, mask, of=f"{of} {row}") for row, (ids, mask) in enumerate(zip(padded, masks, strict=True))]
+    return [
+        _unpadded(ids, mask, subject=f"{subject} {row}")
+        for row, (ids, mask) in enumerate(zip(padded, masks, strict=True))
+    ]
 
 
 def _not_padding(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[bool]:
@@ -140,7 +143,7 @@ def _not_padding(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list
     return [not apart or index != pad for index in ids]
 
 
-def _unpadded(ids: Sequence[int], mask: Sequence[Any] | None, *, of: str) -> list[int]:
+def _unpadded(ids: Sequence[int], mask: Sequence[Any] | None, *, subject: str) -> list[int]:
     """The ids that the mask does not leave out.
 
     Raises:
@@ -149,14 +152,14 @@ def _unpadded(ids: Sequence[int], mask: Sequence[Any] | None, *, of: str) -> lis
     if mask is None or len(mask) != len(ids):
         length = "none" if mask is None else f"one of {len(mask)}"
         raise ZooError(
-            f"{of} has {len(ids)} input_ids and an attention_mask of another length ({length}): give one entry for "
-            "each id."
+            f"{subject} has {len(ids)} input_ids and an attention_mask of another length ({length}): give one entry "
+            "for each id."
         )
     places = [place for place, real in enumerate(mask) if real]
     if places and len(places) != places[-1] - places[0] + 1:
         raise ZooError(
-            f"{of} has padding between its tokens, at place {_first_hole(places)} of input_ids: pad on the left or on "
-            "the right."
+            f"{subject} has padding between its tokens, at place {_first_hole(places)} of input_ids: pad on the left "
+            "or on the right."
         )
     return [ids[place] for place in places]
 
@@ -218,6 +221,6 @@ def uncollate(batch: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> l
         row = {n: x[place].tolist() if isinstance(x, Tensor) else x[place] for n, x in columns.items()}
         if (ids := row.get(PROMPT_TOKENS)) is not None:
             mask = _not_padding(ids, tokenizer) if attention is None else [bool(real) for real in attention[place]]
-            row[PROMPT_TOKENS] = _unpadded(ids, mask, of=f"Prompt {place} of a batch")
+            row[PROMPT_TOKENS] = _unpadded(ids, mask, subject=f"Prompt {place} of a batch")
         rows.append(row)
     return rows

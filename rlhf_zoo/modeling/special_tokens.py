@@ -121,13 +121,13 @@ def pads_apart(tokenizer: PreTrainedTokenizerBase) -> bool:
     return tokenizer.pad_token not in (None, tokenizer.eos_token)
 
 
-def pad_apart(tokenizer: PreTrainedTokenizerBase, pad_token: str | None, *, of: str, key: str) -> None:
+def pad_apart(tokenizer: PreTrainedTokenizerBase, pad_token: str | None, *, subject: str, key: str) -> None:
     """Makes a tokenizer pad with another token than its EOS.
 
     Args:
         tokenizer: The tokenizer. It gets `pad_token` if it has no PAD, or if its PAD is EOS.
         pad_token: A token of its vocabulary, or None.
-        of: Whose tokenizer it is, for the error.
+        subject: Whose tokenizer it is, for the error.
         key: The key that names `pad_token`.
 
     Raises:
@@ -135,16 +135,18 @@ def pad_apart(tokenizer: PreTrainedTokenizerBase, pad_token: str | None, *, of: 
     """
     current_pad, end = tokenizer.pad_token, tokenizer.eos_token
     if pad_token is not None and pad_token not in tokenizer.get_vocab():
-        raise ZooError(f"{key} is {pad_token!r}, which the tokenizer of {of} does not have: choose one of its tokens.")
+        raise ZooError(
+            f"{key} is {pad_token!r}, which the tokenizer of {subject} does not have: choose one of its tokens."
+        )
     if pad_token is not None and pad_token == end:
-        raise ZooError(f"{key} is {pad_token!r}, which is also EOS of {of}: choose another of its tokens.")
+        raise ZooError(f"{key} is {pad_token!r}, which is also EOS of {subject}: choose another of its tokens.")
     if pads_apart(tokenizer):
         return
     if pad_token is None:
         pads = "has no PAD" if current_pad is None else "pads with its EOS"
         raise ZooError(
-            f"The tokenizer of {of} {pads}, so EOS would be taken for padding and the score would be read one token "
-            f"early: set {key} to another of its tokens."
+            f"The tokenizer of {subject} {pads}, so EOS would be taken for padding and the score would be read one "
+            f"token early: set {key} to another of its tokens."
         )
     tokenizer.pad_token = pad_token
 

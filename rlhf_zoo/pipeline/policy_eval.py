@@ -372,7 +372,7 @@ def _prompts(contest: PolicyPair, data: DataSource, terms: Terms) -> tuple[Datas
     of = f"The data set {data.location}, split {split},"
     column_names = terms.columns or ({} if column == "prompt" else {"prompt": column})
     is_conversational = Chat.of(tokenizer_of(contest.policy)) is not None
-    rows = in_form(rows, "prompts", columns=column_names, turns=is_conversational, text="text", of=of)
+    rows = in_form(rows, "prompts", columns=column_names, turns=is_conversational, text="text", subject=of)
     if share is None:
         return rows, split
     return parts_of(rows, share, parts=2)[0], f"{split} ({share:.0%} of its prompts held out)"
@@ -456,7 +456,9 @@ def _labeled(contest: PolicyPair, data: DataSource) -> Dataset:
         if source.dataset_name is not None:
             data = find_data(source.dataset_name, source.dataset_revision, contest.hub)
         rows = data.load(source.dataset_config, source.dataset_train_split, columns=[])
-        return in_form(rows, "labeled", columns=source.columns, turns=False, text="text", of=f"The data set, {where},")
+        return in_form(
+            rows, "labeled", columns=source.columns, turns=False, text="text", subject=f"The data set, {where},"
+        )
     except ZooError as error:
         hint = f", such as {contest.described}, by which its card goes" if contest.described is not None else ""
         raise ZooError(

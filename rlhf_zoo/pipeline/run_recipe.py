@@ -279,7 +279,7 @@ def summary_line(context: RunContext, stage: str) -> str:
         unsent = len(unpublished(record, context.repo(stage), hub=context.hub.label))
         pending = f", {unsent} still to be sent" if unsent else ""
         parts.append(f"{sent} of {sent + unsent} checkpoints are in {context.repo(stage)}{pending}")
-    if (document.get("chosen") or {}).get("open"):
+    if (document.get("chosen") or {}).get("provisional"):
         parts.append("`main` waits for the verdict of `rlhf-zoo eval`")
     if stage == "reward" and document.get("reward_model", {}).get("accuracy") is not None:
         reward_figures = document["reward_model"]

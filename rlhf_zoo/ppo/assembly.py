@@ -107,7 +107,7 @@ def assemble(
     policy, head = _policy(model, args)
     make_savable(policy, name="The policy")
     check_tokens(tokenizer, policy, pad_apart=pad_apart)
-    check_tokenizer_of(policy, tokenizer, of="the policy")
+    check_tokenizer_of(policy, tokenizer, subject="the policy")
     if peft_config is not None:
         policy = _with_adapter(policy, peft_config, args)
     # With dropout the ratio ρ would differ from 1 before the first optimizer step.
@@ -134,7 +134,7 @@ def assemble(
     if args.padding_free:
         for name in ("the policy", "the critic", "ref_model"):
             if models[name] is not None:
-                enable_packing(models[name], of=name)
+                enable_packing(models[name], subject=name)
     if args.stop_token_id is not None and args.stop_token_id not in vocabulary:
         raise ZooError(
             f"stop_token_id is {args.stop_token_id}, which the policy never samples (ids up to {vocabulary.size - 1} "
@@ -143,7 +143,7 @@ def assemble(
     texts = _texts(ptx_dataset, policy, tokenizer, context, args)
     critic_rate = args.learning_rate if args.critic_learning_rate is None else args.critic_learning_rate
     for name, part, rate in (("the policy", policy, args.learning_rate), ("the critic", critic, critic_rate)):
-        check_step_size(part, rate, of=name)
+        check_step_size(part, rate, subject=name)
     return Parts(policy, critic, reference, rewards, texts, from_reference, context, vocabulary, narrowest)
 
 
@@ -336,8 +336,8 @@ def build_rewards(
             model = load_classifier(reward, label=how.get("label"), how=AS_SAVED)
             return RewardModel(model, load_tokenizer(reward), tokenizer, **kwargs, **how)
         if isinstance(reward, PreTrainedModel):
-            check_tokenizer_of(reward, reads_with, of="the reward model")
-            check_head_of(reward, of="the reward model")
+            check_tokenizer_of(reward, reads_with, subject="the reward model")
+            check_head_of(reward, subject="the reward model")
             return RewardModel(reward, reads_with, tokenizer, **kwargs, **how)
         return reward
 

@@ -35,7 +35,7 @@ from .engines import make_engine
 from .guards import KLWatch, ReferenceWatch
 from .kl_controller import KLController, RunningScores
 from .metrics import Progress, critic_health, of_completions
-from .offload import at_hand, place
+from .offload import on_device, place
 from .prompt_batches import PromptReader
 from .rollout import Advantages, Rollout
 from .step_guard import SKIPPED, Guarded
@@ -282,9 +282,9 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
             rows: one data-set row for each completion, the row of its prompt.
         """
         texts = decoded(self.processing_class, rollout.samples, rows)
-        on_device = partial(at_hand, device=self.accelerator.device)
+        model_context = partial(on_device, device=self.accelerator.device)
         arguments = texts.prompts, texts.completions, texts.texts, texts.columns
-        return texts, self.rewards(rollout.samples, *arguments, trainer_state=self.state, at_hand=on_device)
+        return texts, self.rewards(rollout.samples, *arguments, trainer_state=self.state, model_context=model_context)
 
     def remember(self, texts: DecodedCompletions, rollout: Rollout, scored: Scored) -> None:
         """Keeps the first completions of a rollout for the table of the next log line.

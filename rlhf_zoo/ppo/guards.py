@@ -58,7 +58,7 @@ def warn_of(message: str) -> None:
 
 
 @torch.no_grad()
-def check_step_size(model: Any, rate: float, *, of: str) -> None:
+def check_step_size(model: Any, rate: float, *, subject: str) -> None:
     """Warns if the type of most trained weights is too coarse for an optimizer step to change them.
 
     bfloat16 has 8 bits of mantissa: adding a step to a weight 512 times as large changes nothing.
@@ -66,7 +66,7 @@ def check_step_size(model: Any, rate: float, *, of: str) -> None:
     Args:
         model: the model.
         rate: the learning rate, about the size of an Adam step.
-        of: what the warning calls the model.
+        subject: what the warning calls the model.
     """
     coarse = [w for w in model.parameters() if w.requires_grad and w.dtype in (torch.bfloat16, torch.float16)]
     total = sum(weight.numel() for weight in coarse)
@@ -74,9 +74,10 @@ def check_step_size(model: Any, rate: float, *, of: str) -> None:
     moved = sum(int((weight + rate != weight).sum()) for weight in coarse)
     if moved < total / 2:
         warn_of(
-            f"A step of the learning rate {rate:g} changes {moved / total:.1%} of the weights of {of} and is lost to "
-            f"rounding in the others, because they are {str(coarse[0].dtype).removeprefix('torch.')}: load them with "
-            "dtype=torch.float32 and set bf16, which still computes in bfloat16."
+            f"An optimizer step of about the learning rate {rate:g} changes {moved / total:.1%} of the weights of "
+            f"{subject} and is lost to rounding in the others, because they are "
+            f"{str(coarse[0].dtype).removeprefix('torch.')}: load them with dtype=torch.float32 and set bf16, which "
+            "still computes in bfloat16."
         )
 
 
@@ -112,15 +113,16 @@ def check_start(
     message = f"The KL of the first rollout to the reference is {kl:.3g} ± {standard_error:.2g} nats per completion"
     if abs(kl) < bound:
         warn_of(
-            f"{message}, and {dtype_name} alone can explain {bound:.2g}: sampling and the reference round differently, "
-            "so KL is no more precise than that; load the models in float32, or sample more completions per update."
+            f"{message}. Rounding in {dtype_name} alone can explain {bound:.2g}, because sampling and the reference "
+            "round differently, so KL is no more precise than that: load the models in float32, or sample more "
+            "completions per update."
         )
     elif not at_reference:
-        warn_of(f"{message}, and a run usually starts at 0: check that ref_model is the SFT policy.")
+        warn_of(f"{message}, but a run usually starts at 0: check that ref_model is the SFT policy.")
     else:
-        rounding_note = f" and {dtype_name} explains {bound:.2g} at most" if low_precision else ""
+        rounding_note = f", more than the {bound:.2g} that {dtype_name} rounding can explain" if low_precision else ""
         raise ZooError(
-            f"{message}, although the run starts at its reference{rounding_note}: if the policy's adapter was trained "
+            f"{message}{rounding_note}, although the run starts at its reference: if the policy's adapter was trained "
             "before, merge it into its base, or pass ref_model or ref_adapter_name."
         )
 
@@ -143,7 +145,7 @@ def check_ends(samples: Samples, stop_ids: Sequence[int]) -> None:
         row = int(wrong.nonzero()[0])
         raise ZooError(
             f"Completion {row} of the rollout {'ended' if samples.ended[row] else 'did not end'}, but the last token "
-            f"in its mask is {int(last[row])}: the end token must count in the loss, and nothing after it."
+            f"in its mask is {int(last[row])}: the end token must be the last one in the mask."
         )
 
 
@@ -167,28 +169,28 @@ def check_rewards(rewards: Tensor, scores: Tensor, kl: Tensor, mask: Tensor, *, 
     if ((reward_sums - (scores - kl_penalties)).abs() <= tolerance).all():
         return
     if ((reward_sums - (scores + kl_penalties)).abs() <= tolerance).all():
-        raise ZooError("The KL penalty is paid instead of charged (+β·KL in the reward): give it a minus sign.")
+        raise ZooError("The KL penalty is added instead of subtracted (+β·KL in the reward): give it a minus sign.")
     if ((reward_sums - (scores * count - kl_penalties)).abs() <= tolerance).all():
         raise ZooError("The score is broadcast to every token: place it once, on the last token of the completion.")
     row = int(((reward_sums - (scores - kl_penalties)).abs() - tolerance).argmax())
     raise ZooError(
-        f"The rewards of completion {row} add up to {float(reward_sums[row]):.4g}, and score − β·KL is "
+        f"The rewards of completion {row} add up to {float(reward_sums[row]):.4g}, but score − β·KL is "
         f"{float((scores - kl_penalties)[row]):.4g}: correct token_rewards, which must place the score without "
-        "changing it. To pay by token, let a reward function return lists."
+        "changing it. For rewards per token, let a reward function return lists."
     )
 
 
-def warn_if_scores_identical(scores: Tensor, *, of: str) -> None:
+def warn_if_scores_identical(scores: Tensor, *, subject: str) -> None:
     """Warns if all completions have the same score.
 
     Args:
         scores: (B,).
-        of: what the warning calls the completions.
+        subject: what the warning calls the completions.
     """
     if len(scores) > 1 and bool((scores == scores[0]).all()):
         warn_of(
-            f"All {len(scores)} completions of the {of} score {float(scores[0]):.4g}, so there is nothing to learn "
-            "from them: check the rewards, or raise temperature or num_generations."
+            f"All {len(scores)} completions of the {subject} score {float(scores[0]):.4g}, so there is nothing to "
+            "learn from them: check the rewards, or raise temperature or num_generations."
         )
 
 
@@ -196,21 +198,21 @@ def _rows_not_finite(x: Tensor, mask: Tensor) -> int:
     return int((~x.masked_fill(~mask, 0).isfinite()).any(1).sum())
 
 
-def check_logprobs(logprobs: Tensor, mask: Tensor, *, of: str) -> None:
+def check_logprobs(logprobs: Tensor, mask: Tensor, *, subject: str) -> None:
     """Checks log π of sampled tokens.
 
     Args:
         logprobs: (B, T) in nats.
         mask: (B, T) bool.
-        of: the model, for the error.
+        subject: the model, for the error.
 
     Raises:
         NotFinite: one is NaN or infinite.
     """
     if wrong := _rows_not_finite(logprobs, mask):
         raise NotFinite(
-            f"The {of} gave log-probabilities that are not finite to {wrong} of {len(logprobs)} completions: check its "
-            "weights, lower learning_rate, or set bf16: false."
+            f"The {subject} returned NaN or infinite log-probabilities for {wrong} of {len(logprobs)} completions: "
+            "check its weights, lower learning_rate, or set bf16: false."
         )
 
 
@@ -226,8 +228,8 @@ def check_values(values: Tensor, mask: Tensor) -> None:
     """
     if wrong := _rows_not_finite(values, mask):
         raise NotFinite(
-            f"The critic returned NaN or infinity for {wrong} of {len(values)} completions: lower "
-            "critic_learning_rate, or check value_model."
+            f"The critic returned NaN or infinite values for {wrong} of {len(values)} completions: check value_model, "
+            "or lower critic_learning_rate."
         )
 
 
@@ -244,9 +246,9 @@ def check_ratio(mismatch: float, *, precision: torch.dtype) -> None:
     allowed = RATIO_ROUNDING.get(precision, RATIO_ROUNDING[torch.bfloat16])
     if not mismatch <= allowed:
         raise ZooError(
-            f"In the first pass log π differs from the sampler's by {mismatch:.3g} per token on average, where "
-            f"rounding explains {allowed:g}: the policy computes something else in training than in sampling (dropout, "
-            "mask or precision); recompute_logprobs takes log π_old from a forward pass."
+            f"In the first pass log π differs from the sampler's by {mismatch:.3g} per token on average, more than the "
+            f"{allowed:g} that rounding can explain. Training and sampling must compute the same: check dropout, mask "
+            "and precision, or set recompute_logprobs, which takes log π_old from a forward pass."
         )
 
 
@@ -279,8 +281,8 @@ class ReferenceWatch:
         change = float((logprobs - self._first).abs().max())
         if not change <= REFERENCE_ROUNDING.get(precision, REFERENCE_ROUNDING[torch.bfloat16]):
             raise ZooError(
-                f"The reference changed: log π_ref of a fixed completion moved by {change:.3g} nats. It must not share "
-                "weights with a model in training: pass a copy as ref_model."
+                f"The reference changed: log π_ref of a fixed completion moved by {change:.3g} nats. Pass a copy as "
+                "ref_model, because the reference must not share weights with a model in training."
             )
 
 
@@ -303,10 +305,11 @@ class KLWatch:
         recent = list(self._recent)[-NEGATIVE_RUN:]
         # In single rollouts k1 may be negative by chance; five in a row are not.
         if len(recent) == NEGATIVE_RUN and all(k < -2 * error for k, error, _ in recent):
-            self._once(
+            self._warn_once(
                 "negative",
                 f"KL was negative in {NEGATIVE_RUN} updates in a row (now {kl:.3g} nats). The expectation of k1 cannot "
-                "be negative, so log-probabilities are not of the sampled distribution (temperature, truncation).",
+                "be negative, so the log-probabilities are not those of the sampled distribution: check temperature "
+                "and truncation.",
             )
         if len(self._recent) == WINDOW:
             kls, scores = [k for k, _, _ in self._recent], [s for _, _, s in self._recent]
@@ -315,13 +318,13 @@ class KLWatch:
             # The spread of the first updates, before the policy could learn much.
             noise = sum((s - start) ** 2 for s in scores[:5]) ** 0.5
             if max(kls) - min(kls) < 1e-3 and rise > 3 * noise and rise > 0:
-                self._once(
+                self._warn_once(
                     "flat",
-                    f"The score rose by {rise:.3g} over {WINDOW} updates while KL stayed at {kl:.3g} nats: the "
-                    "reference may be the policy itself, or the completions are not the policy's.",
+                    f"The score rose by {rise:.3g} over {WINDOW} updates while KL stayed at {kl:.3g} nats: check that "
+                    "the reference is not the policy itself, and that the completions are the policy's.",
                 )
 
-    def _once(self, name: str, message: str) -> None:
+    def _warn_once(self, name: str, message: str) -> None:
         if name not in self._warned:
             self._warned.add(name)
             warn_of(message)

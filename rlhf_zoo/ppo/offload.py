@@ -51,7 +51,7 @@ def _separate(frozen: Sequence[PreTrainedModel | None], training: nn.Module) -> 
 
 
 @contextmanager
-def at_hand(*frozen: PreTrainedModel | None, device: torch.device) -> Iterator[None]:
+def on_device(*frozen: PreTrainedModel | None, device: torch.device) -> Iterator[None]:
     """Keeps models on the device with all of their weights while this context is open.
 
     Args:

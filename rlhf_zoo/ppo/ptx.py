@@ -47,7 +47,7 @@ class TextSource:
                 for prompt, completion in pairs
             ]
         elif "input_ids" in names:
-            rows = [([], ids) for ids in unpadded_ids(dataset, tokenizer, of="ptx_dataset: row")]
+            rows = [([], ids) for ids in unpadded_ids(dataset, tokenizer, subject="ptx_dataset: row")]
         else:
             raise ZooError(
                 f"ptx_dataset has the columns {', '.join(map(repr, names))}: it needs 'text', or 'prompt' and "

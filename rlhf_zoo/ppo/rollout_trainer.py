@@ -14,7 +14,7 @@ from ..modeling.sampling.sampler import Samples, SamplingRequest
 from ..rewards import Scored
 from .base import EVAL_STREAM, BasePPOTrainer
 from .guards import check_ends, check_logprobs, check_values
-from .offload import at_hand
+from .offload import on_device
 from .rollout import Rollout
 
 
@@ -93,7 +93,7 @@ class RolloutTrainer(BasePPOTrainer):
             if recompute:
                 samples = replace(samples, logprobs=logprobs)
             values = values if sampled_values is None else sampled_values
-            check_logprobs(samples.logprobs, samples.mask, of="policy")
+            check_logprobs(samples.logprobs, samples.mask, subject="policy")
             # Without a reference every KL term is 0.
             ref_logprobs = samples.logprobs
             if self.reference is not None:
@@ -101,12 +101,12 @@ class RolloutTrainer(BasePPOTrainer):
                 with (
                     self.phases("reference"),
                     self.reference.model() as reference,
-                    at_hand(separate_reference, device=device),
+                    on_device(separate_reference, device=device),
                 ):
                     ref_logprobs = token_logprobs(
                         reference, samples, temperature=temperature, batch_size=size, tokens=budget
                     )
-                    check_logprobs(ref_logprobs, samples.mask, of="reference")
+                    check_logprobs(ref_logprobs, samples.mask, subject="reference")
                     self._watch.check(self.reference, samples, temperature=temperature, precision=self.precision)
         check_values(values, samples.mask)
         values = values.masked_fill(~samples.mask, 0)

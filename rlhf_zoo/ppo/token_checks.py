@@ -167,7 +167,7 @@ def check_decoding(policy: PreTrainedModel, vocabulary: Vocabulary) -> None:
         )
 
 
-def check_tokenizer_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, of: str) -> None:
+def check_tokenizer_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, subject: str) -> None:
     """Checks that a tokenizer is the one that the model was saved with.
 
     A model that was made in memory, or whose tokenizer is not on this machine, cannot be checked.
@@ -175,7 +175,7 @@ def check_tokenizer_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBas
     Args:
         model: the model.
         tokenizer: the tokenizer passed for it.
-        of: what errors call the model.
+        subject: what errors call the model.
 
     Raises:
         ZooError: the tokenizer in the model's files has other ids.
@@ -196,12 +196,12 @@ def check_tokenizer_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBas
     if moved or len(missing) > len(tokens) // 2:
         example = repr((moved or missing)[0])
         raise ZooError(
-            f"The tokenizer passed for {of} is not the one that {name} was saved with ({example} has another id "
+            f"The tokenizer passed for {subject} is not the one that {name} was saved with ({example} has another id "
             "there): tokenizers may be swapped; pass each model its own."
         )
 
 
-def check_head_of(model: PreTrainedModel, *, of: str) -> None:
+def check_head_of(model: PreTrainedModel, *, subject: str) -> None:
     """Warns if the files of a model have no classification head, so that its head may be random.
 
     This is not an error, because the head may have been trained since. A model that was made in memory, or whose files
@@ -209,7 +209,7 @@ def check_head_of(model: PreTrainedModel, *, of: str) -> None:
 
     Args:
         model: the model.
-        of: what the warning calls it.
+        subject: what the warning calls it.
     """
     name = getattr(model.config, "_name_or_path", "") or ""
     if not name or not type(model).__module__.startswith("transformers."):
@@ -227,6 +227,6 @@ def check_head_of(model: PreTrainedModel, *, of: str) -> None:
                 keys += tensors.keys()
     if keys and not any(key.startswith(("score.", "classifier.")) for key in keys):
         warn_of(
-            f"The files of {name} have no classification head, so the head of {of} was initialized at random when it "
-            "was loaded: unless you trained it since, its scores are random."
+            f"The files of {name} have no classification head, so the head of {subject} was initialized at random "
+            "when it was loaded: unless you trained it since, its scores are random."
         )

@@ -141,7 +141,7 @@ class PPOTrainer(StepwiseTrainer):
                     precision=self.precision,
                     at_reference=self._from_reference,
                 )
-            warn_if_scores_identical(scored.total, of="first update")
+            warn_if_scores_identical(scored.total, subject="first update")
             self._start_checked = True
         # Before `estimate`, so that running centering and scaling include this rollout.
         moments = self.moments(scored.total).tolist()

@@ -33,7 +33,7 @@ from ..hub.client.refusals import client_errors, refusals_as, status_of
 from ..hub.client.run_signature import FLAG
 from ..hub.client.step_tags import tag_name, tagged_steps
 from ..modeling.integrity import check_integrity
-from ..runs.checkpoint_choice import lasting
+from ..runs.checkpoint_choice import checkpoints_to_keep
 from ..runs.context import RunContext
 from ..runs.prepared import forget_lost_data, pending_data, send_data
 from ..runs.record import StageRecord, checkpoint_step
@@ -162,7 +162,7 @@ class Sender:
             yield Upload(f"the state of {repo}", lambda: self._check_repository(record, stage))
         for path in pending:
             yield Upload(f"step {checkpoint_step(path)} of {stage}", partial(self._send, record, stage, path))
-        if document.get("status") == "finished" and not (document.get("chosen") or {}).get("open"):
+        if document.get("status") == "finished" and not (document.get("chosen") or {}).get("provisional"):
             digest = self._release_digest(record)
             if stage in self._cards_to_resend or document.get("released") != digest:
                 yield Upload(f"the card of {stage}", lambda: self._release(record, stage, digest))
@@ -274,7 +274,7 @@ class Sender:
     @staticmethod
     def _prune(record: StageRecord) -> None:
         """Deletes checkpoints that were only kept for the upload, but none that the evaluation may read."""
-        protected = lasting(record)
+        protected = checkpoints_to_keep(record)
         for path in record.checkpoints():
             if path not in protected:
                 record.remove_checkpoint(path)

@@ -86,12 +86,12 @@ class Rewards:
         if weights is not None and len(weights) != len(rewards):
             raise ZooError(f"reward_weights has {len(weights)} numbers for {len(rewards)} rewards: set one per reward.")
         for reward in rewards:
-            _check(reward)
+            _check_reward(reward)
         self.rewards = list(rewards)
         self.weights = [1.0] * len(rewards) if weights is None else [float(w) for w in weights]
-        reward_names = _unique([_name(reward) for reward in rewards])
+        reward_names = _make_unique([_name_reward(reward) for reward in rewards])
         logged_names = [name for pair in zip(reward_names, rewards, strict=True) for name in _logged_names(*pair)]
-        self.names = _unique([*reward_names, *logged_names])
+        self.names = _make_unique([*reward_names, *logged_names])
         self.tokenizer, self.timeout = tokenizer, timeout
 
     @property
@@ -119,7 +119,7 @@ class Rewards:
         columns: Mapping[str, Any],
         *,
         trainer_state: Any = None,
-        at_hand: Callable[..., AbstractContextManager] = nullcontext,
+        model_context: Callable[..., AbstractContextManager] = nullcontext,
     ) -> Scored:
         """Scores B completions.
 
@@ -130,7 +130,7 @@ class Rewards:
             texts: B full texts (prompt + completion), or conversations.
             columns: Other columns of the data set, for functions. Names in `reserved_columns.RESERVED` are left out.
             trainer_state: Passed to functions; None outside training, and then it is not passed.
-            at_hand: Called with each reward model; its context is open while that model scores.
+            model_context: Called with each reward model; its context is open while that model scores.
 
         Raises:
             ZooError: A function raises (the error says what, and on which row), the number of values that it returns
@@ -150,15 +150,15 @@ class Rewards:
         by_token: Tensor | None = None
         for (name, reward), weight in zip(named_rewards, self.weights, strict=True):
             if isinstance(reward, RewardEnsemble):
-                per_model = reward.score_each(samples, texts, at_hand=at_hand)
+                per_model = reward.score_each(samples, texts, model_context=model_context)
                 for model, model_scores in zip(reward.models, per_model, strict=True):
-                    _finite(f"{name} {model.name}", model_scores, batch)
-                scores.append(reward.together(per_model))
+                    _check_finite(f"{name} {model.name}", model_scores, batch)
+                scores.append(reward.combine(per_model))
                 logged_scores += [*per_model, per_model.std(0)]
                 continue
             if isinstance(reward, RewardModel):
-                with at_hand(reward.model):
-                    scores.append(_finite(name, reward.score_samples(samples, texts), batch).to(device))
+                with model_context(reward.model):
+                    scores.append(_check_finite(name, reward.score_samples(samples, texts), batch).to(device))
                 continue
             values, token_values = numbers(name, results[name], batch, self.tokenizer)
             scores.append(values.to(device))
@@ -197,7 +197,7 @@ def _logged_names(name: str, reward: Any) -> list[str]:
     return [*(f"{name}_{index}" for index in range(len(reward.models))), DISAGREEMENT]
 
 
-def _check(reward: Any) -> None:
+def _check_reward(reward: Any) -> None:
     if _models(reward):
         return
     if isinstance(reward, type) and not hasattr(reward, "__iter__"):
@@ -209,7 +209,7 @@ def _check(reward: Any) -> None:
         raise ZooError(f"{reward!r} cannot score completions: pass a model, a path or Hub id, or a function.")
 
 
-def _finite(name: str, scores: Tensor, batch: Batch) -> Tensor:
+def _check_finite(name: str, scores: Tensor, batch: Batch) -> Tensor:
     wrong = ~scores.isfinite()
     if wrong.any():
         row = int(wrong.nonzero()[0])
@@ -220,7 +220,7 @@ def _finite(name: str, scores: Tensor, batch: Batch) -> Tensor:
     return scores
 
 
-def _name(reward: RewardModel | RewardEnsemble | RewardFunction) -> str:
+def _name_reward(reward: RewardModel | RewardEnsemble | RewardFunction) -> str:
     """Returns a reward's name in metrics: a function's name (under any partials), otherwise its class's."""
     if _models(reward):
         return "reward_model"
@@ -229,7 +229,7 @@ def _name(reward: RewardModel | RewardEnsemble | RewardFunction) -> str:
     return name if isinstance(name, str) and name else type(function).__name__
 
 
-def _unique(names: Sequence[str]) -> list[str]:
+def _make_unique(names: Sequence[str]) -> list[str]:
     """Appends to each repeated name its index in the list."""
     taken = {name for name in names if names.count(name) == 1}
     unique = []

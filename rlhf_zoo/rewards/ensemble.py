@@ -67,21 +67,25 @@ class RewardEnsemble:
         self.penalty = PENALTY if penalty is None else penalty
 
     def score_each(
-        self, samples: Samples, texts: Sequence[Any], *, at_hand: Callable[..., AbstractContextManager] = nullcontext
+        self,
+        samples: Samples,
+        texts: Sequence[Any],
+        *,
+        model_context: Callable[..., AbstractContextManager] = nullcontext,
     ) -> Tensor:
         """Scores sampled completions with each model; see `RewardModel.score_samples`.
 
         Args:
             samples: B completions.
             texts: B full texts (prompt + completion) or conversations.
-            at_hand: Called with each model; its context is open while that model scores.
+            model_context: Called with each model; its context is open while that model scores.
 
         Returns:
             (M, B).
         """
         scores = []
         for model in self.models:
-            with at_hand(model.model):
+            with model_context(model.model):
                 scores.append(model.score_samples(samples, texts).to(samples.logprobs.device))
         return torch.stack(scores)
 
@@ -95,7 +99,7 @@ class RewardEnsemble:
         Returns:
             (B,).
         """
-        return self.together(self.score_each(samples, texts))
+        return self.combine(self.score_each(samples, texts))
 
     def score_texts(self, texts: Sequence[Any], *, ended: Sequence[bool]) -> Tensor:
         """Scores texts and conversations; see `RewardModel.score_texts`.
@@ -107,9 +111,9 @@ class RewardEnsemble:
         Returns:
             (B,).
         """
-        return self.together(torch.stack([model.score_texts(texts, ended=ended).cpu() for model in self.models]))
+        return self.combine(torch.stack([model.score_texts(texts, ended=ended).cpu() for model in self.models]))
 
-    def together(self, scores: Tensor) -> Tensor:
+    def combine(self, scores: Tensor) -> Tensor:
         """Combines the scores of the models.
 
         Args:

@@ -92,7 +92,7 @@ class RewardModel:
         self.output = output
         if pad_token is not None:
             tokenizer = copy.deepcopy(tokenizer)  # it may be the policy's too
-        pad_apart(tokenizer, pad_token, of=f"the reward model {name}", key="reward_pad_token")
+        pad_apart(tokenizer, pad_token, subject=f"the reward model {name}", key="reward_pad_token")
         if model.config.is_encoder_decoder and not isinstance(model.config.eos_token_id, int):
             raise ZooError(
                 f"The reward model {name} has an encoder and no eos_token_id, the token whose state gives the score: "

@@ -90,12 +90,12 @@ class Answered(Rule):
                 f"column of the answers, {self.name}(column=…)."
             )
 
-    def answered(self, rows: Any, *, of: str) -> list[bool]:
+    def answered(self, rows: Any, *, subject: str) -> list[bool]:
         """Returns which rows have an answer.
 
         Args:
             rows: A data set of prompts.
-            of: What errors call it.
+            subject: What errors call it.
 
         Raises:
             ZooError: The column is missing, or an answer cannot be read.
@@ -108,8 +108,8 @@ class Answered(Rule):
                     self._wanted(each)
                 except (TypeError, ValueError) as error:
                     raise ZooError(
-                        f"The reward {self.name} cannot read the answer of row {place} of {of} ({error}): correct it, "
-                        f"or name the column of the answers, {self.name}(column=…)."
+                        f"The reward {self.name} cannot read the answer of row {place} of {subject} ({error}): "
+                        f"correct it, or name the column of the answers, {self.name}(column=…)."
                     ) from error
         return [accepted is not None for accepted in answers]
 

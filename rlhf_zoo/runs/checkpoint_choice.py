@@ -30,21 +30,23 @@ class ReleaseArguments:
         "The checkpoint that is `main` and `best` at the end: the last, the best by metric_for_best_model "
         "on the validation split, or, of PPO, the one that the verdict of `rlhf-zoo eval` recommends.",
     )
-    push_optimizer: bool = option(False, "Send what training goes on from too: optimizer, scheduler and random states.")
+    push_optimizer: bool = option(
+        False, "Also send what training resumes from: optimizer, scheduler and random states."
+    )
     push_merged: bool = option(
-        False, "With LoRA, send the chosen model with its adapter merged too, as the branch `merged`."
+        False, "With LoRA, also send the chosen model with its adapter merged, as the branch `merged`."
     )
     push_steps: int | None = option(
         None,
-        "Send only checkpoints whose step is a multiple, and at the end the last and the chosen one; None "
-        "sends every checkpoint that is saved.",
+        "Send only checkpoints whose step is a multiple of this number, and at the end the last and the chosen one; "
+        "None sends every checkpoint that is saved.",
     )
     push_dtype: Literal["bfloat16"] | None = option(
-        None, "Round the weights that are sent. Those on the disk stay float32, so resuming is exact."
+        None, "Round the weights that are sent. Those on disk stay float32, so resuming is exact."
     )
     push_critic: bool = option(True, "Also send PPO's critic.")
     save_optimizer_limit: int | None = option(
-        None, "Keep the optimizer's state of so many checkpoints, the newest; None keeps all."
+        None, "Keep the optimizer state of this many of the newest checkpoints; None keeps all."
     )
 
 
@@ -71,24 +73,24 @@ def check_rule(stage: str, release: ReleaseArguments, trainer: Any, *, held_out:
             )
         if release.push_merged:
             raise ZooError(
-                "push_merged merges the chosen checkpoint at the end of training, and release: recommended chooses "
-                "after it: set one of them."
+                "push_merged merges the chosen checkpoint at the end of training, but release: recommended chooses "
+                "only after evaluation: set only one of them."
             )
         return
     metric = metric_name(trainer)
     rule = f"release: best of the stage {stage}"
     if metric is None:
-        raise ZooError(f"{rule} needs metric_for_best_model: name a metric of the validation split, such as loss.")
+        raise ZooError(f"{rule} needs metric_for_best_model: set it to a metric of the validation split, such as loss.")
     if metric in PROXY:
         raise ZooError(
-            f"{rule} would choose by {metric}, which is what PPO maximizes: name what PPO is not rewarded for, such "
+            f"{rule} would choose by {metric}, which PPO maximizes: choose a metric that PPO is not trained on, such "
             "as rewards/NAME of a reward function with weight 0."
         )
     stage_metrics = STAGES[stage].metrics
     if metric not in stage_metrics and not (stage == "ppo" and metric.startswith(REWARD_METRICS)):
         reward_hint = " or rewards/NAME of a reward function" if stage == "ppo" else ""
         raise ZooError(
-            f"{rule} would choose by {metric}, which no evaluation of that stage gives: name "
+            f"{rule} would choose by {metric}, which no evaluation of that stage logs: choose "
             f"{', '.join(name.removeprefix('eval_') for name in stage_metrics)}{reward_hint}."
         )
     if held_out is None or trainer.eval_strategy == "no":
@@ -97,7 +99,7 @@ def check_rule(stage: str, release: ReleaseArguments, trainer: Any, *, held_out:
         )
     if held_out == "test":
         raise ZooError(
-            f"{rule} would choose by the test split, whose figures the card gives: evaluate on another split."
+            f"{rule} would choose by the test split, whose figures the card reports: evaluate on another split."
         )
     eval_strategy, save_strategy = trainer.eval_strategy, trainer.save_strategy
     if eval_strategy != save_strategy or (save_strategy == "steps" and trainer.save_steps % trainer.eval_steps):
@@ -109,19 +111,19 @@ def check_rule(stage: str, release: ReleaseArguments, trainer: Any, *, held_out:
 
 def _check_sent(stage: str, release: ReleaseArguments, trainer: Any) -> None:
     if not release.push_critic and stage != "ppo":
-        raise ZooError(f"push_critic is PPO's, and the stage {stage} has no critic: leave it out.")
+        raise ZooError(f"push_critic works for ppo only, because the stage {stage} has no critic: leave it out.")
     if release.push_optimizer and (release.push_dtype or release.save_optimizer_limit is not None):
         key = "push_dtype" if release.push_dtype else "save_optimizer_limit"
         raise ZooError(
-            f"push_optimizer of the stage {stage} sends the state to resume from, and {key} leaves a part of it out: "
-            "set one of them."
+            f"push_optimizer of the stage {stage} sends the state to resume from, but {key} leaves a part of it out: "
+            "set only one of them."
         )
     push_steps, save_steps = release.push_steps, trainer.save_steps
     if push_steps is not None and (trainer.save_strategy != "steps" or save_steps < 1 or push_steps % save_steps):
         raise ZooError(
-            f"push_steps of the stage {stage} is {push_steps}, and checkpoints are saved by "
+            f"push_steps of the stage {stage} is {push_steps}, but checkpoints are saved by "
             f"{trainer.save_strategy.value}{f', every {save_steps:g}' if trainer.save_strategy == 'steps' else ''}: "
-            "set a multiple of save_steps, which must be an integer, with save_strategy: steps."
+            "set push_steps to a multiple of save_steps, which must be an integer, with save_strategy: steps."
         )
 
 
@@ -161,8 +163,8 @@ def best_step(
 def choose(record: StageRecord, release: ReleaseArguments, trainer: Any) -> dict[str, Any]:
     """Chooses the checkpoint of a finished stage by its release rule.
 
-    With `release: recommended` the evaluation chooses later. Until then the last checkpoint is recorded, marked `open`,
-    and nothing is published as `main`.
+    With `release: recommended` the evaluation chooses later. Until then the last checkpoint is recorded, marked
+    `provisional`, and nothing is published as `main`.
 
     Args:
         record: The stage's directory.
@@ -181,20 +183,20 @@ def choose(record: StageRecord, release: ReleaseArguments, trainer: Any) -> dict
     if release.release == "last":
         return {"step": steps[-1], "rule": "last", "metric": None, "value": None}
     if release.release == "recommended":
-        return {"step": steps[-1], "rule": "recommended", "metric": None, "value": None, "open": True}
+        return {"step": steps[-1], "rule": "recommended", "metric": None, "value": None, "provisional": True}
     metric = metric_name(trainer)
     assert metric is not None
     best = best_step(record.metrics(), metric, greater_is_better=bool(trainer.greater_is_better), steps=steps)
     if best is None:
         logged = sorted({key for row in record.metrics() for key in row if key.startswith("eval_")})
         raise ZooError(
-            f"No checkpoint in {record.path} has {metric}, by which release: best chooses; the evaluations have "
-            f"{', '.join(logged) or 'nothing'}: name one of these in metric_for_best_model."
+            f"No checkpoint in {record.path} has {metric}, by which release: best chooses. The evaluations logged "
+            f"{', '.join(logged) or 'nothing'}: set metric_for_best_model to one of these."
         )
     return {"step": best[0], "rule": "best", "metric": metric, "value": best[1]}
 
 
-def promising(record: StageRecord, release: ReleaseArguments, trainer: Any) -> set[int]:
+def steps_to_protect(record: StageRecord, release: ReleaseArguments, trainer: Any) -> set[int]:
     """Returns the steps on disk that training or the release rule may still need.
 
     Args:
@@ -215,19 +217,19 @@ def promising(record: StageRecord, release: ReleaseArguments, trainer: Any) -> s
     return {*steps[-1:], *([best[0]] if best else [])}
 
 
-def prune(record: StageRecord, *, keep: int | None, stay: Collection[int]) -> None:
+def delete_old_checkpoints(record: StageRecord, *, keep: int | None, protected: Collection[int]) -> None:
     """Deletes the oldest checkpoints until at most `keep` are left.
 
     Args:
         record: The stage's directory.
         keep: How many checkpoints to keep; None or 0 keeps all.
-        stay: Protected steps, which are never deleted, even if more than `keep` checkpoints are left then.
+        protected: Protected steps, which are never deleted, even if more than `keep` checkpoints are left then.
     """
-    for path in _surplus(record, keep=keep, stay=stay):
+    for path in _surplus(record, keep=keep, protected=protected):
         record.remove_checkpoint(path)
 
 
-def thin(record: StageRecord, *, keep: int | None) -> None:
+def delete_old_optimizer_states(record: StageRecord, *, keep: int | None) -> None:
     """Deletes the optimizer state of all checkpoints except the newest `keep`.
 
     A checkpoint without it can still be published and loaded. Training resumes from the newest checkpoint, or from the
@@ -241,7 +243,7 @@ def thin(record: StageRecord, *, keep: int | None) -> None:
         (path / OPTIMIZER).unlink(missing_ok=True)
 
 
-def lasting(record: StageRecord) -> list[Path]:
+def checkpoints_to_keep(record: StageRecord) -> list[Path]:
     """Returns the checkpoints of a finished stage to keep once everything is on the Hub.
 
     Args:
@@ -252,19 +254,19 @@ def lasting(record: StageRecord) -> list[Path]:
     """
     paths = record.checkpoints()
     document = record.read()
-    if (document.get("chosen") or {}).get("open"):
+    if (document.get("chosen") or {}).get("provisional"):
         return paths
     chosen_and_last = (record.chosen_checkpoint(), record.last_checkpoint())
     protected = {checkpoint_step(path) for path in chosen_and_last if path is not None}
-    surplus = _surplus(record, keep=(document.get("resolved") or {}).get("save_total_limit"), stay=protected)
+    surplus = _surplus(record, keep=(document.get("resolved") or {}).get("save_total_limit"), protected=protected)
     return [path for path in paths if path not in surplus]
 
 
-def _surplus(record: StageRecord, *, keep: int | None, stay: Collection[int]) -> list[Path]:
+def _surplus(record: StageRecord, *, keep: int | None, protected: Collection[int]) -> list[Path]:
     paths = record.checkpoints()
     if not keep:
         return []
-    return [path for path in paths if checkpoint_step(path) not in stay][: max(len(paths) - keep, 0)]
+    return [path for path in paths if checkpoint_step(path) not in protected][: max(len(paths) - keep, 0)]
 
 
 def resolve_model(name: str | Path, hub: Hub = CLIENT, *, own: bool = False) -> Checkpoint:

@@ -140,8 +140,8 @@ def shaped(
     rows = source.load(data.dataset_config, split, columns=[])
     config = f", configuration {data.dataset_config}" if data.dataset_config else ""
     name = f"The data set {source.location}{config}, split {split},"
-    rows = above(rows, data.keep_above, of=name)
-    return in_form(rows, form, columns=data.columns, turns=context.shared.conversational, text=text, of=name)
+    rows = above(rows, data.keep_above, subject=name)
+    return in_form(rows, form, columns=data.columns, turns=context.shared.conversational, text=text, subject=name)
 
 
 def learned_rows(context: RunContext, stage: str, source: DataSource) -> tuple[datasets.Dataset, dict[str, int]]:
@@ -158,18 +158,18 @@ def learned_rows(context: RunContext, stage: str, source: DataSource) -> tuple[d
     rows = stage_rows(context, stage, source, context.settings(stage).data.dataset_train_split)
     if stage == "ppo" or "ppo" not in context.recipe.stages:
         return rows, {}
-    return without_held_out(context, rows, of=f"the stage {stage}")
+    return without_held_out(context, rows, subject=f"the stage {stage}")
 
 
 def without_held_out(
-    context: RunContext, rows: datasets.Dataset, *, of: str
+    context: RunContext, rows: datasets.Dataset, *, subject: str
 ) -> tuple[datasets.Dataset, dict[str, int]]:
     """Drops rows with prompts that PPO's held_out_share holds out.
 
     Args:
         context: The run.
         rows: The rows.
-        of: What messages call the stage.
+        subject: What messages call the stage.
 
     Returns:
         The other rows, and how many were dropped, under `HELD_OUT`.
@@ -179,9 +179,9 @@ def without_held_out(
         return rows, {}
     prompts = stage_rows(context, "ppo", stage_source(context, "ppo"), data.dataset_train_split)
     test, validation, _ = _shares_of_ppo(context, prompts)
-    remaining, left_out = without_prompts(rows, datasets.concatenate_datasets([test, validation]), of=of)
+    remaining, left_out = without_prompts(rows, datasets.concatenate_datasets([test, validation]), subject=subject)
     if left_out:
-        context.warn_once(f"{left_out} of {len(rows)} rows of {of} are left out: PPO holds their prompts out.")
+        context.warn_once(f"{left_out} of {len(rows)} rows of {subject} are left out: PPO holds their prompts out.")
     return remaining, {} if left_out is None else {HELD_OUT: left_out}
 
 
@@ -216,7 +216,7 @@ def parts(
     if data.held_out_share is not None and stage == "ppo":
         test, held_out, train = _shares_of_ppo(context, train)
         # A held-out prompt may be contained in a longer training prompt.
-        train, _ = without_prompts(train, datasets.concatenate_datasets([test, held_out]), of="the stage ppo")
+        train, _ = without_prompts(train, datasets.concatenate_datasets([test, held_out]), subject="the stage ppo")
     elif data.held_out_share is not None:
         train, held_out = hold_out(train, data.held_out_share)
     elif data.dataset_test_split is not None:
@@ -240,7 +240,7 @@ def ptx_rows(context: RunContext, source: DataSource) -> datasets.Dataset | None
         return None
     data, keys = settings.data, {"configuration": "ptx_dataset_config", "split": "ptx_dataset_split"}
     texts = source.load(data.ptx_dataset_config, data.ptx_dataset_split, columns=[], keys=keys)
-    return without_held_out(context, texts, of="ptx_coef")[0]
+    return without_held_out(context, texts, subject="ptx_coef")[0]
 
 
 def evaluation_rows(
@@ -267,7 +267,7 @@ def evaluation_rows(
     if path is None or data.max_prompt_length is None:
         return rows
     tokenizer = context.shared.chat.for_prompts(load_tokenizer(path), rows["prompt"])
-    return fitting(rows, tokenizer, data.max_prompt_length, of=f"the evaluation's prompts ({part})")[0]
+    return fitting(rows, tokenizer, data.max_prompt_length, subject=f"the evaluation's prompts ({part})")[0]
 
 
 def evaluated_part(context: RunContext, part: str = "test") -> dict[str, Any]:

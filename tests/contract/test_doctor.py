@@ -276,7 +276,7 @@ def test_an_end_token_outside_the_mask(sound: World, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(ppo_engines, "sample", without_end)
     found = failed(sound.examined())
-    assert found.keys() == {"end tokens"} and "the end token must count in the loss" in found["end tokens"]
+    assert found.keys() == {"end tokens"} and "the end token must be the last one in the mask" in found["end tokens"]
 
 
 # Warnings
@@ -287,7 +287,7 @@ def test_a_critic_that_is_no_number(world: World) -> None:
     torch.nn.init.constant_(critic.score.bias, math.nan)
     critic.save_pretrained(world.folder / "critic")
     found = failed(world.examined(value_model_name_or_path=str(world.folder / "critic")))
-    assert "The critic returned NaN or infinity for 8 of 8" in found.pop("critic")
+    assert "The critic returned NaN or infinite values for 8 of 8" in found.pop("critic")
     assert found.keys() == {"end tokens"}, "the rollout takes its values"
 
 

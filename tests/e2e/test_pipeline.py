@@ -239,7 +239,7 @@ def test_ppo_alone_starts_from_the_hub_and_the_verdict_chooses_what_is_published
     assert {path.name for path in run.path.iterdir() if path.is_dir()} == {"data", "ppo"}
     equals(run, base, "ppo")
     document = run.json("ppo", "run.json")
-    assert document["chosen"]["open"] is True
+    assert document["chosen"]["provisional"] is True
     for stage in ("sft", "reward"):
         there, parent = base.json("summary.json")["repos"][stage], document["parents"][stage]
         assert (parent["repo"], parent["commit"]) == (there["id"], there["tags"]["best"])

@@ -18,7 +18,7 @@ USER, FOUR, FIVE = (
 
 def read(form: Form, *rows: dict[str, Any], columns: dict[str, str] | None = None, turns: bool = False) -> list[dict]:
     given = datasets.Dataset.from_list(list(rows))
-    return in_form(given, form, columns=columns or {}, turns=turns, text="text", of="It").to_list()
+    return in_form(given, form, columns=columns or {}, turns=turns, text="text", subject="It").to_list()
 
 
 def test_sharegpt_is_read_by_sft() -> None:

@@ -8,7 +8,15 @@ import pytest
 from toy_run import make_context, make_recipe
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.runs.checkpoint_choice import ReleaseArguments, best_step, check_rule, choose, lasting, promising, prune
+from rlhf_zoo.runs.checkpoint_choice import (
+    ReleaseArguments,
+    best_step,
+    check_rule,
+    checkpoints_to_keep,
+    choose,
+    delete_old_checkpoints,
+    steps_to_protect,
+)
 from rlhf_zoo.runs.record import StageRecord, checkpoint_step
 
 LAST, BEST = ReleaseArguments(), ReleaseArguments(release="best")
@@ -57,7 +65,7 @@ def test_choose(tmp_path):
     found = record(tmp_path)
     assert choose(found, LAST, trainer()) == {"step": 40, "rule": "last", "metric": None, "value": None}
     assert choose(found, BEST, trainer()) == {"step": 20, "rule": "best", "metric": "eval_gold", "value": 0.9}
-    with pytest.raises(ZooError, match="has eval_silver, by which release"):
+    with pytest.raises(ZooError, match="has eval_silver, by which release: best chooses"):
         choose(found, BEST, trainer(metric_for_best_model="silver"))
     with pytest.raises(ZooError, match="no complete checkpoint"):
         choose(StageRecord(tmp_path / "empty"), LAST, trainer())
@@ -77,7 +85,7 @@ def test_choose(tmp_path):
 )
 def test_prune_spares_the_last_the_best_and_what_was_not_sent(tmp_path, release, keep, unsent, stay):
     found = record(tmp_path)
-    prune(found, keep=keep, stay={*unsent, *promising(found, release, trainer())})
+    delete_old_checkpoints(found, keep=keep, protected={*unsent, *steps_to_protect(found, release, trainer())})
     assert left(found) == stay
 
 
@@ -85,12 +93,12 @@ def test_prune_spares_the_last_the_best_and_what_was_not_sent(tmp_path, release,
     ("fields", "held_out", "said"),
     [
         ({"metric_for_best_model": None}, "validation", "needs metric_for_best_model"),
-        ({"metric_for_best_model": "objective/score"}, "validation", "which is what PPO maximizes"),
-        ({"metric_for_best_model": "eval_objective/shaped_score"}, "validation", "which is what PPO maximizes"),
+        ({"metric_for_best_model": "objective/score"}, "validation", "which PPO maximizes"),
+        ({"metric_for_best_model": "eval_objective/shaped_score"}, "validation", "which PPO maximizes"),
         (
             {"metric_for_best_model": "win_rate"},
             "validation",
-            "by eval_win_rate, which no evaluation of that stage gives",
+            "by eval_win_rate, which no evaluation of that stage logs",
         ),
         ({"eval_strategy": "no"}, "validation", "needs figures of the validation split"),
         ({}, None, "needs figures of the validation split"),
@@ -120,12 +128,12 @@ def test_the_verdict_may_choose_later(tmp_path):
         with pytest.raises(ZooError, match=f"the stage {stage} has no verdict: set last or best"):
             check_rule(stage, RECOMMENDED, trainer(), held_out="validation")
     merged = ReleaseArguments(release="recommended", push_merged=True)
-    with pytest.raises(ZooError, match="set one of them"):
+    with pytest.raises(ZooError, match="set only one of them"):
         check_rule("ppo", merged, trainer(), held_out=None)
     found = record(tmp_path)
-    assert promising(found, RECOMMENDED, trainer()) == set(STEPS)
+    assert steps_to_protect(found, RECOMMENDED, trainer()) == set(STEPS)
     chosen = choose(found, RECOMMENDED, trainer())
-    assert chosen == {"step": 40, "rule": "recommended", "metric": None, "value": None, "open": True}
+    assert chosen == {"step": 40, "rule": "recommended", "metric": None, "value": None, "provisional": True}
 
 
 def test_settings_take_the_rule_and_keep_the_limit_from_the_trainer(tmp_path):
@@ -147,7 +155,7 @@ def test_settings_take_the_rule_and_keep_the_limit_from_the_trainer(tmp_path):
         (2, {"step": 40}, [30, 40]),
         (2, {"step": 20}, [20, 40]),
         (1, {"step": 20}, [20, 40]),
-        (2, {"step": 40, "open": True}, [10, 20, 30, 40]),
+        (2, {"step": 40, "provisional": True}, [10, 20, 30, 40]),
         (2, None, [30, 40]),
     ],
 )
@@ -155,5 +163,5 @@ def test_what_lasts_is_known_before_the_hub_has_it(tmp_path, keep, chosen, stay)
     """The evaluation follows what lasts, while the sender may still be deleting the others."""
     found = record(tmp_path)
     found.write(resolved={"save_total_limit": keep}, chosen=chosen)
-    assert [checkpoint_step(path) for path in lasting(found)] == stay
+    assert [checkpoint_step(path) for path in checkpoints_to_keep(found)] == stay
     assert left(found) == [10, 20, 30, 40]

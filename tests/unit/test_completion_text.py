@@ -186,7 +186,7 @@ def test_a_prompt_that_begins_a_thought_itself_is_refused() -> None:
     with pytest.raises(ZooError, match="strip_thoughts"):
         tokenize_prompt(prompt, tokenizer)
     with pytest.raises(ZooError, match="Row 0 of the data"):
-        check_rows(Dataset.from_list([{"prompt": prompt}]), tokenizer, of="the data")
+        check_rows(Dataset.from_list([{"prompt": prompt}]), tokenizer, subject="the data")
     closed = [*ASKED, {"role": "assistant", "content": "<think>so</think>"}]
     assert tokenize_prompt(closed, tokenizer)
     kept = Chat().write(thinker(prefilled=False, special=True))

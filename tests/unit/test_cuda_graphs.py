@@ -16,7 +16,7 @@ from rlhf_zoo.errors import ZooError
 from rlhf_zoo.modeling.logprobs import response_states
 from rlhf_zoo.modeling.sampling import cuda_graphs as graphs
 from rlhf_zoo.modeling.sampling.cuda_graphs import bucket, can_be_fixed, fixed_size
-from rlhf_zoo.modeling.sampling.decoder import Next
+from rlhf_zoo.modeling.sampling.decoder import NextLogits
 from rlhf_zoo.modeling.sampling.sampler import Samples, SamplingRequest, Vocabulary, sample
 from rlhf_zoo.ppo.engines import NativeEngine
 
@@ -31,18 +31,18 @@ class Recorded:
     def __init__(self) -> None:
         self.captured, self.replayed, self.shared = 0, 0, list[Tensor]()
 
-    def __call__(self, step: Callable[[], Next]) -> Callable[[], Next]:
+    def __call__(self, step: Callable[[], NextLogits]) -> Callable[[], NextLogits]:
         step()  # the warm-up
         held = [each.clone() for each in step() if each is not None]
         self.captured += 1
         self.shared += held
 
-        def replay() -> Next:
+        def replay() -> NextLogits:
             self.replayed += 1
             new = step()
             for each in self.shared:
                 each.fill_(torch.nan)
-            return Next(*(mine.copy_(each) for mine, each in zip(held, new, strict=True) if each is not None))
+            return NextLogits(*(mine.copy_(each) for mine, each in zip(held, new, strict=True) if each is not None))
 
         return replay
 

@@ -73,14 +73,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> RunContext:
 def test_an_evaluation_can_be_done_again_with_another_judge(trained: RunContext) -> None:
     """What fails changes nothing: neither the figures before, nor which checkpoint is published."""
     chosen = trained.record("ppo").read()["chosen"]
-    assert chosen["open"] is True
+    assert chosen["provisional"] is True
     before = tree(trained.directory)
     with pytest.raises(Exception, match="no opinion"):
         evaluate.run(judged(trained, "test_evaluate_stage:refuses"))
     assert tree(trained.directory) == before, "a failed evaluation holds nothing"
 
     assert evaluate.run(trained) is True and evaluate.run(trained) is False
-    assert "open" not in trained.record("ppo").read()["chosen"]
+    assert "provisional" not in trained.record("ppo").read()["chosen"]
     first = trained.record("eval").read()
     assert first["resolved"]["evaluation"] | EVALUATION == first["resolved"]["evaluation"]
 

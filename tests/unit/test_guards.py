@@ -213,7 +213,7 @@ class Rounded(PPOTrainer):
 
 
 def test_what_bf16_alone_can_cause_is_warned_of_by_its_name(tmp_path: Path) -> None:
-    with pytest.warns(GuardWarning, match=r"1 ± 0\.35 nats per completion, and bfloat16 alone can"):
+    with pytest.warns(GuardWarning, match=r"1 ± 0\.35 nats per completion\. Rounding in bfloat16 alone can"):
         make_trainer(tmp_path, kind=Rounded, model=make_policy().bfloat16(), max_steps=1).train()
     refused(
         tmp_path, r"1 ± 0\.35 nats .* although the run starts at its reference: if the policy's adapter", kind=Rounded
@@ -239,7 +239,7 @@ def test_the_bound_of_the_first_kl_knows_length_batch_and_precision(rows: int, l
             warnings.simplefilter("ignore", GuardWarning)
             guards.check_start(*near, precision=torch.bfloat16)
         if length * rows >= 512:
-            with pytest.raises(ZooError, match=r"and bfloat16 explains .* merge it into its base"):
+            with pytest.raises(ZooError, match=r"that bfloat16 rounding can explain.* merge it into its base"):
                 guards.check_start(*far, precision=torch.bfloat16)
         logprobs, ref_logprobs, mask = near
         if abs(float((logprobs - ref_logprobs)[mask].sum())) / rows < guards.START_KL:
@@ -255,7 +255,10 @@ def test_the_bound_of_the_first_kl_knows_length_batch_and_precision(rows: int, l
 @pytest.mark.parametrize(
     ("rewards", "message"),
     [
-        (lambda s, kl, mask, beta: token_rewards(s, kl, mask, kl_coef=-beta), "KL penalty is paid instead of charged"),
+        (
+            lambda s, kl, mask, beta: token_rewards(s, kl, mask, kl_coef=-beta),
+            "KL penalty is added instead of subtracted",
+        ),
         (lambda s, kl, mask, beta: (s.unsqueeze(1) - beta * kl).masked_fill(~mask, 0), "score is broadcast to every"),
         (lambda s, kl, mask, beta: token_rewards(s * 0, kl, mask, kl_coef=beta), r"of completion \d+ add up to"),
     ],
@@ -273,7 +276,7 @@ def test_a_critic_that_returns_nan(tmp_path: Path) -> None:
     critic = make_reward_model()
     with torch.no_grad():
         critic.score.weight[0, 0] = torch.nan
-    refused(tmp_path, "critic returned NaN or infinity for 8 of 8", value_model=critic)
+    refused(tmp_path, "critic returned NaN or infinite values for 8 of 8", value_model=critic)
 
 
 class Noisy(PPOTrainer):

@@ -64,13 +64,13 @@ def test_a_prompt_is_the_same_in_every_form() -> None:
             for name in ("one", "two", "x")
         ],
     ):
-        kept, left_out = without_prompts(Dataset.from_list(rows), asked, of="the stage sft")
+        kept, left_out = without_prompts(Dataset.from_list(rows), asked, subject="the stage sft")
         assert kept.to_list() == rows[2:] and left_out == 2
     system = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "one"}]
     rows = Dataset.from_list([{"prompt": system}, {"prompt": [{"role": "user", "content": "six"}]}])
-    assert without_prompts(rows, asked, of="x")[1] == 1, "a system turn asks nothing"
+    assert without_prompts(rows, asked, subject="x")[1] == 1, "a system turn asks nothing"
     with pytest.raises(ZooError, match="holds out every prompt of the stage sft: use more data, or lower it"):
-        without_prompts(Dataset.from_list([{"prompt": "two"}]), asked, of="the stage sft")
+        without_prompts(Dataset.from_list([{"prompt": "two"}]), asked, subject="the stage sft")
 
 
 def test_where_the_evaluation_has_its_own_split_all_that_is_held_out_is_watched(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_texts_in_which_no_prompt_can_be_told_promise_nothing(tmp_path: Path) ->
     hub = Hub("other", "http://127.0.0.1:9", "a test")
     context = RunContext(load_recipe(str(folder)), tmp_path / "run", hub, namespace="local", publish=False)
     texts = Dataset.from_list([{"text": f"how is item {row} it is fine"} for row in range(24)])
-    kept, left_out = without_held_out(context, texts, of="the stage sft")
+    kept, left_out = without_held_out(context, texts, subject="the stage sft")
     assert len(kept) == 24 and left_out == {}
 
 
@@ -104,5 +104,5 @@ def test_rows_that_are_left_out_are_said_once_in_a_command(tmp_path: Path, caplo
     )
     rows = concatenate_datasets([prompts, Dataset.from_list([{"prompt": "another"}])])
     for one in (context, context, replace(context, checked=True)):
-        assert without_held_out(one, rows, of="the stage sft")[1] == {HELD_OUT: len(prompts)}
+        assert without_held_out(one, rows, subject="the stage sft")[1] == {HELD_OUT: len(prompts)}
     assert caplog.text.count(f"{len(prompts)} of {len(rows)} rows of the stage sft are left out") == 1

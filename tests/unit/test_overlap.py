@@ -215,7 +215,7 @@ def test_held_out_pairs_that_are_trained_on_are_counted() -> None:
 
 def test_a_value_that_is_cut_is_known_by_the_whole_of_it() -> None:
     rows = Dataset.from_list([{"text": f"review {row} says that this film is {row}"} for row in range(3)])
-    given: Any = {"turns": False, "text": "text", "of": "mine"}
+    given: Any = {"turns": False, "text": "text", "subject": "mine"}
     prompts = in_form(rows, "prompts", columns={"prompt": "{text:2 words}"}, **given)
     texts = in_form(rows.select([2, 0]), "texts", columns={}, **given)
     found = overlap(prompts, texts)

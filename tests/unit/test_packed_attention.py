@@ -56,7 +56,7 @@ def test_a_row_sees_itself_alone(monkeypatch: pytest.MonkeyPatch, family: str, c
     drawn: Any = {"keys": [(0,), (1,)], "seed": 0, "max_new_tokens": 20, "stop_ids": [], "pad_id": 0}
     prompts = [[3, 4], [5, 6, 7]]
     padded, before = said_by(model, samples), sample(model, prompts, **drawn)
-    enable_packing(model, of="the policy")
+    enable_packing(model, subject="the policy")
     laid = said_by(model, samples)
     assert len(padded) == len(laid) > 2
     for one, other in zip(padded, laid, strict=True):
@@ -70,7 +70,7 @@ def test_a_critic_says_the_same_values() -> None:
     critic, samples = tiny_model(AutoModelForTokenClassification, "llama", num_labels=1).to(DEVICE), some()
     with torch.no_grad():
         padded = response_outputs(critic, samples)
-        enable_packing(critic.train(), of="the critic")  # whose family has dropout
+        enable_packing(critic.train(), subject="the critic")  # whose family has dropout
         assert critic.training
         laid = response_outputs(critic.eval(), samples)
     assert (padded - laid)[samples.mask].abs().max() < 1e-5
@@ -83,7 +83,7 @@ def test_a_model_whose_rows_would_see_each_other_is_refused_and_left_as_it_was(f
     with torch.no_grad():
         padded = response_outputs(model, samples)
     with pytest.raises(ZooError, match=r"^padding_free .*the policy, a.*: remove"):
-        enable_packing(model, of="the policy")
+        enable_packing(model, subject="the policy")
     assert model.config._attn_implementation == before and not takes_packed_rows(model)
     with torch.no_grad():
         assert torch.equal(response_outputs(model, samples), padded)
@@ -116,7 +116,7 @@ def test_a_policy_with_an_adapter_learns_the_same(tmp_path: Path, critic: str) -
 
 def test_what_is_saved_names_no_attention_of_ours(tmp_path: Path) -> None:
     model = make_policy()
-    enable_packing(model, of="the policy")
+    enable_packing(model, subject="the policy")
     model.save_pretrained(tmp_path)
     assert NAME not in (tmp_path / "config.json").read_text()
     assert load_causal(str(tmp_path)).config._attn_implementation == "sdpa"

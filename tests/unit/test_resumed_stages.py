@@ -261,10 +261,10 @@ def test_pairs_whose_sides_are_the_same_are_counted(caplog: pytest.LogCaptureFix
     pairs = datasets.Dataset.from_list([{"chosen_ids": [3, 4], "rejected_ids": [3] * (2 + row)} for row in range(4)])
     same = pairs.map(lambda row: {"rejected_ids": row["chosen_ids"]})
     with pytest.raises(ZooError, match=r"All pairs of mine have equal sides"):
-        reward._check_equal_sides(same, of="mine")
-    reward._check_equal_sides(pairs, of="mine")
+        reward._check_equal_sides(same, subject="mine")
+    reward._check_equal_sides(pairs, subject="mine")
     assert not caplog.text
-    reward._check_equal_sides(datasets.concatenate_datasets([pairs, same.select([0])]), of="mine")
+    reward._check_equal_sides(datasets.concatenate_datasets([pairs, same.select([0])]), subject="mine")
     assert "1 of 5 pairs of mine have equal sides" in caplog.text
 
 

@@ -106,7 +106,7 @@ def test_each_model_is_at_hand_in_its_turn_alone(samples: Samples) -> None:
     tokenizer, given = make_tokenizer(), models()
     scorers = [RewardModel(model, tokenizer, tokenizer) for model in given]
     rewards = Rewards([RewardEnsemble(scorers[:2], how="worst"), scorers[2]])
-    rewards(samples, ["a"] * 3, ["b"] * 3, ["ab"] * 3, {}, at_hand=Hand)
+    rewards(samples, ["a"] * 3, ["b"] * 3, ["ab"] * 3, {}, model_context=Hand)
     assert most == [[model] for model in given]
 
 

@@ -137,7 +137,7 @@ def _prompts_in(rows: Iterable[object], column: str, location: str) -> list[str]
     """Returns the prompts that are texts, or conversations of a single turn."""
     texts, of = is_text(column), f"The data set {location}"
     prompts = (
-        filled(column, row, of=of, place=index) if texts else messages_of(row.get(column), of=of)
+        filled(column, row, subject=of, place=index) if texts else messages_of(row.get(column), subject=of)
         for index, row in enumerate(row for row in rows if isinstance(row, dict))
     )
     return [

@@ -41,7 +41,7 @@ class RuleJudge:
         self.name = f"rule:{target}"
         self.read_answers([""])  # detects a failing `read` before training
 
-    def check_prompts(self, rows: Dataset, *, of: str) -> None:
+    def check_prompts(self, rows: Dataset, *, subject: str) -> None:
         """Checks, before training, that the rule can score answers to these prompts.
 
         A rule that reads answers in a column is asked about every row. Any other is called on the first prompts, whose
@@ -49,18 +49,18 @@ class RuleJudge:
 
         Args:
             rows: The prompts, with their other columns.
-            of: What to call them in errors.
+            subject: What to call them in errors.
 
         Raises:
             ZooError: The column is missing, a row has no readable answer in it, or the call fails.
         """
         rule = self._call.function
         if isinstance(rule, Answered):
-            answered = rule.answered(rows, of=of)
+            answered = rule.answered(rows, subject=subject)
             if not all(answered):
                 raise ZooError(
-                    f"Row {answered.index(False)} of {of} has no answer in the column {rule.column!r}, and the judge "
-                    f"{self.name} scores every row: add one, remove the row, or name another judge."
+                    f"Row {answered.index(False)} of {subject} has no answer in the column {rule.column!r}, and the "
+                    f"judge {self.name} scores every row: add one, remove the row, or name another judge."
                 )
             return
         columns = rows.select(range(min(TRIED, len(rows)))).to_dict()
@@ -85,7 +85,7 @@ class RuleJudge:
         # Pairs that lack the column can still check other judges.
         if rule.column not in passed_on(rows.features):
             return None
-        kept = [place for place, has in enumerate(rule.answered(rows, of="the pairs")) if has]
+        kept = [place for place, has in enumerate(rule.answered(rows, subject="the pairs")) if has]
         return rows.select(kept) if kept else None
 
     @property

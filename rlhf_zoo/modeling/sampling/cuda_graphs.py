@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import StaticLayer
 
-from .decoder import Next, base_of, forward, prefilled, staying
+from .decoder import NextLogits, base_of, compaction_order, forward, prefill_prompts
 from .kv_cache import can_join, new_cache
 
 #: The number of columns in a step is a multiple of this.
@@ -32,7 +32,7 @@ COLUMNS = 128
 GRAPHS = 64
 
 #: Maps a function that computes a step to one that repeats it and writes the output to the same tensors.
-Capture = Callable[[Callable[[], Next]], Callable[[], Next]]
+Capture = Callable[[Callable[[], NextLogits]], Callable[[], NextLogits]]
 
 
 def bucket(rows: int) -> int:
@@ -137,7 +137,7 @@ class FixedDecoder:
         self._place = place = _Place(torch.zeros((), dtype=torch.long, device=device))
         self._layers = [FixedLayer(size, columns, place) for _ in new_cache(model).layers]
         self._cache = Cache(layers=[*self._layers])
-        self._graphs: OrderedDict[tuple[int, int], Callable[[], Next]] = OrderedDict()
+        self._graphs: OrderedDict[tuple[int, int], Callable[[], NextLogits]] = OrderedDict()
         self.rows = torch.zeros(0, dtype=torch.long, device=device)
         self._at = 0
         self._began: tuple[Tensor, Tensor, Cache] | None = None
@@ -160,13 +160,13 @@ class FixedDecoder:
     def room(self, lengths: Sequence[int], left: Tensor) -> int:
         return min(len(lengths), self.size - len(self.rows))
 
-    def prefill(self, prompts: Sequence[Sequence[int]], rows: Sequence[int], pad_id: int) -> tuple[Next, Tensor]:
-        output, mask, cache = prefilled(self.model, prompts, pad_id)
+    def prefill(self, prompts: Sequence[Sequence[int]], rows: Sequence[int], pad_id: int) -> tuple[NextLogits, Tensor]:
+        output, mask, cache = prefill_prompts(self.model, prompts, pad_id)
         row_ids = torch.tensor(list(rows), device=mask.device)
         self._began = row_ids, mask, cache
         return output, row_ids
 
-    def step(self) -> tuple[Next, Tensor]:
+    def step(self) -> tuple[NextLogits, Tensor]:
         count = len(self.rows)
         if self._at % COLUMNS == 0:  # a step needs more columns: first drop those that are padding in all rows
             self._shift(int(self._mask[:count, : self._at].sum(1).max()) - self._at)
@@ -180,7 +180,7 @@ class FixedDecoder:
         return output, self.rows
 
     def keep(self, tokens: Tensor, leaving: Tensor) -> None:
-        order = staying(leaving)
+        order = compaction_order(leaving)
         if self._began is not None:
             self._enter(order, *self._began)
             self._tokens[len(self.rows) - len(order) : len(self.rows), 0] = tokens[order]
@@ -193,12 +193,12 @@ class FixedDecoder:
             self.rows = self.rows[order]
         self._tokens[: len(order), 0] = tokens[order]
 
-    def _graph(self, rows: int, columns: int) -> Callable[[], Next]:
+    def _graph(self, rows: int, columns: int) -> Callable[[], NextLogits]:
         """Returns the step for this shape, and captures it if it is new."""
         shape = rows, columns
         if shape not in self._graphs:
 
-            def step() -> Next:
+            def step() -> NextLogits:
                 self._place.rows, self._place.columns = shape
                 inputs = self._tokens[:rows], self._mask[:rows, :columns], self._positions[:rows]
                 return forward(self.model, *inputs, self._cache)
@@ -262,7 +262,7 @@ class CudaGraphs:
         # One stream for all captures, because libraries keep a workspace for each stream.
         self._pool, self._aside, self._works = torch.cuda.graph_pool_handle(), torch.cuda.Stream(), True
 
-    def __call__(self, step: Callable[[], Next]) -> Callable[[], Next]:
+    def __call__(self, step: Callable[[], NextLogits]) -> Callable[[], NextLogits]:
         if not self._works:
             return step
         try:
@@ -278,7 +278,7 @@ class CudaGraphs:
             )
             return step
 
-    def _captured(self, step: Callable[[], Next]) -> Callable[[], Next]:
+    def _captured(self, step: Callable[[], NextLogits]) -> Callable[[], NextLogits]:
         current, aside = torch.cuda.current_stream(), self._aside
         cache_was_enabled = torch.is_autocast_cache_enabled()
         # The next update frees autocast's cached copies of the weights, so the graph must cast them itself.
@@ -295,7 +295,7 @@ class CudaGraphs:
             torch.set_autocast_cache_enabled(cache_was_enabled)
             torch.cuda.set_stream(current)  # a failed capture leaves its own stream current
 
-        def replay() -> Next:
+        def replay() -> NextLogits:
             graph.replay()
             return output
 

@@ -17,7 +17,7 @@ from ...errors import ZooError
 from .kv_cache import can_join, cut, join, new_cache
 
 
-class Next(NamedTuple):
+class NextLogits(NamedTuple):
     """Next-token logits of N rows.
 
     Attributes:
@@ -28,13 +28,13 @@ class Next(NamedTuple):
     logits: Tensor
     states: Tensor | None
 
-    def rows(self, index: Tensor | slice) -> Next:
+    def rows(self, index: Tensor | slice) -> NextLogits:
         """Selects rows.
 
         Args:
             index: The rows.
         """
-        return Next(self.logits[index], None if self.states is None else self.states[index])
+        return NextLogits(self.logits[index], None if self.states is None else self.states[index])
 
 
 class Decoder(Protocol):
@@ -55,7 +55,7 @@ class Decoder(Protocol):
             left: (R,) tokens that the rows in progress may still draw.
         """
 
-    def prefill(self, prompts: Sequence[Sequence[int]], rows: Sequence[int], pad_id: int) -> tuple[Next, Tensor]:
+    def prefill(self, prompts: Sequence[Sequence[int]], rows: Sequence[int], pad_id: int) -> tuple[NextLogits, Tensor]:
         """Begins N rows.
 
         Args:
@@ -67,7 +67,7 @@ class Decoder(Protocol):
             The logits of their first tokens, and their row ids, (N,).
         """
 
-    def step(self) -> tuple[Next, Tensor]:
+    def step(self) -> tuple[NextLogits, Tensor]:
         """Computes the next-token logits of each row, and returns them with the row ids, (R,)."""
 
     def keep(self, tokens: Tensor, leaving: Tensor) -> None:
@@ -90,21 +90,21 @@ class GrowingDecoder:
 
     def __init__(self, model: PreTrainedModel, *, length: int, max_tokens: int | None) -> None:
         self.model, self.length, self.max_tokens = model, length, max_tokens
-        self._nothing = torch.zeros(0, dtype=torch.long, device=next(model.parameters()).device)
-        self._running: _Running | None = None
-        self._now: _Running | None = None
+        self._no_rows = torch.zeros(0, dtype=torch.long, device=next(model.parameters()).device)
+        self._active: _ActiveRows | None = None
+        self._pending: _ActiveRows | None = None
 
     @property
     def rows(self) -> Tensor:
-        return self._nothing if self._running is None else self._running.rows
+        return self._no_rows if self._active is None else self._active.rows
 
     def room(self, lengths: Sequence[int], left: Tensor) -> int:
         if self.max_tokens is None:
             return len(lengths)
         # Recurrent states and chunked attention cannot be padded on the left, so new rows wait until all others end.
-        if self._running is not None and not self._running.joins:
+        if self._active is not None and not self._active.can_join:
             return 0
-        width = 0 if self._running is None else self._running.mask.shape[1]
+        width = 0 if self._active is None else self._active.mask.shape[1]
         for count in range(len(lengths), 0, -1):
             # Longest remaining first: while n rows are still running, the cache has n rows.
             remaining_lengths = sorted([*left.tolist(), *[self.length] * count], reverse=True)
@@ -116,44 +116,44 @@ class GrowingDecoder:
                 return count
         return 0
 
-    def prefill(self, prompts: Sequence[Sequence[int]], rows: Sequence[int], pad_id: int) -> tuple[Next, Tensor]:
-        output, mask, cache = prefilled(self.model, prompts, pad_id)
+    def prefill(self, prompts: Sequence[Sequence[int]], rows: Sequence[int], pad_id: int) -> tuple[NextLogits, Tensor]:
+        output, mask, cache = prefill_prompts(self.model, prompts, pad_id)
         row_ids = torch.tensor(list(rows), device=mask.device)
-        self._now = _Running(row_ids, cache, mask, row_ids, can_join(cache, self.model))
+        self._pending = _ActiveRows(row_ids, cache, mask, row_ids, can_join(cache, self.model))
         return output, row_ids
 
-    def step(self) -> tuple[Next, Tensor]:
-        active, self._running = self._running, None
+    def step(self) -> tuple[NextLogits, Tensor]:
+        active, self._active = self._active, None
         assert active is not None
         active.mask = pad(active.mask, (0, 1), value=True)
         # Padding does not count, so that a row's logits are the same in every batch.
         positions = active.mask.sum(1, keepdim=True) - 1
-        self._now = active
+        self._pending = active
         return forward(self.model, active.tokens.unsqueeze(1), active.mask, positions, active.cache), active.rows
 
     def keep(self, tokens: Tensor, leaving: Tensor) -> None:
-        assert self._now is not None
-        self._now.tokens = tokens
-        remaining, self._now = self._now.without(leaving), None
-        if self._running is None:
-            self._running = remaining
+        assert self._pending is not None
+        self._pending.tokens = tokens
+        remaining, self._pending = self._pending.drop_rows(leaving), None
+        if self._active is None:
+            self._active = remaining
         elif remaining is not None:
-            self._running = self._running.joined(remaining)
+            self._active = self._active.merge(remaining)
 
 
-class _Running:
+class _ActiveRows:
     """R rows in progress: their row ids (R,), the real columns (R, L), and each row's last token (R,).
 
     The last token is not in the cache yet, and its column is not in `mask`.
     """
 
-    def __init__(self, rows: Tensor, cache: Any, mask: Tensor, tokens: Tensor, joins: bool) -> None:
-        self.rows, self.cache, self.mask, self.tokens, self.joins = rows, cache, mask, tokens, joins
+    def __init__(self, rows: Tensor, cache: Any, mask: Tensor, tokens: Tensor, can_join: bool) -> None:
+        self.rows, self.cache, self.mask, self.tokens, self.can_join = rows, cache, mask, tokens, can_join
 
-    def without(self, leaving: Tensor) -> _Running | None:
+    def drop_rows(self, leaving: Tensor) -> _ActiveRows | None:
         """Returns the rows that stay, without columns that are padding in all of them; None if no row stays."""
         # Otherwise each ended row would be computed until the last row ends.
-        order = staying(leaving)
+        order = compaction_order(leaving)
         if len(order) == len(leaving):
             return self
         if not len(order):
@@ -161,22 +161,22 @@ class _Running:
         self.cache.reorder_cache(order)
         self.rows, self.mask, self.tokens = self.rows[order], self.mask[order], self.tokens[order]
         padding = self.mask.shape[1] - int(self.mask.sum(1).max())
-        if padding and self.joins:
+        if padding and self.can_join:
             cut(self.cache, padding)
             self.mask = self.mask[:, padding:]
         return self
 
-    def joined(self, other: _Running) -> _Running:
+    def merge(self, other: _ActiveRows) -> _ActiveRows:
         """Returns the rows of both, with the shorter ones padded on the left."""
         join(self.cache, other.cache)
         # Padding goes on the left, so that the last column stays the newest token of every row.
         width = max(self.mask.shape[1], other.mask.shape[1])
         mask = torch.cat([pad(part.mask, (width - part.mask.shape[1], 0)) for part in (self, other)])
         rows, tokens = torch.cat([self.rows, other.rows]), torch.cat([self.tokens, other.tokens])
-        return _Running(rows, self.cache, mask, tokens, self.joins)
+        return _ActiveRows(rows, self.cache, mask, tokens, self.can_join)
 
 
-def staying(leaving: Tensor) -> Tensor:
+def compaction_order(leaving: Tensor) -> Tensor:
     """Returns the indices of the rows that stay. The last rows fill the gaps, so that the others need not move.
 
     Args:
@@ -189,9 +189,9 @@ def staying(leaving: Tensor) -> Tensor:
     return order
 
 
-def prefilled(
+def prefill_prompts(
     model: PreTrainedModel, prompts: Sequence[Sequence[int]], pad_id: int
-) -> tuple[Next, Tensor, DynamicCache]:
+) -> tuple[NextLogits, Tensor, DynamicCache]:
     """Prefills a cache. Equal prompts are computed once.
 
     Args:
@@ -210,8 +210,8 @@ def prefilled(
     prompt_indices = [unique_prompts.setdefault(tuple(prompt), len(unique_prompts)) for prompt in prompts]
     ids, mask = left_pad(list(unique_prompts), pad_id, next(model.parameters()).device)
     cache = new_cache(model)
-    output = forward(model, filled(ids, mask), mask, positions_of(mask), cache)
-    _check_filled(cache, model)
+    output = forward(model, replace_padding(ids, mask), mask, positions_of(mask), cache)
+    _check_states_cached(cache, model)
     if len(unique_prompts) < len(prompts):
         row_indices: Any = torch.tensor(prompt_indices, device=mask.device)
         cache.reorder_cache(row_indices)
@@ -219,7 +219,7 @@ def prefilled(
     return output, mask, cache
 
 
-def forward(model: PreTrainedModel, ids: Tensor, mask: Tensor, positions: Tensor, cache: Cache) -> Next:
+def forward(model: PreTrainedModel, ids: Tensor, mask: Tensor, positions: Tensor, cache: Cache) -> NextLogits:
     """Runs the model on tokens that the cache does not have yet.
 
     Args:
@@ -232,7 +232,7 @@ def forward(model: PreTrainedModel, ids: Tensor, mask: Tensor, positions: Tensor
     Returns:
         The next-token logits after the last of `ids`.
     """
-    with watched(model.get_output_embeddings()) as states:
+    with record_inputs(model.get_output_embeddings()) as states:
         out = model(
             input_ids=ids,
             attention_mask=mask.long(),
@@ -240,18 +240,18 @@ def forward(model: PreTrainedModel, ids: Tensor, mask: Tensor, positions: Tensor
             past_key_values=cache,
             use_cache=True,
             # Only one token is drawn per row, and logits for a whole long prompt would fill the memory.
-            **({"logits_to_keep": 1} if takes(model, "logits_to_keep") else {}),
+            **({"logits_to_keep": 1} if accepts_argument(model, "logits_to_keep") else {}),
         )
-    return Next(out.logits[:, -1], states[-1][:, -1] if states else None)
+    return NextLogits(out.logits[:, -1], states[-1][:, -1] if states else None)
 
 
 @contextmanager
-def watched(head: Any, *, skipped: bool = False) -> Iterator[list[Tensor]]:
+def record_inputs(head: Any, *, skip_head: bool = False) -> Iterator[list[Tensor]]:
     """Records the inputs of a head while this context is open.
 
     Args:
         head: A module, or None, which records nothing.
-        skipped: Whether to skip the head's computation, so that it returns a slice of its input.
+        skip_head: Whether to skip the head's computation, so that it returns a slice of its input.
 
     Yields:
         The list of its inputs.
@@ -262,14 +262,14 @@ def watched(head: Any, *, skipped: bool = False) -> Iterator[list[Tensor]]:
         return
     # A hook works for every architecture. Whether hidden_states include the final norm differs between them.
     hook = head.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0]))
-    if skipped:
+    if skip_head:
         # An attribute of the instance hides the method of its class until it is deleted below.
         head.forward = lambda states: states[..., :1]
     try:
         yield inputs
     finally:
         hook.remove()
-        if skipped:
+        if skip_head:
             del head.forward
 
 
@@ -290,7 +290,7 @@ def left_pad(sequences: Sequence[Sequence[int]], pad_id: int, device: torch.devi
     return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
 
 
-def filled(ids: Tensor, mask: Tensor) -> Tensor:
+def replace_padding(ids: Tensor, mask: Tensor) -> Tensor:
     """Replaces padding by each row's first real token. No real token attends to padding.
 
     The embedding of PAD starts at zero, and training may move it slightly. From such values a model computes subnormal
@@ -322,7 +322,7 @@ def base_of(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-def takes(model: PreTrainedModel, argument: str) -> bool:
+def accepts_argument(model: PreTrainedModel, argument: str) -> bool:
     """Whether a model's forward has an argument of this name.
 
     Args:
@@ -330,15 +330,15 @@ def takes(model: PreTrainedModel, argument: str) -> bool:
         argument: The name.
     """
     model_class: Any = type(base_of(model))
-    return argument in _arguments(model_class)
+    return argument in _forward_arguments(model_class)
 
 
 @functools.cache  # called in every step, and inspecting a signature takes as long as some layers
-def _arguments(kind: Any) -> frozenset[str]:
-    return frozenset(inspect.signature(kind.forward).parameters)
+def _forward_arguments(model_class: Any) -> frozenset[str]:
+    return frozenset(inspect.signature(model_class.forward).parameters)
 
 
-def _check_filled(cache: Cache, model: PreTrainedModel) -> None:
+def _check_states_cached(cache: Cache, model: PreTrainedModel) -> None:
     """Raises ZooError if a layer of linear attention did not store its state in the cache."""
     for layer in cache.layers:
         states = [getattr(layer, f"is_{kind}_states_initialized", {}) for kind in ("conv", "recurrent")]

@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from ...errors import ZooError
-from .decoder import Decoder, GrowingDecoder, base_of, forward, left_pad, takes
+from .decoder import Decoder, GrowingDecoder, accepts_argument, base_of, forward, left_pad
 from .random import draw, uniforms
 
 #: Version of the results. Raise it if the same seed, keys and weights give other tokens, or if log-probabilities, in
@@ -301,7 +301,7 @@ def check_cached(model: PreTrainedModel) -> None:
     Raises:
         ZooError: The model does not accept them.
     """
-    if not takes(model, "past_key_values"):
+    if not accepts_argument(model, "past_key_values"):
         raise ZooError(
             f"A {type(base_of(model)).__name__} takes no past_key_values, the cache that sampling needs: choose a "
             "causal language model that does."

@@ -194,7 +194,7 @@ class Baseline:
     def prompts(self) -> Dataset:
         """The prompts that PPO rolled out."""
         rows, limit = parts(self.context, "ppo", self.source)[0], self.context.settings("ppo").data.max_prompt_length
-        return fitting(rows, self.tools.tokenizer, limit, of="the prompts")[0]
+        return fitting(rows, self.tools.tokenizer, limit, subject="the prompts")[0]
 
     def resolved(self, **own: Any) -> dict[str, Any]:
         """Returns the settings that a part of a baseline records.

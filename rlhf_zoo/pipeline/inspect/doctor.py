@@ -288,7 +288,7 @@ def _policy_tokenizer(
     policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
 ) -> tuple[None, str]:
     """Compares the files, and how well the policy predicts the prompts' tokens."""
-    check_tokenizer_of(policy, tokenizer, of="the policy")
+    check_tokenizer_of(policy, tokenizer, subject="the policy")
     texts = [torch.tensor(ids) for ids in prompts[:READ] if len(ids) > 1]
     if not texts:
         return None, "its files match; the prompts are single tokens, so nothing else can be measured"
@@ -338,7 +338,7 @@ def _reward_tokenizer(
     }  # fmt: skip
     for checkpoint, model, role in zip(parents, models, REWARD_ROLES, strict=False):
         own_tokenizer = load_tokenizer(checkpoint.path)
-        check_tokenizer_of(model, own_tokenizer, of="the reward model")
+        check_tokenizer_of(model, own_tokenizer, subject="the reward model")
         reward = RewardModel(model, own_tokenizer, tokenizer, **options)
         if not reward.shares_ids and {names["sft"], names[role]} <= context.recipe.stages.keys():
             raise ZooError(
@@ -452,7 +452,7 @@ def _ratio(trainer: PPOTrainer, trial: tuple[list[dict], Rollout]) -> tuple[None
 def _rewards(trainer: PPOTrainer, trial: tuple[list[dict], Rollout]) -> tuple[Scored, str]:
     rows, rollout = trial
     scored = trainer.score(rollout, rows)
-    warn_if_scores_identical(scored.total, of="trial rollout")
+    warn_if_scores_identical(scored.total, subject="trial rollout")
     return scored, f"{len(rows)} finite scores from {scored.total.min():.3g} to {scored.total.max():.3g}"
 
 

@@ -181,7 +181,7 @@ def stage_data(data: InspectedData, form: Form, named: Mapping[str, str] | None 
             continue
         try:
             formatted_rows = in_form(
-                rows, form, columns=columns, turns=False, text="text", of=f"The data set {data.name}"
+                rows, form, columns=columns, turns=False, text="text", subject=f"The data set {data.name}"
             )
         except ZooError as error:
             refused = error
@@ -213,7 +213,7 @@ def _distinct(subset: Subset, split: str, columns: Mapping[str, str], name: str)
         table = dataset_of({column: [row.get(column) for row in rows] for column in dict.fromkeys(chain(*rows))})
         of = f"The data set {name}, split {split},"
         return count_distinct_prompts(
-            in_form(table, "prompts", columns=columns, turns=False, text="text", of=of)["prompt"]
+            in_form(table, "prompts", columns=columns, turns=False, text="text", subject=of)["prompt"]
         )
 
     sample = subset.rows[split]

@@ -69,12 +69,12 @@ def families() -> dict[str, Family]:
     return {name: Family(**keys) for name, keys in read_mapping(shipped() / "families.yaml").items()}
 
 
-def family_of(keys: Mapping[str, Any], *, of: str) -> Family:
+def family_of(keys: Mapping[str, Any], *, subject: str) -> Family:
     """Builds the family of a miniature.
 
     Args:
         keys: `family`, and fields that replace its own.
-        of: The model's name, for messages.
+        subject: The model's name, for messages.
 
     Raises:
         ZooError: The family or a field is unknown.
@@ -82,14 +82,16 @@ def family_of(keys: Mapping[str, Any], *, of: str) -> Family:
     changes = dict(keys)
     name, by_name = changes.pop("family", None), families()
     if name not in by_name:
-        raise ZooError(f"The miniature of {of} has the unknown family {name!r}{did_you_mean(str(name), by_name) or ''}"
-                       ": see recipes/families.yaml.")  # fmt: skip
+        suggestion = did_you_mean(str(name), by_name) or ""
+        raise ZooError(
+            f"The miniature of {subject} has the unknown family {name!r}{suggestion}: see recipes/families.yaml."
+        )
     unknown = changes.keys() - {entry.name for entry in fields(Family)}
     if unknown:
-        raise ZooError(f"The miniature of {of} has the unknown key {min(unknown)}: leave it out.")
+        raise ZooError(f"The miniature of {subject} has the unknown key {min(unknown)}: leave it out.")
     template = changes.get("template")
     if template is not None and not is_repository_name(str(template)):  # it becomes part of a path
-        raise ZooError(f"The miniature of {of} has the template {template!r:.200}: give the name of one of trl's.")
+        raise ZooError(f"The miniature of {subject} has the template {template!r:.200}: give the name of one of trl's.")
     family = by_name[name]
     return replace(family, **{**changes, "special": {**family.special, **changes.get("special", {})}})
 

@@ -97,7 +97,7 @@ def publish_miniatures(recipe: Recipe, hub: Hub) -> list[str]:
     texts = [json.dumps(rows, ensure_ascii=False) for keys in data.values() for rows in keys["rows"]]
     with tempfile.TemporaryDirectory() as scratch:
         for place, (name, keys) in enumerate(models.items()):
-            family = family_of(keys, of=name)
+            family = family_of(keys, subject=name)
             if recipe.download is not None:
                 fields = {"model_type": family.model_type, **family.fields}
                 check_architecture(fields, where=f"{recipe.source('zoo')}, which was downloaded,")

@@ -179,7 +179,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
 def _is_done(context: RunContext, resolved: Mapping[str, Any], code: Mapping[str, Any]) -> bool:
     """Whether the run directory already holds this evaluation, so that it need not be repeated."""
     before = context.record("eval").read()
-    undecided = (context.record("ppo").read().get("chosen") or {}).get("open")
+    undecided = (context.record("ppo").read().get("chosen") or {}).get("provisional")
     done = before.get("status") == "finished" and before.get("fingerprint") == fingerprint(resolved)
     done = done and is_same_code(code, before.get("code"))
     return done and not context.restart and not undecided
@@ -436,7 +436,7 @@ def check_rules(context: RunContext, source: DataSource, prompts: Dataset, path:
             rows_by_part["validation"] = rows.select(range(min(config.checkpoint_prompts, len(rows))))
     for rule in rules:
         for part, rows in rows_by_part.items():
-            rule.check_prompts(rows, of=f"the {_describe(evaluated_part(context, part))}")
+            rule.check_prompts(rows, subject=f"the {_describe(evaluated_part(context, part))}")
 
 
 def _last_step(context: RunContext) -> int:

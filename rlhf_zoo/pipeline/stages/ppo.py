@@ -126,7 +126,7 @@ def check_answers(settings: StageSettings, functions: Sequence[Any], data: Mappi
         rows = data.get(name)
         if rows is None or not verifiable:
             continue
-        flags_by_function = [function.answered(rows, of=of) for function in verifiable]
+        flags_by_function = [function.answered(rows, subject=of) for function in verifiable]
         missing = next((row for row, flags in enumerate(zip(*flags_by_function, strict=True)) if not any(flags)), None)
         if only_verifiable and missing is not None:
             columns = " or ".join(dict.fromkeys(repr(function.column) for function in verifiable))
@@ -200,7 +200,7 @@ def policy_tokenizer(context: RunContext, path: Path, data: dict[str, Any]) -> P
         data: Data sets, by PPOTrainer's keywords.
     """
     tokenizer = load_tokenizer(path)
-    pad_apart(tokenizer, context.settings("ppo").data.pad_token, of="the policy", key="pad_token of the stage ppo")
+    pad_apart(tokenizer, context.settings("ppo").data.pad_token, subject="the policy", key="pad_token of the stage ppo")
     return context.shared.chat.for_prompts(tokenizer, data["train_dataset"]["prompt"])
 
 
@@ -220,7 +220,7 @@ def within_length(
     limit, fitting_data, left_out = settings.data.max_prompt_length, dict(data), 0
     for name, of in (("eval_dataset", "the prompts to evaluate on"), ("train_dataset", "the prompts")):
         if fitting_data[name] is not None:
-            fitting_data[name], left_out = fitting(fitting_data[name], tokenizer, limit, of=of)
+            fitting_data[name], left_out = fitting(fitting_data[name], tokenizer, limit, subject=of)
     return fitting_data, left_out
 
 

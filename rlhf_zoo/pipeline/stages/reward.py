@@ -132,7 +132,7 @@ def _tokenizer(settings: StageSettings, sft: ParentCheckpoint) -> PreTrainedToke
     """The SFT policy's tokenizer, with a padding token that differs from EOS."""
     tokenizer = load_tokenizer(sft.path)
     pad_token = settings.trainer.pad_token
-    pad_apart(tokenizer, pad_token, of=str(sft.path), key="pad_token of the stage reward")
+    pad_apart(tokenizer, pad_token, subject=str(sft.path), key="pad_token of the stage reward")
     tokenizer.pad_token = pad_token or tokenizer.pad_token  # as trl does
     return tokenizer
 
@@ -150,18 +150,18 @@ def _load(
     pairs, left_out_counts = training_pairs(context, source, marked=True)
     if conversational(pairs):
         context.shared.chat.write(tokenizer)
-    pairs, n_long_prompts = fitting(pairs, tokenizer, data.max_prompt_length, of=location)
+    pairs, n_long_prompts = fitting(pairs, tokenizer, data.max_prompt_length, subject=location)
     left_out.update(left_out_counts | ({"max_prompt_length": n_long_prompts} if n_long_prompts else {}))
     if not context.checked and conversational(pairs):
         check_conversations(context, "reward", source, tokenizer)
     train = _as_read(pairs, tokenizer)
-    _check_equal_sides(train, of=location)
+    _check_equal_sides(train, subject=location)
     if (n_long_pairs := _count_too_long(train, settings.trainer.max_length)) > 0:
         left_out["max_length"] = n_long_pairs
     validation = None
     if data.dataset_validation_split is not None:
         rows = stage_rows(context, "reward", source, data.dataset_validation_split)
-        validation = _as_read(fitting(rows, tokenizer, data.max_prompt_length, of=location)[0], tokenizer)
+        validation = _as_read(fitting(rows, tokenizer, data.max_prompt_length, subject=location)[0], tokenizer)
     samples = sft_samples(context, settings, source, sft)
     return _Inputs(train, validation, pairs, samples, held_out_pairs(context, source))
 
@@ -264,20 +264,20 @@ def _as_read(pairs: Dataset, tokenizer: PreTrainedTokenizerBase) -> Dataset:
     return Dataset.from_dict({**ids, **({"margin": pairs["margin"]} if "margin" in pairs.column_names else {})})
 
 
-def _check_equal_sides(pairs: Dataset, *, of: str) -> None:
+def _check_equal_sides(pairs: Dataset, *, subject: str) -> None:
     """Warns about pairs whose sides have the same tokens. Raises ZooError if that is true of all pairs."""
     equal = sum(
         chosen_ids == rejected_ids
         for chosen_ids, rejected_ids in zip(pairs["chosen_ids"], pairs["rejected_ids"], strict=True)
     )
     if equal == len(pairs):
-        raise _all_equal(of)
+        raise _all_equal(subject)
     if equal:
-        log.warning("%d of %d pairs of %s have equal sides, which train nothing.", equal, len(pairs), of)
+        log.warning("%d of %d pairs of %s have equal sides, which train nothing.", equal, len(pairs), subject)
 
 
-def _all_equal(of: str) -> ZooError:
-    return ZooError(f"All pairs of {of} have equal sides, so there is no preference to learn: give other pairs.")
+def _all_equal(subject: str) -> ZooError:
+    return ZooError(f"All pairs of {subject} have equal sides, so there is no preference to learn: give other pairs.")
 
 
 def _count_too_long(pairs: Dataset, limit: int | None) -> int:

@@ -69,7 +69,9 @@ def _prompts_of_data(context: RunContext, source: DataSource, split: str) -> lis
         else:
             title = f"The data set {source.location}, configuration prompts, split {split},"
             is_conversational = context.shared.conversational
-            return list(in_form(rows, "prompts", columns={}, turns=is_conversational, text="text", of=title)["prompt"])
+            return list(
+                in_form(rows, "prompts", columns={}, turns=is_conversational, text="text", subject=title)["prompt"]
+            )
     return list(training_pairs(context, source)[0]["prompt"])
 
 

@@ -70,10 +70,10 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         set_seed(settings.trainer.seed)
         model, tokenizer = _model_and_tokenizer(context, settings, base, train)
         tokenizer_settings = _settle_tokenizer(context, settings, source, model, tokenizer, train)
-        train, n_left_out = _as_trained(train, settings, tokenizer, of=source.location)
+        train, n_left_out = _as_trained(train, settings, tokenizer, subject=source.location)
         left_out.update(left_out_counts | ({"max_prompt_length": n_left_out} if n_left_out else {}))
         if held_out is not None:
-            held_out, _ = _as_trained(held_out, settings, tokenizer, of=source.location)
+            held_out, _ = _as_trained(held_out, settings, tokenizer, subject=source.location)
         cut_report = count_cut_rows(
             train, tokenizer, tokenizer_settings.trainer, field=settings.trainer.dataset_text_field
         )
@@ -140,10 +140,10 @@ def _settle_tokenizer(
 
 
 def _as_trained(
-    rows: Dataset, settings: StageSettings, tokenizer: PreTrainedTokenizerBase, *, of: str
+    rows: Dataset, settings: StageSettings, tokenizer: PreTrainedTokenizerBase, *, subject: str
 ) -> tuple[Dataset, int]:
     """Leaves out rows over max_prompt_length and removes a second BOS. Returns the rows, and how many were left out."""
-    rows, cut = fitting(rows, tokenizer, settings.data.max_prompt_length, of=of)
+    rows, cut = fitting(rows, tokenizer, settings.data.max_prompt_length, subject=subject)
     return without_second_bos(rows, tokenizer, settings.trainer.dataset_text_field), cut
 
 

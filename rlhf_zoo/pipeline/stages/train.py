@@ -26,7 +26,7 @@ from ...ppo.waiting import WaitEnded
 from ...publishing.adapters import check_bases
 from ...publishing.sender import claim_repository, keep_published_lineage
 from ...publishing.sent import unpublished
-from ...runs.checkpoint_choice import choose, promising, prune, thin
+from ...runs.checkpoint_choice import choose, delete_old_checkpoints, delete_old_optimizer_states, steps_to_protect
 from ...runs.code import check_code, stage_code
 from ...runs.context import Publisher, RunContext
 from ...runs.data.sources import check_unchanged, digest
@@ -457,9 +457,9 @@ def _attach(
             run.publisher.notify()
             pending = unpublished(record, context.repo(settings.stage), hub=context.hub.label)
             unsent = {checkpoint_step(path) for path in pending}
-        protected = unsent | promising(record, settings.release, settings.trainer)
-        prune(record, keep=settings.keep, stay=protected)
-        thin(record, keep=settings.release.save_optimizer_limit)
+        protected = unsent | steps_to_protect(record, settings.release, settings.trainer)
+        delete_old_checkpoints(record, keep=settings.keep, protected=protected)
+        delete_old_optimizer_states(record, keep=settings.release.save_optimizer_limit)
 
     finish = None if finish_checkpoint is None else functools.partial(finish_checkpoint, trainer)
     callback = StageCallback(record, stop, finish_checkpoint=finish, saved=saved, stop_after=context.stop_after)

@@ -39,7 +39,7 @@ def make_trainer(trainer_class: Callable[..., Any], settings: StageSettings, **p
     for weight in trainer.model.parameters():  # trl keeps adapters of quantized models in bfloat16: small steps vanish
         if weight.requires_grad and settings.model.use_peft and settings.trainer.bf16:
             weight.data = weight.data.float()
-    check_step_size(trainer.model, trainer.args.learning_rate, of=f"the model of the stage {settings.stage}")
+    check_step_size(trainer.model, trainer.args.learning_rate, subject=f"the model of the stage {settings.stage}")
     if len(trainer.train_dataset) == 0:
         raise ZooError(
             f"max_length {settings.trainer.max_length} of the stage {settings.stage} leaves no example to train on: "

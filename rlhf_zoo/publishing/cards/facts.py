@@ -164,7 +164,7 @@ class Facts:
     def chosen(self) -> Mapping[str, Any] | None:
         """{step, rule, metric, value} of the checkpoint that is `main` and `best`; None until one is chosen."""
         choice = self.run.get("chosen") if self.finished else None
-        return None if choice and choice.get("open") else choice
+        return None if choice and choice.get("provisional") else choice
 
     @cached_property
     def at(self) -> int | None:

@@ -33,16 +33,16 @@ def check_conversations(context: RunContext, stage: str, source: DataSource, tok
         rows = stage_rows(context, stage, source, split)
         if conversational(rows):
             of = f"the split {split} of {source.location} (stage {stage})"
-            check_rows(rows, context.shared.chat.write(tokenizer), of=of)
+            check_rows(rows, context.shared.chat.write(tokenizer), subject=of)
 
 
-def check_rows(rows: Dataset, tokenizer: Any, *, of: str) -> None:
+def check_rows(rows: Dataset, tokenizer: Any, *, subject: str) -> None:
     """Renders the conversations of some rows.
 
     Args:
         rows: The rows.
         tokenizer: A tokenizer with the template.
-        of: What to call the rows.
+        subject: What to call the rows.
 
     Raises:
         ZooError: The template refuses one.
@@ -56,7 +56,7 @@ def check_rows(rows: Dataset, tokenizer: Any, *, of: str) -> None:
             except ZooError as error:
                 text = " ".join(display_text(turns).split())
                 shown = text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
-                raise ZooError(f"Row {place} of {of} cannot be rendered ({shown!r}). {error}") from error
+                raise ZooError(f"Row {place} of {subject} cannot be rendered ({shown!r}). {error}") from error
 
 
 def _splits(context: RunContext, stage: str) -> list[str]:

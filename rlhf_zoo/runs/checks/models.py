@@ -268,7 +268,7 @@ def check_tokenizers(models: Mapping[str, Named], ppo: StageSettings) -> None:
             continue
         owner = f"the {'policy' if role == 'policy' else 'reward model'} {model.name}"
         tokenizer = load_tokenizer(model.folder, name=model.name)
-        pad_apart(tokenizer, pad_token, of=owner, key=key)
+        pad_apart(tokenizer, pad_token, subject=owner, key=key)
         rows = (model.config.get("text_config") or model.config).get("vocab_size")
         if isinstance(rows, int) and rows <= (highest := highest_id(tokenizer)):
             raise ZooError(
@@ -433,7 +433,7 @@ def cut_by_sft(shared: RecipeConfig, sft: StageSettings, policy: Named | None, h
     give_template(tokenizer, sft, hub)
     if conversational(rows):
         shared.chat.write(tokenizer)
-    rows = fitting(rows, tokenizer, sft.data.max_prompt_length, of=f"the stage {sft.stage}")[0]
+    rows = fitting(rows, tokenizer, sft.data.max_prompt_length, subject=f"the stage {sft.stage}")[0]
     return count_cut_rows(rows, tokenizer, sft.trainer, field=text_field(sft))
 
 

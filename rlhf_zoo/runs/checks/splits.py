@@ -41,12 +41,12 @@ def check_forms(
         if stage == "reward" and settings.data.simulated_pairs is not None:
             continue
         of, data, text = f"the stage {stage}", settings.data, text_field(settings)
-        rows = loader.rows(data, data.dataset_train_split, FORMS[stage], of=of, text=text)
+        rows = loader.rows(data, data.dataset_train_split, FORMS[stage], subject=of, text=text)
         for split in ("dataset_test_split", "dataset_validation_split"):
             if getattr(data, split, None) is not None:
-                loader.rows(data, getattr(data, split), FORMS[stage], of=of, text=text)
+                loader.rows(data, getattr(data, split), FORMS[stage], subject=of, text=text)
         if stage == "ppo":
-            loader.rows(data, evaluated_split(shared, data)[0], "prompts", of="the evaluation")
+            loader.rows(data, evaluated_split(shared, data)[0], "prompts", subject="the evaluation")
         if rows is not None and shared.chat != Chat() and not conversational(rows):
             raise ZooError(
                 f"The data set {settings.data.dataset_name or shared.dataset_name} of {of} has plain texts, and "
@@ -79,7 +79,7 @@ def rows_here(
         return None
     loader = _RowLoader(shared, hub, every_row=True)
     of, form, text = f"the stage {settings.stage}", FORMS[settings.stage], text_field(settings)
-    return loader.rows(data, split or data.dataset_train_split, form, of=of, text=text)
+    return loader.rows(data, split or data.dataset_train_split, form, subject=of, text=text)
 
 
 def check_labeled(shared: RecipeConfig, hub: Hub = CLIENT) -> dict[str, str]:
@@ -96,7 +96,7 @@ def check_labeled(shared: RecipeConfig, hub: Hub = CLIENT) -> dict[str, str]:
         ZooError: They are not what the judge reads.
     """
     loader, data = _RowLoader(shared, hub), shared.evaluation.labeled_data
-    loader.rows(data, data.dataset_train_split, "labeled", of="the judge classifier")
+    loader.rows(data, data.dataset_train_split, "labeled", subject="the judge classifier")
     return loader.unseen
 
 
@@ -116,7 +116,7 @@ def check_own_pairs(recipe: Recipe, shared: RecipeConfig, hub: Hub = CLIENT) -> 
     """
     loader, data = _RowLoader(shared, hub), own_pairs_at(recipe, shared)
     if data is not None:
-        loader.rows(data, data.dataset_train_split, "pairs", of="evaluation.own_pairs")
+        loader.rows(data, data.dataset_train_split, "pairs", subject="evaluation.own_pairs")
     return loader.unseen
 
 
@@ -127,7 +127,7 @@ class _RowLoader:
         self.shared, self.hub, self.every_row, self.unseen = shared, hub, every_row, dict[str, str]()
         self._loaded: dict[Any, datasets.Dataset | None] = {}
 
-    def rows(self, data: Any, split: str, form: Form, *, of: str, text: str = "text") -> datasets.Dataset | None:
+    def rows(self, data: Any, split: str, form: Form, *, subject: str, text: str = "text") -> datasets.Dataset | None:
         """Returns the split's rows in their form, or its first row; None if they cannot be loaded.
 
         Raises:
@@ -140,18 +140,22 @@ class _RowLoader:
             return None
         key = (name, revision, data.dataset_config, split)
         if key not in self._loaded:
-            self._loaded[key] = self._load(*key, of=of)
+            self._loaded[key] = self._load(*key, subject=subject)
         if (rows := self._loaded[key]) is None:
             return None
-        label = f"The data set {name} of {of}" if len(rows) == 1 else f"The data set {name}, split {split}, of {of}"
+        label = (
+            f"The data set {name} of {subject}"
+            if len(rows) == 1
+            else f"The data set {name}, split {split}, of {subject}"
+        )
         for column in data.keep_above:
-            value_of(rows[0], column, of=label)
+            value_of(rows[0], column, subject=label)
         if len(rows) > 1:
-            rows = above(rows, data.keep_above, of=label)
-        return in_form(rows, form, columns=data.columns, turns=shared.conversational, text=text, of=label)
+            rows = above(rows, data.keep_above, subject=label)
+        return in_form(rows, form, columns=data.columns, turns=shared.conversational, text=text, subject=label)
 
     def _load(
-        self, name: str, revision: str | None, configuration: str | None, split: str, *, of: str
+        self, name: str, revision: str | None, configuration: str | None, split: str, *, subject: str
     ) -> datasets.Dataset | None:
         source = find_data(name, revision, self.hub)
         try:
@@ -159,7 +163,7 @@ class _RowLoader:
                 return source.load(configuration, split, columns=[])
             first = source.first_row(configuration, split)
         except NoSuchPart as error:
-            raise NoSuchPart(f"{str(error).removesuffix('.')} of {of}.") from error
+            raise NoSuchPart(f"{str(error).removesuffix('.')} of {subject}.") from error
         except ZooError as error:
             if Path(name).exists():
                 raise

@@ -202,10 +202,12 @@ def read_remarks(source: str) -> dict[str, list[Remark]]:
     return {split: _remarks(rows[split], f"{source}, split {split},") for split in SPLITS}
 
 
-def _remarks(rows: Rows, of: str) -> list[Remark]:
+def _remarks(rows: Rows, subject: str) -> list[Remark]:
     for number, row in enumerate(rows, 1):
         if not isinstance(row["text"], str) or row["label"] not in (0, 1):
-            raise ZooError(f"{of} row {number}: text must be a string and label 0 (con) or 1 (pro): correct that row.")
+            raise ZooError(
+                f"{subject} row {number}: text must be a string and label 0 (con) or 1 (pro): correct that row."
+            )
     return [Remark(row["text"], int(row["label"])) for row in rows]
 
 

@@ -81,15 +81,17 @@ def unit(text: str) -> float:
     return int(hashlib.sha1(text.encode()).hexdigest()[:12], 16) / 16**12
 
 
-def _checked(rows: Iterable[dict[str, Any]], columns: Sequence[str], of: str) -> Rows:
+def _checked(rows: Iterable[dict[str, Any]], columns: Sequence[str], subject: str) -> Rows:
     all_rows = list(rows)
     for number, row in enumerate(all_rows, 1):
         for column in columns:
             if column not in row:
                 there = ", ".join(sorted(row)) or "none"
-                raise ZooError(f"{of} has no column {column!r} in row {number} (it has {there}): rename the column.")
+                raise ZooError(
+                    f"{subject} has no column {column!r} in row {number} (it has {there}): rename the column."
+                )
     if not all_rows:
-        raise ZooError(f"{of} is empty: add rows.")
+        raise ZooError(f"{subject} is empty: add rows.")
     return all_rows
 
 

@@ -38,13 +38,13 @@ def placeholders(text: str) -> list[str]:
     return [part["name"].partition("[")[0] for part in _PART.finditer(text) if part["name"] is not None]
 
 
-def value_of(row: Mapping[str, Any], name: str, *, of: str) -> Any:
+def value_of(row: Mapping[str, Any], name: str, *, subject: str) -> Any:
     """Returns a row's `column`, or `column[key]`.
 
     Args:
         row: The row.
         name: Such as "column" or "column[key]".
-        of: What to call the data set, at the start of a sentence.
+        subject: What to call the data set, at the start of a sentence.
 
     Returns:
         The value.
@@ -55,23 +55,23 @@ def value_of(row: Mapping[str, Any], name: str, *, of: str) -> Any:
     column, _, key = name.removesuffix("]").partition("[")
     if column not in row:
         listed = ", ".join(map(repr, row))
-        raise ZooError(f"{of} has no column {column!r}, only {listed}: correct the stage's key {name!r}.")
+        raise ZooError(f"{subject} has no column {column!r}, only {listed}: correct the stage's key {name!r}.")
     value = row[column]
     if not key:
         return value
     if not isinstance(value, Mapping) or key not in value:
         listed = f"has only {', '.join(map(repr, value))}" if isinstance(value, Mapping) else "is no mapping"
-        raise ZooError(f"{of} has no {name!r}, as its column {column!r} {listed}: correct the stage's key.")
+        raise ZooError(f"{subject} has no {name!r}, as its column {column!r} {listed}: correct the stage's key.")
     return value[key]
 
 
-def filled(text: str, row: Mapping[str, Any], *, of: str, place: int) -> str:
+def filled(text: str, row: Mapping[str, Any], *, subject: str, place: int) -> str:
     """Fills a text with a row's values. How many words are kept depends only on the value.
 
     Args:
         text: The text, with places for values. Braces in a value stay as they are.
         row: The values, by column.
-        of: What to call the data set.
+        subject: What to call the data set.
         place: The row's number in it.
 
     Returns:
@@ -86,27 +86,27 @@ def filled(text: str, row: Mapping[str, Any], *, of: str, place: int) -> str:
             return part[0][0]
         if part["name"] is None:
             raise ZooError(
-                f"`columns` for {of} has {text!r}: write a placeholder as {{column}}, {{column[key]}} or "
+                f"`columns` for {subject} has {text!r}: write a placeholder as {{column}}, {{column[key]}} or "
                 "{column:2-8 words}, and a literal brace as {{ or }}."
             )
-        value = value_of(row, part["name"], of=of)
+        value = value_of(row, part["name"], subject=subject)
         if value is None:
             raise ZooError(
-                f"Row {place} of {of[:1].lower() + of[1:]} has nothing in {part['name']!r}, which `columns` puts into "
-                f"{text!r}: write a value there, an empty text if need be, or take the row out."
+                f"Row {place} of {subject[:1].lower() + subject[1:]} has nothing in {part['name']!r}, which `columns` "
+                f"puts into {text!r}: write a value there, an empty text if need be, or take the row out."
             )
         return str(value) if part["low"] is None else _first_words(str(value), int(part["low"]), part["high"])
 
     return _PART.sub(written, text)
 
 
-def values_in(text: str, row: Mapping[str, Any], *, of: str) -> list[str]:
+def values_in(text: str, row: Mapping[str, Any], *, subject: str) -> list[str]:
     """Returns the values that `filled` writes into a text.
 
     Args:
         text: The text, with places for values.
         row: The values, by column.
-        of: What to call the data set.
+        subject: What to call the data set.
 
     Returns:
         The values, uncut and in their order.
@@ -114,7 +114,9 @@ def values_in(text: str, row: Mapping[str, Any], *, of: str) -> list[str]:
     Raises:
         ZooError: The row has no such column or key.
     """
-    return [str(value_of(row, part["name"], of=of)) for part in _PART.finditer(text) if part["name"] is not None]
+    return [
+        str(value_of(row, part["name"], subject=subject)) for part in _PART.finditer(text) if part["name"] is not None
+    ]
 
 
 def _first_words(value: str, low: int, high: str | None) -> str:
@@ -125,13 +127,13 @@ def _first_words(value: str, low: int, high: str | None) -> str:
     return value[: ends[min(drawn, len(ends)) - 1]] if ends else value
 
 
-def above(rows: Dataset, bounds: Mapping[str, float], *, of: str) -> Dataset:
+def above(rows: Dataset, bounds: Mapping[str, float], *, subject: str) -> Dataset:
     """Keeps the rows whose number in a column exceeds a bound. Rows without a number are dropped.
 
     Args:
         rows: The rows.
         bounds: `column` or `column[key]` -> its bound.
-        of: What to call the data set.
+        subject: What to call the data set.
 
     Returns:
         The rows that are left.
@@ -140,9 +142,9 @@ def above(rows: Dataset, bounds: Mapping[str, float], *, of: str) -> Dataset:
         ZooError: None is left.
     """
     for name, bound in bounds.items():
-        values = (value_of(row, name, of=of) for row in rows)
+        values = (value_of(row, name, subject=subject) for row in rows)
         keep = [at for at, value in enumerate(values) if isinstance(value, int | float) and value > bound]
         if not keep:
-            raise ZooError(f"{of} has no row whose {name} is above {bound:g}: lower it in keep_above.")
+            raise ZooError(f"{subject} has no row whose {name} is above {bound:g}: lower it in keep_above.")
         rows = rows.select(keep)
     return rows

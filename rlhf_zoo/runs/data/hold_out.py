@@ -65,14 +65,14 @@ def parts_of(rows: Dataset, share: float, *, parts: int) -> list[Dataset]:
 
 
 def without_prompts(
-    rows: Dataset, prompts: Dataset | Sequence[Mapping[str, Any]], *, of: str
+    rows: Dataset, prompts: Dataset | Sequence[Mapping[str, Any]], *, subject: str
 ) -> tuple[Dataset, int | None]:
     """Drops the rows with one of some prompts: see `overlap`.
 
     Args:
         rows: What a stage would train on.
         prompts: Rows with the column `prompt`.
-        of: What to call the stage.
+        subject: What to call the stage.
 
     Returns:
         The other rows, and how many were dropped. None means that none was found but some may be there: plain texts do
@@ -84,7 +84,7 @@ def without_prompts(
     common = overlap(prompts, rows)
     left_out = len(common.rows)
     if left_out == len(rows):
-        raise ZooError(f"PPO's held_out_share holds out every prompt of {of}: use more data, or lower it.")
+        raise ZooError(f"PPO's held_out_share holds out every prompt of {subject}: use more data, or lower it.")
     if not left_out:
         return rows, 0 if common.is_complete else None
     return rows.select([place for place in range(len(rows)) if place not in common.rows]), left_out

@@ -108,7 +108,7 @@ def check_columns(columns: Mapping[str, Any]) -> None:
             raise ZooError(f"columns has {source!r} for {target}, which is not the name of a column.")
 
 
-def in_form(rows: Dataset, form: Form, *, columns: Mapping[str, str], turns: bool, text: str, of: str) -> Dataset:
+def in_form(rows: Dataset, form: Form, *, columns: Mapping[str, str], turns: bool, text: str, subject: str) -> Dataset:
     """Converts rows to the columns that a stage reads. Other columns are kept.
 
     Args:
@@ -117,7 +117,7 @@ def in_form(rows: Dataset, form: Form, *, columns: Mapping[str, str], turns: boo
         columns: {the stage's column: the data set's, or a text for `columns.filled`}.
         turns: Whether plain prompts become a user's turn, and plain completions the assistant's.
         text: The column of plain texts.
-        of: What to call the data set.
+        subject: What to call the data set.
 
     Returns:
         The rows.
@@ -131,8 +131,8 @@ def in_form(rows: Dataset, form: Form, *, columns: Mapping[str, str], turns: boo
         asking = templates.get("prompt", templates.get(text))
 
         def written(place: int, row: dict[str, Any]) -> dict[str, Any]:
-            texts = {target: filled(text, row, of=of, place=place) for target, text in templates.items()}
-            return texts if asking is None else {**texts, QUESTION: values_in(asking, row, of=of)}
+            texts = {target: filled(text, row, subject=subject, place=place) for target, text in templates.items()}
+            return texts if asking is None else {**texts, QUESTION: values_in(asking, row, subject=subject)}
 
         rows = _with_columns(rows, [written(place, row) for place, row in enumerate(rows)])
     for target, source in columns.items():
@@ -140,21 +140,21 @@ def in_form(rows: Dataset, form: Form, *, columns: Mapping[str, str], turns: boo
             continue
         if source not in rows.column_names:
             listed = ", ".join(map(repr, rows.column_names))
-            raise ZooError(f"{of} has no column {source!r}, only {listed}: correct `columns`.")
+            raise ZooError(f"{subject} has no column {source!r}, only {listed}: correct `columns`.")
         if target != source:
             rows = rows.remove_columns(target) if target in rows.column_names else rows
             rows = rows.rename_column(source, target)
     if len(rows) == 0:
-        raise ZooError(f"{of} is empty: choose another split.")
-    rows = _in_turns(rows, form, text=text, declared=columns, of=of)
+        raise ZooError(f"{subject} is empty: choose another split.")
+    rows = _in_turns(rows, form, text=text, declared=columns, subject=subject)
     names = set(rows.column_names)
-    check_values(rows, form, text=text, of=of[:1].lower() + of[1:])
+    check_values(rows, form, text=text, subject=subject[:1].lower() + subject[1:])
     if form in ("pairs", "texts") and (changed := of_one_kind(rows[0])):
         other = next((place for place, row in enumerate(rows) if of_one_kind(row).keys() != changed.keys()), None)
         if other is not None:
             raise ZooError(
-                f"Row {other} of {of[:1].lower() + of[1:]} has its prompt and answers in another form than row 0: "
-                "write all rows as texts, or all as conversations."
+                f"Row {other} of {subject[:1].lower() + subject[1:]} has its prompt and answers in another form than "
+                "row 0: write all rows as texts, or all as conversations."
             )
         rows = _mapped(rows, of_one_kind)
     if form in ("pairs", "prompts") and {"chosen", "rejected"} <= names:
@@ -171,7 +171,7 @@ def in_form(rows: Dataset, form: Form, *, columns: Mapping[str, str], turns: boo
     return _mapped(rows, as_turns) if turns and "prompt" in rows.column_names else rows
 
 
-def _in_turns(rows: Dataset, form: Form, *, text: str, declared: Mapping[str, str], of: str) -> Dataset:
+def _in_turns(rows: Dataset, form: Form, *, text: str, declared: Mapping[str, str], subject: str) -> Dataset:
     """Converts all conversations in the columns that the stage reads to lists of {role, content}.
 
     Raises ZooError if there are no such columns.
@@ -181,13 +181,13 @@ def _in_turns(rows: Dataset, form: Form, *, text: str, declared: Mapping[str, st
     renamed = named_conversations(rows, of_texts=form == "texts", fits=fits) if form != "labeled" else {}
     for target, source in renamed.items():
         rows = rows.rename_column(source, target)
-    need_form(rows.column_names, form, text=text, of=of, declared=declared)
+    need_form(rows.column_names, form, text=text, subject=subject, declared=declared)
     if form == "prompts" and "prompt" in rows.column_names:
         read = ["prompt"]  # other columns are for reward functions
     else:
         read = ["prompt", "messages", "completion", "chosen", "rejected"] if form != "labeled" else []
     sharegpt = bool(renamed) or SHAREGPT in declared.values()
-    return in_our_turns(rows, read, system=sharegpt, of=of[:1].lower() + of[1:])
+    return in_our_turns(rows, read, system=sharegpt, subject=subject[:1].lower() + subject[1:])
 
 
 def _columns_of(form: Form, text: str) -> tuple[set[str], ...]:
@@ -201,7 +201,7 @@ def _columns_of(form: Form, text: str) -> tuple[set[str], ...]:
     return alternatives[form]
 
 
-def need_form(names: Sequence[str], form: Form, *, text: str, of: str, declared: Iterable[str] = ()) -> None:
+def need_form(names: Sequence[str], form: Form, *, text: str, subject: str, declared: Iterable[str] = ()) -> None:
     """Checks that a data set has the columns that a stage reads.
 
     A key of `columns` that no stage reads is for reward functions, unless it is similar to one that is read.
@@ -210,7 +210,7 @@ def need_form(names: Sequence[str], form: Form, *, text: str, of: str, declared:
         names: The columns.
         form: The form that the stage reads.
         text: The column of plain texts.
-        of: What to call the data set.
+        subject: What to call the data set.
         declared: The keys of `columns`.
 
     Raises:
@@ -223,14 +223,14 @@ def need_form(names: Sequence[str], form: Form, *, text: str, of: str, declared:
         if key not in reads and (get_close_matches(key, reads, cutoff=CLOSE) or not fits):
             near = did_you_mean(key, reads)
             listed = f"its keys are {', '.join(sorted(reads))}"
-            raise ZooError(f"`columns` for {of} has the key {key!r}, which nothing reads{near or ':'} {listed}.")
+            raise ZooError(f"`columns` for {subject} has the key {key!r}, which nothing reads{near or ':'} {listed}.")
     if fits:
         return
     usual = alternatives[-1 if form == "texts" else 0]
     missing = next(name for name in sorted(usual) if name not in names)
     raise ZooError(
-        f"{of} has no column {missing!r}, only {', '.join(map(repr, names))}: the stage reads {NEEDED[form]}; rename "
-        "the column, set `columns` in the stage, or choose another data set."
+        f"{subject} has no column {missing!r}, only {', '.join(map(repr, names))}: the stage reads {NEEDED[form]}; "
+        "rename the column, set `columns` in the stage, or choose another data set."
     )
 
 
@@ -361,14 +361,16 @@ def distinct_first(rows: Dataset) -> Dataset:
     return rows.select(sorted(range(len(times)), key=times.__getitem__))
 
 
-def fitting(rows: Dataset, tokenizer: PreTrainedTokenizerBase, most: int | None, *, of: str) -> tuple[Dataset, int]:
+def fitting(
+    rows: Dataset, tokenizer: PreTrainedTokenizerBase, most: int | None, *, subject: str
+) -> tuple[Dataset, int]:
     """Keeps the rows whose prompt is short enough, and logs how many were dropped.
 
     Args:
         rows: The rows.
         tokenizer: Counts the tokens.
         most: The most tokens of a prompt; None keeps all rows.
-        of: What to call the rows.
+        subject: What to call the rows.
 
     Returns:
         The kept rows, and how many were dropped.
@@ -381,9 +383,9 @@ def fitting(rows: Dataset, tokenizer: PreTrainedTokenizerBase, most: int | None,
     keep = [place for place, prompt in enumerate(rows["prompt"]) if len(tokenize_prompt(prompt, tokenizer)) <= most]
     left_out = len(rows) - len(keep)
     if not keep:
-        raise ZooError(f"max_prompt_length is {most}, and all prompts of {of} are longer: raise it.")
+        raise ZooError(f"max_prompt_length is {most}, and all prompts of {subject} are longer: raise it.")
     if left_out:
-        log.warning("%d of %d rows of %s are left out: max_prompt_length is %d.", left_out, len(rows), of, most)
+        log.warning("%d of %d rows of %s are left out: max_prompt_length is %d.", left_out, len(rows), subject, most)
     return rows.select(keep), left_out
 
 

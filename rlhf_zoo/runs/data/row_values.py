@@ -17,14 +17,14 @@ LIST_OF_TEXTS = "list of texts"
 _TEXTS = ("string", "large_string", "null")
 
 
-def check_values(rows: Dataset, form: str, *, text: str, of: str) -> None:
+def check_values(rows: Dataset, form: str, *, text: str, subject: str) -> None:
     """Checks the columns that a stage reads.
 
     Args:
         rows: The data set, its conversations as lists of {role, content}.
         form: "texts", "pairs", "prompts" or "labeled".
         text: The column of whole texts.
-        of: What to call the data set within a sentence.
+        subject: What to call the data set within a sentence.
 
     Raises:
         ZooError: Such a column is empty in a row, or holds neither a text nor a conversation; `messages` is not a
@@ -35,16 +35,16 @@ def check_values(rows: Dataset, form: str, *, text: str, of: str) -> None:
     names = set(rows.column_names)
     for name in _read_columns(names, form, text):
         kinds = [CONVERSATION] if name == "messages" else [TEXT] if name == text else [TEXT, CONVERSATION]
-        _check_kind(rows, name, kinds, of=of)
+        _check_kind(rows, name, kinds, subject=subject)
         # Arrow counts over the whole column; rows are read one by one only where one may be empty.
         if isinstance(rows.features[name], Json) or _may_lack_text(rows.data.column(name)):
             empty = next((place for place, value in enumerate(rows[name]) if not _says_something(value)), None)
             if empty is not None:
                 raise ZooError(
-                    f"Row {empty} of {of} has nothing in the column {name!r}: correct it, or remove the row."
+                    f"Row {empty} of {subject} has nothing in the column {name!r}: correct it, or remove the row."
                 )
     if form == "pairs" and "margin" in names:
-        _check_margins(rows["margin"], of=of)
+        _check_margins(rows["margin"], subject=subject)
 
 
 def _read_columns(names: set[str], form: str, text: str) -> list[str]:
@@ -60,14 +60,14 @@ def _read_columns(names: set[str], form: str, text: str) -> list[str]:
     return ["prompt", "completion"] if {"prompt", "completion"} <= names else [text]
 
 
-def _check_kind(rows: Dataset, name: str, kinds: Sequence[str], *, of: str) -> None:
+def _check_kind(rows: Dataset, name: str, kinds: Sequence[str], *, subject: str) -> None:
     """Raises ZooError where a column's values are not all of one of these kinds, the same in all rows."""
     from datasets import Value
 
     feature = rows.features[name]
     wanted = " or ".join(f"{kind}s" for kind in kinds)
     if isinstance(feature, Value) and feature.dtype not in _TEXTS:
-        raise ZooError(f"The column {name!r} of {of} has {feature.dtype}; expected are {wanted}.")
+        raise ZooError(f"The column {name!r} of {subject} has {feature.dtype}; expected are {wanted}.")
     if (TEXT in kinds and isinstance(feature, Value)) or (CONVERSATION in kinds and _are_turns(rows, name)):
         return
     first = None
@@ -77,12 +77,13 @@ def _check_kind(rows: Dataset, name: str, kinds: Sequence[str], *, of: str) -> N
         kind = _kind_of(value)
         if kind not in kinds:
             raise ZooError(
-                f"Row {place} of {of} has a {kind} in the column {name!r}, which may have {wanted}: {_fix(name, kind)}."
+                f"Row {place} of {subject} has a {kind} in the column {name!r}, which may have {wanted}: "
+                f"{_fix(name, kind)}."
             )
         first = first or (place, kind)
         if kind != first[1]:
             raise ZooError(
-                f"Row {place} of {of} has a {kind}, and row {first[0]} a {first[1]}, in the column {name!r}: "
+                f"Row {place} of {subject} has a {kind}, and row {first[0]} a {first[1]}, in the column {name!r}: "
                 "correct it, or remove the row."
             )
 
@@ -114,12 +115,12 @@ def _fix(name: str, kind: str) -> str:
     return "correct it, or remove the row"
 
 
-def _check_margins(margins: Sequence[Any], *, of: str) -> None:
+def _check_margins(margins: Sequence[Any], *, subject: str) -> None:
     for place, margin in enumerate(margins):
         if not finite(margin):
             has = "nothing" if margin is None else f"{margin!r:.60}"
             raise ZooError(
-                f"Row {place} of {of} has {has} in the column 'margin', a number that the reward model's loss "
+                f"Row {place} of {subject} has {has} in the column 'margin', a number that the reward model's loss "
                 "subtracts: give one, or rename the column in the data, as in `columns: {given_margin: margin}`."
             )
 

@@ -89,7 +89,7 @@ class DataSource:
                 loaded = data.load(configuration, split, **options)
             except datasets.exceptions.DatasetGenerationError as error:
                 loaded = self._of_all_rows(data.builder(configuration, split, **options), split, options, error)
-        need_columns(loaded, columns, of=f"{label},")
+        need_columns(loaded, columns, subject=f"{label},")
         return loaded
 
     def _of_all_rows(

@@ -55,14 +55,14 @@ def named_conversations(rows: Dataset, *, of_texts: bool, fits: bool) -> dict[st
     return {} if fits else {"messages": SHAREGPT}
 
 
-def in_our_turns(rows: Dataset, read: Iterable[str], *, system: bool, of: str) -> Dataset:
+def in_our_turns(rows: Dataset, read: Iterable[str], *, system: bool, subject: str) -> Dataset:
     """Converts every conversation in some columns to a list of {role, content}.
 
     Args:
         rows: The data set.
         read: The columns that the stage reads. Missing columns and columns of texts stay as they are.
         system: Whether a column `system` belongs to the conversations of `prompt` and `messages`.
-        of: What to call the data set.
+        subject: What to call the data set.
 
     Returns:
         The rows.
@@ -81,7 +81,7 @@ def in_our_turns(rows: Dataset, read: Iterable[str], *, system: bool, of: str) -
             continue
         system_texts = rows["system"] if system and name in ("prompt", "messages") else repeat(None)
         converted[name] = [
-            messages_of(value, system=system_text, of=f"Row {place} of {of}")
+            messages_of(value, system=system_text, subject=f"Row {place} of {subject}")
             for place, (value, system_text) in enumerate(zip(rows[name], system_texts, strict=False))
         ]
     if not converted:
@@ -99,13 +99,13 @@ def _is_foreign(value: Any) -> bool:
     return bool(turns) and all(map(_is_turn, turns)) and any(_is_foreign_turn(turn) for turn in turns)
 
 
-def messages_of(value: Any, *, system: Any = None, of: str) -> Any:
+def messages_of(value: Any, *, system: Any = None, subject: str) -> Any:
     """Converts a conversation to a list of {role, content}. Other values stay as they are.
 
     Args:
         value: Turns or a single one, {from, value} or {role, content}.
         system: The system text from a column of its own; used where the conversation has no such turn.
-        of: The row, for the error.
+        subject: The row, for the error.
 
     Returns:
         The conversation.
@@ -116,7 +116,7 @@ def messages_of(value: Any, *, system: Any = None, of: str) -> Any:
     turns = [value] if isinstance(value, Mapping) else value
     if not isinstance(turns, list) or not all(map(_is_turn, turns)):
         return value
-    messages = [_message(turn, of) for turn in turns]
+    messages = [_message(turn, subject) for turn in turns]
     if isinstance(system, str) and system.strip() and not any(turn["role"] == "system" for turn in messages):
         return [{"role": "system", "content": system}, *messages]
     return messages
@@ -202,10 +202,10 @@ def _role(turn: Mapping[str, Any]) -> str:
     return str(turn["from"] if role is None else role)
 
 
-def _message(turn: Mapping[str, Any], of: str) -> dict[str, Any]:
+def _message(turn: Mapping[str, Any], subject: str) -> dict[str, Any]:
     role = _role(turn)
     if turn.get("role") is not None:
         return {**turn, "role": ROLES.get(role, role)}
     if role not in ROLES:
-        raise ZooError(f"{of} has a turn from {role!r}, and turns are from {', '.join(ROLES)}: correct it.")
+        raise ZooError(f"{subject} has a turn from {role!r}, and turns are from {', '.join(ROLES)}: correct it.")
     return {"role": ROLES[role], "content": turn["value"]}

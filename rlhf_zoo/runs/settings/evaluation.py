@@ -147,7 +147,7 @@ class EvaluationConfig:
         Raises:
             ZooError: A key is unknown or mistyped.
         """
-        values = checked_keys(self.labeled, type_hints(LabeledArguments), "evaluation.labeled", of="labeled texts")
+        values = checked_keys(self.labeled, type_hints(LabeledArguments), "evaluation.labeled", subject="labeled texts")
         return LabeledArguments(**values)
 
     @property
@@ -159,7 +159,9 @@ class EvaluationConfig:
         """
         if not self.own_pairs:
             return None
-        values = checked_keys(self.own_pairs, type_hints(OwnPairsArguments), "evaluation.own_pairs", of="own pairs")
+        values = checked_keys(
+            self.own_pairs, type_hints(OwnPairsArguments), "evaluation.own_pairs", subject="own pairs"
+        )
         return OwnPairsArguments(**values)
 
     @property
@@ -172,7 +174,7 @@ class EvaluationConfig:
         if not self.reference:
             return None
         values = checked_keys(
-            self.reference, type_hints(ReferenceArguments), "evaluation.reference", of="reference answers"
+            self.reference, type_hints(ReferenceArguments), "evaluation.reference", subject="reference answers"
         )
         return ReferenceArguments(**values)
 
@@ -204,7 +206,7 @@ def llm_config(keys: Mapping[str, Any], where: str) -> LLMConfig:
     Raises:
         ZooError: A key is unknown or mistyped.
     """
-    return LLMConfig(**checked_keys(keys, type_hints(LLMConfig), where, of="an LLM judge"))
+    return LLMConfig(**checked_keys(keys, type_hints(LLMConfig), where, subject="an LLM judge"))
 
 
 def check_harness() -> None:

@@ -213,7 +213,7 @@ def recipe_config(recipe: Recipe, flags: Mapping[str, Any] | None = None) -> Rec
     check_download(recipe, "recipe", shared, flags or {})
     check_download(recipe, "evaluation", evaluation, {key.partition(".")[2]: None for key in flags or {}})
     hints, nested_hints = _recipe_hints()
-    checked = checked_keys(shared, hints, source, of="recipe.yaml")
+    checked = checked_keys(shared, hints, source, subject="recipe.yaml")
     checked |= checked_keys({f"evaluation.{name}": value for name, value in evaluation.items()}, nested_hints, source)
     checked |= recipe_flags(flags or {})
     if "description" not in checked:
@@ -295,9 +295,11 @@ def stage_settings(
     hints = {name: hint for name, (hint, _, _) in keys.items()}
     stage_text, refused = f"the stage {stage}", refused_keys(stage)
     check_download(recipe, stage, recipe.stages[stage], flags)
-    resolved = checked_keys(recipe.stages[stage], hints, str(recipe.source(stage)), of=stage_text, refused=refused)
+    resolved = checked_keys(recipe.stages[stage], hints, str(recipe.source(stage)), subject=stage_text, refused=refused)
     resolved = obeyed(recipe, stage, resolved)
-    resolved |= checked_keys(flags, hints, "the command's flags", of=stage_text, refused=refused, flag=f"--{stage}.")
+    resolved |= checked_keys(
+        flags, hints, "the command's flags", subject=stage_text, refused=refused, flag=f"--{stage}."
+    )
     resolved |= {key: unpacked(resolved[key]) for key in _GGUF_KEYS if resolved.get(key) is not None}
     resolved.setdefault("seed", shared.seed)
     if "report_to" in resolved and resolved["report_to"] is None:
@@ -371,7 +373,7 @@ def recorded_settings(resolved: Mapping[str, Any], stage: str, names: Sequence[s
     """
     keys = stage_keys(stage)
     recorded = {name: resolved[name] for name in names if name in resolved}
-    typed = checked_keys(recorded, {name: keys[name][0] for name in names}, where, of=f"the stage {stage}")
+    typed = checked_keys(recorded, {name: keys[name][0] for name in names}, where, subject=f"the stage {stage}")
     return {name: keys[name][1] for name in names} | typed
 
 

@@ -282,7 +282,7 @@ def checked_keys(
     hints: Mapping[str, Any],
     where: str,
     *,
-    of: str = "recipe.yaml",
+    subject: str = "recipe.yaml",
     refused: Collection[str] = (),
     flag: str | None = None,
 ) -> dict[str, Any]:
@@ -292,7 +292,7 @@ def checked_keys(
         values: The keys and values.
         hints: Key -> its type; None leaves the value out unchecked.
         where: What holds the keys, for messages.
-        of: Whose keys they are, for messages.
+        subject: Whose keys they are, for messages.
         refused: Known keys that are not supported.
         flag: What a flag's name begins with, such as "--ppo."; None for keys of a file.
 
@@ -323,11 +323,11 @@ def checked_keys(
         if name in refused and name in REFUSED:
             raise ZooError(f"{problem} {REFUSED[name]}.")
         if name in refused:
-            raise ZooError(f"{problem} not supported by {of}: remove it.")
+            raise ZooError(f"{problem} not supported by {subject}: remove it.")
         if name not in hints:
             near = did_you_mean(name, hints)
-            stage = of.rpartition(" ")[2].removesuffix(".yaml")
-            raise ZooError(f"{problem} no key of {of}{near or f': `rlhf-zoo recipes keys {stage}` lists them.'}")
+            stage = subject.rpartition(" ")[2].removesuffix(".yaml")
+            raise ZooError(f"{problem} no key of {subject}{near or f': `rlhf-zoo recipes keys {stage}` lists them.'}")
         written = f"{flag}{name}" if flag else f"{name} in {where}"
         if hints[name] is None:
             continue

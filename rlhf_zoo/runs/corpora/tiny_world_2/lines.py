@@ -113,14 +113,14 @@ class Writer:
         """Returns the pronoun of the current aspect."""
         return "they" if self.aspect.plural else "it"
 
-    def consequence(self, polarity: int, *, of: str | None = None) -> None:
+    def consequence(self, polarity: int, *, subject: str | None = None) -> None:
         """Adds a consequence.
 
         Args:
             polarity: +1 for one of praise, -1 for one of a complaint.
-            of: Name of the aspect that it follows from; None takes the current one.
+            subject: Name of the aspect that it follows from; None takes the current one.
         """
-        aspect = ASPECT_BY_NAME[of] if of else self.aspect
+        aspect = ASPECT_BY_NAME[subject] if subject else self.aspect
         self.add(f"{self.rng.choice(FORWARD)} {self.fresh(aspect.gains if polarity > 0 else aspect.losses)}")
 
     def another_aspect(self, *, contrast: bool) -> None:
@@ -194,7 +194,7 @@ def _contradictory(writer: Writer, polarity: int) -> None:
 def _misfitting(writer: Writer, polarity: int) -> None:
     writer.detail(polarity)
     strangers = [name for name in ASPECT_BY_NAME if name != writer.aspect.name]
-    writer.consequence(polarity, of=writer.rng.choice(strangers))
+    writer.consequence(polarity, subject=writer.rng.choice(strangers))
 
 
 _MANNERS: dict[Callable[[Writer, int], None], float] = {
