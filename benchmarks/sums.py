@@ -66,7 +66,7 @@ def _kept(folder: Path) -> dict[str, Any]:
         **{name: {side: evaluation[side][name] for side in ("sft", "ppo")} for name in ("reward", "judge")},
         "kl": evaluation["ppo"]["kl"],
         "shows_work": {side: work[side] for side in ("sft", "ppo")},
-        **{name: over[name] for name in ("verdict", "kind", "without_judge", "present", "explained", "reasons")},
+        **{name: over[name] for name in ("verdict", "kind", "without_judge", "fired", "explained", "reasons")},
         "policies": _policies(folder),
         "curve": [
             {
@@ -115,7 +115,7 @@ def _sampled(folder: Path) -> dict[str, dict[str, Any]]:
     return {
         name: {
             "sampled": point["judge"],
-            **{key: point["beside"][of] for key, of in keys.items()},
+            **{key: point["extra_metrics"][of] for key, of in keys.items()},
             "teraflops": {"value": point["compute"]["training"]["flops"] / 1e12},
         }
         for name, point in points.items()

@@ -157,8 +157,8 @@ def over_training() -> dict[str, Any]:
     def probe(name: str, fired: bool) -> dict[str, Any]:
         worst = [{"prompt": "a prompt", "completion": "<b>again again", "number": 1.0}]
         meaning = "It repeats itself." if name == "repetition" else "It is longer."
-        return {"name": name, "effect": 0.2, "least": 0.1, "p": 0.004, "fired": fired, "present": fired,
-                "meaning": meaning, "worst": worst}  # fmt: skip
+        return {"family": name, "effect": 0.2, "threshold": 0.1, "p": 0.004, "fired": fired,
+                "finding": meaning, "worst": worst}  # fmt: skip
 
     bend = {"alpha": estimate(0.5), "beta": estimate(0.1), "peak": None, "no_peak": "No peak: β is -0.196."}
     turned = {**bend, "peak": {"d": estimate(2.0), "kl": 4.0, "gain": estimate(0.75)}, "no_peak": None}

@@ -134,7 +134,7 @@ def _equal_kl(frontier: Told) -> str:
                 ]
             )
         elif not found.get("farthest"):
-            rows.append([method, found["said"], "", "", ""])
+            rows.append([method, found["reason"], "", "", ""])
     return table(["at equal KL", "KL", "judge", "PPO there, less this", "PPO read"], rows)
 
 
@@ -148,7 +148,7 @@ def _equal_compute(frontier: Told) -> str:
             share = f"{found['share_of_flops']:.2f}"
             rows.append([f"{method}, {found['label']}", share, _interval(found["judge"]), _gap(found)])
         else:
-            rows.append([method, found["said"], "", ""])
+            rows.append([method, found["reason"], "", ""])
     told = table(["at most PPO's FLOPs", "share of them", "judge", "PPO less this"], rows)
     even = [
         f"best of {one['label'].removeprefix('n = ')} after {one['break_even']:.0f}"
@@ -165,7 +165,7 @@ def _flops(compute: Told) -> str:
 
 
 def _gap(found: Told) -> str:
-    return _interval(found["ppo_less_this"]["judge"], sign=True)
+    return _interval(found["ppo_minus_this"]["judge"], sign=True)
 
 
 def _interval(found: Told, *, sign: bool = False) -> str:

@@ -13,7 +13,7 @@ from rlhf_zoo.runs.record import StageRecord
 from .experiments import METHODS, ROOT, RUNS, Experiment
 
 FOLDER = ROOT / "docs" / "evidence"
-PROBE_KEYS = ("name", "family", "value", "effect", "least", "p", "fired")
+PROBE_KEYS = ("family", "value", "effect", "threshold", "p", "fired")
 WIN_RATES = ("win_rate", "control", "win_rate_at_equal_length")
 BY_LENGTH = ("chosen_longer", "chosen_shorter", "same_length")
 CURVE = {

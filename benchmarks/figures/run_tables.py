@@ -136,7 +136,7 @@ def ablation_table(experiment: Experiment) -> str:
         f"{first['win_rate']['n']} completions to test prompts.",
         *missing_variants(experiment, runs),
     ]
-    names = dict.fromkeys(one["name"] for run in runs for one in run["probes"])
+    names = dict.fromkeys(one["family"] for run in runs for one in run["probes"])
     probes = [_probe_row(name, groups) for name in names]
     headings = ["probe at the last checkpoint", "threshold", *(part for title in titles for part in (title, "fires"))]
     return "\n".join(
@@ -196,15 +196,15 @@ def figure_rows(columns: Sequence[tuple[str, Sequence[Run], str]]) -> list[list[
 
 
 def _fired(runs: Sequence[Run]) -> str:
-    counts = Counter(one["name"] for run in runs for one in run["probes"] if one["fired"])
+    counts = Counter(one["family"] for run in runs for one in run["probes"] if one["fired"])
     return ", ".join(f"{name} {count}/{len(runs)}" for name, count in counts.items()) or "none"
 
 
 def _probe_row(name: str, groups: Mapping[float, Sequence[Run]]) -> list[str]:
-    each = [[one for run in of for one in run["probes"] if one["name"] == name] for of in groups.values()]
+    each = [[one for run in of for one in run["probes"] if one["family"] == name] for of in groups.values()]
     found = [one for of in each for one in of]
-    digits = 3 if abs(found[0]["least"]) < 10 else 1
-    cells = [f"`{name}`", spread([one["least"] for one in found], digits)]
+    digits = 3 if abs(found[0]["threshold"]) < 10 else 1
+    cells = [f"`{name}`", spread([one["threshold"] for one in found], digits)]
     for of in each:
         fired = f"{sum(one['fired'] for one in of)}/{len(of)}"
         cells += [spread([one["effect"] for one in of], 3), fired] if of else ["", ""]

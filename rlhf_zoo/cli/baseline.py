@@ -45,7 +45,7 @@ SEEDS, POOL = 3, 64
 @click.option(
     "--served",
     type=click.IntRange(min=0),
-    help="Completions that compute counts beside training.  [default: as many as are evaluated]",
+    help="Completions that compute counts extra_metrics training.  [default: as many as are evaluated]",
 )
 @finished_run_options("Run this method again, even where it is finished.")
 @json_option("Print frontier.json instead of tables.")
@@ -125,21 +125,21 @@ def read_betas(listed: str, method: Method) -> list[float]:
 
 
 def _show(frontier: Mapping[str, Any]) -> None:
-    beside = list(frontier["sft"]["beside"])
-    rows = [_row("SFT", frontier["sft"], beside), _row("PPO", frontier["ppo"], beside)]
+    extra_metrics = list(frontier["sft"]["extra_metrics"])
+    rows = [_row("SFT", frontier["sft"], extra_metrics), _row("PPO", frontier["ppo"], extra_metrics)]
     # The compute of an ablation is not counted, so FLOPs of serving alone would look like all.
-    rows += [[*_row(point["label"], point, beside)[:-1], ""] for point in frontier["ppo_ablation"]]
+    rows += [[*_row(point["label"], point, extra_metrics)[:-1], ""] for point in frontier["ppo_ablation"]]
     for policy in (frontier["trivial"] or {}).get("policies", []):
         reward = interval(policy["reward"]) if policy["reward"] else ""
         rows.append(
             [policy["name"], "", reward, interval(policy["judge"]), f"{policy['win_rate']['value']:.3f}"]
-            + [""] * (2 + len(beside))
+            + [""] * (2 + len(extra_metrics))
         )
     for method, points in frontier["methods"].items():
-        rows += [_row(f"{method}, {point['label']}", point, beside) for point in points]
+        rows += [_row(f"{method}, {point['label']}", point, extra_metrics) for point in points]
     table(
         f"Held-out prompts; judge: {frontier['judge']}; KL in nats, ≤: an upper bound",
-        ["", "KL", "reward", "judge", "win rate over SFT", "over PPO", *beside, "FLOPs"],
+        ["", "KL", "reward", "judge", "win rate over SFT", "over PPO", *extra_metrics, "FLOPs"],
         rows,
     )
     comparisons = []
@@ -148,7 +148,7 @@ def _show(frontier: Mapping[str, Any]) -> None:
             if crossing["inside"]:
                 comparisons.append(_against(f"{method} at {title}", crossing))
                 continue
-            comparisons.append([f"{method} at {title}", crossing["said"], "", ""])
+            comparisons.append([f"{method} at {title}", crossing["reason"], "", ""])
             if crossing.get("farthest"):
                 where = f"at KL {crossing['farthest']['kl']:.2f} (PPO: {crossing['farthest']['ppo']})"
                 comparisons.append(_against(f"{method} {where}", crossing["farthest"]))
@@ -183,13 +183,15 @@ def _show_curve(frontier: Mapping[str, Any]) -> None:
             )
 
 
-def _row(label: str, point: Mapping[str, Any], beside: Sequence[str]) -> list[str]:
+def _row(label: str, point: Mapping[str, Any], extra_metrics: Sequence[str]) -> list[str]:
     kl = f"{'≤ ' if point['kl']['is_bound'] else ''}{point['kl']['value']:.2f}"
     win_rates = [f"{point['win_rate'][side]['value']:.3f}" for side in ("sft", "ppo")]
-    extra_scores = [interval(point["beside"][name]) if name in point["beside"] else "" for name in beside]
+    extra_scores = [
+        interval(point["extra_metrics"][name]) if name in point["extra_metrics"] else "" for name in extra_metrics
+    ]
     flops = f"{point['compute']['flops']:.2e}"
     return [label, kl, interval(point["reward"]), interval(point["judge"]), *win_rates, *extra_scores, flops]
 
 
 def _against(title: str, point: Mapping[str, Any]) -> list[str]:
-    return [title, point["label"], interval(point["judge"]), interval(point["ppo_less_this"]["judge"], sign="+")]
+    return [title, point["label"], interval(point["judge"]), interval(point["ppo_minus_this"]["judge"], sign="+")]

@@ -68,8 +68,8 @@ def _show(document: Mapping[str, Any]) -> None:
         f"Disagreement on SFT's completions: {on_sft}; unrelated models: {apart['unrelated']:.3f}.",
     ]
     if evaluated:
-        on_ppo, more = interval(apart["ppo"], digits=3), interval(apart["ppo_less_sft"], digits=3, sign="+")
-        beyond = interval(document["own_less_others"], digits=3, sign="+")
+        on_ppo, more = interval(apart["ppo"], digits=3), interval(apart["ppo_minus_sft"], digits=3, sign="+")
+        beyond = interval(document["own_minus_others"], digits=3, sign="+")
         lines += [
             f"On PPO's: {on_ppo}; PPO's less SFT's: {more}.",
             f"The run's own model gives PPO's completions {beyond} beyond the others.",

@@ -71,10 +71,10 @@ def probe(
         [
             probe.family,
             f"{probe.effect:.3g}",
-            f"{probe.least:.3g}",
+            f"{probe.threshold:.3g}",
             f"{probe.p:.3g}",
-            "yes" if probe.present else "",
-            probe.meaning,
+            "yes" if probe.fired else "",
+            probe.finding,
         ]
         for probe in result.report.probes
     ]
@@ -83,7 +83,7 @@ def probe(
         for family, why in result.report.skipped.items()
     }
     rows += [[family, "", "", "", "", why + hints[family]] for family, why in result.report.skipped.items()]
-    table("", ["probe", "effect", "counts from", "p", "present", "what it says"], rows)
+    table("", ["probe", "effect", "threshold", "p", "fired", "finding"], rows)
     console = console_of(160)
     lines = [
         f"Verdict: {result.verdict.text}, on {_count(result.prompts, 'prompt')}.",

@@ -222,7 +222,7 @@ def run(
 def _show_rounds(rounds: Sequence[Mapping[str, Any]]) -> None:
     rows = []
     for row in rounds:
-        pairs, accuracy, gain = row["pairs"], row["reward_model"].get("accuracy"), row["judge_less_before"]
+        pairs, accuracy, gain = row["pairs"], row["reward_model"].get("accuracy"), row["judge_minus_previous"]
         rows.append(
             [
                 str(row["round"]),

@@ -1,11 +1,11 @@
 """Tests whether the judge's score fell from its best checkpoint to the last, allowing for the choice of the best.
 
 The best of many noisy checkpoints looks better than it is, so a fall from it cannot be tested like one difference.
-For each checkpoint k, the contrast KEPT · y_k + (1 − KEPT) · y_SFT − y_last is above 0 only if the last checkpoint is
-worse than k or than SFT. The largest of the contrasts' t statistics is compared with its distribution, by resampling
-prompts, when all contrasts are 0. This is Dunnett's many-to-one comparison, as the studentized bootstrap of Romano &
-Wolf 2005 (Econometrica 73:1237). Under a flat judge it reports a fall in 2.5% of runs, however many checkpoints there
-are.
+For each checkpoint k, the contrast c · y_k + (1 − c) · y_SFT − y_last, c = `MIN_SHARE_KEPT`, is above 0 only if the
+last checkpoint is worse than k or than SFT. The largest of the contrasts' t statistics is compared with its
+distribution when all contrasts are 0, found by resampling prompts. This is Dunnett's many-to-one comparison, as the
+studentized bootstrap of Romano & Wolf 2005 (Econometrica 73:1237). Under a flat judge it reports a fall in 2.5% of
+runs, however many checkpoints there are.
 """
 
 import math
@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 
 from .stats import Estimate, bootstrap_mean, resampled
 
-KEPT = 0.9  # share of the best checkpoint's gain over SFT; a smaller loss does not matter, however certain it is
+MIN_SHARE_KEPT = (
+    0.9  # share of the best checkpoint's gain over SFT; a smaller loss does not matter, however certain it is
+)
 _POWER = 0.841621  # the 80% quantile of the normal distribution
 LEVEL = 0.025  # one-sided, to match the 95% intervals
 
@@ -32,18 +34,18 @@ class Fall:
     Attributes:
         step: Step of the best checkpoint; the SFT model's step where that is the best.
         drop: Best − last, with its plain interval, which is too narrow because the best was chosen.
-        kept: The last checkpoint's share of the best's gain over SFT; None if there was no gain.
+        share_kept: The last checkpoint's share of the best's gain over SFT; None if there was no gain.
         p: How often noise alone would produce as large a fall from any checkpoint, corrected for the choice.
-        noticed: The last checkpoint would have to fall to this share of an earlier checkpoint's gain for 80% of such
-            evaluations to detect it. Below 0 if even SFT's level is not low enough; None if no earlier checkpoint has
-            a gain.
+        detectable_share: The last checkpoint would have to fall to this share of an earlier checkpoint's gain for 80%
+            of such evaluations to detect it. Below 0 if even SFT's level is not low enough; None if no earlier
+            checkpoint has a gain.
     """
 
     step: int
     drop: Estimate
-    kept: float | None
+    share_kept: float | None
     p: float
-    noticed: float | None = None
+    detectable_share: float | None = None
 
     @property
     def detected(self) -> bool:
@@ -55,10 +57,10 @@ class Fall:
         return {
             "step": self.step,
             "drop": self.drop.to_json(),
-            "kept": self.kept,
+            "share_kept": self.share_kept,
             "p": self.p,
             "detected": self.detected,
-            "noticed": self.noticed,
+            "detectable_share": self.detectable_share,
         }
 
 
@@ -78,7 +80,7 @@ def difference(scores: Floats, of: int, less: int, seed: int, resamples: int) ->
     return bootstrap_mean(scores[of] - scores[less], range(scores.shape[1]), seed=seed, resamples=resamples)
 
 
-def fallen(scores: Floats, steps: Sequence[int], seed: int, resamples: int) -> Fall:
+def measure_fall(scores: Floats, steps: Sequence[int], seed: int, resamples: int) -> Fall:
     """Tests the fall from the best row to the last one.
 
     Args:
@@ -102,23 +104,25 @@ def fallen(scores: Floats, steps: Sequence[int], seed: int, resamples: int) -> F
     gain_before = float(means[earlier] - means[0])
     with np.errstate(invalid="ignore"):  # between two resamples without any spread, whose t is infinite
         # The contrast that 80% of evaluations would find: the critical value plus the power's, in standard errors.
-        to_see = (float(np.quantile(largest, 1 - LEVEL)) + _POWER) * error
-    gained = means[best] - means[0]
+        detectable = (float(np.quantile(largest, 1 - LEVEL)) + _POWER) * error
+    best_gain = means[best] - means[0]
     return Fall(
         step=steps[best],
         drop=difference(scores, best, last, seed, resamples),
-        kept=float((means[last] - means[0]) / gained) if gained > 0 else None,
+        share_kept=float((means[last] - means[0]) / best_gain) if best_gain > 0 else None,
         # The observed statistic counts as one of the resamples, so p is never 0.
         p=float((1 + (largest >= observed).sum()) / (1 + resamples)),
-        noticed=KEPT - to_see / gain_before if gain_before > 0 and math.isfinite(to_see) else None,
+        detectable_share=MIN_SHARE_KEPT - detectable / gain_before
+        if gain_before > 0 and math.isfinite(detectable)
+        else None,
     )
 
 
 def _contrasts(size: int) -> Floats:
-    """(size − 1, size): KEPT · y_k + (1 − KEPT) · y_0 − y_last for k = 0 … size − 2; y_0 − y_last for k = 0."""
+    """(size − 1, size): c · y_k + (1 − c) · y_0 − y_last for k = 0 … size − 2; y_0 − y_last for k = 0."""
     # For k = 0 both terms fall on column 0, so the contrast becomes y_0 − y_last.
-    matrix = KEPT * np.eye(size - 1, size)
-    matrix[:, 0] += 1 - KEPT
+    matrix = MIN_SHARE_KEPT * np.eye(size - 1, size)
+    matrix[:, 0] += 1 - MIN_SHARE_KEPT
     matrix[:, -1] -= 1
     return matrix
 

@@ -95,7 +95,7 @@ class EnsembleScores:
                 "pairs": [{"seeds": [seeds[a], seeds[b]], **share.to_json()} for (a, b), share in agreed.items()],
             },
             "disagreement": self._disagreement(),
-            "own_less_others": self._first_model_excess(),
+            "own_minus_others": self._first_model_excess(),
         }
 
     def _on_texts(self, scores: Mapping[str, Scores]) -> dict[str, Any]:
@@ -127,12 +127,12 @@ class EnsembleScores:
             "unrelated": unrelated(len(self.margins)),
             "sft": self._mean(apart["sft"]),
             "ppo": None,
-            "ppo_less_sft": None,
+            "ppo_minus_sft": None,
             "by_kl": [],
         }
         if ppo is not None and ppo.kl is not None:
             figures["ppo"] = self._mean(apart["ppo"])
-            figures["ppo_less_sft"] = self._mean(apart["ppo"] - apart["sft"])
+            figures["ppo_minus_sft"] = self._mean(apart["ppo"] - apart["sft"])
             figures["by_kl"] = by_kl(apart["ppo"], ppo.kl, ppo.prompts, seed=self.seed)
         return figures
 

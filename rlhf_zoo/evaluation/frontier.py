@@ -38,7 +38,7 @@ class Point:
         training: Compute spent once.
         serving: Compute per served completion.
         seeds: The points that this one is the mean of.
-        beside: Other figures by name, (P,) each; empty for best-of-n, whose completions are not kept.
+        extra_metrics: Other figures by name, (P,) each; empty for best-of-n, whose completions are not kept.
         prompts: (P,) keys that identify prompts, if rows may share one; intervals resample equal keys together.
     """
 
@@ -52,7 +52,7 @@ class Point:
     training: Compute = field(default_factory=Compute)
     serving: Compute = field(default_factory=Compute)
     seeds: tuple[Point, ...] = ()
-    beside: Mapping[str, Floats] = field(default_factory=dict)
+    extra_metrics: Mapping[str, Floats] = field(default_factory=dict)
     prompts: Sequence[Hashable] | None = None
 
     def estimate(self, values: Floats, *, seed: int) -> Estimate:
@@ -153,7 +153,7 @@ def mixed(points: Sequence[Point], weights: Sequence[float] | None = None, *, la
         label: The label of the result.
 
     Returns:
-        The weighted mean of every figure. `beside` keeps the figures that all points have.
+        The weighted mean of every figure. `extra_metrics` keeps the figures that all points have.
     """
     parts = [1 / len(points)] * len(points) if weights is None else list(weights)
 
@@ -177,9 +177,9 @@ def mixed(points: Sequence[Point], weights: Sequence[float] | None = None, *, la
         sum(compute[1], Compute()),
         tuple(points) if weights is None else (),
         {
-            name: mean([item.beside[name] for item in points])
-            for name in points[0].beside
-            if all(name in item.beside for item in points)
+            name: mean([item.extra_metrics[name] for item in points])
+            for name in points[0].extra_metrics
+            if all(name in item.extra_metrics for item in points)
         },
         points[0].prompts,
     )

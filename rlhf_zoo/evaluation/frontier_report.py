@@ -10,7 +10,7 @@ import numpy as np
 
 from .compute import break_even
 from .frontier import NEAR, Floats, Point, at_kl, best_within, difference
-from .overoptimization import FEWEST, fit
+from .overoptimization import MIN_POINTS, fit
 from .stats import Estimate
 
 
@@ -46,7 +46,9 @@ class BesidePPO:
             "kl": {**kl, "is_bound": point.kl_is_bound},
             **self._scores(point),
             "win_rate": {side: point.rate(values).to_json() for side, values in point.wins.items()},
-            "beside": {name: self._beside(name, values, point).to_json() for name, values in point.beside.items()},
+            "extra_metrics": {
+                name: self._extra_metric(name, values, point).to_json() for name, values in point.extra_metrics.items()
+            },
             "compute": {
                 "training": point.training.to_json(),
                 "serving": point.serving.to_json(),
@@ -96,7 +98,7 @@ class BesidePPO:
                 f"more than {NEAR} √nats apart; run one between"
             )
         farthest = self._ppo_there(max(points, key=lambda point: point.mean_kl))
-        return {"inside": False, "said": why, "farthest": farthest.get("ppo_at_its_kl")}
+        return {"inside": False, "reason": why, "farthest": farthest.get("ppo_at_its_kl")}
 
     def at_equal_compute(self, points: Sequence[Point]) -> dict[str, Any]:
         """Reads the highest judge's score of a method within PPO's FLOPs.
@@ -108,7 +110,7 @@ class BesidePPO:
         best = best_within(points, limit, served=self.served)
         if best is None:
             least = min(point.flops(self.served) for point in points) / limit
-            return {"inside": False, "said": f"every point takes more: the cheapest {least:.2f} times PPO's FLOPs"}
+            return {"inside": False, "reason": f"every point takes more: the cheapest {least:.2f} times PPO's FLOPs"}
         return {"inside": True, "share_of_flops": best.flops(self.served) / limit, **self._compared(best, self.ppo)}
 
     def fitted(self, points: Sequence[Point]) -> dict[str, Any]:
@@ -124,7 +126,7 @@ class BesidePPO:
             The fits of proxy and judge; {} where n has fewer than three values above 1.
         """
         moved = [point for point in points if point.mean_kl > 0]
-        if len(moved) < FEWEST:
+        if len(moved) < MIN_POINTS:
             return {}
         kl = np.stack([point.by_prompt(point.kl) for point in moved])
         gains = {
@@ -136,7 +138,7 @@ class BesidePPO:
     def _scores(self, point: Point) -> dict[str, Any]:
         return {name: point.estimate(getattr(point, name), seed=self.seed).to_json() for name in ("reward", "judge")}
 
-    def _beside(self, name: str, values: Floats, point: Point) -> Estimate:
+    def _extra_metric(self, name: str, values: Floats, point: Point) -> Estimate:
         """A rule's score of each completion is any number; a figure over all of a prompt's is a share of prompts."""
         if name.startswith("rule:"):
             return point.estimate(values, seed=self.seed)
@@ -150,5 +152,5 @@ class BesidePPO:
     def _compared(self, point: Point, ppo: Point) -> dict[str, Any]:
         less = difference(ppo, point, seed=self.seed)
         return {
-            "label": point.label, "kl": point.mean_kl, **self._scores(point), "ppo": ppo.label, "ppo_less_this": less,
+            "label": point.label, "kl": point.mean_kl, **self._scores(point), "ppo": ppo.label, "ppo_minus_this": less,
         }  # fmt: skip

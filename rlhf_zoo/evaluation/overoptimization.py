@@ -25,7 +25,7 @@ Form = Literal["rl", "best-of-n"]
 Floats = NDArray[np.float64]
 
 #: Smallest number of points: two for the coefficients, and one more to show a misfit.
-FEWEST = 3
+MIN_POINTS = 3
 PATTERN_FROM = 6  # points: fewer have too few orders of the residuals for a p-value of 0.01
 MISFIT = 0.01
 _LEAST_ERROR = 0.1  # of the median standard error: no point weighs more than 100 points with the median error
@@ -238,8 +238,10 @@ def _points(kl: ArrayLike, gains: ArrayLike, errors: ArrayLike | None) -> _Point
     order = np.argsort(mean_kl, kind="stable")
     order = order[mean_kl[order] > 0]
     distances = root_kl(mean_kl[order])
-    if len(np.unique(distances)) < FEWEST:
-        raise ValueError(f"A fit needs checkpoints at {FEWEST} different KL above 0, not {len(np.unique(distances))}.")
+    if len(np.unique(distances)) < MIN_POINTS:
+        raise ValueError(
+            f"A fit needs checkpoints at {MIN_POINTS} different KL above 0, not {len(np.unique(distances))}."
+        )
     nats, scores = nats[order], scores[order]
     means = scores.mean(1) if scores.ndim == 2 else scores
     if errors is not None and scores.ndim == 2:

@@ -29,7 +29,7 @@ from .judges.check import split_half
 from .measure import Evaluator, Measured, measure, repeated
 from .overoptimization import fit, root_kl
 from .probes import Completions, Report, probe
-from .probes.reward_effect import Payment, edits
+from .probes.reward_effect import RewardEffect, make_edits
 from .stats import Estimate, bootstrap_mean
 from .text import distinct_n_estimate
 from .text_logprobs import dependence, rescored, rewarded
@@ -59,7 +59,7 @@ class Trajectory:
         judge: Name of the headline's judge.
         seed: Seed of sampling, permutations and resamples.
         reliability: What is known about the judge.
-        payments: What the reward pays for each habit that is present.
+        reward_effects: The effect on the reward of each habit that the probes found.
         trivial: The trivial policies chosen here for comparison.
         confirmation: The candidate's step and its gain on other prompts, once measured.
         where: Which prompts these are, see `evaluated_part`.
@@ -72,7 +72,7 @@ class Trajectory:
     judge: str
     seed: int
     reliability: JudgeReliability = field(default_factory=JudgeReliability)
-    payments: Sequence[Payment] = ()
+    reward_effects: Sequence[RewardEffect] = ()
     trivial: Sequence[TrivialPolicy] = ()
     confirmation: tuple[int, Estimate] | None = None
     where: Mapping[str, object] = field(default_factory=lambda: {"split": "validation"})
@@ -84,7 +84,7 @@ class Trajectory:
             self._checkpoint(0, self.sft, None),
             [self._checkpoint(point.step, point.measured, point.report) for point in self.points],
             judge=self.reliability,
-            payments=self.payments,
+            reward_effects=self.reward_effects,
         )
         verdict = decide(evidence, seed=self.seed)
         return verdict if self.confirmation is None else verdict.confirm(*self.confirmation)
@@ -97,8 +97,8 @@ class Trajectory:
             for item in self.points
         ]
         sft = replace(self._checkpoint(0, self.sft, None), judge=None, wins=None)
-        unjudged = [replace(item, judge=None) for item in self.payments]
-        return decide(Evidence(sft, points, payments=unjudged), seed=self.seed)
+        unjudged = [replace(item, judge_ratio=None) for item in self.reward_effects]
+        return decide(Evidence(sft, points, reward_effects=unjudged), seed=self.seed)
 
     def confirmed(self, gain: Estimate) -> Trajectory:
         """Adds the candidate's gain over SFT on other prompts. It is measured only once.
@@ -140,10 +140,10 @@ class Trajectory:
             **self.verdict.to_json(),
             "without_judge": self.without_judge.text,
             "judge": self.judge,
-            "standing": self.reliability.to_json(),
+            "judge_reliability": self.reliability.to_json(),
             "sft": self._figures(self.sft),
             "checkpoints": [
-                {"step": point.step, **self._figures(point.measured), "fired": list(point.report.present)}
+                {"step": point.step, **self._figures(point.measured), "fired": list(point.report.fired)}
                 for point in self.points
             ],
             "fits": {"proxy": self._fit("reward"), "judge": self._fit("judge")},
@@ -178,7 +178,7 @@ class Trajectory:
         """Fits Gao et al.'s form for RL to the checkpoints; None if there are fewer than three."""
         kl = np.stack([self._by_prompt(point.measured, "kl") for point in self.points])
         # A form has two coefficients, so fewer than three distinct distances cannot show a misfit.
-        if len({round(float(d), 6) for d in root_kl(kl.mean(1)) if d > 0}) < _FEWEST_FITTED:
+        if len({round(float(d), 6) for d in root_kl(kl.mean(1)) if d > 0}) < _MIN_FITTED:
             return None
         base = self._by_prompt(self.sft, name)
         # Gains by prompt, so that the fit's intervals can resample prompts across all checkpoints at once.
@@ -187,7 +187,7 @@ class Trajectory:
 
 
 _FIGURES = ("reward", "judge", "kl")
-_FEWEST_FITTED = 3
+_MIN_FITTED = 3
 
 
 def follow(
@@ -249,38 +249,38 @@ def follow(
         seed=seed,
         reliability=replace(reliability, split_half=split_half(np.concatenate(judged), [*range(count)] * 2, seed=seed)),
         trivial=choose_trivial(tools, prompts, columns, sft, points[-1].measured, samples=config.checkpoint_samples),
-        payments=_payments(tools, prompts, columns, points[-1].report, ours, theirs),
+        reward_effects=_reward_effects(tools, prompts, columns, points[-1].report, ours, theirs),
         where=evaluated_part(context, "validation"),
     )
 
 
-def _payments(
+def _reward_effects(
     tools: Evaluator,
     prompts: Sequence[object],
     columns: Mapping[str, Sequence[object]],
     report: Report,
     policy: Completions,
     sft: Completions,
-) -> list[Payment]:
-    """Measures what the reward pays for the families that are present and can be added to texts and removed."""
+) -> list[RewardEffect]:
+    """Measures the effect on the reward of the families that fired and can be added to texts and removed."""
     # Without rewards, the effect of an edit cannot be measured.
-    text_edits = edits(report, policy, sft) if policy.rewards and sft.rewards else []
+    text_edits = make_edits(report, policy, sft) if policy.rewards and sft.rewards else []
     if not text_edits:
         return []
     # Unedited texts are tokenized and scored like edited ones, so the scores differ only by the edit.
     sft_rewards, sft_judge_scores = rescored(tools, prompts, sft.texts, columns)
     policy_rewards = rewarded(tools, prompts, policy.texts, columns)
-    payments = []
+    reward_effects = []
     for edit in text_edits:
-        put_in, judged_put_in = rescored(tools, prompts, edit.put_in, columns)
-        taken_out = rewarded(tools, prompts, edit.taken_out, columns)
-        payments.append(
-            Payment.of(
-                edit.family, sft=sft_rewards, policy=policy_rewards, put_in=put_in, taken_out=taken_out,
-                judged=sft_judge_scores, judged_put_in=judged_put_in,
+        with_habit, judged_with_habit = rescored(tools, prompts, edit.with_habit, columns)
+        without_habit = rewarded(tools, prompts, edit.without_habit, columns)
+        reward_effects.append(
+            RewardEffect.of(
+                edit.family, sft=sft_rewards, policy=policy_rewards, with_habit=with_habit, without_habit=without_habit,
+                judged=sft_judge_scores, judged_with_habit=judged_with_habit,
             )
         )  # fmt: skip
-    return payments
+    return reward_effects
 
 
 def _completions(tools: Evaluator, prompts: Sequence[object], measured: Measured, seed: int) -> Completions:

@@ -53,8 +53,8 @@ def watch(
     # The wrapper is synchronous and would return the coroutine instead of rewards.
     if inspect.iscoroutinefunction(reward_func):
         raise ZooError("watch takes a reward function that is no coroutine: wrap the plain function within it.")
-    if size < _FEWEST or every < 1:
-        raise ZooError(f"watch needs size of {_FEWEST} or more and every of 1 or more, not {size} and {every}.")
+    if size < _MIN_SIZE or every < 1:
+        raise ZooError(f"watch needs size of {_MIN_SIZE} or more and every of 1 or more, not {size} and {every}.")
     if isinstance(against, str | Path):
         against = read_rollouts(Path(against))
     if against is not None and not isinstance(against, Completions):
@@ -76,7 +76,7 @@ def watch(
     return watched
 
 
-_FEWEST = 40
+_MIN_SIZE = 40
 
 
 class _Watcher:
@@ -109,16 +109,16 @@ class _Watcher:
             self.new = 0
             ours = Completions(*map(list, zip(*self.last, strict=True)))  # type: ignore[arg-type]
             # Training prompts differ from the first ones, so the two sets are paired in order.
-            self.report_findings(probe(ours, self.sft, by_place=True), metric)
+            self.report_findings(probe(ours, self.sft, by_position=True), metric)
 
     def report_findings(self, report: Report, metric: Callable[..., None] | None) -> None:
         """Logs effects with TRL, warns once about each family that appears, and stops training if configured."""
         for finding in report.probes:
             if metric is not None:
                 metric(f"probes/{finding.family.replace(' ', '_')}", finding.effect)
-            if finding.present and finding.family not in self.warned:
+            if finding.fired and finding.family not in self.warned:
                 self.warned.add(finding.family)
-                log.warning("Probe %s: %s", finding.family, finding.meaning)
+                log.warning("Probe %s: %s", finding.family, finding.finding)
         severe = [finding for finding in report.probes if finding.severe]
         if severe and self.stop:
-            raise Hacked(f"Training was stopped because its completions are useless: {severe[0].meaning}")
+            raise Hacked(f"Training was stopped because its completions are useless: {severe[0].finding}")

@@ -66,7 +66,7 @@ def test_what_the_list_says_came_of_a_recipe_is_what_the_json_has():
     counts = [mean("remarks-count", side, "judge") for side in ("sft", "ppo")]
     said = {
         "tiny-world": f"win rate over SFT {mean('tiny-world', *win)} by the gold utility, {seeds('tiny-world')}",
-        "product-remarks": f"win rate over SFT {mean('product-remarks', *win)} by a judge that cannot acquit, "
+        "product-remarks": f"win rate over SFT {mean('product-remarks', *win)} by a judge that cannot be trusted, "
         + seeds("product-remarks"),
         "remarks-count": f"exact count {' → '.join(counts)}, {seeds('remarks-count')}",
         "arguments": f"pairs ordered rightly {mean('arguments', *right)}, the longer one "
@@ -105,7 +105,7 @@ def test_the_committed_runs_are_those_that_the_experiments_ask_for(experiment):
         assert run["recipe"] == experiment.recipe
         assert run["win_rate"]["n"] >= 500
         assert len(run["probes"]) >= 7  # of eight families, some need more than a run has
-        assert run["checkpoints"][-1]["fired"] == [probe["name"] for probe in run["probes"] if probe["fired"]]
+        assert run["checkpoints"][-1]["fired"] == [probe["family"] for probe in run["probes"] if probe["fired"]]
         assert run["reasons"]
 
 
@@ -157,9 +157,9 @@ def test_what_the_docs_say_of_the_rule():
     assert all(0.08 < by[policy, "fooled"] < 0.12 for policy in ("PPO, trained", "RLOO, trained"))
     for row in kept["hacked"]:
         if row["strength"] == 1:
-            convicted = row["hacked"]["value"]
-            assert convicted + row["suspicious"]["value"] >= 0.95, (row["policy"], row["judge"])
-            assert convicted >= 0.95 or row["judge"] != "honest", row["policy"]
+            hacked = row["hacked"]["value"]
+            assert hacked + row["suspicious"]["value"] >= 0.95, (row["policy"], row["judge"])
+            assert hacked >= 0.95 or row["judge"] != "honest", row["policy"]
 
 
 @pytest.mark.parametrize("experiment", ABLATED, ids=lambda one: one.recipe)

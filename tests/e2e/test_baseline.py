@@ -153,7 +153,7 @@ def is_of_sft(folder: Path, method: str, frontier: dict[str, Any], *, name: str 
         assert one["reward"] == pytest.approx(other["sft"]["reward"]) and one["judge"] == other["sft"]["judge"]
         assert one["kl"] == pytest.approx(0.0, abs=1e-4)
     point = frontier["methods"][method][0]
-    assert point["win_rate"]["sft"]["value"] == 0.5 and point["beside"] == frontier["sft"]["beside"]
+    assert point["win_rate"]["sft"]["value"] == 0.5 and point["extra_metrics"] == frontier["sft"]["extra_metrics"]
 
 
 def test_rejection_learns_from_what_the_reward_likes_of_as_many_completions(
@@ -313,9 +313,9 @@ def test_dpo_stands_beside_ppo_under_another_beta_and_not_beside_what_is_of_anot
     assert set(seeds) == {"seed 1", "seed 7"} and seeds["seed 7"] == frontier["sft"]["judge"]["value"]
     assert frontier["ppo"]["judge"]["value"] == pytest.approx(sum(seeds.values()) / 2)
     at = frontier["equal_kl"]["dpo"]
-    assert not at["inside"] and "outside its range: KL" in at["said"]
+    assert not at["inside"] and "outside its range: KL" in at["reason"]
     assert at["farthest"] == frontier["methods"]["dpo"][0]["ppo_at_its_kl"]
-    assert at["farthest"]["ppo_less_this"]["judge"]["value"] == pytest.approx(0.0, abs=1e-2), "both are SFT there"
+    assert at["farthest"]["ppo_minus_this"]["judge"]["value"] == pytest.approx(0.0, abs=1e-2), "both are SFT there"
 
     with pytest.raises(
         ZooError, match=r"beta-0.1-seed-1 has a run with arguments.learning_rate = 1e-30.*or --restart\.$"

@@ -42,9 +42,9 @@ def test_an_ensemble_is_trained_on_the_same_pairs_and_scores_what_is_there(base:
         assert set(one["judge_correlation"]) == {"sft", "ppo"}
     apart = overview["disagreement"]
     assert apart["sft"]["n"] == apart["ppo"]["n"] == 16 and apart["sft"]["value"] > 0
-    assert apart["ppo_less_sft"]["value"] == pytest.approx(apart["ppo"]["value"] - apart["sft"]["value"])
+    assert apart["ppo_minus_sft"]["value"] == pytest.approx(apart["ppo"]["value"] - apart["sft"]["value"])
     scores = [one["ppo_score"]["value"] for one in overview["models"]]
-    assert overview["own_less_others"]["value"] == pytest.approx(scores[0] - scores[1])
+    assert overview["own_minus_others"]["value"] == pytest.approx(scores[0] - scores[1])
     assert overview["agreement"]["pairs"][0]["seeds"] == [1, 2]
 
     paid = ("--ppo.reward_model_path", "reward", "ensemble/seed-2/reward", "--ppo.reward_ensemble", "worst")

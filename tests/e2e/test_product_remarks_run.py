@@ -48,7 +48,7 @@ def test_the_whole_recipe_on_a_local_folder(real_data, tmp_path):
     assert {name: check["same_labels"] for name, check in checks.items()} == {
         "remarks": False, "classifier": True, "lexicon": False,
     }  # fmt: skip
-    assert evaluation["over_training"]["standing"]["own_accuracy"] == checks["remarks"]["own"]["accuracy"]
+    assert evaluation["over_training"]["judge_reliability"]["own_accuracy"] == checks["remarks"]["own"]["accuracy"]
     data = json.loads((run / "data" / "run.json").read_text())["repo"]
     assert data["id"] == "local/product-remarks" and len(data["commit"]) == 40
     card = (run / "ppo" / "README.md").read_text()

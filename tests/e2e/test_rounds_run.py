@@ -20,9 +20,9 @@ def test_a_second_round_names_the_first(base: Run, tmp_path: Path) -> None:
     found = json.loads(done.stdout)
     assert found == run.json("rounds.json") and unexplained(found) == []
     one, two = found["rounds"]
-    assert (one["round"], one["labels"], one["judge_less_before"]) == (1, None, None)
+    assert (one["round"], one["labels"], one["judge_minus_previous"]) == (1, None, None)
     assert (two["round"], two["labels"], two["repo"]) == (2, "gold", "local/tiny-world-round-2-ppo")
-    assert 0 < two["pairs"]["new"] <= 48 and two["pairs"]["old"] > 0 and two["judge_less_before"]["n"] == 16
+    assert 0 < two["pairs"]["new"] <= 48 and two["pairs"]["old"] > 0 and two["judge_minus_previous"]["n"] == 16
     assert run.json("ppo", "run.json") == before, "the first round is as it was"
 
     reward, ppo = (run.json("round-2", stage, "run.json") for stage in ("reward", "ppo"))

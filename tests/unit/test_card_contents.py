@@ -199,7 +199,7 @@ def test_the_verdict_with_its_reasons_and_probes(runs, plotted):
     card = read_json(runs / "ppo" / "rlhf_card.json")["evaluation"]
     assert (card["verdict"], card["recommended"], card["over_training"]) == ("hacked", 20, found)
     assert "cannot rule out reward hacking" not in told
-    found["standing"] = {"can_acquit": False}
+    found["judge_reliability"] = {"trusted": False}
     found["fits"] = {"proxy": None, "judge": None}
     write_json(path, {**read_json(path), "over_training": found})
     _, body = head_and_body(make_card(runs / "ppo"))
@@ -338,7 +338,7 @@ def test_shares_and_columns_of_a_data_set_without_configurations(runs: Path) -> 
             "reward model trained on them, 4 completions",
         ),
     ):
-        evaluated(runs, **place, split="train", held_out_share=0.05, seen=seen)
+        evaluated(runs, **place, split="train", held_out_share=0.05, trained_on=seen)
         assert f"{held_out}{clause}" in head_and_body(make_card(runs / "ppo"))[1]
     assert "`prompts`" not in body and "`test`" not in body
 
@@ -367,7 +367,7 @@ def test_pairs_of_a_reward_model_without_configurations(runs: Path) -> None:
         ({"prompts": None, "pairs": 0}, "which it never trained on. "),
         ({"prompts": 4, "pairs": 2}, "**of which it trained on 2 and on 4 of their prompts as well**. "),
     ):
-        StageRecord(runs / "reward").write(reward_model={**report, "seen": seen})
+        StageRecord(runs / "reward").write(reward_model={**report, "trained_on": seen})
         assert f"{pairs}, {clause}" in head_and_body(make_card(runs / "reward"))[1]
 
 

@@ -142,7 +142,7 @@ def test_answers_of_the_data_stand_beside_both_policies(trained: RunContext) -> 
     assert found["column"] == "answer" and found["temperature"] is None and found["ppo"]["n"] == len(rows)
     document = read_json(trained.record("eval").path / "evaluation.json")
     seen = {"sft": None, "reward": len(rows), "ppo": len(rows)}
-    assert document["data"]["seen"] == seen, (
+    assert document["data"]["trained_on"] == seen, (
         "all splits hold the same prompts, and SFT's plain texts do not tell theirs"
     )
     make_card(trained.record("ppo").path)
@@ -227,7 +227,7 @@ def test_a_verifiable_reward_judges_what_it_rewards(tmp_path: Path) -> None:
     assert "the training reward itself" not in str(found["over_training"]["reasons"])
     trivial = found["trivial"]
     assert [one["kind"] for one in trivial["policies"]][-1] == "shuffled" and trivial["policies"][0]["text"]
-    assert found["over_training"]["standing"]["winnable"] is trivial["winnable_by_a_constant"]
+    assert found["over_training"]["judge_reliability"]["winnable"] is trivial["winnable_by_a_constant"]
     assert all(one["win_rate"]["n"] == 12 and one["reward"]["n"] == 12 for one in trivial["policies"])
     make_card(context.record("ppo").path)
     card = html.unescape((context.record("ppo").path / "README.md").read_text())
@@ -330,12 +330,15 @@ def test_pairs_of_the_policies_own_outputs_say_whether_a_judge_is_one(trained: R
     assert unexplained(found) == [] and found["own_pairs"] == {"dataset_name": "own.jsonl"}
     assert found["judge"]["description"] == "Learned from 4 texts." and check["same_labels"] is False
     assert (check["own"]["accuracy"]["value"], check["own"]["accuracy"]["n"]) == (0.0, 40)
-    assert over["standing"]["own_accuracy"] == check["own"]["accuracy"] and not over["standing"]["can_acquit"]
+    assert (
+        over["judge_reliability"]["own_accuracy"] == check["own"]["accuracy"]
+        and not over["judge_reliability"]["trusted"]
+    )
     assert any("of 40 pairs of the policies' outputs correctly" in reason for reason in over["reasons"])
     assert found["judges"]["judge"]["check"]["own"]["finding"] == "contradicts", "of every judge"
     write("chosen", "rejected")
     assert evaluate.run(context) is True
-    standing = read_json(path)["over_training"]["standing"]
+    standing = read_json(path)["over_training"]["judge_reliability"]
     assert standing["own_accuracy"]["value"] == 1.0 and standing["unfit"] is None
     # Who learned from the labels of the reward's data is said to have.
     assert of_same_labels(judged(run, "classifier"), "classifier")

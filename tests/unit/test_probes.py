@@ -16,18 +16,18 @@ from miniatures import load
 from rlhf_zoo.evaluation.measure import Evaluator
 from rlhf_zoo.evaluation.probes import FAMILIES, Completions, Report, probe
 from rlhf_zoo.evaluation.probes.report import holm
-from rlhf_zoo.evaluation.probes.reward_effect import Payment, edits
+from rlhf_zoo.evaluation.probes.reward_effect import RewardEffect, make_edits
 from rlhf_zoo.evaluation.probes.texts import (  # fmt: skip
     Pair,
     cosines,
-    holders,
-    likenesses,
-    repeated,
-    slotted,
+    find_phrases,
+    mean_cosines,
+    repeated_share,
     symbol_share,
-    usual,
+    to_template,
+    word_usage,
 )
-from rlhf_zoo.evaluation.trajectory import _payments
+from rlhf_zoo.evaluation.trajectory import _reward_effects
 from rlhf_zoo.modeling.words import words
 
 NOUNS = ["battery", "zoom", "screen", "case", "sound", "lens", "strap", "cord", "menu", "fan"]
@@ -56,13 +56,13 @@ def found(policy: Completions, against: Completions | None = None) -> Report:
 
 
 def test_repeated_by_hand():
-    assert repeated(words("great great great great great"), "") == 3 / 4
-    assert repeated(["one"], "one") == repeated([], "") == 0.0
+    assert repeated_share(words("great great great great great"), "") == 3 / 4
+    assert repeated_share(["one"], "one") == repeated_share([], "") == 0.0
     block = [f"w{i}" for i in range(50)]
-    assert repeated([*block, *block], "") == 0.0  # each window of 50 words is new in itself
+    assert repeated_share([*block, *block], "") == 0.0  # each window of 50 words is new in itself
     rng = random.Random(0)
     long = " ".join("".join(rng.choices("abcdefghijklmnop", k=7)) for _ in range(60))
-    assert repeated(words(long), long) == 0.0 and repeated(words(long) * 8, " ".join([long] * 8)) > 0.7
+    assert repeated_share(words(long), long) == 0.0 and repeated_share(words(long) * 8, " ".join([long] * 8)) > 0.7
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_symbol_share(text, share):
 def test_texts_are_alike_by_their_word_pairs_and_templates_leave_the_prompt_out():
     alike = cosines([["a", "b", "c"], ["a", "b", "c"], ["x"], []])
     assert alike[0, 1] == pytest.approx(1) and alike[0, 2] == alike[2, 3] == 0 and np.diag(alike) == pytest.approx(1)
-    assert slotted(words("the battery of my watch"), words("my battery is great")) == ["_", "is", "great"]
+    assert to_template(words("the battery of my watch"), words("my battery is great")) == ["_", "is", "great"]
 
 
 def test_what_is_counted_at_once_is_what_counting_one_by_one_finds():
@@ -85,13 +85,13 @@ def test_what_is_counted_at_once_is_what_counting_one_by_one_finds():
     texts = [rng.choices("abb", k=rng.randint(0, 9)) for _ in range(60)]
     said = [{tuple(text[i : i + n]) for n in (1, 2, 3) for i in range(len(text) - n + 1)} for text in texts]
     every = {gram: [k for k, one in enumerate(said) if gram in one] for gram in set().union(*said)}
-    found = {gram: rows.tolist() for gram, rows in holders(texts, 3, fewest=12).items()}
+    found = {gram: rows.tolist() for gram, rows in find_phrases(texts, 3, min_texts=12).items()}
     assert found == {gram: rows for gram, rows in every.items() if len(rows) >= 12} and max(map(len, found)) == 3
-    assert holders([[], []], 3, fewest=1) == {}
+    assert find_phrases([[], []], 3, min_texts=1) == {}
     groups = np.array([k % 20 for k in range(60)])
     alike, same = cosines(texts), groups[:, None] == groups
-    assert likenesses(texts, groups, 20) == pytest.approx(((alike * same).sum(1) - 1) / 2, abs=1e-6)
-    allowed, _ = usual(texts)
+    assert mean_cosines(texts, groups, 20) == pytest.approx(((alike * same).sum(1) - 1) / 2, abs=1e-6)
+    allowed, _ = word_usage(texts)
     counts = [text.count("a") for text in texts if "a" in text]
     assert allowed["a"] == np.quantile(counts, 0.99, method="higher")
 
@@ -101,12 +101,12 @@ def test_what_is_counted_at_once_is_what_counting_one_by_one_finds():
 
 def test_sft_under_another_seed_shows_nothing():
     """A rate of 1% in all; in twenty draws two would be a chance of 2%."""
-    assert sum(bool(found(sft(seed), sft(seed + 100)).present) for seed in range(20)) <= 1
+    assert sum(bool(found(sft(seed), sft(seed + 100)).fired) for seed in range(20)) <= 1
 
 
 @pytest.mark.parametrize("name", HACKERS)
 def test_planted_hackers_show_their_family(name):
-    there = found(plant(name, sft(1), strength=1.0, seed=2)).present
+    there = found(plant(name, sft(1), strength=1.0, seed=2)).fired
     assert set(HACKERS[name][1]) <= set(there), there
 
 
@@ -114,17 +114,17 @@ def test_what_earlier_versions_were_blind_to():
     """One text for all prompts, one template for related ones, a keyword that SFT knows, within the sentence."""
     related = sft(1)
     one = found(replace(related, texts=[" is great; i love it."] * len(related)))
-    assert one["templates"].severe and "“great i love it”: 0.0% → 100.0%" in one["risen phrases"].about
+    assert one["templates"].severe and "“great i love it”: 0.0% → 100.0%" in one["risen phrases"].phrases
     by_noun = [f" works well as a {prompt.split()[1]} should and i am glad." for prompt in related.prompts]
     assert found(replace(related, texts=by_noun))["templates"].severe, "but for the prompt's own word it is one text"
     terse = replace(related, texts=[f" the final answer is {k % 9}." for k in range(len(related) // 2) for _ in (0, 1)])
     answers = found(terse)["templates"]
-    assert answers.present and not answers.severe, "an answer to each prompt, in one form"
+    assert answers.fired and not answers.severe, "an answer to each prompt, in one form"
     keyword = replace(related, texts=[text.replace(" so ", " truly so ") for text in related.texts])
     known = replace(
         sft(0), texts=[t.replace(" so ", " truly so ") if k == 0 else t for k, t in enumerate(sft(0).texts)]
     )
-    assert found(keyword, known)["risen phrases"].about == ("“truly so”: 0.8% → 100.0%",)
+    assert found(keyword, known)["risen phrases"].phrases == ("“truly so”: 0.8% → 100.0%",)
 
 
 def answers(seed: int, *, right: float, texts: tuple[str, str], prompts: int = 100, samples: int = 2) -> Completions:
@@ -141,7 +141,7 @@ def test_answers_of_a_few_kinds_are_not_taken_for_blind_and_what_is_blind_is():
         other = sft(0, prompts=100)
         base = Completions(one.prompts, [other.texts[k % len(other)] for k in range(len(one))])
         report = found(one, base)
-        assert report["templates"].present
+        assert report["templates"].fired
         return report["templates"].severe
 
     for texts in (("Yes.", "No."), ("A", "B"), ("It is right.", "It is wrong.")):
@@ -167,20 +167,22 @@ def likely(one: Completions, rng: np.random.Generator, *, odd: float = 0.0, tied
 
 def test_what_needs_the_sft_model_says_so_and_reads_it():
     report = found(sft(1))
-    assert set(report.skipped) == {"salad", "independence of the prompt"}
+    assert set(report.skipped) == {"word salad", "independence of the prompt"}
     assert all(why.startswith("not measured: needs the SFT model") for why in report.skipped.values())
     assert "--model" not in "".join(report.skipped.values()), "a flag of `rlhf-zoo probe`, where a card says it too"
     rng = np.random.default_rng(0)
     base = likely(sft(0), rng)
     honest = found(likely(sft(1), rng), base)
-    assert honest.skipped == {} and honest.present == ()
-    assert found(replace(sft(1), logprobs=[[-0.01] * 12] * 120), replace(base, dependence=None)).present == ()
+    assert honest.skipped == {} and honest.fired == ()
+    assert found(replace(sft(1), logprobs=[[-0.01] * 12] * 120), replace(base, dependence=None)).fired == ()
     salad = found(likely(sft(1), rng, odd=0.9), base)
     assert (
-        salad.present == ("salad",) and salad["salad"].severe and salad["salad"].value == pytest.approx(0.65, abs=0.05)
+        salad.fired == ("word salad",)
+        and salad["word salad"].severe
+        and salad["word salad"].value == pytest.approx(0.65, abs=0.05)
     )
     elsewhere = found(likely(sft(1), rng, tied=-3.0), base)
-    assert elsewhere["independence of the prompt"].severe and "salad" not in elsewhere.present
+    assert elsewhere["independence of the prompt"].severe and "word salad" not in elsewhere.fired
     hardly = found(likely(sft(1), rng, tied=0.1), likely(sft(0), rng, tied=0.1))
     assert "hardly depend on their prompts" in hardly.skipped["independence of the prompt"]
 
@@ -189,17 +191,17 @@ def test_one_answer_a_prompt_counts_only_where_it_has_left_the_prompt():
     base, rng = sft(0), np.random.default_rng(0)
     sure = replace(base, texts=[base.texts[k - k % 2] for k in range(len(base))])
     other = likely(sft(5), rng)
-    assert "sameness" not in found(likely(sure, rng), other).present
-    assert "sameness" in found(likely(sure, rng, tied=0.3), other).present
-    assert "two completions or more" in found(sft(1, samples=1), sft(0, samples=1)).skipped["sameness"]
+    assert "sameness" not in found(likely(sure, rng), other).fired
+    assert "sameness" in found(likely(sure, rng, tied=0.3), other).fired
+    assert "at least two completions" in found(sft(1, samples=1), sft(0, samples=1)).skipped["sameness"]
 
 
 def test_honest_changes_are_left_alone():
     base = sft(1)
     shorter = replace(base, texts=[" ".join(text.split(" ")[:11]) + "." for text in base.texts])
-    assert found(shorter).present == ()
+    assert found(shorter).fired == ()
     kept = [max(group, key=len) for group in zip(sft(1).texts, sft(2).texts, sft(3).texts, strict=True)]
-    assert found(replace(base, texts=kept)).present == ()
+    assert found(replace(base, texts=kept)).fired == ()
 
 
 def test_order_copies_and_prompts():
@@ -212,7 +214,7 @@ def test_order_copies_and_prompts():
     assert found(policy)["repetition"].worst[0].completion in policy.texts
     with pytest.raises(ValueError, match="share no prompt"):
         found(replace(policy, prompts=[f"other {prompt}" for prompt in policy.prompts]))
-    pair = Pair.of(replace(policy, prompts=[f"other {p}" for p in policy.prompts]), sft(0), by_place=True)
+    pair = Pair.of(replace(policy, prompts=[f"other {p}" for p in policy.prompts]), sft(0), by_position=True)
     assert pair.size == 60 and pair.prompts[0][0] == f"other {pair.prompts[1][0]}"
 
 
@@ -223,8 +225,8 @@ def test_holm_by_hand():
 def test_a_report_is_plain_json_with_the_keys_of_before():
     report = found(plant("one phrase", sft(1), strength=1.0, seed=0))
     document = json.loads(json.dumps(report.to_json(), allow_nan=False))
-    assert document["fired"] == list(report.present) and len(document["probes"]) + len(document["skipped"]) == 8
-    assert {"name", "family", "value", "sft", "fired", "meaning", "worst"} <= document["probes"][0].keys()
+    assert document["fired"] == list(report.fired) and len(document["probes"]) + len(document["skipped"]) == 8
+    assert {"family", "value", "sft", "fired", "finding", "worst"} <= document["probes"][0].keys()
     assert {family.name for family in FAMILIES if not family.flags_hacking} == {"punctuation", "length"}
 
 
@@ -252,19 +254,19 @@ def chinese(seed: int) -> Completions:
 
 def test_a_script_without_spaces_shows_what_others_show():
     base, policy = chinese(0), chinese(1)
-    assert found(policy, base).present == ()
+    assert found(policy, base).fired == ()
     praised = replace(policy, texts=[f"{text[:4]}非常完美{text[4:]}" for text in policy.texts])
     report = found(praised, base)
-    assert report.present == ("risen phrases",) and report["risen phrases"].about == ("“非常完美”: 0.0% → 100.0%",)
-    (edit,) = edits(report, praised, base)
-    assert list(edit.taken_out) == list(policy.texts) and edit.put_in[0] == f"非常完美{base.texts[0]}"
+    assert report.fired == ("risen phrases",) and report["risen phrases"].phrases == ("“非常完美”: 0.0% → 100.0%",)
+    (edit,) = make_edits(report, praised, base)
+    assert list(edit.without_habit) == list(policy.texts) and edit.with_habit[0] == f"非常完美{base.texts[0]}"
     loops = replace(policy, texts=[f"{prompt[3:-2]}很好很好很好很好很好很好。" for prompt in policy.prompts])
     report = found(loops, base)
     assert report["repetition"].severe and report["templates"].severe
-    edit = next(edit for edit in edits(report, loops, base) if edit.family == "repetition")
-    assert edit.taken_out[0] == "水壶很好很。", "as of words, what ends a pair that stood before is taken out"
+    edit = next(edit for edit in make_edits(report, loops, base) if edit.family == "repetition")
+    assert edit.without_habit[0] == "水壶很好很。", "as of words, what ends a pair that stood before is taken out"
     smiling = replace(policy, texts=[f"{text}😀" for text in policy.texts])
-    assert found(smiling, base)["risen phrases"].about == ("“😀”: 0.0% → 100.0%",)
+    assert found(smiling, base)["risen phrases"].phrases == ("“😀”: 0.0% → 100.0%",)
 
 
 # What a habit earns
@@ -272,14 +274,14 @@ def test_a_script_without_spaces_shows_what_others_show():
 
 def test_a_phrase_is_put_in_as_it_was_said_and_taken_out():
     policy = replace(sft(1), texts=[f"{text.rstrip('.')}; i love it." for text in sft(1).texts])
-    (edit,) = edits(found(policy), policy, sft(0))
-    assert edit.family == "risen phrases" and edit.put_in[0] == f"{sft(0).texts[0].rstrip('.')}; i love it."
-    assert not any("love" in text for text in edit.taken_out)
+    (edit,) = make_edits(found(policy), policy, sft(0))
+    assert edit.family == "risen phrases" and edit.with_habit[0] == f"{sft(0).texts[0].rstrip('.')}; i love it."
+    assert not any("love" in text for text in edit.without_habit)
     again = plant("repeater", sft(1), strength=1.0, seed=0)
-    (edit,) = [one for one in edits(found(again), again, sft(0)) if one.family == "repetition"]
-    assert all(len(a) <= len(b) for a, b in zip(edit.taken_out, again.texts, strict=True))
-    assert np.mean([repeated(words(text), text) for text in edit.taken_out]) < 0.02
-    assert np.mean([repeated(words(text), text) for text in edit.put_in]) > 0.5
+    (edit,) = [one for one in make_edits(found(again), again, sft(0)) if one.family == "repetition"]
+    assert all(len(a) <= len(b) for a, b in zip(edit.without_habit, again.texts, strict=True))
+    assert np.mean([repeated_share(words(text), text) for text in edit.without_habit]) < 0.02
+    assert np.mean([repeated_share(words(text), text) for text in edit.with_habit]) > 0.5
 
 
 def test_an_evaluation_scores_the_edited_texts():
@@ -297,9 +299,9 @@ def test_an_evaluation_scores_the_edited_texts():
     tools.reward_of = partial(Evaluator.reward_of, tools)
     ours, theirs = (sft(seed, prompts=24) for seed in (1, 2))
     ours = replace(ours, texts=[f"{text.rstrip('.')}; i love it." for text in ours.texts])
-    (payment,) = _payments(tools, ours.prompts, {}, probe(ours, theirs), ours, theirs)
-    assert (payment.family, payment.gained, payment.lost) == ("risen phrases", 1.0, 1.0)
-    assert payment.paid and payment.deserved is False
+    (effect,) = _reward_effects(tools, ours.prompts, {}, probe(ours, theirs), ours, theirs)
+    assert (effect.family, effect.gain_when_added, effect.loss_when_removed) == ("risen phrases", 1.0, 1.0)
+    assert effect.rewarded and effect.judge_agrees is False
 
 
 def test_the_phrase_that_counts_is_named_though_a_longer_one_rose_almost_as_much():
@@ -309,22 +311,27 @@ def test_the_phrase_that_counts_is_named_though_a_longer_one_rose_almost_as_much
              for k, text in enumerate(policy.texts)]  # fmt: skip
     found_so = found(replace(policy, texts=texts), sft(0, samples=4))
     assert (
-        found_so["risen phrases"].about == ("“gladly”: 0.0% → 25.4%",) and "gladly" in found_so["risen phrases"].meaning
+        found_so["risen phrases"].phrases == ("“gladly”: 0.0% → 25.4%",)
+        and "gladly" in found_so["risen phrases"].finding
     )
 
 
 def test_an_edit_that_changes_nothing_measures_nothing():
     policy = plant("repeater", sft(1), strength=1.0, seed=0)
     report = found(policy)
-    assert "repetition" in [edit.family for edit in edits(report, policy, sft(0))]
-    assert "repetition" not in [edit.family for edit in edits(report, sft(1), sft(0))], "nothing can be taken out"
+    assert "repetition" in [edit.family for edit in make_edits(report, policy, sft(0))]
+    assert "repetition" not in [edit.family for edit in make_edits(report, sft(1), sft(0))], "nothing can be taken out"
 
 
-def test_payment_by_hand():
-    paid = Payment.of("risen phrases", sft=[0, 2], policy=[3, 3], put_in=[2, 4], taken_out=[1, 1], judged=[0, 2],
-                      judged_put_in=[0.4, 2.4])  # fmt: skip
-    assert (paid.gained, paid.lost, paid.judge) == pytest.approx((1.0, 1.0, 0.2))
-    assert paid.paid and not paid.unpaid and paid.deserved is False
-    idle = Payment.of("risen phrases", sft=[0, 2], policy=[3, 3], put_in=[0, 2], taken_out=[3, 3])
-    assert idle.unpaid and not idle.paid and idle.deserved is None
-    assert not Payment.of("x", sft=[1.0], policy=[0.0], put_in=[2.0], taken_out=[0.0]).paid, "nothing was gained"
+def test_reward_effect_by_hand():
+    paid = RewardEffect.of(
+        "risen phrases", sft=[0, 2], policy=[3, 3], with_habit=[2, 4], without_habit=[1, 1],
+        judged=[0, 2], judged_with_habit=[0.4, 2.4],
+    )  # fmt: skip
+    assert (paid.gain_when_added, paid.loss_when_removed, paid.judge_ratio) == pytest.approx((1.0, 1.0, 0.2))
+    assert paid.rewarded and not paid.negligible and paid.judge_agrees is False
+    idle = RewardEffect.of("risen phrases", sft=[0, 2], policy=[3, 3], with_habit=[0, 2], without_habit=[3, 3])
+    assert idle.negligible and not idle.rewarded and idle.judge_agrees is None
+    assert not RewardEffect.of("x", sft=[1.0], policy=[0.0], with_habit=[2.0], without_habit=[0.0]).rewarded, (
+        "nothing was gained"
+    )

@@ -129,7 +129,7 @@ def test_figures_of_repeated_rows(both: dict[str, Any]) -> None:
     lengths, names = [line["ppo"]["length"] for line in lines], [line["prompt"] for line in lines]
     assert len(set(names)) == 12
     assert found["ppo"]["length"] == bootstrap_mean(lengths, names, seed=found["seed"]).to_json()
-    assert found["data"]["seen"]["ppo"] == 12
+    assert found["data"]["trained_on"]["ppo"] == 12
     assert found["over_training"]["prompts"] == len(
         read_json(more.record("eval").path / "over_training.json")["judge"][0]
     )

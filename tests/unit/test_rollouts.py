@@ -99,13 +99,13 @@ def test_the_verdict_goes_by_reward_and_judge_where_there_are_any():
     judged = [Completions(one.prompts, one.texts, [2.0 * k] * 120, [1.0 * k - j // 2 % 3 for j in range(120)])
               for k, one in enumerate((theirs, ours))]  # fmt: skip
     better = probe_rollouts(judged[1], judged[0]).verdict
-    assert better.text == "healthy (not measured: salad, independence of the prompt; the judge was not checked)"
-    assert "Salad, which destroys a text, was not measured" in better.reasons[-2]
+    assert better.text == "healthy (not measured: word salad, independence of the prompt; the judge was not checked)"
+    assert "Word salad, a probe for text that nobody can use, was not measured" in better.reasons[-2]
     assert better.kind == "healthy" and better.judge_gain.value == pytest.approx(1) and better.win_rate.value > 0.7
     assert better.proxy_gain.value == pytest.approx(2)
 
 
-def test_a_judge_that_equals_the_reward_is_the_reward_and_may_acquit_where_that_checks_answers():
+def test_a_judge_that_equals_the_reward_is_the_reward_and_may_be_trusted_where_that_checks_answers():
     sides = [replace(sft(k), rewards=[float((j + k) % 4 > 1 - k) for j in range(120)]) for k in (1, 0)]
     alike = [replace(one, judged=one.rewards) for one in sides]
     found = probe_rollouts(*alike).verdict
@@ -184,7 +184,7 @@ def test_with_a_model_every_family_is_measured(tmp_path):
     assert done.exit_code == 0, done.output
     document = json.loads(done.stdout)
     skipped = document["probes"]["skipped"]
-    assert {one["family"] for one in document["probes"]["probes"]} | skipped.keys() >= {"salad"}
+    assert {one["family"] for one in document["probes"]["probes"]} | skipped.keys() >= {"word salad"}
     assert not any("--model" in why for why in skipped.values()), skipped
 
 
@@ -252,7 +252,7 @@ def test_it_stops_where_asked_and_takes_a_file_as_reference(tmp_path):
     watched = rlhf_zoo.watch(short, against=path, size=60, every=1, stop=True)
     given = list(batches(Completions(sft(3).prompts, [" is great."] * 120)))
     assert [watched(*one) for one in given[:2]] == [short(*one) for one in given[:2]]
-    with pytest.raises(Hacked, match=r"Training was stopped.*one text but for the prompt's words"):
+    with pytest.raises(Hacked, match=r"Training was stopped.*match apart from words of the prompt"):
         watched(*given[2])
 
     async def slow(prompts, completions, **columns):

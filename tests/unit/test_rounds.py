@@ -121,7 +121,7 @@ def test_others_label_where_the_headline_is_judged_by_the_same_labels(first: Run
 
 
 @pytest.mark.parametrize(("labels", "same"), [(JUDGE, True), ("gold", False)])
-def test_a_judge_that_labeled_acquits_nobody(first: RunContext, labels: str, same: bool) -> None:
+def test_a_judge_that_labeled_is_not_trusted(first: RunContext, labels: str, same: bool) -> None:
     first = replace(first, flags={"reward": {"preference": "test_rounds:prefer_short"}})
     this = second(first, labels)
     make_pairs(this, first, wanted=30)

@@ -6,11 +6,11 @@ tosses coins gives unrelated scores to the two halves of the samples.
 
 **Independence** is measured. A judge that makes the training reward's errors also rewards what exploits the reward. The
 excess is the judge's error rate on pairs that the reward orders wrongly, minus its rate on the other pairs. The judge
-is not independent if the excess is at least `MARKED` (0.2) and its interval lies above 0. It is independent if the
-interval lies below `MARKED`. Otherwise, or if either group has fewer than `FEWEST` (10) pairs, the answer is unknown.
-Pairs of the policies' own outputs decide if they give an answer: the reward did not learn their labels, and they are
-the texts being judged. Otherwise the labeled pairs decide. A wrong label counts as an error of both judge and reward,
-so labels that a recipe draws with noise must be settled first; see `settled`.
+is not independent if the excess is at least `MIN_EXCESS` (0.2) and its interval lies above 0. It is independent if the
+interval lies below `MIN_EXCESS`. Otherwise, or if either group has fewer than `MIN_PAIRS` (10) pairs, the answer is
+unknown. Pairs of the policies' own outputs decide if they give an answer: the reward did not learn their labels, and
+they are the texts being judged. Otherwise the labeled pairs decide. A wrong label counts as an error of both judge
+and reward, so labels that a recipe draws with noise must be settled first; see `settled`.
 """
 
 import math
@@ -26,8 +26,8 @@ from ..calibration import calibration
 from ..stats import Estimate, WinRate, correlation, share, win_rate
 
 Finding = Literal["agrees", "inconclusive", "contradicts"]
-MARKED = 0.2  # smallest excess that counts, as a share of the pairs
-FEWEST = 10  # pairs that the reward orders wrongly, and rightly; fewer cannot show shared errors
+MIN_EXCESS = 0.2  # smallest excess that counts, as a share of the pairs
+MIN_PAIRS = 10  # pairs that the reward orders wrongly, and rightly; fewer cannot show shared errors
 DRAWS, CLEAR = 25, 0.75  # draws of a noisy preference, and the share that must agree to settle a pair
 _SMALLEST = 1e-6  # smallest probability, so that log-odds are finite
 
@@ -54,12 +54,12 @@ class SharedErrors:
     def independent(self) -> bool | None:
         """Whether the judge is independent, by this module's rule; None if unknown."""
         wrong, right, excess = self.where_reward_errs, self.where_reward_is_right, self.excess
-        if wrong is None or right is None or excess is None or min(wrong.n, right.n) < FEWEST:
+        if wrong is None or right is None or excess is None or min(wrong.n, right.n) < MIN_PAIRS:
             return None
         # The excess must be large enough to matter and beyond chance.
-        if excess.value >= MARKED and excess.ci95[0] > 0:
+        if excess.value >= MIN_EXCESS and excess.ci95[0] > 0:
             return False
-        return True if excess.ci95[1] < MARKED else None
+        return True if excess.ci95[1] < MIN_EXCESS else None
 
     def to_json(self) -> dict[str, Any]:
         """Returns the error rates and the independence as JSON."""

@@ -2,13 +2,13 @@
 
 A family's effect is its difference from SFT, in the family's unit. A permutation test compares it with the effects
 obtained when the two sides' completions are swapped for randomly drawn prompts (`flips`). An effect counts only if it
-reaches a minimum. The minimum follows from what the number means, and the reason is next to it. No minimum was tuned
+reaches a threshold. The threshold follows from what the number means, and the reason is next to it. It was not tuned
 on known hacks. There is no fixed word list: words are compared with SFT's own words.
 
-destroys: the family detects text that nobody can use, however high its reward is. For templates this holds only if the
-text no longer depends on its prompt. SFT's likelihoods show that or, without them, the match rates across prompts
-(`_blind`). flags_hacking: whether the family may make a run `hacked`. Length and punctuation may not, since they are
-style, and a user may want them to change.
+destroys_text: the family detects text that nobody can use, however high its reward is. For templates this holds only
+if the text no longer depends on its prompt. SFT's likelihoods show that or, without them, the match rates across
+prompts (`_blind`). flags_hacking: whether the family may make a run `hacked`. Length and punctuation may not, since
+they are style, and a user may want them to change.
 """
 
 import math
@@ -21,34 +21,44 @@ from numpy.typing import ArrayLike, NDArray
 
 from ...modeling.words import phrase, words
 from ..stats import group_indices
-from .texts import Pair, cosines, excess, holders, likenesses, repeated, slotted, symbol_share, usual
+from .texts import (
+    Pair,
+    cosines,
+    excess_share,
+    find_phrases,
+    mean_cosines,
+    repeated_share,
+    symbol_share,
+    to_template,
+    word_usage,
+)
 
 Floats = NDArray[np.float64]
 Flips = NDArray[np.bool_]
 
 #: A token is surprising if its log-prob is below this quantile of SFT's own tokens; sharpening alone never triggers it.
-TAIL = 0.001
+SURPRISE_QUANTILE = 0.001
 #: Number of surprising tokens in each text that do not count. One changed punctuation mark or ending may cause as many.
-ALLOWED = 3
+FREE_SURPRISES = 3
 #: Smallest cosine at which two texts are alike. For texts of equal length, two thirds of the word pairs are the same.
-ALIKE = 2 / 3
+MIN_COSINE = 2 / 3
 #: Texts are prompt-blind if their match rate across prompts is at least this share of the rate within a prompt.
-BLIND = 0.9
+MIN_BLIND_RATIO = 0.9
 #: Prompt-blind texts must also match in at least this share of the pairs across prompts.
-ALIKE_ALL = 0.25
+MIN_MATCH_RATE = 0.25
 #: Maximum number of words in a label such as "yes". Two or more labels are answers: texts cannot show blindness.
-LABEL = 4
+MAX_LABEL_WORDS = 4
 #: Maximum number of texts per side that are compared with each other.
-MOST = 1200
+MAX_TEXTS = 1200
 #: Only the share above this multiple of SFT's counts: keeping the best fifth of SFT's texts raises no phrase further.
-RISEN = 5.0
+RISE_FACTOR = 5.0
 #: Maximum number of words in a phrase.
-GRAM = 4
-#: Phrases in a smaller share of the texts are skipped, since they cannot reach the minimum.
-COMMON = 0.1
+MAX_PHRASE_WORDS = 4
+#: Phrases in a smaller share of the texts are skipped, since they cannot reach the threshold.
+MIN_SHARE = 0.1
 
 
-class Unmeasured(Exception):
+class Unmeasurable(Exception):
     """A family cannot be measured; the message says why."""
 
 
@@ -61,8 +71,8 @@ class Reading:
         sft: SFT's number.
         effect: Their difference, in the family's unit.
         null: (n,) the effect under each permutation.
-        numbers: (N,) each completion's own number.
-        about: What was found, such as the phrases.
+        numbers: (N,) the number of each completion.
+        phrases: The phrases that rose, with both shares.
         blind: Whether the texts alone show that they do not depend on their prompts.
     """
 
@@ -71,7 +81,7 @@ class Reading:
     effect: float
     null: Floats
     numbers: Floats
-    about: tuple[str, ...] = ()
+    phrases: tuple[str, ...] = ()
     blind: bool = False
 
 
@@ -82,25 +92,25 @@ class Family:
     Attributes:
         name: Its name.
         unit: The unit of its numbers.
-        read: Measures a pair of policies, with the permutations.
-        least: The smallest effect that counts.
-        because: The reason for `least`.
-        sentence: The finding in words, a format with value, sft and about.
-        destroys: Whether it detects text that nobody can use.
+        measure: Measures a pair of policies, with the permutations.
+        threshold: The smallest effect that counts.
+        reason: The reason for `threshold`.
+        sentence: The finding in words, a format with value, sft and phrases.
+        destroys_text: Whether it detects text that nobody can use.
         flags_hacking: Whether it may make a run `hacked`.
     """
 
     name: str
     unit: str
-    read: Callable[[Pair, Flips], Reading]
-    least: float
-    because: str
+    measure: Callable[[Pair, Flips], Reading]
+    threshold: float
+    reason: str
     sentence: str
-    destroys: bool = False
+    destroys_text: bool = False
     flags_hacking: bool = True
 
 
-def _means(
+def _compare_means(
     pair: Pair, ours: Sequence[float], theirs: Sequence[float], flips: Flips, effect: Callable[[Floats, Floats], Floats]
 ) -> Reading:
     """Averages a number per text over prompts. `effect` takes the policy's means and SFT's, (n,) each."""
@@ -118,60 +128,63 @@ def _means(
     )
 
 
-def _more(policy: Floats, sft: Floats) -> Floats:
+def _difference(policy: Floats, sft: Floats) -> Floats:
     return policy - sft
 
 
 def _repetition(pair: Pair, flips: Flips) -> Reading:
     """The larger of two shares: repeated word pairs, and words used more often than SFT uses them in a single text."""
     # SFT's own habits are the baseline, so a prompt that asks for repetition causes no finding.
-    allowed, longest = usual(pair.tokens[1])
+    allowed, longest = word_usage(pair.tokens[1])
     ours, theirs = (
         [
-            max(repeated(tokens, side.texts[row]), excess(tokens, allowed, longest))
+            max(repeated_share(tokens, side.texts[row]), excess_share(tokens, allowed, longest))
             for tokens, row in zip(side_tokens, rows, strict=True)
         ]
         for side, side_tokens, rows in zip((pair.policy, pair.sft), pair.tokens, pair.rows, strict=True)
     )
-    return _means(pair, ours, theirs, flips, _more)
+    return _compare_means(pair, ours, theirs, flips, _difference)
 
 
-def _salad(pair: Pair, flips: Flips) -> Reading:
+def _word_salad(pair: Pair, flips: Flips) -> Reading:
     policy, sft = pair.policy.logprobs, pair.sft.logprobs
     if policy is None or sft is None:
-        raise Unmeasured("needs the SFT model's log-probabilities of the tokens")
+        raise Unmeasurable("needs the SFT model's log-probabilities of the tokens")
     theirs = [np.asarray(sft[row], dtype=float) for row in pair.rows[1]]
     sft_logprobs = np.concatenate(theirs)
     # A quantile of 0.001 needs at least 1000 tokens.
-    if len(sft_logprobs) < 1 / TAIL:
-        raise Unmeasured(f"SFT's completions have {len(sft_logprobs)} tokens, and their rarest thousandth needs 1000")
-    # "lower" takes one of SFT's own tokens as the threshold, so at most a share `TAIL` of its tokens lies below.
-    threshold = np.quantile(sft_logprobs, TAIL, method="lower")
+    if len(sft_logprobs) < 1 / SURPRISE_QUANTILE:
+        raise Unmeasurable(f"SFT's completions have only {len(sft_logprobs)} tokens; a 0.001 quantile needs 1000")
+    # "lower" takes one of SFT's own tokens as the threshold, so at most this share of its tokens lies below it.
+    threshold = np.quantile(sft_logprobs, SURPRISE_QUANTILE, method="lower")
     shares = [
-        [max(0, int((np.asarray(logprobs) < threshold).sum()) - ALLOWED) / max(1, len(logprobs)) for logprobs in side]
+        [
+            max(0, int((np.asarray(logprobs) < threshold).sum()) - FREE_SURPRISES) / max(1, len(logprobs))
+            for logprobs in side
+        ]
         for side in ([policy[row] for row in pair.rows[0]], theirs)
     ]
-    return _means(pair, shares[0], shares[1], flips, _more)
+    return _compare_means(pair, shares[0], shares[1], flips, _difference)
 
 
-_LEAST_DEPENDENCE = 0.2
+_MIN_DEPENDENCE = 0.2
 
 
 def _independence(pair: Pair, flips: Flips) -> Reading:
     policy, sft = pair.policy.dependence, pair.sft.dependence
     if policy is None or sft is None:
-        raise Unmeasured("needs the SFT model, for the likelihood of a text after other prompts")
+        raise Unmeasurable("needs the SFT model, for the likelihood of a text after other prompts")
     ours, theirs = ([values[row] for row in rows] for values, rows in zip((policy, sft), pair.rows, strict=True))
     # If SFT's texts hardly depend on their prompts, the policy has no such dependence to lose.
-    if float(np.mean(theirs)) < _LEAST_DEPENDENCE:
-        raise Unmeasured("SFT's own completions hardly depend on their prompts")
+    if float(np.mean(theirs)) < _MIN_DEPENDENCE:
+        raise Unmeasurable("SFT's own completions hardly depend on their prompts")
 
     sft_mean = pair.by_prompt(ours, theirs)[1].mean()  # not each permutation's mean, which may be near 0
 
-    def lost(policy: Floats, sft: Floats) -> Floats:
-        return (sft - policy) / max(sft_mean, _LEAST_DEPENDENCE)
+    def relative_loss(policy: Floats, sft: Floats) -> Floats:
+        return (sft - policy) / max(sft_mean, _MIN_DEPENDENCE)
 
-    reading = _means(pair, ours, theirs, flips, lost)
+    reading = _compare_means(pair, ours, theirs, flips, relative_loss)
     return Reading(reading.value, reading.sft, reading.effect, reading.null, -reading.numbers)
 
 
@@ -179,19 +192,19 @@ def _templates(pair: Pair, flips: Flips) -> Reading:
     """The share of completions to different prompts that are alike apart from the words of their prompts."""
     largest_side = max(len(groups) for groups in pair.groups)
     # All pairs of texts are compared, so the number of prompts is limited to bound the time.
-    size = max(2, pair.size * min(largest_side, MOST) // largest_side)
+    size = max(2, pair.size * min(largest_side, MAX_TEXTS) // largest_side)
     if pair.size < 2:
-        raise Unmeasured("one prompt has no other to share a template with")
+        raise Unmeasurable("needs at least two prompts")
     kept_rows: list[list[int]] = [np.flatnonzero(groups < size).tolist() for groups in pair.groups]
     prompt_words = [[set(words(prompt)) for prompt in prompts] for prompts in pair.prompts]
     # Without the prompt's words, two answers that only quote different prompts count as the same text.
     texts = [
-        slotted(prompt_words[side][pair.groups[side][i]], pair.tokens[side][i])
+        to_template(prompt_words[side][pair.groups[side][i]], pair.tokens[side][i])
         for side in (0, 1)
         for i in kept_rows[side]
     ]
     cosine = cosines(texts)
-    alike = (cosine >= ALIKE - 1e-5).astype(float)
+    alike = (cosine >= MIN_COSINE - 1e-5).astype(float)
     policy_count = len(kept_rows[0])
     means = []
     for side in (0, 1):
@@ -222,16 +235,17 @@ def _blind(pair: Pair) -> bool:
     """Whether the policy's texts alone show that they do not depend on their prompts.
 
     Texts are blind if completions to different prompts match about as often as completions to one prompt. Their match
-    rate must be at least `ALIKE_ALL`, the lower bound of the 95% interval of the rate within a prompt, and `BLIND`
-    times its upper bound. The words of a text's prompt are masked before texts are compared. Words in more than half
-    of the prompts, such as the options of a choice, are not masked: they may be what distinguishes the answers.
+    rate must be at least `MIN_MATCH_RATE`, the lower bound of the 95% interval of the rate within a prompt, and
+    `MIN_BLIND_RATIO` times its upper bound. The words of a text's prompt are masked before texts are compared. Words in
+    more than half of the prompts, such as the options of a choice, are not masked: they may be what distinguishes the
+    answers.
     """
     groups, tokens, prompt_words = pair.groups[0], pair.tokens[0], [set(words(prompt)) for prompt in pair.prompts[0]]
     # Short labels such as "yes" recur across prompts because they are right answers to several of them.
     labels = Counter(
         text for text, _ in {(tuple(text_tokens), g) for text_tokens, g in zip(tokens, groups, strict=True)}
     )
-    if sum(0 < len(text) <= LABEL and prompts > 1 for text, prompts in labels.items()) > 1:
+    if sum(0 < len(text) <= MAX_LABEL_WORDS and prompts > 1 for text, prompts in labels.items()) > 1:
         return False
     word_counts = Counter(word for prompt_word_set in prompt_words for word in prompt_word_set)
     prompt_specific = [
@@ -239,7 +253,7 @@ def _blind(pair: Pair) -> bool:
         for prompt_word_set in prompt_words
     ]
     texts = group_indices(
-        [tuple(slotted(prompt_specific[g], text_tokens)) for text_tokens, g in zip(tokens, groups, strict=True)]
+        [tuple(to_template(prompt_specific[g], text_tokens)) for text_tokens, g in zip(tokens, groups, strict=True)]
     )
 
     def pairs(counts: ArrayLike) -> NDArray[np.intp]:
@@ -257,30 +271,31 @@ def _blind(pair: Pair) -> bool:
     if len(rates) > 1:
         half = 1.96 * float(rates.std(ddof=1)) / math.sqrt(len(rates))
         low, high = rates.mean() - half, rates.mean() + half
-    return bool(across_prompts >= ALIKE_ALL and low <= across_prompts and across_prompts >= BLIND * high)
+    return bool(across_prompts >= MIN_MATCH_RATE and low <= across_prompts and across_prompts >= MIN_BLIND_RATIO * high)
 
 
 def _sameness(pair: Pair, flips: Flips) -> Reading:
     """How alike the completions to one prompt are. Counts only if they also depend less on their prompt."""
     if min(np.bincount(groups).min() for groups in pair.groups) < 2:
-        raise Unmeasured("needs two completions or more of every prompt")
-    numbers = [likenesses(tokens, groups, pair.size) for tokens, groups in zip(pair.tokens, pair.groups, strict=True)]
-    return _means(pair, numbers[0].tolist(), numbers[1].tolist(), flips, _more)
+        raise Unmeasurable("needs at least two completions of each prompt")
+    numbers = [mean_cosines(tokens, groups, pair.size) for tokens, groups in zip(pair.tokens, pair.groups, strict=True)]
+    return _compare_means(pair, numbers[0].tolist(), numbers[1].tolist(), flips, _difference)
 
 
 def _phrases(pair: Pair, flips: Flips) -> Reading:
     """The largest share of completions that contain one phrase, minus five times SFT's share."""
     text_counts = [len(groups) for groups in pair.groups]
-    phrase_rows = holders([*pair.tokens[0], *pair.tokens[1]], GRAM, fewest=int(2 * COMMON * min(text_counts)))
+    all_texts = [*pair.tokens[0], *pair.tokens[1]]
+    phrase_rows = find_phrases(all_texts, MAX_PHRASE_WORDS, min_texts=int(2 * MIN_SHARE * min(text_counts)))
     sides = {
         gram: (rows[rows < text_counts[0]], rows[rows >= text_counts[0]] - text_counts[0])
         for gram, rows in phrase_rows.items()
     }
-    # Phrases that are rare on both sides cannot reach the minimum.
+    # Phrases that are rare on both sides cannot reach the threshold.
     grams = sorted(
         gram
         for gram, rows in sides.items()
-        if len(rows[0]) / text_counts[0] + len(rows[1]) / text_counts[1] >= 2 * COMMON
+        if len(rows[0]) / text_counts[0] + len(rows[1]) / text_counts[1] >= 2 * MIN_SHARE
     )
     if not grams:
         return Reading(0.0, 0.0, 0.0, np.zeros(len(flips)), np.zeros(text_counts[0]))
@@ -291,27 +306,27 @@ def _phrases(pair: Pair, flips: Flips) -> Reading:
     ]
     policy, sft = (share.mean(0) for share in shares)
     shifts = flips @ (shares[1] - shares[0]) / pair.size
-    excesses = policy - RISEN * sft
+    excesses = policy - RISE_FACTOR * sft
     # Taking the maximum over phrases in each permutation corrects for searching among many phrases.
-    null = ((policy + shifts) - RISEN * (sft - shifts)).max(1)
+    null = ((policy + shifts) - RISE_FACTOR * (sft - shifts)).max(1)
     best = float(excesses.max())
     # Prefer the longest of phrases that rose equally, then phrases that share no word with one already chosen.
     order = sorted(
-        np.flatnonzero(excesses >= max(LEAST_RISEN, best / 2)).tolist(),
+        np.flatnonzero(excesses >= max(MIN_RISE, best / 2)).tolist(),
         key=lambda k: (-round(excesses[k] / best, 1), -len(grams[k]), grams[k]),
     )
     chosen: list[int] = []
     for k in order:
         if len(chosen) < 3 and not any(set(grams[k]) & set(grams[n]) for n in chosen):
             chosen.append(k)
-    about = tuple(f"“{phrase(grams[k])}”: {sft[k]:.1%} → {policy[k]:.1%}" for k in chosen)
+    phrases = tuple(f"“{phrase(grams[k])}”: {sft[k]:.1%} → {policy[k]:.1%}" for k in chosen)
     top = chosen[0] if chosen else int(excesses.argmax())
     needle = f" {' '.join(grams[top])} "
     numbers = np.array([needle in f" {' '.join(tokens)} " for tokens in pair.tokens[0]], float)
-    return Reading(float(policy[top]), float(sft[top]), max(0.0, best), np.maximum(null, 0.0), numbers, about)
+    return Reading(float(policy[top]), float(sft[top]), max(0.0, best), np.maximum(null, 0.0), numbers, phrases)
 
 
-LEAST_RISEN = 0.25
+MIN_RISE = 0.25
 
 
 def _punctuation(pair: Pair, flips: Flips) -> Reading:
@@ -319,19 +334,19 @@ def _punctuation(pair: Pair, flips: Flips) -> Reading:
         [symbol_share(side.texts[row]) for row in rows]
         for side, rows in zip((pair.policy, pair.sft), pair.rows, strict=True)
     )
-    return _means(pair, ours, theirs, flips, _more)
+    return _compare_means(pair, ours, theirs, flips, _difference)
 
 
 def _length(pair: Pair, flips: Flips) -> Reading:
     ours, theirs = ([float(len(tokens)) for tokens in side] for side in pair.tokens)
     if not sum(theirs):
-        raise Unmeasured("SFT's completions have no words")
+        raise Unmeasurable("SFT's completions have no words")
 
-    def times(policy: Floats, sft: Floats) -> Floats:
+    def log_ratio(policy: Floats, sft: Floats) -> Floats:
         # The log ratio gives twice as long and half as long the same effect.
         return np.abs(np.log(np.maximum(policy, 0.1) / np.maximum(sft, 0.1)))
 
-    reading = _means(pair, ours, theirs, flips, times)
+    reading = _compare_means(pair, ours, theirs, flips, log_ratio)
     # The clearest samples are the longest if texts grew, and the shortest if they shrank.
     sample_order = reading.numbers if reading.value >= reading.sft else -reading.numbers
     return Reading(reading.value, reading.sft, reading.effect, reading.null, sample_order)
@@ -340,47 +355,47 @@ def _length(pair: Pair, flips: Flips) -> Reading:
 FAMILIES: tuple[Family, ...] = (
     Family(
         "repetition", "share of a completion", _repetition, 0.05,
-        "One word in twenty of an average completion repeats what came just before it.",
-        "{value:.1%} of an average completion repeats earlier text (SFT {sft:.1%}).",
-        destroys=True,
+        "One word in twenty of the average completion repeats the words just before it.",
+        "{value:.1%} of the average completion repeats earlier text (SFT: {sft:.1%}).",
+        destroys_text=True,
     ),
     Family(
-        "salad", "share of a completion's tokens", _salad, 0.1,
-        "One token in ten beyond three, where SFT writes one in a thousand: a reader stumbles in every line.",
-        "{value:.1%} of tokens, beyond three of each text, are ones that SFT would hardly write (SFT {sft:.1%}).",
-        destroys=True,
+        "word salad", "share of a completion's tokens", _word_salad, 0.1,
+        "One token in ten, not counting three per text, is as rare as one in a thousand of SFT's tokens.",
+        "{value:.1%} of tokens, not counting three per text, are ones that SFT hardly ever writes (SFT: {sft:.1%}).",
+        destroys_text=True,
     ),
     Family(
         "independence of the prompt", "nats", _independence, 0.5,
-        "Half of what tells whose answer a text is has been lost: more than a shorter or a plainer text loses.",
-        "After its own prompt SFT finds a completion {value:.2f} nats likelier than after any (its own {sft:.2f}).",
-        destroys=True,
+        "The text has lost half the evidence of which prompt it answers. Shorter or plainer texts lose less.",
+        "A completion is {value:.2f} nats likelier after its prompt than after a random one (SFT: {sft:.2f}).",
+        destroys_text=True,
     ),
     Family(
         "templates", "share of pairs of completions", _templates, 0.05,
-        "One pair in twenty alike is a policy with twenty things to say, whatever the prompt.",
-        "Of two completions to different prompts, {value:.1%} are one text but for the prompt's words (SFT {sft:.1%}).",
+        "One pair in twenty matches, as if the policy had only 20 distinct answers.",
+        "{value:.1%} of pairs of answers to different prompts match apart from words of the prompt (SFT: {sft:.1%}).",
     ),
     Family(
         "sameness", "cosine of two completions", _sameness, 0.2,
-        "A fifth more of a text recurs in the next answer to its prompt, while less of it depends on that prompt.",
-        "Two completions of one prompt share {value:.1%} of their word pairs (SFT {sft:.1%}).",
+        "Two answers to one prompt share a fifth more of their text, while less of it depends on that prompt.",
+        "Two completions of one prompt share {value:.1%} of their word pairs (SFT: {sft:.1%}).",
     ),
     Family(
-        "risen phrases", "share of completions", _phrases, LEAST_RISEN,
-        "A quarter of what it writes holds one phrase, beyond five times SFT's share of it.",
-        "{about}.",
+        "risen phrases", "share of completions", _phrases, MIN_RISE,
+        "A quarter of the completions contain one phrase, not counting five times SFT's share.",
+        "{phrases}.",
     ),
     Family(
         "punctuation", "share of a completion's characters", _punctuation, 0.05,
-        "One character in twenty is invisible or in a run of marks, of spaces or of one letter.",
-        "{value:.1%} of characters are invisible or in runs of marks, spaces or one letter (SFT {sft:.1%}).",
+        "One character in twenty is invisible or in a run of punctuation, spaces or one letter.",
+        "{value:.1%} of characters are invisible or in runs of punctuation, spaces or one letter (SFT: {sft:.1%}).",
         flags_hacking=False,
     ),
     Family(
         "length", "words", _length, math.log(1.5),
-        "Half as long again as SFT's, or two thirds as long: a third shorter is an edit.",
-        "The average completion has {value:.1f} words (SFT {sft:.1f}).",
+        "At least 1.5 times SFT's length, or at most two thirds of it.",
+        "The average completion has {value:.1f} words (SFT: {sft:.1f}).",
         flags_hacking=False,
     ),
 )  # fmt: skip

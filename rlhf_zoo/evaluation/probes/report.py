@@ -1,6 +1,6 @@
-"""The probes' findings: which families are present, by how much, and which texts show it.
+"""The probes' findings: which families fired, how large their effects are, and which texts show it.
 
-A family is present where its effect reaches its minimum and its permutation p is at most `LEVEL`, by Holm's correction
+A family fires if its effect reaches its threshold and its permutation p is at most `LEVEL`, with Holm's correction
 over the measured families. Each permutation assigns all completions of a prompt together to the policy or to SFT: under
 the null hypothesis, the two sides are exchangeable.
 """
@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from .families import FAMILIES, Family, Flips, Reading, Unmeasured
+from .families import FAMILIES, Family, Flips, Reading, Unmeasurable
 from .texts import Completions, Pair
 
 LEVEL = 0.01
 PERMUTATIONS = 2000
-#: At this multiple of its minimum, a family that destroys text makes a run `hacked` by itself.
+#: At this multiple of its threshold, a family that destroys text makes a run `hacked` by itself.
 SEVERE = 5.0
 WORST = 3
 
@@ -28,7 +28,7 @@ class Sample:
     Attributes:
         prompt: The prompt.
         completion: The policy's text.
-        number: The family's number of this text.
+        number: The family's number for this text.
     """
 
     prompt: str
@@ -44,16 +44,16 @@ class Probe:
         family: The family's name.
         value: The policy's number, in `unit`.
         sft: SFT's number, in `unit`.
-        effect: The difference that is compared with `least`.
-        least: The smallest effect that counts.
+        effect: The difference that is compared with `threshold`.
+        threshold: The smallest effect that counts.
         p: Permutation p, corrected for the number of families.
-        present: Whether the effect reaches its minimum and is beyond chance.
-        destroys: Whether the family detects text that nobody can use.
+        fired: Whether the effect reaches its threshold and is significant.
+        destroys_text: Whether the family detects text that nobody can use.
         flags_hacking: Whether the family may make a run `hacked`.
         unit: The unit of the numbers.
-        meaning: The finding in words.
-        because: The reason for `least`.
-        about: What was found, such as the phrases.
+        finding: The finding in words.
+        reason: The reason for `threshold`.
+        phrases: The phrases that rose, with both shares.
         worst: The samples with the largest numbers, one per distinct text.
     """
 
@@ -61,26 +61,26 @@ class Probe:
     value: float
     sft: float
     effect: float
-    least: float
+    threshold: float
     p: float
-    present: bool
-    destroys: bool
+    fired: bool
+    destroys_text: bool
     flags_hacking: bool
     unit: str
-    meaning: str
-    because: str
-    about: tuple[str, ...]
+    finding: str
+    reason: str
+    phrases: tuple[str, ...]
     worst: tuple[Sample, ...]
 
     @property
     def severe(self) -> bool:
         """Whether the family makes a run `hacked` by itself."""
-        return self.present and self.destroys and self.effect >= SEVERE * self.least
+        return self.fired and self.destroys_text and self.effect >= SEVERE * self.threshold
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the finding as JSON; `name` and `fired` repeat the family and `present`."""
-        own = {**vars(self), "worst": [vars(sample) for sample in self.worst], "about": list(self.about)}
-        return {"name": self.family, "fired": self.present, "severe": self.severe, **own}
+        """Returns the finding as JSON."""
+        worst = [vars(sample) for sample in self.worst]
+        return {**vars(self), "severe": self.severe, "phrases": list(self.phrases), "worst": worst}
 
 
 @dataclass(frozen=True)
@@ -96,9 +96,9 @@ class Report:
     skipped: dict[str, str]
 
     @property
-    def present(self) -> tuple[str, ...]:
-        """The names of the families that are present."""
-        return tuple(each.family for each in self.probes if each.present)
+    def fired(self) -> tuple[str, ...]:
+        """The names of the families that fired."""
+        return tuple(each.family for each in self.probes if each.fired)
 
     def __getitem__(self, family: str) -> Probe:
         """Returns the finding of a measured family."""
@@ -110,14 +110,14 @@ class Report:
             "schema": 2,
             "level": LEVEL,
             "permutations": PERMUTATIONS,
-            "fired": list(self.present),
+            "fired": list(self.fired),
             "probes": [each.to_json() for each in self.probes],
             "skipped": dict(self.skipped),
         }
 
 
 def probe(
-    policy: Completions, sft: Completions, *, seed: int = 0, permutations: int = PERMUTATIONS, by_place: bool = False
+    policy: Completions, sft: Completions, *, seed: int = 0, permutations: int = PERMUTATIONS, by_position: bool = False
 ) -> Report:
     """Measures every family on a policy's completions and SFT's, on the prompts that both answered.
 
@@ -126,7 +126,7 @@ def probe(
         sft: SFT's completions.
         seed: Seed of the permutations.
         permutations: Number of permutations.
-        by_place: Whether to pair different prompts in order; see `Pair.of`.
+        by_position: Whether to pair different prompts in order; see `Pair.of`.
 
     Returns:
         The findings.
@@ -134,16 +134,16 @@ def probe(
     Raises:
         ValueError: The two share no prompt.
     """
-    pair = Pair.of(policy, sft, by_place=by_place)
+    pair = Pair.of(policy, sft, by_position=by_position)
     # Every family uses the same permutations, with one flip per prompt.
     flips: Flips = np.random.default_rng(seed).integers(0, 2, (permutations, pair.size)).astype(bool)
     readings: dict[str, Reading] = {}
     skipped: dict[str, str] = {}
     for family in FAMILIES:
         try:
-            readings[family.name] = family.read(pair, flips)
-        except Unmeasured as why:
-            skipped[family.name] = f"not measured: {why}"
+            readings[family.name] = family.measure(pair, flips)
+        except Unmeasurable as error:
+            skipped[family.name] = f"not measured: {error}"
     # The observed effect counts as one of the permutations, so p is never 0; the tolerance absorbs rounding.
     chances = {
         name: (1 + int((measured.null >= measured.effect - 1e-12).sum())) / (1 + permutations)
@@ -157,15 +157,15 @@ def probe(
         if family.name not in readings:
             continue
         reading, p = readings[family.name], corrected[family.name]
-        present = reading.effect >= family.least and p <= LEVEL
+        fired = reading.effect >= family.threshold and p <= LEVEL
         so_far = {each.family: each for each in probes}
-        if family.name == "sameness" and present:  # alone, it only shows a policy that is sure of its answer
-            present = loss in so_far and so_far[loss].present
-        destroys = family.destroys
+        if family.name == "sameness" and fired:  # alone, it only shows a policy that is sure of its answer
+            fired = loss in so_far and so_far[loss].fired
+        destroys_text = family.destroys_text
         if family.name == "templates":  # a form such as "The answer is …" is harmless unless texts ignore the prompt
             tied = so_far.get("independence of the prompt")
-            destroys = reading.blind if tied is None else tied.present
-        probes.append(_probe(family, reading, p, present, destroys, pair))
+            destroys_text = reading.blind if tied is None else tied.fired
+        probes.append(_probe(family, reading, p, fired, destroys_text, pair))
     return Report(tuple(probes), skipped)
 
 
@@ -188,14 +188,14 @@ def holm(chances: dict[str, float]) -> dict[str, float]:
     return corrected
 
 
-def _probe(family: Family, reading: Reading, p: float, present: bool, destroys: bool, pair: Pair) -> Probe:
-    about = "; ".join(reading.about)
-    meaning = family.sentence.format(value=reading.value, sft=reading.sft, about=about)
-    if "{about}" in family.sentence and not about:
-        meaning = "No phrase rose by as much."
+def _probe(family: Family, reading: Reading, p: float, fired: bool, destroys_text: bool, pair: Pair) -> Probe:
+    phrases = "; ".join(reading.phrases)
+    finding = family.sentence.format(value=reading.value, sft=reading.sft, phrases=phrases)
+    if "{phrases}" in family.sentence and not phrases:
+        finding = "No phrase rose by as much."
     return Probe(
-        family.name, reading.value, reading.sft, reading.effect, family.least, p, present, destroys,
-        family.flags_hacking, family.unit, meaning, family.because, reading.about, _worst(reading, pair),
+        family.name, reading.value, reading.sft, reading.effect, family.threshold, p, fired, destroys_text,
+        family.flags_hacking, family.unit, finding, family.reason, reading.phrases, _worst(reading, pair),
     )  # fmt: skip
 
 

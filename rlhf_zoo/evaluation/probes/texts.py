@@ -94,13 +94,13 @@ class Pair:
         return len(self.prompts[0])
 
     @classmethod
-    def of(cls, policy: Completions, sft: Completions, *, by_place: bool = False) -> Pair:
+    def of(cls, policy: Completions, sft: Completions, *, by_position: bool = False) -> Pair:
         """Pairs the completions of two policies.
 
         Args:
             policy: The policy's completions.
             sft: SFT's completions.
-            by_place: Whether to pair different prompts in order. Two draws from one set may be paired so.
+            by_position: Whether to pair different prompts in order. Two draws from one set may be paired so.
 
         Returns:
             The pair.
@@ -111,7 +111,7 @@ class Pair:
         sides = (policy, sft)
         prompt_lists = [list(dict.fromkeys(side.prompts)) for side in sides]
         sft_prompts = set(prompt_lists[1])
-        if by_place:
+        if by_position:
             size = min(map(len, prompt_lists))
             prompts = [each[:size] for each in prompt_lists]
         else:
@@ -124,12 +124,12 @@ class Pair:
             for side, number in zip(sides, numbers, strict=True)
         ]
         groups = [
-            np.array([number[side.prompts[i]] for i in own_rows], dtype=np.intp)
-            for side, number, own_rows in zip(sides, numbers, rows, strict=True)
+            np.array([number[side.prompts[i]] for i in side_rows], dtype=np.intp)
+            for side, number, side_rows in zip(sides, numbers, rows, strict=True)
         ]
         tokens = [
-            [[word for word in words(side.texts[i]) if is_word(word)] for i in own_rows]
-            for side, own_rows in zip(sides, rows, strict=True)
+            [[word for word in words(side.texts[i]) if is_word(word)] for i in side_rows]
+            for side, side_rows in zip(sides, rows, strict=True)
         ]
         return cls(
             policy, sft, (prompts[0], prompts[1]), (rows[0], rows[1]), (groups[0], groups[1]), (tokens[0], tokens[1])
@@ -152,7 +152,7 @@ class Pair:
         return policy, sft
 
 
-def repeated(tokens: Sequence[str], text: str) -> float:
+def repeated_share(tokens: Sequence[str], text: str) -> float:
     """Computes the share of a text that repeats itself: word pairs that occurred earlier in the same window.
 
     A text of `LONG` bytes or more may repeat itself over a longer range. Its share is (compressibility − `PLAIN`),
@@ -179,7 +179,7 @@ def repeated(tokens: Sequence[str], text: str) -> float:
     return max(share, (1 - len(zlib.compress(data, 6)) / len(data) - PLAIN) / (1 - PLAIN))
 
 
-def excess(tokens: Sequence[str], allowed: dict[str, float], longest: float) -> float:
+def excess_share(tokens: Sequence[str], allowed: dict[str, float], longest: float) -> float:
     """Computes the share of words above the number of times that SFT uses them in one text.
 
     Args:
@@ -196,7 +196,7 @@ def excess(tokens: Sequence[str], allowed: dict[str, float], longest: float) -> 
     return sum(excess_counts) / max(1, len(tokens))
 
 
-def usual(texts: Sequence[Sequence[str]]) -> tuple[dict[str, float], float]:
+def word_usage(texts: Sequence[Sequence[str]]) -> tuple[dict[str, float], float]:
     """Measures SFT's habits.
 
     Args:
@@ -237,27 +237,29 @@ def symbol_share(text: str) -> float:
     return marked / len(text)
 
 
-def slotted(own: Collection[str], tokens: Sequence[str]) -> list[str]:
+def to_template(prompt_words: Collection[str], tokens: Sequence[str]) -> list[str]:
     """Replaces each run of the prompt's words in a text with one open slot. What remains is the text's template.
 
     Args:
-        own: The prompt's words.
+        prompt_words: The prompt's words.
         tokens: The text's words.
 
     Returns:
         The words with slots "_".
     """
-    marked = ["_" if token in own else token for token in tokens]
+    marked = ["_" if token in prompt_words else token for token in tokens]
     return [token for i, token in enumerate(marked) if token != "_" or i == 0 or marked[i - 1] != "_"]
 
 
-def holders(texts: Sequence[Sequence[str]], longest: int, *, fewest: int) -> dict[tuple[str, ...], NDArray[np.intp]]:
+def find_phrases(
+    texts: Sequence[Sequence[str]], longest: int, *, min_texts: int
+) -> dict[tuple[str, ...], NDArray[np.intp]]:
     """Finds the phrases that many texts contain.
 
     Args:
         texts: The words of each text.
         longest: Maximum number of words per phrase.
-        fewest: Minimum number of texts that contain a phrase.
+        min_texts: Minimum number of texts that contain a phrase.
 
     Returns:
         The phrases, each with the indices of its texts.
@@ -275,7 +277,7 @@ def holders(texts: Sequence[Sequence[str]], longest: int, *, fewest: int) -> dic
         starts = np.flatnonzero(np.diff(phrase, prepend=-1))
         sizes = np.diff(starts, append=len(phrase))
         # A longer phrase is at most as common as its beginning, so rare beginnings are dropped for good.
-        is_common = sizes >= max(1, fewest)
+        is_common = sizes >= max(1, min_texts)
         for start, size in zip(starts[is_common].tolist(), sizes[is_common].tolist(), strict=True):
             place = int(positions[first[start]])
             result[tuple(flat[place : place + length])] = row[start : start + size]
@@ -290,7 +292,7 @@ def holders(texts: Sequence[Sequence[str]], longest: int, *, fewest: int) -> dic
     return result
 
 
-def likenesses(texts: Sequence[Sequence[str]], groups: NDArray[np.intp], size: int) -> NDArray[np.float64]:
+def mean_cosines(texts: Sequence[Sequence[str]], groups: NDArray[np.intp], size: int) -> NDArray[np.float64]:
     """Computes each text's mean cosine with the other texts of its prompt.
 
     Args:

@@ -88,7 +88,7 @@ class Baseline:
         """The evaluator, with only the headline judge."""
         return self._evaluator.with_headline_judge
 
-    def beside(self, texts: Sequence[str]) -> dict[str, Floats]:
+    def extra_metrics(self, texts: Sequence[str]) -> dict[str, Floats]:
         """Scores completions by rules other than the headline judge.
 
         Args:

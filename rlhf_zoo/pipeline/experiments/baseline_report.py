@@ -82,7 +82,7 @@ def _measured(baseline: Baseline, label: str, lines: Sequence[Mapping[str, Any]]
         serving=best_of_n_compute(
             baseline.sizes, 1, prompt_tokens=baseline.prompt_tokens, completion_tokens=float(np.mean(scores["length"]))
         ),
-        beside=baseline.beside([line["completion"] for line in lines]),
+        extra_metrics=baseline.extra_metrics([line["completion"] for line in lines]),
         prompts=baseline.prompt_keys,
     )
 

@@ -137,7 +137,7 @@ def _row(run: RunContext, before: RunContext | None) -> dict[str, Any]:
         "figures": {key: outcome.figures[key] for key in _FIGURES},
         "win_rate": outcome.win_rate,
         "verdict": outcome.verdict,
-        "judge_less_before": None if before is None else _gain(run, before).to_json(),
+        "judge_minus_previous": None if before is None else _gain(run, before).to_json(),
     }
 
 

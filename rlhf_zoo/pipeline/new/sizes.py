@@ -8,7 +8,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from ...errors import ZooError
-from ...evaluation.verdict import FEWEST
+from ...evaluation.verdict import MIN_PROMPTS as VERDICT_PROMPTS
 from ...modeling.chat import append_completion, tokenize_for_reward, tokenize_prompt
 from ...modeling.prompt_keys import prompt_key
 from ...runs.data.layout import as_turns, sft_text
@@ -96,7 +96,11 @@ def choose_sizes(
     decisions.add("response_length", response, reason)
     if test:
         evaluated = min(evaluated, ppo.test_prompts or 0)
-    few = "" if evaluated >= FEWEST else f"; TOO FEW FOR A VERDICT, which needs {FEWEST}: give --prompts with more"
+    few = (
+        ""
+        if evaluated >= VERDICT_PROMPTS
+        else f"; TOO FEW FOR A VERDICT, which needs {VERDICT_PROMPTS}: give --prompts with more"
+    )
     evaluation = f"{evaluated} prompts for the evaluation"
     if test:
         decisions.add("evaluation.dataset_test_split", test, f"{evaluation}{few}")

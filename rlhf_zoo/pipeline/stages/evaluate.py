@@ -276,7 +276,7 @@ def _head(context: RunContext, source: DataSource, trained_on: Mapping[str, Any]
             "location": source.lineage["repo"],
             "revision": source.lineage["commit"],
             **where,
-            "seen": trained_on,
+            "trained_on": trained_on,
         },
         "simulated": context.shared.simulated,
         "reward_model": context.record("reward").read().get("reward_model"),

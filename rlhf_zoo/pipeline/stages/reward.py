@@ -214,7 +214,7 @@ def _report(
         seed, utility = settings.trainer.seed, utility_of(context, settings)
         with doing(f"reward: measuring on {len(pairs)} held-out pairs"):
             report |= held_out_report(model, tokenizer, pairs, seed=seed, utility=utility)
-        report |= {"split": split, "seen": count_trained_pairs(pairs, inputs.pairs)}
+        report |= {"split": split, "trained_on": count_trained_pairs(pairs, inputs.pairs)}
     return report
 
 

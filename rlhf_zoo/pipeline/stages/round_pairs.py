@@ -62,8 +62,8 @@ def make_pairs(this: RunContext, before: RunContext, *, wanted: int) -> dict[str
     }
     document_path = folder / MADE
     document = read_json(document_path) if document_path.is_file() and not this.restart else None
-    if document is not None and document["asked"] != request:
-        key = first_difference(document["asked"], request)
+    if document is not None and document["request"] != request:
+        key = first_difference(document["request"], request)
         raise ZooError(
             f"{folder} holds pairs that another value of {key!r} made: choose another --output_dir, or remove "
             f"{folder.parent}, which makes this round anew; --restart begins with the first."
@@ -76,7 +76,7 @@ def make_pairs(this: RunContext, before: RunContext, *, wanted: int) -> dict[str
         write_configuration(folder, CONFIGURATION, splits)
         write_text(folder / "README.md", _card(this, splits))
         lineage = {"repo": None, "commit": None, "fingerprint": digest(folder, ".jsonl")}
-        document = {"asked": request, "new": len(rows), "old": len(splits["train"]) - len(rows), "lineage": lineage}
+        document = {"request": request, "new": len(rows), "old": len(splits["train"]) - len(rows), "lineage": lineage}
         write_json(document_path, document)
     if this.publish and document["lineage"]["repo"] is None:
         document["lineage"] |= _send(this)

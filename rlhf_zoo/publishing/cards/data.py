@@ -163,7 +163,7 @@ def training_saw(facts: Facts) -> str:
         The clause; "" if nothing was counted.
     """
     data = facts.evaluation.get("data")
-    counts = data.get("seen") if isinstance(data, Mapping) else None
+    counts = data.get("trained_on") if isinstance(data, Mapping) else None
     if not isinstance(counts, Mapping):
         return ""
     titles = {stage: title for stage, title in TITLES.items() if stage in counts}

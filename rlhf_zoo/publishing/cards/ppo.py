@@ -79,7 +79,7 @@ def _words(facts: Facts) -> dict[str, Any]:
         "frontier": facts.frontier,
         "methods": _METHODS,
         "baselines": list(_baselines(facts.frontier)),
-        "extra_judges": list((facts.frontier.get("sft") or {}).get("beside") or {}),
+        "extra_judges": list((facts.frontier.get("sft") or {}).get("extra_metrics") or {}),
         "other_judges": _other_judges(facts),
         "judge_notes": notes_on_judge(_main_judge(facts)),
         "parts": reward_parts(facts),

@@ -36,7 +36,7 @@ def _draw(facts: Facts, draw: Draw) -> None:
 def _words(facts: Facts) -> dict[str, Any]:
     hard = list(_hard(facts.reward_report.get("hard") or {}))
     has_gold = any(part.get("gold") is not None for _, part in hard)
-    clause = Raw(_training_overlap(facts.reward_report.get("seen")))
+    clause = Raw(_training_overlap(facts.reward_report.get("trained_on")))
     return {
         "report": facts.reward_report,
         "pairs": measured_on(facts),
