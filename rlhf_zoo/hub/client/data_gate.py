@@ -19,6 +19,7 @@ from typing import Any
 from ...errors import ZooError
 from ...fileio import BadYAML, hub_id, load_yaml
 from .links import find_outward_link, is_inside
+from .local_splits import check_split
 
 log = logging.getLogger(__name__)
 
@@ -56,10 +57,12 @@ class CheckedData:
     Args:
         location: A folder, a file of JSON lines, or the id of a repository.
         commit: The commit of a repository; None for a folder or file.
+        by_name: Whether it is a folder whose splits are found by the names of its files, since no card lists them.
     """
 
     location: str
     commit: str | None
+    by_name: bool = False
 
     def load(
         self, configuration: str | None = None, split: str | None = None, *, data_files: Any = None, **options: Any
@@ -177,6 +180,9 @@ class CheckedData:
                         f"The data set {self.location} was not loaded: its file {file!r:.200} may be outside of it. "
                         "Load another data set, or a copy whose files have plain names."
                     )
+        if self.by_name:
+            for split, names in (builder.config.data_files or {}).items():
+                check_split(path, str(split), map(Path, names))
 
 
 def is_loader(name: str) -> bool:
@@ -247,8 +253,8 @@ def open_checked(
     refuse_file_systems()
     path = Path(location)
     if path.exists():
-        check_local(path, location)
-        yield CheckedData(location, revision)
+        patterns = check_local(path, location)
+        yield CheckedData(location, revision, by_name=path.is_dir() and not patterns)
         return
     if hub_id(location) is None or location.startswith("buckets/") or is_loader(location):
         raise ZooError(
@@ -274,12 +280,15 @@ def open_checked(
     yield CheckedData(location, commit)
 
 
-def check_local(path: Path, name: str) -> None:
+def check_local(path: Path, name: str) -> list[str]:
     """Checks a file, or the card and the links of a folder.
 
     Args:
         path: The file or folder.
         name: The user's name for it, for messages.
+
+    Returns:
+        The patterns by which cards list files.
 
     Raises:
         ZooError: A pattern or a link leads outside the folder, or the card cannot be read.
@@ -287,9 +296,9 @@ def check_local(path: Path, name: str) -> None:
     # fsspec reads "::" as a chain of addresses, wherever it is in a path.
     if "::" in name or "://" in name:
         raise ZooError(f"The data set {name!r:.200} was not loaded: its path contains '::' or '://'. Move it.")
-    if not path.is_dir():
-        return
     patterns: list[str] = []
+    if not path.is_dir():
+        return patterns
     for file in CARDS:
         if (path / file).exists():
             patterns += check_card(_read_card(path / file, name), file, name)
@@ -300,6 +309,7 @@ def check_local(path: Path, name: str) -> None:
             f"The data set {name} was not loaded: {str(link)!r} in it links to a file outside the folder. Replace the "
             "link with the file."
         )
+    return patterns
 
 
 def check_card(text: str, file: str, name: str) -> list[str]:

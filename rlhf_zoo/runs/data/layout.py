@@ -182,6 +182,14 @@ def _in_turns(rows: Dataset, form: Form, *, text: str, declared: Mapping[str, st
     for target, source in renamed.items():
         rows = rows.rename_column(source, target)
     need_form(rows.column_names, form, text=text, subject=subject, declared=declared)
+    fitting = [columns for columns in _columns_of(form, text) if columns <= set(rows.column_names)]
+    if len(fitting) > 1 and not declared:
+        taken, others = (
+            " and ".join(sorted(columns)) for columns in (fitting[0], set().union(*fitting[1:]) - fitting[0])
+        )
+        log.warning(
+            "%s has the columns %s, which the stage reads, and also %s, which it does not.", subject, taken, others
+        )
     if form == "prompts" and "prompt" in rows.column_names:
         read = ["prompt"]  # other columns are for reward functions
     else:
@@ -191,11 +199,11 @@ def _in_turns(rows: Dataset, form: Form, *, text: str, declared: Mapping[str, st
 
 
 def _columns_of(form: Form, text: str) -> tuple[set[str], ...]:
-    """Returns the alternative sets of columns that a form accepts."""
+    """Returns the alternative sets of columns that a form accepts; the first that a data set has is read."""
     alternatives: dict[str, tuple[set[str], ...]] = {
         "texts": ({"messages"}, {"prompt", "completion"}, {text}),
         "pairs": ({"chosen", "rejected"},),
-        "prompts": ({"prompt"}, {"messages"}, {"chosen", "rejected"}),
+        "prompts": ({"prompt"}, {"chosen", "rejected"}, {"messages"}),
         "labeled": ({"text", "label"},),
     }
     return alternatives[form]

@@ -1,0 +1,46 @@
+"""Rows that have the columns of two forms: the log says which the stage reads."""
+
+import logging
+from typing import Any
+
+import pytest
+from datasets import Dataset
+
+from rlhf_zoo.runs.data.layout import Form, in_form
+
+TURNS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+PAIR = {"chosen": [*TURNS[:1], {"role": "assistant", "content": "c"}], "rejected": TURNS}
+
+
+@pytest.mark.parametrize(
+    ("form", "row", "message"),
+    [
+        ("texts", {"messages": TURNS, "text": "x"}, "columns messages, which the stage reads, and also text, which"),
+        ("texts", {"messages": TURNS, "prompt": "x", "completion": "y"}, "also completion and prompt, which"),
+        ("texts", {"messages": TURNS, "prompt": "x"}, None),
+        ("prompts", {"messages": TURNS, "prompt": "x"}, "columns prompt, which the stage reads, and also messages"),
+        (
+            "prompts",
+            {"messages": TURNS, **PAIR},
+            "columns chosen and rejected, which the stage reads, and also messages",
+        ),
+        ("prompts", {"prompt": "x", "completion": "y"}, None),
+        ("pairs", {**PAIR, "messages": TURNS, "prompt": TURNS[:1]}, None),
+    ],
+)
+def test_the_log_says_which_columns_are_read(
+    form: Form, row: dict[str, Any], message: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = Dataset.from_list([row, row])
+    with caplog.at_level(logging.WARNING):
+        shaped = in_form(rows, form, columns={}, turns=False, text="text", subject="The data set mine")
+    assert (message in caplog.text) if message else not caplog.records
+    if form == "prompts":
+        assert shaped[0]["prompt"] == row.get("prompt", TURNS[:1])
+    if form == "texts" and "messages" in row:
+        assert shaped.column_names == ["messages"]
+    if message is not None:
+        caplog.clear()
+        name = next(iter(row))
+        in_form(rows, form, columns={name: name}, turns=False, text="text", subject="The data set mine")
+        assert not caplog.records, "who names columns has chosen"
