@@ -114,8 +114,9 @@ def make_tokenizer(
 
     learned, merges = _train_bpe(texts, merged)
     taken = {index: token for token, index in family.special.items()}
-    names = chain(learned, ("Ġ" + "".join(letters) for letters in product(LETTERS, repeat=4)))
-    fresh = (name for name in dict.fromkeys(names) if name not in family.special)
+    learned_names = {*learned}
+    made_up = (name for letters in product(LETTERS, repeat=4) if (name := "Ġ" + "".join(letters)) not in learned_names)
+    fresh = (name for name in chain(learned, made_up) if name not in family.special)
     vocabulary = {taken.get(index) or next(fresh): index for index in range(family.tokens or family.vocab_size)}
     backend = Tokenizer(
         models.BPE(vocab=vocabulary, merges=merges, unk_token=family.unk, byte_fallback=family.byte_fallback)
