@@ -25,8 +25,9 @@ from rlhf_zoo.pipeline.new.model import inspect_model
 from rlhf_zoo.pipeline.new.recipe import make_recipe
 from rlhf_zoo.pipeline.new.request import RecipeRequest
 from rlhf_zoo.pipeline.plan.devices import parse_device
-from rlhf_zoo.pipeline.plan.memory import GIB
+from rlhf_zoo.pipeline.plan.memory import GIB, ForwardPass, TrainingPass
 from rlhf_zoo.pipeline.plan.plan import make_plan
+from rlhf_zoo.pipeline.plan.tracing import Tracer
 from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.runs.recipe import load_recipe
 
@@ -39,6 +40,20 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
     return tmp_path
+
+
+@pytest.fixture
+def traced() -> None:
+    """For a test of the plan's memory or time."""
+
+
+@pytest.fixture(autouse=True)
+def passes_take_no_memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In other tests, plans count the weights alone: to trace the passes is four fifths of `new`."""
+    if "traced" not in request.fixturenames:
+        monkeypatch.setattr(Tracer, "training_pass", lambda *_, **__: TrainingPass())
+        monkeypatch.setattr(Tracer, "forward_pass", lambda *_, **__: ForwardPass())
+        monkeypatch.setattr(Tracer, "decode_step", lambda *_, **__: ForwardPass())
 
 
 def zoo(*words: str) -> None:
@@ -201,6 +216,7 @@ def test_columns_of_any_name(capsys: pytest.CaptureFixture[str]) -> None:
     zoo("recipes", "validate", "mine")
 
 
+@pytest.mark.usefixtures("traced")
 def test_where_all_weights_do_not_fit_it_is_lora_on_the_layers_of_the_model(
     thread_hub: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,6 +256,7 @@ def test_where_all_weights_do_not_fit_it_is_lora_on_the_layers_of_the_model(
     zoo("recipes", "validate", "mine")
 
 
+@pytest.mark.usefixtures("traced")
 def test_on_a_gpu_lora_takes_few_bits_where_it_needs_them_and_a_reward_without_labels_judges_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -336,6 +353,7 @@ def test_it_writes_over_nothing() -> None:
         zoo("new", "mine", "--model", "base", "--preferences", "trl-lib/tldr-preference")
 
 
+@pytest.mark.usefixtures("traced")
 def test_memory_is_that_of_the_planner_as_the_page_says(capsys: pytest.CaptureFixture[str]) -> None:
     """Qwen3-0.6B by its own numbers, without its weights."""
     on_disk("Qwen3", "trl-lib/ultrafeedback_binarized")
@@ -387,6 +405,7 @@ def test_prompts_and_a_reward_start_ppo_from_the_model_itself(capsys: pytest.Cap
     assert not [row for row in examine(context) if row.status == FAILED]
 
 
+@pytest.mark.usefixtures("traced")
 def test_a_gguf_file_is_a_model_like_any_other(capsys: pytest.CaptureFixture[str]) -> None:
     file = write_gguf(Path())
     schemas.write_data(Path("asked"), [{"prompt": f"the {row}"} for row in range(80)])
@@ -409,6 +428,7 @@ def test_prompts_are_cut_by_a_placeholder() -> None:
     zoo("recipes", "validate", "mine")
 
 
+@pytest.mark.usefixtures("traced")
 def test_on_a_cpu_updates_and_the_run_are_short(capsys: pytest.CaptureFixture[str]) -> None:
     """SmolLM2-135M by its own numbers, without its weights."""
     instruct(Path("base"))
