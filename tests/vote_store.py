@@ -4,11 +4,11 @@ import itertools
 import threading
 from collections.abc import Sequence
 
-from rlhf_zoo.evaluation.votes.vote import Shown, Vote, merged
+from rlhf_zoo.evaluation.votes.vote import ShownCompletion, Vote, merge_votes
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-PPO = Shown("the good camera", "ppo", "local/toy-ppo", COMMIT, "step-000040", 0.5, True)
-SFT = Shown("a camera", "sft", "local/toy-sft", COMMIT[::-1], "best", -0.25, False)
+PPO = ShownCompletion("the good camera", "ppo", "local/toy-ppo", COMMIT, "step-000040", 0.5, True)
+SFT = ShownCompletion("a camera", "sft", "local/toy-sft", COMMIT[::-1], "best", -0.25, False)
 NUMBERS = itertools.count()
 
 
@@ -49,7 +49,7 @@ class Store:
         self.reads += 1
         if self.unreadable is not None:
             raise self.unreadable
-        return merged(self.there, *self.batches.values())
+        return merge_votes(self.there, *self.batches.values())
 
     @property
     def ids(self) -> list[str]:

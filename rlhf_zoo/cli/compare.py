@@ -119,16 +119,17 @@ def trace(
     """
     if stage == "sft":
         if step:
-            raise ZooError(f"--stage sft is step 0, and --step {step} is given too: give one of them.")
+            raise ZooError(f"--stage sft is step 0, so it does not go with --step {step}: pass only one.")
         step = 0
     prompt_columns = {} if columns is None else json_object(columns, option="--columns", example="'{\"name\": value}'")
     subject_options = {name: options.pop(name) for name in ("revision", "old", "sft", "reward")}
     with settle_hub(hub, push_to_hub=False, source=source_hub) as connected:
-        from ..pipeline.inspect import trace as tracing
+        from ..pipeline.inspect.trace import find, trace_checkpoint
+        from ..pipeline.inspect.trace_view import show, to_document
 
-        subject = tracing.find(run, step=step, hub=connected, **subject_options)
-        trace_result = tracing.trace_checkpoint(subject, prompt, columns=prompt_columns, **options)
+        subject = find(run, step=step, hub=connected, **subject_options)
+        trace_result = trace_checkpoint(subject, prompt, columns=prompt_columns, **options)
         if as_json:
-            print_json(tracing.document(trace_result, subject))
+            print_json(to_document(trace_result, subject))
             return
-        tracing.show(trace_result, subject, console_of(120))
+        show(trace_result, subject, console_of(120))

@@ -14,7 +14,7 @@ from .tables import interval, table
 
 @click.command(context_settings=FLAGS)
 @click.argument("recipe")
-@seeds_option("Reward models, including the recipe's own.", least=2, default=3)
+@seeds_option("Reward models, including the recipe's own.", minimum=2, default=3)
 @finished_run_options("Train the further reward models again, even where they are finished.")
 @json_option("Print overview.json instead of a table.")
 @click.pass_context

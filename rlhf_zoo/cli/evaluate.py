@@ -120,7 +120,7 @@ def _evaluate_policy(
         except KeyboardInterrupt:
             asks_llm = any(judge.startswith("llm:") for judge in judges)
             hint = " Answers of language models are kept." if asks_llm else ""
-            click.echo(f"Interrupted; no figures were written, and the same command begins anew.{hint}", err=True)
+            click.echo(f"Interrupted; no figures were written, and the same command starts again.{hint}", err=True)
             ctx.exit(130)
         if push:
             from ..hub.client.pull import split_revision
@@ -180,7 +180,7 @@ def _recipe_keys(judges: tuple[str, ...], keys: Mapping[str, Any], flags: Mappin
         keys_of_options |= {"evaluation.judge_name": None, "evaluation.judge_description": ""}
     repeated_key = next((key for key in keys_of_options if key in flags), None)
     if repeated_key is not None:
-        raise ZooError(f"--{repeated_key} is given, and by another option too: keep one.")
+        raise ZooError(f"--{repeated_key} is also set by another option: pass only one.")
     return keys_of_options
 
 

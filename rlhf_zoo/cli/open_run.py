@@ -39,7 +39,9 @@ def settle_hub(
     target = choose(flag, push_to_hub=push_to_hub, option=option)
     with connect(target, choose_source(source, target)) as hub:
         reads_source = source not in (None, "none") and hub.source is not None
-        note = f"; models and data that it has not: {hub.source.described}" if reads_source and hub.source else ""
+        note = (
+            f"; models and data that it lacks come from {hub.source.described}" if reads_source and hub.source else ""
+        )
         click.echo(f"Hub: {hub.described}{note}", err=True)
         yield hub
 
@@ -181,7 +183,7 @@ def open_run(
             recipe.
     """
     if resume is not None and restart:
-        raise ZooError("--resume auto goes on with what lies in the run directory, and --restart forgets it: keep one.")
+        raise ZooError("--resume auto resumes the run and --restart discards it: pass only one.")
     quiet_hub()  # uploads continue behind the progress bar of training
     context = _context(recipe, directory, flags, connected, restart=restart, **options)
     if not restart:  # before anything is sent under this recipe's names

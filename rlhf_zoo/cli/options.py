@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ OVERWRITE = click.option(
     "--overwrite_repo",
     "--overwrite-repo",
     is_flag=True,
-    help="Publish even where a repository belongs to another run, and replace its content.",
+    help="Publish even if a repository belongs to another run, and replace its content.",
 )
 
 
@@ -67,16 +68,19 @@ SOURCE_HUB = click.option(
     "--source_hub",
     "--source-hub",
     envvar="RLHF_ZOO_SOURCE_HUB",
-    help="Hub of models and data that --hub does not have: an address, 'local' or 'none'.  "
+    help="Hub of the models and data that --hub lacks: an address, 'local' or 'none'.  "
     "[default: HF_ENDPOINT, or the Hugging Face Hub]",
 )
 
 
-def _trust(ctx: click.Context, _: click.Parameter, trusted: bool) -> None:
-    if trusted:
-        from ..modeling.remote_code import trusting
+def _trusting(module: str) -> Callable[[click.Context, click.Parameter, bool], None]:
+    """Makes a flag's callback that enters the `trusting` of a module until the command ends."""
 
-        ctx.with_resource(trusting())  # until the command ends
+    def enter(ctx: click.Context, _: click.Parameter, trusted: bool) -> None:
+        if trusted:
+            ctx.with_resource(import_module(module, __package__).trusting())
+
+    return enter
 
 
 TRUST = click.option(
@@ -84,16 +88,9 @@ TRUST = click.option(
     "--trust-remote-code",
     is_flag=True,
     expose_value=False,
-    callback=_trust,
+    callback=_trusting("..modeling.remote_code"),
     help="Let models run the code in their repositories. Read it first. No recipe can set this for you.",
 )
-
-
-def _trust_run(ctx: click.Context, _: click.Parameter, trusted: bool) -> None:
-    if trusted:
-        from ..hub.client.run_signature import trusting
-
-        ctx.with_resource(trusting())  # until the command ends
 
 
 TRUST_RUN = click.option(
@@ -101,8 +98,8 @@ TRUST_RUN = click.option(
     "--trust-run",
     is_flag=True,
     expose_value=False,
-    callback=_trust_run,
-    help="Use code and addresses that a run directory names which your rlhf-zoo on this machine did not write.",
+    callback=_trusting("..hub.client.run_signature"),
+    help="Use code and addresses named by a run directory that your rlhf-zoo on this machine did not write.",
 )
 HUB = click.option("--hub", help="'local' (the embedded Hub) or an address.")
 OUTPUT_DIR = click.option(
@@ -145,9 +142,9 @@ run_options = with_options(
     click.option(
         "--resume",
         type=click.Choice(["auto"]),
-        help="auto, the default: resume from the newest complete checkpoint, or start where there is none.",
+        help="auto, the default: resume from the newest complete checkpoint, or start if there is none.",
     ),
-    click.option("--restart", is_flag=True, help="Discard what was done before and start again."),
+    click.option("--restart", is_flag=True, help="Discard the run so far and start again."),
     OVERWRITE,
     TRUST,
     TRUST_RUN,
@@ -163,13 +160,13 @@ def finished_run_options(restart: str) -> Callable:
     return with_options(OUTPUT_DIR, HUB, TRUST, TRUST_RUN, click.option("--restart", is_flag=True, help=restart))
 
 
-def seeds_option(text: str, *, least: int = 1, default: int | None = 1) -> Callable:
+def seeds_option(text: str, *, minimum: int = 1, default: int | None = 1) -> Callable:
     """Makes the option --seeds.
 
     Args:
         text: The help text.
-        least: The least number of seeds.
-        default: The default; None where the command decides.
+        minimum: The smallest number of seeds.
+        default: The default; None if the command decides.
     """
     shown = default is not None
-    return click.option("--seeds", type=click.IntRange(min=least), default=default, show_default=shown, help=text)
+    return click.option("--seeds", type=click.IntRange(min=minimum), default=default, show_default=shown, help=text)

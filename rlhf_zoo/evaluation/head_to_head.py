@@ -20,7 +20,7 @@ from .judges.panel import answers, checks_answers
 from .judges.rule import RuleJudge
 from .judges.scalar import ClassifierJudge, FunctionJudge
 from .length_control import length_controlled_win_rate
-from .measure import Evaluator, Measured, measure, prompt_groups, repeated
+from .measure import Evaluator, Measured, measure, prompt_groups, repeat_prompts
 from .metrics import metric
 from .pass_at_k import Answers
 from .stats import Estimate, bootstrap_mean, bootstrap_perplexity, correlation, perplexity_difference
@@ -36,30 +36,30 @@ class HeadToHead:
     """The measurements of sft, ppo (the policy) and control (SFT again with other random numbers), by (prompt, sample).
 
     Attributes:
-        tools: The reference, the reward and the judges.
+        evaluator: The reference, the reward and the judges.
         measured: Completions and their scores, by policy.
         prompts: The prompt of each completion.
         samples: Completions per prompt.
         seed: Seed of the sampling and of the resamples.
-        paid: Names of the judges that were also the training reward.
+        training_rewards: Names of the judges that were also the training reward.
         checks: Each judge's results on labeled pairs, by its name.
         answers: For each rule that checks answers, by its name: the answers by policy and by reading, strict or
             lenient.
     """
 
-    tools: Evaluator
+    evaluator: Evaluator
     measured: Mapping[str, Measured]
     prompts: Sequence[object]
     samples: int
     seed: int
-    paid: Collection[str] = ()
+    training_rewards: Collection[str] = ()
     checks: Mapping[str, JudgeCheck] = field(default_factory=dict)
     answers: Mapping[str, Mapping[str, Mapping[str, Answers]]] = field(default_factory=dict)
 
     @property
     def judge(self) -> str:
         """The name of the headline's judge."""
-        return self.tools.judge.name
+        return self.evaluator.judge.name
 
     @cached_property
     def groups(self) -> list[int]:
@@ -72,7 +72,7 @@ class HeadToHead:
         Each is {value, ci95, n}, where n counts completions and intervals resample prompts.
         """
         judges = {
-            **{judge.name: self._scored(judge.name, judge.description) for judge in self.tools.panel.scoring},
+            **{judge.name: self._scored(judge.name, judge.description) for judge in self.evaluator.panel.scoring},
             **{name: self._compared(name) for name in self.pairs},
         }
         headline = judges[self.judge]
@@ -81,8 +81,8 @@ class HeadToHead:
             "rows": len(self.prompts) // self.samples,
             "samples_per_prompt": self.samples,
             "n": len(self.prompts),
-            "temperature": self.tools.temperature,
-            "max_new_tokens": self.tools.max_new_tokens,
+            "temperature": self.evaluator.temperature,
+            "max_new_tokens": self.evaluator.max_new_tokens,
             "judge": self._about(),
             "judges": judges,
             **{side: self._figures(side) for side in _SIDES},
@@ -109,9 +109,9 @@ class HeadToHead:
         """
         measured = self.measured["ppo"]
         if policy is not None:
-            _, prompts, columns = repeated(rows, self.samples)
+            _, prompts, columns = repeat_prompts(rows, self.samples)
             keys = keys_of(len(prompts), self.samples)
-            evaluator = self.tools.with_headline_judge
+            evaluator = self.evaluator.with_headline_judge
             measured = measure(
                 policy, evaluator, prompts, keys=keys, seed=self.seed, desc="confirming the candidate", columns=columns
             )
@@ -143,15 +143,15 @@ class HeadToHead:
                 )
                 for side in ("ppo", "control")
             }
-            for judge in self.tools.panel.comparing
+            for judge in self.evaluator.panel.comparing
         }
 
     def _about(self) -> dict[str, Any]:
-        judge = self.tools.judge
+        judge = self.evaluator.judge
         about: dict[str, object] = {
             "name": judge.name,
             "description": judge.description,
-            "is_training_reward": judge.name in self.paid,
+            "is_training_reward": judge.name in self.training_rewards,
         }
         if judge.name in self.answers:
             about["checks_answers"] = True
@@ -176,7 +176,7 @@ class HeadToHead:
         means = {side: self._mean(self.measured[side].judges[name]) for side in _SIDES}
         return {
             "description": description,
-            "is_training_reward": name in self.paid,
+            "is_training_reward": name in self.training_rewards,
             **means,
             "win_rate": self._win_rate("ppo", name),
             "control": self._win_rate("control", name),
@@ -197,7 +197,7 @@ class HeadToHead:
         }
 
     def _compared(self, name: str) -> dict[str, Any]:
-        judge = next(candidate for candidate in self.tools.panel.comparing if candidate.name == name)
+        judge = next(candidate for candidate in self.evaluator.panel.comparing if candidate.name == name)
         reports = self.pairs[name]
         figures: dict[str, object] = {"description": judge.description}
         if name in self.measured["sft"].judges:  # it also rated single completions
@@ -323,34 +323,34 @@ def keys_of(size: int, samples: int) -> list[tuple[int, ...]]:
 
 def head_to_head(
     policy: PreTrainedModel,
-    tools: Evaluator,
+    evaluator: Evaluator,
     rows: Dataset,
     *,
     samples: int,
     seed: int,
-    paid: Collection[str] = (),
+    training_rewards: Collection[str] = (),
     checks: Mapping[str, JudgeCheck] | None = None,
 ) -> HeadToHead:
     """Samples completions from SFT, from the policy, and from SFT again, and measures them.
 
     Args:
         policy: The trained policy.
-        tools: The reference, the reward and the judges.
+        evaluator: The reference, the reward and the judges.
         rows: Prompts, possibly repeated, with other columns for rules and reward functions.
         samples: Completions per prompt.
         seed: Seed of the sampling and of the resamples.
-        paid: Names of the judges that were also the training reward.
+        training_rewards: Names of the judges that were also the training reward.
         checks: Each judge's results on labeled pairs, by its name.
 
     Returns:
         The measurements of all three.
     """
-    _, prompts, columns = repeated(rows, samples)
-    policies = {"sft": tools.reference, "ppo": policy, "control": tools.reference}
+    _, prompts, columns = repeat_prompts(rows, samples)
+    policies = {"sft": evaluator.reference, "ppo": policy, "control": evaluator.reference}
     measured = {
         name: measure(
             model,
-            tools,
+            evaluator,
             prompts,
             keys=keys_of(len(prompts), samples),
             # The control needs another seed: with the same one SFT would write the same texts again.
@@ -365,10 +365,10 @@ def head_to_head(
         judge.name: {
             side: answers(judge, prompts, measured[side].completions, columns, samples=samples) for side in _SIDES
         }
-        for judge in tools.panel.scoring
+        for judge in evaluator.panel.scoring
         if checks_answers(judge)
     }
-    return HeadToHead(tools, measured, prompts, samples, seed, paid, checks or {}, read)
+    return HeadToHead(evaluator, measured, prompts, samples, seed, training_rewards, checks or {}, read)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

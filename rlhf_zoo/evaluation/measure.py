@@ -218,7 +218,7 @@ class Measured:
         }
 
 
-def repeated(rows: Dataset, samples: int) -> tuple[list[int], list[Any], dict[str, list[Any]]]:
+def repeat_prompts(rows: Dataset, samples: int) -> tuple[list[int], list[Any], dict[str, list[Any]]]:
     """Repeats each row `samples` times, with the repeats of a row adjacent.
 
     Args:
@@ -262,7 +262,7 @@ def measure(
 
     Args:
         policy: The model to measure.
-        evaluator: The tools.
+        evaluator: The evaluator.
         prompts: (N,) texts or conversations.
         keys: (N,) keys of the random numbers.
         seed: Seed of the sampling.
@@ -341,7 +341,7 @@ def make_evaluator(context: RunContext, reference_path: Path) -> Evaluator:
         reference_path: Checkpoint of the SFT policy.
 
     Returns:
-        The tools.
+        The evaluator.
     """
     ppo = context.settings("ppo")
     tokenizer = load_tokenizer(reference_path)
@@ -374,12 +374,12 @@ def make_evaluator(context: RunContext, reference_path: Path) -> Evaluator:
     )
 
 
-def training_rewards(context: RunContext, tools: Evaluator) -> frozenset[str]:
+def training_rewards(context: RunContext, evaluator: Evaluator) -> frozenset[str]:
     """Names the judges that are also PPO's training reward, whose scores therefore prove nothing.
 
     Args:
         context: The run.
-        tools: The loaded reward and judges.
+        evaluator: The loaded reward and judges.
 
     Returns:
         The judges' names.
@@ -388,7 +388,9 @@ def training_rewards(context: RunContext, tools: Evaluator) -> frozenset[str]:
     models = 0 if ppo.data.reward_model_path is None else 1
     weights = ppo.trainer.reward_weights or [1.0]
     rewarded_functions = paid_functions(ppo.data.reward_funcs, ppo.trainer.reward_weights, learned=bool(models))
-    return function_judges(tools, rewarded_functions) | (reward_models(tools) if models and weights[0] else frozenset())
+    return function_judges(evaluator, rewarded_functions) | (
+        reward_models(evaluator) if models and weights[0] else frozenset()
+    )
 
 
 def paid_functions(names: Sequence[str] | None, weights: Sequence[float] | None, *, learned: bool) -> frozenset[str]:
@@ -411,17 +413,17 @@ def paid_functions(names: Sequence[str] | None, weights: Sequence[float] | None,
     return frozenset(name for name, weight in zip(names, function_weights, strict=True) if weight)
 
 
-def function_judges(tools: Evaluator, functions: Collection[str]) -> frozenset[str]:
+def function_judges(evaluator: Evaluator, functions: Collection[str]) -> frozenset[str]:
     """Finds the judges that are one of these functions, ignoring the unit that either counts in.
 
     Args:
-        tools: The judges.
+        evaluator: The judges.
         functions: Names of reward functions.
 
     Returns:
         The judges' names.
     """
-    judges = (judge for judge in tools.panel.scoring if isinstance(judge, FunctionJudge | RuleJudge))
+    judges = (judge for judge in evaluator.panel.scoring if isinstance(judge, FunctionJudge | RuleJudge))
     # A length in words and one in tokens are the same incentive.
     rewarded_targets = set(map(_without_unit, functions))
     return frozenset(judge.name for judge in judges if _without_unit(judge.target) in rewarded_targets)
@@ -433,19 +435,19 @@ def _without_unit(target: str) -> str:
     return stripped.replace(" ", "")
 
 
-def reward_models(tools: Evaluator) -> frozenset[str]:
+def reward_models(evaluator: Evaluator) -> frozenset[str]:
     """Finds the judges whose weights equal those of the training reward's model, whatever their names.
 
     Args:
-        tools: The reward and the judges.
+        evaluator: The reward and the judges.
 
     Returns:
         The judges' names.
     """
-    models = tools.rewards.models if tools.rewards is not None else []
+    models = evaluator.rewards.models if evaluator.rewards is not None else []
     return frozenset(
         judge.name
-        for judge in tools.panel.scoring
+        for judge in evaluator.panel.scoring
         if isinstance(judge, RewardJudge)
         and isinstance(judge.model, RewardModel)
         and any(_equal(judge.model.model.state_dict(), model.model.state_dict()) for model in models)

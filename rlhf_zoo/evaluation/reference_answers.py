@@ -14,7 +14,7 @@ from ..rewards.rule import text_of
 from .head_to_head import TIE, HeadToHead, keys_of
 from .judges.pairwise import compare_pairs
 from .judges.panel import scores
-from .measure import prompt_groups, repeated
+from .measure import prompt_groups, repeat_prompts
 from .stats import WinRate, win_rate
 
 
@@ -35,23 +35,23 @@ def compare_with_references(
         rows: The rows that were sampled for, with the reference answers.
         policy: Loads the PPO policy; called only where `temperature` is given.
         column: The column of the reference answers.
-        temperature: Samples both policies anew at this temperature; None compares the first completion of each prompt.
+        temperature: Samples both policies again at this temperature; None compares the first completion of each prompt.
 
     Returns:
         The win rates as JSON.
     """
-    tools, judge = comparison.tools, comparison.tools.judge
-    _, prompts, columns = repeated(rows, 1)
+    evaluator, judge = comparison.evaluator, comparison.evaluator.judge
+    _, prompts, columns = repeat_prompts(rows, 1)
     groups = prompt_groups(prompts)
-    written = [_without_special_tokens(text_of(item), tools.tokenizer.all_special_tokens) for item in rows[column]]
+    written = [_without_special_tokens(text_of(item), evaluator.tokenizer.all_special_tokens) for item in rows[column]]
     # The first sample of each prompt, since there is one reference answer.
     texts = {side: comparison.measured[side].completions[:: comparison.samples] for side in ("sft", "ppo")}
     if temperature is not None:
-        at, keys = replace(tools, temperature=temperature), keys_of(len(prompts), 1)
-        for side, model in {"sft": tools.reference, "ppo": policy()}.items():
-            move(model, tools.reference.device)
+        at, keys = replace(evaluator, temperature=temperature), keys_of(len(prompts), 1)
+        for side, model in {"sft": evaluator.reference, "ppo": policy()}.items():
+            move(model, evaluator.reference.device)
             texts[side] = at.sampled(model, prompts, keys=keys, seed=comparison.seed, desc=f"{side}, {column}").texts
-    comparing = next((item for item in tools.panel.comparing if item.name == judge.name), None)
+    comparing = next((item for item in evaluator.panel.comparing if item.name == judge.name), None)
 
     def preferred(side: str) -> WinRate:
         if comparing is None:

@@ -124,12 +124,12 @@ def dependence(
 
 
 def rescored(
-    tools: Evaluator, prompts: Sequence[object], texts: Sequence[str], columns: Mapping[str, Sequence[object]]
+    evaluator: Evaluator, prompts: Sequence[object], texts: Sequence[str], columns: Mapping[str, Sequence[object]]
 ) -> tuple[list[float], list[float]]:
     """Computes reward and headline judge's score of edited texts.
 
     Args:
-        tools: The reward and the judges.
+        evaluator: The reward and the judges.
         prompts: (N,) texts or conversations.
         texts: (N,) completions.
         columns: The prompts' other columns.
@@ -137,11 +137,11 @@ def rescored(
     Returns:
         (N,) rewards, or [] without a reward, and (N,) judge's scores.
     """
-    return rewarded(tools, prompts, texts, columns), scores(tools.judge, prompts, texts, columns)
+    return rewarded(evaluator, prompts, texts, columns), scores(evaluator.judge, prompts, texts, columns)
 
 
 def rewarded(
-    tools: Evaluator, prompts: Sequence[object], texts: Sequence[str], columns: Mapping[str, Sequence[object]]
+    evaluator: Evaluator, prompts: Sequence[object], texts: Sequence[str], columns: Mapping[str, Sequence[object]]
 ) -> list[float]:
     """Computes the reward of texts as if they had ended by themselves.
 
@@ -149,7 +149,7 @@ def rewarded(
     model's context.
 
     Args:
-        tools: The reward and its tokenizer.
+        evaluator: The reward and its tokenizer.
         prompts: (N,) texts or conversations.
         texts: (N,) completions.
         columns: The prompts' other columns.
@@ -157,25 +157,25 @@ def rewarded(
     Returns:
         (N,) rewards; [] without a reward.
     """
-    if tools.rewards is None:
+    if evaluator.rewards is None:
         return []
-    stops = tools.stops or stop_ids(tools.reference, tools.tokenizer)
+    stops = evaluator.stops or stop_ids(evaluator.reference, evaluator.tokenizer)
     # Edits lengthen a text, here at most to twice a completion.
-    most, context = 2 * tools.max_new_tokens, context_of(tools.reference)
+    most, context = 2 * evaluator.max_new_tokens, context_of(evaluator.reference)
     if context is not None:
-        longest_prompt = max((len(tokenize_prompt(prompt, tools.tokenizer)) for prompt in prompts), default=0)
-        most = max(tools.max_new_tokens, min(most, context - longest_prompt - 1))
+        longest_prompt = max((len(tokenize_prompt(prompt, evaluator.tokenizer)) for prompt in prompts), default=0)
+        most = max(evaluator.max_new_tokens, min(most, context - longest_prompt - 1))
     written = zip(prompts, texts, strict=True)
-    tokens = [tokenize_completion(prompt, text, tools.tokenizer)[:most] for prompt, text in written]
+    tokens = [tokenize_completion(prompt, text, evaluator.tokenizer)[:most] for prompt, text in written]
     # The text is decoded again after the cut, so that it matches the tokens.
-    before = [tokenize_prompt(prompt, tools.tokenizer) for prompt in prompts]
-    texts = decode_completions(tools.tokenizer, prompts, before, tokens)  # as rewards read a policy's
+    before = [tokenize_prompt(prompt, evaluator.tokenizer) for prompt in prompts]
+    texts = decode_completions(evaluator.tokenizer, prompts, before, tokens)  # as rewards read a policy's
     # The reward reads a text that ends by itself, so it gets the end token that the policy would write.
     ended = [[*ids, stops[0]] for ids in tokens]
     rewards: list[float] = []
-    size = rows_at_once(tools.reference, max(map(len, ended), default=1))
+    size = rows_at_once(evaluator.reference, max(map(len, ended), default=1))
     for start in range(0, len(texts), size):
         part = slice(start, start + size)
-        batch = written_samples(prompts[part], ended[part], tools.tokenizer, stops).to(tools.reference.device)
-        rewards += tools.reward_of(batch, part, prompts, texts, columns)
+        batch = written_samples(prompts[part], ended[part], evaluator.tokenizer, stops).to(evaluator.reference.device)
+        rewards += evaluator.reward_of(batch, part, prompts, texts, columns)
     return rewards

@@ -26,7 +26,7 @@ from ..runs.record import checkpoint_step
 from .evidence import Checkpoint, Evidence, JudgeReliability
 from .head_to_head import won
 from .judges.check import split_half
-from .measure import Evaluator, Measured, measure, repeated
+from .measure import Evaluator, Measured, measure, repeat_prompts
 from .overoptimization import fit, root_kl
 from .probes import Completions, Report, probe
 from .probes.reward_effect import RewardEffect, make_edits
@@ -190,8 +190,8 @@ _FIGURES = ("reward", "judge", "kl")
 _MIN_FITTED = 3
 
 
-def follow(
-    context: RunContext, source: DataSource, tools: Evaluator, *, reliability: JudgeReliability
+def evaluate_checkpoints(
+    context: RunContext, source: DataSource, evaluator: Evaluator, *, reliability: JudgeReliability
 ) -> Trajectory | str:
     """Measures every checkpoint that is kept in the run directory.
 
@@ -200,7 +200,7 @@ def follow(
     Args:
         context: The run.
         source: The data set.
-        tools: The reference, the reward and the judges.
+        evaluator: The reference, the reward and the judges.
         reliability: What is known about the judge.
 
     Returns:
@@ -220,23 +220,23 @@ def follow(
         return f"There is no verdict, because there are no validation prompts: {error}"
     # The first rows are all distinct prompts. A verdict compares policies prompt by prompt.
     count = min(config.checkpoint_prompts, count_distinct_prompts(rows["prompt"]))
-    groups, prompts, columns = repeated(rows.select(range(count)), config.checkpoint_samples)
+    groups, prompts, columns = repeat_prompts(rows.select(range(count)), config.checkpoint_samples)
     keys = [(STREAM, place, k % config.checkpoint_samples) for k, place in enumerate(groups)]
 
     def measured(policy: PreTrainedModel, desc: str, seed: int = seed) -> Measured:
-        return measure(policy, tools, prompts, keys=keys, seed=seed, desc=desc, columns=columns)
+        return measure(policy, evaluator, prompts, keys=keys, seed=seed, desc=desc, columns=columns)
 
     # The verdict uses only the headline's judge; the others would cost as much again for every checkpoint.
-    judge, tools = tools.judge.name, tools.with_headline_judge
+    judge, evaluator = evaluator.judge.name, evaluator.with_headline_judge
     # The probes compare with SFT under other random numbers. With the same numbers, a policy that hardly changed would
     # write SFT's texts again.
-    sft = measured(tools.reference, "validating SFT")
-    theirs = _completions(tools, prompts, measured(tools.reference, "validating SFT again", seed + 1), seed)
+    sft = measured(evaluator.reference, "validating SFT")
+    theirs = _completions(evaluator, prompts, measured(evaluator.reference, "validating SFT again", seed + 1), seed)
     points = []
     for path in paths:
         step = checkpoint_step(path)
         result = measured(load_causal(path).eval(), f"validating step {step}")
-        ours = _completions(tools, prompts, result, seed)
+        ours = _completions(evaluator, prompts, result, seed)
         points.append(_Point(step, result, probe(ours, theirs, seed=seed)))
     # The judge's agreement with itself, over SFT and the last checkpoint.
     judged = [np.reshape(side.judges[judge], (count, -1)) for side in (sft, points[-1].measured)]
@@ -248,14 +248,16 @@ def follow(
         judge=judge,
         seed=seed,
         reliability=replace(reliability, split_half=split_half(np.concatenate(judged), [*range(count)] * 2, seed=seed)),
-        trivial=choose_trivial(tools, prompts, columns, sft, points[-1].measured, samples=config.checkpoint_samples),
-        reward_effects=_reward_effects(tools, prompts, columns, points[-1].report, ours, theirs),
+        trivial=choose_trivial(
+            evaluator, prompts, columns, sft, points[-1].measured, samples=config.checkpoint_samples
+        ),
+        reward_effects=_reward_effects(evaluator, prompts, columns, points[-1].report, ours, theirs),
         where=evaluated_part(context, "validation"),
     )
 
 
 def _reward_effects(
-    tools: Evaluator,
+    evaluator: Evaluator,
     prompts: Sequence[object],
     columns: Mapping[str, Sequence[object]],
     report: Report,
@@ -268,12 +270,12 @@ def _reward_effects(
     if not text_edits:
         return []
     # Unedited texts are tokenized and scored like edited ones, so the scores differ only by the edit.
-    sft_rewards, sft_judge_scores = rescored(tools, prompts, sft.texts, columns)
-    policy_rewards = rewarded(tools, prompts, policy.texts, columns)
+    sft_rewards, sft_judge_scores = rescored(evaluator, prompts, sft.texts, columns)
+    policy_rewards = rewarded(evaluator, prompts, policy.texts, columns)
     reward_effects = []
     for edit in text_edits:
-        with_habit, judged_with_habit = rescored(tools, prompts, edit.with_habit, columns)
-        without_habit = rewarded(tools, prompts, edit.without_habit, columns)
+        with_habit, judged_with_habit = rescored(evaluator, prompts, edit.with_habit, columns)
+        without_habit = rewarded(evaluator, prompts, edit.without_habit, columns)
         reward_effects.append(
             RewardEffect.of(
                 edit.family, sft=sft_rewards, policy=policy_rewards, with_habit=with_habit, without_habit=without_habit,
@@ -283,20 +285,20 @@ def _reward_effects(
     return reward_effects
 
 
-def _completions(tools: Evaluator, prompts: Sequence[object], measured: Measured, seed: int) -> Completions:
+def _completions(evaluator: Evaluator, prompts: Sequence[object], measured: Measured, seed: int) -> Completions:
     return Completions(
         [display_text(prompt) for prompt in prompts],
         measured.completions,
         measured.reward or None,
-        measured.judges[tools.judge.name],
+        measured.judges[evaluator.judge.name],
         measured.ref_logprobs,
         dependence(
-            tools.reference,
-            tools.tokenizer,
+            evaluator.reference,
+            evaluator.tokenizer,
             prompts,
             measured.tokens,
             measured.sft_logprob,
             seed=seed,
-            temperature=tools.temperature,
+            temperature=evaluator.temperature,
         ),
     )

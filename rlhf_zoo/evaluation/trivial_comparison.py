@@ -8,14 +8,14 @@ from datasets import Dataset
 from .head_to_head import TIE, HeadToHead
 from .judges.llm import LLMJudge
 from .judges.panel import scores
-from .measure import Evaluator, Measured, repeated
+from .measure import Evaluator, Measured, repeat_prompts
 from .stats import bootstrap_mean, win_rate
 from .text_logprobs import rewarded
 from .trivial_policies import TrivialPolicy, TrivialScore, TrivialScores, candidates, choose, dealt, with_ending
 
 
 def choose_trivial(
-    tools: Evaluator,
+    evaluator: Evaluator,
     prompts: Sequence[object],
     columns: Mapping[str, Sequence[object]],
     sft: Measured,
@@ -26,7 +26,7 @@ def choose_trivial(
     """Chooses trivial policies from what SFT and PPO wrote to validation prompts. No judge is asked.
 
     Args:
-        tools: The reward.
+        evaluator: The reward.
         prompts: (N,) prompts, each repeated for its samples.
         columns: The prompts' other columns.
         sft: The SFT policy's completions.
@@ -44,7 +44,8 @@ def choose_trivial(
         favorites = candidates([*sft.completions, *ppo.completions], [*sft.reward, *ppo.reward])
         # A constant answers every prompt, so each candidate is scored after all of them.
         means = [
-            np.mean(rewarded(tools, distinct_prompts, [text] * len(distinct_prompts), columns)) for text in favorites
+            np.mean(rewarded(evaluator, distinct_prompts, [text] * len(distinct_prompts), columns))
+            for text in favorites
         ]
         favorite = favorites[int(np.argmax(means))]
     return choose(sft.completions, ppo.completions, favorite=favorite)
@@ -63,8 +64,8 @@ def score_trivial(comparison: HeadToHead, policies: Sequence[TrivialPolicy], row
     Returns:
         The scores.
     """
-    _, prompts, columns = repeated(rows, comparison.samples)
-    paid_for = isinstance(comparison.tools.judge, LLMJudge)
+    _, prompts, columns = repeat_prompts(rows, comparison.samples)
+    paid_for = isinstance(comparison.evaluator.judge, LLMJudge)
     affordable = [policy for policy in policies if policy.kind == "constant" or not paid_for]
     return TrivialScores([_score(comparison, policy, prompts, columns) for policy in affordable])
 
@@ -83,8 +84,8 @@ def _score(
         texts = dealt(ppo, comparison.samples)
     scored_prompts, written = prompts[::every], texts[::every]
     scored_columns = {name: values[::every] for name, values in columns.items()}
-    judged = np.repeat(scores(comparison.tools.judge, scored_prompts, written, scored_columns), every)
-    reward = np.repeat(rewarded(comparison.tools, scored_prompts, written, scored_columns), every)
+    judged = np.repeat(scores(comparison.evaluator.judge, scored_prompts, written, scored_columns), every)
+    reward = np.repeat(rewarded(comparison.evaluator, scored_prompts, written, scored_columns), every)
     groups, seed = comparison.groups, comparison.seed
     return TrivialScore(
         policy,

@@ -328,7 +328,7 @@ def evaluate(contest: PolicyPair, terms: Terms, *, out: Path, command: str) -> d
         rows,
         samples=terms.samples,
         seed=terms.seed,
-        paid=reward_models(evaluator) | function_judges(evaluator, contest.functions),
+        training_rewards=reward_models(evaluator) | function_judges(evaluator, contest.functions),
         checks=checks,
     )
     figures = comparison.to_json()
@@ -387,26 +387,26 @@ def _held_out(settings: Any) -> tuple[float, str] | tuple[None, None]:
     return float(share), split
 
 
-def _check_room(policy: PreTrainedModel, tools: Evaluator, prompts: Sequence[Any]) -> None:
+def _check_room(policy: PreTrainedModel, evaluator: Evaluator, prompts: Sequence[Any]) -> None:
     """Raises ZooError if a prompt and its completion may exceed the context."""
-    limit = context_of(policy, tools.reference)
+    limit = context_of(policy, evaluator.reference)
     if limit is None:
         return
-    longest = max(len(tokenize_prompt(prompt, tools.tokenizer)) for prompt in prompts)
-    if longest + tools.max_new_tokens > limit:
+    longest = max(len(tokenize_prompt(prompt, evaluator.tokenizer)) for prompt in prompts)
+    if longest + evaluator.max_new_tokens > limit:
         raise ZooError(
-            f"The models take {limit} tokens, and the longest prompt has {longest}, so {tools.max_new_tokens} more do "
-            f"not fit: give --max_new_tokens {max(limit - longest, 1)} or less."
+            f"The models take {limit} tokens and the longest prompt has {longest}, which leaves no room for "
+            f"{evaluator.max_new_tokens} more: set --max_new_tokens to {max(limit - longest, 1)} or less."
         )
 
 
-def _checks(tools: Evaluator, data: DataSource, terms: Terms) -> dict[str, JudgeCheck]:
+def _checks(evaluator: Evaluator, data: DataSource, terms: Terms) -> dict[str, JudgeCheck]:
     try:
         pairs: Dataset | None = data.load(PAIRS, "test", columns=COLUMNS)
     except ZooError as error:
         log.info("The judges are not checked on labeled pairs: %s", error)
         pairs = None
-    return checked(tools.panel, pairs, seed=terms.seed)
+    return checked(evaluator.panel, pairs, seed=terms.seed)
 
 
 def _yardstick(contest: PolicyPair, data: DataSource, terms: Terms, names: Sequence[str], out: Path) -> Evaluator:

@@ -139,7 +139,7 @@ def check(context: RunContext) -> None:
         prompts = check_prompts(context, source)
         count_trained_prompts(context, prompts, planned=to_train(context))
         check_rules(context, source, prompts)
-        check_judges(context, anew=context.restart)
+        check_judges(context, restart=context.restart)
         if distributed.first() and not context.restart:
             context.record("eval").check_recipe(context.recipe.name)
 

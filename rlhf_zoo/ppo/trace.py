@@ -137,9 +137,8 @@ def trace(
 ) -> Trace:
     """Samples one completion from the policy, and computes the numbers of PPO for each of its tokens.
 
-    Random numbers depend on (seed, TRACE_STREAM, position). All log-probabilities come from forward passes over the
-    same tokens at args.temperature, so equal models give exactly k1 = 0 and ρ = 1. The models are put into evaluation
-    mode, with dropout off.
+    Random numbers depend on (seed, TRACE_STREAM, position). Log-probabilities come from forward passes over the same
+    tokens at args.temperature, so equal models give exactly k1 = 0 and ρ = 1. Dropout is turned off in the models.
 
     Args:
         prompt: a text or a conversation.

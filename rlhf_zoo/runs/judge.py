@@ -163,12 +163,12 @@ def _is_trained(context: RunContext, name: str) -> bool:
     return name in context.recipe.stages or is_member(name)
 
 
-def check_same_labels(context: RunContext, *, anew: bool = False) -> None:
+def check_same_labels(context: RunContext, *, restart: bool = False) -> None:
     """Checks that the judge `same-labels` can learn from pairs that the reward model does not see.
 
     Args:
         context: The run.
-        anew: Whether the reward model will be trained again, even if there is one.
+        restart: Whether the reward model will be trained again, even if there is one.
 
     Raises:
         ZooError: The judge is named but there are no such pairs, or the reward model was trained with other keys.
@@ -178,9 +178,9 @@ def check_same_labels(context: RunContext, *, anew: bool = False) -> None:
     needs = f"The judge {SAME_LABELS} learns from preference pairs that the reward model does not see, and"
     if "reward" not in context.recipe.stages:
         raise ZooError(f"{needs} the recipe has no stage reward: name another, such as reward:MODEL.")
-    settings, record = (context if anew else judge_run(context)).settings("reward"), context.record("reward")
+    settings, record = (context if restart else judge_run(context)).settings("reward"), context.record("reward")
     document, retrain_hint = record.read(), f"train it again with `{context.stage_command('reward', '--restart')}`."
-    trained = document.get("status") == "finished" and not anew
+    trained = document.get("status") == "finished" and not restart
     if settings.data.judge_share is None:
         hint = f", and {retrain_hint}" if trained else "."
         raise ZooError(f"{needs} the stage reward keeps none from it: set judge_share there, such as 0.5{hint}")

@@ -21,9 +21,9 @@ from vote_store import make_vote
 from warm import PYTHON
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.evaluation.votes.box import VoteBox, journal_of
-from rlhf_zoo.evaluation.votes.data import HubVotes, _votes_in
-from rlhf_zoo.evaluation.votes.vote import LONGEST_TEXT, Shown, Vote, merged
+from rlhf_zoo.evaluation.votes.box import VoteBox, default_journal
+from rlhf_zoo.evaluation.votes.data import HubVotes, _read_votes
+from rlhf_zoo.evaluation.votes.vote import MAX_TEXT, ShownCompletion, Vote, merge_votes
 
 REPO = "local/votes"
 # Casts votes from several threads, and prints the id of each once cast() has returned.
@@ -33,15 +33,15 @@ from pathlib import Path
 from rlhf_zoo.hub.client import refusals
 from rlhf_zoo.evaluation.votes.box import VoteBox
 from rlhf_zoo.evaluation.votes.data import HubVotes
-from rlhf_zoo.evaluation.votes.vote import Shown, Vote
+from rlhf_zoo.evaluation.votes.vote import ShownCompletion, Vote
 journal, name, voters, votes, interval, pause = json.loads(sys.argv[1])
 refusals.FIRST_PAUSE, refusals.LONGEST_PAUSE = 0.05, 0.5
 
 def visit(box, voter):
     for number in range(votes):
         verdict = ("left", "right", "tie", "both_bad")[number % 4]
-        ppo = Shown(f" {voter} {number} ppo", "ppo", "local/toy-ppo", "a" * 40, "best", 0.5 * number, True)
-        sft = Shown(f" {voter} {number} sft", "sft", "local/toy-sft", "b" * 40, None)
+        ppo = ShownCompletion(f" {voter} {number} ppo", "ppo", "local/toy-ppo", "a" * 40, "best", 0.5 * number, True)
+        sft = ShownCompletion(f" {voter} {number} sft", "sft", "local/toy-sft", "b" * 40, None)
         vote = Vote(f"{name}", ppo, sft, verdict, 1, 0.9, number, 20)
         box.cast(vote)
         os.write(1, (vote.id + "\\n").encode())
@@ -164,7 +164,7 @@ def test_a_kill_while_a_commit_is_under_way(hub, proxy, through, tmp_path):
 
 HOSTILE = [
     "2024-01-01T00:00:00Z", "1", "null", "", " ", "a\u2028b\x85d\r\ne", "\x00", "\ufeff\u202e", "---\nconfigs: []\n---",
-    "x" * (LONGEST_TEXT - 1),
+    "x" * (MAX_TEXT - 1),
 ]  # fmt: skip
 
 
@@ -184,15 +184,15 @@ def test_hostile_texts_come_back_exactly(thread_hub, tmp_path, monkeypatch):
     store, votes = HubVotes(REPO), []
     assert store.read() == []
     for text in HOSTILE:  # a commit for each, so that no other text in a file saves it
-        sides = {"left": Shown(text, "ppo"), "right": Shown(text + ".", "sft", reward=None)}
+        sides = {"left": ShownCompletion(text, "ppo"), "right": ShownCompletion(text + ".", "sft", reward=None)}
         votes += [make_vote(verdict, prompt=text, **sides) for verdict in ("left", "tie")]
         cast(tmp_path / "journal", *votes[-2:], store=store)
-    assert store.read() == HubVotes(REPO).read() == merged(votes)
+    assert store.read() == HubVotes(REPO).read() == merge_votes(votes)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", None)
-    assert store.read() == merged(votes), "nothing is fetched again where nothing was added"
+    assert store.read() == merge_votes(votes), "nothing is fetched again where nothing was added"
     monkeypatch.undo()
     journal = Path(huggingface_hub.constants.HF_HOME) / "rlhf-zoo-votes" / "local--votes"
-    assert journal_of(REPO) == journal
+    assert default_journal(REPO) == journal
 
 
 def test_the_card(thread_hub, tmp_path):
@@ -261,7 +261,7 @@ def test_no_file_of_a_stranger_hides_the_votes_of_others(tmp_path, caplog):
     found = []
     for number, odd in enumerate(files):
         parquet.write_table(odd, tmp_path / f"{number}.parquet")
-        votes, strange = _votes_in(tmp_path / f"{number}.parquet")
+        votes, strange = _read_votes(tmp_path / f"{number}.parquet")
         found.append((len(votes), strange))
     assert found == [(1, 0), (0, 0), (0, 1), (0, 1), (0, 0)]
     assert "can't decode byte" in caplog.text and "1048577 rows" in caplog.text

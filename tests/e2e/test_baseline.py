@@ -262,7 +262,7 @@ def test_ppos_card_has_the_baselines_of_its_own_evaluation(folder: Path, compare
 
 def test_a_reward_that_likes_nothing_leaves_nothing_to_learn_from(finished: Path, folder: Path) -> None:
     opened = baseline.open_baseline(replace(make_context(finished), directory=folder / "run"), "rejection")
-    same = replace(opened.tools, rewards=Rewards([lambda completions, **_: [1.0] * len(completions)]))
+    same = replace(opened.evaluator, rewards=Rewards([lambda completions, **_: [1.0] * len(completions)]))
     with pytest.raises(
         ZooError, match=r"Of 5 completions of the SFT policy [0-5] ended, and none .* the mean of all, 1, so"
     ):

@@ -32,12 +32,12 @@ import json, sys
 from pathlib import Path
 from rlhf_zoo.evaluation.votes.box import VoteBox
 from rlhf_zoo.evaluation.votes.data import HubVotes
-from rlhf_zoo.evaluation.votes.vote import Shown, Vote
+from rlhf_zoo.evaluation.votes.vote import ShownCompletion, Vote
 repo, votes = json.loads(sys.stdin.read())
 with VoteBox(HubVotes(repo), Path("journal"), interval=0) as box:
     for prompt, left, right, verdict in votes:
-        box.cast(Vote(prompt, Shown(left, "ppo", "local/p", "a" * 40, "best", 1.0, True), Shown(right, "sft"), verdict,
-                      1.0, 1.0, 1, 40))
+        ppo = ShownCompletion(left, "ppo", "local/p", "a" * 40, "best", 1.0, True)
+        box.cast(Vote(prompt, ppo, ShownCompletion(right, "sft"), verdict, 1.0, 1.0, 1, 40))
     box.drain()
 """
 THINGS = ("phone", "camera", "lamp", "kettle", "chair", "radio", "clock", "printer")

@@ -165,7 +165,7 @@ def test_answers_of_the_data_stand_beside_both_policies(trained: RunContext) -> 
     [
         ({"column": "summary"}, "names the column summary, but the evaluation's prompts have .*answer.*: name one"),
         ({"temperature": 0.5}, "evaluation.reference names no column"),
-        ({"column": "row"}, "in which some prompt has neither a text nor messages"),
+        ({"column": "row"}, "but some of its values are neither text nor messages"),
         (
             {"column": "answer", "temperature": 0.0},
             "temperature in evaluation.reference is 0.0: completions are sampled, so",
@@ -244,7 +244,7 @@ def test_a_verifiable_reward_is_the_judge_where_none_is_named(tmp_path: Path) ->
     make_recipe(tmp_path, ppo={"reward_funcs": ["toy_run:answered", EXACT]}, shared={"evaluation": ALONE})
     context = make_context(tmp_path)
     settled = evaluate.evaluation_of(context)
-    assert settled.names == [f"rule:{EXACT}"] and evaluate.recorded(settled)["judge"] == f"rule:{EXACT}"
+    assert settled.names == [f"rule:{EXACT}"] and evaluate.identity_keys(settled)["judge"] == f"rule:{EXACT}"
     assert evaluate.evaluation_of(make_context(tmp_path, reward_funcs="toy_run:answered")).names == ["classifier"]
 
 
@@ -285,7 +285,7 @@ def test_a_judge_of_the_same_labels_learns_from_pairs_that_the_reward_model_neve
     assert evaluate.run(judged(context, JUDGE)) is True
     with pytest.raises(ZooError, match="was trained with another max_steps than this command sets"):
         evaluate.run(flagged(judge_share=0.5, max_steps=1))
-    evaluate.check_judges(flagged(judge_share=0.5, max_steps=1), anew=True)
+    evaluate.check_judges(flagged(judge_share=0.5, max_steps=1), restart=True)
     assert tree(tmp_path / "run/judge") == before
 
 

@@ -13,7 +13,7 @@ from zoo_process import wait_until as until
 from rlhf_zoo.app.page import vote_counts as module
 from rlhf_zoo.app.page.vote_counts import Figures, Tally
 from rlhf_zoo.evaluation.votes.ratings import VERDICTS, summary
-from rlhf_zoo.evaluation.votes.vote import Vote, merged
+from rlhf_zoo.evaluation.votes.vote import Vote, merge_votes
 
 quick, journal = test_votes.quick, test_votes.journal
 
@@ -47,7 +47,7 @@ def test_a_vote_counts_at_once_and_the_intervals_follow(journal, monkeypatch):
             tally.cast(vote)
             found = tally.figures()
             assert (found.exact, found.computed, found.summary["votes"]) == (False, 4, number)
-        counted = summary(merged(there, cast))
+        counted = summary(merge_votes(there, cast))
         for key in ("votes", "counts"):
             assert found.summary[key] == counted[key]
         assert counted["counts"] == {"ppo": 2, "sft": 2, "tie": 2, "both_bad": 1}
@@ -78,7 +78,7 @@ def test_counts_are_exact_whatever_the_order(journal):
         [thread.join() for thread in threads]
         until(lambda: tally.figures().summary["votes"] == 30 + 48 + 48)
         until(lambda: tally.figures().exact and not tally._box.due())
-        assert tally.figures().summary == summary(merged(store.read(), mine))
+        assert tally.figures().summary == summary(merge_votes(store.read(), mine))
     assert sorted(vote.id for votes in store.batches.values() for vote in votes) == sorted(vote.id for vote in mine)
 
 
@@ -107,7 +107,7 @@ def test_votes_of_others_appear_and_those_taken_away_go(journal):
         until(lambda: settled(tally).summary["votes"] == 2)
         mine = tally.cast(make_vote("tie"))
         store.there = [make_vote("right")]
-        until(lambda: settled(tally).summary == summary(merged(store.there, [mine])))
+        until(lambda: settled(tally).summary == summary(merge_votes(store.there, [mine])))
 
 
 def test_a_vote_that_is_cast_while_others_are_read_stays(journal, monkeypatch):

@@ -49,7 +49,7 @@ def test_options_as_keys_of_a_recipe() -> None:
         "evaluation.prompts": 20, "evaluation.llm": {"budget": 1}, "evaluation.judge": "a:b",
         "evaluation.judges": ["llm:x"], "evaluation.judge_name": None, "evaluation.judge_description": "",
     }  # fmt: skip
-    with pytest.raises(ZooError, match=r"--evaluation.prompts is given, and by another option too"):
+    with pytest.raises(ZooError, match=r"--evaluation.prompts is also set by another option"):
         _recipe_keys((), given, {"evaluation.prompts": 3})
 
 
@@ -220,7 +220,7 @@ def test_a_policy_and_what_is_none(toys: Toys, tmp_path: Path) -> None:
     )
     _check_room(load_causal(toys.ppo), tools, ["the"])
     with pytest.raises(
-        ZooError, match=r"The models take 96 tokens, and the longest prompt has 2, so 95 more do not fit: "
+        ZooError, match=r"The models take 96 tokens and the longest prompt has 2, which leaves no room for 95 more: "
     ):
         _check_room(load_causal(toys.ppo), tools, ["the", "the camera"])
 

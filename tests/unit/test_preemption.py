@@ -170,7 +170,7 @@ def test_resume_auto_is_said_in_job_scripts_and_does_not_go_with_restart(tmp_pat
         "auto",
     ]
     refused = CliRunner().invoke(cli, [*flags, "--restart"])
-    assert isinstance(refused.exception, ZooError) and "--restart forgets it: keep one." in str(refused.exception)
+    assert isinstance(refused.exception, ZooError) and "--restart discards it: pass only one." in str(refused.exception)
     assert CliRunner().invoke(cli, [*flags[:-1], "never"]).exit_code == 2
     assert "--resume [auto]" in CliRunner().invoke(cli, ["sft", "--help"]).output
 

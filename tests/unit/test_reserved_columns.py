@@ -12,7 +12,7 @@ from trainer_fixture import LETTERS, good, make_tokenizer, make_trainer, prompt_
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.judges.panel import scores
 from rlhf_zoo.evaluation.judges.rule import RuleJudge
-from rlhf_zoo.evaluation.measure import repeated
+from rlhf_zoo.evaluation.measure import repeat_prompts
 from rlhf_zoo.modeling.reserved_columns import ARGUMENTS, PROMPT_INDEX, RESERVED
 from rlhf_zoo.pipeline.experiments.baseline_trainers import Meter, ppo_reward
 from rlhf_zoo.pipeline.stages.ppo import try_functions
@@ -49,7 +49,7 @@ def test_the_policys_texts_win_in_training(tmp_path: Path, caplog: pytest.LogCap
 
 
 def test_the_policys_texts_win_in_evaluation_and_before_training(tmp_path: Path) -> None:
-    _, prompts, columns = repeated(decoys(4), 1)
+    _, prompts, columns = repeat_prompts(decoys(4), 1)
     assert columns.keys() == {"topic"}
     rule = RuleJudge("exact_match", lambda completions, **_: good(completions))
     others = {name: [DECOY] * 4 for name in RESERVED}

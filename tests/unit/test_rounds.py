@@ -13,7 +13,7 @@ from trainer_fixture import make_tokenizer
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.measure import make_evaluator
-from rlhf_zoo.evaluation.votes.vote import Shown, Vote
+from rlhf_zoo.evaluation.votes.vote import ShownCompletion, Vote
 from rlhf_zoo.fileio import write_json
 from rlhf_zoo.pipeline.experiments.rounds import check_labels
 from rlhf_zoo.pipeline.stages.judges import check_on_pairs
@@ -141,8 +141,8 @@ def test_a_third_round_learns_from_the_second_ones_pairs_too(first: RunContext) 
 
 def test_votes_on_the_last_policy_are_pairs(first: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
     def vote(repo: str, verdict: str = "left", ended: bool = True) -> Vote:
-        left = Shown("cd", "ppo", repo, COMMIT, "best", 1.0, ended)
-        return Vote("ab", left, Shown("ce", "sft", ended=True), verdict, 1.0, 1.0, 1, 40)
+        left = ShownCompletion("cd", "ppo", repo, COMMIT, "best", 1.0, ended)
+        return Vote("ab", left, ShownCompletion("ce", "sft", ended=True), verdict, 1.0, 1.0, 1, 40)
 
     cast = [vote("local/toy-ppo"), vote("local/toy-ppo", "right"), vote("local/toy-ppo", "tie"), vote("local/other"),
             vote("local/toy-ppo", ended=False)]  # fmt: skip

@@ -38,7 +38,8 @@ from rlhf_zoo.modeling.logprobs import token_logprobs
 from rlhf_zoo.modeling.models import load_causal, load_classifier
 from rlhf_zoo.modeling.sampling.sampler import sample
 from rlhf_zoo.pipeline.inspect import trace as tracing
-from rlhf_zoo.pipeline.inspect.trace import document, find, show, trace_checkpoint
+from rlhf_zoo.pipeline.inspect.trace import find, trace_checkpoint
+from rlhf_zoo.pipeline.inspect.trace_view import show, to_document
 from rlhf_zoo.pipeline.stages import ppo
 from rlhf_zoo.ppo.actor_critic import shared_value_head
 from rlhf_zoo.ppo.config import PPOConfig
@@ -335,7 +336,7 @@ def hub(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str,
         return known[name]
 
     monkeypatch.setattr(refs, "fetch", lambda name, **_: Pulled(name.partition("@")[0], "main", "c", pull(name), []))
-    monkeypatch.setattr(tracing, "_tags", lambda *_: {step: f"step-{step:06d}" for step in (1, 2, 3)})
+    monkeypatch.setattr(tracing, "_read_tags", lambda *_: {step: f"step-{step:06d}" for step in (1, 2, 3)})
     return known
 
 
@@ -438,7 +439,7 @@ def test_the_table_shows_every_token_and_reads_none_of_it_as_markup() -> None:
 def test_json_is_strict_and_whole(run: Path) -> None:
     subject = find(str(run))
     found = trace_checkpoint(subject, "cd", columns={"answer": "e"})
-    told = json.loads(json.dumps(document(found, subject), allow_nan=False))
+    told = json.loads(json.dumps(to_document(found, subject), allow_nan=False))
     assert told.keys() == {"prompt", "completion", "tokens", "totals", "models"}
     assert [one["logprob"] for one in told["tokens"]] == [token.logprob for token in found.tokens]
     assert told["totals"]["kl"] == found.kl and told["models"]["old"].endswith("checkpoint-2")
@@ -459,7 +460,7 @@ def test_the_command_and_its_mistakes(run: Path, tmp_path: Path, capsys: pytest.
     for given, message in (
         (("--columns", "{x"), "--columns is '{x', which is not JSON"),
         (("--columns", "[1]"), "--columns is '[1]', which is no JSON object"),
-        (("--stage", "sft", "--step", "2"), "--stage sft is step 0, and --step 2 is given too"),
+        (("--stage", "sft", "--step", "2"), "--stage sft is step 0, so it does not go with --step 2: pass only one"),
     ):
         with pytest.raises(ZooError) as caught:
             command(*given)

@@ -17,9 +17,9 @@ from zoo_process import wait_until as until
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.votes import box as vote_box
 from rlhf_zoo.evaluation.votes.box import VoteBox
-from rlhf_zoo.evaluation.votes.data import HubVotes, _parquet, _votes_in
+from rlhf_zoo.evaluation.votes.data import HubVotes, _parquet, _read_votes
 from rlhf_zoo.evaluation.votes.ratings import ELO_SCALE, VERDICTS, bradley_terry, elo, preference_rate, summary
-from rlhf_zoo.evaluation.votes.vote import LONGEST_TEXT, Shown, Vote, merged
+from rlhf_zoo.evaluation.votes.vote import MAX_TEXT, ShownCompletion, Vote, merge_votes
 from rlhf_zoo.hub.client import refusals
 
 # A vote
@@ -66,7 +66,7 @@ def test_a_vote_holds_nothing_of_who_voted():
         ({"max_new_tokens": 0}, "max_new_tokens"),
         ({"id": "1"}, "random uuid"),
         ({"time": "2026-01-01"}, "UTC, to the second"),
-        ({"completion": "x" * (LONGEST_TEXT + 1)}, "completion of a vote has 32769 characters"),
+        ({"completion": "x" * (MAX_TEXT + 1)}, "completion of a vote has 32769 characters"),
         ({"role": "rm"}, "ppo or sft"),
         ({"repo": "/home/somebody/runs/ppo"}, "use an id on the Hub"),
         ({"commit": "abc"}, "all 40 digits"),
@@ -85,12 +85,12 @@ def test_what_no_vote_can_be_is_named(fields, said):
 
 HOSTILE = [
     "2024-01-01", "1", "null", "", " ", "NaN", '{"a": 1}', "\\ud800", "a\u2028b\x85d\x0be", "a\r\nb\rd\te", "\x00",
-    "\ufeff", '"', "\\", "'", "x" * LONGEST_TEXT,
+    "\ufeff", '"', "\\", "'", "x" * MAX_TEXT,
 ]  # fmt: skip
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40) | st.sampled_from(HOSTILE)
 numbers = st.none() | st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**70), 2**70)
 sides = st.builds(
-    Shown,
+    ShownCompletion,
     texts,
     st.sampled_from(["ppo", "sft"]),
     st.sampled_from([None, "a/b", "A.b/c_d-e"]),
@@ -127,8 +127,8 @@ def test_every_vote_comes_back_exactly(some, tmp_path_factory):
         if content is not None:
             (folder / configuration).write_bytes(content)
             assert content == _parquet(configuration, some), "a batch that is sent again is the same file"
-            back += _votes_in(folder / configuration)[0]
-    assert merged(back) == merged(some)
+            back += _read_votes(folder / configuration)[0]
+    assert merge_votes(back) == merge_votes(some)
 
 
 def test_a_row_that_is_no_vote():
@@ -164,7 +164,7 @@ def test_votes_are_sent_in_batches_and_kept_and_each_counts_once(journal):
                 box.cast(vote)
             box.drain()
             assert store.ids == ids(cast) and box.due() == []
-            assert box.votes() == merged(cast) and box.failing is None
+            assert box.votes() == merge_votes(cast) and box.failing is None
         if times == 1:
             assert not list(journal.glob("votes/*")) and not list(journal.glob("batches/*"))
 
@@ -262,7 +262,7 @@ def test_a_spoilt_file_does_not_stop_the_others(journal, caplog):
     with box:
         box.drain()
     assert store.ids == [vote.id] and len(list((journal / "votes").glob("*.unreadable"))) == 1
-    assert "is no vote" in caplog.text
+    assert "is not a vote" in caplog.text
 
 
 @pytest.mark.parametrize("folder", ["votes", "batches", "sent"])

@@ -17,7 +17,7 @@ from gradio.utils import get_space
 
 from ...errors import ZooError
 from ...evaluation.votes.limits import TooManyVotesError, voter_address
-from ...evaluation.votes.vote import DECISIVE, Shown, Vote
+from ...evaluation.votes.vote import DECISIVE, ShownCompletion, Vote
 from ...fileio import number as number_of
 from ..engine import Side, Snapshot
 from .drawing import Drawing
@@ -101,7 +101,7 @@ def create_vote(pair: Pair, verdict: str, models: Mapping[str, Model]) -> Vote:
     for side, sample in pair.sides.items():
         role = pair.roles[side]
         model = models[role]
-        shown_sides[side] = Shown(
+        shown_sides[side] = ShownCompletion(
             sample.completion, role, model.repo, model.commit, model.tag, number_of(sample.reward), sample.ended
         )
     snapshot = pair.snapshot

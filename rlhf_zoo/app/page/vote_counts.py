@@ -15,7 +15,7 @@ from ...errors import ZooError
 from ...evaluation.votes.box import INTERVAL, VoteBox, VoteStore
 from ...evaluation.votes.limits import PER_HOUR, VoteLimits
 from ...evaluation.votes.ratings import summary
-from ...evaluation.votes.vote import Vote, merged
+from ...evaluation.votes.vote import Vote, merge_votes
 from ...hub.client.connect import CLIENT
 from ...hub.client.refusals import client_errors, reason, retry_after
 
@@ -209,7 +209,7 @@ class Tally:
             read: list[Vote] = []
             try:
                 # Other processes may share the journal: they add votes to it, and send those of this process.
-                read = merged(self._store.read(), self._box.votes())
+                read = merge_votes(self._store.read(), self._box.votes())
             except Exception as error:
                 if not isinstance(error, (ZooError, *client_errors())):
                     log.exception("The votes of %s could not be read; trying again later.", self.name)
@@ -239,7 +239,7 @@ class Tally:
                 votes = self._votes
             began, pause = time.monotonic(), self._again
             try:
-                computed = summary(merged(votes.values()))
+                computed = summary(merge_votes(votes.values()))
             except Exception:  # a bug must neither end the thread nor be retried at once
                 log.exception("Cannot compute the win rate and ratings of %d votes.", len(votes))
             else:

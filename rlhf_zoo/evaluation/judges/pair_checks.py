@@ -38,12 +38,12 @@ def checked(
     Returns:
         The checks, by the judges' names.
     """
-    paid = None if reward is None else RewardJudge("reward", reward)
+    reward_judge = None if reward is None else RewardJudge("reward", reward)
 
     def check_judge(judge: Judge, pairs: Dataset | None) -> PairCheck | None:
         if isinstance(judge, RuleJudge) and pairs is not None:
             pairs = judge.with_answers(pairs)
-        return None if pairs is None else _on_pairs(judge, pairs, paid, seed)
+        return None if pairs is None else _on_pairs(judge, pairs, reward_judge, seed)
 
     return {
         judge.name: JudgeCheck(check_judge(judge, labeled), check_judge(judge, own), judge.name in same_labels)
@@ -51,7 +51,7 @@ def checked(
     }
 
 
-def _on_pairs(judge: Judge, pairs: Dataset, paid: Judge | None, seed: int) -> PairCheck:
+def _on_pairs(judge: Judge, pairs: Dataset, reward_judge: Judge | None, seed: int) -> PairCheck:
     most = CHECKED_BY_LLM if isinstance(judge, LLMJudge) else CHECKED
     columns = pairs.select(range(min(most, len(pairs)))).to_dict()
     prompts = columns.pop("prompt")
@@ -61,8 +61,8 @@ def _on_pairs(judge: Judge, pairs: Dataset, paid: Judge | None, seed: int) -> Pa
     ]
     good, bad = (scores(judge, prompts, side, columns) for side in sides)
     margins = None
-    if paid is not None:
-        above, below = (scores(paid, prompts, side, columns) for side in sides)
+    if reward_judge is not None:
+        above, below = (scores(reward_judge, prompts, side, columns) for side in sides)
         margins = np.subtract(above, below)
     return check_pairs(
         good,

@@ -8,7 +8,7 @@ from ...hub.client.refusals import refusals_as
 from ...hub.client.weights import Origin, equal_weights
 from ..votes.data import HubVotes
 from ..votes.ratings import summary
-from ..votes.vote import Shown, Vote
+from ..votes.vote import ShownCompletion, Vote
 
 
 def votes_on(
@@ -36,7 +36,7 @@ def votes_on(
         votes = HubVotes(name, hub=hub).read()
     same_weights: dict[tuple[str, Origin], bool] = {}
 
-    def is_compared(shown: Shown) -> bool:
+    def is_compared(shown: ShownCompletion) -> bool:
         # Weights that were not published cannot be compared.
         if shown.repo is None or shown.commit is None:
             return False

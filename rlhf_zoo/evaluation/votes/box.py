@@ -26,16 +26,16 @@ from typing import Protocol, TextIO
 from ...errors import ZooError
 from ...fileio import now, sync_folder, write_text
 from ...hub.client.refusals import client_errors, is_disk_full, pause_after, reason
-from .vote import Vote, merged
+from .vote import Vote, merge_votes
 
 log = logging.getLogger(__name__)
 
 #: Seconds between two commits of a box, so that a busy Space does not make one for every vote.
 INTERVAL = 30.0
 PATIENCE = 180.0
-LAST_PATIENCE = 10.0
-LAST_SENDING = 30.0  # seconds that closing waits for what is being sent
-LARGEST_BATCH = 1000
+ERROR_PATIENCE = 10.0
+CLOSE_SECONDS = 30.0  # how long closing waits for the batch that is being sent
+MAX_BATCH_VOTES = 1000
 POLL_SECONDS = 0.2  # seconds between checks while another process sends
 
 
@@ -54,8 +54,8 @@ class VoteStore(Protocol):
         ...
 
 
-def journal_of(repo_id: str) -> Path:
-    """Returns the default journal of a repository's votes: beside the client's cache, which each Hub has its own of.
+def default_journal(repo_id: str) -> Path:
+    """Returns the default journal of a repository's votes: next to the client's cache, which is separate for each Hub.
 
     Args:
         repo_id: The data set NAMESPACE/NAME.
@@ -103,15 +103,15 @@ class _Journal:
             ) from error
 
     def next_batch(self) -> tuple[str, list[Vote]] | None:
-        """Returns name and votes of the batch to send, or None where nothing waits. Call only while `sending`."""
+        """Returns name and votes of the batch to send, or None if nothing waits. Call only while `sending`."""
         begun = self._files("batches")
         if not begun:
             sent = self._ids("sent")
             waiting = [vote for vote in self.waiting() if vote.id not in sent]
             if waiting:
-                self._begin(waiting[:LARGEST_BATCH])
+                self._begin(waiting[:MAX_BATCH_VOTES])
             begun = self._files("batches")
-        self._forget_copies()
+        self._delete_copies()
         if not begun:
             return None
         votes = self._votes(begun[0])
@@ -127,12 +127,12 @@ class _Journal:
             sync_folder(folder)
 
     def waiting(self) -> list[Vote]:
-        """Returns the votes that are in no batch yet, or still have a copy beside their batch, oldest first."""
+        """Returns the votes that are in no batch yet, or still have a copy next to their batch, oldest first."""
         votes = []
         for path in self._files("votes"):
             with contextlib.suppress(FileNotFoundError):  # another process has just put it into a batch
                 votes += _load(path)
-        return merged(votes)
+        return merge_votes(votes)
 
     def due(self) -> set[str]:
         """Returns the ids of the votes that are not acknowledged."""
@@ -143,7 +143,7 @@ class _Journal:
     def votes(self) -> list[Vote]:
         """Returns every vote that was cast here, sent or not."""
         waiting = self.waiting()
-        return merged(waiting, *(self._votes(path) for kind in ("batches", "sent") for path in self._files(kind)))
+        return merge_votes(waiting, *(self._votes(path) for kind in ("batches", "sent") for path in self._files(kind)))
 
     def _begin(self, votes: Sequence[Vote]) -> None:
         day, clock = now()[:19].split("T")
@@ -151,7 +151,7 @@ class _Journal:
         name = f"{day}_{clock.replace(':', '')}-{uuid.uuid4().hex[:8]}.json"
         write_text(self.path / "batches" / name, "".join(_dump(vote.to_row()) for vote in votes))
 
-    def _forget_copies(self) -> None:
+    def _delete_copies(self) -> None:
         """Deletes single votes that a batch holds. After a kill they may exist twice."""
         held = self._ids("batches") | self._ids("sent")
         for path in self._files("votes"):
@@ -203,7 +203,7 @@ def _load(path: Path) -> list[Vote]:
 
 
 def _set_aside(path: Path, why: str) -> None:
-    """Renames a file that holds no vote so that nothing reads it. Where that fails, it is read in vain each time."""
+    """Renames a file that is not a vote, so that it is not read again; if that fails, it is skipped every time."""
     aside = path.with_suffix(".unreadable")
     if aside.exists():
         aside = path.with_suffix(f".{uuid.uuid4().hex[:8]}.unreadable")
@@ -212,9 +212,9 @@ def _set_aside(path: Path, why: str) -> None:
     except FileNotFoundError:  # by another process
         return
     except OSError as error:
-        log.error("%s is no vote (%s), and cannot be set aside (%s); it is not sent.", path, why, error.strerror)
+        log.error("%s is not a vote (%s), and cannot be set aside (%s); it is not sent.", path, why, error.strerror)
         return
-    log.error("%s is no vote (%s); it is kept as %s and not sent.", path, why, aside.name)
+    log.error("%s is not a vote (%s); it is kept as %s and not sent.", path, why, aside.name)
 
 
 class VoteBox:
@@ -225,7 +225,7 @@ class VoteBox:
 
     Args:
         store: The destination (`HubVotes`).
-        journal: The folder where votes wait; `journal_of` the store where None.
+        journal: The folder where votes wait; None for `default_journal` of the store.
         interval: Seconds between two commits.
         patience: Seconds without progress after which `drain` gives up.
     """
@@ -234,10 +234,10 @@ class VoteBox:
         self, store: VoteStore, journal: Path | None = None, *, interval: float = INTERVAL, patience: float = PATIENCE
     ) -> None:
         self._store = store
-        self._journal = _Journal(journal if journal is not None else journal_of(store.name))
+        self._journal = _Journal(journal if journal is not None else default_journal(store.name))
         self._interval, self._patience = interval, patience
         self._changed = threading.Condition()
-        self._woken, self._hurried, self._closing = True, 0, False
+        self._wake, self._drains, self._closing = True, 0, False
         self._failing: str | None = None
         self._failures = 0
         self._thread = threading.Thread(target=self._run, name="votes", daemon=True)
@@ -247,10 +247,10 @@ class VoteBox:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Sends what is left, as far as the Hub takes it. The rest stays on the disk, with a warning."""
+        """Sends the remaining votes. Those that the Hub does not accept stay on the disk, with a warning."""
         try:
             # After an exception the program should end soon.
-            self.drain(self._patience if kind is None else min(self._patience, LAST_PATIENCE))
+            self.drain(self._patience if kind is None else min(self._patience, ERROR_PATIENCE))
         except ZooError as error:
             log.warning("%s", error)
         finally:
@@ -268,7 +268,7 @@ class VoteBox:
         # First the disk, then the thread: a vote that returned is never lost.
         self._journal.write(vote)
         with self._changed:
-            self._woken = True
+            self._wake = True
             self._changed.notify_all()
 
     def due(self) -> list[str]:
@@ -288,7 +288,7 @@ class VoteBox:
         """Waits until every vote cast so far is sent, regardless of the interval.
 
         Args:
-            patience: Seconds without progress until it gives up; the box's where None.
+            patience: Seconds without progress until it gives up; None for the box's.
 
         Raises:
             ZooError: The Hub took nothing for that long. The votes stay on the disk.
@@ -297,8 +297,8 @@ class VoteBox:
         # Only the votes cast so far: on a busy page, waiting for an empty journal might never end.
         left, progress = self._journal.due(), time.monotonic()
         with self._changed:
-            self._hurried += 1
-            self._woken = True
+            self._drains += 1
+            self._wake = True
             self._changed.notify_all()
         try:
             while left:
@@ -311,12 +311,12 @@ class VoteBox:
                     count = len(self._journal.due())
                     raise ZooError(
                         f"{count} vote{'s' * (count > 1)} for {self._store.name} are not on the Hub yet "
-                        f"({self._failing or 'it is slow'}): they are kept in {self._journal.path}, and sent when the "
-                        "page is opened again."
+                        f"({self._failing or 'it is slow'}): they are kept in {self._journal.path} and will be "
+                        "sent when the page is opened again."
                     )
         finally:
             with self._changed:
-                self._hurried -= 1
+                self._drains -= 1
 
     def close(self) -> None:
         """Ends the thread after its current batch."""
@@ -325,15 +325,15 @@ class VoteBox:
             self._changed.notify_all()
         # Bounded, because a request that hangs must not keep the page from closing.
         if self._thread.is_alive():
-            self._thread.join(timeout=LAST_SENDING)
+            self._thread.join(timeout=CLOSE_SECONDS)
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._woken or self._closing)
+                self._changed.wait_for(lambda: self._wake or self._closing)
                 if self._closing:
                     return
-                self._woken = False
+                self._wake = False
             try:
                 sent = self._step()
             except Exception as error:
@@ -342,7 +342,7 @@ class VoteBox:
                     log.exception("Votes are not sent for now.")
                 self._wait(self._failed(error))
             else:
-                self._wait(self._interval if sent else 0.0, unless_hurried=True)
+                self._wait(self._interval if sent else 0.0, unless_draining=True)
 
     def _step(self) -> bool:
         """Sends a batch if one waits, and returns whether it did."""
@@ -357,18 +357,18 @@ class VoteBox:
             self._wait(POLL_SECONDS)
         with self._changed:
             if batch is None:
-                self._woken |= not may_send
+                self._wake |= not may_send
                 return False
             if self._failing is not None:
                 log.warning("%s answers again: votes are sent.", self._store.name)
             self._failing, self._failures = None, 0
-            self._woken = True  # there may be more
+            self._wake = True  # there may be more
             self._changed.notify_all()
         return True
 
-    def _wait(self, seconds: float, *, unless_hurried: bool = False) -> None:
+    def _wait(self, seconds: float, *, unless_draining: bool = False) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._closing or (unless_hurried and self._hurried > 0), seconds)
+            self._changed.wait_for(lambda: self._closing or (unless_draining and self._drains > 0), seconds)
 
     def _failed(self, error: Exception) -> float:
         """Records a failure and returns the seconds to wait before the next attempt."""
@@ -378,5 +378,5 @@ class VoteBox:
                 log.warning("Votes were not sent to %s (%s); they will be later.", self._store.name, why)
             self._failing = why
             self._failures += 1
-            self._woken = True
+            self._wake = True
         return pause_after(error, self._failures)

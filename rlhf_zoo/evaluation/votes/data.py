@@ -16,13 +16,13 @@ from ...fileio import BadYAML, hub_id, load_yaml
 from ...hub.client.claims import commit_on_head
 from ...hub.client.connect import CLIENT, Hub
 from ...hub.client.refusals import reason
-from .vote import CONFIGURATIONS, DRAWN, MODEL, Vote, merged, side_names
+from .vote import CONFIGURATIONS, MODEL_KEYS, SAMPLING_KEYS, Vote, merge_votes, side_names
 
 log = logging.getLogger(__name__)
 
-#: Bounds on a file of votes, unpacked. A batch has up to a thousand, of some kilobytes each.
-LARGEST_FILE, MOST_ROWS = 2**28, 2**20
-AT_ONCE = 16  # rows that are unpacked together: a dictionary's text is repeated in each of them
+#: Maximum bytes (unpacked) and rows of a file of votes. A batch has up to a thousand, of some kilobytes each.
+MAX_FILE_BYTES, MAX_ROWS = 2**28, 2**20
+BATCH_ROWS = 16  # rows that are unpacked together: a dictionary's text is repeated in each of them
 
 
 class HubVotes:
@@ -34,7 +34,7 @@ class HubVotes:
         hub: The Hub.
 
     Raises:
-        ZooError: The name is no repository's.
+        ZooError: The name is not that of a repository.
     """
 
     def __init__(self, repo_id: str, *, private: bool = False, hub: Hub = CLIENT) -> None:
@@ -47,8 +47,8 @@ class HubVotes:
     def append(self, batch: str, votes: Sequence[Vote]) -> None:
         """Adds votes in one commit, as files named after the batch. Creates the repository and its card if missing.
 
-        The commit is made on the head that was read. Where another process commits meanwhile, it is made anew, so
-        nothing is overwritten or missed. The client's errors pass.
+        The commit is made on the head that was read. If another process commits meanwhile, it is tried again on the new
+        head, so nothing is overwritten or missed. The client's errors propagate.
 
         Args:
             batch: DATE/NAME.
@@ -66,7 +66,7 @@ class HubVotes:
         files = {f"{name}/{batch}.parquet": _parquet(name, votes) for name in CONFIGURATIONS}
 
         def operations(head: str) -> list[Any]:
-            card = None if self._ready else self._card(api, head)
+            card = None if self._ready else self._updated_card(api, head)
             self._ready = False  # if this fails, the README is checked again
             added = {**files, "README.md": card.encode() if card else None}
             return [CommitOperationAdd(name, content) for name, content in added.items() if content is not None]
@@ -75,36 +75,40 @@ class HubVotes:
         commit_on_head(self.name, operations, message, repo_type="dataset", hub=self.hub)
         self._ready = True
 
-    def _head(self, api: Any) -> str:
+    def _head_commit(self, api: Any) -> str:
         refs = api.list_repo_refs(self.name, repo_type="dataset")
         # The commit, so that all of one reading is from one state of the repository.
         return next(ref.target_commit for ref in refs.branches if ref.name == "main")
 
-    def _card(self, api: Any, head: str) -> str | None:
-        """The README to commit: a new one, or the present one with our configurations; None where it has them."""
+    def _updated_card(self, api: Any, head: str) -> str | None:
+        """Returns the README to commit, with our configurations; None if the current one has them."""
         from huggingface_hub import DatasetCard
 
         if not api.get_paths_info(self.name, ["README.md"], revision=head, repo_type="dataset"):
             return _new_card(self.name)
         path = api.hf_hub_download(self.name, "README.md", revision=head, repo_type="dataset")
         text = Path(path).read_text(encoding="utf-8")
-        present = self._head_of(text).get("configs") or []
-        if not isinstance(present, list) or not all(isinstance(config, dict) for config in present):
+        configs = self._read_front_matter(text).get("configs") or []
+        if not isinstance(configs, list) or not all(isinstance(config, dict) for config in configs):
             raise ZooError(f"The README of {self.name} has configs that are not a list of mappings: fix it there.")
         # A card that cannot be parsed must not be overwritten with a part of itself.
         card = DatasetCard(text, ignore_metadata_errors=False)
-        wanted = {config["config_name"]: config for config in _configs()}
+        our_configs = {config["config_name"]: config for config in _configs()}
         # Configurations that people added stay.
-        other_configs = [config for config in present if config.get("config_name") not in wanted]
-        if any(config != wanted[config["config_name"]] for config in present if config.get("config_name") in wanted):
+        other_configs = [config for config in configs if config.get("config_name") not in our_configs]
+        if any(
+            config != our_configs[config["config_name"]]
+            for config in configs
+            if config.get("config_name") in our_configs
+        ):
             raise ZooError(f"{self.name} holds another data set: use a separate repository for votes.")
-        if len(present) - len(other_configs) == len(wanted):
+        if len(configs) - len(other_configs) == len(our_configs):
             return None
-        card.data["configs"] = [*wanted.values(), *other_configs]
+        card.data["configs"] = [*our_configs.values(), *other_configs]
         card.data["tags"] = list(dict.fromkeys([*(card.data.get("tags") or []), "rlhf-zoo", "votes"]))
         return str(card)
 
-    def _head_of(self, text: str) -> dict[str, Any]:
+    def _read_front_matter(self, text: str) -> dict[str, Any]:
         """The YAML at the head of the README, which anybody with write access may have written."""
         from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
@@ -120,16 +124,16 @@ class HubVotes:
     def read(self) -> list[Vote]:
         """Reads every vote on the Hub, oldest first.
 
-        Anybody with write access may add rows, so a row that is no vote is skipped with a warning. The client's errors
-        pass.
+        Anybody with write access may add rows, so a row that is not a vote is skipped with a warning. The client's
+        errors propagate.
 
         Returns:
-            The votes; [] where there is no such repository.
+            The votes; [] if there is no such repository.
         """
         from huggingface_hub.errors import RepositoryNotFoundError
 
         try:
-            head = self._head(self.hub.api())
+            head = self._head_commit(self.hub.api())
             # Nothing new since the last reading.
             if self._cached is not None and self._cached[0] == head:
                 return list(self._cached[1])
@@ -140,12 +144,12 @@ class HubVotes:
         votes: list[Vote] = []
         invalid = 0
         for path in sorted(folder.glob("*/*/*.parquet")):
-            file_votes, left_out = _votes_in(path)
+            file_votes, left_out = _read_votes(path)
             votes += file_votes
             invalid += left_out
         if invalid:
             log.warning("%s holds %d rows that are not votes of rlhf-zoo; they are skipped.", self.name, invalid)
-        self._cached = (head, merged(votes))
+        self._cached = (head, merge_votes(votes))
         return list(self._cached[1])
 
 
@@ -153,9 +157,9 @@ def _schema(configuration: str) -> Any:
     import pyarrow as pa
 
     sides = side_names(configuration)
-    model = dict(zip(MODEL, [*[pa.string()] * 4, pa.float64(), pa.bool_()], strict=True))
+    model = dict(zip(MODEL_KEYS, [*[pa.string()] * 4, pa.float64(), pa.bool_()], strict=True))
     drawn = dict(
-        zip(DRAWN, [pa.float64(), pa.float64(), pa.int64(), pa.int64(), pa.string(), pa.string()], strict=True)
+        zip(SAMPLING_KEYS, [pa.float64(), pa.float64(), pa.int64(), pa.int64(), pa.string(), pa.string()], strict=True)
     )
     # An explicit schema: a column that is empty in one file would otherwise get another type there.
     texts = dict.fromkeys(("prompt", *sides, "verdict"), pa.string())
@@ -176,14 +180,14 @@ def _parquet(configuration: str, votes: Sequence[Vote]) -> bytes | None:
     return buffer.getvalue()
 
 
-def _votes_in(path: Path) -> tuple[list[Vote], int]:
+def _read_votes(path: Path) -> tuple[list[Vote], int]:
     """Reads a file that anybody with write access may have put there.
 
     Args:
         path: A Parquet file.
 
     Returns:
-        Its votes, and how many rows are none. Nothing of a file that cannot be read, or that is too large unpacked.
+        Its votes, and the number of rows that are not votes. A file that is unreadable or too large has none.
     """
     import pyarrow as pa
     import pyarrow.parquet as parquet
@@ -194,12 +198,12 @@ def _votes_in(path: Path) -> tuple[list[Vote], int]:
         with parquet.ParquetFile(path) as file:
             described = file.metadata
             size = sum(described.row_group(place).total_byte_size for place in range(described.num_row_groups))
-            if size > LARGEST_FILE or described.num_rows > MOST_ROWS:
-                raise ValueError(f"{described.num_rows} rows of {size} bytes are more than votes have")
+            if size > MAX_FILE_BYTES or described.num_rows > MAX_ROWS:
+                raise ValueError(f"{described.num_rows} rows of {size} bytes exceed the limit of a file of votes")
             columns = [
                 field.name for field in file.schema_arrow if field.name in vote_columns and _is_plain(field.type)
             ]
-            for batch in file.iter_batches(batch_size=AT_ONCE, columns=columns):
+            for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=columns):
                 for row in batch.to_pylist():
                     try:
                         votes.append(Vote.from_row(row))

@@ -16,7 +16,7 @@ from ...errors import ZooError
 #: Votes from one address within an hour.
 PER_HOUR = 60
 _DAY = 86_400.0
-_MOST_VOTERS = 20_000
+_MAX_VOTERS = 20_000
 
 
 class TooManyVotesError(ZooError):
@@ -27,14 +27,14 @@ class VoteLimits:
     """Counts votes by address. Threads may share it, under a lock of its own.
 
     Args:
-        per_hour: The most votes within an hour. Within a minute a sixth of them are taken, or 10 where that is more,
-            within a day four times as many, and on one pair (a prompt and two models) a twentieth, or 3.
-        clock: Seconds that only ever grow.
+        per_hour: Maximum votes per hour. The limit is a sixth of it per minute, but at least 10; four times as many per
+            day; and per pair (a prompt and two models) a twentieth, but at least 3.
+        clock: A monotonic clock, in seconds.
     """
 
     def __init__(self, per_hour: int = PER_HOUR, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._bounds = ((max(10, per_hour // 6), 60.0), (per_hour, 3600.0), (4 * per_hour, _DAY))
-        self._on_a_pair = max(3, per_hour // 20)
+        self._per_pair = max(3, per_hour // 20)
         self._clock = clock
         # A fresh key per process: hashes cannot be linked across restarts, or reversed by trying all addresses.
         self._key = secrets.token_bytes(32)
@@ -58,14 +58,12 @@ class VoteLimits:
             recent = [at for at, _ in votes if at > now - seconds]
             if len(recent) >= most:
                 raise TooManyVotesError(
-                    f"One address may cast {most} votes in {_spoken(seconds)}: try again in "
-                    f"{_spoken(recent[-most] + seconds - now)}."
+                    f"One address may cast {most} votes in {_in_words(seconds)}: try again in "
+                    f"{_in_words(recent[-most] + seconds - now)}."
                 )
         # On one pair a single voter must not decide the result.
-        if sum(each == on and at > now - _DAY for at, each in votes) >= self._on_a_pair:
-            raise TooManyVotesError(
-                f"One address may cast {self._on_a_pair} votes on one prompt: judge another prompt."
-            )
+        if sum(each == on and at > now - _DAY for at, each in votes) >= self._per_pair:
+            raise TooManyVotesError(f"One address may cast {self._per_pair} votes on one prompt: judge another prompt.")
 
     def count(self, address: str, pair: tuple[str, ...]) -> None:
         """Counts a vote that was accepted.
@@ -81,7 +79,7 @@ class VoteLimits:
             self._votes.setdefault(voter, deque(maxlen=most)).append((self._clock(), self._digest(*pair)))
             self._votes.move_to_end(voter)
             # Memory stays bounded: the address that has been silent longest is forgotten.
-            if len(self._votes) > _MOST_VOTERS:
+            if len(self._votes) > _MAX_VOTERS:
                 self._votes.popitem(last=False)
 
     def _digest(self, *texts: str) -> bytes:
@@ -120,7 +118,7 @@ def _network(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str:
     return str(ipaddress.ip_network((address, 64), strict=False)) if address.version == 6 else str(address)
 
 
-def _spoken(seconds: float) -> str:
+def _in_words(seconds: float) -> str:
     """A duration in the largest unit that fits: "12 seconds", "1 minute"."""
     for size, unit in ((3600, "hour"), (60, "minute"), (1, "second")):
         if seconds >= size or size == 1:

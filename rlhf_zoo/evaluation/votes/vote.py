@@ -16,13 +16,13 @@ from ...errors import ZooError
 from ...fileio import finite, hub_id, integer, now
 from .ratings import VERDICTS
 
-LONGEST_TEXT = 32_768  # characters of a prompt or a completion
+MAX_TEXT = 32_768  # characters of a prompt or a completion
 #: Of the data set: votes that prefer a side, and the others.
 CONFIGURATIONS = ("default", "ties")
 DECISIVE = ("left", "right")
 ROLES = ("ppo", "sft")
-MODEL = ("role", "repo", "commit", "tag", "reward", "ended")  # columns of each side, behind its name
-DRAWN = ("temperature", "top_p", "seed", "max_new_tokens", "time", "id")
+MODEL_KEYS = ("role", "repo", "commit", "tag", "reward", "ended")  # columns of each side, behind its name
+SAMPLING_KEYS = ("temperature", "top_p", "seed", "max_new_tokens", "time", "id")
 
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", re.ASCII)
@@ -30,21 +30,21 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True)
-class Shown:
+class ShownCompletion:
     """A completion as one side of the page showed it, and the model that wrote it.
 
     Attributes:
         completion: The text.
         role: ppo or sft.
-        repo: Where the model was published; None for one that was not. A path is refused, as it would name this
+        repo: Where the model was published; None if it was not. A path is refused, as it would name this
             machine's user.
         commit: Its commit.
         tag: Its tag.
-        reward: As the page showed it; None where there was none.
+        reward: As the page showed it; None if it showed none.
         ended: Whether the model stopped by itself.
 
     Raises:
-        ZooError: A value is out of range, a text is too long or invalid, or the repo is no Hub id.
+        ZooError: A value is out of range, a text is too long or invalid, or the repo is not a Hub id.
     """
 
     completion: str
@@ -88,8 +88,8 @@ class Vote:
     """
 
     prompt: str
-    left: Shown
-    right: Shown
+    left: ShownCompletion
+    right: ShownCompletion
     verdict: str
     temperature: float
     top_p: float
@@ -104,8 +104,8 @@ class Vote:
         # A pair of equal texts would teach a reward model nothing, or noise.
         if self.verdict in DECISIVE and self.left.completion == self.right.completion:
             raise ZooError(f"A vote prefers the {self.verdict} side of two equal texts: make it a tie.")
-        heat = self.temperature
-        _check(finite(heat) and heat >= 0, "temperature", heat, "use a number of at least 0")
+        temperature = self.temperature
+        _check(finite(temperature) and temperature >= 0, "temperature", temperature, "use a number of at least 0")
         _check(finite(self.top_p) and 0 < self.top_p <= 1, "top_p", self.top_p, "use a number above 0, at most 1")
         _check(
             integer(self.seed) is not None and self.seed >= 0, "seed", self.seed, "use an integer of at most 63 bits"
@@ -117,12 +117,12 @@ class Vote:
         _set_floats(self, "temperature", "top_p")
 
     @property
-    def chosen(self) -> Shown | None:
+    def chosen(self) -> ShownCompletion | None:
         """The preferred side; None for a tie and for "both bad"."""
         return {"left": self.left, "right": self.right}.get(self.verdict)
 
     @property
-    def rejected(self) -> Shown | None:
+    def rejected(self) -> ShownCompletion | None:
         """The side that was not preferred; None for a tie and for "both bad"."""
         return {"left": self.right, "right": self.left}.get(self.verdict)
 
@@ -139,8 +139,8 @@ class Vote:
         row |= {name: side.completion for name, side in zip(names, sides, strict=True)}
         row["verdict"] = self.verdict
         for name, side in zip(names, sides, strict=True):
-            row |= {f"{name}_{key}": getattr(side, key) for key in MODEL}
-        return row | {key: getattr(self, key) for key in DRAWN}
+            row |= {f"{name}_{key}": getattr(side, key) for key in MODEL_KEYS}
+        return row | {key: getattr(self, key) for key in SAMPLING_KEYS}
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Vote:
@@ -153,17 +153,17 @@ class Vote:
             The vote.
 
         Raises:
-            ZooError: The row is no vote.
+            ZooError: The row is not a vote.
         """
         try:
-            # Every value passes the checks of `Shown` and `Vote`, as the row may be anybody's.
+            # Every value passes the checks of `ShownCompletion` and `Vote`, as the row may be anybody's.
             first, second = (
-                Shown(row[name], **{key: row[f"{name}_{key}"] for key in MODEL})
+                ShownCompletion(row[name], **{key: row[f"{name}_{key}"] for key in MODEL_KEYS})
                 for name in side_names("default" if row["verdict"] in DECISIVE else "ties")
             )
             # In `default`, the first column is the chosen side, whichever side it was on.
             left, right = (second, first) if row["verdict"] == "right" else (first, second)
-            values = {key: row[key] for key in ("prompt", "verdict", *DRAWN)}
+            values = {key: row[key] for key in ("prompt", "verdict", *SAMPLING_KEYS)}
             return cls(left=left, right=right, **values)
         except (KeyError, TypeError) as error:
             raise ZooError(f"A row of votes lacks {error}, or has a value of another type.") from error
@@ -200,8 +200,8 @@ def _set_floats(instance: object, *names: str) -> None:
 
 def _check_text(name: str, text: Any) -> None:
     _check(isinstance(text, str), name, text, "use text")
-    if len(text) > LONGEST_TEXT:
-        raise ZooError(f"The {name} of a vote has {len(text)} characters: the limit is {LONGEST_TEXT}.")
+    if len(text) > MAX_TEXT:
+        raise ZooError(f"The {name} of a vote has {len(text)} characters: the limit is {MAX_TEXT}.")
     try:
         # Parquet stores UTF-8, which has no lone surrogates.
         text.encode()
@@ -209,7 +209,7 @@ def _check_text(name: str, text: Any) -> None:
         raise ZooError(f"The {name} of a vote contains half of a character (a lone surrogate): remove it.") from error
 
 
-def merged(*parts: Iterable[Vote]) -> list[Vote]:
+def merge_votes(*parts: Iterable[Vote]) -> list[Vote]:
     """Merges lists of votes, each vote once (by its id), oldest first.
 
     Args:

@@ -20,7 +20,7 @@ from ...evaluation.frontier import Floats, by_prompt
 from ...evaluation.head_to_head import read_samples
 from ...evaluation.judges.panel import as_answers, checks_answers, scores
 from ...evaluation.judges.rule import RuleJudge
-from ...evaluation.measure import Evaluator, make_evaluator, repeated
+from ...evaluation.measure import Evaluator, make_evaluator, repeat_prompts
 from ...modeling.chat import append_completion, tokenize_for_reward, tokenize_prompt
 from ...modeling.critic import CRITIC_DIR, critic_from
 from ...modeling.models import matrix_parameters
@@ -33,7 +33,7 @@ from ...runs.judge import evaluation_of
 from ...runs.models import ParentCheckpoint
 from ...runs.record import first_difference
 from ...runs.settings.parse import stage_keys
-from ..stages.evaluate import check_prompts, recorded
+from ..stages.evaluate import check_prompts, identity_keys
 from ..stages.pairs import open_pairs, training_pairs
 from ..stages.train import quiet
 
@@ -84,7 +84,7 @@ class Baseline:
         return make_evaluator(self.context, self.checkpoints["sft"].path)
 
     @property
-    def tools(self) -> Evaluator:
+    def evaluator(self) -> Evaluator:
         """The evaluator, with only the headline judge."""
         return self._evaluator.with_headline_judge
 
@@ -98,7 +98,7 @@ class Baseline:
             Name -> (P,) scores: of each other rule and, if the headline judge checks answers, of all answers to a
             prompt together.
         """
-        _, prompts, columns = repeated(self.rows, self.per_prompt)
+        _, prompts, columns = repeat_prompts(self.rows, self.per_prompt)
         figures: dict[str, Floats] = {}
         for judge in self._evaluator.panel.scoring:
             if isinstance(judge, RuleJudge) and judge.name != self.judge:
@@ -115,18 +115,18 @@ class Baseline:
     @property
     def rewards(self) -> Rewards:
         """PPO's reward."""
-        assert self.tools.rewards is not None  # a recipe's PPO has one
-        return self.tools.rewards
+        assert self.evaluator.rewards is not None  # a recipe's PPO has one
+        return self.evaluator.rewards
 
     @property
     def judge(self) -> str:
         """Name of the headline's judge."""
-        return self.tools.judge.name
+        return self.evaluator.judge.name
 
     @cached_property
     def sizes(self) -> dict[str, int]:
         """Parameters in matrices, by role: policy, reference and, if they exist, reward and critic."""
-        policy = matrix_parameters(self.tools.reference)
+        policy = matrix_parameters(self.evaluator.reference)
         sizes = {"policy": policy, "reference": policy}
         for model in self.rewards.models:
             sizes["reward"] = sizes.get("reward", 0) + matrix_parameters(model.model)
@@ -141,7 +141,7 @@ class Baseline:
         return self._mean_length(self.rows["prompt"])
 
     def _mean_length(self, prompts: Sequence[Any]) -> float:
-        return float(np.mean([len(tokenize_prompt(prompt, self.tools.tokenizer)) for prompt in prompts]))
+        return float(np.mean([len(tokenize_prompt(prompt, self.evaluator.tokenizer)) for prompt in prompts]))
 
     @cached_property
     def reward_training(self) -> Compute:
@@ -153,7 +153,7 @@ class Baseline:
         if args.max_steps > 0:
             epochs = args.max_steps * args.per_device_train_batch_size * args.gradient_accumulation_steps / len(pairs)
         texts = [append_completion(row["prompt"], row[side]) for row in pairs for side in ("chosen", "rejected")]
-        tokens = sum(len(tokenize_for_reward(text, self.tools.tokenizer, ended=True)) for text in texts)
+        tokens = sum(len(tokenize_for_reward(text, self.evaluator.tokenizer, ended=True)) for text in texts)
         return Compute({"reward": Passes(self.sizes["reward"], trained=tokens * epochs)})
 
     @property
@@ -194,7 +194,7 @@ class Baseline:
     def prompts(self) -> Dataset:
         """The prompts that PPO rolled out."""
         rows, limit = parts(self.context, "ppo", self.source)[0], self.context.settings("ppo").data.max_prompt_length
-        return fitting(rows, self.tools.tokenizer, limit, subject="the prompts")[0]
+        return fitting(rows, self.evaluator.tokenizer, limit, subject="the prompts")[0]
 
     def resolved(self, **own: Any) -> dict[str, Any]:
         """Returns the settings that a part of a baseline records.
@@ -207,10 +207,10 @@ class Baseline:
         return {
             **own,
             "paid_by": {key: ppo[key] for key in PAID_BY if key in ppo},
-            "evaluation": recorded(evaluation_of(self.context)),
+            "evaluation": identity_keys(evaluation_of(self.context)),
             "evaluation_seed": shared.seed,
-            "response_length": self.tools.max_new_tokens,
-            "temperature": self.tools.temperature,
+            "response_length": self.evaluator.max_new_tokens,
+            "temperature": self.evaluator.temperature,
             "data": self.source.lineage["fingerprint"],
             "parents": parents,
         }
@@ -264,7 +264,7 @@ def open_baseline(context: RunContext, method: Method) -> Baseline:
 def _check_settings(context: RunContext) -> None:
     """Raises ZooError if a stage or the evaluation ran with other settings."""
     settings = {stage: dict(context.settings(stage).resolved) for stage in context.recipe.stages}
-    settings["eval"] = {"evaluation": recorded(evaluation_of(context)), "seed": context.shared.seed}
+    settings["eval"] = {"evaluation": identity_keys(evaluation_of(context)), "seed": context.shared.seed}
     for stage, current in settings.items():
         resolved = context.record(stage).read()["resolved"]
         before = {key: resolved[key] for key in resolved if key not in ("data", "parents", "own_pairs")}

@@ -21,7 +21,7 @@ from ...errors import ZooError
 from ...evaluation.compute import Compute, sft_compute
 from ...evaluation.head_to_head import keys_of
 from ...evaluation.judges.panel import scores
-from ...evaluation.measure import Evaluator, Measured, measure, repeated
+from ...evaluation.measure import Evaluator, Measured, measure, repeat_prompts
 from ...fileio import write_text
 from ...modeling.chat import display_text, tokenize_for_reward, wrap_answer
 from ...modeling.loading import load_tokenizer
@@ -97,16 +97,16 @@ def _run_best_of_n(baseline: Baseline, pool: int, restart: bool) -> None:
 
 
 def _score_pools(baseline: Baseline, places: Sequence[int], pool: int, record: StageRecord) -> None:
-    tools = baseline.tools
-    _, prompts, columns = repeated(baseline.rows.select(places), pool)
+    evaluator = baseline.evaluator
+    _, prompts, columns = repeat_prompts(baseline.rows.select(places), pool)
     keys = [(POOL_STREAM, index, k) for index in places for k in range(pool)]
     desc = f"pools of prompts {places[0] + 1} to {places[-1] + 1}"
-    samples = tools.sampled(tools.reference, prompts, keys=keys, seed=baseline.context.shared.seed, desc=desc)
+    samples = evaluator.sampled(evaluator.reference, prompts, keys=keys, seed=baseline.context.shared.seed, desc=desc)
     reward: list[float] = []
     for batch in samples.batches:
         chosen = slice(len(reward), len(reward) + len(batch))
-        reward += tools.reward_of(batch, chosen, prompts, samples.texts, columns)
-    judge = scores(tools.judge, prompts, samples.texts, columns)
+        reward += evaluator.reward_of(batch, chosen, prompts, samples.texts, columns)
+    judge = scores(evaluator.judge, prompts, samples.texts, columns)
     for number, index in enumerate(places):
         pool_slice = slice(number * pool, (number + 1) * pool)
         record.append_metrics(
@@ -131,7 +131,7 @@ def _run_trained(
     if restart:
         StageRecord(folder / "sft").clear()
     elif beta is None:
-        _measure_anew(StageRecord(folder), resolved)
+        _discard_measurement(StageRecord(folder), resolved)
     with open_part(baseline.context, folder, resolved, stage=FOLDER, restart=restart) as record:
         if record is None:
             return
@@ -146,7 +146,7 @@ def _run_trained(
         record.write(**under, seed=seed, compute=compute.to_json())
 
 
-def _measure_anew(record: StageRecord, resolved: Mapping[str, Any]) -> None:
+def _discard_measurement(record: StageRecord, resolved: Mapping[str, Any]) -> None:
     """Prepares a trained policy to be measured again for another evaluation, without training it again."""
     before = record.read().get("resolved") or {}
     measured_by = ("evaluation", "evaluation_seed")
@@ -179,7 +179,7 @@ def _more_sft(
     context, flags = baseline.context, {**arguments, "seed": seed}
     if method == "rejection":
         if "sampled" not in record.read():
-            lines, counts = draw_samples(baseline.tools, baseline.prompts(), baseline.episodes, seed=seed)
+            lines, counts = draw_samples(baseline.evaluator, baseline.prompts(), baseline.episodes, seed=seed)
             write_text(record.path / LINES / "train.jsonl", _jsonl(lines))
             StageRecord(record.path / "sft").clear()  # it learned from other samples
             record.write(sampled=counts)
@@ -187,7 +187,7 @@ def _more_sft(
         flags |= {"model_name_or_path": str(start), "dataset_name": str(record.path / LINES)}
     run = sft_again(context, record.path, flags)
     policy = load_causal(run.checkpoint("sft").path)
-    tokens = trained_tokens(run, parts(run, "sft", stage_source(run, "sft"))[0], baseline.tools.tokenizer)
+    tokens = trained_tokens(run, parts(run, "sft", stage_source(run, "sft"))[0], baseline.evaluator.tokenizer)
     if method == "sft":  # half of it is the run's own SFT, which counts for no method
         return policy, sft_compute(baseline.sizes, trained_tokens=tokens / 2)
     sampled = record.read()["sampled"]
@@ -228,9 +228,9 @@ def _train(
 @torch.no_grad()
 def _measure(baseline: Baseline, policy: PreTrainedModel, *, desc: str) -> Measured:
     """Measures a policy as the eval stage measures PPO: with the same prompts, keys and seed."""
-    _, prompts, columns = repeated(baseline.rows, baseline.per_prompt)
+    _, prompts, columns = repeat_prompts(baseline.rows, baseline.per_prompt)
     keys, seed = keys_of(len(prompts), baseline.per_prompt), baseline.context.shared.seed
-    return measure(policy, baseline.tools, prompts, keys=keys, seed=seed, desc=desc, columns=columns)
+    return measure(policy, baseline.evaluator, prompts, keys=keys, seed=seed, desc=desc, columns=columns)
 
 
 def _lines(baseline: Baseline, measured: Measured) -> str:
@@ -298,12 +298,12 @@ def rejection_arguments(
 
 
 def draw_samples(
-    tools: Evaluator, prompts: Dataset, count: int, *, seed: int
+    evaluator: Evaluator, prompts: Dataset, count: int, *, seed: int
 ) -> tuple[list[dict[str, Any]], dict[str, int]]:
     """Draws completions of the SFT policy. Keeps those that ended and have a reward above the mean of all.
 
     Args:
-        tools: The evaluator, with the SFT policy as its reference.
+        evaluator: The evaluator, with the SFT policy as its reference.
         prompts: The prompts, taken in turn.
         count: Completions to draw.
         seed: Seed of the samples.
@@ -320,13 +320,13 @@ def draw_samples(
     tokens = np.zeros(2, dtype=int)
     for start in range(0, count, _DRAWN):
         block = range(start, min(start + _DRAWN, count))
-        _, chosen, columns = repeated(prompts.select([index % len(prompts) for index in block]), 1)
+        _, chosen, columns = repeat_prompts(prompts.select([index % len(prompts) for index in block]), 1)
         keys = [(SAMPLES_STREAM, index % len(prompts), index // len(prompts)) for index in block]
         desc = f"completions {start + 1} to {block[-1] + 1} of {count}"
-        samples = tools.sampled(tools.reference, chosen, keys=keys, seed=seed, desc=desc)
+        samples = evaluator.sampled(evaluator.reference, chosen, keys=keys, seed=seed, desc=desc)
         at = 0
         for batch in samples.batches:
-            rewards += tools.reward_of(batch, slice(at, at + len(batch)), chosen, samples.texts, columns)
+            rewards += evaluator.reward_of(batch, slice(at, at + len(batch)), chosen, samples.texts, columns)
             tokens += int(batch.prompt_mask.sum()), int(batch.mask.sum())
             at += len(batch)
         completions += zip(chosen, samples.texts, strict=True)

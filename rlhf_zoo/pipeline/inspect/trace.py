@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -18,7 +18,6 @@ from ...hub.client.refs import Checkpoint, resolve
 from ...hub.client.refusals import refusals_as
 from ...hub.client.run_signature import FLAG
 from ...hub.client.step_tags import tag_name, tagged_steps
-from ...modeling.chat import display_text
 from ...modeling.critic import CRITIC_DIR
 from ...modeling.devices import on_device
 from ...modeling.integrity import check_integrity
@@ -44,9 +43,6 @@ from ...runs.settings.key_classes import is_revision
 from ...runs.settings.parse import recorded_settings
 from ...runs.trusted_names import is_vouched
 from ..stages.train import quiet
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 #: Keys of PPOConfig that a trace depends on.
 TRAINER_KEYS = (
@@ -131,13 +127,13 @@ def find(
         if (stage / "run.json").is_file():
             if revision is not None:
                 raise ZooError(f"{name} is a run directory, which has no revisions: give --step instead.")
-            return _of_run(stage, step=step, old=old, sft=sft, reward=reward, hub=hub)
+            return _from_run(stage, step=step, old=old, sft=sft, reward=reward, hub=hub)
         if not (path / PPO_STATE).is_file():
             raise ZooError(f"{name} has no PPO run and no checkpoint of one: give runs/RECIPE, or train it first.")
-    return _of_repository(name, step=step, revision=revision, old=old, sft=sft, reward=reward, hub=hub)
+    return _from_repository(name, step=step, revision=revision, old=old, sft=sft, reward=reward, hub=hub)
 
 
-def _of_run(
+def _from_run(
     stage: Path, *, step: int | None, old: str | None, sft: str | None, reward: str | None, hub: Hub
 ) -> TracedPolicy:
     record = StageRecord(stage)
@@ -146,21 +142,21 @@ def _of_run(
         raise ZooError(f"{stage} holds a run of the stage {document.get('stage')}: give that of the PPO stage.")
     steps = {checkpoint_step(path): str(path) for path in record.checkpoints()}
     step = max(steps, default=0) if step is None else step
-    name = _at(steps, step, str(stage)) if step else None
-    old_name = _older(steps, step, old, str(stage))
-    reference = _named(sft, hub) if sft is not None else _parent(stage, document, "sft", hub)
+    name = _name_at(steps, step, str(stage)) if step else None
+    old_name = _old_policy_name(steps, step, old, str(stage))
+    reference = _resolve_checkpoint(sft, hub) if sft is not None else _find_parent(stage, document, "sft", hub)
     parents = document.get("parents") or {}
     scorers = (
-        [_named(reward, hub)]
+        [_resolve_checkpoint(reward, hub)]
         if reward is not None
-        else [_parent(stage, document, role, hub) for role in REWARD_ROLES if parents.get(role)]
+        else [_find_parent(stage, document, role, hub) for role in REWARD_ROLES if parents.get(role)]
     )
     return TracedPolicy(
-        policy=reference if name is None else _named(name, hub),
+        policy=reference if name is None else _resolve_checkpoint(name, hub),
         reference=reference,
         rewards=tuple(scorers),
-        value=_parent(stage, document, "value", hub) if parents.get("value") and not step else None,
-        old=None if old_name is None else _named(old_name, hub),
+        value=_find_parent(stage, document, "value", hub) if parents.get("value") and not step else None,
+        old=None if old_name is None else _resolve_checkpoint(old_name, hub),
         step=step,
         resolved=document.get("resolved") or {},
         where=record.run_file,
@@ -168,7 +164,7 @@ def _of_run(
     )
 
 
-def _of_repository(
+def _from_repository(
     name: str,
     *,
     step: int | None,
@@ -188,7 +184,7 @@ def _of_repository(
             else f"{name} has more than one revision: give only one of @TAG, --revision and --step."
         )
     full_name = f"{repo}@{revisions[0]}" if revisions else repo
-    subject = _named(full_name, hub, own=True)
+    subject = _resolve_checkpoint(full_name, hub, own=True)
     path = subject.path
     for required in (PPO_STATE, RECIPE_FILE):
         if not (path / required).is_file():
@@ -201,15 +197,15 @@ def _of_repository(
     resolved = read_json(path / RECIPE_FILE)
     if not isinstance(resolved, dict):
         raise ZooError(f"{RECIPE_FILE} of {name} holds no settings of a stage: publish it again with this rlhf-zoo.")
-    steps = {} if local else {number: f"{repo}@{tag}" for number, tag in _tags(repo, hub).items()}
+    steps = {} if local else {number: f"{repo}@{tag}" for number, tag in _read_tags(repo, hub).items()}
     at_start = step == 0
-    old_name = _older(steps, 0 if at_start else card_step, old, repo)
+    old_name = _old_policy_name(steps, 0 if at_start else card_step, old, repo)
     return TracedPolicy(
         policy=lineage.sft if at_start else subject,
         reference=lineage.sft,
         rewards=lineage.rewards,
-        value=_published_value(lineage.card, hub) if at_start else None,
-        old=None if old_name is None else _named(old_name, hub),
+        value=_find_published_value(lineage.card, hub) if at_start else None,
+        old=None if old_name is None else _resolve_checkpoint(old_name, hub),
         step=0 if at_start else card_step or None,
         resolved=resolved,
         where=path / RECIPE_FILE,
@@ -217,21 +213,21 @@ def _of_repository(
     )
 
 
-def _published_value(card: Mapping[str, Any], hub: Hub) -> Checkpoint | None:
+def _find_published_value(card: Mapping[str, Any], hub: Hub) -> Checkpoint | None:
     """The model that the critic started from, at its commit; None if the card names none."""
     parent = at(card, "parents", "value") or {}
     repo, commit = (parent.get(key) if isinstance(parent, dict) else None for key in ("repo", "commit"))
     return resolve(f"{repo}@{commit}", hub, published=True) if hub_id(repo) and is_revision(commit) else None
 
 
-def _tags(repo: str, hub: Hub) -> dict[int, str]:
+def _read_tags(repo: str, hub: Hub) -> dict[int, str]:
     """The tags of a repository's checkpoints, by step."""
     with refusals_as(f"The tags of {repo} cannot be read", "try again when the Hub answers."):
         tags = [ref.name for ref in hub.api().list_repo_refs(repo).tags]
     return tagged_steps(tags)
 
 
-def _named(name: str, hub: Hub, *, own: bool = False) -> Checkpoint:
+def _resolve_checkpoint(name: str, hub: Hub, *, own: bool = False) -> Checkpoint:
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
     try:
@@ -248,23 +244,23 @@ def _named(name: str, hub: Hub, *, own: bool = False) -> Checkpoint:
     return checkpoint
 
 
-def _at(steps: Mapping[int, str], step: int, where: str) -> str:
+def _name_at(steps: Mapping[int, str], step: int, where: str) -> str:
     if step not in steps:
         available = ", ".join(map(str, sorted(steps))) or "none"
         raise ZooError(f"{where} has no checkpoint of step {step}: it has {available}, and 0 is the start of PPO.")
     return steps[step]
 
 
-def _older(steps: Mapping[int, str], step: int, old: str | None, where: str) -> str | None:
+def _old_policy_name(steps: Mapping[int, str], step: int, old: str | None, where: str) -> str | None:
     """The name of π_old: `old` if it is given, else the checkpoint before `step`; None for the reference."""
     if old is None:
         return steps[max(earlier_steps)] if (earlier_steps := [number for number in steps if number < step]) else None
     if old.isdecimal():
-        return _at(steps, int(old), where) if int(old) else None
+        return _name_at(steps, int(old), where) if int(old) else None
     return old
 
 
-def _parent(stage: Path, document: Mapping[str, Any], role: str, hub: Hub) -> Checkpoint:
+def _find_parent(stage: Path, document: Mapping[str, Any], role: str, hub: Hub) -> Checkpoint:
     """A model that PPO started from: in the same run directory, at its old path, or on the Hub at its commit."""
     lineage = (document.get("parents") or {}).get(role) or {}
     path, repo, commit = (lineage.get(key) for key in ("path", "repo", "commit"))
@@ -278,7 +274,7 @@ def _parent(stage: Path, document: Mapping[str, Any], role: str, hub: Hub) -> Ch
         old_paths = [Path(path)] if StageRecord(stage).is_own() else []  # not by a stranger
         for folder in ([stage_folder / Path(path).name] if is_unchanged else []) + old_paths:
             if folder.is_dir():
-                return _named(str(folder), hub)
+                return _resolve_checkpoint(str(folder), hub)
     if repo and commit:
         return resolve(f"{repo}@{commit}", hub, published=True)
     raise ZooError(
@@ -318,7 +314,7 @@ def trace_checkpoint(
     where = str(subject.where)
     data = recorded_settings(subject.resolved, "ppo", DATA_KEYS, where=where)
     settings = recorded_settings(subject.resolved, "ppo", TRAINER_KEYS, where=where)
-    functions, weights = _functions(subject, data, settings["reward_weights"], reward_funcs)
+    functions, weights = _load_functions(subject, data, settings["reward_weights"], reward_funcs)
     settings |= {"reward_weights": weights}
     if len(subject.rewards) < 2:  # --reward may replace the run's ensemble by a single model
         settings |= {"reward_ensemble": None, "reward_ensemble_lambda": None}
@@ -335,14 +331,15 @@ def trace_checkpoint(
                 "cannot be compared: give a checkpoint of the same run."
             )
     loaded = {role: load_causal(checkpoint.path) for role, checkpoint in models.items()}
-    scorers = [_scorer(subject, reward, data["reward_model_loader"], args) for reward in subject.rewards]
+    scorers = [_load_scorer(subject, reward, data["reward_model_loader"], args) for reward in subject.rewards]
     tokenizers = [tokenizer_of(reward) for reward in subject.rewards]
     rewards = build_rewards(scorers, functions, args, tokenizer, tokenizers)
     assert rewards is not None
-    critic = _critic(subject, data["value_model_name_or_path"], loaded["policy"], rewards, args)
+    critic = _load_critic(subject, data["value_model_name_or_path"], loaded["policy"], rewards, args)
     for model in (*loaded.values(), critic, *(reward.model for reward in rewards.models)):
         on_device(model)
-    kl_coef, scores = (args.kl_coef, RunningScores()) if subject.at_start else _state(subject.policy.path / PPO_STATE)
+    start = args.kl_coef, RunningScores()
+    kl_coef, scores = start if subject.at_start else _read_state(subject.policy.path / PPO_STATE)
     return trace(
         prompt,
         **loaded,
@@ -357,7 +354,7 @@ def trace_checkpoint(
     )
 
 
-def _scorer(subject: TracedPolicy, reward: Checkpoint, loader: str | None, args: PPOConfig) -> PreTrainedModel:
+def _load_scorer(subject: TracedPolicy, reward: Checkpoint, loader: str | None, args: PPOConfig) -> PreTrainedModel:
     """Loads the reward model. Raises ZooError if a download names the code that loads it."""
     if loader is not None and not subject.trusted:
         raise ZooError(
@@ -368,7 +365,7 @@ def _scorer(subject: TracedPolicy, reward: Checkpoint, loader: str | None, args:
     return load_reward_model(reward.path, label=args.reward_label, loader=loader)
 
 
-def _functions(
+def _load_functions(
     subject: TracedPolicy, data: Mapping[str, Any], weights: list[float] | None, allowed: Sequence[str]
 ) -> tuple[list[Any], list[float]]:
     """The reward functions and the weights of all rewards.
@@ -404,7 +401,7 @@ def _functions(
     return [load_object(name, group=REWARDS) for name in chosen], weights[: len(model)] + [by_name[n] for n in chosen]
 
 
-def _critic(
+def _load_critic(
     subject: TracedPolicy, value_model: str | None, policy: PreTrainedModel, rewards: Rewards, args: PPOConfig
 ) -> PreTrainedModel | ValueHead:
     """The critic that was saved with the policy; at step 0, a new one as PPO builds it."""
@@ -424,7 +421,7 @@ def _critic(
     return critic
 
 
-def _state(path: Path) -> tuple[float, RunningScores]:
+def _read_state(path: Path) -> tuple[float, RunningScores]:
     """β and the running score statistics of a checkpoint."""
     state = read_json(path)
     try:
@@ -443,69 +440,3 @@ def tokenizer_of(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
         checkpoint: The checkpoint.
     """
     return load_tokenizer(checkpoint.path, name=checkpoint.name)
-
-
-# Printing
-
-
-def document(traced: Trace, subject: TracedPolicy) -> dict[str, Any]:
-    """What --json prints: prompt, completion, tokens, totals, and the checkpoints.
-
-    Args:
-        traced: The trace.
-        subject: What was traced.
-    """
-    roles = {"policy": subject.policy, "reference": subject.reference, "old": subject.old, "reward": None}
-    roles |= dict(zip(REWARD_ROLES, subject.rewards, strict=False))
-    names = {role: None if checkpoint is None else checkpoint.name for role, checkpoint in roles.items()}
-    return {**traced.to_json(), "models": {**names, "step": subject.step}}
-
-
-def show(traced: Trace, subject: TracedPolicy, console: "Console") -> None:
-    """Prints the table of tokens and the totals; texts are never read as markup.
-
-    Args:
-        traced: The trace.
-        subject: What was traced.
-        console: Where to print.
-    """
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    old = subject.old.name if subject.old is not None else "the reference"
-    console.print(Text(f"{subject.policy.name}{'' if subject.step is None else f', step {subject.step}'}"))
-    console.print(Text(f"against {subject.reference.name} (π_ref) and {old} (π_old)"))
-    console.print(Text(f"{display_text(traced.prompt)!r} → {traced.completion!r}"))
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
-    table.add_column("token", overflow="fold")
-    for name in ("log π", "log π_ref", "KL k1", "r", "V", "δ", "Â", "ρ", "clip"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for token in traced.tokens:
-        numbers = (
-            token.logprob, token.ref_logprob, token.kl, token.reward, token.value, token.delta, token.advantage,
-            token.ratio,
-        )  # fmt: skip
-        clip = "" if token.clipped is None else "yes" if token.clipped else "no"
-        # repr shows spaces, and escapes control characters.
-        table.add_row(Text(repr(token.token)), *("" if x is None else f"{x:.3f}" for x in numbers), clip)
-    console.print(table)
-    for line in _totals(traced):
-        console.print(Text(line))
-
-
-def _totals(traced: Trace) -> list[str]:
-    low, high = traced.cliprange
-    parts = ", ".join(
-        f"{name} {'does not apply' if score is None else f'{score:.3f}'}" for name, score in traced.scores.items()
-    )
-    where = "in the reward" if traced.kl_in == "reward" else "in the loss, so r does not include it"
-    action = "each token is an action" if traced.action_level == "token" else "the completion is one action"
-    end = "ended by itself" if traced.ended else f"did not end within {traced.length}"
-    return [
-        f"score {traced.score:.3f} ({parts}), {traced.shaped_score:.3f} of it as the reward of the last token",
-        f"ΣKL {traced.kl:.3f} nats, β {traced.kl_coef:g} ({traced.kl_estimator}, {where})",
-        f"{traced.length} tokens, {end}; temperature {traced.temperature:g}, seed {traced.seed}",
-        f"∏ρ {traced.ratio:.3f}, clipped outside [{low:g}, {high:g}]; {action}; γ {traced.gamma:g}, λ {traced.lam:g}",
-        *([traced.whitening] if traced.whitening else []),
-    ]

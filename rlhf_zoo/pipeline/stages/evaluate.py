@@ -21,7 +21,7 @@ from ...evaluation.judges.rule import RuleJudge
 from ...evaluation.lm_eval import check_data, check_tasks, on_tasks
 from ...evaluation.measure import Evaluator, make_evaluator, training_rewards
 from ...evaluation.reference_answers import compare_with_references
-from ...evaluation.trajectory import Trajectory, follow
+from ...evaluation.trajectory import Trajectory, evaluate_checkpoints
 from ...evaluation.trivial_comparison import score_trivial
 from ...fileio import now, write_json, write_text
 from ...hub.client.publish import NOTHING, checkpoint_files
@@ -58,25 +58,28 @@ class _Inputs:
 
     Attributes:
         source: PPO's data.
-        own: Pairs of the policies' own outputs, and their data set.
+        own_pairs: Pairs of the policies' own outputs, and their data set.
         sft: The SFT policy.
         ppo: The PPO checkpoint that the run has chosen so far.
     """
 
     source: DataSource
-    own: tuple[Dataset, DataSource] | None
+    own_pairs: tuple[Dataset, DataSource] | None
     sft: ParentCheckpoint
     ppo: ParentCheckpoint
 
     def resolved(self, context: RunContext) -> dict[str, Any]:
         """The keys and inputs that identify an evaluation, for its fingerprint."""
-        lineage = {} if self.own is None else {name: self.own[1].lineage.get(name) for name in ("commit", "files")}
+        own_pairs: dict[str, Any] = {}
+        if self.own_pairs is not None:
+            lineage = self.own_pairs[1].lineage
+            own_pairs = {"own_pairs": {name: lineage.get(name) for name in ("commit", "files")}}
         return {
-            "evaluation": recorded(evaluation_of(context)),
+            "evaluation": identity_keys(evaluation_of(context)),
             "seed": context.shared.seed,
             "data": self.source.lineage["fingerprint"],
             "parents": {"sft": self.sft.lineage["fingerprint"], "ppo": self.ppo.lineage["fingerprint"]},
-            **({} if self.own is None else {"own_pairs": lineage}),
+            **own_pairs,
         }
 
 
@@ -151,17 +154,17 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         figures = {
             **comparison.result.to_json(),
             **comparison.figures,
-            **_votes(context, evaluator.panel.votes, parents),
+            **_collect_votes(context, evaluator.panel.votes, parents),
             **_lm_eval(context, parents),
         }
     except KeyboardInterrupt as error:
         raise Stopped from error
     seconds = time.monotonic() - started
     document = {
-        **_head(context, source, trained_on),
+        **_document_head(context, source, trained_on),
         **figures,
         **{name: keys for name in ("labeled", "own_pairs") if (keys := getattr(config, name))},
-        **_verdict(record.path, comparison.trajectory),
+        **_write_verdict(record.path, comparison.trajectory),
         "seconds": seconds,
     }
     evaluator.panel.save(record.path)
@@ -170,7 +173,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     if comparison.chosen is not None:
         weights = weights_digest(comparison.ppo.path)
         context.record("ppo").write(chosen=comparison.chosen, weights=weights)
-    _record(context, parents, resolved, code, seconds)
+    _write_record(context, parents, resolved, code, seconds)
     if publisher is not None:
         publisher.notify()  # the cards of both stages are new
     return True
@@ -179,38 +182,44 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
 def _is_done(context: RunContext, resolved: Mapping[str, Any], code: Mapping[str, Any]) -> bool:
     """Whether the run directory already holds this evaluation, so that it need not be repeated."""
     before = context.record("eval").read()
-    undecided = (context.record("ppo").read().get("chosen") or {}).get("provisional")
+    provisional = (context.record("ppo").read().get("chosen") or {}).get("provisional")
     done = before.get("status") == "finished" and before.get("fingerprint") == fingerprint(resolved)
     done = done and is_same_code(code, before.get("code"))
-    return done and not context.restart and not undecided
+    return done and not context.restart and not provisional
 
 
 def _compare(
-    context: RunContext, inputs: _Inputs, tools: Evaluator, prompts: Dataset, checks: Mapping[str, JudgeCheck]
+    context: RunContext, inputs: _Inputs, evaluator: Evaluator, prompts: Dataset, checks: Mapping[str, JudgeCheck]
 ) -> _Comparison:
     """Measures every checkpoint on validation prompts, and compares one of them with SFT on the test prompts.
 
     It compares the run's chosen checkpoint; with `release: recommended`, the one that the verdict recommends.
     """
     config, seed = evaluation_of(context), context.shared.seed
-    judge_check = checks[tools.judge.name]
-    reward_names = training_rewards(context, tools)
-    with doing("eval: following the checkpoints"):
-        reliability = judge_reliability(tools, reward_names, judge_check)
-        trajectory = follow(context, inputs.source, tools, reliability=reliability)
+    judge_check = checks[evaluator.judge.name]
+    reward_names = training_rewards(context, evaluator)
+    with doing("eval: measuring the checkpoints"):
+        reliability = judge_reliability(evaluator, reward_names, judge_check)
+        trajectory = evaluate_checkpoints(context, inputs.source, evaluator, reliability=reliability)
 
     def against_sft(step: int) -> tuple[ParentCheckpoint, HeadToHead]:
         checkpoint = context.checkpoint("ppo", step=step)
         policy = load_causal(checkpoint.path)
         with doing(f"eval: PPO at step {step} against SFT"):
             return checkpoint, head_to_head(
-                policy, tools, prompts, samples=config.samples, seed=seed, paid=reward_names, checks=checks
+                policy,
+                evaluator,
+                prompts,
+                samples=config.samples,
+                seed=seed,
+                training_rewards=reward_names,
+                checks=checks,
             )
 
     candidate = None if isinstance(trajectory, str) else trajectory.verdict.candidate
-    open_choice = (context.record("ppo").read().get("chosen") or {}).get("rule") == "recommended"
+    provisional = (context.record("ppo").read().get("chosen") or {}).get("rule") == "recommended"
     step = checkpoint_step(inputs.ppo.path)
-    if open_choice:
+    if provisional:
         step = _last_step(context) if candidate is None else candidate
     ppo, result = against_sft(step)
     if candidate is not None and not isinstance(trajectory, str):
@@ -221,16 +230,19 @@ def _compare(
         trivial = score_trivial(result, trajectory.trivial, prompts)
         trajectory = trajectory.of(replace(trajectory.reliability, winnable=trivial.winnable))
         # The trivial policies' win rates may withdraw the recommendation: then the last checkpoint is compared.
-        if open_choice and trajectory.verdict.recommended is None and step != (step := _last_step(context)):
+        if provisional and trajectory.verdict.recommended is None and step != _last_step(context):
+            step = _last_step(context)
             ppo, result = against_sft(step)
             trivial = score_trivial(result, trajectory.trivial, prompts)
         figures["trivial"] = trivial.to_json()
     if (answers := config.reference_answers) is not None:
         figures["reference"] = compare_with_references(result, prompts, lambda: load_causal(ppo.path), **vars(answers))
-    return _Comparison(result, ppo, trajectory, figures, _choose(step, trajectory) if open_choice else None)
+    return _Comparison(result, ppo, trajectory, figures, _choose(step, trajectory) if provisional else None)
 
 
-def _votes(context: RunContext, names: Sequence[str], parents: Mapping[str, ParentCheckpoint]) -> dict[str, Any]:
+def _collect_votes(
+    context: RunContext, names: Sequence[str], parents: Mapping[str, ParentCheckpoint]
+) -> dict[str, Any]:
     """People's votes on these checkpoints, for evaluation.json; {} if no data set of votes is named."""
     if not names:
         return {}
@@ -264,7 +276,7 @@ def _lm_eval(context: RunContext, parents: Mapping[str, ParentCheckpoint]) -> di
     return {"lm_eval": tasks}
 
 
-def _head(context: RunContext, source: DataSource, trained_on: Mapping[str, Any]) -> dict[str, Any]:
+def _document_head(context: RunContext, source: DataSource, trained_on: Mapping[str, Any]) -> dict[str, Any]:
     """The first keys of evaluation.json: the run, its data and its reward model."""
     where = evaluated_part(context)
     return {
@@ -283,7 +295,7 @@ def _head(context: RunContext, source: DataSource, trained_on: Mapping[str, Any]
     }
 
 
-def _record(
+def _write_record(
     context: RunContext,
     parents: Mapping[str, ParentCheckpoint],
     resolved: Mapping[str, Any],
@@ -308,7 +320,7 @@ def _record(
     )
 
 
-def recorded(config: EvaluationConfig) -> dict[str, Any]:
+def identity_keys(config: EvaluationConfig) -> dict[str, Any]:
     """The keys that identify an evaluation.
 
     Args:
@@ -358,19 +370,19 @@ def check_prompts(context: RunContext, source: DataSource, path: Path | None = N
     Raises:
         ZooError: The split has too few rows, or no column with the reference answers.
     """
-    wanted = context.shared.evaluation.prompts
+    prompt_count = context.shared.evaluation.prompts
     prompts = evaluation_rows(context, source, path=path)
-    if len(prompts) < wanted:
+    if len(prompts) < prompt_count:
         raise ZooError(
             f"The {_describe(evaluated_part(context))} has {describe_prompt_count(prompts)} prompts, but "
-            f"evaluation.prompts is {wanted}: lower it, or prepare more data."
+            f"evaluation.prompts is {prompt_count}: lower it, or prepare more data."
         )
-    prompts = prompts.select(range(wanted))
-    if (distinct := count_distinct_prompts(prompts["prompt"])) < wanted:
+    prompts = prompts.select(range(prompt_count))
+    if (distinct := count_distinct_prompts(prompts["prompt"])) < prompt_count:
         log.warning(
             "evaluation.prompts is %d, but the %s has %d different prompts: %d rows repeat one, and intervals count "
             "each prompt once.",
-            wanted, _describe(evaluated_part(context)), distinct, wanted - distinct,
+            prompt_count, _describe(evaluated_part(context)), distinct, prompt_count - distinct,
         )  # fmt: skip
     answers = context.shared.evaluation.reference_answers
     if answers is not None and answers.column not in prompts.column_names:
@@ -380,7 +392,7 @@ def check_prompts(context: RunContext, source: DataSource, path: Path | None = N
         )
     if answers is not None and not all(isinstance(value, str | list) for value in prompts[answers.column]):
         raise ZooError(
-            f"evaluation.reference names the column {answers.column}, in which some prompt has neither a text nor "
+            f"evaluation.reference names the column {answers.column}, but some of its values are neither text nor "
             "messages: name a column of answers."
         )
     return prompts
@@ -391,18 +403,18 @@ def _describe(where: Mapping[str, Any]) -> str:
     return f"{split} split" if share is None else f"share of {share:g} that PPO holds out of the {split} split"
 
 
-def check_judges(context: RunContext, *, anew: bool = False) -> None:
+def check_judges(context: RunContext, *, restart: bool = False) -> None:
     """Checks, before training, that the judges and the lexicon are available.
 
     Args:
         context: The run.
-        anew: Whether the run restarts, so that a judge trained earlier does not count.
+        restart: Whether the run restarts, so that a judge trained earlier does not count.
 
     Raises:
         ZooError: A judge, its data, its endpoint or a task of lm-evaluation-harness is not available.
     """
     config = evaluation_of(context)
-    check_same_labels(context, anew=anew)
+    check_same_labels(context, restart=restart)
     seed, hub = context.shared.seed, context.hub
     check_names(config.names, config.asked_llm, labeled=lambda: labeled_rows(context), seed=seed, hub=hub)
     own_pairs(context)
@@ -445,25 +457,25 @@ def _last_step(context: RunContext) -> int:
     return checkpoint_step(last)
 
 
-def _choose(step: int, followed: Trajectory | str) -> dict[str, Any]:
+def _choose(step: int, trajectory: Trajectory | str) -> dict[str, Any]:
     """The chosen checkpoint for run.json, with `release: recommended`.
 
     Without a recommendation the last one is chosen: it becomes `main`, and there is no tag `best`.
     """
-    recommended = None if isinstance(followed, str) else followed.verdict.recommended
+    recommended = None if isinstance(trajectory, str) else trajectory.verdict.recommended
     chosen = {"step": step, "rule": "recommended", "metric": None, "value": None}
     return chosen if recommended is not None else {**chosen, "none": True}
 
 
-def _verdict(folder: Path, followed: Trajectory | str) -> dict[str, Any]:
+def _write_verdict(folder: Path, trajectory: Trajectory | str) -> dict[str, Any]:
     """The verdict for evaluation.json; the scores of each checkpoint by prompt go to a file next to it."""
     scores = folder / "over_training.json"
-    if isinstance(followed, str):
+    if isinstance(trajectory, str):
         scores.unlink(missing_ok=True)
-        return {"verdict": None, "recommended": None, "over_training": {"problem": followed}}
-    write_json(scores, followed.arrays())
-    trajectory = followed.to_json()
-    return {"verdict": trajectory["verdict"], "recommended": trajectory["recommended"], "over_training": trajectory}
+        return {"verdict": None, "recommended": None, "over_training": {"problem": trajectory}}
+    write_json(scores, trajectory.arrays())
+    figures = trajectory.to_json()
+    return {"verdict": figures["verdict"], "recommended": figures["recommended"], "over_training": figures}
 
 
 def same_weights(a: Path, b: Path, overrides: Mapping[str, Path | None] = NOTHING) -> bool:

@@ -45,23 +45,23 @@ def train_same_labels(context: RunContext) -> None:
         reward.run(replace(judge, restart=judge_fingerprint != reward_document["fingerprint"]))
 
 
-def check_on_pairs(context: RunContext, tools: Evaluator, own: Dataset | None) -> dict[str, JudgeCheck]:
+def check_on_pairs(context: RunContext, evaluator: Evaluator, own: Dataset | None) -> dict[str, JudgeCheck]:
     """Checks each judge on the reward model's held-out pairs, and on pairs of the policies' own outputs.
 
     Args:
         context: The run.
-        tools: The judges and the rewards.
+        evaluator: The judges and the rewards.
         own: Pairs of the policies' own outputs, labeled; None if there are none.
 
     Returns:
         The check of each judge, by the judge's name.
     """
-    reward_models = tools.rewards.learned if tools.rewards is not None else []
+    reward_models = evaluator.rewards.learned if evaluator.rewards is not None else []
     same_labels = [JUDGES_OF_LABELS[name] for name in evaluation_of(context).names if of_same_labels(context, name)]
     if context.round is not None:  # the judge that labeled the pairs of the round
-        same_labels += [judge.name for name, judge in tools.panel.named.items() if name == context.round.labels]
+        same_labels += [judge.name for name, judge in evaluator.panel.named.items() if name == context.round.labels]
     return checked(
-        tools.panel,
+        evaluator.panel,
         _labeled_pairs(context),
         own=own,
         seed=context.shared.seed,
@@ -87,18 +87,18 @@ def _labeled_pairs(context: RunContext) -> Dataset | None:
     return settled_pairs(held_out[0], prefer, seed=context.shared.seed)
 
 
-def judge_reliability(tools: Evaluator, paid: Collection[str], check: JudgeCheck) -> JudgeReliability:
+def judge_reliability(evaluator: Evaluator, training_rewards: Collection[str], check: JudgeCheck) -> JudgeReliability:
     """Describes how far a verdict can rely on the main judge.
 
     Args:
-        tools: The judges.
-        paid: Names of judges that are also PPO's rewards.
+        evaluator: The judges.
+        training_rewards: Names of judges that are also PPO's rewards.
         check: The check of this judge on labeled pairs.
     """
     return JudgeReliability(
-        name=tools.judge.name,
-        is_reward=tools.judge.name in paid,
-        verifiable=checks_answers(tools.judge),
+        name=evaluator.judge.name,
+        is_reward=evaluator.judge.name in training_rewards,
+        verifiable=checks_answers(evaluator.judge),
         unfit=check.labeled.unfit if check.labeled else None,
         accuracy=check.labeled.accuracy if check.labeled else None,
         own_accuracy=check.own.accuracy if check.own else None,

@@ -66,7 +66,7 @@ def make_pairs(this: RunContext, before: RunContext, *, wanted: int) -> dict[str
         key = first_difference(document["request"], request)
         raise ZooError(
             f"{folder} holds pairs that another value of {key!r} made: choose another --output_dir, or remove "
-            f"{folder.parent}, which makes this round anew; --restart begins with the first."
+            f"{folder.parent}, which makes this round again; --restart begins with the first."
         )
     if document is None:
         rows = _labeled(this, before, wanted)

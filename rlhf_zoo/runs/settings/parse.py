@@ -328,12 +328,22 @@ def stage_settings(
         raise ZooError(f"The settings of the stage {stage} of {recipe.name} do not work: {first}.") from error
     _check_trainer(trainer, stage)
     check_model(model, stage, critic=getattr(trainer, "critic", None), shards=bool(arguments.get("fsdp2")))
+    _check_combinations(stage, data, trainer, model, release)
+    keep = resolved.get("save_total_limit")
+    # A run may be resumed with other values of these, so they are not in its fingerprint.
+    for name in ("fsdp2", "offload_frozen", "reward_timeout"):
+        resolved.pop(name, None)
+    return StageSettings(stage, shared, data, trainer, model, release, keep, {**resolved, "recipe": learned})
+
+
+def _check_combinations(stage: str, data: Any, trainer: Any, model: Any, release: Any) -> None:
+    """Raises ZooError if keys of a stage do not work together."""
     if getattr(data, "fsdp2", False):
         from transformers.training_args import OptimizerNames
 
         if trainer.load_best_model_at_end:
             raise ZooError(
-                f"load_best_model_at_end of {stage_text} loads whole weights, and fsdp2 shards them: leave it out."
+                f"load_best_model_at_end of the stage {stage} loads whole weights, and fsdp2 shards them: leave it out."
             )
         check_shards(trainer.world_size, OptimizerNames(trainer.optim).value)
     check_rule(stage, release, trainer, held_out=data.evaluated_split)
@@ -349,11 +359,6 @@ def stage_settings(
         )
     if release.push_merged and not model.use_peft:
         raise ZooError(f"push_merged of the stage {stage} needs use_peft: without LoRA the checkpoint is the model.")
-    keep = resolved.get("save_total_limit")
-    # A run may be resumed with other values of these, so they are not in its fingerprint.
-    for name in ("fsdp2", "offload_frozen", "reward_timeout"):
-        resolved.pop(name, None)
-    return StageSettings(stage, shared, data, trainer, model, release, keep, {**resolved, "recipe": learned})
 
 
 def recorded_settings(resolved: Mapping[str, Any], stage: str, names: Sequence[str], *, where: str) -> dict[str, Any]:

@@ -1,0 +1,74 @@
+"""What `rlhf-zoo trace` prints: a table of tokens and the totals, or JSON."""
+
+from typing import TYPE_CHECKING, Any
+
+from ...modeling.chat import display_text
+from ...ppo.trace import Trace
+from ...runs.registry import REWARD_ROLES
+from .trace import TracedPolicy
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def to_document(traced: Trace, subject: TracedPolicy) -> dict[str, Any]:
+    """Returns what --json prints: prompt, completion, tokens, totals, and the checkpoints.
+
+    Args:
+        traced: The trace.
+        subject: What was traced.
+    """
+    roles = {"policy": subject.policy, "reference": subject.reference, "old": subject.old, "reward": None}
+    roles |= dict(zip(REWARD_ROLES, subject.rewards, strict=False))
+    names = {role: None if checkpoint is None else checkpoint.name for role, checkpoint in roles.items()}
+    return {**traced.to_json(), "models": {**names, "step": subject.step}}
+
+
+def show(traced: Trace, subject: TracedPolicy, console: "Console") -> None:
+    """Prints the table of tokens and the totals; texts are never read as markup.
+
+    Args:
+        traced: The trace.
+        subject: What was traced.
+        console: Where to print.
+    """
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    old = subject.old.name if subject.old is not None else "the reference"
+    console.print(Text(f"{subject.policy.name}{'' if subject.step is None else f', step {subject.step}'}"))
+    console.print(Text(f"against {subject.reference.name} (π_ref) and {old} (π_old)"))
+    console.print(Text(f"{display_text(traced.prompt)!r} → {traced.completion!r}"))
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
+    table.add_column("token", overflow="fold")
+    for name in ("log π", "log π_ref", "KL k1", "r", "V", "δ", "Â", "ρ", "clip"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for token in traced.tokens:
+        numbers = (
+            token.logprob, token.ref_logprob, token.kl, token.reward, token.value, token.delta, token.advantage,
+            token.ratio,
+        )  # fmt: skip
+        clip = "" if token.clipped is None else "yes" if token.clipped else "no"
+        # repr shows spaces, and escapes control characters.
+        table.add_row(Text(repr(token.token)), *("" if x is None else f"{x:.3f}" for x in numbers), clip)
+    console.print(table)
+    for line in _totals(traced):
+        console.print(Text(line))
+
+
+def _totals(traced: Trace) -> list[str]:
+    low, high = traced.cliprange
+    parts = ", ".join(
+        f"{name} {'does not apply' if score is None else f'{score:.3f}'}" for name, score in traced.scores.items()
+    )
+    where = "in the reward" if traced.kl_in == "reward" else "in the loss, so r does not include it"
+    action = "each token is an action" if traced.action_level == "token" else "the completion is one action"
+    end = "ended by itself" if traced.ended else f"did not end within {traced.length}"
+    return [
+        f"score {traced.score:.3f} ({parts}), {traced.shaped_score:.3f} of it as the reward of the last token",
+        f"ΣKL {traced.kl:.3f} nats, β {traced.kl_coef:g} ({traced.kl_estimator}, {where})",
+        f"{traced.length} tokens, {end}; temperature {traced.temperature:g}, seed {traced.seed}",
+        f"∏ρ {traced.ratio:.3f}, clipped outside [{low:g}, {high:g}]; {action}; γ {traced.gamma:g}, λ {traced.lam:g}",
+        *([traced.whitening] if traced.whitening else []),
+    ]
