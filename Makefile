@@ -36,7 +36,7 @@ test-full: .venv/test.stamp .venv/few-bits .venv/lm-eval ## the long tier: whole
 	$(BIN)/python -m pytest $(TOGETHER) -m "full and not gpu"
 	$(BIN)/python -m pytest $(TOGETHER) --every-lever -m "not full and not gpu" $(TRAINER)
 	PYTHONPATH=.venv/few-bits $(BIN)/python -m pytest -q tests/unit/test_quantized_weights.py tests/unit/test_ppo_options.py -k bits
-	PYTHONPATH=.venv/lm-eval $(BIN)/python -m pytest -q tests/contract/test_lm_eval.py
+	PYTHONPATH=.venv/lm-eval $(BIN)/python -m pytest -q tests/contract/test_lm_eval.py tests/unit/test_instructions_parity.py
 
 coverage: .venv/test.stamp ## lines and branches of rlhf_zoo that `make test` runs, child processes included
 	$(PIP) coverage==7.17.3

@@ -1,0 +1,166 @@
+"""The reward for answers that follow instructions which a program can check: `instructions_followed`.
+
+A prompt's instructions are in two columns, as google/IFEval has them: `instruction_id_list`, such as
+["punctuation:no_comma", "length_constraints:number_words"], and `kwargs`, the arguments of each, such as
+[{}, {"relation": "at least", "num_words": 60}]. Arguments that are null count as missing.
+
+An answer can fulfill instructions and say nothing, so this reward says nothing of whether an answer is right, and is no
+`Verifiable`: as a judge it cannot acquit a policy that it rewarded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ZooError
+from ..fileio import finite
+from .instructions_kinds import KINDS, readings
+from .rule import Rule, text_of
+
+COLUMNS = ("instruction_id_list", "kwargs")
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One instruction of a prompt.
+
+    Attributes:
+        kind: IFEval's id of its kind.
+        arguments: Its arguments.
+    """
+
+    kind: str
+    arguments: Mapping[str, Any]
+
+    def is_followed(self, answer: str, *, loose: bool = False) -> bool:
+        """Whether an answer fulfills it; never for an empty answer.
+
+        Args:
+            answer: The answer.
+            loose: As for `readings`.
+        """
+        follows = KINDS[self.kind].follows
+        return any(follows(form, self.arguments) for form in readings(answer, loose=loose))
+
+
+def read_instructions(ids: Any, kwargs: Any, *, where: str) -> list[Instruction]:
+    """Reads one row's instructions.
+
+    Args:
+        ids: Its `instruction_id_list`.
+        kwargs: Its `kwargs`.
+        where: What errors call the row.
+
+    Returns:
+        The instructions.
+
+    Raises:
+        ZooError: The lists differ in length, a kind is unknown, or an argument is missing or unusable.
+    """
+    if ids is None and kwargs is None:
+        return []
+    if not isinstance(ids, (list, tuple)) or not isinstance(kwargs, (list, tuple)) or len(ids) != len(kwargs):
+        raise ZooError(
+            f"instruction_id_list and kwargs of {where} are {ids!r} and {kwargs!r}: give two lists of one length, with "
+            "a mapping of arguments for each instruction."
+        )
+    instructions = []
+    for kind, values in zip(ids, kwargs, strict=True):
+        if not isinstance(kind, str) or kind not in KINDS:
+            raise ZooError(f"{where} has the instruction {kind!r}: give one of {', '.join(sorted(KINDS))}.")
+        if values is not None and not isinstance(values, Mapping):
+            raise ZooError(f"The instruction {kind} of {where} has the kwargs {values!r}: give a mapping of arguments.")
+        arguments = {name: _as_integer(value) for name, value in (values or {}).items() if value is not None}
+        if fault := KINDS[kind].fault(arguments):
+            raise ZooError(f"The instruction {kind} of {where} {fault}.")
+        instructions.append(Instruction(kind, arguments))
+    return instructions
+
+
+def _as_integer(value: Any) -> Any:
+    """Converts a float of a table, which has floats where other rows have nothing, to the integer that it was."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstructionsFollowed(Rule):
+    """share · (fulfilled / all instructions) + complete · [all are fulfilled]; None for a row without instructions.
+
+    Logs the extra column NAME/missed, the kinds that an answer does not fulfill, and the metrics NAME/share and
+    NAME/all.
+
+    Attributes:
+        share: Weight of the share of a prompt's instructions that its answer fulfills.
+        complete: What an answer gets besides if it fulfills all of them.
+        loose: Whether an answer also counts without its first or last line and without asterisks, as in IFEval's loose
+            accuracy.
+        name: The name in metrics.
+
+    Raises:
+        ZooError: When called: the prompts lack a column or a row of it cannot be read; or an instruction is about a
+            language and langdetect is not installed.
+    """
+
+    share: float = 1.0
+    complete: float = 1.0
+    loose: bool = False
+    name: str = "instructions_followed"
+
+    def __post_init__(self) -> None:
+        for field in ("share", "complete"):
+            if not finite(getattr(self, field)):
+                raise self._refuse(field, "a number")
+        if not isinstance(self.loose, bool):
+            raise self._refuse("loose", "True or False")
+
+    def check_columns(self, names: Iterable[str]) -> None:
+        """Checks that the prompts have both columns.
+
+        Args:
+            names: Their columns.
+
+        Raises:
+            ZooError: They lack one.
+        """
+        names = list(names)
+        for column in COLUMNS:
+            if column not in names:
+                raise ZooError(
+                    f"The reward {self.name} reads the column {column!r}, and the prompts have "
+                    f"{', '.join(map(repr, names)) or 'no columns but the prompt'}: add it, in the form of "
+                    "google/IFEval."
+                )
+
+    def __call__(
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        log_extra: Callable[[str, list[Any]], None] | None = None,
+        log_metric: Callable[[str, float], None] | None = None,
+        **columns: Any,
+    ) -> list[float | None]:
+        self.check_columns(columns)
+        rewards: list[float | None] = []
+        missed: list[str] = []
+        shares: list[float] = []
+        rows = zip(completions, columns["instruction_id_list"], columns["kwargs"], strict=True)
+        for row, (completion, ids, kwargs) in enumerate(rows):
+            instructions, answer = read_instructions(ids, kwargs, where=f"row {row}"), text_of(completion)
+            failed = [each.kind for each in instructions if not each.is_followed(answer, loose=self.loose)]
+            missed.append(", ".join(failed))
+            if not instructions:
+                rewards.append(None)
+                continue
+            shares.append(1 - len(failed) / len(instructions))
+            rewards.append(self.share * shares[-1] + self.complete * (not failed))
+        if log_extra is not None:
+            log_extra(f"{self.name}/missed", missed)
+        if log_metric is not None and shares:
+            log_metric(f"{self.name}/share", sum(shares) / len(shares))
+            log_metric(f"{self.name}/all", sum(share == 1 for share in shares) / len(shares))
+        return rewards
+
+
+instructions_followed = InstructionsFollowed()

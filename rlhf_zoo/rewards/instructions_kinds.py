@@ -1,0 +1,250 @@
+"""Verifiers of the 25 kinds of instructions of IFEval (Zhou et al. 2023, arXiv:2311.07911).
+
+Each reads an answer and the arguments of an instruction, under the names of google/IFEval, and says whether the answer
+fulfills it. They decide as Google's code does, which lm-evaluation-harness and the package if-verifiable contain, and
+tests compare them. They are our own because that code
+
+- draws an argument at random if it is missing or unusual (the letter "#", a paragraph beyond the last one);
+- uses keywords and markers of the data as regular expressions;
+- takes quadratic time on "[[[[…", "<<<<…" and runs of line ends, and raises RecursionError on deeply nested JSON;
+- downloads NLTK's Punkt to count sentences and words in capitals;
+- detects languages by a generator without a seed, and accepts any answer whose language cannot be detected.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..fileio import integer
+from .instructions_text import count_capital_words, count_sentences, detect_language
+
+RELATIONS = ("at least", "less than")
+#: What `detectable_format:constrained_response` accepts.
+OPTIONS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
+
+Arguments = Mapping[str, Any]
+
+_BULLET = re.compile(r"^[^\S\n]*(?:\*[^*].*|-.*)$", re.MULTILINE)
+_DIVIDER = re.compile(r"\s?\*\*\*\s?")
+_HIGHLIGHT = re.compile(r"\*[^\n*]*\*")
+_DOUBLE_HIGHLIGHT = re.compile(r"\*\*[^\n*]*\*\*")
+_WORD = re.compile(r"\w+")
+_FENCES = ("```json", "```Json", "```JSON", "```")
+_POSTSCRIPTS = {"P.P.S": re.compile(r"p\.\s?p\.\s?s"), "P.S.": re.compile(r"p\.\s?s\.")}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of instruction.
+
+    Attributes:
+        follows: Whether an answer fulfills an instruction with these arguments.
+        arguments: What each argument must be, by its name: a key of `VALID`.
+    """
+
+    follows: Callable[[str, Arguments], bool]
+    arguments: Mapping[str, str]
+
+    def fault(self, arguments: Arguments) -> str | None:
+        """Describes the first argument that is missing or unusable; None if all are usable.
+
+        Args:
+            arguments: The instruction's arguments.
+        """
+        for name, needed in self.arguments.items():
+            if name not in arguments:
+                return f"has no {name}: add {needed}"
+            if not VALID[needed](arguments[name]):
+                return f"has the {name} {arguments[name]!r}: give {needed}"
+        nth, count = arguments.get("nth_paragraph"), arguments.get("num_paragraphs")
+        if "nth_paragraph" in self.arguments and nth is not None and count is not None and not 1 <= nth <= count:
+            return f"has the nth_paragraph {nth}: give a number from 1 to num_paragraphs, {count}"
+        return None
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+#: Checks of arguments, by what messages call them.
+VALID: dict[str, Callable[[Any], bool]] = {
+    "a whole number from 0": lambda value: (integer(value) or 0) >= 0 and integer(value) is not None,
+    "'at least' or 'less than'": lambda value: value in RELATIONS,
+    "a text": _is_text,
+    "a list of texts": lambda value: isinstance(value, (list, tuple)) and bool(value) and all(map(_is_text, value)),
+    "one character": lambda value: isinstance(value, str) and len(value) == 1,
+}
+_COUNT, _RELATION, _TEXT, _TEXTS, _CHARACTER = VALID
+
+
+def _compare(count: int, arguments: Arguments, number: str, relation: str = "relation") -> bool:
+    return count < arguments[number] if arguments[relation] == "less than" else count >= arguments[number]
+
+
+def _occurrences(word: str, text: str) -> int:
+    return len(re.findall(re.escape(word), text, flags=re.IGNORECASE))
+
+
+def _has_keywords(text: str, arguments: Arguments) -> bool:
+    return all(_occurrences(word, text) for word in arguments["keywords"])
+
+
+def _avoids_words(text: str, arguments: Arguments) -> bool:
+    return not any(
+        re.search(rf"\b{re.escape(word)}\b", text, flags=re.IGNORECASE) for word in arguments["forbidden_words"]
+    )
+
+
+def _has_first_word(text: str, arguments: Arguments) -> bool:
+    parts = text.split("\n\n")
+    count = sum(bool(part.strip()) for part in parts)
+    if count != arguments["num_paragraphs"]:
+        return False
+    paragraph = parts[arguments["nth_paragraph"] - 1].split()
+    if not paragraph:
+        return False
+    first = re.split(r"[.,?!'\"]", paragraph[0].lstrip("'").lstrip('"'), maxsplit=1)[0]
+    return first.lower() == arguments["first_word"].strip().lower()
+
+
+def _has_paragraphs(text: str, arguments: Arguments) -> bool:
+    parts = [bool(part.strip()) for part in _DIVIDER.split(text)]
+    return all(parts[1:-1]) and sum(parts) == arguments["num_paragraphs"]
+
+
+def _has_placeholders(text: str, arguments: Arguments) -> bool:
+    count = 0
+    for line in text.split("\n"):
+        start = line.find("[")
+        while start >= 0 and (end := line.find("]", start)) >= 0:
+            count += 1
+            start = line.find("[", end)
+    return count >= arguments["num_placeholders"]
+
+
+def _has_postscript(text: str, arguments: Arguments) -> bool:
+    marker, lower = arguments["postscript_marker"].strip(), text.lower()
+    pattern = _POSTSCRIPTS.get(marker)
+    return marker.lower() in lower if pattern is None else pattern.search(lower) is not None
+
+
+def _has_highlights(text: str, arguments: Arguments) -> bool:
+    marked = [each.strip("*") for each in _HIGHLIGHT.findall(text)]
+    marked += [each.removeprefix("**").removesuffix("**") for each in _DOUBLE_HIGHLIGHT.findall(text)]
+    return sum(bool(each.strip()) for each in marked) >= arguments["num_highlights"]
+
+
+def _has_sections(text: str, arguments: Arguments) -> bool:
+    heads = re.findall(re.escape(arguments["section_spliter"].strip()) + r"\s?\d+", text)
+    return len(heads) >= arguments["num_sections"]
+
+
+def _is_json(text: str, arguments: Arguments) -> bool:
+    body = text.strip()
+    for fence in _FENCES:
+        body = body.removeprefix(fence)
+    try:
+        json.loads(body.removesuffix("```").strip())
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _has_title(text: str, arguments: Arguments) -> bool:
+    for line in text.split("\n"):
+        start, end = line.find("<<"), line.rfind(">>")
+        if 0 <= start < end - 2 and line[start : end + 2].lstrip("<").rstrip(">").strip():
+            return True
+    return False
+
+
+def _is_two_responses(text: str, arguments: Arguments) -> bool:
+    parts = [part.strip() for part in text.split("******")]
+    responses = [part for part in parts if part]
+    return all(parts[1:-1]) and len(responses) == 2 and responses[0] != responses[1]
+
+
+def _repeats_prompt(text: str, arguments: Arguments) -> bool:
+    return text.strip().lower().startswith(arguments["prompt_to_repeat"].strip().lower())
+
+
+def _ends_with(text: str, arguments: Arguments) -> bool:
+    return text.strip().strip('"').lower().endswith(arguments["end_phrase"].strip().lower())
+
+
+def _is_quoted(text: str, arguments: Arguments) -> bool:
+    body = text.strip()
+    return len(body) > 1 and body[0] == body[-1] == '"'
+
+
+#: By IFEval's ids.
+KINDS: dict[str, Kind] = {
+    "keywords:existence": Kind(_has_keywords, {"keywords": _TEXTS}),
+    "keywords:frequency": Kind(
+        lambda text, values: _compare(_occurrences(values["keyword"].strip(), text), values, "frequency"),
+        {"keyword": _TEXT, "frequency": _COUNT, "relation": _RELATION},
+    ),
+    "keywords:forbidden_words": Kind(_avoids_words, {"forbidden_words": _TEXTS}),
+    "keywords:letter_frequency": Kind(
+        lambda text, values: _compare(
+            text.lower().count(values["letter"].lower()), values, "let_frequency", "let_relation"
+        ),
+        {"letter": _CHARACTER, "let_frequency": _COUNT, "let_relation": _RELATION},
+    ),
+    "language:response_language": Kind(
+        lambda text, values: detect_language(text) == values["language"], {"language": _TEXT}
+    ),
+    "length_constraints:number_sentences": Kind(
+        lambda text, values: _compare(count_sentences(text), values, "num_sentences"),
+        {"num_sentences": _COUNT, "relation": _RELATION},
+    ),
+    "length_constraints:number_paragraphs": Kind(_has_paragraphs, {"num_paragraphs": _COUNT}),
+    "length_constraints:number_words": Kind(
+        lambda text, values: _compare(len(_WORD.findall(text)), values, "num_words"),
+        {"num_words": _COUNT, "relation": _RELATION},
+    ),
+    "length_constraints:nth_paragraph_first_word": Kind(
+        _has_first_word, {"num_paragraphs": _COUNT, "nth_paragraph": _COUNT, "first_word": _TEXT}
+    ),
+    "detectable_content:number_placeholders": Kind(_has_placeholders, {"num_placeholders": _COUNT}),
+    "detectable_content:postscript": Kind(_has_postscript, {"postscript_marker": _TEXT}),
+    "detectable_format:number_bullet_lists": Kind(
+        lambda text, values: len(_BULLET.findall(text)) == values["num_bullets"], {"num_bullets": _COUNT}
+    ),
+    "detectable_format:constrained_response": Kind(lambda text, values: any(option in text for option in OPTIONS), {}),
+    "detectable_format:number_highlighted_sections": Kind(_has_highlights, {"num_highlights": _COUNT}),
+    "detectable_format:multiple_sections": Kind(_has_sections, {"section_spliter": _TEXT, "num_sections": _COUNT}),
+    "detectable_format:json_format": Kind(_is_json, {}),
+    "detectable_format:title": Kind(_has_title, {}),
+    "combination:two_responses": Kind(_is_two_responses, {}),
+    "combination:repeat_prompt": Kind(_repeats_prompt, {"prompt_to_repeat": _TEXT}),
+    "startend:end_checker": Kind(_ends_with, {"end_phrase": _TEXT}),
+    "change_case:capital_word_frequency": Kind(
+        lambda text, values: _compare(count_capital_words(text), values, "capital_frequency", "capital_relation"),
+        {"capital_frequency": _COUNT, "capital_relation": _RELATION},
+    ),
+    "change_case:english_capital": Kind(lambda text, values: text.isupper() and detect_language(text) == "en", {}),
+    "change_case:english_lowercase": Kind(lambda text, values: text.islower() and detect_language(text) == "en", {}),
+    "punctuation:no_comma": Kind(lambda text, values: "," not in text, {}),
+    "startend:quotation": Kind(_is_quoted, {}),
+}
+
+
+def readings(text: str, *, loose: bool) -> list[str]:
+    """Returns the forms of an answer that an instruction may be fulfilled in, none of them empty.
+
+    Args:
+        text: The answer.
+        loose: Whether the answer also counts without its first line, its last line, both, and without asterisks.
+
+    Returns:
+        The forms: the answer itself first.
+    """
+    forms = [text]
+    if loose:
+        lines = text.split("\n")
+        forms += ["\n".join(part).strip() for part in (lines[1:], lines[:-1], lines[1:-1])]
+        forms += [form.replace("*", "") for form in forms]
+    return [form for form in dict.fromkeys(forms) if form.strip()]

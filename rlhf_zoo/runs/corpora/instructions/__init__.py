@@ -1,0 +1,174 @@
+"""Requests with one to three instructions that a program can check, for the reward `instructions_followed`.
+
+    {"prompt": [{"role": "user", "content": "Write a poem inspired by tides. Commas are off limits."}],
+     "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}], "group": "poem: tides"}
+
+The kinds are IFEval's, and so are the columns; tasks and wordings are our own. A test compares every prompt with those
+of IFEval and IFBench, and finds no eight words in a row that they share.
+"""
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from ....errors import ZooError
+from ..source import Rows, unit
+from .tasks import Task, tasks
+from .wordings import DRAWN
+
+CONSTRAINED = "detectable_format:constrained_response"
+REPEAT = "combination:repeat_prompt"
+NO_COMMA = "punctuation:no_comma"
+
+#: Shares of the tasks, by the hash of their group, that are only in this split.
+HELD_OUT = {"test": 0.1, "validation": 0.05}
+#: How many prompts have one, two and three instructions.
+COUNTS = (0.4, 0.4, 0.2)
+
+#: The only kinds that each of these goes together with, as in IFEval.
+_ONLY_WITH: dict[str, set[str]] = {
+    CONSTRAINED: set(),
+    "detectable_format:json_format": {"keywords:forbidden_words", "keywords:existence"},
+    "combination:two_responses": {
+        "keywords:forbidden_words",
+        "keywords:existence",
+        "language:response_language",
+        "detectable_format:title",
+        NO_COMMA,
+    },
+    REPEAT: {"keywords:existence", "detectable_format:title", NO_COMMA},
+}
+#: Kinds that exclude one another within each group: IFEval's conflicts, and some that are hard to meet at once.
+_EXCLUSIVE: tuple[set[str], ...] = (
+    {"length_constraints:number_paragraphs", "length_constraints:nth_paragraph_first_word"},
+    {"length_constraints:number_paragraphs", "length_constraints:number_sentences"},
+    {"change_case:english_capital", "change_case:english_lowercase", "change_case:capital_word_frequency"},
+    {"startend:quotation", "detectable_format:title"},
+    *(
+        {"language:response_language", kind}
+        for kind in (
+            "detectable_format:multiple_sections",
+            "keywords:existence",
+            "keywords:frequency",
+            "keywords:forbidden_words",
+            "startend:end_checker",
+            "change_case:english_capital",
+            "change_case:english_lowercase",
+            "keywords:letter_frequency",
+            "length_constraints:nth_paragraph_first_word",
+        )
+    ),
+    {"detectable_format:multiple_sections", "detectable_format:number_highlighted_sections"},
+    {"detectable_format:multiple_sections", "length_constraints:number_paragraphs"},
+    {"detectable_format:multiple_sections", "length_constraints:nth_paragraph_first_word"},
+    {"detectable_format:multiple_sections", "change_case:english_capital"},
+    {"detectable_format:multiple_sections", "change_case:english_lowercase"},
+    {"length_constraints:number_words", "length_constraints:number_sentences"},
+    {"detectable_content:postscript", "startend:end_checker"},
+)
+
+
+def prepare(source: str | None = None, *, seed: int, prompts: int = 4000) -> dict[str, dict[str, Rows]]:
+    """Makes the configuration `prompts`, with train, validation and test.
+
+    Args:
+        source: None; the corpus reads no data.
+        seed: Draws the instructions of the training prompts. Those of the other splits are the same for every seed.
+        prompts: Training prompts at most; there are a few thousand tasks, and each is used once.
+
+    Returns:
+        ``{"prompts": {split: rows}}``, with the columns prompt (messages), instruction_id_list, kwargs and group.
+
+    Raises:
+        ZooError: There is a `source`, or no prompt is wanted.
+    """
+    if source is not None:
+        raise ZooError(
+            f"The corpus instructions is made by a program and reads no data: remove dataset_name ({source})."
+        )
+    if prompts < 1:
+        raise ZooError(f"prompts of the corpus instructions is {prompts}: give a number from 1.")
+    tasks_by_split: dict[str, list[Task]] = {"train": [], "validation": [], "test": []}
+    for task in tasks():
+        tasks_by_split[split_of(task)].append(task)
+    rows: dict[str, Rows] = {}
+    for split, tasks_of_split in tasks_by_split.items():
+        rng = random.Random(f"instructions {split} {seed if split == 'train' else ''}")
+        rng.shuffle(tasks_of_split)
+        rows[split] = [request(task, rng) for task in tasks_of_split[: prompts if split == "train" else None]]
+    return {"prompts": rows}
+
+
+def split_of(task: Task) -> str:
+    """Returns the split of a task: always the same, whatever the seed.
+
+    Args:
+        task: The task.
+    """
+    place = unit(task.group)
+    test, validation = HELD_OUT["test"], HELD_OUT["validation"]
+    return "test" if place < test else "validation" if place < test + validation else "train"
+
+
+def compatible(kind: str, kinds: Sequence[str]) -> bool:
+    """Whether an answer can fulfill an instruction of a kind together with others.
+
+    Args:
+        kind: The kind.
+        kinds: Kinds of the other instructions, all different from each other.
+    """
+    return all(_both(kind, other) for other in kinds)
+
+
+def _both(first: str, second: str) -> bool:
+    for kind, other in ((first, second), (second, first)):
+        if other not in _ONLY_WITH.get(kind, {other}):
+            return False
+    return first != second and not any({first, second} <= group for group in _EXCLUSIVE)
+
+
+def request(task: Task, rng: random.Random) -> dict[str, Any]:
+    """Adds instructions to a task.
+
+    Args:
+        task: The task.
+        rng: Draws kinds, arguments, wordings and their order.
+
+    Returns:
+        The row.
+    """
+    instructions = []
+    for kind in _kinds(task, rng):
+        arguments, wordings = DRAWN[kind](rng)
+        instructions.append((kind, arguments, rng.choice(wordings)))
+    separator = rng.choice((" ", " ", "\n"))
+    text = separator.join([task.text, *(wording for kind, _, wording in instructions if kind != REPEAT)])
+    for kind, arguments, wording in instructions:
+        if kind == REPEAT:
+            arguments["prompt_to_repeat"] = text
+            text = f"{text}\n{wording}"
+    return {
+        "prompt": [{"role": "user", "content": text}],
+        "instruction_id_list": [kind for kind, _, _ in instructions],
+        "kwargs": [arguments for _, arguments, _ in instructions],
+        "group": task.group,
+    }
+
+
+def _kinds(task: Task, rng: random.Random) -> list[str]:
+    """Draws the kinds of a task's instructions, compatible with each other."""
+    if task.is_question:
+        return [CONSTRAINED]
+    [count] = rng.choices((1, 2, 3), COUNTS)
+    candidates = [kind for kind in DRAWN if kind != CONSTRAINED]
+    kinds = [rng.choice(candidates)]
+    while len(kinds) < count:
+        further = [kind for kind in candidates if compatible(kind, kinds)]
+        if REPEAT in kinds and "," in task.text:
+            further = [kind for kind in further if kind != NO_COMMA]
+        elif NO_COMMA in kinds and "," in task.text:
+            further = [kind for kind in further if kind != REPEAT]
+        if not further:
+            break
+        kinds.append(rng.choice(further))
+    return kinds

@@ -1,0 +1,108 @@
+"""The corpus `instructions`: what each split has, and that it shares nothing with the benchmarks."""
+
+import gzip
+import json
+import re
+from collections import Counter
+from itertools import chain, combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.rewards.instructions import read_instructions
+from rlhf_zoo.rewards.instructions_kinds import KINDS
+from rlhf_zoo.runs.corpora.instructions import compatible, prepare
+from rlhf_zoo.runs.corpora.instructions.wordings import DRAWN
+
+N = 8
+Rows = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def splits() -> dict[str, Rows]:
+    return prepare(seed=1)["prompts"]
+
+
+def text(row: dict[str, Any]) -> str:
+    [message] = row["prompt"]
+    assert message["role"] == "user"
+    return message["content"]
+
+
+def test_sizes_and_distinct_prompts(splits: dict[str, Rows]) -> None:
+    assert {split: len(rows) for split, rows in splits.items()} == {"train": 2992, "validation": 189, "test": 345}
+    texts = [text(row) for rows in splits.values() for row in rows]
+    assert len({*texts}) == len(texts)
+
+
+def test_no_task_is_in_two_splits(splits: dict[str, Rows]) -> None:
+    groups = {split: {row["group"] for row in rows} for split, rows in splits.items()}
+    assert not any(groups[first] & groups[second] for first, second in combinations(groups, 2))
+
+
+def test_a_seed_draws_training_prompts_alone(splits: dict[str, Rows]) -> None:
+    assert prepare(seed=1)["prompts"] == splits
+    other = prepare(seed=2, prompts=50)["prompts"]
+    assert len(other["train"]) == 50
+    assert other["train"] != splits["train"][:50]
+    assert other["test"] == splits["test"]
+
+
+def test_every_instruction_can_be_read_and_every_kind_occurs(splits: dict[str, Rows]) -> None:
+    assert {*DRAWN} == {*KINDS}
+    for split, rows in splits.items():
+        for number, row in enumerate(rows):
+            read_instructions(row["instruction_id_list"], row["kwargs"], where=f"{split} {number}")
+        counts = Counter(chain.from_iterable(row["instruction_id_list"] for row in rows))
+        total = sum(counts.values())
+        shares = {kind: counts[kind] / total for kind in KINDS}
+        if split == "train":
+            assert min(shares.values()) > 0.015
+            assert max(shares.values()) < 0.09
+        assert min(shares.values()) > 0
+
+
+def test_instructions_are_one_to_three_and_compatible(splits: dict[str, Rows]) -> None:
+    for row in chain.from_iterable(splits.values()):
+        kinds = row["instruction_id_list"]
+        assert 1 <= len(kinds) <= 3
+        assert all(compatible(kind, kinds[:place]) for place, kind in enumerate(kinds))
+
+
+def test_compatibility_keeps_the_conflicts_of_ifeval() -> None:
+    registry = pytest.importorskip("if_verifiable.ifeval.instructions_registry", reason="the extra ifeval")
+    conflicts = registry.conflict_make({kind: {*kinds} for kind, kinds in registry.INSTRUCTION_CONFLICTS.items()})
+    for kind, other in combinations(KINDS, 2):
+        assert not (compatible(kind, [other]) and other in conflicts[kind]), (kind, other)
+
+
+def test_a_request_to_repeat_can_be_met(splits: dict[str, Rows]) -> None:
+    for row in chain.from_iterable(splits.values()):
+        for kind, arguments in zip(row["instruction_id_list"], row["kwargs"], strict=True):
+            if kind == "combination:repeat_prompt":
+                assert text(row).startswith(arguments["prompt_to_repeat"])
+                comma = "punctuation:no_comma" in row["instruction_id_list"]
+                assert not (comma and "," in arguments["prompt_to_repeat"])
+
+
+@pytest.mark.parametrize(("arguments", "message"), [({"source": "x"}, "reads no data"), ({"prompts": 0}, "from 1")])
+def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ZooError, match=message):
+        prepare(seed=1, **arguments)
+
+
+def grams(prompt: str) -> set[tuple[str, ...]]:
+    words = re.findall(r"\w+", prompt.lower())
+    return {tuple(words[start : start + N]) for start in range(len(words) - N + 1)}
+
+
+@pytest.mark.parametrize("benchmark", ["ifeval", "ifbench"])
+def test_nothing_of_the_benchmarks_is_trained_on(splits: dict[str, Rows], real_data: Path, benchmark: str) -> None:
+    with gzip.open(real_data / benchmark / "test.jsonl.gz", "rt", encoding="utf-8") as file:
+        prompts = [json.loads(line)["prompt"] for line in file]
+    theirs = set().union(*map(grams, prompts))
+    assert len(theirs) > 5000
+    shared = {gram for row in chain.from_iterable(splits.values()) for gram in grams(text(row)) & theirs}
+    assert shared == set()
