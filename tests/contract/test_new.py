@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -48,12 +49,14 @@ def traced() -> None:
 
 
 @pytest.fixture(autouse=True)
-def passes_take_no_memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def passes_take_no_memory(request: pytest.FixtureRequest) -> Iterator[pytest.MonkeyPatch]:
     """In other tests, plans count the weights alone: to trace the passes is four fifths of `new`."""
-    if "traced" not in request.fixturenames:
-        monkeypatch.setattr(Tracer, "training_pass", lambda *_, **__: TrainingPass())
-        monkeypatch.setattr(Tracer, "forward_pass", lambda *_, **__: ForwardPass())
-        monkeypatch.setattr(Tracer, "decode_step", lambda *_, **__: ForwardPass())
+    with pytest.MonkeyPatch.context() as patch:
+        if "traced" not in request.fixturenames:
+            patch.setattr(Tracer, "training_pass", lambda *_, **__: TrainingPass())
+            patch.setattr(Tracer, "forward_pass", lambda *_, **__: ForwardPass())
+            patch.setattr(Tracer, "decode_step", lambda *_, **__: ForwardPass())
+        yield patch
 
 
 def zoo(*words: str) -> None:
@@ -353,8 +356,9 @@ def test_it_writes_over_nothing() -> None:
         zoo("new", "mine", "--model", "base", "--preferences", "trl-lib/tldr-preference")
 
 
-@pytest.mark.usefixtures("traced")
-def test_memory_is_that_of_the_planner_as_the_page_says(capsys: pytest.CaptureFixture[str]) -> None:
+def test_memory_is_that_of_the_planner_as_the_page_says(
+    capsys: pytest.CaptureFixture[str], passes_take_no_memory: pytest.MonkeyPatch
+) -> None:
     """Qwen3-0.6B by its own numbers, without its weights."""
     on_disk("Qwen3", "trl-lib/ultrafeedback_binarized")
     Qwen3Config(
@@ -365,6 +369,7 @@ def test_memory_is_that_of_the_planner_as_the_page_says(capsys: pytest.CaptureFi
     assert (facts.parameters, facts.kv_values) == (596_049_920, 57_344)
     zoo("new", "mine", "--model", "base", "--preferences", "trl-lib/ultrafeedback_binarized", "--memory", "80")
     assert "Plan for GPU (80 GiB): sft " in capsys.readouterr().out
+    passes_take_no_memory.undo()
     made = load_recipe("mine")
     flags = {"ppo": {"response_length": 256, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 16}}
     adapter = {"use_peft": True, "lora_r": 16, "lora_target_modules": facts.target_names}
