@@ -54,10 +54,9 @@ def test_an_ablation_is_trained_published_and_found(base: Run, tmp_path: Path) -
         ["local/tiny-world-kl-coef-0-ppo", 0.0, [1, 2]],
     ]
 
-    said = ablate("--kl_coef", "0", "--seeds", "2")
-    seeds = [run.json("ablation", name, "ppo", "run.json")["seed"] for name in ("kl-coef-0", "kl-coef-0-seed-2")]
-    assert seeds == [1, 2] and run.json("ablation", "kl-coef-0", "ppo", "run.json") == documents[0], "it was there"
-    assert "β = 0" in said and " to " in said and "rlhf-zoo compare local/tiny-world-kl-coef-0-ppo" in said
+    said = ablate("--kl_coef", "0")
+    assert run.json("ablation", "kl-coef-0", "ppo", "run.json") == documents[0], "it was there"
+    assert "β = 0" in said and "rlhf-zoo compare local/tiny-world-kl-coef-0-ppo" in said
 
     pushed = run.zoo("push", "run/ablation/kl-coef-0", "--hub", "local")
     assert pushed.returncode == 0 and pushed.stdout.startswith("local/tiny-world-kl-coef-0-ppo: "), pushed.stderr
