@@ -146,9 +146,15 @@ def pad_apart(tokenizer: PreTrainedTokenizerBase, pad_token: str | None, *, subj
         pads = "has no PAD" if current_pad is None else "pads with its EOS"
         raise ZooError(
             f"The tokenizer of {subject} {pads}, so EOS would be taken for padding and the score would be read one "
-            f"token early: set {key} to another of its tokens."
+            f"token early: set {key} to {_suggestion(tokenizer)}."
         )
     tokenizer.pad_token = pad_token
+
+
+def _suggestion(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Names a token that could be PAD, for an error; its embedding is checked when the key is set."""
+    candidate = spare_token(tokenizer, None)
+    return "another of its tokens" if candidate is None else f"{candidate!r}, which no text uses"
 
 
 def make_room(model: Any, tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -184,12 +190,12 @@ def spare_token(tokenizer: PreTrainedTokenizerBase, model: Any) -> str | None:
 
     Args:
         tokenizer: The tokenizer.
-        model: The model, whose weights are not read.
+        model: The model, whose weights are not read; None assumes an embedding for each token.
 
     Returns:
         The token; None without one.
     """
-    rows = model.get_input_embeddings().weight.shape[0]
+    rows = len(tokenizer) if model is None else model.get_input_embeddings().weight.shape[0]
     used = {tokenizer.eos_token_id, tokenizer.bos_token_id, *stop_ids(model, tokenizer)}
     template = json.dumps(tokenizer.chat_template or "", ensure_ascii=False)
     added = {

@@ -9,7 +9,7 @@ from tokenizers.models import WordLevel
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.modeling.special_tokens import settle_padding, stop_ids
+from rlhf_zoo.modeling.special_tokens import pad_apart, settle_padding, stop_ids
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -38,6 +38,18 @@ def test_tokens_that_are_named():
     for given in ({"pad_token": "<nothing>"}, {"pad_token": tokenizer.eos_token}, {"eos_token": "<nothing>"}):
         with pytest.raises(ZooError, match="token"):
             settle_padding(tokenizer, model, **given)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_error_about_padding_names_a_token_that_would_do(name):
+    model, tokenizer = load(name)
+    if tokenizer.pad_token not in (None, tokenizer.eos_token):
+        return
+    with pytest.raises(ZooError, match="set pad_token to") as refused:
+        pad_apart(tokenizer, None, subject="the policy", key="pad_token")
+    settle_padding(tokenizer, model)
+    spare = "another of its tokens." if tokenizer.pad_token == "[PAD]" else f"{tokenizer.pad_token!r}, which no text"
+    assert spare in str(refused.value)
 
 
 def test_an_ordinary_token_ends_nothing():
