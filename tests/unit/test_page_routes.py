@@ -1,6 +1,5 @@
 """What a page answers over HTTP: its own routes, and nothing else of what Gradio opens."""
 
-import asyncio
 import json
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -95,15 +94,21 @@ def test_a_run_that_is_none_is_a_sentence(name: Any) -> None:
         timeline.run(name)
 
 
-@pytest.mark.parametrize(("path", "status"), [("/zoo/gradio_api/info", 200), ("/zoo/gradio_api/upload", 404)])
-def test_behind_a_proxy_that_keeps_its_prefix(path: str, status: int) -> None:
-    async def application(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200})
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    sent: list[Any] = []
-    call = routes.ServedRoutes(application)({"type": "http", "path": path, "root_path": "/zoo"}, None, send)  # type: ignore[arg-type]
-    asyncio.run(call)  # type: ignore[arg-type]
-    assert sent[0]["status"] == status
+@pytest.mark.parametrize("root_path", ["/zoo", "/zoo/", "https://example.com/zoo", "/s"])
+def test_behind_a_proxy_with_a_path_prefix(monkeypatch: pytest.MonkeyPatch, root_path: str) -> None:
+    """The proxy may strip its prefix or pass it on, and "/s" is also how /static begins."""
+    monkeypatch.setenv("GRADIO_ROOT_PATH", root_path)
+    with gr.Blocks(analytics_enabled=False) as page:
+        box, length = gr.Textbox(), gr.HTML()
+        box.submit(len, [box], [length], queue=False, api_name="length")
+    address, prefix = start(page, host="127.0.0.1"), "/s" if root_path == "/s" else "/zoo"
+    try:
+        with httpx2.Client(base_url=address, timeout=30, follow_redirects=False) as client:
+            for begin in ("", prefix):
+                for path in ("/", "/config", "/theme.css", f"{API}/info", "/static/img/logo.svg"):
+                    assert client.get(f"{begin}{path}").status_code == 200, f"{begin}{path}"
+                assert client.post(f"{begin}{API}/run/length", json={"data": ["four"]}).json()["data"] == [4]
+                assert client.post(f"{begin}{API}/upload", files=FILE).status_code == 404
+            assert client.get("/config").json()["root"].endswith(prefix)
+    finally:
+        page.close(verbose=False)

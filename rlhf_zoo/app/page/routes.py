@@ -6,6 +6,7 @@ bytes), files, copies of a session's state, a proxy, statistics of the traffic, 
 
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from gradio.route_utils import API_PREFIX
 from starlette.exceptions import HTTPException
@@ -35,6 +36,11 @@ def is_served(path: str) -> bool:
     return (path.rstrip("/") or "/") in PATHS or path.startswith(PREFIXES)
 
 
+def _without_prefix(path: str, prefix: str) -> str:
+    """Removes the prefix of a proxy that passes it on. A proxy that strips it leaves paths as they are."""
+    return path.removeprefix(prefix) or "/" if f"{path}/".startswith(f"{prefix}/") else path
+
+
 class ServedRoutes:
     """ASGI middleware that answers 404 to paths that are not served, and 413 to bodies over MAX_BODY.
 
@@ -53,7 +59,10 @@ class ServedRoutes:
             receive: Gives the next message of the client.
             send: Sends a message to the client.
         """
-        if scope["type"] == "http" and not is_served(scope["path"].removeprefix(scope.get("root_path", ""))):
+        # Gradio's root_path may be an address or end with a slash, and then Starlette does not recognize it in a path.
+        prefix = urlsplit(scope.get("root_path", "")).path.rstrip("/")
+        scope = {**scope, "root_path": prefix}
+        if scope["type"] == "http" and not is_served(_without_prefix(scope["path"], prefix)):
             headers = [(b"content-type", b"application/json")]
             await send({"type": "http.response.start", "status": 404, "headers": headers})
             await send({"type": "http.response.body", "body": b'{"detail":"Not Found"}'})
