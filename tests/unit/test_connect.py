@@ -52,20 +52,32 @@ def test_the_rule(flag, push, env, kind, endpoint, why, tmp_path):
     assert why in hub.described
 
 
-@pytest.mark.parametrize(("flag", "env"), [(None, {"HF_ENDPOINT": SERVED}), (SERVED + "/", {})])
-def test_the_address_of_the_served_embedded_hub_means_the_embedded_hub(tmp_path, flag, env):
-    env = {"RLHF_ZOO_HOME": str(tmp_path), "HF_HOME": str(tmp_path), **env}
-    (tmp_path / "hub").mkdir()
-    record = tmp_path / "hub" / "server.json"
-    for content, kind in ((None, "other"), ("{", "other"), ('{"url": "http://127.0.0.1:9"}', "other")):
+@pytest.mark.parametrize("by_flag", [False, True])
+def test_the_address_of_the_served_embedded_hub_means_the_embedded_hub(tmp_path, thread_hub, by_flag):
+    flag, endpoint = (thread_hub.url + "/", {}) if by_flag else (None, {"HF_ENDPOINT": thread_hub.url})
+    env = {"RLHF_ZOO_HOME": str(tmp_path / "zoo"), "HF_HOME": str(tmp_path), **endpoint}
+    (tmp_path / "zoo" / "hub").mkdir(parents=True)
+    record = tmp_path / "zoo" / "hub" / "server.json"
+    for content in (None, "{", '{"url": "http://127.0.0.1:9"}', json.dumps({"url": thread_hub.url})):
         if content is not None:
             record.write_text(content)
-        assert chosen(flag, False, env).kind == kind
-    record.write_text(json.dumps({"url": SERVED, "pid": 1}))
+        assert chosen(flag, False, env).kind == "other"
+    record.write_text(json.dumps({"url": thread_hub.url, "pid": os.getpid()}))
     hub = chosen(flag, False, env)
     assert (hub.kind, hub.endpoint, hub.label) == ("local", None, "local")
     with patch.dict(os.environ, env, clear=True):
-        assert choose_source(None, hub) is None or flag is not None
+        assert choose_source(None, hub) is None or by_flag
+
+
+def test_the_record_of_a_killed_hub_is_ignored(tmp_path, thread_hub):
+    """Nothing answers at its address, or another program does, which is then the Hub that the user named."""
+    (tmp_path / "zoo" / "hub").mkdir(parents=True)
+    for address in (SERVED, thread_hub.url):
+        (tmp_path / "zoo" / "hub" / "server.json").write_text(json.dumps({"url": address, "pid": 2**22 + 1}))
+        hub = chosen(
+            None, False, {"RLHF_ZOO_HOME": str(tmp_path / "zoo"), "HF_HOME": str(tmp_path), "HF_ENDPOINT": address}
+        )
+        assert (hub.kind, hub.endpoint, hub.why) == ("other", address, "HF_ENDPOINT")
 
 
 @pytest.mark.parametrize(

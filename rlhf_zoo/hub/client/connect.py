@@ -251,21 +251,23 @@ def _at(address: str, why: str) -> Hub:
     if parts.scheme == "http" and parts.hostname not in LOOPBACK:
         raise ZooError(f"{why} is {address!r}, which would send a token unencrypted: use https.")
     endpoint = address.rstrip("/")
-    if endpoint == _served_here():
+    if _is_served_here(endpoint):
         # By its address it would be another Hub each time that it is served on another port.
         return Hub("local", None, f"{why} is where `rlhf-zoo hub serve` serves it")
     return Hub("huggingface" if endpoint == REAL else "other", endpoint, why)
 
 
-def _served_here() -> str | None:
-    """Returns the address of the embedded Hub while `hub serve` runs; None where it does not."""
+def _is_served_here(endpoint: str) -> bool:
+    """Whether `hub serve` serves the embedded Hub at an address. The record of a killed server does not count."""
     from ..server.durable import read_json
-    from ..server.process import RECORD
+    from ..server.process import RECORD, running_server
 
+    folder = home() / "hub"
     try:
-        return str(read_json(home() / "hub" / RECORD)["url"])
-    except (OSError, ValueError, KeyError, TypeError):  # `hub status` says what is wrong with a damaged one
-        return None
+        # Most commands name another Hub, so the server is asked only about its own address.
+        return read_json(folder / RECORD)["url"] == endpoint and running_server(folder) is not None
+    except (OSError, ValueError, KeyError, TypeError, ZooError):  # `hub status` says what is wrong with a damaged one
+        return False
 
 
 def _token_file() -> Path:

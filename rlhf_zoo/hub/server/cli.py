@@ -12,8 +12,7 @@ from typing import Any
 import click
 
 from ...errors import ZooError
-from .durable import read_json
-from .process import RECORD, default_root, serve
+from .process import default_root, running_server, serve
 from .tokens import ROLES, create_token, list_tokens, revoke_tokens
 
 _ROOT_HELP = "Folder of the Hub.  [default: $RLHF_ZOO_HOME/hub]"
@@ -114,7 +113,7 @@ def serve_command(
     folder = root or default_root()
 
     # Two servers over one root are safe, but only one can be on record for `hub status` and `hub env`.
-    existing = _running(folder.expanduser().absolute()) if parent is None and folder.is_dir() else None
+    existing = running_server(folder.expanduser().absolute()) if parent is None and folder.is_dir() else None
 
     def announce(url: str) -> None:
         if existing is not None:
@@ -147,7 +146,7 @@ def status(root: Path | None, as_json: bool) -> None:
       rlhf-zoo hub status --json
     """
     folder = (root or default_root()).expanduser().absolute()
-    running = _running(folder)
+    running = running_server(folder)
     # Counted without `Storage`, which would create the folders of a Hub that does not exist yet.
     repos = {kind: len(list((folder / "repos" / kind).glob("*/*.git"))) for kind in ("models", "datasets", "spaces")}
     size = _size(folder / "repos")
@@ -246,40 +245,13 @@ def env(root: Path | None, role: str, expires: int | None) -> None:
       eval "$(rlhf-zoo hub env)"
     """
     folder = (root or default_root()).expanduser().absolute()
-    running = _running(folder)
+    running = running_server(folder)
     if running is None:
         raise ZooError(f"No embedded Hub runs over {folder}: start one with `rlhf-zoo hub serve --root {folder}`.")
     token = create_token(folder, role, name="hub env", seconds=expires)
     values = client_environment(running["url"], token, folder / "client")
     for name, value in values.items():
         click.echo(f"export {name}={shlex.quote(value)}")
-
-
-def _running(folder: Path) -> dict[str, Any] | None:
-    """The record of the server over `folder`, if it answers; None otherwise."""
-    from http.client import HTTPConnection, HTTPException
-    from urllib.parse import urlsplit
-
-    from .account_api import STATUS_PATH
-
-    try:
-        record = read_json(folder / RECORD)
-        if record is None:
-            return None
-        pid, address = record["pid"], urlsplit(record["url"])
-        connection = HTTPConnection(address.hostname or "", address.port, timeout=5)
-    except (ValueError, TypeError, LookupError, AttributeError, OSError) as error:
-        message = f"{folder / RECORD}, which records where the Hub runs, is damaged ({error or type(error).__name__}): "
-        raise ZooError(f"{message}stop that Hub if it runs, and remove the file.") from error
-    try:
-        connection.request("GET", STATUS_PATH)
-        answer = json.loads(connection.getresponse().read())
-    except (OSError, HTTPException, ValueError):
-        return None
-    finally:
-        connection.close()
-    # Another process may have the port of a server that was killed.
-    return dict(record) if isinstance(answer, dict) and answer.get("pid") == pid else None
 
 
 def _damaged(root: Path) -> list[dict[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
@@ -9,7 +10,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...errors import ZooError
 from .durable import make_private, read_json, write_json
@@ -102,6 +103,43 @@ def serve(
                 if read_json(path) == note:
                     path.unlink(missing_ok=True)
     return server.url
+
+
+def running_server(folder: Path) -> dict[str, Any] | None:
+    """Returns the record of the server over a folder. A server that was killed leaves its record, so it is asked.
+
+    Args:
+        folder: The Hub's folder.
+
+    Returns:
+        {"url", "pid"}; None if no server is on record, or it does not answer.
+
+    Raises:
+        ZooError: The record is damaged.
+    """
+    from http.client import HTTPConnection, HTTPException
+    from urllib.parse import urlsplit
+
+    from .account_api import STATUS_PATH
+
+    try:
+        record = read_json(folder / RECORD)
+        if record is None:
+            return None
+        pid, address = record["pid"], urlsplit(record["url"])
+        connection = HTTPConnection(address.hostname or "", address.port, timeout=5)
+    except (ValueError, TypeError, LookupError, AttributeError, OSError) as error:
+        message = f"{folder / RECORD}, which records where the Hub runs, is damaged ({error or type(error).__name__}): "
+        raise ZooError(f"{message}stop that Hub if it runs, and remove the file.") from error
+    try:
+        connection.request("GET", STATUS_PATH)
+        answer = json.loads(connection.getresponse().read())
+    except (OSError, HTTPException, ValueError):
+        return None
+    finally:
+        connection.close()
+    # Another process may have the port of a server that was killed.
+    return dict(record) if isinstance(answer, dict) and answer.get("pid") == pid else None
 
 
 def _sweep_regularly(application: Application, stop: threading.Event) -> None:
