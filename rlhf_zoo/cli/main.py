@@ -110,7 +110,7 @@ def _of_the_user(error: BaseException) -> str | None:
 
     path = getattr(error, "filename", None)
     if is_disk_full(error):
-        return f"The disk is full ({path or 'while writing'}): make room and run it again."
+        return f"The disk is full ({path or 'while writing'}): free some space and run it again."
     if isinstance(error, OSError) and path is not None:
         return f"{str(path)[:200]} cannot be used ({error.strerror or error}): check the path and its permissions."
     if isinstance(error, RuntimeError) and "home directory" in str(error):  # what pathlib says

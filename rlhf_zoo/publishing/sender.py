@@ -281,7 +281,7 @@ class Sender:
 
     def _release_merged(self, record: StageRecord, stage: str, chosen: Path, folder: Path, altered: Path) -> None:
         """Sends the chosen checkpoint with its adapter merged, as the branch `merged`, with its own card."""
-        make_card(record.path, out=folder, merged=True)
+        make_card(record.path, out=folder, merged=True, trusted=_is_trusted(record))
         check_integrity(chosen / MERGED)
         context = self._context
         merged = publish_on_branch(
@@ -343,10 +343,24 @@ def _check_links(context: RunContext) -> None:
                 f"{link} links to a file outside its folder, and this run was not written by your rlhf-zoo; it was not "
                 f"sent. Replace the link with the file, or add {FLAG} if you trust this run."
             )
+    log.warning(
+        "%s was not written by your rlhf-zoo, or was changed since: it is sent without figures. Add %s if you trust "
+        "this run.",
+        context.directory,
+        FLAG,
+    )
+
+
+def _is_trusted(record: StageRecord) -> bool:
+    """Whether the figures of a stage and of the evaluation beside it may be shown as measured here."""
+    records = (record, StageRecord(record.path.parent / "eval"))
+    return all(present.is_own() for present in records if present.run_file.is_file())
 
 
 def write_extra_files(record: StageRecord, folder: Path, stage: str, *, step: int | None) -> None:
     """Writes the files that accompany a checkpoint in its commit: card, plots, metrics, events and recipe.
+
+    For a run that this user neither wrote nor trusts, the card has no figures, and metrics and events are left out.
 
     Args:
         record: The stage's directory.
@@ -354,9 +368,10 @@ def write_extra_files(record: StageRecord, folder: Path, stage: str, *, step: in
         stage: Name of the stage.
         step: Step of the checkpoint; later metrics are left out. None for the end of the run.
     """
-    make_card(record.path, out=folder, step=step)
+    trusted = _is_trusted(record)
+    make_card(record.path, out=folder, step=step, trusted=trusted)
     copied_record = StageRecord(folder)
-    if record.metrics_file.exists():
+    if trusted and record.metrics_file.exists():
         shutil.copy(record.metrics_file, copied_record.metrics_file)
         if step is not None:
             copied_record.truncate_metrics(step)

@@ -18,6 +18,7 @@ from ..fileio import hub_id, now, write_text
 from ..hub.client.connect import Hub
 from ..hub.client.publish import publish_folder
 from ..hub.client.refusals import refusals_as
+from ..hub.client.trees import fetch_dataset
 from ..plugins import CORPORA, load_object
 from .context import RunContext
 from .data.sources import DataSource, digest, find_data
@@ -138,7 +139,7 @@ def _corpus_text(shared: RecipeConfig, hub: Hub) -> str | None:
     if source.hub is not hub.source or not source.lineage["commit"]:
         return name
     with refusals_as(f"The data set {name} cannot be loaded from {source.hub.name}", "try again."):
-        return str(source.hub.snapshot(name, repo_type="dataset", revision=source.revision))
+        return str(fetch_dataset(source.hub, name, revision=source.revision))
 
 
 def add_configuration(context: RunContext, configuration: str, splits: Mapping[str, Iterable[Mapping]]) -> DataSource:

@@ -338,12 +338,12 @@ def test_exit_codes(finish):
 
 def test_a_full_disk_is_the_users_to_mend_whatever_reports_it(finish):
     full = OSError(errno.ENOSPC, "No space left on device", "/data/file")
-    assert finish(full) == (2, "Error: The disk is full (/data/file): make room and run it again.\n")
+    assert finish(full) == (2, "Error: The disk is full (/data/file): free some space and run it again.\n")
     wrapped = ValueError("loading failed")
     wrapped.__cause__ = full
     rust = Exception("Error while serializing: I/O error: No space left on device (os error 28)")
     for error in (wrapped, rust, OSError(errno.EDQUOT, "Disk quota exceeded")):
-        assert finish(error) == (2, "Error: The disk is full (while writing): make room and run it again.\n")
+        assert finish(error) == (2, "Error: The disk is full (while writing): free some space and run it again.\n")
 
 
 def test_a_disk_that_fills_up(tmp_path):

@@ -11,9 +11,11 @@ from thread_hub import ThreadHub
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client import pull
+from rlhf_zoo.hub.client.connect import Hub
 from rlhf_zoo.hub.client.downloads import DOWNLOADED, PARTIAL, find_download
 from rlhf_zoo.hub.client.local_paths import PULLED, Folder
 from rlhf_zoo.hub.client.pull import fetch
+from rlhf_zoo.hub.client.trees import fetch_dataset
 from rlhf_zoo.hub.server import files_api
 
 pytestmark = pytest.mark.attack
@@ -112,7 +114,7 @@ def test_trees_that_no_folder_can_hold(
 def test_a_tree_that_is_larger_than_the_disk(lie: Any, tmp_path: Path, place: str) -> None:
     before = everything(tmp_path)
     lie(size=2**62)
-    with pytest.raises(ZooError, match=r"takes 4,294,967,296.0 GiB more in .*: make room"):
+    with pytest.raises(ZooError, match=r"takes 4,294,967,296.0 GiB more in .*: free some space"):
         fetch(REPO, tmp_path / "out" if place == "output_dir" else None)
     assert everything(tmp_path) == before and not (tmp_path / "out").exists()
 
@@ -237,3 +239,46 @@ def test_a_folder_of_the_clients_is_taken_up_by_one_of_its_files(lie: Any, tmp_p
     (out / "critic" / "config.json").write_text(FILES["critic/config.json"])
     assert fetch(REPO, out).refetched == ["config.json"]
     assert (out / PULLED).read_text() == f"{REPO}\n"
+
+
+@pytest.mark.parametrize(
+    ("fields", "refusal"),
+    [
+        ({"path": "../evil.jsonl"}, "has a file '../evil.jsonl'"),
+        ({"size": 2**62}, "takes 4,294,967,296.0 GiB more in .*: free some space"),
+        ({"blob_id": "../../evil"}, "lists rows.jsonl in local/rows with"),
+    ],
+)
+def test_the_tree_of_a_data_set_is_checked_too(
+    thread_hub: ThreadHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], refusal: str
+) -> None:
+    api = thread_hub.api()
+    api.create_repo("local/rows", repo_type="dataset")
+    for name, content in (("rows.jsonl", b"{}"), ("other.txt", b"text")):
+        api.upload_file(path_or_fileobj=content, path_in_repo=name, repo_id="local/rows", repo_type="dataset")
+    hub = Hub("other", thread_hub.url, "test", cache=tmp_path / "cache")
+    folder = fetch_dataset(hub, "local/rows", revision="main", patterns=["*.jsonl"])
+    assert everything(folder) == {"rows.jsonl": b"{}"}
+    honest = HfApi.list_repo_tree
+
+    def tree(self: HfApi, *args: Any, **kwargs: Any) -> Any:
+        for entry in honest(self, *args, **kwargs):
+            entry.__dict__.update(fields if entry.path == "rows.jsonl" else {})
+            yield entry
+
+    monkeypatch.setattr(HfApi, "list_repo_tree", tree)
+    empty = Hub("other", thread_hub.url, "test", cache=tmp_path / "empty")
+    with pytest.raises(ZooError, match=refusal):
+        fetch_dataset(empty, "local/rows", revision=None, patterns=["*.jsonl"])
+    assert not (tmp_path / "empty").exists()
+
+
+def test_a_branch_and_a_tag_of_one_name_are_refused(thread_hub: ThreadHub) -> None:
+    thread_hub.make("toy-ppo", FILES)
+    api = thread_hub.api()
+    api.create_tag(REPO, tag="best")
+    api.create_branch(REPO, branch="best")
+    with pytest.raises(ZooError, match=f"^{REPO} has both a branch and a tag named 'best': name the commit instead"):
+        fetch(f"{REPO}@best")
+    api.delete_branch(REPO, branch="best")
+    assert fetch(f"{REPO}@best").commit == api.model_info(REPO).sha

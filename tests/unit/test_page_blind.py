@@ -345,7 +345,7 @@ def test_a_disk_that_is_full_is_said_and_the_pair_may_be_judged_again(comparison
     visit.draw()
 
     def full(vote: Vote) -> None:
-        raise ZooError("/srv/votes/1.json cannot be written (disk full): make room.")
+        raise ZooError("/srv/votes/1.json cannot be written (disk full): free some space.")
 
     monkeypatch.setattr(tally._box, "cast", full)
     visit.vote("tie")

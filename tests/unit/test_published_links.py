@@ -1,4 +1,4 @@
-"""What symbolic links lead to is not published: a run from elsewhere brings links to this machine's files."""
+"""A run from elsewhere: no file that its links lead to is published, and none of its figures."""
 
 import json
 import shutil
@@ -116,3 +116,43 @@ def test_a_strangers_part_of_a_run_sends_nothing_of_the_users(thread_hub: Thread
     StageRecord(tmp_path / "run" / "sft").write(stage="sft", recipe="toy")
     with pytest.raises(ZooError, match="claims to be part of your run"):
         sender(thread_hub, tmp_path, directory=part, base=tmp_path / "run")
+
+
+def test_a_strangers_run_is_sent_without_figures(
+    thread_hub: ThreadHub, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save(tmp_path, 5)
+    record = StageRecord(tmp_path / "run" / "ppo")
+    record.write(seconds=0.125, reward_model={"accuracy": 0.875})
+    finish(tmp_path, 5)
+    (tmp_path / "run" / "eval").mkdir()
+    (tmp_path / "run" / "eval" / "evaluation.json").write_text('{"win_rate": {"value": 0.999}}')
+    change_signature(tmp_path)
+    send(thread_hub, tmp_path)
+    assert "it is sent without figures. Add --trust_run if you trust this run." in caplog.text
+    for tag in ("step-000005", "best"):
+        files = thread_hub.api().list_repo_files(REPO, revision=tag)
+        assert "model.safetensors" in files and "metrics.jsonl" not in files
+        assert not any(name.startswith(("runs/", "plots/")) for name in files)
+        readme, card = (download(thread_hub, name, tag).decode() for name in ("README.md", "rlhf_card.json"))
+        assert "Another rlhf-zoo than the publisher's wrote this run" in readme
+        for figure in ("0.999", "0.875", "0.125", "0.500"):
+            assert figure not in readme + card
+        document = json.loads(card)
+        assert document["reward"] is document["kl"] is document["evaluation"] is None and document["tag"] is not None
+    with run_signature.trusting():
+        send(thread_hub, tmp_path, again=True)
+    assert "metrics.jsonl" in thread_hub.api().list_repo_files(REPO, revision="best")
+    assert "Another rlhf-zoo" not in download(thread_hub, "README.md", "best").decode()
+
+
+def test_no_tag_is_made_that_a_branch_already_names(thread_hub: ThreadHub, tmp_path: Path) -> None:
+    save(tmp_path, 5)
+    send(thread_hub, tmp_path)
+    thread_hub.api().create_branch(REPO, branch="step-000010")
+    save(tmp_path, 10)
+    with pytest.raises(ZooError, match=r"has a branch named step-000010, .* delete or rename that branch"):
+        send(thread_hub, tmp_path)
+    thread_hub.api().delete_branch(REPO, branch="step-000010")
+    send(thread_hub, tmp_path)
+    assert commits(thread_hub) == ["toy ppo: step 5", "toy ppo: step 10"]

@@ -16,6 +16,7 @@ from ...fileio import BadYAML, hub_id, load_yaml
 from ...hub.client.claims import commit_on_head
 from ...hub.client.connect import CLIENT, Hub
 from ...hub.client.refusals import reason
+from ...hub.client.trees import fetch_dataset
 from .vote import CONFIGURATIONS, MODEL_KEYS, SAMPLING_KEYS, Vote, merge_votes, side_names
 
 log = logging.getLogger(__name__)
@@ -138,7 +139,7 @@ class HubVotes:
             if self._cached is not None and self._cached[0] == head:
                 return list(self._cached[1])
             patterns = [f"{name}/*/*.parquet" for name in CONFIGURATIONS]
-            folder = self.hub.snapshot(self.name, revision=head, repo_type="dataset", allow_patterns=patterns)
+            folder = fetch_dataset(self.hub, self.name, revision=head, patterns=patterns)
         except RepositoryNotFoundError:
             return []
         votes: list[Vote] = []

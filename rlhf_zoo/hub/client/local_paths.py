@@ -20,7 +20,7 @@ PULLED = _CLIENT / "rlhf-zoo-pull"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class FileToFetch:
     """A file to fetch.
 
     Args:
@@ -42,20 +42,20 @@ class _Place:
     def __init__(self, repo: str, commit: str, folder: Path, hub: Hub) -> None:
         self.repo, self.commit, self.folder, self.hub = repo, commit, folder, hub
 
-    def target(self, file: Wanted) -> Path:
+    def target(self, file: FileToFetch) -> Path:
         """The path of a complete file."""
         raise NotImplementedError
 
-    def partial(self, file: Wanted) -> Path:
+    def partial(self, file: FileToFetch) -> Path:
         """The path of an incomplete file, named by its digest: another revision with the same file can resume it."""
         return self.folder / PARTIAL / file.etag
 
-    def copy(self, file: Wanted) -> Path | None:
+    def copy(self, file: FileToFetch) -> Path | None:
         """Returns another path on this machine that may hold the file already."""
         return None
 
-    def check_room(self, files: list[Wanted]) -> None:
-        """Checks that the disk has room for what is not there yet.
+    def check_free_space(self, files: list[FileToFetch]) -> None:
+        """Checks that the disk has enough free space for what is not there yet.
 
         Args:
             files: The files to write.
@@ -68,19 +68,19 @@ class _Place:
         needed, free = sum(missing.values()), shutil.disk_usage(existing).free
         if needed > free:
             raise ZooError(
-                f"{self.repo} takes {needed / 2**30:,.1f} GiB more in {self.folder}, and the disk has "
-                f"{free / 2**30:,.1f} free: make room, or give another --output_dir."
+                f"{self.repo} takes {needed / 2**30:,.1f} GiB more in {self.folder}, but the disk has "
+                f"{free / 2**30:,.1f} free: free some space, or give another --output_dir."
             )
 
-    def _have(self, file: Wanted) -> int:
+    def _have(self, file: FileToFetch) -> int:
         """Bytes of a file that are there already."""
         paths = (self.target(file), self.partial(file))
         return max(min(path.stat().st_size, file.size) if path.is_file() else 0 for path in paths)
 
-    def begin(self, files: list[Wanted]) -> None:
+    def begin(self, files: list[FileToFetch]) -> None:
         """Prepares the folder, before the first byte is written."""
 
-    def unrelated(self, files: list[Wanted]) -> list[str]:
+    def unrelated(self, files: list[FileToFetch]) -> list[str]:
         """Lists the files in the folder that do not belong to the commit."""
         return []
 
@@ -96,7 +96,7 @@ class Folder(_Place):
     def __init__(self, repo: str, commit: str, folder: Path, hub: Hub = CLIENT) -> None:
         super().__init__(repo, commit, folder.absolute(), hub)
 
-    def target(self, file: Wanted) -> Path:
+    def target(self, file: FileToFetch) -> Path:
         """Returns the final path of a file.
 
         Args:
@@ -104,7 +104,7 @@ class Folder(_Place):
         """
         return self.folder / file.path
 
-    def check(self, files: list[Wanted]) -> None:
+    def check(self, files: list[FileToFetch]) -> None:
         """Checks that a pull overwrites nothing but an earlier pull of the same repository.
 
         Args:
@@ -149,7 +149,7 @@ class Folder(_Place):
                 "folder as --output_dir."
             )
 
-    def begin(self, files: list[Wanted]) -> None:
+    def begin(self, files: list[FileToFetch]) -> None:
         """Marks the folder as a download, as the client does, and as a pull of this repository.
 
         Args:
@@ -162,12 +162,12 @@ class Folder(_Place):
         if not (self.folder / PULLED).is_file():
             replace_file(self.folder / PULLED, f"{self.repo}\n".encode(), mode=0o644)
 
-    def _above(self, file: Wanted) -> list[Path]:
+    def _above(self, file: FileToFetch) -> list[Path]:
         """The paths between the folder and the file, and those of its unfinished part: all that a write touches."""
         inside = file.path.count("/")
         return [*self.target(file).parents[:inside], self.folder / PARTIAL, self.partial(file)]
 
-    def copy(self, file: Wanted) -> Path | None:
+    def copy(self, file: FileToFetch) -> Path | None:
         """Returns the file in the client's cache, if it has the same commit.
 
         Args:
@@ -179,7 +179,7 @@ class Folder(_Place):
         # Otherwise None, or a marker that the commit has no such file.
         return Path(cached) if isinstance(cached, str) else None
 
-    def finish(self, files: list[Wanted], name: str, *, all_files: list[Wanted] | None = None) -> Path:
+    def finish(self, files: list[FileToFetch], name: str, *, all_files: list[FileToFetch] | None = None) -> Path:
         """Finishes the pull, once every file is there. Returns the folder.
 
         Args:
@@ -190,7 +190,7 @@ class Folder(_Place):
         self._forget_partials()
         return self.folder
 
-    def unrelated(self, files: list[Wanted]) -> list[str]:
+    def unrelated(self, files: list[FileToFetch]) -> list[str]:
         """Lists the files in the folder that do not belong to the commit.
 
         Args:
@@ -209,14 +209,14 @@ class Folder(_Place):
 class Cache(_Place):
     """The client's cache. Afterwards from_pretrained finds the revision there without asking the Hub."""
 
-    def __init__(self, repo: str, commit: str, hub: Hub = CLIENT) -> None:
+    def __init__(self, repo: str, commit: str, hub: Hub = CLIENT, *, repo_type: str = "model") -> None:
         from huggingface_hub import constants
         from huggingface_hub.file_download import repo_folder_name
 
-        name = repo_folder_name(repo_id=repo, repo_type="model")
+        name = repo_folder_name(repo_id=repo, repo_type=repo_type)
         super().__init__(repo, commit, Path(hub.cache or constants.HF_HUB_CACHE) / name, hub)
 
-    def target(self, file: Wanted) -> Path:
+    def target(self, file: FileToFetch) -> Path:
         """Returns the final path of a file.
 
         Args:
@@ -224,7 +224,7 @@ class Cache(_Place):
         """
         return self.folder / "blobs" / file.etag
 
-    def finish(self, files: list[Wanted], name: str, *, all_files: list[Wanted] | None = None) -> Path:
+    def finish(self, files: list[FileToFetch], name: str, *, all_files: list[FileToFetch] | None = None) -> Path:
         """Links the blobs into a snapshot, in the client's own layout.
 
         The client could do this itself, but would ask the Hub for every file again, and would write each file to the
@@ -258,7 +258,7 @@ class Cache(_Place):
         _cache_commit_hash_for_specific_revision(str(self.folder), name, self.commit)
         return snapshot
 
-    def _is_checked(self, path: Path, file: Wanted) -> bool:
+    def _is_checked(self, path: Path, file: FileToFetch) -> bool:
         blob = self.target(file)
         if path.exists() and blob.exists() and os.path.samefile(path, blob):
             return True
@@ -272,7 +272,7 @@ def _is_clients(path: str) -> bool:
     return parts[: len(client)] == client[: len(parts)]
 
 
-def sha256_of(path: Path, file: Wanted) -> str | None:
+def sha256_of(path: Path, file: FileToFetch) -> str | None:
     """Hashes a local file and compares it with the Hub's listing.
 
     Args:

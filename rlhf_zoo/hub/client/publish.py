@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from ...errors import ZooError
 from ...fileio import now, write_json, write_text
-from .claims import all_tags, check_claim, commit_on_head
+from .claims import check_claim, commit_on_head
 from .connect import CLIENT, Hub
 from .links import find_outward_link
 from .refusals import client_errors, reason, status_of
@@ -166,7 +166,7 @@ def publish_checkpoint(
     """
     files = checkpoint_files(checkpoint, optimizer=optimizer, overrides=overrides)
     tag, marker = tag_name(step), checkpoint / SENDING
-    tagged_commit = all_tags(repo_id, hub=hub).get(tag)
+    tagged_commit = _tagged_commit(repo_id, tag, hub)
     commit = _earlier_commit(repo_id, message, files, tagged=tagged_commit, started=marker.is_file(), hub=hub)
     if commit is None and tagged_commit is not None and overwrite:
         check_claim(run, repo_id, hub=hub)  # never delete the tag of a run that took the repository meanwhile
@@ -222,7 +222,7 @@ def publish_release(
     """
     files = checkpoint_files(checkpoint, optimizer=optimizer, overrides=overrides)
     commit = _replace_files(run, repo_id, {**files, **_files(extra_files)}, message, hub=hub)
-    before = all_tags(repo_id, hub=hub).get("best")
+    before = _tagged_commit(repo_id, "best", hub)
     if before != (commit if tag_message else None):
         check_claim(run, repo_id, hub=hub)
         if before is not None:
@@ -271,7 +271,7 @@ def publish_on_branch(
     files = {**checkpoint_files(folder, overrides=overrides), **_files(extra_files)}
     commit = _replace_files(run, repo_id, files, message, revision=branch, hub=hub)
     if tag is not None:
-        if tag in all_tags(repo_id, hub=hub):
+        if _tagged_commit(repo_id, tag, hub) is not None:
             hub.api().delete_tag(repo_id, tag=tag)
         _tag(run, repo_id, tag, commit, message, hub)
     return commit
@@ -372,6 +372,17 @@ def content_id(path: Path, entry: RepoFile) -> str:
         return git_hash(path.read_bytes())
     with path.open("rb") as file:
         return sha_fileobj(file).hex()
+
+
+def _tagged_commit(repo_id: str, tag: str, hub: Hub) -> str | None:
+    """The commit of a tag; None if there is no such tag. Raises ZooError if a branch has the tag's name."""
+    refs = hub.api().list_repo_refs(repo_id)
+    if any(ref.name == tag for ref in refs.branches):
+        raise ZooError(
+            f"{repo_id} on {hub.name} has a branch named {tag}, which a pull could take for the tag: delete or rename "
+            "that branch."
+        )
+    return next((ref.target_commit for ref in refs.tags if ref.name == tag), None)
 
 
 def _tag(run: str, repo_id: str, tag: str, commit: str, message: str, hub: Hub) -> None:

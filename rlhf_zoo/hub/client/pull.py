@@ -20,14 +20,14 @@ from typing import IO, Any
 
 from ...errors import ZooError
 from .connect import CLIENT, Hub
-from .local_paths import CHUNK, Cache, Folder, Wanted, sha256_of
+from .local_paths import CHUNK, Cache, FileToFetch, Folder, sha256_of
 from .refusals import is_outage, reason, refusals_as, status_of
 from .step_tags import step_in, tag_name, tagged_steps
-from .trees import files_of
+from .trees import list_files
 
 WORKERS = 4
 # Requests in a row without a single byte, after which a file fails. They are 1, 2, 4, … seconds apart.
-FRUITLESS = 4
+MAX_EMPTY_ATTEMPTS = 4
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -139,7 +139,7 @@ def fetch(repository: str, output_dir: Path | None = None, *, hub: Hub = CLIENT,
     try:
         with refusals_as(failure, remedy):
             name, commit = _resolve(hub, repo, revision)
-            all_files = files_of(hub, repo, commit)
+            all_files = list_files(hub, repo, commit)
     except ZooError as error:
         cause = error.__cause__
         # Replace the general sentence where the cause allows a better remedy.
@@ -171,7 +171,7 @@ def fetch(repository: str, output_dir: Path | None = None, *, hub: Hub = CLIENT,
     target = Cache(repo, commit, hub) if output_dir is None else Folder(repo, commit, output_dir, hub)
     if isinstance(target, Folder):
         target.check(files)  # before the first byte is written
-    target.check_room(files)
+    target.check_free_space(files)
     with refusals_as(failure, "run the same command again to continue."):
         target.begin(files)
         pulled_files, refetched = _fetch_all(files, target, name)
@@ -197,7 +197,12 @@ def _resolve(hub: Hub, repo: str, revision: str | None) -> tuple[str, str]:
         except Fault as fault:
             raise ZooError(f"{repo} has no revision {name!r:.80}: {fault}") from fault
         refs = hub.api().list_repo_refs(repo)
-        name = find_revision(name, [ref.name for ref in (*refs.branches, *refs.tags)]) or name
+        branches, tags = ({ref.name for ref in group} for group in (refs.branches, refs.tags))
+        name = find_revision(name, branches | tags) or name
+        if name in branches & tags:
+            raise ZooError(
+                f"{repo} has both a branch and a tag named {name!r}: name the commit instead, or rename the branch."
+            )
     commit = hub.api().model_info(repo, revision=name).sha
     # The commit becomes a folder's name: a Hub that answers "../.." must not choose where files are written.
     if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
@@ -237,7 +242,7 @@ def _from_cache(repo: str, revision: str | None, hub: Hub, ignore: Sequence[str]
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):
             # A snapshot links to blobs/ETAG, so the name of the blob is the expected digest.
             etag = Path(os.readlink(path)).name if path.is_symlink() else ""
-            file = Wanted(path.relative_to(folder).as_posix(), path.stat().st_size, etag)
+            file = FileToFetch(path.relative_to(folder).as_posix(), path.stat().st_size, etag)
             digest = sha256_of(path, file)
             if digest is None:
                 raise ZooError(
@@ -259,7 +264,7 @@ class _Stopped(Exception):
 class _Progress:
     """A progress bar on stderr, if that is a terminal, and the switch that stops all threads that report to it."""
 
-    def __init__(self, title: str, files: list[Wanted]) -> None:
+    def __init__(self, title: str, files: list[FileToFetch]) -> None:
         from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
         self.stop = threading.Event()
@@ -299,10 +304,10 @@ class _Progress:
         self._bar.close()
 
 
-def _fetch_all(files: list[Wanted], place: Cache | Folder, name: str) -> tuple[list[PulledFile], list[str]]:
+def _fetch_all(files: list[FileToFetch], place: Cache | Folder, name: str) -> tuple[list[PulledFile], list[str]]:
     """Fetches files on WORKERS threads. Returns the files in order, and the paths that had other content before."""
     progress = _Progress(f"{place.repo}@{name}", files)
-    pending: SimpleQueue[Wanted] = SimpleQueue()
+    pending: SimpleQueue[FileToFetch] = SimpleQueue()
     for file in files:
         pending.put(file)
     results: dict[str, tuple[PulledFile, bool]] = {}
@@ -334,7 +339,7 @@ def _fetch_all(files: list[Wanted], place: Cache | Folder, name: str) -> tuple[l
     return [results[file.path][0] for file in files], [file.path for file in files if results[file.path][1]]
 
 
-def _fetch_file(file: Wanted, place: Cache | Folder, progress: _Progress) -> tuple[PulledFile, bool]:
+def _fetch_file(file: FileToFetch, place: Cache | Folder, progress: _Progress) -> tuple[PulledFile, bool]:
     """Fetches one file to its destination. Returns the file, and whether it replaced other content."""
     from huggingface_hub import constants, hf_hub_url
 
@@ -401,7 +406,7 @@ def _is_at(path: Path, file: IO[bytes]) -> bool:
         return False
 
 
-def _fill(sink: IO[bytes], file: Wanted, url: str, hub: Hub, progress: _Progress) -> None:
+def _fill(sink: IO[bytes], file: FileToFetch, url: str, hub: Hub, progress: _Progress) -> None:
     """Appends the missing bytes of the file to `sink`."""
     from huggingface_hub.errors import HfHubHTTPError, HTTPError
 
@@ -417,16 +422,16 @@ def _fill(sink: IO[bytes], file: Wanted, url: str, hub: Hub, progress: _Progress
         except HfHubHTTPError:  # the Hub refused, and will again
             raise
         except HTTPError:
-            if empty_attempts == FRUITLESS:
+            if empty_attempts == MAX_EMPTY_ATTEMPTS:
                 raise
             progress.pause(2**empty_attempts)
         size = os.fstat(sink.fileno()).st_size
         empty_attempts = 0 if size > previous_size else empty_attempts + 1
-        if empty_attempts > FRUITLESS:
+        if empty_attempts > MAX_EMPTY_ATTEMPTS:
             return  # empty answers without an error: the caller finds that the digest is wrong
 
 
-def _append(sink: IO[bytes], file: Wanted, url: str, hub: Hub, progress: _Progress) -> None:
+def _append(sink: IO[bytes], file: FileToFetch, url: str, hub: Hub, progress: _Progress) -> None:
     """Makes one request for the bytes after the end of `sink`. Stops at most one chunk past the end of the file."""
     from huggingface_hub import constants
     from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_stream_backoff  # type: ignore[attr-defined]

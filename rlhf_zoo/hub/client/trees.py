@@ -2,27 +2,34 @@
 
 import re
 import unicodedata
+from collections.abc import Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 
 from ...errors import ZooError
 from ...fileio import integer
 from .connect import Hub
 from .downloads import PARTIAL
-from .local_paths import Wanted
+from .local_paths import Cache, FileToFetch
 
 # Of one revision: files, and folders above a file. Checkpoints have some ten files and one folder.
-MOST_FILES = 10_000
-MOST_FOLDERS = 32
+MAX_FILES = 10_000
+MAX_DEPTH = 32
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
-def files_of(hub: Hub, repo: str, commit: str) -> list[Wanted]:
+def list_files(
+    hub: Hub, repo: str, commit: str, *, repo_type: str = "model", patterns: Sequence[str] = ("*",)
+) -> list[FileToFetch]:
     """Returns the files of a commit.
 
     Args:
         hub: The Hub.
         repo: The repository's id.
         commit: The commit, 40 hex digits.
+        repo_type: model or dataset.
+        patterns: Patterns of the files to list; others are neither listed nor checked.
 
     Raises:
         ZooError: The commit has too many files, or a name, size or digest that is unsafe to use on this machine.
@@ -32,9 +39,9 @@ def files_of(hub: Hub, repo: str, commit: str) -> list[Wanted]:
     from ..server.faults import Fault
     from ..server.names import check_path
 
-    files: list[Wanted] = []
-    for entry in hub.api().list_repo_tree(repo, recursive=True, revision=commit):
-        if isinstance(entry, RepoFolder):
+    files: list[FileToFetch] = []
+    for entry in hub.api().list_repo_tree(repo, recursive=True, revision=commit, repo_type=repo_type):
+        if isinstance(entry, RepoFolder) or not any(fnmatch(str(entry.path), pattern) for pattern in patterns):
             continue
         try:
             path = check_path(entry.path)
@@ -42,24 +49,50 @@ def files_of(hub: Hub, repo: str, commit: str) -> list[Wanted]:
             raise ZooError(f"{repo} has a file {entry.path!r:.160} that cannot be fetched: {fault}") from fault
         if not path.isprintable() or path.partition("/")[0].casefold() == PARTIAL:
             raise ZooError(f"{repo} has a file with the unsafe name {path!r:.160}: download it by hand.")
-        if path.count("/") > MOST_FOLDERS:
+        if path.count("/") > MAX_DEPTH:
             raise ZooError(
-                f"{repo} has a file {path!r:.160}, which is over {MOST_FOLDERS} folders deep: download it by hand."
+                f"{repo} has a file {path!r:.160}, which is over {MAX_DEPTH} folders deep: download it by hand."
             )
-        if len(files) == MOST_FILES:
-            raise ZooError(f"{repo} has over {MOST_FILES:,} files: download it with `hf download`.")
+        if len(files) == MAX_FILES:
+            raise ZooError(f"{repo} has over {MAX_FILES:,} files: download it with `hf download`.")
         etag, size = entry.lfs.sha256 if entry.lfs else entry.blob_id, integer(entry.size)
         if not isinstance(etag, str) or not _DIGEST.fullmatch(etag) or size is None or size < 0:
             raise ZooError(
                 f"{hub.name} lists {path} in {repo} with {entry.size!r:.40} bytes and the digest "
                 f"{etag!r:.80}: check {hub.flag}."
             )
-        files.append(Wanted(path, size, etag, str(entry.blob_id)))
+        files.append(FileToFetch(path, size, etag, str(entry.blob_id)))
     _check_distinct(repo, files)
     return files
 
 
-def _check_distinct(repo: str, files: list[Wanted]) -> None:
+def fetch_dataset(hub: Hub, repo: str, *, revision: str | None, patterns: Sequence[str] = ("*",)) -> Path:
+    """Downloads a revision of a data set into the client's cache, after the checks that a model's files get.
+
+    Args:
+        hub: The Hub. If it is offline, only the cache is read.
+        repo: NAMESPACE/NAME.
+        revision: A branch, tag or commit; None for main.
+        patterns: Patterns of the files to download.
+
+    Returns:
+        The folder in the cache. The client's errors pass.
+
+    Raises:
+        ZooError: The files are too many, too large for the disk, or have unsafe names; or the commit is not one.
+    """
+    if hub.offline:
+        return hub.snapshot(repo, repo_type="dataset", revision=revision, allow_patterns=[*patterns])
+    commit = hub.api().dataset_info(repo, revision=revision).sha
+    # The commit becomes a folder's name.
+    if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
+        raise ZooError(f"{hub.name} names {commit!r:.80} as the commit of the data set {repo}: check {hub.flag}.")
+    files = list_files(hub, repo, commit, repo_type="dataset", patterns=patterns)
+    Cache(repo, commit, hub, repo_type="dataset").check_free_space(files)
+    return hub.snapshot(repo, repo_type="dataset", revision=commit, allow_patterns=[*patterns])
+
+
+def _check_distinct(repo: str, files: list[FileToFetch]) -> None:
     """Raises ZooError if one file would replace another on a file system that ignores case or Unicode normalization."""
     names: dict[str, str] = {}
     for file in files:

@@ -20,6 +20,7 @@ from ...hub.client.connect import Hub
 from ...hub.client.publish import checkpoint_files
 from ...hub.client.refs import ask, resolve
 from ...hub.client.refusals import client_errors, reason, refusals_as
+from ...hub.client.trees import fetch_dataset
 from ...modeling.integrity import check_integrity
 from ...modeling.sampling.sampler import SAMPLER
 from ...plugins import load_object
@@ -205,9 +206,7 @@ def _data(context: RunContext, published: Published) -> tuple[dict[str, Any], li
         notes.append("the data set was never published: the output of the corpus could not be compared with it")
     else:
         try:
-            data["folder"] = context.hub.snapshot(
-                parent[0], repo_type="dataset", revision=parent[1], allow_patterns=["*/*.jsonl"]
-            )
+            data["folder"] = fetch_dataset(context.hub, parent[0], revision=parent[1], patterns=["*/*.jsonl"])
         except client_errors() as error:
             notes.append(f"the data set {repo} at {commit} could not be compared ({reason(error)})")
     if shared.dataset_name is not None and (hub_id(shared.dataset_name) is None or Path(shared.dataset_name).exists()):

@@ -436,7 +436,8 @@ def _complete_checkpoints(record: StageRecord) -> Iterator[None]:
         record.remove_incomplete()
         record.write(status="interrupted")
         raise ZooError(
-            f"The disk of {record.path} is full: make room, and the same command goes on from the last checkpoint."
+            f"The disk of {record.path} is full: free some space, then run the same command again to resume from the "
+            "last checkpoint."
         ) from error
 
 

@@ -49,7 +49,12 @@ _PROMPTS_KEPT = 8
 
 
 def make_card(
-    stage_dir: Path | str, *, out: Path | str | None = None, step: int | None = None, merged: bool = False
+    stage_dir: Path | str,
+    *,
+    out: Path | str | None = None,
+    step: int | None = None,
+    merged: bool = False,
+    trusted: bool = True,
 ) -> Path:
     """Writes README.md, rlhf_card.json and plots/*.png. Equal run directories give equal cards.
 
@@ -61,6 +66,7 @@ def make_card(
         step: The step to describe. Later metrics and checkpoints are left out, and held-out figures read "not yet
             evaluated", because the evaluation measures the end of the run. None describes the end.
         merged: Whether to describe the branch `merged`: the end of the run with its adapter merged.
+        trusted: Whether the figures in the directory may be shown as measured here: see `run_signature`.
 
     Returns:
         The README.
@@ -68,7 +74,7 @@ def make_card(
     Raises:
         ZooError: The directory holds no run of a stage that has a card, or no such step.
     """
-    facts = Facts.read(Path(stage_dir), step, merged=merged)
+    facts = Facts.read(Path(stage_dir), step, merged=merged, trusted=trusted)
     folder = Path(out) if out is not None else Path(stage_dir)
     card = STAGES[facts.stage].load("card")
     text = _render(facts, card, _plots(facts, card, folder))

@@ -25,6 +25,8 @@ from .run_files import (
 
 #: File in a run's directory with the results of baselines.
 FRONTIER = "baseline/frontier.json"
+#: Keys of run.json that hold figures.
+_RUN_FIGURES = ("reward_model", "cut_rows", "seconds")
 _SIBLINGS = ("sft", "reward", "data")  # roles of parents that are also folders of a run directory
 
 
@@ -59,6 +61,7 @@ class Facts:
         foreign: What ../eval belongs to, where that is not this run; its figures are then left out.
         merged: Whether the facts describe the branch `merged`, which holds the checkpoint with its adapter merged.
         frontier: Results of baselines for that evaluation.
+        trusted: Whether figures were read: not from a run that this user neither wrote nor trusts.
     """
 
     path: Path
@@ -70,15 +73,17 @@ class Facts:
     foreign: str | None = None
     merged: bool = False
     frontier: Mapping[str, Any] = field(default_factory=dict)
+    trusted: bool = True
 
     @classmethod
-    def read(cls, path: Path, step: int | None, *, merged: bool = False) -> Facts:
+    def read(cls, path: Path, step: int | None, *, merged: bool = False, trusted: bool = True) -> Facts:
         """Reads a stage's directory.
 
         Args:
             path: The directory.
             step: The last step to read; None is the end of the run.
             merged: Whether to describe the branch `merged`.
+            trusted: Whether to read figures. Without it the facts are settings, lineage and checkpoints.
 
         Raises:
             ZooError: It holds no run of a stage that has a card, or no such step.
@@ -89,7 +94,13 @@ class Facts:
             raise ZooError(
                 f"{path} holds no run that has a card: name the directory of a stage, such as runs/tiny-world/ppo."
             )
-        rows = record.metrics()
+        rows = record.metrics() if trusted else []
+        if not trusted:
+            run = {key: value for key, value in run.items() if key not in _RUN_FIGURES}
+            if run.get("chosen"):
+                run["chosen"] = {**run["chosen"], "value": None}
+        if step is None and not trusted:
+            return cls(path, run, rows, None, merged=merged, trusted=False)
         if step is None:
             evaluated = StageRecord(path.parent / "eval").read()
             foreign = foreign_evaluation(record, run, evaluated)
@@ -100,7 +111,7 @@ class Facts:
         steps = {row["step"] for row in rows} | folders | {*published_steps(run)}
         if step not in steps:
             raise ZooError(f"{path} has no step {step}: it has {', '.join(map(str, sorted(steps))) or 'none yet'}.")
-        return cls(path, run, [row for row in rows if row["step"] <= step], step)
+        return cls(path, run, [row for row in rows if row["step"] <= step], step, trusted=trusted)
 
     @property
     def stage(self) -> str:
@@ -236,7 +247,9 @@ class Facts:
         fingerprints = run.get("fingerprint"), parent.get("fingerprint")
         if run and (None in fingerprints or fingerprints[0] == fingerprints[1]):
             return run
-        parent_runs = (StageRecord(folder / role).read() for folder in self.path.parents[1:3])
+        # Nothing of a run that is not trusted is looked up in other folders of this machine.
+        parent_folders = self.path.parents[1:3] if self.trusted else []
+        parent_runs = (StageRecord(folder / role).read() for folder in parent_folders)
         return next(
             (document for document in parent_runs if document and document.get("fingerprint") == fingerprints[1]), {}
         )
