@@ -15,9 +15,7 @@ from ..modeling.sampling.sampler import Samples, Vocabulary, left_pad
 from ..modeling.special_tokens import stop_ids
 from .judges.panel import scores
 from .measure import Evaluator, rows_at_once
-
-#: Prompts that a text is read after besides its own.
-OTHER_PROMPTS = 8
+from .probes.texts import OTHER_PROMPTS
 
 
 def written_samples(

@@ -172,6 +172,8 @@ def test_what_needs_the_sft_model_says_so_and_reads_it():
     assert "--model" not in "".join(report.skipped.values()), "a flag of `rlhf-zoo probe`, where a card says it too"
     rng = np.random.default_rng(0)
     base = likely(sft(0), rng)
+    few = found(replace(likely(sft(1), rng), dependence=None), replace(base, dependence=None))
+    assert "needs 8 other prompts" in few.skipped["independence of the prompt"], "there is an SFT model"
     honest = found(likely(sft(1), rng), base)
     assert honest.skipped == {} and honest.fired == ()
     assert found(replace(sft(1), logprobs=[[-0.01] * 12] * 120), replace(base, dependence=None)).fired == ()

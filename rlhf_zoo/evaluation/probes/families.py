@@ -22,6 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from ...modeling.words import phrase, words
 from ..stats import group_indices
 from .texts import (
+    OTHER_PROMPTS,
     Pair,
     cosines,
     excess_share,
@@ -173,6 +174,11 @@ _MIN_DEPENDENCE = 0.2
 def _independence(pair: Pair, flips: Flips) -> Reading:
     policy, sft = pair.policy.dependence, pair.sft.dependence
     if policy is None or sft is None:
+        if pair.policy.logprobs is not None:  # there is an SFT model
+            distinct = len(set(pair.policy.prompts))
+            raise Unmeasurable(
+                f"needs {OTHER_PROMPTS} other prompts, for the likelihood of a text after them, and has {distinct - 1}"
+            )
         raise Unmeasurable("needs the SFT model, for the likelihood of a text after other prompts")
     ours, theirs = ([values[row] for row in rows] for values, rows in zip((policy, sft), pair.rows, strict=True))
     # If SFT's texts hardly depend on their prompts, the policy has no such dependence to lose.

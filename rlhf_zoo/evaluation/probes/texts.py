@@ -23,6 +23,8 @@ WINDOW = 50
 LONG = 1000
 #: Deflate saves at most this share of a few kilobytes of ordinary English prose. More means that a text repeats itself.
 PLAIN = 0.6
+#: A text's likelihood is taken after its own prompt and after so many others.
+OTHER_PROMPTS = 8
 
 _COLUMNS = 4096
 _RUN = re.compile(r"([^\w\s])\1{2,}|[^\w\s]{4,}|_{3,}|[^\S\n]{3,}|\n{3,}|([^\W\d_])\2{3,}")
