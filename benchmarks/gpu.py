@@ -131,7 +131,7 @@ class Replay(PPOTrainer):
     given: Samples
 
     def rollout(self, rows: Any, *, stream: int) -> Rollout:
-        return self.evaluated(self.given.to(self.args.device), recompute=True)
+        return self.evaluate_samples(self.given.to(self.args.device), recompute=True)
 
     def update(self, model: Any, rollout: Rollout, estimates: Advantages) -> dict[str, float]:
         progress = super().update(model, rollout, estimates)

@@ -21,7 +21,7 @@ from transformers import (
     PrinterCallback,
 )
 
-from rlhf_zoo.modeling.fsdp import full
+from rlhf_zoo.modeling.fsdp import gather_tensor
 from rlhf_zoo.modeling.models import set_score_statistics
 from rlhf_zoo.ppo.base import PPO_STATE
 from rlhf_zoo.ppo.config import PPOConfig
@@ -173,7 +173,7 @@ def snapshot(trainer: PPOTrainer) -> dict[str, torch.Tensor]:
     """Every weight of policy and critic, copied."""
     parts = {"policy": trainer.policy, "critic": trainer.value_model}
     return {
-        f"{name}.{key}": full(value.detach()).clone()
+        f"{name}.{key}": gather_tensor(value.detach()).clone()
         for name, part in parts.items()
         for key, value in part.state_dict().items()
     }

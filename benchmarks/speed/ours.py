@@ -26,11 +26,11 @@ def nothing(*_: Any, **__: Any) -> None:
 
 
 def in_order(samples: Any, rows: Any = None, *, size: int, tokens: int | None = None, **_: Any) -> list[Any]:
-    """`batches.in_batches`, of rows as they come."""
+    """`batches.split_batches`, of rows as they come."""
     batches: list[Any] = []
     for row in (torch.arange(len(samples)) if rows is None else rows.sort().values).split(1):
         longer = torch.cat([batches[-1], row]) if batches else row
-        if batches and len(longer) <= size and (tokens is None or row_batches.tokens_of(samples, longer) <= tokens):
+        if batches and len(longer) <= size and (tokens is None or row_batches.count_tokens(samples, longer) <= tokens):
             batches[-1] = longer
         else:
             batches.append(row)
@@ -47,7 +47,7 @@ LEVERS: dict[str, list[tuple[Any, str, Any]]] = {
     "logits in chunks": [(logprobs, "logit_transform", nothing)],
     "one pass of the head": [(PolicyLoss, "by_token", False)],
     "rows alike in length": [
-        (module, "in_batches", in_order) for module in (logprobs, rollout_trainer, distributed_update)
+        (module, "split_batches", in_order) for module in (logprobs, rollout_trainer, distributed_update)
     ],
     "real tokens as padding": [(module, "replace_padding", as_given) for module in (decoding, logprobs)],
     "draw by blocks": [(draws, "_inverse_cdf_by_blocks", draws._inverse_cdf)],

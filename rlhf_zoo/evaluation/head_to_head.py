@@ -180,11 +180,11 @@ class HeadToHead:
             **means,
             "win_rate": self._win_rate("ppo", name),
             "control": self._win_rate("control", name),
-            **({"checks_answers": True, "answers": self._answers(name)} if name in self.answers else {}),
+            **({"checks_answers": True, "answers": self._accepted_answers(name)} if name in self.answers else {}),
             **self._check(name),
         }
 
-    def _answers(self, name: str) -> dict[str, Any]:
+    def _accepted_answers(self, name: str) -> dict[str, Any]:
         """Both policies' figures by a rule that checks answers, and the paired difference of their accuracies."""
         sft, ppo = (self.answers[name][side] for side in _SIDES)
         return {

@@ -23,7 +23,7 @@ from ..modeling.loading import Loading, load_tokenizer
 from ..modeling.logprobs import response_logits
 from ..modeling.models import load_causal
 from ..modeling.prompt_keys import prompt_key
-from ..modeling.reserved_columns import passed_on
+from ..modeling.reserved_columns import columns_for_functions
 from ..modeling.sampling.sampler import Samples
 from ..modeling.sampling.truncation import Truncation
 from ..plugins import REWARDS, load_object
@@ -231,7 +231,7 @@ def repeat_prompts(rows: Dataset, samples: int) -> tuple[list[int], list[Any], d
     # Samples of a row must be adjacent, because other modules reshape to (rows, samples).
     groups = [place for place in range(len(rows)) for _ in range(samples)]
     columns = rows.select(groups).to_dict()
-    return groups, columns["prompt"], passed_on(columns)
+    return groups, columns["prompt"], columns_for_functions(columns)
 
 
 def prompt_groups(prompts: Iterable[object]) -> list[int]:

@@ -10,7 +10,7 @@ from ..functional import selected_logprobs
 from ..modeling.chat import decode_completions, display_text, tokenize_completion, tokenize_prompt
 from ..modeling.devices import MicroBatches
 from ..modeling.logprobs import response_logits
-from ..modeling.models import context_of
+from ..modeling.models import context_length
 from ..modeling.sampling.sampler import Samples, Vocabulary, left_pad
 from ..modeling.special_tokens import stop_ids
 from .judges.panel import scores
@@ -159,7 +159,7 @@ def rewarded(
         return []
     stops = evaluator.stops or stop_ids(evaluator.reference, evaluator.tokenizer)
     # Edits lengthen a text, here at most to twice a completion.
-    most, context = 2 * evaluator.max_new_tokens, context_of(evaluator.reference)
+    most, context = 2 * evaluator.max_new_tokens, context_length(evaluator.reference)
     if context is not None:
         longest_prompt = max((len(tokenize_prompt(prompt, evaluator.tokenizer)) for prompt in prompts), default=0)
         most = max(evaluator.max_new_tokens, min(most, context - longest_prompt - 1))

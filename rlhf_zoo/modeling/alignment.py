@@ -22,7 +22,7 @@ BEFORE = 16
 _ANCHORS = ("", "\n", ".", "a")
 
 
-def decode_behind(
+def decode_after(
     tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], ids: Sequence[int], *, keep: Collection[int] = ()
 ) -> str:
     """Decodes the text that a completion's tokens add to the prompt's text, without special tokens.
@@ -69,7 +69,7 @@ def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
     return {*tokenizer.all_special_ids, *(index for index, token in added.items() if token.special)}
 
 
-def encode_behind(
+def encode_after(
     tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], both: Sequence[int], completion: str
 ) -> list[int]:
     """Returns the tokens of a completion that follows its prompt.
@@ -82,7 +82,7 @@ def encode_behind(
 
     Returns:
         The tokens of `both` after the prompt. If one of them also holds the end of the prompt, the completion is
-        encoded by itself, so that `decode_behind` gives back its text.
+        encoded by itself, so that `decode_after` gives back its text.
     """
     if list(both[: len(prompt)]) == list(prompt):
         return list(both[len(prompt) :])
@@ -93,7 +93,7 @@ def encode_behind(
         anchor_ids, text = (list(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts)
         if text[: len(anchor_ids)] == anchor_ids:
             candidates.append(text[len(anchor_ids) :])
-    return next((ids for ids in candidates if decode_behind(tokenizer, prompt, ids) == completion), candidates[0])
+    return next((ids for ids in candidates if decode_after(tokenizer, prompt, ids) == completion), candidates[0])
 
 
 class TokenText:
@@ -111,7 +111,7 @@ class TokenText:
         Args:
             count: How many tokens.
         """
-        return decode_behind(self._tokenizer, self._prompt, self._ids[:count])
+        return decode_after(self._tokenizer, self._prompt, self._ids[:count])
 
     def completing(self, end: int) -> int:
         """Finds the token that completes the first characters of the text.
@@ -175,7 +175,7 @@ class Pieces:
         """
         if self.ids:
             self.all[-1] += self._decode(self._start)[self._shown :]
-        return decode_behind(self._tokenizer, self._prompt, self.ids)
+        return decode_after(self._tokenizer, self._prompt, self.ids)
 
     @property
     def text(self) -> str:

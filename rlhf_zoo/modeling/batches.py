@@ -10,7 +10,7 @@ from torch import Tensor
 from .sampling.sampler import Samples
 
 
-def in_batches(
+def split_batches(
     samples: Samples,
     rows: Tensor | None = None,
     *,
@@ -86,7 +86,7 @@ def _packed_bounds(lengths: Sequence[int], *, size: int, tokens: int) -> list[in
     return bounds(bisect_left(range(tokens), True, key=lambda limit: len(bounds(limit)) == fewest))
 
 
-def tokens_of(samples: Samples, rows: Tensor, *, packed: bool = False) -> int:
+def count_tokens(samples: Samples, rows: Tensor, *, packed: bool = False) -> int:
     """Counts the tokens that a forward pass over rows computes, padding included.
 
     Args:

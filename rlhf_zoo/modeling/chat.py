@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ZooError
-from .alignment import decode_behind, encode_behind, special_ids
+from .alignment import decode_after, encode_after, special_ids
 from .chat_template import (
     Chat,
     end_of_turn,
@@ -146,7 +146,7 @@ def tokenize_for_reward(text: Any, tokenizer: PreTrainedTokenizerBase, *, ended:
     else:
         prompt, completion = text[:-1], _content(text[-1])
         # The reward model was trained on answers without thoughts.
-        completion = without_thoughts(completion) if strips_thoughts(tokenizer) else completion
+        completion = remove_thoughts(completion) if strips_thoughts(tokenizer) else completion
         prompt_ids, completion_ids = _tokenize_both(prompt, completion, tokenizer)
         ids, end = [*prompt_ids, *completion_ids], end_of_turn(tokenizer)
     if ended and end is not None and (not ids or ids[-1] != end):
@@ -286,7 +286,7 @@ def completion_text(completion: Any, prompt: Any = "") -> str:
     return _content(completion[-1]).removeprefix(answer_prefix(prompt)) if completion else ""
 
 
-def without_thoughts(text: str, *, begun: bool = False) -> str:
+def remove_thoughts(text: str, *, begun: bool = False) -> str:
     """Removes a completion's thoughts. The last one may be incomplete.
 
     Args:
@@ -347,10 +347,10 @@ def decode_completions(
     tags = special_ids(tokenizer) & _ids_of((_THINK, _THOUGHT_ENDS), tokenizer) if strips else frozenset[int]()
     texts = []
     for prompt, prompt_ids, ids in zip(prompts, prompt_tokens, completion_tokens, strict=True):
-        text = decode_behind(tokenizer, prompt_ids, ids, keep=tags)
+        text = decode_after(tokenizer, prompt_ids, ids, keep=tags)
         text = strip_template_space(text, prompt, tokenizer)
         if strips:
-            text = without_thoughts(text, begun=_begins_in_thought(prompt, prompt_ids, tokenizer))
+            text = remove_thoughts(text, begun=_begins_in_thought(prompt, prompt_ids, tokenizer))
         texts.append(text)
     return texts
 
@@ -406,7 +406,7 @@ def _tokenize_both(prompt: Any, completion: str, tokenizer: PreTrainedTokenizerB
         completion = completion if has_answer_prefix(prompt) else template_space(tokenizer) + completion
         rendered = render_text(prompt, tokenizer, **_prompt_options(prompt)) + completion
         ids = tokenizer(rendered, add_special_tokens=False)["input_ids"]
-    return prompt_ids, encode_behind(tokenizer, prompt_ids, ids, completion)
+    return prompt_ids, encode_after(tokenizer, prompt_ids, ids, completion)
 
 
 def _content(message: Mapping[str, Any]) -> str:

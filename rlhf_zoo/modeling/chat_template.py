@@ -74,7 +74,7 @@ class Chat:
         template = _template(tokenizer)
         if template is None:
             raise ZooError(
-                "The data are conversations and the tokenizer has no chat template: set chat_template_path in "
+                "The data are conversations, but the tokenizer has no chat template: set chat_template_path in "
                 "sft.yaml to a .jinja file or a model that has one, or use plain texts."
             )
         # A "#}" in a system prompt would end the comment that holds the settings.
@@ -125,18 +125,20 @@ def is_conversation(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and all(isinstance(turn, Mapping) and "role" in turn for turn in value)
 
 
-def check_renders(messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, *, answered: bool) -> None:
+def check_renders(
+    messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, *, ends_in_answer: bool
+) -> None:
     """Checks that the template renders a conversation.
 
     Args:
         messages: The conversation.
         tokenizer: With the chat template.
-        answered: Whether the last turn is an answer. Otherwise the template's generation prompt is added.
+        ends_in_answer: Whether the last turn is an answer. Otherwise the template's generation prompt is added.
 
     Raises:
         ZooError: The template refuses it.
     """
-    render_text(messages, tokenizer, add_generation_prompt=not answered)
+    render_text(messages, tokenizer, add_generation_prompt=not ends_in_answer)
 
 
 def render_ids(messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, **how: Any) -> list[int]:
@@ -183,7 +185,7 @@ def _computes_powers(template: str) -> bool:
 def _apply_template(messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, **how: Any) -> Any:
     """Applies the tokenizer's template under the limits RENDER_SECONDS and RENDER_MEMORY."""
     if tokenizer.chat_template is None:
-        raise ZooError("The prompts are conversations and the tokenizer has no chat template: add one, or use texts.")
+        raise ZooError("The prompts are conversations, but the tokenizer has no chat template: add one, or use texts.")
     if _computes_powers(_template(tokenizer) or ""):
         raise ZooError("The chat template computes powers, which may take forever: use another template.")
     try:

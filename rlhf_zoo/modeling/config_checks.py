@@ -12,10 +12,10 @@ from typing import Any
 from ..errors import ZooError
 
 #: The most layers, experts or blocks of a model. Each is a Python object: ten million take hours and all memory.
-MOST_PARTS = 10_000
-MOST_LABELS = 100_000
+MAX_PARTS = 10_000
+MAX_LABELS = 100_000
 #: The most of anything else that is counted, such as tokens of a vocabulary.
-MOST_COUNTED = 10_000_000
+MAX_COUNT = 10_000_000
 _PARTS = re.compile(
     r"(^|_)(n_layer|layers?|depths?|blocks|groups?|group_num|stages|levels|codebooks|quantizers"
     r"|(local_|routed_)?experts)$"
@@ -23,7 +23,7 @@ _PARTS = re.compile(
 _LABELS = ("num_labels", "n_labels", "id2label", "label2id")
 _COUNTS = re.compile(r"^(num|n)_|_size$")
 # Keys of a training run, and of sizes in bytes or parameters, count no parts of the model.
-_NOTES = re.compile(r"param|token|step|sample|example|byte|position")
+_NOT_COUNTS = re.compile(r"param|token|step|sample|example|byte|position")
 _IDS = re.compile(r"(ids?|tokens?)$")
 
 #: The adapters that can be loaded. Other types can load a second model, or a tokenizer, by themselves.
@@ -37,7 +37,7 @@ _ADAPTER_KEYS = {
 
 #: Keys of tokenizer_config.json under which exports of former years note paths of the machine that wrote them. They are
 #: ignored: transformers finds these files beside tokenizer_config.json.
-_FORMER_PATHS = ("merges_file", "special_tokens_map_file", "spm_file", "tokenizer_file", "vocab_file")
+_OLD_PATH_KEYS = ("merges_file", "special_tokens_map_file", "spm_file", "tokenizer_file", "vocab_file")
 _OVERWRITTEN = ("name_or_path", "_name_or_path")
 _TEXTS = ("chat_template", "response_schema", "added_tokens_decoder", "model_specific_special_tokens")
 _TOKEN_KEY = re.compile(r"_tokens?$")
@@ -71,7 +71,7 @@ def _check_sizes(config: Mapping[str, Any], file: str) -> None:
         count, most = _largest(str(name), value)
         if count > most:
             raise ZooError(
-                f"{file} has {name} = {count:,}, and at most {most:,} are allowed: use the config.json that was saved "
+                f"{file} has {name} = {count:,}, but at most {most:,} are allowed: use the config.json that was saved "
                 "with these weights."
             )
         for part in value if isinstance(value, list) else [value]:
@@ -82,17 +82,17 @@ def _check_sizes(config: Mapping[str, Any], file: str) -> None:
 def _largest(name: str, value: Any) -> tuple[int | float, int]:
     """Returns the largest count in a value of config.json, and its limit."""
     if name in _LABELS:
-        return (len(value) if isinstance(value, Mapping | list) else _number(value)), MOST_LABELS
+        return (len(value) if isinstance(value, Mapping | list) else _number(value)), MAX_LABELS
     if _PARTS.search(name):
-        return max(_numbers(value), default=0), MOST_PARTS
+        return max(_numbers(value), default=0), MAX_PARTS
     if isinstance(value, list) and not _IDS.search(name):
         nested = [number for item in value if isinstance(item, list) for number in _numbers(item)]
-        if max(nested, default=0) > MOST_PARTS:  # such as [[["global"], 12]], which repeats a pattern 12 times
-            return max(nested), MOST_PARTS
-        return max(_numbers(value), default=0), MOST_COUNTED
-    if _COUNTS.search(name) and not _NOTES.search(name):
-        return _number(value), MOST_COUNTED
-    return 0, MOST_COUNTED
+        if max(nested, default=0) > MAX_PARTS:  # such as [[["global"], 12]], which repeats a pattern 12 times
+            return max(nested), MAX_PARTS
+        return max(_numbers(value), default=0), MAX_COUNT
+    if _COUNTS.search(name) and not _NOT_COUNTS.search(name):
+        return _number(value), MAX_COUNT
+    return 0, MAX_COUNT
 
 
 def _number(value: Any) -> int | float:
@@ -130,7 +130,7 @@ def check_adapter(config: Mapping[str, Any], file: str) -> None:
     """
     if config.get("peft_type") not in ADAPTER_TYPES:
         raise ZooError(
-            f"{file} has peft_type = {config.get('peft_type')!r}, and only {', '.join(ADAPTER_TYPES)} is supported: "
+            f"{file} has peft_type = {config.get('peft_type')!r}, but only {', '.join(ADAPTER_TYPES)} is supported: "
             "merge the adapter into its base where it was trained, and use the merged model."
         )
     for key, value in config.items():
@@ -142,13 +142,13 @@ def check_adapter(config: Mapping[str, Any], file: str) -> None:
             allowed = key in _ADAPTER_KEYS or not isinstance(value, str | list | dict) or not value
         if not allowed:
             raise ZooError(
-                f"{file} has {key} = {_short(value)}, which could load other files or program code: remove that key if "
-                "you trust the adapter, or choose another."
+                f"{file} has {key} = {_shorten(value)}, which could load other files or program code: remove that key "
+                "if you trust the adapter, or choose another."
             )
     pattern = config.get("rank_pattern")
     ranks = [config.get("r"), *(pattern.values() if isinstance(pattern, Mapping) else ())]
-    if (rank := max(map(_number, ranks))) > MOST_PARTS:
-        raise ZooError(f"{file} has a rank of {rank:,}, and at most {MOST_PARTS:,} is allowed: choose another adapter.")
+    if (rank := max(map(_number, ranks))) > MAX_PARTS:
+        raise ZooError(f"{file} has a rank of {rank:,}, but at most {MAX_PARTS:,} is allowed: choose another adapter.")
 
 
 def _is_plain_mapping(value: Any) -> bool:
@@ -184,18 +184,18 @@ def check_tokenizer(
     for key in special_tokens_map:
         if not _TOKEN_KEY.search(key):
             raise ZooError(
-                f"special_tokens_map.json of {name} has the key {key}, which is no special token: remove that key, or "
+                f"special_tokens_map.json of {name} has the key {key}, which is not a special token: remove it, or "
                 "choose another model."
             )
     for key, value in tokenizer_config.items():
-        if key in _FORMER_PATHS or key in _OVERWRITTEN or key in _TEXTS or _TOKEN_KEY.search(key):
+        if key in _OLD_PATH_KEYS or key in _OVERWRITTEN or key in _TEXTS or _TOKEN_KEY.search(key):
             continue
         if (refused := _named_file(key, value)) is not None:
             raise ZooError(
-                f"{where} has {key} = {_short(refused)}, and a tokenizer may only read files that were saved with it: "
-                "remove that key, or choose another model."
+                f"{where} has {key} = {_shorten(refused)}, but a tokenizer may only read files that were saved with "
+                "it: remove that key, or choose another model."
             )
-    return dict.fromkeys(key for key in _FORMER_PATHS if key in tokenizer_config)
+    return dict.fromkeys(key for key in _OLD_PATH_KEYS if key in tokenizer_config)
 
 
 def _named_file(key: str, value: Any) -> Any:
@@ -212,6 +212,6 @@ def _named_file(key: str, value: Any) -> Any:
     return next((part for part in parts if part is not None), None)
 
 
-def _short(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

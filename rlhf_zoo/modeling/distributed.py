@@ -107,7 +107,7 @@ def shutdown() -> bool:
     return continues
 
 
-def gathered(value: Any) -> list[Any]:
+def gather(value: Any) -> list[Any]:
     """Gathers a value from each process, in all of them.
 
     Args:
@@ -143,7 +143,7 @@ def in_order(done: Mapping[int, Any]) -> list[Any]:
     Returns:
         All results, in the order of their numbers.
     """
-    by_number = {number: result for results in gathered(dict(done)) for number, result in results.items()}
+    by_number = {number: result for results in gather(dict(done)) for number, result in results.items()}
     return [by_number[number] for number in sorted(by_number)]
 
 
@@ -167,7 +167,7 @@ def from_first(make: Callable[[], Any]) -> Any:
 
 def wait() -> None:
     """Waits until all processes are here."""
-    gathered(None)
+    gather(None)
 
 
 @contextmanager

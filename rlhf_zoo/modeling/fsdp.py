@@ -67,7 +67,7 @@ def unsharded(*models: Any) -> Iterator[None]:
             part.set_reshard_after_forward(True, recurse=False)
 
 
-def full(tensor: Any) -> Tensor:
+def gather_tensor(tensor: Any) -> Tensor:
     """Gathers all of a tensor.
 
     Args:
@@ -76,7 +76,7 @@ def full(tensor: Any) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else torch.as_tensor(tensor)
 
 
-def full_weights(model: nn.Module) -> dict[str, Any] | None:
+def gather_weights(model: nn.Module) -> dict[str, Any] | None:
     """Gathers all weights of a sharded model.
 
     Args:
@@ -93,7 +93,7 @@ def full_weights(model: nn.Module) -> dict[str, Any] | None:
     return weights | {name: weights[of] for name, of in tied.items() if of in weights}
 
 
-def load_full(model: nn.Module, weights: dict[str, Any]) -> None:
+def load_gathered(model: nn.Module, weights: dict[str, Any]) -> None:
     """Loads all weights into a model that may be sharded.
 
     Args:
@@ -106,7 +106,7 @@ def load_full(model: nn.Module, weights: dict[str, Any]) -> None:
         model.load_state_dict(weights)
 
 
-def full_optimizer(optimizer: Any, *, keep: bool) -> dict[str, Any] | None:
+def gather_optimizer(optimizer: Any, *, keep: bool) -> dict[str, Any] | None:
     """Gathers the state of an optimizer, as one process has it, on the CPU.
 
     Args:
@@ -120,7 +120,7 @@ def full_optimizer(optimizer: Any, *, keep: bool) -> dict[str, Any] | None:
     state: dict[Any, dict[str, Any]] = {}
     for place, of in sharded["state"].items():
         for name, value in of.items():
-            gathered = full(value) if isinstance(value, Tensor) else value
+            gathered = gather_tensor(value) if isinstance(value, Tensor) else value
             if keep:
                 state.setdefault(place, {})[name] = gathered.cpu() if isinstance(gathered, Tensor) else gathered
     return {**sharded, "state": state} if keep else None

@@ -11,7 +11,7 @@ from transformers import Trainer
 from transformers.trainer import OPTIMIZER_NAME
 
 from ..errors import ZooError
-from .fsdp import full_optimizer, full_weights, return_memory, shard, shard_optimizer
+from .fsdp import gather_optimizer, gather_weights, return_memory, shard, shard_optimizer
 from .models import is_peft
 
 
@@ -49,7 +49,7 @@ class ShardTrainer(Trainer):
         super()._save_optimizer_and_scheduler(output_dir)
         if not self._is_sharded:
             return
-        state = full_optimizer(self.optimizer, keep=self.args.should_save)
+        state = gather_optimizer(self.optimizer, keep=self.args.should_save)
         if state is not None:
             torch.save(state, Path(output_dir) / OPTIMIZER_NAME)
 
@@ -59,7 +59,7 @@ class ShardTrainer(Trainer):
             shard_optimizer(self.optimizer)
 
 
-class OneModel(ShardTrainer):
+class SingleModelShards(ShardTrainer):
     """Mixin for a TRL trainer: shards its model once it has the weights that training goes on from."""
 
     model: Any
@@ -70,16 +70,16 @@ class OneModel(ShardTrainer):
         return super().create_optimizer(*args, **kwargs)
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        super()._save(output_dir, full_weights(self.model) if state_dict is None else state_dict)
+        super()._save(output_dir, gather_weights(self.model) if state_dict is None else state_dict)
 
 
-def in_shards(kind: Any) -> Any:
+def with_sharding(trainer_class: Any) -> Any:
     """Makes a TRL trainer shard its model.
 
     Args:
-        kind: The trainer's class.
+        trainer_class: The trainer's class.
 
     Returns:
         A subclass of the same name.
     """
-    return type(kind.__name__, (OneModel, kind), {})
+    return type(trainer_class.__name__, (SingleModelShards, trainer_class), {})

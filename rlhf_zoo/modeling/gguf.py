@@ -58,7 +58,7 @@ def check_no_gguf(name: str | Path, *, key: str) -> None:
         )
 
 
-def unpacked(name: str) -> str:
+def unpack_if_gguf(name: str) -> str:
     """Returns the name of a model to load: for a GGUF file, the folder with its unpacked weights.
 
     The folder is in $RLHF_ZOO_HOME/gguf and has the file's name. The first call for a file writes it.

@@ -67,13 +67,13 @@ class GroupsByLength(Trainer):
         return ByLength(lengths, size, seed=self.args.seed if self.args.data_seed is None else self.args.data_seed)
 
 
-def grouping_by_length(kind: Any) -> Any:
+def with_length_grouping(trainer_class: Any) -> Any:
     """Makes a trainer class implement `group_by_length` with our sampler.
 
     Args:
-        kind: The class.
+        trainer_class: The class.
 
     Returns:
         A subclass of the same name.
     """
-    return type(kind.__name__, (GroupsByLength, kind), {})
+    return type(trainer_class.__name__, (GroupsByLength, trainer_class), {})

@@ -87,14 +87,14 @@ def load_tokenizer(source: str | Path, *, name: str | None = None, **hub: Any) -
     return tokenizer
 
 
-def load_lacking(
+def load_with_missing(
     auto_class: Any,
     source: str | Path,
     *,
     subject: str,
     kind: str = "",
     how: Loading = FLOAT32,
-    may_lack: tuple[str, ...] = (),
+    may_miss: tuple[str, ...] = (),
     **kwargs: Any,
 ) -> tuple[Any, set[str]]:
     """Loads a model from safetensors, and returns which weights its checkpoint lacks.
@@ -105,11 +105,11 @@ def load_lacking(
         subject: What errors call the model, such as "The model NAME".
         kind: What follows "cannot be loaded" in errors, as for `loading`.
         how: Precision, attention and quantization.
-        may_lack: Modules that the checkpoint need not have, such as a head that is still to be trained.
+        may_miss: Modules that the checkpoint need not have, such as a head that is still to be trained.
         **kwargs: Further keywords of `from_pretrained`.
 
     Returns:
-        The model, and the names of the weights that the checkpoint lacks, all of them in `may_lack`.
+        The model, and the names of the weights that the checkpoint lacks, all of them in `may_miss`.
 
     Raises:
         ZooError: It cannot be loaded, its weights do not fit its configuration, or it is a run's checkpoint and differs
@@ -125,24 +125,24 @@ def load_lacking(
             use_safetensors=True,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # otherwise transformers raises without naming the weights
-            **with_plain_weights({**how.arguments, **_pinned(files, kwargs)}),
+            **with_plain_weights({**how.arguments, **_pin_options(files, kwargs)}),
         )
     if not isinstance(loaded, tuple):  # a user's own class, which returns no loading info
         return loaded, set()
     model, report = loaded
-    _check_fit(report, subject, may_lack)
+    _check_fit(report, subject, may_miss)
     return model, set(report["missing_keys"])
 
 
 def load_model(auto_class: Any, source: str | Path, **how: Any) -> Any:
-    """Loads a model as `load_lacking` does, and returns the model alone.
+    """Loads a model as `load_with_missing` does, and returns the model alone.
 
     Args:
         auto_class: A class of transformers with `from_pretrained`.
         source: A folder or a Hub id.
-        **how: As for `load_lacking`.
+        **how: As for `load_with_missing`.
     """
-    return load_lacking(auto_class, source, **how)[0]
+    return load_with_missing(auto_class, source, **how)[0]
 
 
 def _check_fit(report: Mapping[str, Any], subject: str, may_lack: tuple[str, ...]) -> None:
@@ -186,11 +186,11 @@ def load_config(source: str | Path, *, subject: str, **hub: Any) -> PreTrainedCo
     with loading(subject):
         if is_trusted():
             use_code(files.find, subject, name=name_of(source))
-            hub = _pinned(files, hub)
+            hub = _pin_options(files, hub)
         return AutoConfig.from_pretrained(source, trust_remote_code=is_trusted(), **hub)
 
 
-def _pinned(files: ModelFiles, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def _pin_options(files: ModelFiles, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Adds the commit whose remote code was recorded, if code may run, because a later push may change the code."""
     if not is_trusted() or files.directory is not None:
         return dict(kwargs)

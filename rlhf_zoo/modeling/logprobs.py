@@ -12,11 +12,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..functional import entropy, selected_logprobs
-from .batches import in_batches
+from .batches import split_batches
 from .chunked_logprobs import TokenLoss, chunked_logprobs, logit_transform
-from .packed_attention import packed_inputs, takes_packed_rows
+from .packed_attention import packed_inputs, supports_packing
 from .sampling.decoder import positions_of, record_inputs, replace_padding
-from .sampling.sampler import Samples, accepts_argument, scaled
+from .sampling.sampler import Samples, accepts_argument, scale_logits
 
 
 class PolicyOutput(NamedTuple):
@@ -62,7 +62,7 @@ def _outputs(model: PreTrainedModel, samples: Samples) -> tuple[Tensor, Callable
     ids = torch.cat([samples.prompt_ids, samples.completion_ids], dim=1)
     attention = torch.cat([samples.prompt_mask, samples.mask], dim=1)
     # Without padding every computed token counts.
-    if takes_packed_rows(model):
+    if supports_packing(model):
         return _packed_outputs(model, ids, attention, samples.mask)
     # Completions are padded on the right. Here all padding moves to the left. Then rows are only as wide as the longest
     # one, and the model's head runs on the last positions of all rows.
@@ -118,7 +118,7 @@ def response_logits(model: PreTrainedModel, samples: Samples, *, temperature: fl
     Returns:
         (B, T, V) float32, for the tokens that could be sampled.
     """
-    return scaled(response_outputs(model, samples), temperature, samples.vocabulary)
+    return scale_logits(response_outputs(model, samples), temperature, samples.vocabulary)
 
 
 def response_logprobs(
@@ -151,7 +151,7 @@ def response_logprobs(
         outputs, before_responses = _outputs(model, samples)
     head_states = before_responses(head_inputs[-1]) if head_inputs else None
     if transform is None or head_states is None:
-        scaled_logits = scaled(before_responses(outputs), temperature, samples.vocabulary)
+        scaled_logits = scale_logits(before_responses(outputs), temperature, samples.vocabulary)
         logprobs = selected_logprobs(scaled_logits, samples.completion_ids)
         with torch.set_grad_enabled(torch.is_grad_enabled() and entropy_learns):
             entropies = entropy(scaled_logits)
@@ -220,7 +220,7 @@ def token_logprobs(
         (B, T) in nats, 0 outside the mask.
     """
     out = torch.zeros_like(samples.logprobs)
-    for rows in in_batches(samples, size=batch_size, tokens=tokens, packed=takes_packed_rows(model)):
+    for rows in split_batches(samples, size=batch_size, tokens=tokens, packed=supports_packing(model)):
         logprobs = response_logprobs(model, samples.rows(rows), temperature=temperature).logprobs
         # Rows of a batch are only as wide as its longest completion.
         out[rows, : logprobs.shape[1]] = logprobs.to(out)

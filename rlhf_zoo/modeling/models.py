@@ -17,7 +17,7 @@ from transformers import (
 from ..errors import ZooError
 from ..plugins import did_you_mean
 from .generation_config import make_savable
-from .loading import FLOAT32, Loading, load_config, load_lacking, load_model
+from .loading import FLOAT32, Loading, load_config, load_model, load_with_missing
 from .model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, ModelFiles, first_line, json_object, loading, model_files
 
 HEADS = ("score", "classifier")
@@ -161,7 +161,7 @@ def build_causal(
         raise ZooError(f"The architecture {dict(architecture)} cannot be built ({first_line(error)}).") from error
 
 
-def labels_in(config: Mapping[str, Any]) -> Mapping[Any, str] | None:
+def labels_of(config: Mapping[str, Any]) -> Mapping[Any, str] | None:
     """Reads the labels of a sequence classifier.
 
     Args:
@@ -226,8 +226,8 @@ def load_classifier(
     subject = f"The reward model {path}"
     files = model_files(path, **hub)
     if files.adapter is None:
-        model, missing = load_lacking(
-            AutoModelForSequenceClassification, path, subject=subject, how=how, may_lack=HEADS, **hub
+        model, missing = load_with_missing(
+            AutoModelForSequenceClassification, path, subject=subject, how=how, may_miss=HEADS, **hub
         )
     else:
         model, missing = _classifier_under_adapter(files, subject, how)
@@ -264,14 +264,14 @@ def _classifier_under_adapter(files: ModelFiles, subject: str, how: Loading) -> 
         )
         if saved_config is None:
             config.num_labels = next((shape[0] for shape in heads.values()), config.num_labels)
-    model, missing = load_lacking(
+    model, missing = load_with_missing(
         AutoModelForSequenceClassification,
         base,
         subject=f"{subject}'s base {base}",
         how=how,
         config=config,
         revision=revision,
-        may_lack=HEADS,
+        may_miss=HEADS,
     )
     return model, missing - heads.keys()
 
@@ -308,7 +308,7 @@ def matrix_parameters(model: PreTrainedModel) -> int:
     return count - table.weight.numel()
 
 
-def context_of(*models: PreTrainedModel | None) -> int | None:
+def context_length(*models: PreTrainedModel | None) -> int | None:
     """Returns the context length that all of the models support, in tokens; None if no architecture sets a bound.
 
     Args:

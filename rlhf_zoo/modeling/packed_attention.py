@@ -18,7 +18,7 @@ from .sampling.decoder import base_of
 NAME = "rlhf_zoo_packed"
 #: Lengths of the two rows that test a model, and how far rounding may move logits, in standard deviations.
 LENGTHS, APART = (5, 9), {torch.float32: 1e-3}
-APART_IN_FEW_BITS = 0.1
+LOW_PRECISION_TOLERANCE = 0.1
 #: The sliding windows that a model's layers passed to `attention`.
 _windows: set[int] = set()
 
@@ -67,7 +67,7 @@ AttentionInterface.register(NAME, attention)
 AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
-def takes_packed_rows(model: PreTrainedModel) -> bool:
+def supports_packing(model: PreTrainedModel) -> bool:
     """Whether a model accepts packed rows, as it does after `enable_packing`.
 
     Args:
@@ -105,7 +105,7 @@ def enable_packing(model: PreTrainedModel, *, subject: str) -> None:
             attention is not torch's.
     """
     base = base_of(model)
-    if takes_packed_rows(base):
+    if supports_packing(base):
         return
     if (previous := base.config._attn_implementation) != "sdpa":
         raise ZooError(
@@ -121,7 +121,7 @@ def enable_packing(model: PreTrainedModel, *, subject: str) -> None:
     packed = _packed_logits(base, ids)
     base.train(training)
     # NaN in both counts as equal here. The rollout reports NaN.
-    tolerance = APART.get(base.dtype, APART_IN_FEW_BITS) * float(alone.nan_to_num(0, 0, 0).std())
+    tolerance = APART.get(base.dtype, LOW_PRECISION_TOLERANCE) * float(alone.nan_to_num(0, 0, 0).std())
     if packed is None or not torch.allclose(packed, alone, rtol=0, atol=tolerance, equal_nan=True):
         base.set_attn_implementation(previous)
         raise ZooError(
@@ -133,7 +133,7 @@ def enable_packing(model: PreTrainedModel, *, subject: str) -> None:
 def _packed_logits(base: Any, ids: Tensor) -> Tensor | None:
     """Returns the logits of the first `LENGTHS` of ids, packed; None if the model cannot accept packed rows."""
     # Flash attention takes no mask, so models that support it pass their sliding window to the attention function.
-    if not (base._supports_flash_attn and takes_packed_rows(base)):
+    if not (base._supports_flash_attn and supports_packing(base)):
         return None
     real = torch.arange(len(ids), device=ids.device) < torch.tensor(LENGTHS, device=ids.device).unsqueeze(1)
     positions = torch.arange(len(ids), device=ids.device).expand_as(real)

@@ -11,12 +11,12 @@ from transformers import PreTrainedTokenizerBase
 
 from ..errors import ZooError
 from .chat import completion_text, display_text, tokenize_prompt
-from .reserved_columns import PROMPT_INDEX, PROMPT_TOKENS, how_to_rename, withheld
+from .reserved_columns import PROMPT_INDEX, PROMPT_TOKENS, how_to_rename, withheld_columns
 
 log = logging.getLogger(__name__)
 
 #: Characters of a prompt that an error quotes.
-SHOWN = 60
+MAX_QUOTED = 60
 
 
 def need_columns(dataset: Dataset, columns: list[str], *, subject: str) -> None:
@@ -56,7 +56,7 @@ def check_room(row: int, ids: list[int], *, context: int | None, room: int) -> N
         raise ZooError(f"Prompt {row} is empty: the policy needs at least one token to start from.")
     if context is not None and len(ids) + room > context:
         raise ZooError(
-            f"Prompt {row} has {len(ids)} tokens, and with response_length {room} it exceeds the context of {context}: "
+            f"Prompt {row} has {len(ids)} tokens and exceeds the context of {context} with response_length {room}: "
             "shorten it or lower response_length."
         )
 
@@ -92,7 +92,7 @@ def prepare_prompts(
     has_ids = PROMPT_TOKENS in dataset.column_names
     need_columns(dataset, [PROMPT_TOKENS] if has_ids else ["prompt"], subject="The prompt data set")
     if has_ids:
-        dataset = _with_unpadded_ids(dataset, tokenizer)
+        dataset = _remove_padding(dataset, tokenizer)
         if "prompt" in dataset.column_names:
             _check_same_prompts(dataset, tokenizer)
     else:
@@ -108,14 +108,14 @@ def prepare_prompts(
     return dataset.add_column(PROMPT_INDEX, list(range(len(dataset))))
 
 
-def _with_unpadded_ids(dataset: Dataset, tokenizer: PreTrainedTokenizerBase) -> Dataset:
+def _remove_padding(dataset: Dataset, tokenizer: PreTrainedTokenizerBase) -> Dataset:
     """The data set with `input_ids` without padding, and without `attention_mask`."""
     kept = [name for name in dataset.column_names if name not in (PROMPT_TOKENS, "attention_mask")]
-    columns = [Dataset.from_dict({PROMPT_TOKENS: unpadded_ids(dataset, tokenizer, subject="Prompt")})]
+    columns = [Dataset.from_dict({PROMPT_TOKENS: read_unpadded_ids(dataset, tokenizer, subject="Prompt")})]
     return concatenate_datasets([*columns, *([dataset.select_columns(kept)] if kept else [])], axis=1)
 
 
-def unpadded_ids(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, *, subject: str) -> list[list[int]]:
+def read_unpadded_ids(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, *, subject: str) -> list[list[int]]:
     """The column `input_ids` without padding.
 
     Args:
@@ -129,21 +129,20 @@ def unpadded_ids(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, *, subjec
     dataset = dataset.with_format(None)
     padded = list(dataset[PROMPT_TOKENS])
     masked = "attention_mask" in dataset.column_names
-    masks = dataset["attention_mask"] if masked else [_not_padding(ids, tokenizer) for ids in padded]
+    masks = dataset["attention_mask"] if masked else [_padding_mask(ids, tokenizer) for ids in padded]
     return [
-        _unpadded(ids, mask, subject=f"{subject} {row}")
-        for row, (ids, mask) in enumerate(zip(padded, masks, strict=True))
+        _unpad(ids, mask, subject=f"{subject} {row}") for row, (ids, mask) in enumerate(zip(padded, masks, strict=True))
     ]
 
 
-def _not_padding(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[bool]:
+def _padding_mask(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[bool]:
     """Which ids are a prompt's, where no mask says so: as in TRL's PPO, all but PAD, if PAD is not EOS."""
     pad = tokenizer.pad_token_id
     apart = pad not in (None, tokenizer.eos_token_id)
     return [not apart or index != pad for index in ids]
 
 
-def _unpadded(ids: Sequence[int], mask: Sequence[Any] | None, *, subject: str) -> list[int]:
+def _unpad(ids: Sequence[int], mask: Sequence[Any] | None, *, subject: str) -> list[int]:
     """The ids that the mask does not leave out.
 
     Raises:
@@ -158,8 +157,8 @@ def _unpadded(ids: Sequence[int], mask: Sequence[Any] | None, *, subject: str) -
     places = [place for place, real in enumerate(mask) if real]
     if places and len(places) != places[-1] - places[0] + 1:
         raise ZooError(
-            f"{subject} has padding between its tokens, at place {_first_hole(places)} of input_ids: pad on the left "
-            "or on the right."
+            f"{subject} has padding between its tokens, at position {_first_hole(places)} of input_ids: pad on the "
+            "left or on the right."
         )
     return [ids[place] for place in places]
 
@@ -183,8 +182,9 @@ def _check_same_prompts(dataset: Dataset, tokenizer: PreTrainedTokenizerBase) ->
         turns = [prompt] if isinstance(prompt, str) else [completion_text([turn]) for turn in prompt]
         if not all(turn.strip() in text for turn in turns):
             raise ZooError(
-                f"Prompt {row} is {display_text(prompt)[:SHOWN]!r}, and its input_ids are of {text[:SHOWN]!r}: the "
-                "policy would read the one and reward functions the other, so take out the column that is wrong."
+                f"Prompt {row} is {display_text(prompt)[:MAX_QUOTED]!r}, but its input_ids are of "
+                f"{text[:MAX_QUOTED]!r}: the policy would read the one and reward functions the other, so take out "
+                "the column that is wrong."
             )
     if otherwise:
         log.warning(
@@ -200,7 +200,7 @@ def warn_of_reserved_columns(dataset: Dataset) -> None:
     Args:
         dataset: The prompts.
     """
-    for name in withheld(dataset.column_names):
+    for name in withheld_columns(dataset.column_names):
         log.warning("Reward functions do not get the prompts' column %r: to pass it on, %s.", name, how_to_rename(name))
 
 
@@ -220,7 +220,7 @@ def uncollate(batch: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> l
     for place in range(len(next(iter(columns.values())))):
         row = {n: x[place].tolist() if isinstance(x, Tensor) else x[place] for n, x in columns.items()}
         if (ids := row.get(PROMPT_TOKENS)) is not None:
-            mask = _not_padding(ids, tokenizer) if attention is None else [bool(real) for real in attention[place]]
-            row[PROMPT_TOKENS] = _unpadded(ids, mask, subject=f"Prompt {place} of a batch")
+            mask = _padding_mask(ids, tokenizer) if attention is None else [bool(real) for real in attention[place]]
+            row[PROMPT_TOKENS] = _unpad(ids, mask, subject=f"Prompt {place} of a batch")
         rows.append(row)
     return rows

@@ -30,7 +30,7 @@ TABLE = ("prompt", "completion", "score", "kl", "ended")
 _USUAL = frozenset({"prompt", PROMPT_TOKENS, "attention_mask", PROMPT_INDEX, GENERATION, QUESTION})
 
 
-def passed_on(columns: Mapping[str, _Values]) -> dict[str, _Values]:
+def columns_for_functions(columns: Mapping[str, _Values]) -> dict[str, _Values]:
     """Selects the columns that reward functions, rules and judges get besides prompts and completions.
 
     Args:
@@ -39,7 +39,7 @@ def passed_on(columns: Mapping[str, _Values]) -> dict[str, _Values]:
     return {name: values for name, values in columns.items() if name not in RESERVED}
 
 
-def withheld(names: Iterable[str]) -> list[str]:
+def withheld_columns(names: Iterable[str]) -> list[str]:
     """Lists columns that users may expect reward functions to get, but that these never get.
 
     Args:

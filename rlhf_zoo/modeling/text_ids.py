@@ -13,22 +13,22 @@ if TYPE_CHECKING:
 _PROBE = "zxq"
 
 
-class Frame(NamedTuple):
+class AddedTokens(NamedTuple):
     """The token ids that a tokenizer adds around a text.
 
     Attributes:
-        before: Before it.
-        behind: After it.
+        prefix: Before it.
+        suffix: After it.
     """
 
-    before: tuple[int, ...]
-    behind: tuple[int, ...]
+    prefix: tuple[int, ...]
+    suffix: tuple[int, ...]
 
 
-_FRAMES: WeakKeyDictionary[Any, tuple[Any, Frame]] = WeakKeyDictionary()
+_FRAMES: WeakKeyDictionary[Any, tuple[Any, AddedTokens]] = WeakKeyDictionary()
 
 
-def frame_of(tokenizer: PreTrainedTokenizerBase) -> Frame:
+def added_tokens(tokenizer: PreTrainedTokenizerBase) -> AddedTokens:
     """Returns what a tokenizer adds around every text.
 
     Args:
@@ -41,12 +41,12 @@ def frame_of(tokenizer: PreTrainedTokenizerBase) -> Frame:
         bare, full = (list(tokenizer(_PROBE, add_special_tokens=add)["input_ids"]) for add in (False, True))
         extra = len(full) - len(bare)
         start = next((place for place in range(extra + 1) if full[place : place + len(bare)] == bare), 0)
-        frame = Frame(tuple(full[:start]), tuple(full[start + len(bare) :])) if bare else Frame((), ())
+        frame = AddedTokens(tuple(full[:start]), tuple(full[start + len(bare) :])) if bare else AddedTokens((), ())
         cached = _FRAMES[tokenizer] = state, frame
     return cached[1]
 
 
-def ends_texts(tokenizer: PreTrainedTokenizerBase) -> bool:
+def appends_eos(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether a tokenizer adds its end-of-sequence token after every text, also after a prompt.
 
     The separator that an encoder reads after every text is no end.
@@ -55,7 +55,7 @@ def ends_texts(tokenizer: PreTrainedTokenizerBase) -> bool:
         tokenizer: Any tokenizer.
     """
     eos = tokenizer.eos_token_id
-    return eos is not None and eos != tokenizer.sep_token_id and frame_of(tokenizer).behind[-1:] == (eos,)
+    return eos is not None and eos != tokenizer.sep_token_id and added_tokens(tokenizer).suffix[-1:] == (eos,)
 
 
 def tokenize_text(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -69,7 +69,7 @@ def tokenize_text(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
         Token ids, with one BOS where the tokenizer adds one, and without the end that it may add after every text.
     """
     ids = list(tokenizer(without_bos(text, tokenizer))["input_ids"])
-    return ids[:-1] if ends_texts(tokenizer) else ids
+    return ids[:-1] if appends_eos(tokenizer) else ids
 
 
 def without_bos(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
@@ -80,11 +80,11 @@ def without_bos(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
         tokenizer: Its tokenizer.
     """
     bos: Any = tokenizer.bos_token
-    doubled = bos is not None and frame_of(tokenizer).before[-1:] == (tokenizer.bos_token_id,)
+    doubled = bos is not None and added_tokens(tokenizer).prefix[-1:] == (tokenizer.bos_token_id,)
     return text.removeprefix(bos) if doubled else text
 
 
-def settle_ends(tokenizer: PreTrainedTokenizerBase) -> str | None:
+def switch_off_eos(tokenizer: PreTrainedTokenizerBase) -> str | None:
     """Makes a tokenizer add no end after texts, because prompts are texts too. Training adds its ends by itself.
 
     Args:
@@ -96,14 +96,14 @@ def settle_ends(tokenizer: PreTrainedTokenizerBase) -> str | None:
     Raises:
         ZooError: The tokenizer cannot do without.
     """
-    if not ends_texts(tokenizer):
+    if not appends_eos(tokenizer):
         return None
-    switches = {"add_bos_token": tokenizer.bos_token_id in frame_of(tokenizer).before, "add_eos_token": False}
-    before = frame_of(tokenizer).before
+    switches = {"add_bos_token": tokenizer.bos_token_id in added_tokens(tokenizer).prefix, "add_eos_token": False}
+    before = added_tokens(tokenizer).prefix
     for name, value in switches.items():
         setattr(tokenizer, name, value)
         tokenizer.init_kwargs[name] = value
-    if ends_texts(tokenizer) or frame_of(tokenizer).before != before:
+    if appends_eos(tokenizer) or added_tokens(tokenizer).prefix != before:
         raise ZooError(
             f"The tokenizer adds {tokenizer.eos_token} after every text, prompts included, and ignores add_eos_token: "
             "save it with add_eos_token=False, and use that one."

@@ -27,7 +27,7 @@ from ..hub.client.run_signature import FLAG
 from ..modeling.chat import tokenize_prompt
 from ..modeling.chat_template import Chat
 from ..modeling.devices import on_device
-from ..modeling.models import context_of, load_causal
+from ..modeling.models import context_length, load_causal
 from ..modeling.prompt_keys import count_distinct_prompts, describe_prompt_count
 from ..modeling.sampling.truncation import Truncation
 from ..modeling.special_tokens import stop_ids
@@ -389,7 +389,7 @@ def _held_out(settings: Any) -> tuple[float, str] | tuple[None, None]:
 
 def _check_room(policy: PreTrainedModel, evaluator: Evaluator, prompts: Sequence[Any]) -> None:
     """Raises ZooError if a prompt and its completion may exceed the context."""
-    limit = context_of(policy, evaluator.reference)
+    limit = context_length(policy, evaluator.reference)
     if limit is None:
         return
     longest = max(len(tokenize_prompt(prompt, evaluator.tokenizer)) for prompt in prompts)

@@ -15,7 +15,7 @@ from ..modeling import distributed
 from ..modeling.chat import plain_text
 from ..modeling.models import load_causal
 from ..modeling.prompt_keys import format_prompt_count
-from ..modeling.reserved_columns import passed_on
+from ..modeling.reserved_columns import columns_for_functions
 from ..publishing.adapters import check_plan, file_overrides
 from ..publishing.cards.card import make_card
 from ..publishing.sender import claim_repository
@@ -326,7 +326,7 @@ def show(context: RunContext, console: "Console") -> None:
     config = context.shared.evaluation
     rows = evaluation_rows(context, source, path=context.checkpoint("sft").path)
     shown_rows = rows.select(range(min(len(rows), config.prompts, SHOWN_PROMPTS))).to_dict()
-    prompts, columns = shown_rows["prompt"], passed_on(shown_rows)
+    prompts, columns = shown_rows["prompt"], columns_for_functions(shown_rows)
     with tempfile.TemporaryDirectory() as cache, tempfile.TemporaryDirectory() as changed_files:
         hub, pulled = replace(context.hub, cache=Path(cache)), {}
         for stage in context.recipe.stages:

@@ -13,7 +13,7 @@ from ..errors import ZooError
 from ..functional import exact_kl
 from ..modeling.chunked_logprobs import TokenLoss
 from ..modeling.critic import CRITIC_DIR, response_values
-from ..modeling.fsdp import load_full
+from ..modeling.fsdp import load_gathered
 from ..modeling.logprobs import response_logprobs, response_states, text_logprobs
 from ..modeling.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, ModelFiles
 from ..modeling.models import disable_dropout, is_peft
@@ -284,4 +284,4 @@ def _load_into(model: PreTrainedModel, directory: Path) -> None:
             f"{directory} does not fit this {type(model).__name__} ({names}): it is another model's checkpoint."
         )
     # Under FSDP each process copies its shard of the full weights.
-    load_full(model, loaded.state_dict())
+    load_gathered(model, loaded.state_dict())

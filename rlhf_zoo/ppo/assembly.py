@@ -12,7 +12,7 @@ from ..modeling.generation_config import make_savable
 from ..modeling.gguf import check_plain_weights
 from ..modeling.loading import AS_SAVED, FLOAT32, load_tokenizer
 from ..modeling.model_files import first_line
-from ..modeling.models import context_of, disable_dropout, is_peft, load_causal, load_classifier
+from ..modeling.models import context_length, disable_dropout, is_peft, load_causal, load_classifier
 from ..modeling.packed_attention import enable_packing
 from ..modeling.prompts import prepare_prompts, warn_of_reserved_columns
 from ..modeling.reserved_columns import PROMPT_TOKENS
@@ -23,7 +23,7 @@ from ..rewards import RewardEnsemble, RewardModel, Rewards
 from ..rewards.ensemble import check_ensemble
 from .config import PPOConfig, holds_reference
 from .critics import build_critic, stored_statistics
-from .guards import check_step_size, warn_of
+from .guards import check_step_size, warn
 from .ptx import TextSource
 from .reference import Reference
 from .token_checks import (
@@ -128,7 +128,7 @@ def assemble(
     # Checked once, before training: a model with broken caching would silently sample from another distribution.
     check_decoding(policy, vocabulary)
     # The shortest context limits all models, because all read the same tokens.
-    context = context_of(*models.values())
+    context = context_length(*models.values())
     if critic_adapter is not None:
         critic = with_adapter(critic, critic_adapter)
     if args.padding_free:
@@ -214,7 +214,7 @@ def warn_if_many_epochs(epochs: int) -> None:
         epochs: `num_ppo_epochs`.
     """
     if epochs > MANY_EPOCHS:
-        warn_of(
+        warn(
             f"num_ppo_epochs is {epochs}: beyond {MANY_EPOCHS} the policy is far from the rollout, and clipping stops "
             "most of the update; watch policy/clipfrac, or set early_stop_kl."
         )
@@ -236,7 +236,7 @@ def _check_settings(args: PPOConfig) -> None:
         )
     warn_if_many_epochs(args.num_ppo_epochs)
     if args.kl_in == "reward" and args.kl_estimator == "k3":
-        warn_of(
+        warn(
             "kl_estimator 'k3' in the reward follows ∇KL(π‖ref) − ∇KL(ref‖π), not the gradient of a KL. It exists for "
             "parity with TRL; use k1."
         )
@@ -274,7 +274,7 @@ def _with_adapter(policy: PreTrainedModel, peft_config: Any, args: PPOConfig) ->
             "that adapter and save the model first."
         )
     if not policy.name_or_path and not args.merge_adapter:
-        warn_of(
+        warn(
             "The policy under the adapter was merged or made in memory, so its adapter names no base and cannot be "
             "loaded by itself: set merge_adapter, or save the model first and pass its path."
         )

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallba
 
 from .. import functional as F
 from ..errors import NotFinite, ZooError
-from ..modeling.fsdp import full_weights
+from ..modeling.fsdp import gather_weights
 from ..modeling.fsdp_trainer import ShardTrainer
 from ..modeling.length_grouping import GroupsByLength
 from ..modeling.value_head import ValueHead
@@ -28,13 +28,13 @@ from ..rewards import RewardFunction, RewardModel, Rewards, Scored
 from .actor_critic import ActorCritic
 from .assembly import Parts, assemble, prompts_of
 from .checkpoint import PPO_COMPLETE, MarkComplete
-from .completions import COMPLETIONS_DIR, DecodedCompletions, decoded, show_table
+from .completions import COMPLETIONS_DIR, DecodedCompletions, decode_rows, show_table
 from .config import PPOConfig
 from .custom_loop import UserScores
 from .engines import make_engine
 from .guards import KLWatch, ReferenceWatch
 from .kl_controller import KLController, RunningScores
-from .metrics import Progress, critic_health, of_completions
+from .metrics import Progress, completion_metrics, critic_health
 from .offload import on_device, place
 from .prompt_batches import PromptReader
 from .rollout import Advantages, Rollout
@@ -108,7 +108,7 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
         super().__init__(
             model=ActorCritic(parts.policy, parts.critic),
             args=args,
-            data_collator=data_collator or _uncollated,
+            data_collator=data_collator or _uncollate,
             train_dataset=prompts_of(train_dataset, *reading, training=True),
             eval_dataset=prompts_of(eval_dataset, *reading),
             processing_class=processing_class,
@@ -241,7 +241,7 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
             progress: means of the update's losses.
         """
         names = ["given"] if isinstance(estimates.scored, UserScores) else self.rewards.names
-        per_completion = of_completions(rollout, estimates, names)
+        per_completion = completion_metrics(rollout, estimates, names)
         values, returns, mask = estimates.values, estimates.returns, estimates.mask
         measured = {
             **{name: self.mean(column) for name, column in per_completion.items()},
@@ -281,7 +281,7 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
             rollout: B completions.
             rows: one data-set row for each completion, the row of its prompt.
         """
-        texts = decoded(self.processing_class, rollout.samples, rows)
+        texts = decode_rows(self.processing_class, rollout.samples, rows)
         model_context = partial(on_device, device=self.accelerator.device)
         arguments = texts.prompts, texts.completions, texts.texts, texts.columns
         return texts, self.rewards(rollout.samples, *arguments, trainer_state=self.state, model_context=model_context)
@@ -406,7 +406,7 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
         directory = Path(output_dir or self.args.output_dir or ".")
         # Trainer passes a directory when it saves a checkpoint, and none for push_to_hub.
         checkpoint = _internal_call and output_dir is not None
-        weights = full_weights(self.policy), full_weights(self.value_model)
+        weights = gather_weights(self.policy), gather_weights(self.value_model)
         if self.args.should_save:
             directory.mkdir(parents=True, exist_ok=True)
             self.actor.save_pretrained(directory, merge=self.args.merge_adapter and not checkpoint, weights=weights)
@@ -453,6 +453,6 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
             self._metrics[name] = [math.nan if value is None else value for value in values]
 
 
-def _uncollated(rows: list[Any]) -> Any:
+def _uncollate(rows: list[Any]) -> Any:
     """Returns rows as they are, because reward functions read their columns."""
     return rows

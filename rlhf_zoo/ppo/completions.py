@@ -11,7 +11,7 @@ from transformers.integrations import TensorBoardCallback  # type: ignore[attr-d
 
 from ..errors import printable
 from ..modeling.chat import append_completion, completion_text, decode_completions, display_text, wrap_completion
-from ..modeling.reserved_columns import PROMPT_TOKENS, passed_on
+from ..modeling.reserved_columns import PROMPT_TOKENS, columns_for_functions
 from ..modeling.sampling.sampler import Samples
 
 COMPLETIONS_DIR = "completions"
@@ -34,7 +34,7 @@ class DecodedCompletions:
     columns: dict[str, list[Any]]
 
 
-def decoded(tokenizer: PreTrainedTokenizerBase, samples: Samples, rows: Sequence[Mapping]) -> DecodedCompletions:
+def decode_rows(tokenizer: PreTrainedTokenizerBase, samples: Samples, rows: Sequence[Mapping]) -> DecodedCompletions:
     """Decodes samples for reward functions.
 
     Args:
@@ -53,7 +53,7 @@ def decoded(tokenizer: PreTrainedTokenizerBase, samples: Samples, rows: Sequence
             append_completion(text if isinstance(prompt, str) else prompt, completion)
             for prompt, text, completion in zip(prompts, decoded_prompts, completions, strict=True)
         ],
-        columns={name: [row[name] for row in rows] for name in passed_on(rows[0])},
+        columns={name: [row[name] for row in rows] for name in columns_for_functions(rows[0])},
     )
 
 

@@ -255,7 +255,9 @@ class PPOConfig(TrainingArguments):
     @property
     def tokens_at_once(self) -> int | None:
         """The most tokens of a forward pass, padding included; None if only the number of rows is limited."""
-        return self.max_tokens_per_micro_batch or usual_tokens(cpu=self.device.type == "cpu", bf16=bool(self.bf16))
+        return self.max_tokens_per_micro_batch or default_batch_tokens(
+            cpu=self.device.type == "cpu", bf16=bool(self.bf16)
+        )
 
     @property
     def episodes_per_update(self) -> int:
@@ -350,7 +352,7 @@ def _check_engine(args: Any) -> None:
         )
 
 
-def usual_tokens(*, cpu: bool, bf16: bool) -> int | None:
+def default_batch_tokens(*, cpu: bool, bf16: bool) -> int | None:
     """Returns the default number of tokens of a forward pass; None (no bound) on a GPU.
 
     Args:

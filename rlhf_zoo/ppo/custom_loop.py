@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ZooError
-from ..modeling.alignment import encode_behind
+from ..modeling.alignment import encode_after
 from ..modeling.chat import tokenize_completion, tokenize_prompt
 from ..modeling.prompts import check_room
 from ..modeling.sampling.sampler import Samples, left_pad
@@ -34,7 +34,7 @@ def _answer_ids(query: Any, prompt: list[int], response: str, tokenizer: Any) ->
     if _as_ids(query) is None:
         return tokenize_completion(query, response, tokenizer)
     query_and_response = tokenizer(tokenizer.decode(prompt) + response, add_special_tokens=False)["input_ids"]
-    return encode_behind(tokenizer, prompt, query_and_response, response)
+    return encode_after(tokenizer, prompt, query_and_response, response)
 
 
 def prompt_row(prompt: Any, row: int, trainer: Any) -> list[int]:

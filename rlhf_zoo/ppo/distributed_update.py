@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..modeling.batches import in_batches
+from ..modeling.batches import split_batches
 from ..modeling.sampling.sampler import Samples
 from ..rewards import Scored
 from .actor_critic import TextBatch
@@ -75,7 +75,7 @@ def gather_rollouts(rollout: Rollout, scored: Scored, *, sizes: Sequence[int], g
     order = torch.tensor(place_of_rows([len(part["total"]) for part in parts_of_all], every_size, group=group))
 
     def rows(parts: Iterable[Tensor], *, left: bool = False) -> Tensor:
-        return _stacked(list(parts), left=left)[order].to(device)
+        return _stack(list(parts), left=left)[order].to(device)
 
     fields = {
         name: rows((part["samples"][name] for part in parts_of_all), left=name in ("prompt_ids", "prompt_mask"))
@@ -104,7 +104,7 @@ def gather_rollouts(rollout: Rollout, scored: Scored, *, sizes: Sequence[int], g
     )
 
 
-def _stacked(parts: Sequence[Tensor], *, left: bool) -> Tensor:
+def _stack(parts: Sequence[Tensor], *, left: bool) -> Tensor:
     """Concatenates the rows of tensors, padded with 0 on the left or on the right to the widest."""
     if parts[0].ndim == 1:
         return torch.cat(list(parts))
@@ -129,7 +129,7 @@ def _mean_metrics(metrics: Sequence[Mapping[str, float]], rows: Sequence[int]) -
     return means
 
 
-def shares(samples: Samples, *, process: int, processes: int, **how: Any) -> list[Tensor]:
+def split_samples(samples: Samples, *, process: int, processes: int, **how: Any) -> list[Tensor]:
     """Splits a minibatch into the micro-batches of one process.
 
     Processes wait for each other's gradients (and under FSDP for weights), so each gets the same number of
@@ -139,18 +139,18 @@ def shares(samples: Samples, *, process: int, processes: int, **how: Any) -> lis
         samples: the minibatch's, of all processes.
         process: the index of this one.
         processes: how many there are.
-        **how: arguments of `in_batches`.
+        **how: arguments of `split_batches`.
 
     Returns:
         Row indices within the minibatch, (m,) int64 for each micro-batch.
     """
     # Rows are assigned in turn, from the shortest on, so that processes get rows of about the same lengths.
     order = samples.mask.sum(1).argsort(stable=True)
-    assigned = [in_batches(samples, order[index::processes], **how) for index in range(processes)]
+    assigned = [split_batches(samples, order[index::processes], **how) for index in range(processes)]
     return assigned[process] + [order[:0]] * (max(map(len, assigned)) - len(assigned[process]))
 
 
-def text_shares(texts: TextBatch, *, parts: int, process: int, processes: int) -> list[TextBatch]:
+def split_texts(texts: TextBatch, *, parts: int, process: int, processes: int) -> list[TextBatch]:
     """Splits a minibatch's texts into those of one process's micro-batches.
 
     Args:

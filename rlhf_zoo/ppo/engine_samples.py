@@ -10,7 +10,7 @@ from ..errors import ZooError
 from ..modeling.sampling.sampler import Samples, SamplingRequest, Vocabulary, left_pad
 
 
-def outside(vocabulary: Vocabulary, model: Any) -> list[int]:
+def ids_outside(vocabulary: Vocabulary, model: Any) -> list[int]:
     """Lists the rows of the model's head that belong to no token.
 
     Args:

@@ -14,7 +14,7 @@ from ..errors import ZooError
 from ..modeling.sampling.cuda_graphs import Capture, CudaGraphs, FixedDecoder, can_be_fixed, fixed_size
 from ..modeling.sampling.sampler import Samples, SamplingRequest, sample
 from .config import PPOConfig
-from .engine_samples import as_samples, outside
+from .engine_samples import as_samples, ids_outside
 
 #: Samples completions of a model for a request.
 Engine = Callable[[Any, SamplingRequest], Samples]
@@ -102,7 +102,7 @@ def sample_with_transformers(model: Any, request: SamplingRequest) -> Samples:
         max_new_tokens=request.max_new_tokens,
         eos_token_id=list(request.stop_ids) or -1,
         pad_token_id=request.pad_id,
-        suppress_tokens=outside(request.vocabulary, model) or None,
+        suppress_tokens=ids_outside(request.vocabulary, model) or None,
     )
     by_request = model.generate_batch(
         inputs=[list(prompt) for prompt in request.prompts],

@@ -3,7 +3,7 @@
 from ..errors import ZooError
 
 
-class NoUpdate(ZooError):
+class UpdateFailed(ZooError):
     """An update could not be made. The weights are those from before the update.
 
     Attributes:
@@ -13,9 +13,9 @@ class NoUpdate(ZooError):
     agreed = False
 
 
-class Unscored(NoUpdate):
+class ScoringFailed(UpdateFailed):
     """Completions could not be scored."""
 
 
-class Unsampled(NoUpdate):
+class SamplingFailed(UpdateFailed):
     """The engine sampled no completions, or did not have the policy's weights."""

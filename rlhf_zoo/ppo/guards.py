@@ -15,7 +15,7 @@ from torch import Tensor
 from ..errors import NotFinite, ZooError
 from ..modeling.logprobs import token_logprobs
 from ..modeling.sampling.sampler import Samples
-from .failures import Unscored
+from .failures import ScoringFailed
 from .reference import Reference
 
 #: KL of the first rollout, in nats per completion: far above the rounding of equal models in float32, and far below
@@ -38,17 +38,17 @@ class GuardWarning(UserWarning):
 
 
 @contextmanager
-def unscored() -> Iterator[None]:
+def wrap_reward_errors() -> Iterator[None]:
     """Turns errors from rewards into Unscored, so that the run can save what it has learned."""
     try:
         yield
     except NotFinite:
         raise
     except ZooError as error:
-        raise Unscored(str(error)) from error.__cause__
+        raise ScoringFailed(str(error)) from error.__cause__
 
 
-def warn_of(message: str) -> None:
+def warn(message: str) -> None:
     """Warns of something that may be wrong.
 
     Args:
@@ -73,7 +73,7 @@ def check_step_size(model: Any, rate: float, *, subject: str) -> None:
     # Adam's first steps have about the size of the learning rate, whatever the gradient's scale.
     moved = sum(int((weight + rate != weight).sum()) for weight in coarse)
     if moved < total / 2:
-        warn_of(
+        warn(
             f"An optimizer step of about the learning rate {rate:g} changes {moved / total:.1%} of the weights of "
             f"{subject} and is lost to rounding in the others, because they are "
             f"{str(coarse[0].dtype).removeprefix('torch.')}: load them with dtype=torch.float32 and set bf16, which "
@@ -112,13 +112,13 @@ def check_start(
     bound = 0.5 * rounding**2 * float(mask.sum()) / count + (3 * standard_error if low_precision else 0.0)
     message = f"The KL of the first rollout to the reference is {kl:.3g} ± {standard_error:.2g} nats per completion"
     if abs(kl) < bound:
-        warn_of(
+        warn(
             f"{message}. Rounding in {dtype_name} alone can explain {bound:.2g}, because sampling and the reference "
             "round differently, so KL is no more precise than that: load the models in float32, or sample more "
             "completions per update."
         )
     elif not at_reference:
-        warn_of(f"{message}, but a run usually starts at 0: check that ref_model is the SFT policy.")
+        warn(f"{message}, but a run usually starts at 0: check that ref_model is the SFT policy.")
     else:
         rounding_note = f", more than the {bound:.2g} that {dtype_name} rounding can explain" if low_precision else ""
         raise ZooError(
@@ -188,7 +188,7 @@ def warn_if_scores_identical(scores: Tensor, *, subject: str) -> None:
         subject: what the warning calls the completions.
     """
     if len(scores) > 1 and bool((scores == scores[0]).all()):
-        warn_of(
+        warn(
             f"All {len(scores)} completions of the {subject} score {float(scores[0]):.4g}, so there is nothing to "
             "learn from them: check the rewards, or raise temperature or num_generations."
         )
@@ -327,4 +327,4 @@ class KLWatch:
     def _warn_once(self, name: str, message: str) -> None:
         if name not in self._warned:
             self._warned.add(name)
-            warn_of(message)
+            warn(message)

@@ -13,7 +13,7 @@ from ..errors import ZooError
 from ..modeling.reserved_columns import PROMPT_INDEX
 from .assembly import prompts_of
 from .base import EVAL_STREAM
-from .metrics import of_completions
+from .metrics import completion_metrics
 from .rollout_trainer import RolloutTrainer
 
 
@@ -53,7 +53,7 @@ class HeldOutTrainer(RolloutTrainer):
         for rows in self.rows_of(self.callback_handler.eval_dataloader):
             rollout = self.rollout(rows, stream=EVAL_STREAM)
             estimates = self.estimate(rollout, self.score(rollout, rows))
-            for name, each in of_completions(rollout, estimates, self.rewards.names).items():
+            for name, each in completion_metrics(rollout, estimates, self.rewards.names).items():
                 # Gathers from all processes, without the filler rows of the last batch.
                 by_metric[name].append(self.accelerator.gather_for_metrics(each))
             self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)

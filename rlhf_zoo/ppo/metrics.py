@@ -17,7 +17,7 @@ from .rollout import Advantages, Rollout
 POSITIONS = 4
 
 
-def of_completions(rollout: Rollout, estimates: Advantages, names: list[str]) -> dict[str, Tensor]:
+def completion_metrics(rollout: Rollout, estimates: Advantages, names: list[str]) -> dict[str, Tensor]:
     """Computes the metrics of single completions, for training and evaluation.
 
     Args:

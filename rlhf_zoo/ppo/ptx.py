@@ -6,7 +6,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..errors import ZooError
 from ..modeling.chat import tokenize_completion, tokenize_prompt
-from ..modeling.prompts import unpadded_ids
+from ..modeling.prompts import read_unpadded_ids
 from .actor_critic import TextBatch
 
 
@@ -47,7 +47,7 @@ class TextSource:
                 for prompt, completion in pairs
             ]
         elif "input_ids" in names:
-            rows = [([], ids) for ids in unpadded_ids(dataset, tokenizer, subject="ptx_dataset: row")]
+            rows = [([], ids) for ids in read_unpadded_ids(dataset, tokenizer, subject="ptx_dataset: row")]
         else:
             raise ZooError(
                 f"ptx_dataset has the columns {', '.join(map(repr, names))}: it needs 'text', or 'prompt' and "

@@ -57,7 +57,7 @@ class Reference:
                 raise ZooError("ref_load_in_8bit needs a separate reference: remove it, or pass ref_model.")
             self._adapted, model = policy, policy
         elif in_8bit:
-            model = _in_8bit(policy if model is None else model)
+            model = _quantize_to_8bit(policy if model is None else model)
         elif model is None:
             # The copy is made before training starts, so it is the SFT policy.
             model = copy.deepcopy(policy)
@@ -78,7 +78,7 @@ class Reference:
             with self._adapted.disable_adapter():
                 yield self._model
         else:
-            with _switched(self._adapted, self._adapter):
+            with _switch_adapter(self._adapted, self._adapter):
                 yield self._model
 
     @property
@@ -104,7 +104,7 @@ def _share(policy: PreTrainedModel, model: PreTrainedModel) -> bool:
 
 
 @contextmanager
-def _switched(policy: Any, adapter: str) -> Iterator[None]:
+def _switch_adapter(policy: Any, adapter: str) -> Iterator[None]:
     """Activates `adapter`. set_adapter also changes requires_grad, which is restored afterwards."""
     trained = policy.active_adapter
     flags = [(parameter, parameter.requires_grad) for parameter in policy.parameters()]
@@ -117,7 +117,7 @@ def _switched(policy: Any, adapter: str) -> Iterator[None]:
             parameter.requires_grad_(flag)
 
 
-def _in_8bit(model: PreTrainedModel) -> PreTrainedModel:
+def _quantize_to_8bit(model: PreTrainedModel) -> PreTrainedModel:
     """Makes a copy of `model` with linear layers in 8 bit (LLM.int8(), arXiv:2208.07339), by saving and loading it."""
     from transformers import BitsAndBytesConfig
     from transformers.utils import is_bitsandbytes_available  # type: ignore[attr-defined]

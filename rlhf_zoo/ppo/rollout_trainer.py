@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..modeling.batches import in_batches
+from ..modeling.batches import split_batches
 from ..modeling.fsdp import unsharded
 from ..modeling.logprobs import token_logprobs
 from ..modeling.reserved_columns import GENERATION, PROMPT_INDEX, PROMPT_TOKENS
@@ -57,12 +57,12 @@ class RolloutTrainer(BasePPOTrainer):
         check_ends(samples, self.stop_ids)
         samples = args.truncation(samples, self.processing_class, seed=args.seed, keys=keys)
         if args.rollout_engine == "native":
-            return self.evaluated(samples, recompute=args.recompute_logprobs)
+            return self.evaluate_samples(samples, recompute=args.recompute_logprobs)
         # Another engine's log-probabilities are not those of our forward pass, so log π_old comes from our own.
-        return replace(self.evaluated(samples, recompute=True), engine_logprobs=samples.logprobs)
+        return replace(self.evaluate_samples(samples, recompute=True), engine_logprobs=samples.logprobs)
 
     @torch.no_grad()
-    def evaluated(self, samples: Samples, *, recompute: bool) -> Rollout:
+    def evaluate_samples(self, samples: Samples, *, recompute: bool) -> Rollout:
         """Adds log π_ref, and V unless sampling computed it.
 
         Args:
@@ -82,7 +82,7 @@ class RolloutTrainer(BasePPOTrainer):
         with self.accelerator.autocast():
             running = actor.policy if recompute or actor.shared else None, None if actor.shared else actor.value_model
             with self.phases("values"), unsharded(*running):
-                for rows in in_batches(samples, **passes) if sampled_values is None else ():
+                for rows in split_batches(samples, **passes) if sampled_values is None else ():
                     chosen = samples.rows(rows)
                     places = rows, slice(chosen.mask.shape[1])
                     if recompute:

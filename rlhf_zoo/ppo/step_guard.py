@@ -19,7 +19,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from ..errors import NotFinite
 
 #: This many skipped steps in a row end the run.
-IN_A_ROW = 3
+MAX_SKIPPED_IN_A_ROW = 3
 #: The metric that counts optimizer steps skipped since the run began.
 SKIPPED = "skipped_steps"
 FIX = "lower learning_rate ({rate:g}), lower max_grad_norm, or switch bf16 or fp16 off"
@@ -78,10 +78,10 @@ class StepGuard(TrainerCallback, ExportableState):
         self.skipped += 1
         # A scaler that is still halving its scale does not mean that the run fails.
         self.in_a_row += not expected
-        if self.in_a_row >= IN_A_ROW:
+        if self.in_a_row >= MAX_SKIPPED_IN_A_ROW:
             raise NotFinite(
                 f"The {' and the '.join(wrong)} of step {step} {'is' if len(wrong) == 1 else 'are'} not finite, and "
-                f"{IN_A_ROW} optimizer steps in a row were skipped: {FIX.format(rate=rate)}."
+                f"{MAX_SKIPPED_IN_A_ROW} optimizer steps in a row were skipped: {FIX.format(rate=rate)}."
             )
         return False
 
@@ -237,16 +237,16 @@ class FiniteSteps(Guarded):
         super().log(logs, *args, **kwargs)
 
 
-def finite_steps(kind: type[Trainer]) -> type[Any]:
+def with_finite_steps(trainer_class: type[Trainer]) -> type[Any]:
     """Makes a trainer class skip steps that are not finite.
 
     Args:
-        kind: The class.
+        trainer_class: The class.
 
     Returns:
         A subclass of the same name.
     """
-    return type(kind.__name__, (FiniteSteps, kind), {})
+    return type(trainer_class.__name__, (FiniteSteps, trainer_class), {})
 
 
 def _local(weight: Any) -> Tensor:

@@ -94,7 +94,7 @@ class StepwiseTrainer(HeldOutTrainer):
         """
         model = self.prepare_loop()
         samples = samples_from_user(queries, responses, self)
-        rollout = self.evaluated(samples, recompute=True)
+        rollout = self.evaluate_samples(samples, recompute=True)
         self.learn(model, *self.gather_rollouts(rollout, scores_from_user(scores, samples)))
         self._metrics.clear()  # the caller gets them, and no log line of Trainer's will average them
         if self.lr_scheduler is not None:

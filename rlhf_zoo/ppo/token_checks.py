@@ -16,7 +16,7 @@ from ..modeling.loading import load_tokenizer
 from ..modeling.logprobs import token_logprobs
 from ..modeling.model_files import first_line
 from ..modeling.sampling.sampler import Vocabulary, base_of, sample
-from .guards import PROBE_TOKENS, RATIO_ROUNDING, warn_of
+from .guards import PROBE_TOKENS, RATIO_ROUNDING, warn
 
 
 def check_tokens(tokenizer: PreTrainedTokenizerBase, policy: PreTrainedModel, *, pad_apart: bool = True) -> None:
@@ -226,7 +226,7 @@ def check_head_of(model: PreTrainedModel, *, subject: str) -> None:
             with safe_open(path, framework="pt") as tensors:
                 keys += tensors.keys()
     if keys and not any(key.startswith(("score.", "classifier.")) for key in keys):
-        warn_of(
+        warn(
             f"The files of {name} have no classification head, so the head of {subject} was initialized at random "
             "when it was loaded: unless you trained it since, its scores are random."
         )

@@ -14,13 +14,13 @@ from ..errors import ZooError
 from ..modeling.alignment import Pieces
 from ..modeling.chat import tokenize_prompt, wrap_prompt
 from ..modeling.logprobs import token_logprobs
-from ..modeling.models import context_of, disable_dropout
+from ..modeling.models import context_length, disable_dropout
 from ..modeling.reserved_columns import PROMPT_TOKENS
 from ..modeling.sampling.sampler import Samples, Vocabulary, sample
 from ..modeling.value_head import ValueHead
 from ..rewards import Rewards
 from .actor_critic import ActorCritic
-from .completions import decoded
+from .completions import decode_rows
 from .config import PPOConfig
 from .kl_controller import RunningScores
 from .rollout import shaped_by_token, shaped_scores
@@ -165,12 +165,12 @@ def trace(
             disable_dropout(model)
             model.eval()
     prompt = wrap_prompt(prompt, tokenizer)
-    ids = _encoded(prompt, policy, tokenizer, args.response_length)
-    samples = _sampled(ids, policy, tokenizer, args, seed)
+    ids = _encode_prompt_ids(prompt, policy, tokenizer, args.response_length)
+    samples = _sample_completion(ids, policy, tokenizer, args, seed)
     logprobs, ref_logprobs, old_logprobs = (
         token_logprobs(model, samples, temperature=args.temperature) for model in (policy, reference, old or reference)
     )
-    texts = decoded(tokenizer, samples, [{**(columns or {}), "prompt": prompt, PROMPT_TOKENS: ids}])
+    texts = decode_rows(tokenizer, samples, [{**(columns or {}), "prompt": prompt, PROMPT_TOKENS: ids}])
     scored = rewards(samples, texts.prompts, texts.completions, texts.texts, texts.columns)
     so_far = scores_seen or RunningScores()
     shaped = shaped_scores(scored, samples.ended, args, so_far)
@@ -179,7 +179,7 @@ def trace(
     by_action = _estimates(
         logprobs, ref_logprobs, shaped, token_scores, actor.values(samples), samples.mask, args, beta
     )
-    by_action["clipped"] = _clipped(logprobs, old_logprobs, by_action["advantage"], samples.mask, args)
+    by_action["clipped"] = _find_clipped(logprobs, old_logprobs, by_action["advantage"], samples.mask, args)
     tokens, completion = _tokens(tokenizer, ids, _by_token(samples, logprobs, ref_logprobs, old_logprobs), by_action)
     scores = zip(rewards.names, scored.each[0].tolist(), strict=True)
     return Trace(
@@ -202,7 +202,7 @@ def trace(
     )
 
 
-def _sampled(
+def _sample_completion(
     ids: list[int], policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, args: PPOConfig, seed: int
 ) -> Samples:
     """Samples one completion as training does."""
@@ -267,7 +267,7 @@ def _bounds_of_ratio(args: PPOConfig) -> tuple[float, float]:
     return 1 - low, 1 + (low if args.cliprange_high is None else args.cliprange_high)
 
 
-def _clipped(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, args: PPOConfig) -> Tensor:
+def _find_clipped(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, args: PPOConfig) -> Tensor:
     """Whether the clip stops the gradient of each action, (1, A) bool."""
     _, clipped = F.clipped_policy_loss(
         F.actions(logprobs, mask, level=args.action_level),
@@ -301,7 +301,9 @@ def _tokens(
     return tokens, completion
 
 
-def _encoded(prompt: Any, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, room: int) -> list[int]:
+def _encode_prompt_ids(
+    prompt: Any, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, room: int
+) -> list[int]:
     if isinstance(prompt, str):
         if not prompt.strip():
             raise ZooError("The prompt is empty: write the beginning of a text.")
@@ -312,7 +314,7 @@ def _encoded(prompt: Any, policy: PreTrainedModel, tokenizer: PreTrainedTokenize
     ids = tokenize_prompt(prompt, tokenizer)
     if not ids:
         raise ZooError("The tokenizer has no token for this prompt: write other characters.")
-    context = context_of(policy)
+    context = context_length(policy)
     if context is not None and len(ids) + room > context:
         raise ZooError(
             f"The prompt has {len(ids)} tokens, and with {room} new ones it exceeds the context of {context}: shorten "

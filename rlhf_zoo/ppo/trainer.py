@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from .. import functional as F
-from ..modeling.batches import tokens_of
+from ..modeling.batches import count_tokens
 from ..modeling.devices import too_large, try_with_oom_fallback
-from ..modeling.fsdp import full
+from ..modeling.fsdp import gather_tensor
 from ..modeling.logprobs import response_logits
 from ..modeling.reserved_columns import GENERATION
 from ..rewards import Scored
@@ -32,13 +32,13 @@ from .actor_critic import TextBatch
 from .base import TRAIN_STREAM
 from .config import TOKENS_ON_CPU
 from .custom_loop import UserScores
-from .distributed_update import gather_rollouts, shares, text_shares
+from .distributed_update import gather_rollouts, split_samples, split_texts
 from .guards import (
     check_ratio,
     check_rewards,
     check_start,
-    unscored,
     warn_if_scores_identical,
+    wrap_reward_errors,
 )
 from .loss import PolicyLoss, micro_batch_loss
 from .metrics import Progress
@@ -101,7 +101,7 @@ class PPOTrainer(StepwiseTrainer):
         with self.phases.of_update():
             with self.phases("rollout"):
                 rollout = self.rollout(rows, stream=TRAIN_STREAM)
-            with self.phases("reward"), unscored():
+            with self.phases("reward"), wrap_reward_errors():
                 scored = self.score(rollout, rows)
             with self.phases("update"):
                 loss = self.learn(model, *self.gather_rollouts(rollout, scored, group=self.args.num_generations))
@@ -303,7 +303,7 @@ class PPOTrainer(StepwiseTrainer):
             # The micro-batches that did fit will be computed again, so what they added is undone.
             vars(progress).update(copy.deepcopy(saved_progress))
             samples, packed = batch.rollout.samples, self.args.padding_free
-            largest = max(tokens_of(samples, rows, packed=packed) for rows in micro_batches)
+            largest = max(count_tokens(samples, rows, packed=packed) for rows in micro_batches)
             self.most_tokens = largest // 2
             log.warning("%d tokens do not fit into memory: continuing with %d at a time.", largest, self.most_tokens)
         self.check_step(progress)
@@ -322,7 +322,7 @@ class PPOTrainer(StepwiseTrainer):
             them, so some may be empty.
         """
         args = self.args
-        return shares(
+        return split_samples(
             batch.rollout.samples,
             size=len(batch) if args.max_tokens_per_micro_batch else args.per_device_train_batch_size,
             tokens=self.most_tokens,
@@ -346,7 +346,7 @@ class PPOTrainer(StepwiseTrainer):
         args = self.args
         texts: list[TextBatch] = []
         if batch.texts is not None:
-            texts = text_shares(
+            texts = split_texts(
                 batch.texts, parts=len(micro_batches), process=args.process_index, processes=args.world_size
             )
         for number, (rows, text) in enumerate(zip_longest(micro_batches, texts), start=1):
@@ -424,7 +424,7 @@ class PPOTrainer(StepwiseTrainer):
                 parameter.grad = None
         for name, part in (("policy", actor.policy), ("critic", actor.value_model)):
             parameters = [p for p in part.parameters() if p.requires_grad]
-            norms[name] = full(self.accelerator.clip_grad_norm_(parameters, limit)).detach()
+            norms[name] = gather_tensor(self.accelerator.clip_grad_norm_(parameters, limit)).detach()
         assert self.optimizer is not None
         self.guard.record(self.agreed({f"{name}'s gradient norm": norm for name, norm in norms.items()}))
         if self.guard.keep(step=self.state.global_step + 1, rate=self.args.learning_rate):

@@ -27,8 +27,8 @@ from ..modeling.model_files import first_line
 from ..modeling.models import is_peft
 from ..modeling.sampling.sampler import Samples, SamplingRequest
 from .config import PPOConfig
-from .engine_samples import as_samples, outside
-from .failures import Unsampled
+from .engine_samples import as_samples, ids_outside
+from .failures import SamplingFailed
 from .waiting import ended_by_signals
 
 #: Number of tokens in the row that vLLM and the policy score after each weight update.
@@ -54,7 +54,7 @@ class VLLMEngine:
 
     Raises:
         ZooError: vLLM is not installed.
-        Unsampled: vLLM does not start, or its server does not answer.
+        SamplingFailed: vLLM does not start, or its server does not answer.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class VLLMEngine:
         colocated = nullcontext() if self._url else _llm_with(
             dtype=str(self._dtype).removeprefix("torch."), enforce_eager=args.vllm_enforce_eager
         )  # fmt: skip
-        with ended_by_signals(), _as_unsampled("vLLM did not start", "see what it printed above"):
+        with ended_by_signals(), _sampling_error("vLLM did not start", "see what it printed above"):
             if self._url and self._is_client:
                 check_server(self._url)
             if self._url is None and accelerator.device.type == "cpu":
@@ -101,14 +101,14 @@ class VLLMEngine:
     def __call__(self, model: PreTrainedModel, request: SamplingRequest) -> Samples:
         assert (request.temperature, request.max_new_tokens) == (self._temperature, self._length)
         settings: dict[str, Any] = {"stop_token_ids": list(request.stop_ids), "ignore_eos": True}
-        if outside(request.vocabulary, model):
+        if ids_outside(request.vocabulary, model):
             settings["allowed_token_ids"] = [
                 index for index in range(request.vocabulary.size) if index in request.vocabulary
             ]
         self._send_weights(model, request)
         self._generation.generation_kwargs = settings
         # Signals may interrupt a wait for a server. A colocated vLLM finishes its rollout, as other steps do.
-        with ended_by_signals() if self._url else nullcontext(), _as_unsampled("vLLM sampled nothing", self._fix):
+        with ended_by_signals() if self._url else nullcontext(), _sampling_error("vLLM sampled nothing", self._fix):
             _, completions, logprobs, _ = self._generation.generate(
                 prompts=[list(prompt) for prompt in request.prompts], images=None, num_generations=1
             )
@@ -120,17 +120,17 @@ class VLLMEngine:
         return f"see what the server at {self._url} printed" if self._url else "see what it printed above"
 
     def _send_weights(self, model: PreTrainedModel, request: SamplingRequest) -> None:
-        """Sends the policy's weights and checks that vLLM has them. If not, raises Unsampled in all processes."""
-        problem: Unsampled | None = None
+        """Sends the policy's weights and checks that vLLM has them. If not, raises SamplingFailed in all processes."""
+        problem: SamplingFailed | None = None
         try:
             if self._url and self._is_client:
                 with ended_by_signals():
                     check_server(self._url)
-            with _as_unsampled("vLLM did not take the policy's weights", self._fix), _unmerged(model):
+            with _sampling_error("vLLM did not take the policy's weights", self._fix), _unmerge_after(model):
                 self._generation.sync_weights()
             if self._is_client:
                 self._check_weights(model, request.prompts)
-        except Unsampled as error:
+        except SamplingFailed as error:
             problem = error
         if self._accelerator.num_processes > 1:
             from accelerate.utils import gather_object
@@ -139,27 +139,27 @@ class VLLMEngine:
                 sentence for sentence in gather_object([None if problem is None else str(problem)]) if sentence
             ]
             if sentences:
-                problem, cause = Unsampled(sentences[0]), problem
+                problem, cause = SamplingFailed(sentences[0]), problem
                 problem.agreed = True
                 raise problem from cause
         if problem is not None:
             raise problem
 
     def _check_weights(self, model: PreTrainedModel, prompts: Sequence[Sequence[int]]) -> None:
-        """Raises Unsampled if vLLM's log-probabilities of one row differ from the policy's by more than rounding."""
+        """Raises SamplingFailed if vLLM's log-probabilities of a row differ from the policy's by more than rounding."""
         context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or FORCED_TOKENS + 1
         row = forced_row(prompts, min(FORCED_TOKENS, context - 1))
-        with ended_by_signals() if self._url else nullcontext(), _as_unsampled("vLLM scored nothing", self._fix):
+        with ended_by_signals() if self._url else nullcontext(), _sampling_error("vLLM scored nothing", self._fix):
             vllm_logprobs = self._scored_by_server(row) if self._url else self._scored_here(row)
         policy_logprobs = row_logprobs(model, row)
         difference = float((policy_logprobs - torch.tensor(vllm_logprobs, device=policy_logprobs.device)).abs().mean())
         bound = rounding(self._dtype, on_cpu=self._accelerator.device.type == "cpu")
         if not difference <= bound:
             name = str(self._dtype).removeprefix("torch.")
-            raise Unsampled(
+            raise SamplingFailed(
                 f"vLLM has other weights than the policy: after they were sent, its log-probabilities of one row "
-                f"differ by {difference:.2g} nats per token from the policy's, where {name} explains {bound:g}: use "
-                "another version of vLLM, or rollout_engine 'native'."
+                f"differ by {difference:.2g} nats per token from the policy's, more than the {bound:g} that {name} "
+                "explains: use another version of vLLM, or rollout_engine 'native'."
             )
 
     def _scored_here(self, row: Sequence[int]) -> list[float]:
@@ -227,7 +227,7 @@ def check_server(url: str) -> None:
         url: its address, without a slash at the end.
 
     Raises:
-        Unsampled: it did not answer within 2·(CONNECT + ANSWER) seconds, or with an error.
+        SamplingFailed: it did not answer within 2·(CONNECT + ANSWER) seconds, or with an error.
     """
     failure = ""
     for attempt in range(2):
@@ -240,7 +240,7 @@ def check_server(url: str) -> None:
             if response.ok:
                 return
             failure = f"HTTP {response.status_code}"
-    raise Unsampled(f"No vLLM server answers at {url} ({failure}): {SERVE}, or correct vllm_server_base_url.")
+    raise SamplingFailed(f"No vLLM server answers at {url} ({failure}): {SERVE}, or correct vllm_server_base_url.")
 
 
 def computing_dtype(args: PPOConfig, policy: Any) -> torch.dtype:
@@ -297,25 +297,25 @@ def row_logprobs(model: PreTrainedModel, row: Sequence[int]) -> Tensor:
 
 
 @contextmanager
-def _as_unsampled(failure: str, fix: str) -> Iterator[None]:
-    """Turns whatever trl and vLLM raise into Unsampled. They raise too many types to list them."""
+def _sampling_error(failure: str, fix: str) -> Iterator[None]:
+    """Turns whatever trl and vLLM raise into SamplingFailed. They raise too many types to list them."""
     try:
         yield
     except ZooError:
         raise
     except NotImplementedError as error:
-        raise Unsampled(
+        raise SamplingFailed(
             f"{failure}: {first_line(error)} Use vllm_mode 'colocate', which needs no NCCL, or rollout_engine 'native'."
         ) from error
     except Exception as error:
         reason = first_line(error).rstrip(".:")
-        raise Unsampled(
+        raise SamplingFailed(
             f"{failure} ({type(error).__name__}: {reason}): {fix}, or use rollout_engine 'native'."
         ) from error
 
 
 @contextmanager
-def _unmerged(model: Any) -> Iterator[None]:
+def _unmerge_after(model: Any) -> Iterator[None]:
     """Unmerges adapters if sending weights failed, because trl merges them before it sends."""
     try:
         yield

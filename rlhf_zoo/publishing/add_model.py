@@ -11,7 +11,7 @@ from ..errors import ZooError
 from ..hub.client.connect import Hub
 from ..hub.client.publish import checkpoint_files, content_id, expected_id, publish_files
 from ..hub.client.refusals import refusals_as
-from ..modeling.gguf import SOURCE_FILE, gguf_source, unpacked
+from ..modeling.gguf import SOURCE_FILE, gguf_source, unpack_if_gguf
 from ..modeling.loading import TOKENIZER_FILES
 from ..modeling.model_files import model_files
 
@@ -56,7 +56,7 @@ def add_model(name: str, repo: str, *, license: str | None, source: str | None, 
         ZooError: There is no such model, it is an adapter or damaged, the repository holds another model, or the Hub
             refuses.
     """
-    folder = Path(unpacked(name))
+    folder = Path(unpack_if_gguf(name))
     if not folder.is_dir():
         raise ZooError(f"{name} is neither a folder nor a GGUF file: give the path of a model.")
     checked = model_files(folder)

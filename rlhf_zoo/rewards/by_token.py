@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 from ..modeling.alignment import TokenText
 
 
-class Misfit(Exception):
+class PartsMismatch(Exception):
     """A reward for parts of a completion does not fit the completion. The caller adds the function and the row."""
 
 
@@ -24,7 +24,7 @@ def is_list(value: Any) -> bool:
     return len(shape) == 1 and shape != [1]
 
 
-def paid_by_token(
+def rewards_by_token(
     values: Sequence[Any],
     text: str,
     ids: Sequence[int],
@@ -48,38 +48,38 @@ def paid_by_token(
 
     Raises:
         Misfit: The number of values is not T, or a span is not in the text.
-        TypeError, ValueError, RuntimeError: A value is not a number, as for `number`.
+        TypeError, ValueError, RuntimeError: A value is not a number, as for `to_float`.
     """
     if len(values) and not any(is_list(item) for item in values):
         if len(values) != len(ids):
-            raise Misfit(f"{len(values)} numbers for {len(ids)} tokens (the end-of-sequence token counts)")
-        return [number(item) for item in values]
+            raise PartsMismatch(f"{len(values)} numbers for {len(ids)} tokens (the end-of-sequence token counts)")
+        return [to_float(item) for item in values]
     token_values = [0.0] * len(ids)
-    spans = [_span(item, text) for item in values]
+    spans = [_parse_span(item, text) for item in values]
     if not spans:
         return token_values
     if tokenizer is None:
-        raise Misfit("spans, and there is no tokenizer to find their tokens with")
+        raise PartsMismatch("spans, but there is no tokenizer to find their tokens with")
     token_text = TokenText(tokenizer, ids, prompt)
     # The function may have read only a part of the tokens' text, such as an answer without thoughts, so search for it.
     offset = token_text.text.rfind(text)
     if offset < 0:
-        raise Misfit("spans of a text that is not what its tokens decode to")
+        raise PartsMismatch("spans of a text that is not what its tokens decode to")
     for _, end, value in spans:
         token_values[token_text.completing(offset + end)] += value
     return token_values
 
 
-def _span(value: Any, text: str) -> tuple[int, int, float]:
+def _parse_span(value: Any, text: str) -> tuple[int, int, float]:
     if not is_list(value) or len(value) != 3:
-        raise Misfit(f"{value!r}, which is no span (start, end, value)")
+        raise PartsMismatch(f"{value!r}, which is not a span (start, end, value)")
     start, end, reward = value
     if not (isinstance(start, int) and isinstance(end, int) and 0 <= start < end <= len(text)):
-        raise Misfit(f"the span from {start!r} to {end!r} for a text of {len(text)} characters")
-    return start, end, number(reward)
+        raise PartsMismatch(f"the span from {start!r} to {end!r} for a text of {len(text)} characters")
+    return start, end, to_float(reward)
 
 
-def number(value: Any) -> float:
+def to_float(value: Any) -> float:
     """Converts a number of Python, NumPy or torch to a float.
 
     Args:
@@ -89,7 +89,7 @@ def number(value: Any) -> float:
         TypeError, ValueError, RuntimeError: The value is not a number.
     """
     if isinstance(value, (str, bytes)):
-        raise TypeError("a text is no number")
+        raise TypeError("a text is not a number")
     try:
         return float(value.item() if hasattr(value, "item") else value)
     except OverflowError:

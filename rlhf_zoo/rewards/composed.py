@@ -14,7 +14,16 @@ from transformers import PreTrainedTokenizerBase
 from ..errors import ZooError
 from ..modeling.sampling.sampler import Samples
 from .ensemble import RewardEnsemble
-from .functions import Batch, FunctionCall, RewardFunction, answers, listed, logged, numbers, unwrapped
+from .functions import (
+    Batch,
+    FunctionCall,
+    RewardFunction,
+    call_functions,
+    collect_logs,
+    convert_rewards,
+    join_words,
+    unwrap_partials,
+)
 from .model import RewardModel
 
 #: Per completion: the sample standard deviation (ddof=1) over the models of an ensemble.
@@ -108,7 +117,7 @@ class Rewards:
     def weighted_models(self) -> list[tuple[RewardModel, float]]:
         """The reward models with the weights of their scores; those of an ensemble have its weight."""
         weighted = zip(self.rewards, self.weights, strict=True)
-        return [(model, weight) for reward, weight in weighted for model in _models(reward)]
+        return [(model, weight) for reward, weight in weighted for model in _models_of(reward)]
 
     def __call__(
         self,
@@ -144,7 +153,7 @@ class Rewards:
         named_rewards = list(zip(reward_names, self.rewards, strict=True))
         model_classes = RewardModel | RewardEnsemble
         calls = [FunctionCall(name, reward) for name, reward in named_rewards if not isinstance(reward, model_classes)]
-        results = answers(calls, batch, timeout=self.timeout)
+        results = call_functions(calls, batch, timeout=self.timeout)
         scores: list[Tensor] = []
         logged_scores: list[Tensor] = []
         by_token: Tensor | None = None
@@ -160,7 +169,7 @@ class Rewards:
                 with model_context(reward.model):
                     scores.append(_check_finite(name, reward.score_samples(samples, texts), batch).to(device))
                 continue
-            values, token_values = numbers(name, results[name], batch, self.tokenizer)
+            values, token_values = convert_rewards(name, results[name], batch, self.tokenizer)
             scores.append(values.to(device))
             if token_values is not None:
                 padded = torch.zeros(samples.mask.shape, device=device)
@@ -171,8 +180,8 @@ class Rewards:
         if unscored.any():
             row = int(unscored.nonzero()[0])
             raise ZooError(
-                f"No reward applies to the prompt {batch.prompt(row)} of row {row}: {listed(reward_names)} returned "
-                "None for it; let one of them return a number."
+                f"No reward applies to the prompt {batch.prompt(row)} of row {row}: {join_words(reward_names)} "
+                "returned None for it; let one of them return a number."
             )
         weights = torch.tensor(self.weights, device=device)
         total = (per_reward.nan_to_num(0.0) * weights).sum(1)
@@ -180,13 +189,13 @@ class Rewards:
             row = int((~total.isfinite()).nonzero()[0])
             raise ZooError(
                 f"The weighted rewards of row {row} add up to {float(total[row])}, which is too large for float32: "
-                f"let {listed(reward_names)} return smaller numbers, or lower reward_weights."
+                f"let {join_words(reward_names)} return smaller numbers, or lower reward_weights."
             )
         per_reward = torch.cat([per_reward, torch.stack(logged_scores, dim=1)], dim=1) if logged_scores else per_reward
-        return Scored(total, per_reward, *logged(calls, len(batch)), by_token)
+        return Scored(total, per_reward, *collect_logs(calls, len(batch)), by_token)
 
 
-def _models(reward: Any) -> list[RewardModel]:
+def _models_of(reward: Any) -> list[RewardModel]:
     """Returns the reward models of a reward; a function has none."""
     return reward.models if isinstance(reward, RewardEnsemble) else [reward] if isinstance(reward, RewardModel) else []
 
@@ -198,7 +207,7 @@ def _logged_names(name: str, reward: Any) -> list[str]:
 
 
 def _check_reward(reward: Any) -> None:
-    if _models(reward):
+    if _models_of(reward):
         return
     if isinstance(reward, type) and not hasattr(reward, "__iter__"):
         raise ZooError(
@@ -222,9 +231,9 @@ def _check_finite(name: str, scores: Tensor, batch: Batch) -> Tensor:
 
 def _name_reward(reward: RewardModel | RewardEnsemble | RewardFunction) -> str:
     """Returns a reward's name in metrics: a function's name (under any partials), otherwise its class's."""
-    if _models(reward):
+    if _models_of(reward):
         return "reward_model"
-    function = unwrapped(reward)
+    function = unwrap_partials(reward)
     name = getattr(function, "__name__", None)
     return name if isinstance(name, str) and name else type(function).__name__
 

@@ -40,10 +40,10 @@ class FormatMatch(Rule):
         try:
             regex.compile(self.pattern)
         except (regex.error, TypeError) as error:
-            raise self._refuse("pattern", f"a regular expression ({error})") from error
+            raise self._field_error("pattern", f"a regular expression ({error})") from error
         self._check_choice("how", "fullmatch", "search")
         if not finite(self.timeout) or self.timeout <= 0:
-            raise self._refuse("timeout", "a positive number of seconds")
+            raise self._field_error("timeout", "a positive number of seconds")
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
         return [float(self._matches(text_of(completion).strip())) for completion in completions]
@@ -71,7 +71,7 @@ def _lengths(reward: Rule, unit: Unit, completions: Sequence[Any], columns: Mapp
 
 def _token_ids(reward: Rule, columns: Mapping[str, Any]) -> Sequence[Sequence[int]]:
     if columns.get("completion_ids") is None:
-        raise ZooError(f"The reward {reward.name} counts tokens and got none: set its unit to 'words'.")
+        raise ZooError(f"The reward {reward.name} counts tokens but got none: set its unit to 'words'.")
     return columns["completion_ids"]
 
 
@@ -83,7 +83,7 @@ class Length(Rule):
     negative to prefer short completions.
 
     Attributes:
-        target: The wanted length; None for none.
+        target: The target length; None for no target.
         unit: "tokens" (the end-of-sequence token counts), "words" between white space, or "characters".
         name: What metrics call it.
     """
@@ -125,7 +125,7 @@ class SoftOverlong(Rule):
     def __post_init__(self) -> None:
         self._check_count("limit")
         if integer(self.margin) is None or not 0 <= self.margin <= self.limit:
-            raise self._refuse("margin", f"a whole number from 0 to the limit, {self.limit}")
+            raise self._field_error("margin", f"a whole number from 0 to the limit, {self.limit}")
         self._check_choice("unit", "tokens", "words", "characters")
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:

@@ -20,15 +20,15 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import ZooError
-from ..modeling.reserved_columns import TABLE, passed_on
+from ..modeling.reserved_columns import TABLE, columns_for_functions
 from ..modeling.time_limit import Expired, deadline
-from .by_token import Misfit, is_list, number, paid_by_token
+from .by_token import PartsMismatch, is_list, rewards_by_token, to_float
 from .rule import text_of
 
 RewardFunction = Callable[..., Any]
 
 #: Characters of a prompt or value that an error quotes.
-SHOWN = 80
+MAX_QUOTED = 80
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Batch:
         Args:
             index: The row.
         """
-        return repr(_shortened(text_of(self.prompts[index])))
+        return repr(_shorten(text_of(self.prompts[index])))
 
 
 class FunctionCall:
@@ -100,10 +100,10 @@ class FunctionCall:
     @property
     def is_async(self) -> bool:
         """Whether it is a coroutine function."""
-        function = unwrapped(self.function)
+        function = unwrap_partials(self.function)
         return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(function.__call__)
 
-    def now(self, batch: Batch) -> Any:
+    def call(self, batch: Batch) -> Any:
         """Calls the function.
 
         Args:
@@ -117,10 +117,10 @@ class FunctionCall:
         """
         values = self.function(**self._arguments(batch))
         if inspect.isawaitable(values):
-            return _wait(_awaited(values))
+            return _wait(_as_coroutine(values))
         return list(values) if isinstance(values, Iterator) else values
 
-    async def soon(self, batch: Batch) -> Any:
+    async def call_async(self, batch: Batch) -> Any:
         """Calls a coroutine function.
 
         Args:
@@ -128,7 +128,7 @@ class FunctionCall:
         """
         return await self.function(**self._arguments(batch))
 
-    def refuse(self, batch: Batch, error: Exception) -> NoReturn:
+    def raise_error(self, batch: Batch, error: Exception) -> NoReturn:
         """Raises the error for an exception on a batch.
 
         Args:
@@ -140,25 +140,25 @@ class FunctionCall:
         """
         if isinstance(error, ZooError):
             raise error
-        raise self._fault(batch, error) from error
+        raise self._error_for(batch, error) from error
 
-    def _fault(self, batch: Batch, error: Exception) -> ZooError:
+    def _error_for(self, batch: Batch, error: Exception) -> ZooError:
         """Makes the error, which names the first row that fails on its own too."""
-        if misfit := self._misfit(batch):
+        if misfit := self._signature_error(batch):
             return misfit
         row = 0
         if len(batch) > 1:
-            alone = ((row, self._raised(batch.row(row))) for row in range(len(batch)))
+            alone = ((row, self._exception_on(batch.row(row))) for row in range(len(batch)))
             first = next(((row, raised) for row, raised in alone if raised is not None), None)
             if first is None:
                 return ZooError(
-                    f"The reward function {self.name} raised {_described(error)} on the batch of {len(batch)} "
+                    f"The reward function {self.name} raised {_describe(error)} on the batch of {len(batch)} "
                     "completions, but on none of its rows alone: check what it does across rows, or whether it fails "
                     "at random."
                 )
             row, error = first
         return ZooError(
-            f"The reward function {self.name} raised {_described(error)} on row {row}, prompt {batch.prompt(row)}: "
+            f"The reward function {self.name} raised {_describe(error)} on row {row}, prompt {batch.prompt(row)}: "
             "fix it, or let it return None for such a row if another reward applies."
         )
 
@@ -169,10 +169,10 @@ class FunctionCall:
         """
         state = {} if batch.trainer_state is None else {"trainer_state": batch.trainer_state}
         return {
-            "prompts": _copied(batch.prompts),
-            "completions": _copied(batch.completions),
-            "completion_ids": _copied(batch.completion_ids),
-            **_copied(passed_on(batch.columns)),
+            "prompts": _copy_nested(batch.prompts),
+            "completions": _copy_nested(batch.completions),
+            "completion_ids": _copy_nested(batch.completion_ids),
+            **_copy_nested(columns_for_functions(batch.columns)),
             **state,
             "log_extra": self._log_extra,
             "log_metric": self._log_metric,
@@ -184,29 +184,29 @@ class FunctionCall:
     def _log_metric(self, name: str, value: float) -> None:
         self.metrics[name].append(float(value))
 
-    def _raised(self, batch: Batch) -> Exception | None:
+    def _exception_on(self, batch: Batch) -> Exception | None:
         try:
-            self.now(batch)
+            self.call(batch)
         except Exception as error:
             return error
         return None
 
-    def _misfit(self, batch: Batch) -> ZooError | None:
+    def _signature_error(self, batch: Batch) -> ZooError | None:
         """Returns the error for a signature that does not accept the arguments of reward functions; None if it does."""
         arguments = self._arguments(batch)
         try:
             inspect.signature(self.function).bind(**arguments)
         except TypeError as error:
             return ZooError(
-                f"The reward function {self.name} cannot be called with {listed(list(arguments))} ({error}): let it "
-                "take **columns, and add each column that it needs to the prompts."
+                f"The reward function {self.name} cannot be called with {join_words(list(arguments))} ({error}): let "
+                "it take **columns, and add each column that it needs to the prompts."
             )
         except ValueError:  # some callables written in C have no signature
             return None
         return None
 
 
-def answers(calls: Sequence[FunctionCall], batch: Batch, *, timeout: float | None = None) -> dict[str, Any]:
+def call_functions(calls: Sequence[FunctionCall], batch: Batch, *, timeout: float | None = None) -> dict[str, Any]:
     """Calls each function. Coroutine functions run concurrently.
 
     Args:
@@ -224,36 +224,36 @@ def answers(calls: Sequence[FunctionCall], batch: Batch, *, timeout: float | Non
     for call in calls:
         if not call.is_async:
             try:
-                with _in_time([call], timeout):
-                    results[call.name] = call.now(batch)
+                with _limit_time([call], timeout):
+                    results[call.name] = call.call(batch)
             except Exception as error:
-                call.refuse(batch, error)
+                call.raise_error(batch, error)
     async_calls = [call for call in calls if call.is_async]
     if async_calls:
-        with _in_time(async_calls, timeout):
-            async_results = _wait(_together([call.soon(batch) for call in async_calls]))
+        with _limit_time(async_calls, timeout):
+            async_results = _wait(_gather([call.call_async(batch) for call in async_calls]))
         for call, answer in zip(async_calls, async_results, strict=True):
             if isinstance(answer, Exception):
-                call.refuse(batch, answer)
+                call.raise_error(batch, answer)
             results[call.name] = answer
     return results
 
 
 @contextmanager
-def _in_time(calls: Sequence[FunctionCall], timeout: float | None) -> Iterator[None]:
+def _limit_time(calls: Sequence[FunctionCall], timeout: float | None) -> Iterator[None]:
     began = time.monotonic()
     try:
         with deadline(timeout, hurried=True):
             yield
     except Expired as error:
-        seconds, names = time.monotonic() - began, listed([call.name for call in calls])
+        seconds, names = time.monotonic() - began, join_words([call.name for call in calls])
         raise ZooError(
             f"The reward function {names} did not return within {seconds:.0f} s: fix it"
             + (", or raise reward_timeout." if timeout is not None and seconds >= timeout else ", or wait for it.")
         ) from error
 
 
-def logged(calls: Sequence[FunctionCall], count: int) -> tuple[dict[str, list[Any]], dict[str, float]]:
+def collect_logs(calls: Sequence[FunctionCall], count: int) -> tuple[dict[str, list[Any]], dict[str, float]]:
     """Collects what functions logged for a batch.
 
     Args:
@@ -291,10 +291,10 @@ def _mean(values: Sequence[float]) -> float:
 
 
 #: The fix in errors about a returned value.
-WANTED = "return a float or None for each completion"
+EXPECTED_RETURN = "return a float or None for each completion"
 
 
-def count_of(name: str, values: Any, batch: Batch) -> list[Any]:
+def check_count(name: str, values: Any, batch: Batch) -> list[Any]:
     """Checks that a function returned a list with one entry for each row.
 
     Args:
@@ -309,16 +309,19 @@ def count_of(name: str, values: Any, batch: Batch) -> list[Any]:
         ZooError: It is not a list, or has another length.
     """
     if isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__iter__"):
-        raise ZooError(f"The reward function {name} returned {_show(values)} instead of a list of numbers: {WANTED}.")
+        raise ZooError(
+            f"The reward function {name} returned {_show(values)} instead of a list of numbers: {EXPECTED_RETURN}."
+        )
     rewards = list(values)
     if len(rewards) != len(batch):
         raise ZooError(
-            f"The reward function {name} returned {len(rewards)} rewards for {len(batch)} completions: {WANTED}."
+            f"The reward function {name} returned {len(rewards)} rewards for {len(batch)} completions: "
+            f"{EXPECTED_RETURN}."
         )
     return rewards
 
 
-def numbers(
+def convert_rewards(
     name: str, values: Any, batch: Batch, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> tuple[Tensor, list[list[float]] | None]:
     """Checks and converts what a function returned.
@@ -337,7 +340,7 @@ def numbers(
     Raises:
         ZooError: The values are not B finite numbers or lists that fit their completions.
     """
-    rewards = count_of(name, values, batch)
+    rewards = check_count(name, values, batch)
     totals: list[float] = []
     token_values = [[0.0] * len(ids) for ids in batch.completion_ids]
     for row, value in enumerate(rewards):
@@ -345,11 +348,11 @@ def numbers(
             if is_list(value):
                 text, ids = text_of(batch.completions[row]), batch.completion_ids[row]
                 prompt = batch.prompt_ids[row] if batch.prompt_ids else ()
-                token_values[row] = paid_by_token(value, text, ids, tokenizer, prompt)
+                token_values[row] = rewards_by_token(value, text, ids, tokenizer, prompt)
                 parts = token_values[row]
             else:
-                parts = [math.nan if value is None else number(value)]
-        except Misfit as misfit:
+                parts = [math.nan if value is None else to_float(value)]
+        except PartsMismatch as misfit:
             raise ZooError(
                 f"The reward function {name} returned {misfit} for row {row}, prompt {batch.prompt(row)}: return one "
                 "number for the completion, one for each of completion_ids, or spans (start, end, value) in characters "
@@ -358,7 +361,7 @@ def numbers(
         except (TypeError, ValueError, RuntimeError) as error:
             raise ZooError(
                 f"The reward function {name} returned {_show(value)} instead of a number for row {row}, prompt "
-                f"{batch.prompt(row)}: {WANTED}."
+                f"{batch.prompt(row)}: {EXPECTED_RETURN}."
             ) from error
         total = sum(parts)
         # The trainer computes with rewards in float32, where larger numbers would be infinite.
@@ -372,16 +375,16 @@ def numbers(
     return torch.tensor(totals, dtype=torch.float32), token_values if any(map(is_list, rewards)) else None
 
 
-def _copied(value: Any) -> Any:
+def _copy_nested(value: Any) -> Any:
     """Copies lists and mappings at any depth; all other values are shared."""
     if isinstance(value, dict):
-        return {key: _copied(inner) for key, inner in value.items()}
+        return {key: _copy_nested(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_copied(inner) for inner in value]
-    return tuple(map(_copied, value)) if type(value) is tuple else value
+        return [_copy_nested(inner) for inner in value]
+    return tuple(map(_copy_nested, value)) if type(value) is tuple else value
 
 
-def unwrapped(function: Any) -> Any:
+def unwrap_partials(function: Any) -> Any:
     """Returns the function under any partials.
 
     Args:
@@ -392,7 +395,7 @@ def unwrapped(function: Any) -> Any:
     return function
 
 
-def listed(words: Sequence[str]) -> str:
+def join_words(words: Sequence[str]) -> str:
     """Joins words as "a", "a and b" or "a, b and c".
 
     Args:
@@ -401,25 +404,25 @@ def listed(words: Sequence[str]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-def _shortened(text: str) -> str:
-    return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
+def _shorten(text: str) -> str:
+    return text if len(text) <= MAX_QUOTED else f"{text[: MAX_QUOTED - 1]}…"
 
 
 def _show(value: Any) -> str:
-    return _shortened(" ".join(repr(value).split()))
+    return _shorten(" ".join(repr(value).split()))
 
 
-def _described(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     """Writes an exception in one line."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-async def _awaited(values: Awaitable[Any]) -> Any:
+async def _as_coroutine(values: Awaitable[Any]) -> Any:
     return await values
 
 
-async def _together(coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
+async def _gather(coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
     """Waits for all, and returns what each of them returns or raises."""
     return await asyncio.gather(*coroutines, return_exceptions=True)
 

@@ -111,9 +111,9 @@ class InstructionsFollowed(Rule):
     def __post_init__(self) -> None:
         for field in ("share", "complete"):
             if not finite(getattr(self, field)):
-                raise self._refuse(field, "a number")
+                raise self._field_error(field, "a number")
         if not isinstance(self.loose, bool):
-            raise self._refuse("loose", "True or False")
+            raise self._field_error("loose", "True or False")
 
     def check_columns(self, names: Iterable[str]) -> None:
         """Checks that the prompts have both columns.

@@ -64,7 +64,7 @@ def load_reward_model(
         ) from error
     if not isinstance(model, PreTrainedModel):
         raise ZooError(
-            f"reward_model_loader {loader!r} returned a {type(model).__name__} for {path}, not a PreTrainedModel."
+            f"reward_model_loader {loader!r} returned a {type(model).__name__} for {path}: return a PreTrainedModel."
         )
     return model
 

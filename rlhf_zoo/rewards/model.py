@@ -19,10 +19,10 @@ from ..modeling.chat import tokenize_for_reward
 from ..modeling.chat_template import Chat
 from ..modeling.devices import MicroBatches
 from ..modeling.model_files import name_of
-from ..modeling.models import context_of, has_score_statistics, label_index, score_statistics
+from ..modeling.models import context_length, has_score_statistics, label_index, score_statistics
 from ..modeling.sampling.sampler import Samples
 from ..modeling.special_tokens import highest_id, pad_apart
-from ..modeling.text_ids import frame_of
+from ..modeling.text_ids import added_tokens
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ class RewardModel:
         self._same_template = tokenizer.chat_template == policy_tokenizer.chat_template
         chat = Chat.of(policy_tokenizer)
         self._strips = chat is not None and chat.strip_thoughts
-        self.context = context_of(model)
+        self.context = context_length(model)
         self.truncated = 0
         embeddings: Any = _embeddings(model, name)
         self.vocabulary = rows = embeddings.weight.shape[0]
@@ -131,7 +131,7 @@ class RewardModel:
     def always_ends(self) -> bool:
         """Whether it always reads an end-of-sequence token, as encoders do, even if the text did not end."""
         sep_is_eos = self.tokenizer.sep_token_id == self.tokenizer.eos_token_id
-        frame_ends_with_eos = frame_of(self.tokenizer).behind[-1:] == (self.tokenizer.eos_token_id,)
+        frame_ends_with_eos = added_tokens(self.tokenizer).suffix[-1:] == (self.tokenizer.eos_token_id,)
         return bool(self.model.config.is_encoder_decoder) or (sep_is_eos and frame_ends_with_eos)
 
     def to(self, device: torch.device | str) -> None:

@@ -31,19 +31,19 @@ class Rule:
         """Its name, where functions have theirs."""
         return self.name
 
-    def _refuse(self, field: str, wanted: str) -> ZooError:
-        return ZooError(f"{field} of the reward {self.name} is {getattr(self, field)!r}: give {wanted}.")
+    def _field_error(self, field: str, expected: str) -> ZooError:
+        return ZooError(f"{field} of the reward {self.name} is {getattr(self, field)!r}: give {expected}.")
 
     def _check_count(self, field: str) -> None:
         value = integer(getattr(self, field))
         if value is None or value < 1:
-            raise self._refuse(field, "a whole number from 1")
+            raise self._field_error(field, "a whole number from 1")
 
     def _check_marker(self) -> None:
         if getattr(self, "marker", None) == "":
-            raise self._refuse("marker", "a text, or leave it out")
+            raise self._field_error("marker", "a text, or leave it out")
 
     def _check_choice(self, field: str, *choices: str) -> None:
         if getattr(self, field) not in choices:
             *first, last = map(repr, choices)
-            raise self._refuse(field, f"{', '.join(first)} or {last}")
+            raise self._field_error(field, f"{', '.join(first)} or {last}")

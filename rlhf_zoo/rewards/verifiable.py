@@ -20,7 +20,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from ..errors import ZooError
 from ..fileio import finite
-from ..modeling.reserved_columns import RESERVED, how_to_rename, withheld
+from ..modeling.reserved_columns import RESERVED, how_to_rename, withheld_columns
 from .form import FormatMatch, Length, Repetition, SoftOverlong
 from .read_number import after_marker, read_number
 from .rule import Rule, text_of
@@ -78,15 +78,15 @@ class Answered(Rule):
         """
         names, column = list(names), self.column
         readable = [name for name in names if name not in RESERVED]
-        if column in withheld(names):
+        if column in withheld_columns(names):
             raise ZooError(
-                f"The reward {self.name} reads the column {column!r}, and reward functions get no column of that name: "
+                f"The reward {self.name} reads the column {column!r}, but reward functions get no column of that name: "
                 f"{how_to_rename(column)}, and name it, {self.name}(column=…)."
             )
         if column not in readable:
             columns_text = ", ".join(map(repr, readable)) or "no columns but the prompt"
             raise ZooError(
-                f"The reward {self.name} reads the column {column!r}, and the prompts have {columns_text}: name the "
+                f"The reward {self.name} reads the column {column!r}, but the prompts have {columns_text}: name the "
                 f"column of the answers, {self.name}(column=…)."
             )
 
@@ -101,11 +101,11 @@ class Answered(Rule):
             ZooError: The column is missing, or an answer cannot be read.
         """
         self.check_columns(rows.column_names)
-        answers = [_accepted(answer) for answer in rows[self.column]]
+        answers = [_as_accepted_answers(answer) for answer in rows[self.column]]
         for place, accepted in enumerate(answers):
             for each in accepted or ():
                 try:
-                    self._wanted(each)
+                    self._parse_answer(each)
                 except (TypeError, ValueError) as error:
                     raise ZooError(
                         f"The reward {self.name} cannot read the answer of row {place} of {subject} ({error}): "
@@ -113,17 +113,17 @@ class Answered(Rule):
                     ) from error
         return [accepted is not None for accepted in answers]
 
-    def _wanted(self, answer: Any) -> Any:
+    def _parse_answer(self, answer: Any) -> Any:
         """Converts an accepted answer to the form that completions are compared with."""
         raise NotImplementedError
 
-    def _answers(self, columns: Mapping[str, Any]) -> list[list[Any] | None]:
+    def _accepted_answers(self, columns: Mapping[str, Any]) -> list[list[Any] | None]:
         """Returns the accepted answers of each row; None for a row without an answer."""
         self.check_columns(columns)
-        return [_accepted(answer) for answer in columns[self.column]]
+        return [_as_accepted_answers(answer) for answer in columns[self.column]]
 
 
-def _accepted(answer: Any) -> list[Any] | None:
+def _as_accepted_answers(answer: Any) -> list[Any] | None:
     answers = answer if isinstance(answer, (list, tuple)) else [answer]
     # In a column of numbers, a missing one is NaN, which is not equal to itself.
     return [item for item in answers if item is not None and item == item] or None
@@ -168,7 +168,7 @@ class ExactMatch(Answered):
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
         return [
             None if answers is None else float(self._matches(text_of(completion), answers))
-            for completion, answers in zip(completions, self._answers(columns), strict=True)
+            for completion, answers in zip(completions, self._accepted_answers(columns), strict=True)
         ]
 
     def read(self, text: str) -> str | None:
@@ -178,17 +178,17 @@ class ExactMatch(Answered):
             text: A completion.
         """
         answer = after_marker(text, self.marker)
-        return None if answer is None else self._plain(answer)
+        return None if answer is None else self._normalize(answer)
 
     def _matches(self, text: str, answers: Sequence[Any]) -> bool:
-        return self.read(text) in [self._wanted(answer) for answer in answers]
+        return self.read(text) in [self._parse_answer(answer) for answer in answers]
 
-    def _wanted(self, answer: Any) -> str:
+    def _parse_answer(self, answer: Any) -> str:
         answer = str(answer)
         marked = after_marker(answer, self.marker)
-        return self._plain(answer if marked is None else marked)
+        return self._normalize(answer if marked is None else marked)
 
-    def _plain(self, text: str) -> str:
+    def _normalize(self, text: str) -> str:
         if self.marker is not None:
             text = text.strip().partition("\n")[0]
         text = " ".join(text.split())
@@ -200,7 +200,7 @@ class _Contains(ExactMatch):
 
     def _matches(self, text: str, answers: Sequence[Any]) -> bool:
         plain = " ".join(text.split()).casefold()
-        accepted = (self._wanted(answer) for answer in answers)
+        accepted = (self._parse_answer(answer) for answer in answers)
         return any(re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", plain) for answer in accepted)
 
 
@@ -234,7 +234,7 @@ class NumericMatch(Answered):
         self._check_marker()
         for field in ("relative", "absolute"):
             if not finite(getattr(self, field)) or getattr(self, field) < 0:
-                raise self._refuse(field, "a tolerance, a number from 0")
+                raise self._field_error(field, "a tolerance, a number from 0")
         self._check_choice("percent", "unit", "hundredth")
 
     @property
@@ -259,7 +259,7 @@ class NumericMatch(Answered):
             log_extra(f"{self.name}/read", list(numbers))
         return [
             None if answers is None else float(self._matches(number, answers))
-            for number, answers in zip(numbers, self._answers(columns), strict=True)
+            for number, answers in zip(numbers, self._accepted_answers(columns), strict=True)
         ]
 
     def read(self, text: str) -> float | None:
@@ -271,12 +271,12 @@ class NumericMatch(Answered):
         return read_number(text, marker=self.marker, percent=self.percent)
 
     def _matches(self, number: float | None, answers: Sequence[Any]) -> bool:
-        wanted = [self._wanted(answer) for answer in answers]
+        wanted = [self._parse_answer(answer) for answer in answers]
         return number is not None and any(
             math.isclose(number, each, rel_tol=self.relative, abs_tol=self.absolute) for each in wanted
         )
 
-    def _wanted(self, answer: Any) -> float:
+    def _parse_answer(self, answer: Any) -> float:
         if not isinstance(answer, str):
             return float(answer)
         marker = self.marker if self.marker is not None and self.marker in answer else None

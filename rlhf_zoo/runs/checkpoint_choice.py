@@ -10,7 +10,7 @@ from ..fields import option
 from ..fileio import finite
 from ..hub.client.connect import CLIENT, Hub
 from ..hub.client.refs import Checkpoint, resolve
-from ..modeling.gguf import unpacked
+from ..modeling.gguf import unpack_if_gguf
 from .record import StageRecord, checkpoint_step
 from .registry import STAGES
 
@@ -280,7 +280,7 @@ def resolve_model(name: str | Path, hub: Hub = CLIENT, *, own: bool = False) -> 
     Returns:
         The checkpoint.
     """
-    checkpoint = resolve(unpacked(str(name)), hub, own=own)
+    checkpoint = resolve(unpack_if_gguf(str(name)), hub, own=own)
     stage = StageRecord(checkpoint.path)
     chosen = stage.chosen_checkpoint() if checkpoint.repo is None and stage.run_file.is_file() else None
     return checkpoint if chosen is None else replace(checkpoint, path=chosen)

@@ -37,7 +37,7 @@ from trainer_fixture import (  # noqa: E402
 from transformers import DataCollatorWithPadding, Trainer, TrainingArguments  # noqa: E402
 
 from rlhf_zoo.errors import ZooError  # noqa: E402
-from rlhf_zoo.modeling.fsdp_trainer import in_shards  # noqa: E402
+from rlhf_zoo.modeling.fsdp_trainer import with_sharding  # noqa: E402
 from rlhf_zoo.ppo.actor_critic import ActorCritic  # noqa: E402
 
 # By the clock, which runs on while a busy machine does other things: of a hang, not of slowness.
@@ -203,7 +203,7 @@ def models_of(trainer: Any) -> dict[str, Any]:
 def supervised(directory: Path) -> dict[str, Any]:
     """A model as SFT shards it."""
     plain = TrainingArguments(str(directory), use_cpu=True, report_to="none")
-    trainer = in_shards(Trainer)(model=make_policy(), args=plain)
+    trainer = with_sharding(Trainer)(model=make_policy(), args=plain)
     trainer.create_optimizer()
     return {"supervised": trainer.model}
 

@@ -17,7 +17,7 @@ from warm import PYTHON
 from zoo_process import together as in_two
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.modeling.fsdp import full_optimizer
+from rlhf_zoo.modeling.fsdp import gather_optimizer
 
 pytestmark = pytest.mark.timeout(3 * SECONDS)
 
@@ -144,9 +144,9 @@ def test_one_process_keeps_what_is_saved_of_an_optimizer() -> None:
     optimizer = torch.optim.AdamW([weight])
     weight.sum().backward()
     optimizer.step()
-    kept = full_optimizer(optimizer, keep=True)
+    kept = gather_optimizer(optimizer, keep=True)
     assert kept is not None and kept["state"][0].keys() == {"step", "exp_avg", "exp_avg_sq"}
-    assert full_optimizer(optimizer, keep=False) is None
+    assert gather_optimizer(optimizer, keep=False) is None
 
 
 FREED = """

@@ -9,9 +9,9 @@ from rlhf_zoo.modeling import chat_template
 from rlhf_zoo.modeling.chat import (
     append_completion,
     plain_text,
+    remove_thoughts,
     tokenize_for_reward,
     tokenize_prompt,
-    without_thoughts,
     wrap_prompt,
 )
 from rlhf_zoo.modeling.chat_template import Chat, end_of_turn
@@ -68,7 +68,7 @@ def test_plain_words() -> None:
     assert plain_text(talk) == "User: how are you\n\nAssistant: fine\n\nUser: how are you\n\n"
     for prompt in (ASKED, talk, talk[:-1]):
         assert plain_text(append_completion(prompt, "well")) == plain_text(prompt) + "well"
-    assert without_thoughts("<think>a\nb</think>\n\n42") == "42" and without_thoughts("so <think>cut") == "so "
+    assert remove_thoughts("<think>a\nb</think>\n\n42") == "42" and remove_thoughts("so <think>cut") == "so "
     assert wrap_prompt(" hi ", tokenizer()) == " hi "
     assert wrap_prompt(" hi ", Chat().write(tokenizer())) == [{"role": "user", "content": "hi"}]
 

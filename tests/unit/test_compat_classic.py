@@ -295,7 +295,7 @@ def test_a_reference_that_is_given_wrapped_or_shares_layers(tmp_path: Path) -> N
     assert digests(trainer.ref_model) == reference
     shared = trainer.ref_model.transformer.h[0].mlp.c_fc.weight
     assert shared.data_ptr() == trainer.model.pretrained_model.transformer.h[0].mlp.c_fc.weight.data_ptr()
-    with pytest.raises(ZooError, match="num_shared_layers is 2 and the model has 2 layers"):
+    with pytest.raises(ZooError, match="num_shared_layers is 2, but the model has 2 layers"):
         classic.create_reference_model(model, num_shared_layers=2)
 
 
@@ -349,7 +349,7 @@ def test_mistakes_of_the_loop_are_told_in_one_sentence(tmp_path: Path) -> None:
             call()
         assert "\n" not in str(error.value)
 
-    refused("got 7 queries and batch_size is 8", lambda: trainer.step(asked[:7], answers[:7], scores[:7]))
+    refused("got 7 queries, but batch_size is 8", lambda: trainer.step(asked[:7], answers[:7], scores[:7]))
     nan = [*scores[:3], torch.tensor(float("nan")), *scores[4:]]
     refused("Score 3 is nan: pass a finite number", lambda: trainer.step(asked, answers, nan))
     refused("response_masks is not supported", lambda: trainer.step(asked, answers, scores, response_masks=answers))

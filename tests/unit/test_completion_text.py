@@ -16,7 +16,7 @@ from rlhf_zoo.evaluation.judges.panel import scores
 from rlhf_zoo.evaluation.judges.rule import RuleJudge
 from rlhf_zoo.evaluation.measure import Evaluator
 from rlhf_zoo.evaluation.text_logprobs import rewarded, written_samples
-from rlhf_zoo.modeling.alignment import Pieces, TokenText, decode_behind
+from rlhf_zoo.modeling.alignment import Pieces, TokenText, decode_after
 from rlhf_zoo.modeling.chat import (
     append_completion,
     completion_text,
@@ -30,10 +30,10 @@ from rlhf_zoo.modeling.chat import (
 )
 from rlhf_zoo.modeling.chat_template import Chat
 from rlhf_zoo.modeling.reserved_columns import PROMPT_TOKENS
-from rlhf_zoo.modeling.sampling.truncation import text_end
+from rlhf_zoo.modeling.sampling.truncation import find_text_end
 from rlhf_zoo.modeling.special_tokens import train_tokenizer
 from rlhf_zoo.pipeline.experiments.baseline_trainers import Meter, ppo_reward
-from rlhf_zoo.ppo.completions import decoded
+from rlhf_zoo.ppo.completions import decode_rows
 from rlhf_zoo.rewards import RewardModel, Rewards
 from rlhf_zoo.runs.checks.conversations import check_rows
 from rlhf_zoo.runs.data.generate import complete
@@ -56,7 +56,7 @@ def test_the_reward_by_text_is_the_reward_by_ids() -> None:
     assert tokenizer.decode(said) == "it is good", "alone, the first space is lost"
     samples = written_samples(["how is it"], [[*said, tokenizer.eos_token_id]], tokenizer, [tokenizer.eos_token_id])
     rows = [{"prompt": "how is it", PROMPT_TOKENS: samples.prompt_lists()[0]}]
-    texts = decoded(tokenizer, samples, rows)
+    texts = decode_rows(tokenizer, samples, rows)
     assert texts.completions == [" it is good"] and texts.texts == ["how is it it is good"]
     model = models_of(tokenizer)
     by_ids = model.score_samples(samples, texts.texts)
@@ -100,14 +100,14 @@ def test_what_is_sampled_reads_alike_for_centering_judges_and_the_page() -> None
     assert any(text.startswith(" ") for text in done.texts)
     rule = RuleJudge("spaces", lambda completions, **_: [float(text.startswith(" ")) for text in completions])
     assert scores(rule, ["how is it"] * 6, done.texts, None) == [float(text[:1] == " ") for text in done.texts]
-    assert text_end(tokenizer, ids_of(tokenizer, "▁it", "▁is"), text=" it", after=0, prompt=before) == 1
+    assert find_text_end(tokenizer, ids_of(tokenizer, "▁it", "▁is"), text=" it", after=0, prompt=before) == 1
 
 
 def test_an_answer_to_a_conversation_has_no_space_of_its_template() -> None:
     tokenizer = Chat().write(metaspace(LLAMA))
     said = ids_of(tokenizer, "▁Sure", ".")
     before = tokenize_prompt(ASKED, tokenizer)
-    assert decode_behind(tokenizer, before, said) == " Sure."
+    assert decode_after(tokenizer, before, said) == " Sure."
     assert decode_completions(tokenizer, [ASKED], [before], [said]) == ["Sure."]
     assert tokenize_completion(ASKED, "Sure.", tokenizer) == said
     conversation = append_completion(ASKED, "Sure.")
@@ -134,13 +134,13 @@ def test_characters_and_tokens_that_both_sides_share() -> None:
     """A prompt that ends within a character, and one whose end is no token's end."""
     letters = train_tokenizer(["a b"], vocab_size=258, max_length=512)
     ids = letters("a€b")["input_ids"]
-    assert [decode_behind(letters, ids[:cut], ids[cut:]) for cut in range(6)] == ["a€b", "€b", "€b", "€b", "b", ""]
+    assert [decode_after(letters, ids[:cut], ids[cut:]) for cut in range(6)] == ["a€b", "€b", "€b", "€b", "b", ""]
     joined = train_tokenizer(["foobar"] * 9, vocab_size=300, max_length=512)
     assert len(joined("foobar")["input_ids"]) == 1
     assert joined.decode(tokenize_completion("foo", "bar", joined)) == "bar"
     spaced = metaspace()
     behind = tokenize_completion("how is", "it", spaced)
-    assert decode_behind(spaced, tokenize_prompt("how is", spaced), behind) == "it"
+    assert decode_after(spaced, tokenize_prompt("how is", spaced), behind) == "it"
     assert TokenText(spaced, ids_of(spaced, "▁it", "▁is"), tokenize_prompt("how", spaced)).completing(3) == 0
 
 

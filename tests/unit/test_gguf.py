@@ -14,7 +14,7 @@ from trainer_fixture import make_policy, make_trainer
 from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.modeling.gguf import check_no_gguf, check_plain_weights, gguf_source, unpacked, with_plain_weights
+from rlhf_zoo.modeling.gguf import check_no_gguf, check_plain_weights, gguf_source, unpack_if_gguf, with_plain_weights
 from rlhf_zoo.modeling.loading import load_tokenizer
 from rlhf_zoo.modeling.models import load_causal
 from rlhf_zoo.modeling.value_head_models import AutoModelForCausalLMWithValueHead
@@ -79,7 +79,7 @@ def test_a_file_is_unpacked_once_into_a_folder_like_any_other(
 ) -> None:
     monkeypatch.setenv("RLHF_ZOO_HOME", str(tmp_path / "home"))
     file = write_gguf(tmp_path)
-    folder = Path(unpacked(str(file)))
+    folder = Path(unpack_if_gguf(str(file)))
     assert folder.name == FILE and f"Unpacking {file}" in caplog.text
     model, tokenizer = load_causal(folder), load_tokenizer(folder)
     packed = AutoModelForCausalLM.from_pretrained(
@@ -94,11 +94,11 @@ def test_a_file_is_unpacked_once_into_a_folder_like_any_other(
 
     caplog.clear()
     before = (folder / "model.safetensors").stat().st_mtime_ns
-    assert unpacked(str(tmp_path)) == str(folder), "a folder with nothing but a GGUF file stands for it"
+    assert unpack_if_gguf(str(tmp_path)) == str(folder), "a folder with nothing but a GGUF file stands for it"
     assert (folder / "model.safetensors").stat().st_mtime_ns == before and not caplog.text
     file.write_bytes(file.read_bytes() + b"\0")
-    assert unpacked(str(file)) != str(folder), "another file"
-    assert unpacked("org/model") == "org/model" and unpacked(str(folder)) == str(folder)
+    assert unpack_if_gguf(str(file)) != str(folder), "another file"
+    assert unpack_if_gguf("org/model") == "org/model" and unpack_if_gguf(str(folder)) == str(folder)
 
 
 def test_the_configuration_of_gemma_3_is_read_from_metadata(tmp_path: Path) -> None:
@@ -110,16 +110,16 @@ def test_the_configuration_of_gemma_3_is_read_from_metadata(tmp_path: Path) -> N
 def test_files_that_cannot_be_unpacked_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLHF_ZOO_HOME", str(tmp_path / "home"))
     with pytest.raises(ZooError, match=r"There is no file .*missing\.gguf: check the path"):
-        unpacked(str(tmp_path / "missing.gguf"))
+        unpack_if_gguf(str(tmp_path / "missing.gguf"))
     file = write_gguf(tmp_path)
     content = file.read_bytes()
     for part in (content[:20], content[:2000], content[:-5000], b"not a GGUF file" * 100):
         file.write_bytes(part)
         with pytest.raises(ZooError, match=rf"The GGUF file .*{FILE} cannot be loaded"):
-            unpacked(str(file))
+            unpack_if_gguf(str(file))
     (tmp_path / "second.gguf").write_bytes(content)
     with pytest.raises(ZooError, match="has 2 GGUF files: name one of them"):
-        unpacked(str(tmp_path))
+        unpack_if_gguf(str(tmp_path))
     assert not [path for path in (tmp_path / "home").rglob("*") if path.is_file()], "no half folder stays"
 
 

@@ -10,7 +10,7 @@ from trainer_fixture import digests, make_policy, make_reward_model, make_tokeni
 from transformers import Trainer
 from trl import RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 
-from rlhf_zoo.modeling.length_grouping import ByLength, grouping_by_length
+from rlhf_zoo.modeling.length_grouping import ByLength, with_length_grouping
 
 LENGTHS = [1 + (7 * row) % 23 for row in range(1030)]
 
@@ -47,7 +47,7 @@ def test_a_run_resumed_within_a_pass_reads_the_same_rows(
             output_dir=str(folder), max_steps=5, save_steps=1, use_cpu=True, per_device_train_batch_size=4,
             train_sampling_strategy="group_by_length", bf16=False, report_to=[],
         )  # fmt: skip
-        return grouping_by_length(kind)(
+        return with_length_grouping(kind)(
             model=make(tokenizer), args=args, train_dataset=Dataset.from_dict(rows), processing_class=tokenizer
         )
 

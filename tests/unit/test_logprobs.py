@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
 
 from rlhf_zoo.functional import selected_logprobs
 from rlhf_zoo.modeling import chunked_logprobs, logprobs
-from rlhf_zoo.modeling.batches import in_batches, tokens_of
+from rlhf_zoo.modeling.batches import count_tokens, split_batches
 from rlhf_zoo.modeling.chunked_logprobs import logit_transform
 from rlhf_zoo.modeling.logprobs import response_logprobs, text_logprobs
 from rlhf_zoo.modeling.sampling.sampler import Samples, Vocabulary, sample
@@ -182,13 +182,13 @@ def test_the_pad_token_reaches_no_number_of_a_real_one() -> None:
 def test_batches_are_alike_in_length_and_within_their_tokens() -> None:
     samples = Samples(*(torch.cat([x] * 4) for x in list(vars(some()).values())[:6]))
     for size, tokens in ((64, 20), (2, 1000), (3, None), (64, 1)):
-        batches = in_batches(samples, size=size, tokens=tokens)
+        batches = split_batches(samples, size=size, tokens=tokens)
         assert sorted(torch.cat(batches).tolist()) == list(range(12))
         for rows in batches:
             assert 1 <= len(rows) <= size
-            assert tokens is None or len(rows) == 1 or tokens_of(samples, rows) <= tokens
-    assert len(in_batches(samples, size=64, tokens=36)) < 12
-    assert in_batches(samples, torch.tensor([5, 1]), size=1)[0].tolist() == [1]
+            assert tokens is None or len(rows) == 1 or count_tokens(samples, rows) <= tokens
+    assert len(split_batches(samples, size=64, tokens=36)) < 12
+    assert split_batches(samples, torch.tensor([5, 1]), size=1)[0].tolist() == [1]
 
 
 @hypothesis.given(st.lists(st.integers(1, 9), min_size=1, max_size=7), st.integers(1, 4), st.integers(1, 24))
@@ -200,7 +200,7 @@ def test_even_batches_are_few_and_have_the_least_padding(lengths: list[int], siz
 
     mask = torch.arange(9) < torch.tensor(lengths).unsqueeze(1)
     samples = Samples(mask.long()[:, :1], mask[:, :1], mask.long()[:, 1:], mask[:, 1:], mask[:, 1:].float(), mask[:, 0])
-    batches = in_batches(samples, size=size, tokens=tokens, even=True)
+    batches = split_batches(samples, size=size, tokens=tokens, even=True)
     assert sorted(torch.cat(batches).tolist()) == list(range(len(lengths)))
     found = [[lengths[row] for row in batch.tolist()] for batch in batches]
     ordered, ways = sorted(lengths), []
@@ -226,7 +226,7 @@ class Sized(Spy):
     """Keeps how many rows and tokens each micro-batch has."""
 
     def tokens(self, samples: Samples) -> int:
-        return tokens_of(samples, torch.arange(len(samples)), packed=self.args.padding_free)
+        return count_tokens(samples, torch.arange(len(samples)), packed=self.args.padding_free)
 
     def loss(self, model: Any, batch: Minibatch, progress: Any) -> Tensor:
         samples = batch.rollout.samples

@@ -235,7 +235,7 @@ def test_a_special_token_map_names_no_file(tmp_path: Path) -> None:
     (folder / "special_tokens_map.json").write_text(json.dumps({"eos_token": "<|endoftext|>"}))
     load_tokenizer(folder)
     (folder / "special_tokens_map.json").write_text(json.dumps({"vocab": "/proc/self/environ"}))
-    with pytest.raises(ZooError, match="has the key vocab, which is no special token"):
+    with pytest.raises(ZooError, match="has the key vocab, which is not a special token"):
         load_tokenizer(folder)
 
 
@@ -293,7 +293,7 @@ def adapter_on(tmp_path: Path, **settings: Any) -> Path:
     ("settings", "said"),
     [
         ({}, None),
-        ({"peft_type": "SHADOW", "shadow_model": "attacker/code"}, "peft_type = 'SHADOW', and only LORA"),
+        ({"peft_type": "SHADOW", "shadow_model": "attacker/code"}, "peft_type = 'SHADOW', but only LORA"),
         ({"peft_type": None}, "peft_type = None"),
         ({"megatron_config": {"a": 1}, "megatron_core": "megatron.core"}, r"has megatron_config = \{'a': 1\}, which"),
         ({"megatron_core": "evil"}, "has megatron_core = 'evil', which could load"),
@@ -367,7 +367,7 @@ def test_a_config_of_parts_without_end_is_refused(tmp_path: Path, fields: dict[s
     folder = save("Llama 3", tmp_path)
     edit(folder / "config.json", **fields)
     for read in (load_causal, load_tokenizer, lambda path: load_config(path, subject="The model")):
-        with pytest.raises(ZooError, match=r"config\.json of .* has \w+ = [\d,.]+, and at most"):
+        with pytest.raises(ZooError, match=r"config\.json of .* has \w+ = [\d,.]+, but at most"):
             read(folder)
 
 

@@ -13,11 +13,11 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.modeling import logprobs
-from rlhf_zoo.modeling.batches import in_batches, tokens_of
+from rlhf_zoo.modeling.batches import count_tokens, split_batches
 from rlhf_zoo.modeling.critic import critic_from
 from rlhf_zoo.modeling.logprobs import response_logprobs, response_outputs
 from rlhf_zoo.modeling.models import load_causal
-from rlhf_zoo.modeling.packed_attention import NAME, enable_packing, takes_packed_rows
+from rlhf_zoo.modeling.packed_attention import NAME, enable_packing, supports_packing
 from rlhf_zoo.modeling.sampling.sampler import Samples, sample
 
 pytestmark = pytest.mark.attack
@@ -84,19 +84,19 @@ def test_a_model_whose_rows_would_see_each_other_is_refused_and_left_as_it_was(f
         padded = response_outputs(model, samples)
     with pytest.raises(ZooError, match=r"^padding_free .*the policy, a.*: remove"):
         enable_packing(model, subject="the policy")
-    assert model.config._attn_implementation == before and not takes_packed_rows(model)
+    assert model.config._attn_implementation == before and not supports_packing(model)
     with torch.no_grad():
         assert torch.equal(response_outputs(model, samples), padded)
 
 
 def test_batches_end_to_end_are_filled_with_real_tokens() -> None:
     samples = some()
-    batches = in_batches(samples, size=64, tokens=34, packed=True)
+    batches = split_batches(samples, size=64, tokens=34, packed=True)
     assert [sorted(batch.tolist()) for batch in batches] == [[1, 2, 3], [0]]
-    assert [tokens_of(samples, batch, packed=True) for batch in batches] == [33, 24]
-    assert [len(batch) for batch in in_batches(samples, size=64, tokens=34)] == [2, 1, 1]
-    assert [len(batch) for batch in in_batches(samples, size=2, tokens=40, packed=True)] == [2, 2]
-    assert [len(batch) for batch in in_batches(samples, size=64, tokens=1, packed=True)] == [1] * 4
+    assert [count_tokens(samples, batch, packed=True) for batch in batches] == [33, 24]
+    assert [len(batch) for batch in split_batches(samples, size=64, tokens=34)] == [2, 1, 1]
+    assert [len(batch) for batch in split_batches(samples, size=2, tokens=40, packed=True)] == [2, 2]
+    assert [len(batch) for batch in split_batches(samples, size=64, tokens=1, packed=True)] == [1] * 4
 
 
 @pytest.mark.parametrize("critic", ["policy", "shared"])
@@ -110,7 +110,7 @@ def test_a_policy_with_an_adapter_learns_the_same(tmp_path: Path, critic: str) -
         torch.manual_seed(0)  # of the adapter's first weights
         runs.append(trained(tmp_path, **given, **options))
     plain, laid = runs
-    assert takes_packed_rows(laid.policy) and not takes_packed_rows(plain.policy)
+    assert supports_packing(laid.policy) and not supports_packing(plain.policy)
     assert distance(plain.before, snapshot(plain)) > 1e-3 and distance(snapshot(plain), snapshot(laid)) < 1e-5
 
 

@@ -102,7 +102,7 @@ def test_a_column_prompt_index_of_the_users_own_is_only_a_column(tmp_path: Path)
 
 
 def test_answers_in_a_column_that_is_not_passed_on_are_told_before_training() -> None:
-    with pytest.raises(ZooError, match=r"reads the column 'answer', and the prompts have 'topic': name"):
+    with pytest.raises(ZooError, match=r"reads the column 'answer', but the prompts have 'topic': name"):
         exact_match.check_columns(["prompt", "completions", "topic"])
     reward = type(exact_match)(column="completion")
     with pytest.raises(ZooError, match=r"by `columns: {given_completion: completion}`, and name it, exact_match"):

@@ -41,7 +41,7 @@ from rlhf_zoo.errors import ZooError
 from rlhf_zoo.modeling.alignment import TokenText
 from rlhf_zoo.modeling.sampling.random import uniforms
 from rlhf_zoo.modeling.sampling.sampler import Samples
-from rlhf_zoo.modeling.sampling.truncation import Truncation, cut, drawn_lengths, text_end
+from rlhf_zoo.modeling.sampling.truncation import Truncation, cut, draw_lengths, find_text_end
 from rlhf_zoo.rewards import RewardModel, Rewards
 from rlhf_zoo.rewards.loading import load_reward_model
 
@@ -257,7 +257,7 @@ def test_a_reward_model_of_ones_own(own: Path, tmp_path: Path, loader: str) -> N
 def test_a_loader_that_gives_no_model(own: Path) -> None:
     for name, message in (
         ("number", "is a int: use a class with from_pretrained, or a function"),
-        ("nothing", "returned a NoneType for .*, not a PreTrainedModel"),
+        ("nothing", "returned a NoneType for .*: return a PreTrainedModel"),
         ("broken", "raised ZeroDivisionError"),
         ("scalar", "There is no 'scalar' in the module 'own_rewards'"),
     ):
@@ -280,9 +280,9 @@ def test_a_completion_ends_at_a_text_behind_a_position() -> None:
         (":", 0, 2), (":", 1, 2), (":", 2, 5), (":", 5, 7), ("c:", 0, 5), ("c:", 5, 9), (":", 8, 9), (":", 9, None),
         ("x", 0, None),
     ):  # fmt: skip
-        assert text_end(tokenizer, ids, text=text, after=after) == wanted, (text, after)
+        assert find_text_end(tokenizer, ids, text=text, after=after) == wanted, (text, after)
     twice = bytes_tokenizer()
-    assert text_end(twice, twice("né.")["input_ids"], text="é", after=0) == 3
+    assert find_text_end(twice, twice("né.")["input_ids"], text="é", after=0) == 3
 
 
 def test_what_is_cut_off_counts_nowhere() -> None:
@@ -305,13 +305,13 @@ def test_what_is_cut_off_counts_nowhere() -> None:
 
 def test_lengths_are_drawn_from_the_rows_own_streams() -> None:
     keys = [(0, step, row, 0) for step in range(50) for row in range(20)]
-    drawn = drawn_lengths(3, keys, shortest=4, longest=7)
+    drawn = draw_lengths(3, keys, shortest=4, longest=7)
     assert sorted(set(drawn.tolist())) == [4, 5, 6, 7]
     assert all(200 < int((drawn == length).sum()) < 300 for length in (4, 5, 6, 7))
-    assert drawn_lengths(3, keys[5:9][::-1], shortest=4, longest=7).tolist() == drawn[5:9].tolist()[::-1]
-    assert drawn_lengths(4, keys, shortest=4, longest=7).tolist() != drawn.tolist()
+    assert draw_lengths(3, keys[5:9][::-1], shortest=4, longest=7).tolist() == drawn[5:9].tolist()[::-1]
+    assert draw_lengths(4, keys, shortest=4, longest=7).tolist() != drawn.tolist()
     # Not the numbers that the tokens are drawn by: a short completion would begin with a token of the lowest ids.
-    of_tokens, many = uniforms(3, keys, 7).numpy(), drawn_lengths(3, keys, shortest=1, longest=10_000)
+    of_tokens, many = uniforms(3, keys, 7).numpy(), draw_lengths(3, keys, shortest=1, longest=10_000)
     for place in range(7):
         assert abs(np.corrcoef(of_tokens[:, place], many)[0, 1]) < 0.12, place
 

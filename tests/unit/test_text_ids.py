@@ -19,7 +19,7 @@ from rlhf_zoo.errors import ZooError
 from rlhf_zoo.modeling.chat import append_completion, tokenize_for_reward, tokenize_prompt
 from rlhf_zoo.modeling.chat_template import Chat, check_answers_end, end_of_turn
 from rlhf_zoo.modeling.special_tokens import train_tokenizer
-from rlhf_zoo.modeling.text_ids import settle_ends, tokenize_text
+from rlhf_zoo.modeling.text_ids import switch_off_eos, tokenize_text
 from rlhf_zoo.pipeline.inspect.doctor import _reads_the_end
 from rlhf_zoo.pipeline.stages import sft
 from rlhf_zoo.pipeline.stages.sft import without_second_bos
@@ -61,9 +61,9 @@ def test_a_tokenizer_that_ends_every_text_does_not_end_prompts(tmp_path: Path) -
     assert tokenize_for_reward("how is it", tokenizer, ended=False) == wanted
     assert tokenize_for_reward("how is it", tokenizer, ended=True) == [*wanted, 1]
     # SFT turns it off for good, as trl reads prompts by the tokenizer alone.
-    line = settle_ends(tokenizer)
+    line = switch_off_eos(tokenizer)
     assert line is not None and line.startswith("The tokenizer added <eos> after every text, prompts included")
-    assert settle_ends(tokenizer) is None
+    assert switch_off_eos(tokenizer) is None
     tokenizer.save_pretrained(tmp_path)
     read = AutoTokenizer.from_pretrained(tmp_path)
     assert [one("how is it")["input_ids"] for one in (tokenizer, read)] == [wanted, wanted]

@@ -106,7 +106,7 @@ def test_every_figure_is_the_trainers_or_by_its_definition(tmp_path: Path, name:
             scores_seen=trainer.scores_seen,
         )  # fmt: skip
         ids = [token.token_id for token in found.tokens]
-        rollout = trainer.evaluated(samples_from_user([PROMPT], [ids], trainer), recompute=True)
+        rollout = trainer.evaluate_samples(samples_from_user([PROMPT], [ids], trainer), recompute=True)
         estimates = trainer.estimate(
             rollout, trainer.score(rollout, [{"prompt": PROMPT, "input_ids": [0], "answer": "e"}])
         )

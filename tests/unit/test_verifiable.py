@@ -247,7 +247,7 @@ def test_an_answer_without_a_number_is_an_error() -> None:
 @pytest.mark.parametrize("reward", [ExactMatch(), NumericMatch()], ids=["exact", "numeric"])
 def test_a_missing_column_is_one_sentence(reward: Any) -> None:
     with pytest.raises(
-        ZooError, match=rf"{reward.name} reads the column 'answer', and the prompts have 'solution': name"
+        ZooError, match=rf"{reward.name} reads the column 'answer', but the prompts have 'solution': name"
     ):
         score(reward, "4", solution=["4"], trainer_state=None, log_extra=lambda *_: None)
     with pytest.raises(ZooError, match="no columns but the prompt"):
@@ -318,7 +318,7 @@ def test_repetition() -> None:
 
 @pytest.mark.parametrize("reward", [Length(), SoftOverlong(limit=3), Repetition()], ids=lambda reward: reward.name)
 def test_tokens_that_are_not_given_cannot_be_counted(reward: Any) -> None:
-    with pytest.raises(ZooError, match=f"{reward.name} counts tokens and got none: set its unit to 'words'"):
+    with pytest.raises(ZooError, match=f"{reward.name} counts tokens but got none: set its unit to 'words'"):
         score(reward, "a")
 
 

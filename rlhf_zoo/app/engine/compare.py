@@ -18,7 +18,7 @@ from ...modeling.alignment import Pieces
 from ...modeling.chat import append_completion, decode_completions, strip_template_space, tokenize_prompt, wrap_prompt
 from ...modeling.devices import MEMORY_ERRORS, best_device, move, out_of_memory
 from ...modeling.loading import load_tokenizer
-from ...modeling.models import context_of, disable_dropout, load_causal
+from ...modeling.models import context_length, disable_dropout, load_causal
 from ...modeling.sampling.sampler import Samples, Vocabulary
 from ...modeling.special_tokens import stop_ids
 from ...modeling.value_head import ValueHead
@@ -149,7 +149,7 @@ class Comparison:
     @property
     def context(self) -> int | None:
         """Largest number of tokens of prompt and completion together; None if the architecture sets no bound."""
-        return context_of(*self._policies.values())
+        return context_length(*self._policies.values())
 
     @property
     def has_reward(self) -> bool:

@@ -25,7 +25,7 @@ from ...errors import ZooError
 from ...hub.client.connect import CLIENT, Hub
 from ...hub.client.refs import ask, resolve
 from ...modeling.devices import on_device
-from ...modeling.models import label_index, labels_in
+from ...modeling.models import label_index, labels_of
 from ...plugins import run_judge
 from ...rewards import RewardModel
 from ...runs.record import StageRecord
@@ -228,7 +228,7 @@ def _check_outputs(name: str, folder: Path) -> None:
     from ...modeling.special_tokens import pads_apart
 
     path = folder / "config.json"
-    labels = labels_in(json_object(path)) if path.is_file() else None
+    labels = labels_of(json_object(path)) if path.is_file() else None
     if labels is not None:
         check_outputs(name, labels)
     if any((folder / file).is_file() for file in TOKENIZER_FILES):

@@ -9,9 +9,9 @@ from datasets import Dataset
 
 from ...errors import ZooError
 from ...modeling.chat import wrap_completion
-from ...modeling.reserved_columns import passed_on
+from ...modeling.reserved_columns import columns_for_functions
 from ...plugins import REWARDS, load_object
-from ...rewards.functions import Batch, FunctionCall, RewardFunction, numbers
+from ...rewards.functions import Batch, FunctionCall, RewardFunction, convert_rewards
 from ...rewards.rule import text_of
 from ...rewards.verifiable import Answered, Verifiable
 
@@ -66,7 +66,11 @@ class RuleJudge:
         columns = rows.select(range(min(TRIED, len(rows)))).to_dict()
         prompts = columns["prompt"]
         try:
-            self.score(prompts, [wrap_completion(prompt, text_of(prompt)) for prompt in prompts], passed_on(columns))
+            self.score(
+                prompts,
+                [wrap_completion(prompt, text_of(prompt)) for prompt in prompts],
+                columns_for_functions(columns),
+            )
         except ZooError as error:
             raise ZooError(f"The judge {self.name} was tried on prompts as their own answers: {error}") from error
 
@@ -83,7 +87,7 @@ class RuleJudge:
         if not isinstance(rule, Answered):
             return rows
         # Pairs that lack the column can still check other judges.
-        if rule.column not in passed_on(rows.features):
+        if rule.column not in columns_for_functions(rows.features):
             return None
         kept = [place for place, has in enumerate(rule.answered(rows, subject="the pairs")) if has]
         return rows.select(kept) if kept else None
@@ -150,10 +154,10 @@ class RuleJudge:
         # Judges have only texts, so the token ids are empty; `__init__` refuses rules that count tokens.
         batch = Batch(list(prompts), list(completions), [[] for _ in prompts], column_lists)
         try:
-            returned = self._call.now(batch)
+            returned = self._call.call(batch)
         except Exception as error:
-            self._call.refuse(batch, error)
-        scored, _ = numbers(self._call.name, returned, batch)
+            self._call.raise_error(batch, error)
+        scored, _ = convert_rewards(self._call.name, returned, batch)
         if scored.isnan().any():
             row = int(scored.isnan().nonzero()[0])
             raise ZooError(

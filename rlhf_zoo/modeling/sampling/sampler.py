@@ -112,7 +112,7 @@ class Samples:
         return replace(self, **moved)
 
     @classmethod
-    def joined(cls, parts: Sequence[Samples], pad_id: int) -> Samples:
+    def concatenate(cls, parts: Sequence[Samples], pad_id: int) -> Samples:
         """Concatenates samples that have not been cut and have no values.
 
         Args:
@@ -237,7 +237,7 @@ def sample(
         else:
             output, rows = decoder.step()
         positions = drawn_counts[rows]
-        tokens, logps = draw(scaled(output.logits, temperature, vocabulary), random[rows, positions], top_p=top_p)
+        tokens, logps = draw(scale_logits(output.logits, temperature, vocabulary), random[rows, positions], top_p=top_p)
         completion[rows, positions], logprobs[rows, positions] = tokens, logps
         if critic is not None and values is not None:
             values[rows, positions] = critic(output.states)
@@ -271,7 +271,7 @@ def check_fits(lengths: Iterable[int], room: int, max_tokens: int | None) -> Non
         )
 
 
-def scaled(logits: Tensor, temperature: float, vocabulary: Vocabulary | None) -> Tensor:
+def scale_logits(logits: Tensor, temperature: float, vocabulary: Vocabulary | None) -> Tensor:
     """Divides logits by the temperature and leaves out tokens that cannot be sampled.
 
     Args:
@@ -333,4 +333,4 @@ def next_logits(
     size, new = ids.shape
     positions = torch.arange(length - new, length, device=ids.device).expand(size, new)
     output = forward(model, ids, ids.new_ones(size, length), positions, cache)
-    return scaled(output.logits, temperature, vocabulary)
+    return scale_logits(output.logits, temperature, vocabulary)

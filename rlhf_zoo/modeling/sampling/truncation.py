@@ -32,7 +32,7 @@ def cut(samples: Samples, lengths: Tensor, *, at_text: Tensor) -> Samples:
     return shorter.rows(slice(None))  # drops the columns that no row reaches any more
 
 
-def drawn_lengths(seed: int, keys: Sequence[tuple[int, ...]], *, shortest: int, longest: int) -> Tensor:
+def draw_lengths(seed: int, keys: Sequence[tuple[int, ...]], *, shortest: int, longest: int) -> Tensor:
     """Draws n_i uniformly from shortest, …, longest. TRL's old LengthSampler did so too, but excluded its upper bound.
 
     The numbers come from a separate stream, so they depend only on the seed and the row, and change no token.
@@ -50,7 +50,7 @@ def drawn_lengths(seed: int, keys: Sequence[tuple[int, ...]], *, shortest: int, 
     return shortest + (uniform * (longest - shortest + 1)).long()
 
 
-def text_end(
+def find_text_end(
     tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], *, text: str, after: int, prompt: Sequence[int] = ()
 ) -> int | None:
     """Finds where a given text ends a completion.
@@ -109,12 +109,12 @@ class Truncation:
             return samples
         lengths = samples.mask.sum(1)
         if self.shortest is not None:
-            drawn_limits = drawn_lengths(seed, keys, shortest=self.shortest, longest=self.longest)
+            drawn_limits = draw_lengths(seed, keys, shortest=self.shortest, longest=self.longest)
             lengths = torch.minimum(lengths, drawn_limits.to(lengths))
         text_ends: list[int | None] = [None] * len(samples)
         if self.text is not None:
             text_ends = [
-                text_end(tokenizer, ids[:limit], text=self.text, after=self.after, prompt=prompt)
+                find_text_end(tokenizer, ids[:limit], text=self.text, after=self.after, prompt=prompt)
                 for prompt, ids, limit in zip(
                     samples.prompt_lists(), samples.token_lists(), lengths.tolist(), strict=True
                 )

@@ -26,7 +26,7 @@ from ...fileio import write_text
 from ...modeling.chat import display_text, tokenize_for_reward, wrap_answer
 from ...modeling.loading import load_tokenizer
 from ...modeling.models import load_causal
-from ...modeling.text_ids import settle_ends
+from ...modeling.text_ids import switch_off_eos
 from ...runs.context import RunContext
 from ...runs.data.layout import sft_text
 from ...runs.dataset import parts, stage_source
@@ -209,7 +209,7 @@ def _train(
     ppo = baseline.context.settings("ppo")
     sft, desc = baseline.checkpoints["sft"].path, f"{method} β={beta:g} seed {seed}"
     tokenizer = load_tokenizer(sft)
-    settle_ends(tokenizer)  # trl reads prompts by the tokenizer alone
+    switch_off_eos(tokenizer)  # trl reads prompts by the tokenizer alone
     start = Start(sft, tokenizer, beta, seed, record, desc, get_peft_config(ppo.model))
     set_seed(seed)
     if method == "dpo":

@@ -29,7 +29,7 @@ from ...modeling.chat import (
 )
 from ...modeling.model_files import ADAPTER_CONFIG
 from ...modeling.models import is_peft, load_causal
-from ...modeling.reserved_columns import withheld
+from ...modeling.reserved_columns import withheld_columns
 from ...modeling.special_tokens import stop_ids
 from ...rewards import Rewards
 from ...runs.record import StageRecord
@@ -214,7 +214,7 @@ def train_rloo(
             "another: compare with dpo or best-of-n."
         )
     prompts = without_second_bos(prompts, start.tokenizer)
-    prompts = prompts.remove_columns(withheld(prompts.column_names))  # trl would pass these names twice to functions
+    prompts = prompts.remove_columns(withheld_columns(prompts.column_names))
     meter = Meter()
     reward = ppo_reward(rewards, start.tokenizer, meter, missing_eos=missing_eos, score_clip=score_clip)
     _, policy = _train(

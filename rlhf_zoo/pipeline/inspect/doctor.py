@@ -21,14 +21,14 @@ from ...errors import ZooError
 from ...modeling.devices import MicroBatches, on_device
 from ...modeling.loading import load_tokenizer
 from ...modeling.logprobs import text_logprobs
-from ...modeling.models import context_of, load_causal
+from ...modeling.models import context_length, load_causal
 from ...modeling.prompt_keys import describe_prompt_count
 from ...modeling.prompts import prepare_prompts
 from ...modeling.reserved_columns import GENERATION, PROMPT_TOKENS
 from ...ppo.assembly import MANY_EPOCHS, warn_if_many_epochs
 from ...ppo.base import TRAIN_STREAM
 from ...ppo.custom_loop import samples_from_user
-from ...ppo.guards import check_ratio, check_rewards, check_start, check_values, warn_if_scores_identical, warn_of
+from ...ppo.guards import check_ratio, check_rewards, check_start, check_values, warn, warn_if_scores_identical
 from ...ppo.rollout import Advantages, Rollout
 from ...ppo.token_checks import TokenConsumer, check_ids, check_tokenizer_of, check_tokens, embedding_rows
 from ...ppo.trainer import PPOTrainer
@@ -266,7 +266,7 @@ def _tokenizer(
 def _lengths(
     settings: StageSettings, data: dict[str, Any], policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[list[list[int]], str]:
-    context, room = context_of(policy), settings.trainer.response_length
+    context, room = context_length(policy), settings.trainer.response_length
     data, _ = within_length(settings, tokenizer, data)
     prompts: list[list[int]] = []
     for name in ("train_dataset", "eval_dataset"):
@@ -301,7 +301,7 @@ def _policy_tokenizer(
             "give the policy its own."
         )
     if loss > guess:
-        warn_of(f"The policy may be untrained, or trained with another tokenizer: {detail}.")
+        warn(f"The policy may be untrained, or trained with another tokenizer: {detail}.")
     return None, detail
 
 

@@ -15,7 +15,7 @@ from ...errors import ZooError
 from ...hub.client.connect import CLIENT
 from ...hub.client.pull import split_revision
 from ...hub.client.refusals import refusals_as
-from ...modeling.gguf import check_no_gguf, find_gguf, gguf_source, unpacked
+from ...modeling.gguf import check_no_gguf, find_gguf, gguf_source, unpack_if_gguf
 from ...modeling.loading import load_config, load_tokenizer
 from ...modeling.model_files import loading
 from ...modeling.remote_code import is_trusted
@@ -74,7 +74,7 @@ def inspect_model(name: str) -> ModelFacts:
     Raises:
         ZooError: It is not a causal language model that can be trained here.
     """
-    repo, commit, terms = _pin(unpacked(name))
+    repo, commit, terms = _pin(unpack_if_gguf(name))
     title = f"The model {name}"
     model = _without_weights(AutoModelForCausalLM, repo, commit, title)
     config = model.config

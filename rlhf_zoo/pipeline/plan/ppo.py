@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from ...modeling.chunked_logprobs import CHUNK, CHUNK_ELSEWHERE
 from ...modeling.sampling.cuda_graphs import COLUMNS, bucket
 from ...modeling.sampling.kv_cache import ROOM
-from ...ppo.config import holds_reference, usual_tokens
+from ...ppo.config import default_batch_tokens, holds_reference
 from ...runs.data.batch_share import divided
 from . import memory
 from .devices import Device
@@ -95,7 +95,7 @@ class _PPO:
         self.prompts = rows * steps
         self.rows = self.prompts * keys.num_generations
         self.minibatch = math.ceil(self.rows / keys.num_mini_batches)
-        budget = keys.max_tokens_per_micro_batch or usual_tokens(cpu=device.cpu, bf16=self.half)
+        budget = keys.max_tokens_per_micro_batch or default_batch_tokens(cpu=device.cpu, bf16=self.half)
         fitting = self.rows if budget is None else max(budget // self.length, 1)
         self.micro = min(self.minibatch, fitting, self.minibatch if keys.max_tokens_per_micro_batch else rows)
         self.read = min(self.rows, keys.local_rollout_forward_batch_size, fitting)

@@ -8,7 +8,7 @@ from typing import Any
 from ...errors import ZooError
 from ...hub.client.connect import CLIENT, Hub
 from ...hub.client.pull import split_revision
-from ...modeling.gguf import find_gguf, unpacked
+from ...modeling.gguf import find_gguf, unpack_if_gguf
 from ...modeling.loading import load_config
 from ...modeling.model_files import ADAPTER_CONFIG, first_line
 from ...runs.checks.models import fetch_files
@@ -58,7 +58,7 @@ def shape_of(name: str, *, revision: str | None = None, hub: Hub = CLIENT) -> Sh
         ZooError: The model is in none of them.
     """
     title = f"The model {name}"
-    if Path(name := unpacked(name)).is_dir():
+    if Path(name := unpack_if_gguf(name)).is_dir():
         return _read(name, title)
     repo, at = split_revision(name)
     if repo in published_shapes():

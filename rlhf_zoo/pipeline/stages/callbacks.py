@@ -193,7 +193,7 @@ class StageCallback(ProgressCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> TrainerControl:
         super().on_step_end(args, state, control)
-        self._stop.requested = any(distributed.gathered(self._stop.requested))
+        self._stop.requested = any(distributed.gather(self._stop.requested))
         if self._stop.requested or state.global_step == self._stop_after:
             control.should_save = control.should_training_stop = True
         if state.global_step >= state.max_steps:
@@ -209,7 +209,7 @@ class StageCallback(ProgressCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         super().on_prediction_step(args, state, control, **kwargs)
-        self._stop.requested = any(distributed.gathered(self._stop.requested))
+        self._stop.requested = any(distributed.gather(self._stop.requested))
         if self._stop.requested:
             raise EvaluationEnded
 

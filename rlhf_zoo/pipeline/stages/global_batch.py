@@ -113,7 +113,7 @@ class GlobalReward(GlobalBatch):
 
     def _log_metrics(self, mode: str, chosen: Tensor, rejected: Tensor, tokens: Tensor) -> None:
         """Computes trl's metrics over the pairs of all processes."""
-        gathered = distributed.gathered((chosen.tolist(), rejected.tolist(), int(tokens)))
+        gathered = distributed.gather((chosen.tolist(), rejected.tolist(), int(tokens)))
         wins, losses = (
             torch.tensor([score for scores_of_process in gathered for score in scores_of_process[side]])
             for side in (0, 1)

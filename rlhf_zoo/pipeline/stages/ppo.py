@@ -14,12 +14,12 @@ from ...modeling.chat import wrap_completion
 from ...modeling.loading import Loading, load_tokenizer
 from ...modeling.models import load_causal
 from ...modeling.prompt_keys import describe_prompt_count
-from ...modeling.reserved_columns import passed_on
+from ...modeling.reserved_columns import columns_for_functions
 from ...modeling.special_tokens import pad_apart
 from ...plugins import REWARDS, load_object
 from ...rewards import RewardFunction, Rewards
 from ...rewards.ensemble import check_ensemble
-from ...rewards.functions import Batch, FunctionCall, answers, count_of
+from ...rewards.functions import Batch, FunctionCall, call_functions, check_count
 from ...rewards.loading import find_loader, load_reward_model
 from ...rewards.rule import text_of
 from ...rewards.verifiable import Answered
@@ -154,15 +154,15 @@ def try_functions(settings: StageSettings, functions: Sequence[RewardFunction], 
     first_rows = prompts.select(range(min(TRIED, len(prompts)))).to_list()
     rows = [row for row in first_rows for _ in range(args.num_generations)]
     state = TrainerState(max_steps=max(args.max_steps, 1), num_train_epochs=max(round(args.num_train_epochs), 1))
-    columns = {name: [row[name] for row in rows] for name in passed_on(rows[0])}
+    columns = {name: [row[name] for row in rows] for name in columns_for_functions(rows[0])}
     batch_prompts = [row["prompt"] for row in rows]
     completions = [wrap_completion(prompt, text_of(prompt)) for prompt in batch_prompts]
     names = Rewards(functions).names if functions else []
     calls = [FunctionCall(name, function) for name, function in zip(names, functions, strict=True)]
     batch = Batch(batch_prompts, completions, [[0] for _ in rows], columns, trainer_state=state)
     try:
-        for name, values in answers(calls, batch, timeout=args.reward_timeout).items():
-            count_of(name, values, batch)
+        for name, values in call_functions(calls, batch, timeout=args.reward_timeout).items():
+            check_count(name, values, batch)
     except ZooError as error:
         raise ZooError(f"A reward function failed on the first prompts, used as answers: {error}") from error.__cause__
 

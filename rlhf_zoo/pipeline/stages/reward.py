@@ -20,7 +20,7 @@ from ...modeling.devices import on_device
 from ...modeling.loading import load_model, load_tokenizer
 from ...modeling.models import HEADS, is_peft, load_classifier, set_score_statistics
 from ...modeling.special_tokens import pad_apart
-from ...ppo.step_guard import finite_steps
+from ...ppo.step_guard import with_finite_steps
 from ...rewards import RewardModel
 from ...runs.checks.conversations import check_conversations
 from ...runs.context import Publisher, RunContext
@@ -76,7 +76,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         inputs = _load(context, settings, source, sft, tokenizer, left_out)
         set_seed(settings.trainer.seed)
         return make_trainer(
-            finite_steps(RewardTrainer),
+            with_finite_steps(RewardTrainer),
             settings,
             model=_model(context, settings, sft, tokenizer),
             train_dataset=inputs.train,

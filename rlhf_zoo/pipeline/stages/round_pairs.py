@@ -16,7 +16,7 @@ from ...hub.client.publish import publish_folder
 from ...hub.client.refusals import refusals_as
 from ...hub.client.weights import equal_weights
 from ...modeling.chat import plain_text
-from ...modeling.reserved_columns import passed_on
+from ...modeling.reserved_columns import columns_for_functions
 from ...plugins import PREFERENCES, load_object
 from ...runs.context import RunContext
 from ...runs.data.sources import digest
@@ -108,7 +108,7 @@ def _labeled(this: RunContext, before: RunContext, wanted: int) -> list[dict[str
     tokenizer = ppo.policy_tokenizer(before, policy.path, data)
     usable = ppo.within_length(before.settings("ppo"), tokenizer, data)[0]["train_dataset"]
     rows = usable.select([index % len(usable) for index in range(wanted)]).to_dict()
-    prompts, columns = rows["prompt"], passed_on(rows)
+    prompts, columns = rows["prompt"], columns_for_functions(rows)
     seed = this.settings("reward").trainer.seed
     indices, *texts = two_samples(before, prompts, seed, (STREAM, this.round.number), policy)
     prompts = [prompts[index] for index in indices]

@@ -28,7 +28,7 @@ class RunningMetrics(TrainerCallback):
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         trainer = self._trainer
-        losses = distributed.gathered(trainer._tr_loss.item())
+        losses = distributed.gather(trainer._tr_loss.item())
         if not distributed.first():
             return
         sums = {

@@ -13,7 +13,7 @@ from ...modeling import distributed
 from ...modeling.chat import append_completion, plain_text, tokenize_prompt, wrap_answer
 from ...modeling.devices import on_device
 from ...modeling.loading import load_tokenizer
-from ...modeling.models import context_of, load_causal
+from ...modeling.models import context_length, load_causal
 from ...modeling.sampling.truncation import Truncation
 from ...plugins import PREFERENCES, load_object
 from ...runs.context import RunContext
@@ -106,7 +106,7 @@ def sft_samples(context: RunContext, settings: StageSettings, source: DataSource
     tokenizer = context.shared.chat.for_prompts(load_tokenizer(sft.path), prompts)
     loaded = load_causal(merged_model(context, sft))
     model, options = on_device(loaded, use_cpu=settings.trainer.use_cpu), sampling(context)
-    longest, advice = (context_of(model) or math.inf) - options["max_new_tokens"], "lower PPO's response_length"
+    longest, advice = (context_length(model) or math.inf) - options["max_new_tokens"], "lower PPO's response_length"
     limit = context.settings("ppo").data.max_prompt_length if "ppo" in context.recipe.stages else None
     if limit is not None and limit < longest:
         longest, advice = limit, "raise PPO's max_prompt_length"

@@ -21,8 +21,8 @@ from ...modeling.chat_template import check_answers_end
 from ...modeling.loading import load_tokenizer
 from ...modeling.models import build_causal, leave_out_router_logits, load_causal
 from ...modeling.special_tokens import highest_id, settle_padding, train_tokenizer
-from ...modeling.text_ids import settle_ends, without_bos
-from ...ppo.step_guard import finite_steps
+from ...modeling.text_ids import switch_off_eos, without_bos
+from ...ppo.step_guard import with_finite_steps
 from ...runs.checks.conversations import check_conversations
 from ...runs.context import Publisher, RunContext
 from ...runs.data.cut_rows import count_cut_rows
@@ -81,7 +81,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
             log.warning("%s.", cut_report.line)
             cut_rows.update(asdict(cut_report))
         trainer = make_trainer(
-            finite_steps(SFTTrainer),
+            with_finite_steps(SFTTrainer),
             tokenizer_settings,
             model=model,
             train_dataset=train,
@@ -128,7 +128,7 @@ def _settle_tokenizer(
     train: Dataset,
 ) -> StageSettings:
     """Sets the tokenizer's special tokens and template; returns settings with which the trainer leaves them alone."""
-    if (line := settle_ends(tokenizer)) is not None:
+    if (line := switch_off_eos(tokenizer)) is not None:
         log.warning("%s", line)
     settings = _with_template(settings, model, tokenizer, context.hub)
     pad_token, eos_token = settings.trainer.pad_token, settings.trainer.eos_token

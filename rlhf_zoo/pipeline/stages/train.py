@@ -21,7 +21,7 @@ from ...hub.client.refusals import is_disk_full
 from ...modeling import distributed
 from ...modeling.integrity import weights_digest
 from ...modeling.remote_code import code_run
-from ...ppo.failures import NoUpdate
+from ...ppo.failures import UpdateFailed
 from ...ppo.waiting import WaitEnded
 from ...publishing.adapters import check_bases
 from ...publishing.sender import claim_repository, keep_published_lineage
@@ -184,7 +184,7 @@ def _train_to_end(
     ):
         try:
             _train(run, trainer)
-        except NoUpdate as error:
+        except UpdateFailed as error:
             if not stop.requested:
                 raise
             log.warning("%s", error)
@@ -380,7 +380,7 @@ def _train(run: _Run, trainer: Any) -> None:
         if distributed.first():
             record.write(status="interrupted", seconds=run.seconds())
         raise Stopped from error
-    except NoUpdate as error:
+    except UpdateFailed as error:
         if not _save_finished(trainer, record, error):
             raise
         if distributed.first():
@@ -389,7 +389,7 @@ def _train(run: _Run, trainer: Any) -> None:
         raise type(error)(f"{error} Step {step} is saved, and the same command goes on from it.") from error.__cause__
 
 
-def _save_finished(trainer: Any, record: StageRecord, error: NoUpdate | WaitEnded) -> bool:
+def _save_finished(trainer: Any, record: StageRecord, error: UpdateFailed | WaitEnded) -> bool:
     """Saves the finished updates. Returns False if there are none, or if other processes are still waiting.
 
     Re-raises the error if the disk is full.

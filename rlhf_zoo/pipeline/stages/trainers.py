@@ -21,13 +21,13 @@ def make_trainer(trainer_class: Callable[..., Any], settings: StageSettings, **p
         ZooError: The trainer refuses the settings, the learning rate cannot change the model's weights, or no example
             is left to train on.
     """
-    from ...modeling.fsdp_trainer import in_shards
-    from ...modeling.length_grouping import grouping_by_length
+    from ...modeling.fsdp_trainer import with_sharding
+    from ...modeling.length_grouping import with_length_grouping
     from .global_batch import in_processes
 
-    trainer_class = grouping_by_length(trainer_class)
+    trainer_class = with_length_grouping(trainer_class)
     if getattr(settings.data, "fsdp2", False):  # a third-party stage need not have this key
-        trainer_class = in_shards(trainer_class)
+        trainer_class = with_sharding(trainer_class)
     try:
         # The trainer changes its arguments, so it gets a copy.
         trainer = in_processes(trainer_class)(args=copy.copy(settings.trainer), **parts)

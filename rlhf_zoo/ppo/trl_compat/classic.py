@@ -64,16 +64,18 @@ def create_reference_model(model: nn.Module, num_shared_layers: int | None = Non
     reference = copy.deepcopy(model).requires_grad_(False).eval()
     if num_shared_layers is None:
         return reference
+    # Families name their list of layers differently, so the longest ModuleList is taken for it.
     stacks = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
     layers: list[nn.Module] = max(stacks, key=len, default=[])
     if not 0 < num_shared_layers < len(layers):
         raise ZooError(
-            f"num_shared_layers is {num_shared_layers} and the model has {len(layers)} layers: share fewer, so that "
+            f"num_shared_layers is {num_shared_layers}, but the model has {len(layers)} layers: share fewer, so that "
             "some are left to train."
         )
-    own = {id(parameter) for layer in layers[num_shared_layers:] for parameter in layer.parameters()}
+    trained = {id(parameter) for layer in layers[num_shared_layers:] for parameter in layer.parameters()}
     for weight, copied in zip(model.parameters(), reference.parameters(), strict=True):
-        if id(weight) in own:
+        # `parameters()` yields embeddings, then layers in order: everything before the first trained layer is shared.
+        if id(weight) in trained:
             break
         weight.requires_grad_(False)
         copied.data = weight.data
@@ -209,21 +211,21 @@ class PPOTrainer:
                 raise ZooError(f"Query {row} is {kind}: pass a 1-D tensor of token ids, or a list of such tensors.")
 
         def respond(model: Any) -> Any:
-            responses: list[Tensor] = []
+            generated: list[Tensor] = []
             for start in range(0, len(queries), batch_size):
                 length = {} if length_sampler is None else {"max_new_tokens": length_sampler()}
                 batch = queries[start : start + batch_size]
-                responses += self._generated(model, batch, return_prompt, generation_kwargs | length)
-            return responses[0].unsqueeze(0) if single else responses
+                generated += self._generate_batch(model, batch, return_prompt, generation_kwargs | length)
+            return generated[0].unsqueeze(0) if single else generated
 
-        own = respond(self.model)
+        responses = respond(self.model)
         if not generate_ref_response:
-            return own
+            return responses
         assert self._trainer.reference is not None
         with self._trainer.reference.model() as reference:
-            return own, respond(reference)
+            return responses, respond(reference)
 
-    def _generated(
+    def _generate_batch(
         self, model: Any, queries: list[Tensor], return_prompt: bool, kwargs: Mapping[str, Any]
     ) -> list[Tensor]:
         width = max(len(query) for query in queries)
@@ -231,7 +233,7 @@ class PPOTrainer:
         ids = torch.stack([torch.cat([q.new_full((width - len(q),), fill), q]) for q in queries]).to(device)
         mask = torch.stack([torch.arange(width) >= width - len(q) for q in queries]).long().to(device)
         was_training = model.training
-        model.eval()
+        model.eval()  # dropout would change the policy that samples
         out = model.generate(input_ids=ids, attention_mask=mask, **{"pad_token_id": fill, **kwargs})
         model.train(was_training)
         stop_ids = stop_ids_of(self.model, kwargs.get("generation_config"), kwargs.get("eos_token_id"))
@@ -240,6 +242,7 @@ class PPOTrainer:
         stops = torch.tensor(stop_ids, device=device)
         responses = []
         for query, row in zip(queries, out[:, width:], strict=True):
+            # `generate` pads a row after its end. PAD may be EOS, so the first end is the one that counts.
             end = torch.isin(row, stops).nonzero()
             response = row[: int(end[0]) + 1] if len(end) else row
             responses.append(torch.cat([query.to(device), response]) if return_prompt else response)
@@ -265,7 +268,10 @@ class PPOTrainer:
         if response_masks is not None:
             raise ZooError("response_masks is not supported: every token of a response was the policy's choice.")
         if len(queries) != self.config.batch_size:
-            raise ZooError(f"step() got {len(queries)} queries and batch_size is {self.config.batch_size}.")
+            raise ZooError(
+                f"step() got {len(queries)} queries, but batch_size is {self.config.batch_size}: pass one batch per "
+                "step."
+            )
         began = time.perf_counter()
         self._trainer.step(queries, responses, scores)
         return {**self._trainer.statistics, "time/ppo/total": time.perf_counter() - began}

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...errors import ZooError
 from ..config import PPOConfig as ZooPPOConfig
-from ..guards import warn_of
+from ..guards import warn
 
 #: Fields of TRL that have no effect here, with what to do instead.
 WITHOUT_EFFECT = {
@@ -82,13 +82,14 @@ class ClassicPPOConfig:
     output_dir: str = "ppo"
 
     def __post_init__(self) -> None:
+        # TRL's first name of mini_batch_size, deprecated later.
         if self.forward_batch_size is not None:
             self.mini_batch_size = self.forward_batch_size
         self._check()
         for entry in dataclasses.fields(self):
             default = entry.default_factory() if callable(entry.default_factory) else entry.default
             if entry.name in WITHOUT_EFFECT and getattr(self, entry.name) not in (default, None):
-                warn_of(f"{entry.name} changes nothing here: {WITHOUT_EFFECT[entry.name]}.")
+                warn(f"{entry.name} changes nothing here: {WITHOUT_EFFECT[entry.name]}.")
 
     def _check(self) -> None:
         if self.kl_penalty != "kl":
@@ -154,8 +155,9 @@ class ClassicPPOConfig:
             cliprange=self.cliprange,
             cliprange_value=self.cliprange_value,
             vf_coef=self.vf_coef,
-            max_grad_norm=self.max_grad_norm or 0.0,
+            max_grad_norm=self.max_grad_norm or 0.0,  # 0 switches clipping off
             early_stop_kl=self.target_kl if self.early_stopping else None,
+            # TRL reads use_score_norm only together with use_score_scaling.
             score_scaling="running" if self.use_score_scaling else "none",
             score_centering="running" if self.use_score_scaling and self.use_score_norm else "none",
             score_clip=self.score_clip,

@@ -51,6 +51,7 @@ class ClassicLoop(ZooPPOTrainer):
             **{name: self.last_metrics.get(ours, math.nan) for name, ours in SAME.items()},
             "objective/kl_coef": self.controller.kl_coef,
             "objective/kl_dist": rollout.kl.tolist(),
+            # TRL 0.x reports −Σ log π of the sampled tokens here, and the exact entropy as ppo/policy/entropy.
             "objective/entropy": self.mean(-rollout.logprobs.masked_fill(~tokens, 0).sum(1)),
             "ppo/mean_non_score_reward": self.mean(estimates.non_score) / lengths["responses"][0],
             "ppo/mean_scores": scores[0],
@@ -64,6 +65,7 @@ class ClassicLoop(ZooPPOTrainer):
         }
         for name, (mean, deviation) in lengths.items():
             statistics |= {f"tokens/{name}_len_mean": mean, f"tokens/{name}_len_std": deviation}
+        # Equal returns have no variance to explain.
         if statistics["ppo/returns/var"]:
             statistics["ppo/val/var_explained"] = 1 - statistics["ppo/val/error"] / statistics["ppo/returns/var"]
         self.statistics = statistics

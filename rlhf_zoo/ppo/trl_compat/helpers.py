@@ -19,8 +19,8 @@ def masked_mean(values: Tensor, mask: Tensor, axis: int | None = None) -> Tensor
         mask: of the same shape.
         axis: to average along; None for all.
     """
-    kept = values * mask
-    return kept.sum() / mask.sum() if axis is None else kept.sum(axis) / mask.sum(axis)
+    masked = values * mask
+    return masked.sum() / mask.sum() if axis is None else masked.sum(axis) / mask.sum(axis)
 
 
 def masked_var(values: Tensor, mask: Tensor, unbiased: bool = True) -> Tensor:
@@ -43,6 +43,7 @@ def masked_var(values: Tensor, mask: Tensor, unbiased: bool = True) -> Tensor:
             f"masked_var got {int(count)} values, which have no {'unbiased ' * unbiased}variance: give a larger batch."
         )
     variance = masked_mean((values - masked_mean(values, mask)).square(), mask)
+    # Bessel's correction, as in TRL.
     return variance * count / (count - 1) if unbiased else variance
 
 
@@ -83,6 +84,7 @@ def batch_generation(
     stops = torch.tensor(stop_ids_of(model, generation_config), device=queries.device)
     config = copy.copy(generation_config)
     config.return_dict_in_generate = config.output_scores = True
+    # pad_token_id may be past the embeddings, so `generate` pads with 0, and the padding is replaced below.
     config.pad_token_id = 0
     sequences, scores = [], []
     for rows in queries.split(local_rollout_forward_batch_size):
@@ -92,9 +94,11 @@ def batch_generation(
         )
         responses = out.sequences[:, rows.shape[1] :]
         ends = torch.isin(responses, stops).long()
+        # Subtracting `ends` keeps the first end token itself, which belongs to the response.
         over = (ends.cumsum(1) - ends).bool()
         sequences.append(torch.cat([rows, responses.masked_fill(over, pad_token_id)], dim=1))
         scores.append(torch.stack(out.scores, dim=1).masked_fill(over.unsqueeze(-1), 0))
+    # `generate` stops when all of its rows have ended, so each call returns another width.
     width = max(score.shape[1] for score in scores)
     full = queries.shape[1] + width
     padded = [torch.nn.functional.pad(ids, (0, full - ids.shape[1]), value=pad_token_id) for ids in sequences]

@@ -31,6 +31,7 @@ class PPOTrainer(ZooPPOTrainer):
             ZooError: As for `rlhf_zoo.PPOTrainer`, and for an optimizer without a weight of the policy or the critic.
         """
         super().__init__(*args, **kwargs)
+        # Without optimizers= the optimizer is None here; Trainer makes one when training starts.
         if self.optimizer is not None:
             _check_optimizer(self)
         if isinstance(self.args, PPOConfig) and self.args.num_total_batches is None and self.train_dataset_len:
@@ -69,14 +70,14 @@ class PPOTrainer(ZooPPOTrainer):
         """Returns a context in which a policy with an adapter is its own reference."""
         return nullcontext() if self.reference is None else self.reference.model()
 
-    def evaluated(self, samples: Samples, *, recompute: bool) -> Rollout:
+    def evaluate_samples(self, samples: Samples, *, recompute: bool) -> Rollout:
         """Counts a completion with EOS as ended, as in TRL, even if no stop token ended it.
 
         Args:
             samples: B completions.
             recompute: Whether to take log π_old from a forward pass.
         """
-        rollout = super().evaluated(samples, recompute=recompute)
+        rollout = super().evaluate_samples(samples, recompute=recompute)
         eos = (rollout.samples.completion_ids == self.processing_class.eos_token_id) & rollout.mask
         return replace(rollout, samples=replace(rollout.samples, ended=rollout.samples.ended | eos.any(1)))
 
@@ -115,6 +116,7 @@ def _check_optimizer(trainer: PPOTrainer) -> None:
     A critic made from a value_model is a copy, so an optimizer of the value_model's weights would train nothing.
     """
     optimizer: Any = trainer.optimizer
+    # By identity: == on tensors compares their elements.
     held = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
     parts: dict[str, torch.nn.Module] = {"policy": trainer.policy, "critic": trainer.value_model}
     for name, part in parts.items():

@@ -13,7 +13,7 @@ from ...hub.client.connect import CLIENT, Hub
 from ...hub.client.pull import find_revision, split_revision
 from ...hub.client.refs import Checkpoint, resolve
 from ...hub.client.refusals import client_errors, reason
-from ...modeling.gguf import unpacked
+from ...modeling.gguf import unpack_if_gguf
 from ...runs.checkpoint_choice import resolve_model
 from ...runs.parents import member_beside
 from ...runs.record import StageRecord
@@ -175,7 +175,7 @@ def find_policy(
     Raises:
         ZooError: A model cannot be fetched, or nothing names the model to compare with.
     """
-    source = resolve(unpacked(str(policy)), hub)
+    source = resolve(unpack_if_gguf(str(policy)), hub)
     card = _read_card(source)
     if only_ppo and not card.is_ppo:
         raise ZooError(

@@ -50,7 +50,7 @@ def check_rows(rows: Dataset, tokenizer: Any, *, subject: str) -> None:
     for place, row in enumerate(rows):
         for turns, answered in _conversations(row):
             try:
-                check_renders(turns, tokenizer, answered=answered)
+                check_renders(turns, tokenizer, ends_in_answer=answered)
                 if not answered:
                     check_prefix(turns, tokenizer)
             except ZooError as error:

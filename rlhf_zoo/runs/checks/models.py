@@ -13,10 +13,10 @@ from ...modeling.chat import tokenize_prompt
 from ...modeling.gguf import check_no_gguf
 from ...modeling.loading import load_tokenizer
 from ...modeling.model_files import ADAPTER_CONFIG, json_object, model_files
-from ...modeling.models import label_index, labels_in
+from ...modeling.models import label_index, labels_of
 from ...modeling.remote_code import brings_code, is_trusted, refusal
 from ...modeling.special_tokens import highest_id, pad_apart, train_tokenizer
-from ...modeling.text_ids import settle_ends
+from ...modeling.text_ids import switch_off_eos
 from ...rewards.model import warn_truncated
 from ..context import RunContext
 from ..data.cut_rows import CutRows, count_cut_rows
@@ -244,7 +244,7 @@ def check_label(models: Mapping[str, Named], ppo: StageSettings) -> None:
             label_index({0: ""}, label, name="of the stage reward")
             continue
         model = models.get(role)
-        labels = None if model is None or ppo.data.reward_model_loader is not None else labels_in(model.config)
+        labels = None if model is None or ppo.data.reward_model_loader is not None else labels_of(model.config)
         if model is not None and labels is not None:
             label_index(labels, label, name=model.name)
 
@@ -429,7 +429,7 @@ def cut_by_sft(shared: RecipeConfig, sft: StageSettings, policy: Named | None, h
     if policy is None or rows is None:
         return None
     tokenizer = load_tokenizer(str(policy.folder), name=policy.name)
-    settle_ends(tokenizer)
+    switch_off_eos(tokenizer)
     give_template(tokenizer, sft, hub)
     if conversational(rows):
         shared.chat.write(tokenizer)

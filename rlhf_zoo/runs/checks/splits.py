@@ -49,7 +49,7 @@ def check_forms(
             loader.rows(data, evaluated_split(shared, data)[0], "prompts", subject="the evaluation")
         if rows is not None and shared.chat != Chat() and not conversational(rows):
             raise ZooError(
-                f"The data set {settings.data.dataset_name or shared.dataset_name} of {of} has plain texts, and "
+                f"The data set {settings.data.dataset_name or shared.dataset_name} of {of} has plain texts, but "
                 "recipe.yaml configures how conversations are rendered: set conversational to true, or remove "
                 "system_prompt, chat_template_kwargs and strip_thoughts."
             )

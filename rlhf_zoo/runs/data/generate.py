@@ -105,7 +105,7 @@ def complete(
         for number, start in enumerate(range(0, len(prompts), batch_size)):
             chosen = range(start, min(start + batch_size, len(prompts)))
             if distributed.is_my_batch(number):
-                batch = Samples.joined(list(parts.run(drawn, chosen)), fill)
+                batch = Samples.concatenate(list(parts.run(drawn, chosen)), fill)
                 if truncation is not None:
                     batch = truncation(batch, tokenizer, seed=seed, keys=[keys[row] for row in chosen])
                 batch_prompts, batch_tokens = ([of[row] for row in chosen] for of in (prompts, tokens))

@@ -10,7 +10,7 @@ from ...errors import ZooError
 from ...fields import option
 from ...modeling.chat_template import Chat
 from ...modeling.distributed import check_shards
-from ...modeling.gguf import unpacked
+from ...modeling.gguf import unpack_if_gguf
 from ...plugins import did_you_mean
 from ..checkpoint_choice import ReleaseArguments, check_rule
 from ..data.batch_share import share_of_batch
@@ -300,7 +300,7 @@ def stage_settings(
     resolved |= checked_keys(
         flags, hints, "the command's flags", subject=stage_text, refused=refused, flag=f"--{stage}."
     )
-    resolved |= {key: unpacked(resolved[key]) for key in _GGUF_KEYS if resolved.get(key) is not None}
+    resolved |= {key: unpack_if_gguf(resolved[key]) for key in _GGUF_KEYS if resolved.get(key) is not None}
     resolved.setdefault("seed", shared.seed)
     if "report_to" in resolved and resolved["report_to"] is None:
         resolved["report_to"] = "none"  # the trainer's own value for "no reporting"
