@@ -133,7 +133,7 @@ def predicted(setting: Setting, device: str = "cpu") -> dict[str, Any]:
         suggest_changes=False,
     ).stages
     phases = {name: round(need.total / 2**20) for name, need in found.phases.items()}
-    return {"predicted_mib": round(found.peak / 2**20), "worst": found.worst, "phases": phases}
+    return {"predicted_mib": round(found.peak / 2**20), "worst_phase": found.worst_phase, "phases": phases}
 
 
 def measured(name: str, device: str = "cpu") -> dict[str, Any]:

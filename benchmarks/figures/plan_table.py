@@ -16,7 +16,7 @@ def plan_table() -> str:
             f"{one['measured_mib']:,}",
             f"{one['predicted_mib']:,}",
             f"{number(100 * (one['predicted_mib'] / one['measured_mib'] - 1), 0, sign=True)}%",
-            one["worst"],
+            one["worst_phase"],
         ]
         for one in kept["settings"]
     ]

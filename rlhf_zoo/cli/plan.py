@@ -81,7 +81,7 @@ def plan(
             flags[stage] = {**LORA, **flags[stage]}
         if load_in_4bit and "load_in_4bit" in STAGES[stage].model_keys:
             flags[stage]["load_in_4bit"] = True
-    assumed: list[str] = []
+    assumptions: list[str] = []
     if device is None:
         device = local_device()
         if device.cpu and loaded.zoo.get("gpu"):
@@ -89,19 +89,19 @@ def plan(
     if device == parse_device(loaded.zoo.get("gpu", "cpu")) and not lora:
         for stage, gpu_flags in (loaded.zoo.get("gpu_flags") or {}).items():
             keys = obeyed(loaded, stage, gpu_flags)
-            assumed += [f"{stage}.{key} {json.dumps(keys[key])}, as the recipe's zoo.yaml says for {device}"
+            assumptions += [f"{stage}.{key} {json.dumps(keys[key])}, as zoo.yaml of the recipe sets for {device}"
                         for key in keys if key not in flags[stage]]  # fmt: skip
             flags[stage] = {**keys, **flags[stage]}
     with reading_hub(models_elsewhere(loaded, flags), source_hub) as hub:
         result = make_plan(loaded, device, flags, prompt=prompt_length, hub=hub)
-    result = replace(result, assumed=[*result.assumed, *assumed])
+    result = replace(result, assumptions=[*result.assumptions, *assumptions])
     if as_json:
         print_json(result.to_json())
         return
-    show(result)
+    print_plan(result)
 
 
-def show(made: Plan) -> None:
+def print_plan(made: Plan) -> None:
     """Prints a plan: tables of each stage's phases and models, and what does not fit.
 
     Args:
@@ -113,26 +113,26 @@ def show(made: Plan) -> None:
     for stage in made.stages:
         rows = [
             [
-                f"{name}{' ←' if name == stage.worst else ''}",
+                f"{name}{' ←' if name == stage.worst_phase else ''}",
                 *(gib(getattr(need, column)) for column in COLUMNS),
                 gib(need.total),
             ]
             for name, need in stage.phases.items()
         ]
-        about = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in stage.about.items())
-        table(f"{stage.stage}: {about}", ["phase", *COLUMNS, "in all"], rows)
-        table(f"{stage.stage}: models", ["model", "weights", "gradients", "optimizer", "in all"], [
+        about = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in stage.batch.items())
+        table(f"{stage.stage}: {about}", ["phase", *COLUMNS, "total"], rows)
+        table(f"{stage.stage}: models", ["model", "weights", "gradients", "optimizer", "total"], [
             [name, *(gib(getattr(need, part)) for part in ("weights", "gradients", "optimizer")), gib(need.total)]
             for name, need in stage.models.items()
         ])  # fmt: skip
     for stage in made.stages:
-        need_line = f"{stage.stage} needs {gib(stage.peak)} of {made.device.room:.1f} GiB that a plan may fill"
+        need_line = f"{stage.stage} needs {gib(stage.peak)} of {made.device.usable_gib:.1f} GiB usable"
         if stage.stage not in made.changes:
             click.echo(f"Fits: {need_line}.")
             continue
         change = made.changes[stage.stage]
         remedy = (
-            "no key makes it fit: take more or larger devices"
+            "no key makes it fit: use more or larger devices"
             if change is None
             else f"the smallest change that makes it fit is {change} ({gib(change.peak)} GiB)"
         )
@@ -140,7 +140,7 @@ def show(made: Plan) -> None:
     for stage in made.stages:
         duration, unit = made.durations[stage.stage], "an update" if stage.stage == "ppo" else "a step"
         if duration is None:
-            click.echo(f"Seconds of {stage.stage}: not known, as nothing was measured on such a device.")
+            click.echo(f"Seconds of {stage.stage}: unknown, because nothing was measured on such a device.")
             continue
         parts = ", ".join(f"{name} {seconds(value)}" for name, value in duration.seconds.items() if value)
         total_time = made.total_time(stage.stage)
@@ -148,11 +148,13 @@ def show(made: Plan) -> None:
             f"Seconds of {stage.stage}: about {seconds(duration.total)} {unit} of the longest texts{total_time}: "
             f"{parts}; {duration.basis}."
         )
-    for assumption in made.assumed:
+    for assumption in made.assumptions:
         click.echo(f"Assumed: {assumption}.")
 
 
-def say(recipe: Recipe, flags: Mapping[str, Mapping[str, Any]], *, hub: Hub, stage: str | None = None) -> None:
+def print_plan_line(
+    recipe: Recipe, flags: Mapping[str, Mapping[str, Any]], *, hub: Hub, stage: str | None = None
+) -> None:
     """Prints the plan of a command that is about to train, in one line on stderr. Never refuses a plan.
 
     Args:

@@ -21,7 +21,7 @@ from ..runs.settings.judge_names import check_judge_name
 from .common import run_flags
 from .open_run import publishing, run_context
 from .options import FLAGS, LM_EVAL, json_option, run_options
-from .plan import say
+from .plan import print_plan_line
 from .tables import interval, print_json, table
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def run_one(
             if context.flags[each_stage]:
                 context.settings(each_stage)  # checks the flags of other stages too
         if stage == "ppo" and distributed.first():
-            say(context.recipe, context.flags, stage=stage, hub=context.hub)
+            print_plan_line(context.recipe, context.flags, stage=stage, hub=context.hub)
         ran = run_stage(context, stage, publisher)
         if not distributed.first():
             return context.directory / stage
@@ -187,7 +187,7 @@ def run(
 
         console = Console(stderr=as_json)
         if distributed.first():
-            say(context.recipe, context.flags, hub=context.hub)
+            print_plan_line(context.recipe, context.flags, hub=context.hub)
         if rounds > 1:
             from ..pipeline.experiments import rounds as further
 

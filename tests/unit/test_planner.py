@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from figures import keep
 from transformers import AutoModelForCausalLM
 
-from rlhf_zoo.cli.plan import plan, say
+from rlhf_zoo.cli.plan import plan, print_plan_line
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client.connect import CLIENT
 from rlhf_zoo.pipeline.plan import memory, tracing
@@ -23,7 +23,7 @@ from rlhf_zoo.pipeline.plan.devices import CARDS, Device, parse_device
 from rlhf_zoo.pipeline.plan.memory import GIB, ModelMemory, TrainingPass
 from rlhf_zoo.pipeline.plan.plan import _equivalent_changes, gib, make_plan, smallest_change, stage_keys_of
 from rlhf_zoo.pipeline.plan.seconds import RATES
-from rlhf_zoo.pipeline.plan.shapes import new_shape, published_shapes, shape_of
+from rlhf_zoo.pipeline.plan.shapes import find_shape, new_shape, published_shapes
 from rlhf_zoo.pipeline.plan.tracing import tracer
 from rlhf_zoo.runs.recipe import Recipe, list_recipes, load_recipe
 
@@ -40,7 +40,7 @@ def config_of(**more):
 
 @pytest.mark.parametrize("name", published_shapes())
 def test_shapes_have_the_parameters_that_are_published(name):
-    shape, said = shape_of(name), published_shapes()[name]
+    shape, said = find_shape(name), published_shapes()[name]
     what = "classifier" if "labels" in said else "policy"
     wanted = said.get("parameters") or published_shapes()[said["like"]]["parameters"]
     assert tracer(shape.config, what, trains=False).counts.parameters == wanted
@@ -175,7 +175,7 @@ def test_updates_are_counted_where_the_keys_say_how_many():
     def counted(gpu, **keys):
         recipe = four_models({**LLAMA_7B, "num_hidden_layers": 2}, per_device_train_batch_size=8, **keys)
         made = make_plan(recipe, parse_device(gpu), prompt=64, stages=["ppo"])
-        return made.stages[0].about.get("updates"), made.total_time("ppo")
+        return made.stages[0].batch.get("updates"), made.total_time("ppo")
 
     keys = {"gradient_accumulation_steps": 4, "num_generations": 2, "total_episodes": 1000}
     for gpu in ("h100", "h100:4"):
@@ -200,7 +200,7 @@ def test_a_change_makes_it_fit_and_is_small():
     device = Device("GPU", 48)
     made = make_plan(recipe, device, prompt=512, stages=["ppo"])
     change = made.changes["ppo"]
-    assert change is not None and made.peak > device.room * GIB >= change.peak
+    assert change is not None and made.peak > device.usable_gib * GIB >= change.peak
     again = make_plan(recipe, device, {"ppo": change.keys}, prompt=512, stages=["ppo"])
     assert not again.changes and again.peak == change.peak
     assert make_plan(recipe, Device("GPU", 1), prompt=512, stages=["ppo"]).changes == {"ppo": None}
@@ -222,7 +222,7 @@ def test_no_smaller_change_would_do(seed):
         return SimpleNamespace(peak=(100 + over - saved) * GIB)
 
     def fits(changes):
-        return estimate("ppo", SimpleNamespace(**{**vars(keys), **changes})).peak <= device.room * GIB
+        return estimate("ppo", SimpleNamespace(**{**vars(keys), **changes})).peak <= device.usable_gib * GIB
 
     over = rng.uniform(-6, 22)
     found = smallest_change("ppo", keys, device, estimate)
@@ -337,7 +337,7 @@ def test_flags_of_a_recipe_hold_for_its_own_device():
         return done.output
 
     own, by_hand = told(), told("--gpu", "h100:8")
-    assert own == by_hand and own.count("fsdp2 true, as the recipe's zoo.yaml says for 8 × h100") == 3
+    assert own == by_hand and own.count("fsdp2 true, as zoo.yaml of the recipe sets for 8 × h100") == 3
     assert "communication between devices is not included" in own and "DOES NOT FIT" not in own
     other = told("--gpu", "h100:8", "--sft.fsdp2", "false")
     assert "DOES NOT FIT: sft" in other and "makes it fit is fsdp2: true" in other
@@ -348,7 +348,7 @@ def test_rates_are_those_of_the_measurements():
 
 
 def test_a_command_says_the_plan_in_a_line_and_refuses_nothing(capsys):
-    say(load_recipe("tiny-world"), {"ppo": {"use_cpu": True}}, stage="ppo", hub=CLIENT)
+    print_plan_line(load_recipe("tiny-world"), {"ppo": {"use_cpu": True}}, stage="ppo", hub=CLIENT)
     assert re.fullmatch(
         r"Plan for cpu \([\d.]+ GiB\): ppo [\d.]+ GiB, about .* s per PPO update \(40 of them: [\d.]+ min\)\.\n",
         capsys.readouterr().err,
@@ -356,11 +356,11 @@ def test_a_command_says_the_plan_in_a_line_and_refuses_nothing(capsys):
     unknown = Recipe(
         "mine", Path("mine"), {"description": "M."}, {"sft": {"model_name_or_path": "no/where"}, "ppo": {}}
     )
-    say(unknown, {}, hub=CLIENT)
+    print_plan_line(unknown, {}, hub=CLIENT)
     said = capsys.readouterr().err
     assert said.startswith("No plan: The model no/where") and said.count("\n") == 1
     huge = four_models({**LLAMA_7B, "num_hidden_layers": 400})
-    say(huge, {}, stage="ppo", hub=CLIENT)
+    print_plan_line(huge, {}, stage="ppo", hub=CLIENT)
     assert "ppo may not fit: `rlhf-zoo plan check` shows what would" in capsys.readouterr().err
 
 

@@ -15,7 +15,7 @@ CARDS: dict[str, tuple[float, float, float]] = {
     "t4": (16, 0, 320), "mi300x": (192, 1307, 5300),
 }  # fmt: skip
 #: The share of a device that a plan may fill; the rest is for the driver, libraries and fragmentation.
-PLANNED = 0.92
+USABLE_SHARE = 0.92
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Device:
     cpu: bool = False
 
     @property
-    def room(self) -> float:
+    def usable_gib(self) -> float:
         """GiB of each device that a plan may fill."""
-        return self.gib * PLANNED
+        return self.gib * USABLE_SHARE
 
     def __str__(self) -> str:
         return f"{f'{self.count} × ' if self.count > 1 else ''}{self.name} ({self.gib:g} GiB)"

@@ -65,7 +65,7 @@ class StagePlan:
         stage: Its name.
         models: Bytes that stay from phase to phase, by model.
         phases: Bytes at the peak of each phase.
-        about: The batch that it was computed for, such as rows and tokens.
+        batch: The batch that it was computed for, such as rows and tokens.
         work: What an update computes.
         half: Whether it computes in bfloat16.
     """
@@ -73,19 +73,19 @@ class StagePlan:
     stage: str
     models: Mapping[str, ModelMemory]
     phases: Mapping[str, PhaseMemory]
-    about: Mapping[str, Any]
+    batch: Mapping[str, Any]
     work: Work = field(default_factory=Work)
     half: bool = False
 
     @property
-    def worst(self) -> str:
+    def worst_phase(self) -> str:
         """The phase with the highest peak."""
         return max(self.phases, key=lambda name: self.phases[name].total)
 
     @property
     def peak(self) -> float:
         """Bytes on each device."""
-        return self.phases[self.worst].total
+        return self.phases[self.worst_phase].total
 
 
 def sft_plan(keys: SimpleNamespace, base: Shape, device: Device) -> StagePlan:
@@ -153,12 +153,12 @@ def _supervised(
         update_head=2 * tokens * counts.width * counts.vocabulary * 3 if head else 0,
         trained=counts.trained,
     )
-    about = {"rows": rows, "tokens": length, "micro_batches": steps, **update_count(keys)}
+    batch = {"rows": rows, "tokens": length, "micro_batches": steps, **known_updates(keys)}
     phases = {"step": with_process(device, peak, shards), **saving_phase(device, shards, [resident])}
-    return StagePlan(stage, {"model": resident}, phases, about, work, half)
+    return StagePlan(stage, {"model": resident}, phases, batch, work, half)
 
 
-def update_count(keys: SimpleNamespace, episodes: int = 0) -> dict[str, int]:
+def known_updates(keys: SimpleNamespace, episodes: int = 0) -> dict[str, int]:
     """The number of updates, where the keys set it.
 
     Args:

@@ -17,8 +17,8 @@ from .devices import Device
 from .estimate import StagePlan, reward_plan, sft_plan
 from .memory import GIB, state_bytes
 from .ppo import PPOModels, Reward, ppo_plan
-from .seconds import Duration, duration
-from .shapes import Shape, is_local_shape, new_shape, shape_of
+from .seconds import Duration, predict_duration
+from .shapes import Shape, find_shape, is_local_shape, new_shape
 
 #: Tokens of the longest prompt where neither the recipe nor the command sets them.
 PROMPT = 512
@@ -67,7 +67,7 @@ class Plan:
         stages: The memory and work of each stage.
         durations: The duration of an update or step, by stage; None without measured rates.
         changes: For each stage that does not fit, the smallest change that makes it fit; None if there is none.
-        assumed: Assumptions of the plan, in sentences.
+        assumptions: Assumptions of the plan, in sentences.
     """
 
     recipe: str
@@ -75,7 +75,7 @@ class Plan:
     stages: Sequence[StagePlan]
     durations: Mapping[str, Duration | None]
     changes: Mapping[str, Change | None]
-    assumed: Sequence[str] = field(default_factory=list)
+    assumptions: Sequence[str] = field(default_factory=list)
 
     @property
     def peak(self) -> float:
@@ -103,7 +103,7 @@ class Plan:
         Returns:
             Such as " (40 of them: 2.0 h)"; "" where the number of updates or their duration is unknown.
         """
-        [updates] = [plan.about.get("updates") for plan in self.stages if plan.stage == stage]
+        [updates] = [plan.batch.get("updates") for plan in self.stages if plan.stage == stage]
         duration = self.durations[stage]
         if duration is None or updates is None:
             return ""
@@ -115,15 +115,15 @@ class Plan:
         return {
             "recipe": self.recipe,
             "device": asdict(self.device),
-            "room": self.device.room * GIB,
+            "usable_bytes": self.device.usable_gib * GIB,
             "stages": [
                 {
                     "stage": stage.stage,
                     "models": {name: {**vars(model), "total": model.total} for name, model in stage.models.items()},
                     "phases": {name: {**vars(phase), "total": phase.total} for name, phase in stage.phases.items()},
-                    "worst": stage.worst,
+                    "worst_phase": stage.worst_phase,
                     "peak": stage.peak,
-                    "about": stage.about,
+                    "batch": stage.batch,
                     "fits": stage.stage not in self.changes,
                     "change": None if (change := self.changes.get(stage.stage)) is None else dict(change.keys),
                     "seconds": None if (spent := self.durations[stage.stage]) is None else dict(spent.seconds),
@@ -131,7 +131,7 @@ class Plan:
                 }
                 for stage in self.stages
             ],
-            "assumed": list(self.assumed),
+            "assumptions": list(self.assumptions),
         }
 
 
@@ -185,12 +185,14 @@ def make_plan(
         for stage, own in obeyed_keys.items()
     }
     shapes = _Shapes(recipe, shared, keys, hub)
-    assumed = [] if device.cpu else ["the plan holds on a GPU, although it was compared with real runs on CPUs only"]
+    assumptions = (
+        [] if device.cpu else ["the plan holds on a GPU, although it was compared with real runs on CPUs only"]
+    )
     if "ppo" in keys and prompt is None:
         prompt = keys["ppo"].max_prompt_length or recipe.zoo.get("prompt_length")
         if prompt is None:
             prompt = min(PROMPT, max(shapes.base.context - keys["ppo"].response_length, 1))
-            assumed.append(
+            assumptions.append(
                 f"the longest prompt has {prompt} tokens; set max_prompt_length or --prompt_length to change this"
             )
 
@@ -204,13 +206,13 @@ def make_plan(
         plan = estimate(stage, keys[stage])
         plans.append(plan)
         loaded_in_half = keys[stage].dtype == "bfloat16"  # then most of the arithmetic is bfloat16, also with LoRA
-        durations[stage] = duration(plan.work, device, half=plan.half or loaded_in_half)
+        durations[stage] = predict_duration(plan.work, device, half=plan.half or loaded_in_half)
         optimizer = str(keys[stage].optim)
         if state_bytes(optimizer) is None:
-            assumed.append(f"the optimizer {optimizer} of the stage {stage} has as much state as Adam")
-        if plan.peak > device.room * GIB:
+            assumptions.append(f"the optimizer {optimizer} of the stage {stage} has as much state as Adam")
+        if plan.peak > device.usable_gib * GIB:
             changes[stage] = smallest_change(stage, keys[stage], device, estimate) if suggest_changes else None
-    return Plan(recipe.name, device, plans, durations, changes, assumed)
+    return Plan(recipe.name, device, plans, durations, changes, assumptions)
 
 
 def models_elsewhere(recipe: Recipe, flags: Mapping[str, Mapping[str, Any]]) -> bool:
@@ -258,7 +260,7 @@ class _Shapes:
         if name is None and sft is None and ppo is not None:
             name = ppo.model_name_or_path
         if name is not None:
-            self.base = shape_of(name, revision=getattr(sft, "model_revision", None), hub=hub)
+            self.base = find_shape(name, revision=getattr(sft, "model_revision", None), hub=hub)
         else:
             size = int((shared.tokenizer or {}).get("vocab_size", 1024))
             self.base = new_shape(shared.architecture or {}, vocabulary=size)
@@ -268,10 +270,10 @@ class _Shapes:
     def of_ppo(self, ppo: SimpleNamespace) -> PPOModels:
         name = ppo.model_name_or_path
         is_external = name not in (None, *STAGES)
-        policy = shape_of(name, hub=self.hub) if is_external else self.base
+        policy = find_shape(name, hub=self.hub) if is_external else self.base
         value = ppo.value_model_name_or_path
         value_shape = (
-            None if value is None else (self._trained("reward") if value in STAGES else shape_of(value, hub=self.hub))
+            None if value is None else (self._trained("reward") if value in STAGES else find_shape(value, hub=self.hub))
         )
         return PPOModels(
             policy=policy,
@@ -293,7 +295,7 @@ class _Shapes:
             raise ZooError(
                 f"The reward model {name} is loaded by {ppo.reward_model_loader}, so its memory is not known."
             )
-        shape = shape_of(name, hub=self.hub)
+        shape = find_shape(name, hub=self.hub)
         same_type = shape.config.model_type == policy.config.model_type
         same_vocabulary = same_type and shape.config.vocab_size == policy.config.vocab_size
         return Reward(shape, initializes_critic=same_vocabulary and ppo.reward_label is None)
@@ -332,7 +334,7 @@ def smallest_change(
             size = estimate(stage, SimpleNamespace(**{**vars(keys), **changed})).peak
         except ZooError:
             return None  # these keys do not work together
-        return Change(changed, size) if size <= device.room * GIB else None
+        return Change(changed, size) if size <= device.usable_gib * GIB else None
 
     groups: list[list[dict[str, Any]]] = []
     if fits(equivalent) is not None:

@@ -18,13 +18,13 @@ from .estimate import (
     computes_in_bfloat16,
     forward_flops,
     gathered_bytes,
+    known_updates,
     quantization,
     resident_memory,
     saving_phase,
     shard_count,
     stage_tracer,
     training_cost,
-    update_count,
     weight_dtype,
     weight_size,
     with_process,
@@ -161,14 +161,14 @@ class _PPO:
             **({"reward": self._reward()} if self.rewards else {}),
             "update": self._update(),
         }
-        about = {
+        batch = {
             "prompt": self.prompt, "response": self.response, "rows": self.rows,
-            "sampled_at_once": self._sampling_shape()[0],
-            "micro_batch": self.micro, "read_at_once": self.read, **update_count(keys, self.rows * device.count),
+            "sampled_rows": self._sampling_shape()[0],
+            "micro_batch": self.micro, "forward_rows": self.read, **known_updates(keys, self.rows * device.count),
         }  # fmt: skip
         peaks = {name: with_process(device, phase, self.shards) for name, phase in phases.items()}
         peaks |= saving_phase(device, self.shards, self._trained(), self._frozen())
-        return StagePlan("ppo", self.models, peaks, about, self._work(), self.half)
+        return StagePlan("ppo", self.models, peaks, batch, self._work(), self.half)
 
     # What stays on the device
 

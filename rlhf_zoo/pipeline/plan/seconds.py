@@ -88,7 +88,7 @@ def measured_rates() -> Sequence[Rates]:
     return [Rates(**entry) for entry in json.loads(RATES.read_text(encoding="utf-8"))["rates"]]
 
 
-def duration(work: Work, device: Device, *, half: bool) -> Duration | None:
+def predict_duration(work: Work, device: Device, *, half: bool) -> Duration | None:
     """Predicts the duration of an update.
 
     Args:

@@ -46,7 +46,7 @@ def is_local_shape(name: str) -> bool:
     return Path(name).is_dir() or find_gguf(name) is not None or split_revision(name)[0] in published_shapes()
 
 
-def shape_of(name: str, *, revision: str | None = None, hub: Hub = CLIENT) -> Shape:
+def find_shape(name: str, *, revision: str | None = None, hub: Hub = CLIENT) -> Shape:
     """Finds a model's shape in a folder, in recipes/shapes.yaml, or on a Hub, in this order.
 
     Args:
