@@ -10,7 +10,7 @@ import yaml
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client.connect import CLIENT
 from rlhf_zoo.hub.client.downloads import DOWNLOADED, MARK, PARTIAL, find_download
-from rlhf_zoo.hub.client.local_paths import Folder, Wanted
+from rlhf_zoo.hub.client.local_paths import FileToFetch, Folder
 from rlhf_zoo.pipeline.smoke.run import publish_miniatures, small
 from rlhf_zoo.runs.recipe import copy_recipe, load_recipe
 from rlhf_zoo.runs.settings.key_classes import check_download
@@ -135,7 +135,7 @@ def test_no_repository_hides_that_it_was_downloaded(tmp_path: Path) -> None:
         ".Cache/HuggingFace/rlhf-zoo-pull",
     ):  # fmt: skip
         with pytest.raises(ZooError, match=f"contains {path}, which belongs to the client's folder"):
-            Folder("x/y", "a" * 40, tmp_path / "pulled").check([Wanted(path, 1, "b" * 40)])
+            Folder("x/y", "a" * 40, tmp_path / "pulled").check([FileToFetch(path, 1, "b" * 40)])
 
 
 @pytest.mark.parametrize("by", ["pull", "client"])
@@ -151,7 +151,7 @@ def test_the_home_directory_tells_downloads_from_its_users_folders(
     assert find_download(mine) is None and find_download(tmp_path) is None
     read(tmp_path / "recipe9")
     if by == "pull":
-        Folder("x/y", "a" * 40, tmp_path).begin([Wanted("recipe9/recipe.yaml", 1, "b" * 40)])
+        Folder("x/y", "a" * 40, tmp_path).begin([FileToFetch("recipe9/recipe.yaml", 1, "b" * 40)])
     else:
         (tmp_path / DOWNLOADED / "recipe9").mkdir(parents=True)
     with pytest.raises(ZooError, match="which was downloaded"):

@@ -130,11 +130,11 @@ def test_an_eval_yaml_is_read_and_one_that_harms_registers_nothing() -> None:
 def test_a_readme_beside_votes_that_harms_is_a_sentence(tmp_path: Path, head: str, message: str) -> None:
     hub = OneReadme(tmp_path / "README.md", f"---\n{head}\n---\n# Votes\n")
     with pytest.raises(ZooError) as caught:
-        HubVotes("user/votes")._card(hub, "0" * 40)
+        HubVotes("user/votes")._updated_card(hub, "0" * 40)
     assert str(caught.value).startswith(f"The README of user/votes {message}")
 
 
 def test_a_readme_of_others_keeps_what_it_says(tmp_path: Path) -> None:
     hub = OneReadme(tmp_path / "README.md", "---\nlicense: mit\nconfigs: [{config_name: mine}]\n---\n# Ours\n")
-    card = HubVotes("user/votes")._card(hub, "0" * 40)
+    card = HubVotes("user/votes")._updated_card(hub, "0" * 40)
     assert card is not None and "license: mit" in card and "config_name: mine" in card and "# Ours" in card

@@ -184,11 +184,11 @@ def _in_turns(rows: Dataset, form: Form, *, text: str, declared: Mapping[str, st
     need_form(rows.column_names, form, text=text, subject=subject, declared=declared)
     fitting = [columns for columns in _columns_of(form, text) if columns <= set(rows.column_names)]
     if len(fitting) > 1 and not declared:
-        taken, others = (
+        taken, left = (
             " and ".join(sorted(columns)) for columns in (fitting[0], set().union(*fitting[1:]) - fitting[0])
         )
         log.warning(
-            "%s has the columns %s, which the stage reads, and also %s, which it does not.", subject, taken, others
+            "%s has the columns %s, which the stage reads, and also %s, which it does not.", subject, taken, left
         )
     if form == "prompts" and "prompt" in rows.column_names:
         read = ["prompt"]  # other columns are for reward functions
