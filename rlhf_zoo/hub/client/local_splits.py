@@ -46,7 +46,7 @@ def check_split(folder: Path, split: str, files: Iterable[Path]) -> None:
         replaced = f" instead of {_listed(missing, root)}" if missing else ""
         raise ZooError(
             f"The split {split} of the data set {folder} is ambiguous: `datasets` would read "
-            f"{_listed(extra if missing and extra else taken, root)}{replaced}. Move the files that do not belong to it "
+            f"{_listed(extra if missing and extra else taken, root)}{replaced}. Move what does not belong to it "
             f"out of {folder}, or list the files of each split under `configs` in a README.md there."
         )
     if not expected and len({(path.parent, *_kind(path)) for path in taken}) > 1:
