@@ -13,10 +13,12 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from itertools import pairwise
+from keyword import kwlist
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from jinja2 import Environment, TemplateError
+from jinja2.defaults import DEFAULT_NAMESPACE
 
 from ..errors import ZooError
 from .alignment import special_ids
@@ -27,6 +29,16 @@ if TYPE_CHECKING:
 
 _HEAD = re.compile(r"\{#- rlhf-zoo (\{.*?\}) #\}.*?\{#- end #\}", re.DOTALL)
 _PROBE = "zxq"
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+#: Names that Jinja, or transformers when it applies a template, gives a meaning.
+_RESERVED = frozenset(
+    (*DEFAULT_NAMESPACE, *kwlist, *(word.lower() for word in kwlist))
+) | {
+    "block", "call", "caller", "do", "elif", "endif", "endfor", "extends", "filter", "generation", "include", "kwargs",
+    "loop", "macro", "recursive", "self", "set", "super", "varargs",
+    "messages", "tools", "documents", "conversation", "add_generation_prompt", "continue_final_message",
+    "raise_exception", "strftime_now",
+}  # fmt: skip
 _PROBES = [{"role": "user", "content": _PROBE}, {"role": "assistant", "content": _PROBE}]
 #: Limits of one rendering, in seconds and bytes: a template is a program that comes with a downloaded model.
 RENDER_SECONDS, RENDER_MEMORY = 10.0, 2 * 2**30
@@ -45,6 +57,14 @@ class Chat:
     system_prompt: str | None = None
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     strip_thoughts: bool = False
+
+    def __post_init__(self) -> None:
+        for name in self.chat_template_kwargs:
+            if not _VARIABLE.fullmatch(name) or name in _RESERVED or name.endswith("_token"):
+                raise ZooError(
+                    f"chat_template_kwargs has the key {name!r:.100}, which is no free variable of a template: use the "
+                    "name of a variable of this chat template, such as enable_thinking."
+                )
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase) -> Chat | None:
@@ -123,22 +143,6 @@ def is_conversation(value: Any) -> bool:
         value: Anything that a data set's column holds.
     """
     return isinstance(value, (list, tuple)) and all(isinstance(turn, Mapping) and "role" in turn for turn in value)
-
-
-def check_renders(
-    messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, *, ends_in_answer: bool
-) -> None:
-    """Checks that the template renders a conversation.
-
-    Args:
-        messages: The conversation.
-        tokenizer: With the chat template.
-        ends_in_answer: Whether the last turn is an answer. Otherwise the template's generation prompt is added.
-
-    Raises:
-        ZooError: The template refuses it.
-    """
-    render_text(messages, tokenizer, add_generation_prompt=not ends_in_answer)
 
 
 def render_ids(messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, **how: Any) -> list[int]:

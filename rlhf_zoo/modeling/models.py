@@ -176,19 +176,22 @@ def labels_of(config: Mapping[str, Any]) -> Mapping[Any, str] | None:
     return config.get("id2label") or {0: "LABEL_0", 1: "LABEL_1"}  # transformers' default, which it does not save
 
 
-def label_index(labels: Mapping[Any, str], label: str | None, *, name: str) -> int | None:
+def label_index(
+    labels: Mapping[Any, str], label: str | None, *, name: str, label2id: Mapping[str, Any] | None = None
+) -> int | None:
     """Finds which output of a classifier is the score.
 
     Args:
         labels: {output: label} of the classifier.
         label: The label that the user named; None if none.
         name: The classifier's name, for errors.
+        label2id: {label: output} of the classifier's configuration, which may not contradict `labels`.
 
     Returns:
         The output's index; None if there is only one output.
 
     Raises:
-        ZooError: There are several outputs and no label is named, or there is no such label.
+        ZooError: There are several outputs and no label is named, there is no such label, or it could mean two outputs.
     """
     outputs, count = {text: int(output) for output, text in labels.items()}, len(labels)
     names = ", ".join(outputs)
@@ -205,6 +208,18 @@ def label_index(labels: Mapping[Any, str], label: str | None, *, name: str) -> i
     if index is None or index >= count:
         near = did_you_mean(label, outputs) or f": choose one of {names}."
         raise ZooError(f"The reward model {name} has no label {label!r}{near}")
+    if label in outputs:
+        meant = [str(output) for output, text in labels.items() if text == label]
+        meant += [
+            str(output)
+            for text, output in (label2id.items() if isinstance(label2id, Mapping) else ())
+            if text == label and str(output) not in meant
+        ]
+        if len(meant) > 1:
+            raise ZooError(
+                f"The configuration of the reward model {name} gives the label {label!r} to the outputs "
+                f"{' and '.join(meant)}: correct its id2label and label2id, or name the output's index instead."
+            )
     return index
 
 
@@ -232,7 +247,7 @@ def load_classifier(
     else:
         model, missing = _classifier_under_adapter(files, subject, how)
     if model.config.num_labels != 1:
-        label_index(model.config.id2label, label, name=str(path))
+        label_index(model.config.id2label, label, name=str(path), label2id=model.config.label2id)
     if untrained := sorted(key for key in missing if key.split(".")[0] in HEADS):
         raise ZooError(
             f"The reward model {path} has no trained head ({untrained[0]} is missing from its weights), so its scores "

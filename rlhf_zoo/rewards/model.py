@@ -88,7 +88,10 @@ class RewardModel:
         self.name = name = name_of(getattr(model.config, "_name_or_path", "")) or type(model).__name__
         # It is unknown what a user's own class returns until it has scored a batch.
         is_custom = label is None and not type(model).__module__.startswith("transformers.")
-        self.label = None if is_custom else label_index(model.config.id2label or {}, label, name=name)
+        config = model.config
+        self.label = (
+            None if is_custom else label_index(config.id2label or {}, label, name=name, label2id=config.label2id)
+        )
         self.output = output
         if pad_token is not None:
             tokenizer = copy.deepcopy(tokenizer)  # it may be the policy's too

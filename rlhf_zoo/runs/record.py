@@ -107,6 +107,15 @@ def checkpoint_step(path: Path | str) -> int:
     return int(match[1])
 
 
+def is_checkpoint(path: Path) -> bool:
+    """Whether a folder is named checkpoint-N.
+
+    Args:
+        path: The folder.
+    """
+    return _CHECKPOINT.fullmatch(path.name) is not None
+
+
 class StageRecord:
     """The directory of one stage, such as runs/tiny-world/ppo. The first write creates it; reading does not."""
 
@@ -404,7 +413,7 @@ class StageRecord:
     def _checkpoint_folders(self) -> list[Path]:
         if not self.path.is_dir():
             return []
-        folders = (path for path in self.path.iterdir() if _CHECKPOINT.fullmatch(path.name) and path.is_dir())
+        folders = (path for path in self.path.iterdir() if is_checkpoint(path) and path.is_dir())
         return sorted(folders, key=checkpoint_step)
 
 

@@ -18,6 +18,8 @@ from rlhf_zoo.modeling.chat_template import Chat, end_of_turn
 from rlhf_zoo.modeling.special_tokens import train_tokenizer
 from rlhf_zoo.runs.data.hold_out import parts_of
 from rlhf_zoo.runs.data.layout import fitting, split_pair
+from rlhf_zoo.runs.recipe import load_recipe
+from rlhf_zoo.runs.settings.parse import recipe_config
 
 ASKED = [{"role": "user", "content": "how are you"}]
 
@@ -71,6 +73,15 @@ def test_plain_words() -> None:
     assert remove_thoughts("<think>a\nb</think>\n\n42") == "42" and remove_thoughts("so <think>cut") == "so "
     assert wrap_prompt(" hi ", tokenizer()) == " hi "
     assert wrap_prompt(" hi ", Chat().write(tokenizer())) == [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("name", ["x = 1 %}EVIL{% set y", "range", "messages", "true", "True", "for", "eos_token", ""])
+def test_a_key_that_is_no_variable_of_a_template_is_refused(name: str) -> None:
+    with pytest.raises(ZooError, match="no free variable of a template: use"):
+        Chat(chat_template_kwargs={name: 1})
+    with pytest.raises(ZooError, match="no free variable of a template: use"):
+        recipe_config(load_recipe("tiny-world"), {"chat_template_kwargs": {name: 1}})
 
 
 def test_what_cannot_be_rendered_is_told_in_a_sentence() -> None:

@@ -18,7 +18,8 @@ from thread_hub import ThreadHub
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client.connect import CLIENT
-from rlhf_zoo.hub.client.data_gate import check_card, leads_out, open_checked
+from rlhf_zoo.hub.client.data_card import check_card, leads_out
+from rlhf_zoo.hub.client.data_gate import open_checked
 from rlhf_zoo.pipeline.new.data import inspect_data
 from rlhf_zoo.runs.corpora.source import read_splits
 from rlhf_zoo.runs.data.sources import find_data
@@ -309,9 +310,46 @@ def test_parquet_and_a_plain_file_are_loaded(tmp_path: Path) -> None:
 def test_a_table_of_an_odd_separator_is_loaded(tmp_path: Path) -> None:
     folder = tmp_path / "table"
     folder.mkdir()
-    (folder / "table.csv").write_text("prompt::n\na::1\n")
-    (folder / "README.md").write_text(card("table.csv", sep="::", engine="python"))
+    (folder / "table.csv").write_text("a|1\n")
+    (folder / "README.md").write_text(card("table.csv", sep="|", names=["prompt", "n"], header=None))
     assert find_data(str(folder), None, CLIENT).load(None, "train", columns=["prompt", "n"]).num_rows == 1
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"sep": "(a+)+$"}, {"delimiter": None}, {"engine": "python"}, {"converters": {"a": "b"}}, {"chunksize": 1}],
+)
+def test_an_option_that_is_not_plain_is_refused(option: dict[str, Any]) -> None:
+    [name] = option
+    with pytest.raises(ZooError, match=f"{name} of a configuration in its README.md .*: load a copy"):
+        check_card(card("table.csv", **option), "README.md", "evil")
+
+
+BAD_TYPE = "---\ndataset_info:\n  features:\n  - name: prompt\n    _type: unknown\n---\n"
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("set.py", "", "has a script of its own name"),
+        ("README.md", BAD_TYPE, "cannot read its dataset_info"),
+        ("dataset_infos.json", "7", "cannot read its dataset_info"),
+    ],
+)
+def test_a_script_or_a_bad_description_is_refused_in_a_sentence(
+    hub: ThreadHub, tmp_path: Path, file: str, text: str, message: str
+) -> None:
+    folder = tmp_path / "set"
+    folder.mkdir()
+    files = {file: text, "train.jsonl": ROWS}
+    for name, content in files.items():
+        (folder / name).write_text(content)
+    hub.make("set", files, "dataset")
+    for name in (str(folder), "local/set"):
+        with pytest.raises(ZooError, match=message):
+            inspect_data(name)
+        with pytest.raises(ZooError, match=message):
+            find_data(name, None, CLIENT).load(None, "train", columns=["prompt"])
 
 
 def test_a_corpus_reads_a_repository_and_the_splits_that_it_does_not_know(hub: ThreadHub) -> None:

@@ -38,12 +38,14 @@ from transformers import (
 )
 
 from rlhf_zoo.errors import ZooError
+from rlhf_zoo.evaluation.judges.named import check_names
 from rlhf_zoo.modeling.alignment import TokenText
 from rlhf_zoo.modeling.sampling.random import uniforms
 from rlhf_zoo.modeling.sampling.sampler import Samples
 from rlhf_zoo.modeling.sampling.truncation import Truncation, cut, draw_lengths, find_text_end
 from rlhf_zoo.rewards import RewardModel, Rewards
 from rlhf_zoo.rewards.loading import load_reward_model
+from rlhf_zoo.runs.settings.evaluation import LLMConfig
 
 PLAIN: dict[str, Any] = {"kl_coef": 0.0, "max_steps": 1, "whiten_advantages": False}
 
@@ -184,6 +186,25 @@ def test_a_label_of_a_classifier_as_a_reward() -> None:
             scores(label)  # type: ignore[arg-type]
     with pytest.raises(ZooError, match="has one output, and the label 'POSITIVE' is set"):
         RewardModel(make_reward_model(), tokenizer, tokenizer, label="POSITIVE")
+
+
+@pytest.mark.parametrize(
+    ("labels", "label2id"),
+    [({0: "GOOD", 1: "BAD"}, {"GOOD": 1, "BAD": 0}), ({0: "GOOD", 1: "GOOD"}, {"GOOD": 1})],
+    ids=["contradictory", "equal names"],
+)
+def test_a_label_of_two_outputs_is_refused(tmp_path: Path, labels: dict[int, str], label2id: dict[str, int]) -> None:
+    model, tokenizer = classifier(labels), make_tokenizer()
+    model.config.label2id = label2id
+    with pytest.raises(ZooError, match="'GOOD' to the outputs 0 and 1: correct its id2label and label2id"):
+        RewardModel(model, tokenizer, tokenizer, label="GOOD")
+    assert RewardModel(model, tokenizer, tokenizer, label="1").label == 1
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ZooError, match="'GOOD' to the outputs 0 and 1"):
+        load_reward_model(tmp_path, label="GOOD")
+    with pytest.raises(ZooError, match="'GOOD' to the outputs 0 and 1"):
+        check_names([f"reward:{tmp_path}#GOOD"], LLMConfig())
 
 
 def test_a_recipes_label_is_that_of_its_reward_model(tmp_path: Path) -> None:

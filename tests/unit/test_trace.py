@@ -367,6 +367,19 @@ def test_no_code_that_a_download_names_is_imported_unasked(hub: dict[str, Path])
         trace_checkpoint(found, "cd", reward_funcs=["os:system"])
 
 
+def test_the_working_directory_is_a_checkpoint_or_a_pulled_repository(
+    run: Path, hub: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(run / "ppo/checkpoint-2")
+    assert find(".").step == 2
+    pulled = hub["local/toy-ppo"]
+    monkeypatch.chdir(pulled)
+    assert (find(".").step, find(".").trusted) == (3, False)
+    (pulled / "run.json").write_text("{}")
+    with pytest.raises(ZooError, match="has schema None"):
+        find(".")
+
+
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [

@@ -20,6 +20,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from ...errors import ZooError
 from ...hub.client.connect import CLIENT, Hub
@@ -228,9 +229,9 @@ def _check_outputs(name: str, folder: Path) -> None:
     from ...modeling.special_tokens import pads_apart
 
     path = folder / "config.json"
-    labels = labels_of(json_object(path)) if path.is_file() else None
-    if labels is not None:
-        check_outputs(name, labels)
+    config = json_object(path) if path.is_file() else {}
+    if (labels := labels_of(config)) is not None:
+        check_outputs(name, labels, label2id=config.get("label2id"))
     if any((folder / file).is_file() for file in TOKENIZER_FILES):
         tokenizer = load_tokenizer(folder, name=f"The judge reward:{name}")
         if not pads_apart(tokenizer):
@@ -240,12 +241,13 @@ def _check_outputs(name: str, folder: Path) -> None:
             )
 
 
-def check_outputs(name: str, labels: Mapping[object, str]) -> None:
+def check_outputs(name: str, labels: Mapping[object, str], *, label2id: Mapping[str, Any] | None = None) -> None:
     """Checks that a judge MODEL or MODEL#LABEL names one output of a model.
 
     Args:
         name: MODEL or MODEL#LABEL.
         labels: Output -> label of the model.
+        label2id: Label -> output of its configuration.
 
     Raises:
         ZooError: The model has several outputs and no label is named, or it has no such label.
@@ -256,7 +258,7 @@ def check_outputs(name: str, labels: Mapping[object, str]) -> None:
             f"The judge reward:{name} has {len(labels)} outputs, but a judge has one: name the label whose probability "
             f"is the score, as in reward:{name}#{next(iter(labels.values()))}, one of {', '.join(labels.values())}."
         )
-    label_index(labels, label, name=model)
+    label_index(labels, label, name=model, label2id=label2id)
 
 
 def _check_on_hub(judge: str, repo: str, revision: str | None, *, repo_type: str, hub: Hub) -> bool:

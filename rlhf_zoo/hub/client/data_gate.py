@@ -11,21 +11,20 @@ import contextlib
 import glob
 import logging
 import re
+import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...errors import ZooError
-from ...fileio import BadYAML, hub_id, load_yaml
+from ...fileio import hub_id
+from .data_card import CARDS, check_card, leads_out
 from .links import find_outward_link, is_inside
 from .local_splits import check_split
 
 log = logging.getLogger(__name__)
 
-#: The files that `datasets` reads patterns from.
-CARD = "README.md"
-CARDS = (CARD, ".huggingface.yaml")
 MAX_CARD_BYTES = 2**24
 #: File systems of fsspec that follow addresses inside a file, render templates, or contact other hosts.
 REFUSED_FILE_SYSTEMS = (
@@ -33,11 +32,6 @@ REFUSED_FILE_SYSTEMS = (
     "webhdfs",
 )  # fmt: skip
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")  # a drive letter too
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_PATTERN_KEYS = ("data_files", "data_dir")
-#: Keys of a configuration that are for human readers. An address there is only text.
-_DESCRIPTIVE_KEYS = ("description", "citation", "homepage", "license")
 #: The loaders of `datasets` that only read a file's content. Others follow links in it, unpickle, or open paths.
 FORMATS = ("json", "csv", "parquet", "arrow", "text", "cache")
 #: Columns of these types hold plain values. Reading a row of another type, such as an image, opens the path in it.
@@ -46,6 +40,8 @@ _PLAIN_TYPES = (
     "Array5D",
 )  # fmt: skip
 _LIST_TYPES = ("List", "LargeList", "Sequence")
+#: Modules of `datasets` that parse the descriptions in a card or in dataset_infos.json.
+_PARSERS = ("datasets.features", "datasets.splits", "datasets.info", "datasets.utils.metadata", "datasets.load")
 #: (address of the Hub, repository, commit) of cards that passed. A commit never changes, so one check is enough.
 _checked_cards: set[tuple[str, str, str]] = set()
 
@@ -103,7 +99,8 @@ class CheckedData:
         """
         import datasets
 
-        return list(datasets.get_dataset_config_names(self._path, revision=self.commit, **options))
+        with _readable(self.location):
+            return list(datasets.get_dataset_config_names(self._path, revision=self.commit, **options))
 
     def splits(self, configuration: str | None, **options: Any) -> list[str]:
         """Returns the names of a configuration's splits. Raises ZooError as `load` does.
@@ -139,7 +136,8 @@ class CheckedData:
         arguments = self._load_arguments(configuration, split or "train")
         if data_files is not None:
             arguments["data_files"] = data_files
-        builder = datasets.load_dataset_builder(**arguments, **options)
+        with _readable(self.location):
+            builder = datasets.load_dataset_builder(**arguments, **options)
         self._check(builder)
         return builder
 
@@ -312,62 +310,26 @@ def check_local(path: Path, name: str) -> list[str]:
     return patterns
 
 
-def check_card(text: str, file: str, name: str) -> list[str]:
-    """Checks the patterns by which a card lists its files.
-
-    Args:
-        text: The card: README.md with its front matter, or a file that is YAML throughout.
-        file: The card's file name.
-        name: The data set, for messages.
-
-    Returns:
-        The patterns. They can only name files of the data set.
-
-    Raises:
-        ZooError: A pattern leads outside the data set, or the card cannot be read.
-    """
-    remedy = "load another data set, or a copy whose card names only its own files"
+@contextlib.contextmanager
+def _readable(location: str) -> Iterator[None]:
+    """Raises ZooError where `datasets` cannot read the description of a data set, or would need its script."""
     try:
-        metadata = load_yaml(_front_matter(text) if file == CARD else text)
-    except BadYAML as error:
+        yield
+    except RuntimeError as error:
+        if "scripts are no longer supported" not in str(error):
+            raise
         raise ZooError(
-            f"The data set {name} was not loaded: its {file} is not plain YAML ({error}); {remedy}."
+            f"The data set {location} was not loaded: it has a script of its own name, which `datasets` no longer "
+            "runs: remove or rename the script if the data are in files, or load another data set."
         ) from error
-    patterns = []
-    for key, value in _pattern_values(metadata):
-        if key in _PATTERN_KEYS and (not isinstance(value, str) or leads_out(value)):
-            raise ZooError(
-                f"The data set {name} was not loaded: {key} in its {file} is {value!r:.200}, which may lead outside "
-                f"the data set; {remedy}."
-            )
-        # Other keys of a configuration become arguments of a loader, which may open them too.
-        if key not in _PATTERN_KEYS and isinstance(value, str) and "://" in value:
-            raise ZooError(
-                f"The data set {name} was not loaded: {key} of a configuration in its {file} is the address "
-                f"{value!r:.200}; {remedy}."
-            )
-        if key in _PATTERN_KEYS:
-            patterns.append(value)
-    return patterns
-
-
-def leads_out(pattern: str) -> bool:
-    """Whether a pattern can name anything outside the folder that it is read from.
-
-    Args:
-        pattern: A pattern of `datasets`.
-
-    Returns:
-        True for an address, a chain of addresses, an absolute path, a home folder, a drive, and a path with a `..`.
-    """
-    return bool(
-        "::" in pattern
-        or "://" in pattern
-        or pattern.startswith(("/", "\\", "~", " "))
-        or _SCHEME.match(pattern)
-        or _CONTROL.search(pattern)
-        or ".." in re.split(r"[/\\]", pattern)
-    )
+    except (TypeError, KeyError, AttributeError, IndexError) as error:
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        if not str(frame.f_globals.get("__name__")).startswith(_PARSERS):
+            raise
+        raise ZooError(
+            f"The data set {location} was not loaded: `datasets` cannot read its dataset_info, its configs or its "
+            f"dataset_infos.json ({error!r:.200}): correct or remove them in a copy."
+        ) from error
 
 
 def refuse_file_systems() -> None:
@@ -452,30 +414,3 @@ def _read_card(path: Path, name: str) -> str:
             return file.read()
     except UnicodeDecodeError as error:
         raise ZooError(f"The data set {name} was not loaded: its {path.name} is not UTF-8. Convert it.") from error
-
-
-def _front_matter(text: str) -> str:
-    """The YAML in a README.md, found by the expression that `datasets` uses."""
-    from huggingface_hub.repocard import REGEX_YAML_BLOCK
-
-    if match := REGEX_YAML_BLOCK.search(text):
-        return str(match[2])
-    stripped = text.lstrip("\ufeff \t\r\n")
-    # This version of the client sees no front matter here, but another version might.
-    if stripped.startswith("---") and any(key in stripped for key in _PATTERN_KEYS):
-        raise BadYAML("its front matter has no end")
-    return ""
-
-
-def _pattern_values(node: Any, key: str = "", configuration: bool = False) -> Iterator[tuple[str, Any]]:
-    """(key, value) of every pattern at any depth, and of every other value of a configuration."""
-    if isinstance(node, Mapping):
-        for name, value in node.items():
-            if key in _PATTERN_KEYS or not (configuration and name in _DESCRIPTIVE_KEYS):
-                pattern_key = key if key in _PATTERN_KEYS else str(name)
-                yield from _pattern_values(value, pattern_key, configuration or name == "configs")
-    elif isinstance(node, list | tuple | set):
-        for value in node:
-            yield from _pattern_values(value, key, configuration)
-    elif node is not None and (configuration or key in _PATTERN_KEYS):
-        yield key, node

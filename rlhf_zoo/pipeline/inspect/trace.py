@@ -37,7 +37,7 @@ from ...rewards import Rewards
 from ...rewards.loading import load_reward_model
 from ...rewards.model import same_tokenizer
 from ...runs.checkpoint_choice import resolve_model
-from ...runs.record import StageRecord, checkpoint_step
+from ...runs.record import StageRecord, checkpoint_step, is_checkpoint
 from ...runs.registry import REWARD_ROLES, STAGES, is_member
 from ...runs.settings.key_classes import is_revision
 from ...runs.settings.parse import recorded_settings
@@ -119,16 +119,18 @@ def find(
     """
     path = Path(name)
     if path.is_dir():
-        if (path.parent / "run.json").is_file() and (path / PPO_STATE).is_file():
+        has_state, absolute = (path / PPO_STATE).is_file(), path.resolve()  # the name of "." is its folder's
+        if has_state and is_checkpoint(absolute) and (absolute.parent / "run.json").is_file():
             if step is not None:
                 raise ZooError(f"{name} is the checkpoint of one step, so it does not take --step: leave it out.")
-            path, step = path.parent, checkpoint_step(path)
+            path, step, has_state = absolute.parent, checkpoint_step(absolute), False
         stage = path if (path / "run.json").is_file() else path / "ppo"
-        if (stage / "run.json").is_file():
+        # A folder with PPO's state is a pulled repository, even if it holds a run.json too.
+        if not has_state and (stage / "run.json").is_file():
             if revision is not None:
                 raise ZooError(f"{name} is a run directory, which has no revisions: give --step instead.")
             return _from_run(stage, step=step, old=old, sft=sft, reward=reward, hub=hub)
-        if not (path / PPO_STATE).is_file():
+        if not has_state:
             raise ZooError(f"{name} has no PPO run and no checkpoint of one: give runs/RECIPE, or train it first.")
     return _from_repository(name, step=step, revision=revision, old=old, sft=sft, reward=reward, hub=hub)
 

@@ -1,4 +1,4 @@
-"""Checks, before anything trains, that the chat template renders every conversation that a run will read."""
+"""Checks, before anything trains, that the chat template renders every conversation of a run, and keeps its words."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -7,7 +7,8 @@ from datasets import Dataset
 
 from ...errors import ZooError
 from ...modeling.chat import append_completion, check_prefix, display_text
-from ...modeling.chat_template import check_renders, is_conversation
+from ...modeling.chat_template import is_conversation, render_text
+from ...modeling.template_words import check_keeps_words, check_template, is_plain
 from ..context import RunContext
 from ..data.layout import conversational
 from ..data.sources import DataSource
@@ -37,7 +38,7 @@ def check_conversations(context: RunContext, stage: str, source: DataSource, tok
 
 
 def check_rows(rows: Dataset, tokenizer: Any, *, subject: str) -> None:
-    """Renders the conversations of some rows.
+    """Renders the conversations of some rows, and checks that the template keeps their words.
 
     Args:
         rows: The rows.
@@ -45,18 +46,26 @@ def check_rows(rows: Dataset, tokenizer: Any, *, subject: str) -> None:
         subject: What to call the rows.
 
     Raises:
-        ZooError: The template refuses one.
+        ZooError: The template refuses one, or drops, changes, moves or adds words.
     """
+    checked: set[tuple[tuple[str, ...], bool]] = set()
     for place, row in enumerate(rows):
         for turns, answered in _conversations(row):
             try:
-                check_renders(turns, tokenizer, ends_in_answer=answered)
+                rendering = render_text(turns, tokenizer, add_generation_prompt=not answered)
                 if not answered:
                     check_prefix(turns, tokenizer)
             except ZooError as error:
                 text = " ".join(display_text(turns).split())
                 shown = text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
                 raise ZooError(f"Row {place} of {subject} cannot be rendered ({shown!r}). {error}") from error
+            if not is_plain(turns):
+                continue
+            roles = tuple(turn["role"] for turn in turns)
+            if (roles, answered) not in checked:
+                check_template(roles, tokenizer, answered=answered)
+                checked.add((roles, answered))
+            check_keeps_words(turns, rendering, tokenizer)
 
 
 def _splits(context: RunContext, stage: str) -> list[str]:

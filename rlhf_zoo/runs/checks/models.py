@@ -246,7 +246,7 @@ def check_label(models: Mapping[str, Named], ppo: StageSettings) -> None:
         model = models.get(role)
         labels = None if model is None or ppo.data.reward_model_loader is not None else labels_of(model.config)
         if model is not None and labels is not None:
-            label_index(labels, label, name=model.name)
+            label_index(labels, label, name=model.name, label2id=model.config.get("label2id"))
 
 
 def check_tokenizers(models: Mapping[str, Named], ppo: StageSettings) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ZooError
-from ...hub.client.data_gate import leads_out, open_checked
+from ...hub.client.data_card import leads_out
+from ...hub.client.data_gate import open_checked
 
 Rows = list[dict[str, Any]]
 

@@ -228,7 +228,9 @@ def recipe_config(recipe: Recipe, flags: Mapping[str, Any] | None = None) -> Rec
         evaluation_config.own_pairs_data,
         evaluation_config.reference_answers,
     )
-    return RecipeConfig(**shared, evaluation=evaluation_config)
+    config = RecipeConfig(**shared, evaluation=evaluation_config)
+    _ = config.chat
+    return config
 
 
 def recipe_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
