@@ -51,6 +51,9 @@ def verifier(kind: str, values: Row, prompt: str) -> Callable[[str], bool]:
     if kind in KINDS:
         [instruction] = read_instructions([kind], [values], where="a prompt")
         return instruction.is_followed
+    import nltk
+
+    nltk.download = lambda *_, **__: False  # which the package calls when it is imported
     from if_verifiable.ifbench.instructions_registry import INSTRUCTION_DICT
 
     checker = INSTRUCTION_DICT[kind](kind)
