@@ -213,8 +213,9 @@ def test_running_it_again_changes_nothing_and_other_settings_are_refused(base):
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_stage_that_was_killed_behind_its_last_step_trains_no_more(base, tmp_path, stage):
+def test_a_stage_that_was_killed_behind_its_last_step_trains_no_more(base, tmp_path, stage, monkeypatch):
     run = base.copy(tmp_path / "copy")
+    monkeypatch.setenv("RLHF_ZOO_HOME", str(run.home / "zoo"))  # whose key signs the record
     record = run.record(stage)
     before, rows = record.read(), record.metrics()
     last = run.record(stage).checkpoint_path(STEPS[stage][-1])
