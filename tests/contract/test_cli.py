@@ -260,7 +260,8 @@ def claim(path: Path, *, recipe: str, resolved: dict) -> None:
     )
 
 
-def test_the_directory_of_another_recipe_or_of_other_settings(sentence, tmp_path):
+def test_the_directory_of_another_recipe_or_of_other_settings(sentence, tmp_path, monkeypatch):
+    monkeypatch.setenv("RLHF_ZOO_HOME", str(tmp_path / "home" / "zoo"))  # whose key signs the records
     claim(tmp_path / "work" / "one" / "data", recipe="product-remarks", resolved={})
     said = refused(tmp_path, "sft", "tiny-world", "--output_dir", "one")
     assert said.startswith("one/data has a run of the recipe 'product-remarks', not of 'tiny-world': choose another")
