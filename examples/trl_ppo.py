@@ -31,7 +31,7 @@ from transformers import (
 )
 from trl import ModelConfig, ScriptArguments, get_peft_config
 
-from rlhf_zoo.hub.client.data_gate import gated
+from rlhf_zoo.hub.client.data_gate import open_checked
 
 # A script for TRL 1.12 has `from trl.experimental.ppo import` here: this line is all that differs.
 from rlhf_zoo.ppo.trl_compat import PPOConfig, PPOTrainer
@@ -47,7 +47,7 @@ def load_tokenizer(name: str, revision: str) -> PreTrainedTokenizerBase:
 
 def load_prompts(script: ScriptArguments) -> tuple[Dataset, Dataset]:
     """Prompts to train on, and prompts held out."""
-    with gated(script.dataset_name) as data:  # reads nothing that lies outside of the data set
+    with open_checked(script.dataset_name) as data:  # reads nothing that lies outside of the data set
         splits = data.load(script.dataset_config)
     prompts = splits[script.dataset_train_split]
     if script.dataset_test_split in splits:

@@ -49,7 +49,7 @@ def publish(hub: RunningHub, toys: Toys) -> None:
     for repo, beta, steps in ((PPO, 0.05, STEPS), (LOOSE, 0.0, LOOSE_STEPS)):
         api.create_repo(repo)
         listed = [
-            {"tag": f"step-{step}", "step": step, "reward": reward, "kl": kl} for step, (_, reward, kl) in steps.items()
+            {"tag": f"step-{step:06d}", "step": step, "reward": reward, "kl": kl} for step, (_, reward, kl) in steps.items()
         ]
         for step, (share, _, kl) in steps.items():
             folder = toys.ppo.with_name(f"{repo.rpartition('/')[2]}-{step}")
@@ -76,7 +76,7 @@ def publish(hub: RunningHub, toys: Toys) -> None:
                 "![far away](https://example.com/x.png)\n\n<script>window.ran=1</script>\n"
             )
             commit = api.upload_folder(repo_id=repo, folder_path=folder).oid
-            api.create_tag(repo, tag=f"step-{step}", revision=commit)
+            api.create_tag(repo, tag=f"step-{step:06d}", revision=commit)
     # Cards are read from main; that of the run's end names the checkpoints at the commits of their tags.
 
 

@@ -213,10 +213,10 @@ def test_what_cannot_be_opened(page: Page) -> None:
 
 
 def test_the_slider_goes_over_the_checkpoints(client: PageClient, page: Page) -> None:
-    assert f"step-{RECOMMENDED} " in client.value("curves"), "the recommended checkpoint is where it begins"
+    assert f"step-{RECOMMENDED:06d} " in client.value("curves"), "the recommended checkpoint is where it begins"
     for step in (40, 10):
         event = client.fire("step", "input", step=step)
-        assert f"step-{step} " in event.values["curves"]
+        assert f"step-{step:06d} " in event.values["curves"]
         assert sides(event.values["at-step"]) == couples(page.at(PROMPTS[0], step))
     assert "in training: reward −0.10, KL 0.05 nats" in client.value("at-step")
 
@@ -233,7 +233,7 @@ def test_the_string_let_out(client: PageClient, page: Page) -> None:
     for place, (beta, repo, step) in enumerate([("0.05", PPO, RECOMMENDED), ("0", LOOSE, 40)]):
         event = client.fire("beta", "input", beta=place, **{"training-prompt": "the screen"})
         assert sides(event.values["at-beta"]) == couples(page.at("the screen", step, repo))
-        assert f"β = {beta} · step-{step}" in event.values["at-beta"]
+        assert f"β = {beta} · step-{step:06d}" in event.values["at-beta"]
     assert texts(client.fire("every-beta").values["betas"], "header") != []
     assert [one for one in texts(client.value("betas"), "b") if "β" in one or one == "SFT"] == [
         "SFT", "β = 0.05", "β = 0",
@@ -279,7 +279,7 @@ def test_a_blind_vote_is_revealed_and_stored(client: PageClient, page: Page, tmp
 
 def test_the_card_of_each_checkpoint(client: PageClient) -> None:
     assert "at step 40" in client.value("card")
-    other = client.fire("card-of", "input", **{"card-of": f"{PPO}@step-20 (recommended)"}).values["card"]
+    other = client.fire("card-of", "input", **{"card-of": f"{PPO}@step-000020 (recommended)"}).values["card"]
     assert "at step 20" in other and other.count("<img") == 1 and 'src="data:image/png;base64,' in other
     event = client.fire("card-of", "input", **{"card-of": "../../etc/passwd"})
     assert "choose one from the list" in event.values["card"]
