@@ -49,7 +49,8 @@ def publish(hub: RunningHub, toys: Toys) -> None:
     for repo, beta, steps in ((PPO, 0.05, STEPS), (LOOSE, 0.0, LOOSE_STEPS)):
         api.create_repo(repo)
         listed = [
-            {"tag": f"step-{step:06d}", "step": step, "reward": reward, "kl": kl} for step, (_, reward, kl) in steps.items()
+            {"tag": f"step-{step:06d}", "step": step, "reward": reward, "kl": kl}
+            for step, (_, reward, kl) in steps.items()
         ]
         for step, (share, _, kl) in steps.items():
             folder = toys.ppo.with_name(f"{repo.rpartition('/')[2]}-{step}")

@@ -23,7 +23,7 @@ _VERIFIABLE = "rlhf_zoo.rewards.verifiable"
 OWN: Mapping[str, frozenset[str]] = {
     CORPORA: frozenset(
         f"rlhf_zoo.runs.corpora.{name}:prepare"
-        for name in ("arguments", "product_remarks", "remarks_count", "tiny_sums", "tiny_world_2")
+        for name in ("arguments", "instructions", "product_remarks", "remarks_count", "tiny_sums", "tiny_world_2")
     ),
     PREFERENCES: frozenset([f"{_WORLD}:preference"]),
     REWARDS: frozenset(
@@ -32,6 +32,7 @@ OWN: Mapping[str, frozenset[str]] = {
             "rlhf_zoo.runs.corpora.remarks_count:item_count",
             "rlhf_zoo.runs.corpora.tiny_sums:anywhere",
             "rlhf_zoo.runs.corpora.tiny_sums:shows_work",
+            *(f"rlhf_zoo.rewards.instructions:{name}" for name in ("instructions_followed", "InstructionsFollowed")),
             *(f"{_VERIFIABLE}:{name}" for name in ("exact_match", "length", "numeric_match", "repetition")),
             *(f"{_VERIFIABLE}:{name}" for name in ("ExactMatch", "FormatMatch", "Length", "NumericMatch")),
             *(f"{_VERIFIABLE}:{name}" for name in ("Repetition", "SoftOverlong")),
@@ -40,7 +41,9 @@ OWN: Mapping[str, frozenset[str]] = {
     JUDGES: frozenset([f"{_WORLD}:judge", "rlhf_zoo.runs.corpora.remark_judge:learn"]),
 }
 #: Entry points of this package whose settings are known to be harmless, as those of `OWN` are.
-OWN_ENTRIES = frozenset({"exact_match", "format_match", "length", "numeric_match", "repetition", "soft_overlong"})
+OWN_ENTRIES = frozenset(
+    ("exact_match", "format_match", "instructions_followed", "length", "numeric_match", "repetition", "soft_overlong")
+)
 
 
 def is_vouched(name: str, group: str) -> bool:

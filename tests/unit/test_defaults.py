@@ -53,7 +53,8 @@ def template() -> dict[str, Any]:
     about = {
         "sizes": {**sizes, "share": 0.1, "cached": None}, "memory": {}, "functions": ["length"], "shared": data,
         "readings": {"ppo": SimpleNamespace(data=data, keys=keys)}, "reward_model": None, "label": None,
-        "lora": False, "bfloat16": False, "eight": False, "rank": 8, "model": None,
+        "lora": False, "bfloat16": False, "eight": False, "rank": 8, "shared_critic": False,
+        "model": SimpleNamespace(name="org/m", title="m", revision=None, padding=None),
     }  # fmt: skip
     return yaml.safe_load(_rendered("ppo", about))
 

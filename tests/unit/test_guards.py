@@ -113,7 +113,7 @@ def test_what_does_not_fit_together(tmp_path: Path) -> None:
         ("has 5 rows and an update needs 8", {"train_dataset": prompt_rows(5)}),
         ("is empty", {"train_dataset": Dataset.from_dict({"prompt": []})}),
         ("Prompt 7 is empty", {"train_dataset": prompts("a", "")}),
-        ("Prompt 7 has 23 tokens.*response_length 10.*context of 32", {"train_dataset": prompts("a", "b" * 23)}),
+        ("Prompt 7 has 23 tokens.*context of 32 with response_length 10", {"train_dataset": prompts("a", "b" * 23)}),
         ("Prompt 2 has 3 tokens.*exceeds the context of 12", {"value_model": short}),
         ("Prompt 2 has 3 tokens.*exceeds the context of 12", {"reward_model": short}),
         ("no column 'prompt', only 'text'", {"train_dataset": Dataset.from_dict({"text": ["a"] * 8})}),

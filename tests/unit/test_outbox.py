@@ -23,7 +23,7 @@ class Disk:
         self.tries: list[str] = []
         self._before = before
 
-    def due(self) -> list[str]:
+    def remaining(self) -> list[str]:
         return list(self.left)
 
     def next(self) -> Upload | None:
