@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from ..errors import printable
 from .common import columns_of, quiet_hub
 from .open_run import settle_hub
 from .options import SOURCE_HUB, TRUST, UserPath
@@ -71,7 +72,8 @@ def new(folder: Path, columns: str | None, memory: float | None, source_hub: str
         recipe = make_recipe(request, title=os.path.basename(os.path.abspath(folder)))
         write(recipe, folder)
     for setting, value, reason in recipe.decisions:
-        click.echo(f"{setting}: {value} ({reason})")
+        # Names come from the data and the tokenizer: one with a newline must not look like a setting of its own.
+        click.echo(printable(" ".join(f"{setting}: {value} ({reason})".split("\n"))))
     click.echo(recipe.plan.line)
     name = shlex.quote(str(folder)) + (f" --source_hub {shlex.quote(source_hub)}" if source_hub else "")
     name += f" {FLAG}" if is_trusted() else ""

@@ -422,6 +422,27 @@ def test_a_gguf_file_is_a_model_like_any_other(capsys: pytest.CaptureFixture[str
     assert "ppo" in capsys.readouterr().out
 
 
+def test_a_name_from_the_data_prints_no_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    miniatures.save("GPT-2", Path("base"))
+    column = "text\nreward_funcs: [evil]\x1b[2J"
+    schemas.write_data(Path("texts"), [{column: f"one two three {row}", "text": "a"} for row in range(80)])
+    zoo(
+        "new",
+        "mine",
+        "--model",
+        "base",
+        "--prompts",
+        "texts",
+        "--reward",
+        "length",
+        "--columns",
+        json.dumps({"prompt": column}),
+    )
+    shown = capsys.readouterr().out
+    assert "prompt from text reward_funcs: [evil]\\x1b[2J" in shown and "\x1b" not in shown
+    assert not [line for line in shown.splitlines() if line.startswith("reward_funcs: [evil]")]
+
+
 def test_prompts_are_cut_by_a_placeholder() -> None:
     miniatures.save("GPT-2", Path("base"))
     schemas.write_data(Path("texts"), [{"text": f"one two three four five six {row} eight"} for row in range(80)])
