@@ -271,9 +271,9 @@ class NumericMatch(Answered):
         return read_number(text, marker=self.marker, percent=self.percent)
 
     def _matches(self, number: float | None, answers: Sequence[Any]) -> bool:
-        wanted = [self._parse_answer(answer) for answer in answers]
+        accepted_numbers = [self._parse_answer(answer) for answer in answers]
         return number is not None and any(
-            math.isclose(number, each, rel_tol=self.relative, abs_tol=self.absolute) for each in wanted
+            math.isclose(number, each, rel_tol=self.relative, abs_tol=self.absolute) for each in accepted_numbers
         )
 
     def _parse_answer(self, answer: Any) -> float:

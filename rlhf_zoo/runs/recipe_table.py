@@ -76,7 +76,7 @@ def _row(recipe: Recipe) -> Row:
         raise ZooError(f"{recipe.source('zoo')} has no {missing}, which the list of recipes shows: add it.")
     if zoo.get("hardware") not in HARDWARE:
         raise ZooError(f"{recipe.source('zoo')} has hardware {zoo.get('hardware')!r}: choose {' or '.join(HARDWARE)}.")
-    first: Mapping[str, Any] = recipe.stages.get("sft", {})
+    first: Mapping[str, Any] = recipe.stages.get("sft") or recipe.stages.get("ppo", {})
     corpus = str(recipe.shared.get("corpus") or "").partition(":")[0].rpartition(".")[2].replace("_", "-")
     return Row(
         name=recipe.name,

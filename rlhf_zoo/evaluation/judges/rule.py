@@ -89,8 +89,8 @@ class RuleJudge:
         # Pairs that lack the column can still check other judges.
         if rule.column not in columns_for_functions(rows.features):
             return None
-        kept = [place for place, has in enumerate(rule.answered(rows, subject="the pairs")) if has]
-        return rows.select(kept) if kept else None
+        answered = [place for place, has in enumerate(rule.answered(rows, subject="the pairs")) if has]
+        return rows.select(answered) if answered else None
 
     @property
     def description(self) -> str:
