@@ -85,7 +85,7 @@ def test_every_kind_of_judge(place: Place) -> None:
         assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert unexplained(found) == []
-    assert found["policy"]["commit"] == api.model_info(PPO, revision="step-40").sha
+    assert found["policy"]["commit"] == api.model_info(PPO, revision="step-000040").sha
     assert found["against"]["commit"] == sft
     assert (found["n"], found["prompts"], found["rows"]) == (40, 4, 20), "20 rows of 4 different prompts"
     assert found["max_new_tokens"] == 12 and found["temperature"] == 0.9
