@@ -9,20 +9,28 @@ second call goes on from there. IFBench's kinds are verified by the package if-v
 are counted and named.
 """
 
+from __future__ import annotations
+
 import argparse
 import gzip
 import json
 import random
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.rewards.instructions import read_instructions
 from rlhf_zoo.rewards.instructions_kinds import KINDS, readings
 
+if TYPE_CHECKING:
+    from rlhf_zoo.hub.client.connect import Hub
+
 LONGEST = 320
+#: The sampler divides logits by it, so that all probability is on the most likely token.
+GREEDY = 1e-4
 DRAWS = 2000
 Row = dict[str, Any]
 #: An answer, and whether it ended by itself.
@@ -133,47 +141,86 @@ def score(rows: Sequence[Row], answers: Sequence[Answer]) -> dict[str, Any]:
     return figures
 
 
-def sampled(name: str, rows: Sequence[Row], *, temperature: float, batch: int, tokens: int) -> Iterator[list[Answer]]:
-    """Yields a model's answers, batch by batch: greedy at the temperature 0."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+class Policy:
+    """A policy that answers prompts, in its chat template."""
 
-    path = Path(name)
-    of = {"gguf_file": path.name} if path.suffix == ".gguf" else {}
-    source = str(path.parent) if of else name
-    tokenizer = AutoTokenizer.from_pretrained(source, **of)
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, **of).eval()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model.to(device)
-    tokenizer.padding_side = "left"
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    stops = model.generation_config.eos_token_id
-    ends = {tokenizer.eos_token_id, *(stops if isinstance(stops, list) else [stops])} - {None}
-    how = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
-    for start in range(0, len(rows), batch):
-        torch.manual_seed(start)
-        texts = [
-            tokenizer.apply_chat_template(messages(row), tokenize=False, add_generation_prompt=True)
-            for row in rows[start : start + batch]
-        ]
-        inputs = tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False).to(device)
-        with torch.no_grad():
-            ids = model.generate(
-                **inputs, max_new_tokens=tokens, pad_token_id=tokenizer.pad_token_id, eos_token_id=[*ends], **how
-            )
-        new = ids[:, inputs["input_ids"].shape[1] :].tolist()
-        yield [(tokenizer.decode(row, skip_special_tokens=True), bool(ends & {*row})) for row in new]
+    def __init__(self, name: str, hub: Hub) -> None:
+        """Loads it.
+
+        Args:
+            name: A folder, a GGUF file or a Hub id; an adapter is merged into its base.
+            hub: Where Hub ids are looked up.
+        """
+        import torch
+
+        from rlhf_zoo.modeling.loading import load_tokenizer
+        from rlhf_zoo.modeling.models import load_causal
+        from rlhf_zoo.modeling.sampling.sampler import Vocabulary
+        from rlhf_zoo.modeling.special_tokens import stop_ids
+        from rlhf_zoo.runs.checkpoint_choice import resolve_model
+
+        path = resolve_model(name, hub).path
+        self.tokenizer = load_tokenizer(path)
+        self.model = load_causal(path).eval().to("cuda" if torch.cuda.is_available() else "cpu")
+        self.stops = stop_ids(self.model, self.tokenizer)
+        self.vocabulary = Vocabulary.of(self.tokenizer, self.model)
+
+    def answers(self, rows: Sequence[Row], first: int, *, temperature: float, tokens: int) -> list[Answer]:
+        """Answers prompts. The random numbers of a row depend on its place among all rows alone.
+
+        Args:
+            rows: The prompts.
+            first: The place of the first of them.
+            temperature: 0 is greedy.
+            tokens: The most tokens of an answer.
+        """
+        from rlhf_zoo.modeling.chat import decode_completions, tokenize_prompt
+        from rlhf_zoo.modeling.sampling.sampler import sample
+
+        prompts = [messages(row) for row in rows]
+        prompt_ids = [tokenize_prompt(prompt, self.tokenizer) for prompt in prompts]
+        samples = sample(
+            self.model,
+            prompt_ids,
+            keys=[(first + place,) for place in range(len(rows))],
+            seed=0,
+            max_new_tokens=tokens,
+            stop_ids=self.stops,
+            pad_id=self.stops[0],
+            temperature=temperature or GREEDY,
+            vocabulary=self.vocabulary,
+        )
+        texts = decode_completions(self.tokenizer, prompts, prompt_ids, samples.token_lists())
+        return [*zip(texts, samples.ended.tolist(), strict=True)]
 
 
-def resumed(path: Path, rows: Sequence[Row], answer: Callable[[Sequence[Row]], Iterator[list[Answer]]]) -> list[Answer]:
-    """Answers the prompts that a file has no answers to yet, and appends them there."""
+def sampled(
+    name: str, hub: str | None, rows: Sequence[Row], done: int, *, temperature: float, batch: int, tokens: int
+) -> Iterator[list[Answer]]:
+    """Yields a model's answers to the rows from `done` on, batch by batch."""
+    from rlhf_zoo.hub.client.connect import choose, connect
+
+    with connect(choose(hub, push_to_hub=False)) as place:
+        policy = Policy(name, place)
+        for first in range(done, len(rows), batch):
+            print(f"{first} of {len(rows)} prompts", end="\r", file=sys.stderr, flush=True)
+            yield policy.answers(rows[first : first + batch], first, temperature=temperature, tokens=tokens)
+
+
+def resumed(path: Path, rows: Sequence[Row], answer: Callable[[int], Iterator[list[Answer]]]) -> list[Answer]:
+    """Answers the prompts that a file has no answers to yet, and appends them there.
+
+    Args:
+        path: The file of answers.
+        rows: The prompts.
+        answer: Yields the answers to all prompts from a place on, in batches.
+    """
     done = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
     if any(line["prompt"] != messages(row) for line, row in zip(done, rows, strict=False)) or len(done) > len(rows):
         raise ZooError(f"{path} has answers to other prompts: remove it, or choose another --output.")
     answers = [(line["answer"], line["ended"]) for line in done]
     if len(answers) < len(rows):
-        for batch in answer(rows[len(answers) :]):
+        for batch in answer(len(answers)):
             with path.open("a", encoding="utf-8") as file:
                 for row, (text, ended) in zip(rows[len(answers) :], batch, strict=False):
                     line = {"prompt": messages(row), "answer": text, "ended": ended}
@@ -186,11 +233,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", help="a folder, a Hub id or a GGUF file")
     parser.add_argument("--text", help="answer every prompt by this text instead")
+    parser.add_argument("--hub", help="'local' or an address, for Hub ids and the bases of adapters")
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--limit", type=int, help="so many prompts, drawn at random by a fixed seed")
     parser.add_argument("--temperature", type=float, default=0.0, help="0: greedy")
-    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=LONGEST)
     given = parser.parse_args(arguments)
     if (given.model is None) == (given.text is None):
@@ -201,7 +249,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     else:
         how = {"temperature": given.temperature, "batch": given.batch, "tokens": given.tokens}
         answers = resumed(
-            given.output.with_suffix(".answers.jsonl"), rows, lambda left: sampled(given.model, left, **how)
+            given.output.with_suffix(".answers.jsonl"),
+            rows,
+            lambda done: sampled(given.model, given.hub, rows, done, **how),
         )
     settings = {name: str(value) for name, value in vars(given).items() if value is not None and name != "output"}
     figures = {"settings": settings, **score(rows, answers)}

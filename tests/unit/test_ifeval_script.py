@@ -1,11 +1,14 @@
 """`benchmarks/ifeval.py`: its scores, and that it goes on where it stopped."""
 
 import json
+import string
 from pathlib import Path
 from typing import Any
 
 import ifeval
 import pytest
+import torch
+from trainer_fixture import make_policy, make_tokenizer
 
 from rlhf_zoo.errors import ZooError
 
@@ -55,12 +58,12 @@ def test_kinds_that_cannot_run_are_counted() -> None:
 def test_answers_go_on_where_they_stopped(tmp_path: Path) -> None:
     path, calls = tmp_path / "answers.jsonl", []
 
-    def stops(rows: Any) -> Any:
+    def stops(done: int) -> Any:
         yield [("first", True)]
         raise KeyboardInterrupt
 
-    def rest(rows: Any) -> Any:
-        calls.append(len(rows))
+    def rest(done: int) -> Any:
+        calls.append(done)
         yield [("second", False)]
 
     with pytest.raises(KeyboardInterrupt):
@@ -70,3 +73,25 @@ def test_answers_go_on_where_they_stopped(tmp_path: Path) -> None:
     assert calls == [1]
     with pytest.raises(ZooError, match="other prompts"):
         ifeval.resumed(path, ROWS[::-1], rest)
+
+
+def test_a_policy_answers_alike_in_any_batch_and_greedily_as_generate_does(prompts: Path, tmp_path: Path) -> None:
+    tokenizer = make_tokenizer(string.printable)
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }};{% endfor %}"
+    model = make_policy(tokenizer, seed=1)
+    tokenizer.save_pretrained(tmp_path / "policy")
+    model.save_pretrained(tmp_path / "policy")
+    answers = {}
+    for temperature in ("0", "1"):
+        for batch in ("1", "2"):
+            output = tmp_path / f"{temperature}-{batch}.json"
+            given = ["--prompts", str(prompts), "--output", str(output), "--tokens", "12", "--temperature", temperature]
+            ifeval.main([str(tmp_path / "policy"), *given, "--batch", batch])
+            assert json.loads(output.read_text())["prompts_scored"] == 2
+            lines = output.with_suffix(".answers.jsonl").read_text().splitlines()
+            answers[temperature, batch] = [json.loads(line)["answer"] for line in lines]
+    assert answers["0", "1"] == answers["0", "2"] != answers["1", "1"] == answers["1", "2"]
+    for row, answer in zip(ROWS, answers["0", "1"], strict=True):
+        ids = torch.tensor([tokenizer(row["prompt"] + ";", add_special_tokens=False)["input_ids"]])
+        expected = model.generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=tokenizer.pad_token_id)
+        assert tokenizer.decode(expected[0, ids.shape[1] :], skip_special_tokens=True) == answer
