@@ -5,6 +5,7 @@
     python benchmarks/bench.py full eos --settings separate --rounds 3
     python benchmarks/bench.py --set '{"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4}'
     python benchmarks/bench.py eos wide --settings separate --sides ours --levers
+    python benchmarks/bench.py smollm2 --settings separate shared --set '{"lora": true}'  # the shape of a real model
     python benchmarks/bench.py eos --profile     # what the operations of an update are, here and at the floor
     python benchmarks/bench.py --write-docs      # runs nothing: puts the newest figures into the docs
 
@@ -66,12 +67,16 @@ ALL: list[tuple[str, ...]] = [
     ("eos", "wide", "long", *_OURS, "separate bf16", "shared bf16", "--set", '{"max_tokens_per_micro_batch": 512}'),
     ("--profile",),
 ]
-POINTS = ("full", "eos", "wide", "long", "tiny")
+POINTS = ("full", "eos", "wide", "long")
+#: Only if named: one takes minutes an update, the other is for tests.
+MORE_POINTS = ("smollm2", "tiny")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("points", nargs="*", metavar="POINT", help=f"{', '.join(POINTS)}; all but tiny by default")
+    parser.add_argument(
+        "points", nargs="*", metavar="POINT", help=f"{', '.join(POINTS)} by default; or {' or '.join(MORE_POINTS)}"
+    )
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
     parser.add_argument("--rounds", type=int, default=2)
@@ -95,8 +100,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     path = given.output or RESULTS / f"{datetime.date.today().isoformat()}-{_machine()}.json"
     if given.all:
         return next((code for part in ALL if (code := main([*part, "--output", str(path)]))), 0)
-    if unknown := set(given.points) - set(POINTS):
-        parser.error(f"no point is called {', '.join(sorted(unknown))}: choose from {', '.join(POINTS)}")
+    if unknown := set(given.points) - {*POINTS, *MORE_POINTS}:
+        parser.error(f"no point is called {', '.join(sorted(unknown))}: choose from {', '.join(POINTS + MORE_POINTS)}")
     if unknown := {name for keys in given.set for name in keys} - _keys(given):
         parser.error(f"--set names {', '.join(sorted(unknown))}, which is no key of PPOConfig")
     if PEER in given.sides and not (given.profile or PEER_PYTHON.is_file()):
@@ -105,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     report = _begun(path, given)
-    points = given.points or POINTS[:-1]
+    points = given.points or POINTS
     if given.profile:
         for point in points:
             for setting in given.settings:
@@ -143,7 +148,7 @@ def _keys(given: argparse.Namespace) -> set[str]:
         return set()
     from rlhf_zoo import PPOConfig
 
-    return {field.name for field in dataclasses.fields(PPOConfig)} | {"without", "attn_implementation"}
+    return {field.name for field in dataclasses.fields(PPOConfig)} | {"without", "attn_implementation", "lora"}
 
 
 def _begun(path: Path, given: argparse.Namespace) -> dict[str, Any]:

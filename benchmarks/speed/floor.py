@@ -36,7 +36,8 @@ class Trunk(nn.Module):
 
     def __init__(self, model: Any, dtype: torch.dtype) -> None:
         super().__init__()
-        self.heads, self.dtype = model.config.num_attention_heads, dtype
+        self.heads, self.kv_heads = model.config.num_attention_heads, model.config.num_key_value_heads
+        self.dtype = dtype
         own = lambda *parts: nn.Parameter(torch.cat([part.weight.detach() for part in parts]).clone())  # noqa: E731
         self.embedding, self.norm = own(model.embed_tokens), own(model.norm)
         self.layers = nn.ModuleList()
@@ -50,7 +51,13 @@ class Trunk(nn.Module):
             self.layers.append(part)
 
     def forward(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """ids, positions (N,); attend(q, k, v, layer): (N, heads, D) each. Returns (N, H), normed."""
+        """Returns the hidden states (N, H), normed.
+
+        Args:
+            ids: (N,).
+            positions: (N,).
+            attend: Called with q (N, heads, D), k and v (N, kv_heads, D), and the number of the layer.
+        """
         x = F.embedding(ids, self.embedding)
         size = x.shape[-1] // self.heads
         turns = positions.unsqueeze(-1) / BASE ** (torch.arange(0, size, 2) / size)
@@ -63,7 +70,8 @@ class Trunk(nn.Module):
 
         for number, layer in enumerate(self.layers):
             normed = F.rms_norm(x, x.shape[-1:], layer.norms[0], 1e-6)
-            q, k, v = linear(normed, layer.qkv, self.dtype).view(len(ids), 3, self.heads, size).unbind(1)
+            heads = [self.heads, self.kv_heads, self.kv_heads]
+            q, k, v = linear(normed, layer.qkv, self.dtype).view(len(ids), -1, size).split(heads, 1)
             seen = attend(turned(q), turned(k), v, number)
             x = x + linear(seen.reshape(len(ids), -1), layer.out, self.dtype)
             gate, up = linear(F.rms_norm(x, x.shape[-1:], layer.norms[1], 1e-6), layer.up, self.dtype).chunk(2, -1)
@@ -126,6 +134,7 @@ class Packed:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, _: int = 0) -> Tensor:
         """Each row attends to itself. With a batch of one, as torch has no kernel of attention without a batch."""
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
         rows = zip(*(x.transpose(0, 1).unsqueeze(0).split(self.sizes, 2) for x in (q, k, v)), strict=True)
         return torch.cat([F.scaled_dot_product_attention(*row, is_causal=True) for row in rows], 2)[0].transpose(0, 1)
 
@@ -140,7 +149,8 @@ def sample(
 ) -> tuple[list[list[int]], list[list[Tensor]], list[list[Tensor]]]:
     """Responses of the given lengths, falling; with log π of their tokens and the hidden states before them."""
     packed, widest = Packed.of(prompts, [[] for _ in prompts]), max(map(len, prompts))
-    shape = (len(trunk.layers), len(prompts), trunk.heads, widest + lengths[0], trunk.embedding.shape[1] // trunk.heads)
+    size = trunk.embedding.shape[1] // trunk.heads
+    shape = (len(trunk.layers), len(prompts), trunk.kv_heads, widest + lengths[0], size)
     keys, values = (torch.zeros(shape, dtype=trunk.dtype) for _ in range(2))
     real = torch.ones(len(prompts), 1, 1, shape[3], dtype=torch.bool)
     for row, prompt in enumerate(prompts):
@@ -156,7 +166,9 @@ def sample(
         alive, end = len(q), widest + t
         keys[layer, :alive, :, end - 1], values[layer, :alive, :, end - 1] = k, v
         past = keys[layer, :alive, :, :end], values[layer, :alive, :, :end]
-        return F.scaled_dot_product_attention(q.unsqueeze(2), *past, attn_mask=real[:alive, ..., :end]).squeeze(2)
+        # Heads that share keys are the queries of one head: there is no causal mask, as each sees all of the past.
+        grouped = q.view(alive, trunk.kv_heads, -1, size)
+        return F.scaled_dot_product_attention(grouped, *past, attn_mask=real[:alive, ..., :end]).view_as(q)
 
     ends = torch.tensor(packed.sizes)
     hidden = trunk(packed.ids, packed.positions, fill)[ends.cumsum(0) - 1]

@@ -111,6 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if lever := given.set.pop("without", None):
         for replaced in LEVERS[lever]:
             setattr(*replaced)
+    lora = given.set.pop("lora", point.lora)
     count = point.batch * (given.updates + 1)
     lengths = point.lengths(count)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -129,9 +130,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "report_to": [], "save_strategy": "no", "use_cpu": device == "cpu", "disable_tqdm": True, "seed": 0,
     }  # fmt: skip
     trainer = PPOTrainer(
-        PPOConfig(**fields | given.set), word_tokenizer(point.vocab), models.policy, ref_model=models.reference,
-        reward_model=models.reward, value_model=None if given.shared else models.value,
-        reward_funcs=length if point.lora else None, peft_config=adapter() if point.lora else None,
+        PPOConfig(**fields | given.set), word_tokenizer(point.vocab), models.policy,
+        ref_model=None if lora else models.reference, reward_model=models.reward, value_model=None if given.shared else models.value,
+        reward_funcs=length if point.lora else None, peft_config=adapter() if lora else None,
         train_dataset=Dataset.from_dict({"input_ids": point.prompts(count)}),
         callbacks=[ProgressCallback(clock, lengths)],
     )  # fmt: skip

@@ -77,8 +77,11 @@ POINTS = {
     "eos": Point(**_SMALL, vocab=4_096, batch=32, prompt=(16, 32), response=48, ends=0.03),
     "wide": Point(**_SMALL, vocab=50_304, batch=32, prompt=(16, 32), response=48, ends=0.03),
     "long": Point(**_SMALL, vocab=16_384, batch=16, prompt=(480, 512), response=128, ends=0.02),
+    # The shape of SmolLM2-135M.
+    "smollm2": Point(576, 30, 9, 1536, vocab=49_152, batch=32, prompt=(32, 48), response=64, ends=0.0, kv=3),
     # For tests of the benchmark itself.
     "tiny": Point(16, 2, 2, 24, vocab=48, batch=4, prompt=(3, 6), response=8, ends=0.2),
+    "tiny-kv": Point(16, 2, 4, 24, vocab=48, batch=4, prompt=(3, 6), response=8, ends=0.2, kv=2),
     "tiny-lora": Point(16, 2, 2, 24, vocab=48, batch=4, prompt=(3, 6), response=8, ends=0.2, kv=1, micro=2, lora=True),
     # For a GPU. The shape of Qwen2.5-0.5B; responses have a mean of 314 tokens.
     "c": Point(896, 24, 14, 4864, 151_936, batch=256, prompt=(32, 128), response=512, ends=0.0021, kv=2, micro=16),

@@ -47,9 +47,11 @@ def test_a_trainer_without_a_lever_does_the_same_work(keys: dict[str, Any], caps
         assert getattr(module, name) is instead
 
 
-def test_the_floor_computes_what_the_models_do() -> None:
-    models = points.build_models(TINY)
-    prompts, lengths = TINY.prompts(3), [5, 3, 1]
+@pytest.mark.parametrize("name", ["tiny", "tiny-kv"])
+def test_the_floor_computes_what_the_models_do(name: str) -> None:
+    point = points.POINTS[name]
+    models = points.build_models(point)
+    prompts, lengths = point.prompts(3), [5, 3, 1]
     trunk, bias = floor.Trunk(models.policy.model, torch.float32), models.policy.lm_head.bias.detach()
     responses, logprobs, _ = floor.sample(trunk, bias, prompts, lengths)
     assert [len(each) for each in responses] == lengths
@@ -71,6 +73,12 @@ def test_the_floor_computes_what_the_models_do() -> None:
     own = models.policy.model.layers[0].mlp
     both = torch.cat([own.gate_proj.weight.grad, own.up_proj.weight.grad])
     torch.testing.assert_close(trunk.layers[0].up.grad, both, atol=1e-5, rtol=1e-4)
+
+
+def test_an_adapter_beside_a_shared_trunk_does_the_same_work(capsys: pytest.CaptureFixture) -> None:
+    ours.main(["tiny-kv", "--shared", "--updates", "1", "--set", '{"lora": true}'])
+    (update,) = json.loads(capsys.readouterr().out.splitlines()[-1])["updates"]
+    assert update["tokens"] == sum(min(each, TINY.response) for each in TINY.lengths(2 * TINY.batch)[TINY.batch :])
 
 
 def test_gae_end_to_end_is_that_of_each_row() -> None:
