@@ -2,17 +2,21 @@
 
     python benchmarks/ifeval.py MODEL --prompts ifeval/test.jsonl.gz --output scores.json
     python benchmarks/ifeval.py --text "My answer is no." --prompts ifeval/test.jsonl.gz --output constant.json
+    python benchmarks/ifeval.py MODEL --prompts FILE --output scores.json --verifiers lm_eval.tasks.ifeval
 
 MODEL is a folder, a Hub id or a GGUF file. With --text no model is loaded, and every answer is that text: what such
 answers score is what the verifiers cannot see. Answers are appended to OUTPUT with the suffix .answers.jsonl, and a
 second call goes on from there. IFBench's kinds are verified by the package if-verifiable; those that need a download
-are counted and named.
+are counted and named. With --verifiers, another package's code verifies IFEval's kinds too, and its figures stand
+beside ours: a second implementation of the score.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import gzip
+import importlib
 import json
 import random
 import sys
@@ -24,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.rewards.instructions import read_instructions
 from rlhf_zoo.rewards.instructions_kinds import KINDS, readings
+from rlhf_zoo.rewards.instructions_text import ABBREVIATIONS
 
 if TYPE_CHECKING:
     from rlhf_zoo.hub.client.connect import Hub
@@ -49,37 +54,72 @@ def messages(row: Row) -> list[dict[str, str]]:
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
 
-def verifier(kind: str, values: Row, prompt: str) -> Callable[[str], bool]:
+@functools.cache
+def google_verifiers(package: str) -> dict[str, Any]:
+    """Loads Google's verifiers of IFEval from a package that contains them.
+
+    They need NLTK's Punkt, which is a download. Here their tokens are Penn Treebank's of the whole answer, and their
+    sentences are NLTK's, by Punkt without a trained model and with our abbreviations.
+
+    Args:
+        package: `if_verifiable.ifeval` or `lm_eval.tasks.ifeval`.
+
+    Returns:
+        The classes by kind.
+    """
+    import langdetect
+    import nltk
+
+    nltk.download = lambda *_, **__: False  # which the package calls when it is imported
+    langdetect.DetectorFactory.seed = 0
+    util = importlib.import_module(f"{package}.instructions_util")
+    tokenizer = nltk.tokenize.punkt.PunktSentenceTokenizer()
+    tokenizer._params.abbrev_types = {*ABBREVIATIONS}
+    util._get_sentence_tokenizer = lambda: tokenizer
+    util.nltk.word_tokenize = nltk.tokenize.NLTKWordTokenizer().tokenize
+    return importlib.import_module(f"{package}.instructions_registry").INSTRUCTION_DICT
+
+
+def verifier(kind: str, values: Row, prompt: str, package: str | None) -> Callable[[str], bool]:
     """Returns the check of one instruction.
+
+    Args:
+        kind: The kind of the instruction.
+        values: Its arguments.
+        prompt: The text of the prompt.
+        package: The package that verifies IFEval's kinds; None for our own code.
 
     Raises:
         ZooError: Arguments are missing.
         Exception: What the package raises for a kind that it does not have, or that cannot run here.
     """
-    if kind in KINDS:
+    if kind in KINDS and package is None:
         [instruction] = read_instructions([kind], [values], where="a prompt")
         return instruction.is_followed
-    import nltk
+    if kind in KINDS:
+        registry = google_verifiers(package)
+    else:
+        import nltk
 
-    nltk.download = lambda *_, **__: False  # which the package calls when it is imported
-    from if_verifiable.ifbench.instructions_registry import INSTRUCTION_DICT
-
-    checker = INSTRUCTION_DICT[kind](kind)
+        nltk.download = lambda *_, **__: False
+        registry = importlib.import_module("if_verifiable.ifbench.instructions_registry").INSTRUCTION_DICT
+    checker = registry[kind](kind)
     checker.build_description(**{name: value for name, value in values.items() if value is not None})
     arguments = checker.get_instruction_args()
     if arguments and "prompt" in arguments:
         checker.build_description(prompt=prompt)
-    return checker.check_following
+    # Google's harness counts an empty answer as a failure before it asks its verifiers.
+    return lambda answer: bool(answer.strip()) and bool(checker.check_following(answer))
 
 
-def judged(row: Row, answer: str, skipped: Counter[str]) -> list[tuple[bool, bool]]:
+def judged(row: Row, answer: str, skipped: Counter[str], package: str | None) -> list[tuple[bool, bool]]:
     """Returns whether the answer fulfills each instruction, (strict, loose); kinds that cannot run are counted."""
     results = []
     state = random.getstate()
     for kind, values in zip(row["instruction_id_list"], row["kwargs"], strict=True):
         random.seed(0)
         try:
-            follows = verifier(kind, values, messages(row)[-1]["content"])
+            follows = verifier(kind, values, messages(row)[-1]["content"], package)
             results.append(tuple(any(map(follows, readings(answer, loose=loose))) for loose in (False, True)))
         except ZooError:
             raise
@@ -105,19 +145,20 @@ def accuracy(clusters: Sequence[tuple[int, int]]) -> dict[str, Any]:
     return {"share": round(share, 4), "interval": interval(clusters), "n": total}
 
 
-def score(rows: Sequence[Row], answers: Sequence[Answer]) -> dict[str, Any]:
+def score(rows: Sequence[Row], answers: Sequence[Answer], package: str | None = None) -> dict[str, Any]:
     """Scores answers.
 
     Args:
         rows: The prompts with their instructions.
         answers: One for each.
+        package: The package that verifies IFEval's kinds; None for our own code.
 
     Returns:
         Accuracy of prompts and instructions, read strictly and loosely, with intervals; their mean, as model cards give
         it; accuracy by kind; length; and the kinds that could not be verified.
     """
     skipped: Counter[str] = Counter()
-    results = [judged(row, answer, skipped) for row, (answer, _) in zip(rows, answers, strict=True)]
+    results = [judged(row, answer, skipped, package) for row, (answer, _) in zip(rows, answers, strict=True)]
     scored = [result for result in results if result]
     if not scored:
         raise ZooError(f"None of the kinds of instructions can be verified here: {', '.join(sorted(skipped))}.")
@@ -240,6 +281,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--temperature", type=float, default=0.0, help="0: greedy")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=LONGEST)
+    parser.add_argument("--verifiers", metavar="PACKAGE", help="also verify IFEval's kinds by this package")
     given = parser.parse_args(arguments)
     if (given.model is None) == (given.text is None):
         parser.error("give a model or --text")
@@ -255,8 +297,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
     settings = {name: str(value) for name, value in vars(given).items() if value is not None and name != "output"}
     figures = {"settings": settings, **score(rows, answers)}
+    if given.verifiers is not None:
+        figures["second"] = score(rows, answers, given.verifiers)
     given.output.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps({name: figures[name] for name in ("average", "prompt_strict", "words", "ended", "skipped")}))
+    shown = {name: figures[name] for name in ("average", "prompt_strict", "words", "ended", "skipped")}
+    if "second" in figures:
+        shown["average by the other verifiers"] = figures["second"]["average"]
+    print(json.dumps(shown))
 
 
 if __name__ == "__main__":

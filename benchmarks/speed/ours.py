@@ -132,8 +132,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     trainer = PPOTrainer(
         PPOConfig(**fields | given.set), word_tokenizer(point.vocab), models.policy,
         ref_model=None if lora else models.reference, reward_model=models.reward,
-        value_model=None if given.shared else models.value, reward_funcs=length if point.lora else None, peft_config=adapter() if lora else None,
-        train_dataset=Dataset.from_dict({"input_ids": point.prompts(count)}),
+        value_model=None if given.shared else models.value, reward_funcs=length if point.lora else None,
+        peft_config=adapter() if lora else None, train_dataset=Dataset.from_dict({"input_ids": point.prompts(count)}),
         callbacks=[ProgressCallback(clock, lengths)],
     )  # fmt: skip
     trainer.remove_callback(PrinterCallback)

@@ -1,21 +1,15 @@
-"""Our verifiers beside Google's, as if-verifiable and lm-evaluation-harness contain them, on the same answers.
+"""Our verifiers beside Google's, as if-verifiable and lm-evaluation-harness contain them, on the same answers."""
 
-Google's code needs NLTK's Punkt, which is a download. Here its tokens are Penn Treebank's of the whole answer, and its
-sentences are NLTK's, by Punkt without a trained model and with our abbreviations.
-"""
-
-import importlib
 import random
 from collections import Counter
-from types import ModuleType
 from typing import Any
 
+import ifeval
 import pytest
 from test_instructions import CASES
 
 from rlhf_zoo.rewards.instructions import read_instructions
 from rlhf_zoo.rewards.instructions_kinds import KINDS
-from rlhf_zoo.rewards.instructions_text import ABBREVIATIONS
 
 #: Kinds in which our rules are not Google's, and the least agreement there; all others agree fully.
 OUR_RULES = {"length_constraints:number_sentences": 0.97, "change_case:capital_word_frequency": 0.97}
@@ -88,20 +82,12 @@ def usable_by_google(arguments: dict[str, Any]) -> bool:
 
 
 @pytest.fixture(params=["if_verifiable.ifeval", "lm_eval.tasks.ifeval"])
-def google(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The registry of a package that has Google's code, with what is not installed here replaced."""
-    nltk = pytest.importorskip("nltk", reason="the extra ifeval is not installed")
-    langdetect = pytest.importorskip("langdetect", reason="the extra ifeval is not installed")
+def google(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """The registry of a package that has Google's code."""
+    pytest.importorskip("nltk", reason="the extra ifeval is not installed")
+    pytest.importorskip("langdetect", reason="the extra ifeval is not installed")
     pytest.importorskip(request.param.partition(".")[0], reason="installed by `make test-full`, or the extra ifeval")
-    monkeypatch.setattr(nltk, "download", lambda *_, **__: True)
-    monkeypatch.setattr(langdetect.DetectorFactory, "seed", 0)
-    util: ModuleType = importlib.import_module(f"{request.param}.instructions_util")
-    tokenizer = nltk.tokenize.punkt.PunktSentenceTokenizer()
-    tokenizer._params.abbrev_types = {*ABBREVIATIONS}
-    treebank = nltk.tokenize.NLTKWordTokenizer()
-    monkeypatch.setattr(util, "_get_sentence_tokenizer", lambda: tokenizer)
-    monkeypatch.setattr(util.nltk, "word_tokenize", treebank.tokenize)
-    return importlib.import_module(f"{request.param}.instructions_registry").INSTRUCTION_DICT
+    return ifeval.google_verifiers(request.param)
 
 
 def agreement(google: dict[str, Any], answers: list[str]) -> dict[str, float]:
