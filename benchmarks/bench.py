@@ -156,7 +156,7 @@ def _begun(path: Path, given: argparse.Namespace) -> dict[str, Any]:
     if path.is_file() and not given.again:
         return json.loads(path.read_text())
     return {
-        "kind": "bench", "date": datetime.date.today().isoformat(), "machine": _cpu(), "cores": os.cpu_count(),
+        "kind": "bench", "date": datetime.date.today().isoformat(), "machine": cpu_name(), "cores": os.cpu_count(),
         "bf16 instructions": bool(re.search(r"avx512_bf16|amx_bf16|\bbf16\b", _read("/proc/cpuinfo"))),
         "threads": _threads(), "python": platform.python_version(), "versions": {}, "parts": {},
     }  # fmt: skip
@@ -238,13 +238,13 @@ def _read(path: str) -> str:
     return Path(path).read_text() if Path(path).is_file() else ""
 
 
-def _cpu() -> str:
+def cpu_name() -> str:
     found = re.search(r"model name\s*:\s*(.+)", _read("/proc/cpuinfo"))
     return found[1] if found else platform.processor() or platform.machine()
 
 
 def _machine() -> str:
-    return re.sub(r"[^a-z0-9]+", "-", f"{_cpu()} {os.cpu_count()} cores".lower()).strip("-")
+    return re.sub(r"[^a-z0-9]+", "-", f"{cpu_name()} {os.cpu_count()} cores".lower()).strip("-")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,94 @@
+"""The tables of smollm2-ifeval: its base, each seed's policy and one text on IFEval, IFBench and its own test."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from . import keep
+from .text import NOTHING, interval, number, table
+
+NAME = "smollm2-ifeval"
+#: IFEval's average of the models' cards, as they give it.
+PUBLISHED = (("SmolLM2-135M-Instruct, published", 29.9), ("SmolLM2-360M-Instruct, published", 41.0))
+Figures = Mapping[str, Any]
+
+
+def benchmarks_table() -> str:
+    """Scores on both benchmarks, a row for each policy."""
+    document = keep.load(NAME)
+    if not document:
+        return NOTHING
+    rows = [[name, f"{score:.1f}", *[""] * 6] for name, score in PUBLISHED]
+    rows += [_row(policy) for policy in document["policies"]]
+    heads = [
+        "policy", "IFEval, average", "prompts, strict", "instructions, strict", "by the other verifiers",
+        "IFBench, prompts, strict", "words", "repetition",
+    ]  # fmt: skip
+    figures = document["policies"][0]
+    note = (
+        f"Percent, with 95% intervals; greedy, at most 320 tokens; {figures['IFEval']['prompts']} prompts of IFEval "
+        f"and {figures['IFBench']['prompts_scored']} of IFBench. Average: prompts and instructions, strict and loose. "
+        "Words and repetition (share of 4-grams that the answer has already had) are of the answers to IFEval. "
+        f"{document['machine']}, {document['cores']} cores."
+    )
+    command = " ".join(["python benchmarks/instructions.py", *["RUN"] * len(document["runs"])])
+    return f"{table(heads, rows)}\n\n{note}\n\nMade by `{command}`."
+
+
+def runs_table() -> str:
+    """What each run says of itself, on the recipe's own test split."""
+    document = keep.load(NAME)
+    runs = [run for run in document.get("runs", []) if "ppo" in run]
+    if not runs:
+        return NOTHING
+    names = {"judge": "all instructions fulfilled", "reward": "reward", "kl": "KL, nats", "length": "tokens",
+             "eos_rate": "ended by itself", "repetition": "repetition"}  # fmt: skip
+    rows = []
+    for run in runs:
+        for name, policy in (("base", "sft"), ("PPO", "ppo")):
+            digits = {key: 1 if key == "length" else 2 for key in names}
+            cells = [interval(run[policy][key], digits[key]) for key in names]
+            rows.append([f"{name}, seed {run['seed']}", *cells, run["verdict"] if policy == "ppo" else ""])
+    seconds = ", ".join(number(run["seconds"] / 60, 0) for run in runs)
+    note = f"On {runs[0]['ppo']['judge']['n']} prompts of the recipe's test split. PPO took {seconds} minutes."
+    return f"{table(['policy', *names.values(), 'verdict'], rows)}\n\n{note}\n\nMade by `{runs[0]['command']}`."
+
+
+def pairs_page() -> str:
+    """Prompts drawn at random, with both answers as they are."""
+    pairs = keep.load(NAME).get("pairs", [])
+    if not pairs:
+        return NOTHING
+    parts = []
+    for place, pair in enumerate(pairs, 1):
+        parts.append(f"**{place}.** {_quoted(pair['prompt'])}")
+        parts += [f"*{name}:*\n\n{_quoted(pair[key])}" for name, key in (("Base", "base"), ("PPO", "ppo"))]
+    return "\n\n".join(parts)
+
+
+def _quoted(text: str) -> str:
+    """A text as it is, in a block of code longer than any fence in it."""
+    fence = "```"
+    while fence in text:
+        fence += "`"
+    return f"\n\n{fence}text\n{text.strip() or '(empty)'}\n{fence}"
+
+
+def _row(policy: Figures) -> list[str]:
+    scores, other = policy["IFEval"], policy["IFBench"]
+    second = scores.get("second")
+    name = f"{policy['policy']}, seed {policy['seed']}" if "seed" in policy else policy["policy"]
+    return [
+        name,
+        f"**{100 * scores['average']:.1f}**",
+        _percent(scores["prompt_strict"]),
+        _percent(scores["instruction_strict"]),
+        f"{100 * second['average']:.1f}" if second else "",
+        _percent(other["prompt_strict"]),
+        f"{scores['words']:.0f}",
+        f"{scores['repetition']:.2f}",
+    ]
+
+
+def _percent(accuracy: Figures) -> str:
+    low, high = (100 * end for end in accuracy["interval"])
+    return f"{100 * accuracy['share']:.1f} ({low:.1f} to {high:.1f})"

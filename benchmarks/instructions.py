@@ -1,0 +1,178 @@
+"""Scores the base of smollm2-ifeval and the policies of its runs on IFEval and IFBench, and keeps what they score.
+
+    RLHF_ZOO_DATA=FOLDER python benchmarks/instructions.py runs/real --hub local
+    python benchmarks/instructions.py RUN RUN RUN --temperature 1 --limit 100
+
+Each RUN is a finished run of the recipe, one for each seed. Prompts are read from FOLDER/ifeval and FOLDER/ifbench.
+Answers are greedy unless --temperature says otherwise, and lie in RUN/benchmarks (those of the base in the first RUN),
+so a second call goes on where the first one stopped. Without --limit and --temperature the figures are written to
+docs/evidence/smollm2-ifeval.json, and `python benchmarks/evidence.py --render` puts them into the docs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import random
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ifeval
+from bench import cpu_name
+from figures import keep
+
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.fileio import read_json
+from rlhf_zoo.rewards.verifiable import Repetition
+from rlhf_zoo.runs.record import StageRecord
+
+NAME = "smollm2-ifeval"
+BENCHMARKS = {"IFEval": "ifeval", "IFBench": "ifbench"}
+#: One text for every prompt, without a meaning: what it scores is what the verifiers cannot see.
+CONSTANT = "<<my answer>>\n\n* *my answer* is yes [a] [b] [c]\n* *this* and *that*\n* *more*\n***\np.s. thank you"
+PAIRS = 10
+TOKENS = 320
+Figures = dict[str, Any]
+Rows = Sequence[ifeval.Row]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a finished run of the recipe")
+    parser.add_argument("--hub", default="local", help="where the base is: 'local' or an address")
+    parser.add_argument("--limit", type=int, help="so many prompts of each benchmark, drawn at random by a fixed seed")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0: greedy")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--verifiers", metavar="PACKAGE", help="also verify IFEval's kinds by this package")
+    options = parser.parse_args(arguments)
+    if not (data := os.environ.get("RLHF_ZOO_DATA")):
+        parser.error("RLHF_ZOO_DATA is not set: give the folder that holds ifeval and ifbench")
+    prompts = {
+        name: ifeval.read_rows(Path(data) / folder / "test.jsonl.gz", options.limit)
+        for name, folder in BENCHMARKS.items()
+    }
+    policies = policies_of(options.runs)
+    document: Figures = {
+        "schema": 1,
+        "machine": cpu_name(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+    }
+    document["policies"] = [measure(policy, prompts, options) for policy in policies]
+    document["policies"].append({"policy": "one text", "text": CONSTANT, **constant(prompts, options.verifiers)})
+    document["runs"] = [run_figures(run) for run in options.runs]
+    document["pairs"] = pairs(policies, prompts["IFEval"], options)
+    if options.limit is None and not options.temperature:
+        keep.write(NAME, document)
+        print(f"Kept in docs/evidence/{NAME}.json.")
+
+
+def policies_of(runs: Sequence[Path]) -> list[Figures]:
+    """Lists the base and each run's policy: the name in the table, the model, and the folder of its answers.
+
+    Raises:
+        ZooError: A run is not finished, or has another base than the first.
+    """
+    policies: list[Figures] = []
+    for run in runs:
+        record = StageRecord(run / "ppo")
+        checkpoint, document = record.chosen_checkpoint(), record.read()
+        if checkpoint is None or document.get("status") != "finished":
+            raise ZooError(f"{run} is not a finished run of {NAME}: run it first.")
+        base = document["resolved"]["model_name_or_path"]
+        if not policies:
+            policies.append({"policy": "base", "model": base, "answers": run / "benchmarks" / "base"})
+        if policies[0]["model"] != base:
+            raise ZooError(
+                f"{run} starts from {base}, and {runs[0]} from {policies[0]['model']}: give runs of one base."
+            )
+        policy = {"policy": "PPO", "seed": document["seed"], "model": str(checkpoint)}
+        policies.append({**policy, "answers": run / "benchmarks" / "ppo"})
+    return policies
+
+
+def answers_file(policy: Mapping[str, Any], benchmark: str, options: argparse.Namespace) -> Path:
+    """The file of a policy's answers to a benchmark, of this temperature and so many prompts."""
+    settings = f"t{options.temperature:g}{'' if options.limit is None else f'-{options.limit}'}"
+    return policy["answers"] / f"{BENCHMARKS[benchmark]}-{settings}.jsonl"
+
+
+def measure(policy: Mapping[str, Any], prompts: Mapping[str, Rows], options: argparse.Namespace) -> Figures:
+    """Answers and scores both benchmarks by one policy."""
+    figures: Figures = {key: value for key, value in policy.items() if key in ("policy", "seed")}
+    for name, rows in prompts.items():
+        path = answers_file(policy, name, options)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        began = time.monotonic()
+        answers = ifeval.resumed(
+            path,
+            rows,
+            lambda done, rows=rows: ifeval.sampled(
+                policy["model"], options.hub, rows, done,
+                temperature=options.temperature, batch=options.batch, tokens=TOKENS,
+            ),
+        )  # fmt: skip
+        seconds = time.monotonic() - began
+        figures[name] = scored(rows, answers, options.verifiers)
+        print(f"{policy['policy']} {policy.get('seed', '')} on {name}: {shown(figures[name])}, {seconds:.0f} s")
+    return figures
+
+
+def scored(rows: Rows, answers: Sequence[ifeval.Answer], package: str | None) -> Figures:
+    """Scores answers, by another package's verifiers too, and says how repetitive they are."""
+    figures = ifeval.score(rows, answers)
+    texts = [text for text, _ in answers]
+    repeated = Repetition(unit="words")(texts, texts)
+    figures["repetition"] = -sum(repeated) / len(repeated)
+    if package is not None:
+        figures["second"] = {"verifiers": package, "average": ifeval.score(rows, answers, package)["average"]}
+    return figures
+
+
+def constant(prompts: Mapping[str, Rows], package: str | None) -> Figures:
+    return {name: scored(rows, [(CONSTANT, True)] * len(rows), package) for name, rows in prompts.items()}
+
+
+def run_figures(run: Path) -> Figures:
+    """Reads what a run says of itself: its own test split, KL, verdict and seconds."""
+    ppo = StageRecord(run / "ppo").read()
+    figures: Figures = {"seed": ppo["seed"], "command": ppo["command"], "seconds": ppo["seconds"]}
+    if (run / "eval" / "evaluation.json").is_file():
+        evaluation = read_json(run / "eval" / "evaluation.json")
+        for policy in ("sft", "ppo"):
+            names = ("reward", "judge", "kl", "length", "eos_rate", "repetition")
+            figures[policy] = {key: evaluation[policy][key] for key in names}
+            for judge, document in evaluation["judges"].items():
+                figures[policy][judge] = document[policy]
+        figures["verdict"] = evaluation["verdict"]
+    return figures
+
+
+def pairs(policies: Sequence[Figures], rows: Rows, options: argparse.Namespace) -> list[Figures]:
+    """Draws prompts at random by a fixed seed, with the answers of the base and of the first run, as they are."""
+    base, ppo = (
+        ifeval.resumed(answers_file(policy, "IFEval", options), rows, lambda _: iter(())) for policy in policies[:2]
+    )
+    drawn = random.Random(0).sample(range(len(rows)), min(PAIRS, len(rows)))
+    return [
+        {"prompt": ifeval.messages(rows[place])[-1]["content"], "base": base[place][0], "ppo": ppo[place][0]}
+        for place in drawn
+    ]
+
+
+def shown(figures: Figures) -> str:
+    """The figures of a benchmark in a line."""
+    return f"{100 * figures['average']:.1f}, {figures['words']:.0f} words, repetition {figures['repetition']:.2f}"
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except ZooError as error:
+        sys.exit(str(error))
+    except KeyboardInterrupt:
+        sys.exit("Stopped; the same command goes on from there.")

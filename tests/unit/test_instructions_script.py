@@ -1,0 +1,73 @@
+"""`benchmarks/instructions.py`: a base and a run's policy on both benchmarks, kept and shown."""
+
+import gzip
+import json
+import string
+from pathlib import Path
+
+import instructions
+import pytest
+from figures import instructions_table, keep
+from trainer_fixture import make_policy, make_tokenizer
+
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.runs.record import write_complete
+
+ROWS = [
+    {"prompt": f"Write {word} in lower case.", "instruction_id_list": ["change_case:english_lowercase"], "kwargs": [{}]}
+    for word in ("tea", "sun", "sea")
+]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A finished run with a base, and benchmarks of three prompts."""
+    tokenizer = make_tokenizer(string.printable)
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }};{% endfor %}"
+    checkpoint = tmp_path / "run/ppo/checkpoint-2"
+    for seed, folder in enumerate((tmp_path / "base", checkpoint)):
+        tokenizer.save_pretrained(folder)
+        make_policy(tokenizer, seed=seed).save_pretrained(folder)
+    write_complete(checkpoint)
+    record = {"status": "finished", "seed": 4, "resolved": {"model_name_or_path": str(tmp_path / "base")},
+              "chosen": {"step": 2}, "command": "rlhf-zoo run x", "seconds": 60.0}  # fmt: skip
+    (tmp_path / "run/ppo/run.json").write_text(json.dumps({"schema": 1, "stage": "ppo", **record}))
+    for folder in instructions.BENCHMARKS.values():
+        (tmp_path / "data" / folder).mkdir(parents=True)
+        with gzip.open(tmp_path / "data" / folder / "test.jsonl.gz", "wt") as file:
+            file.writelines(json.dumps(row) + "\n" for row in ROWS)
+    monkeypatch.setenv("RLHF_ZOO_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("RLHF_ZOO_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(keep, "FOLDER", tmp_path)
+    monkeypatch.setattr(instructions, "TOKENS", 8)
+    return tmp_path / "run"
+
+
+def test_base_policy_and_constant_text_are_scored_kept_and_shown(run: Path, capsys: pytest.CaptureFixture) -> None:
+    instructions.main([str(run), "--batch", "2"])
+    document = keep.load(instructions.NAME)
+    assert [policy["policy"] for policy in document["policies"]] == ["base", "PPO", "one text"]
+    assert document["policies"][1]["seed"] == 4
+    assert document["policies"][2]["IFEval"]["prompt_strict"]["share"] == 1, "the text has no capital letter"
+    assert [pair["prompt"] for pair in document["pairs"]] != [] and {"base", "ppo"} <= {*document["pairs"][0]}
+    table = instructions_table.benchmarks_table()
+    assert "| PPO, seed 4 | " in table and "| one text | **100.0** | 100.0 (100.0 to 100.0)" in table
+    assert document["pairs"][0]["prompt"] in instructions_table.pairs_page()
+    before = {path: path.stat().st_mtime_ns for path in (run / "benchmarks").rglob("*.jsonl")}
+    assert len(before) == 4
+    capsys.readouterr()
+    instructions.main([str(run)])
+    assert {path: path.stat().st_mtime_ns for path in (run / "benchmarks").rglob("*.jsonl")} == before
+
+
+def test_a_part_of_the_prompts_is_shown_and_not_kept(run: Path, capsys: pytest.CaptureFixture) -> None:
+    instructions.main([str(run), "--limit", "1", "--temperature", "1"])
+    assert "base  on IFEval: " in capsys.readouterr().out
+    assert keep.load(instructions.NAME) == {}
+
+
+def test_an_unfinished_run_is_refused(run: Path) -> None:
+    record = json.loads((run / "ppo/run.json").read_text())
+    (run / "ppo/run.json").write_text(json.dumps({**record, "status": "running"}))
+    with pytest.raises(ZooError, match="not a finished run of smollm2-ifeval"):
+        instructions.main([str(run)])
