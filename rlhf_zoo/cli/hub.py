@@ -86,8 +86,9 @@ def export(
 def add(path: str, repository: str, terms: str | None, source: str | None, as_json: bool) -> None:
     """Put the model in a folder or a GGUF file on the embedded Hub.
 
-    Recipes then name it by NAMESPACE/NAME, as they would on the Hugging Face Hub, and adapters and cards name it as
-    their base. A GGUF file is unpacked into float32 safetensors.
+    It may be a language model, a reward model, or a sentence embedder for `relevance`. Recipes then name it by
+    NAMESPACE/NAME, as they would on the Hugging Face Hub, and adapters and cards name it as their base. A GGUF file is
+    unpacked into float32 safetensors.
 
     \b
     Example:

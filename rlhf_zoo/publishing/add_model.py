@@ -1,4 +1,4 @@
-"""Puts a model from a folder or a GGUF file on a Hub, so that adapters and lineage have a base to name."""
+"""Puts a model from a folder or a GGUF file on a Hub, so that recipes, adapters and lineage can name it there."""
 
 import re
 import tempfile
@@ -11,6 +11,7 @@ from ..errors import ZooError
 from ..hub.client.connect import Hub
 from ..hub.client.publish import checkpoint_files, content_id, expected_id, publish_files
 from ..hub.client.refusals import refusals_as
+from ..modeling.embedder import SENTENCE_FILES
 from ..modeling.gguf import SOURCE_FILE, gguf_source, unpack_if_gguf
 from ..modeling.loading import TOKENIZER_FILES
 from ..modeling.model_files import model_files
@@ -41,9 +42,10 @@ class Added:
 
 
 def add_model(name: str, repo: str, *, license: str | None, source: str | None, hub: Hub) -> Added:
-    """Puts a causal language model, or a reward model, on a Hub in one commit.
+    """Puts a causal language model, a reward model or a sentence embedder on a Hub in one commit.
 
-    Weights, configuration, tokenizer, license and card are sent; of a GGUF file, the unpacked model.
+    Weights, configuration, tokenizer, license, card and the settings of sentence-transformers are sent; of a GGUF file,
+    the unpacked model.
 
     Args:
         name: A folder, or a GGUF file.
@@ -71,7 +73,8 @@ def add_model(name: str, repo: str, *, license: str | None, source: str | None, 
         card = Path(scratch) / README
         terms = _write_card(card, folder, title=repo.partition("/")[2], license=license, source=source)
         further = {path.name: path for path in folder.iterdir() if _FURTHER.match(path.name)}
-        model = checkpoint_files(folder)
+        saved = [path for pattern in SENTENCE_FILES for path in folder.glob(pattern)]
+        model = checkpoint_files(folder) | {path.relative_to(folder).as_posix(): path for path in saved}
         files = {**model, **further, README: card}
         with refusals_as(f"{repo} cannot be written on {hub.name}", "check its name, and try again."):
             commit = _same_commit(repo, files if license or source else model, model, hub)

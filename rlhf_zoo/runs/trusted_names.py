@@ -33,6 +33,10 @@ OWN: Mapping[str, frozenset[str]] = {
             "rlhf_zoo.runs.corpora.tiny_sums:anywhere",
             "rlhf_zoo.runs.corpora.tiny_sums:shows_work",
             *(f"rlhf_zoo.rewards.instructions:{name}" for name in ("instructions_followed", "InstructionsFollowed")),
+            *(
+                f"rlhf_zoo.rewards.prose:{name}"
+                for name in ("grammar", "refuses", "vader", "Grammar", "Refuses", "Vader")
+            ),
             *(f"{_VERIFIABLE}:{name}" for name in ("exact_match", "length", "numeric_match", "repetition")),
             *(f"{_VERIFIABLE}:{name}" for name in ("ExactMatch", "FormatMatch", "Length", "NumericMatch")),
             *(f"{_VERIFIABLE}:{name}" for name in ("Repetition", "SoftOverlong")),
@@ -40,9 +44,21 @@ OWN: Mapping[str, frozenset[str]] = {
     ),
     JUDGES: frozenset([f"{_WORLD}:judge", "rlhf_zoo.runs.corpora.remark_judge:learn"]),
 }
-#: Entry points of this package whose settings are known to be harmless, as those of `OWN` are.
+#: Entry points of this package whose settings are known to be harmless, as those of `OWN` are. Those of `relevance` are
+#: not: its `model` may name any folder or repository, so a download may use it with its default alone.
 OWN_ENTRIES = frozenset(
-    ("exact_match", "format_match", "instructions_followed", "length", "numeric_match", "repetition", "soft_overlong")
+    (
+        "exact_match",
+        "format_match",
+        "grammar",
+        "instructions_followed",
+        "length",
+        "numeric_match",
+        "refuses",
+        "repetition",
+        "soft_overlong",
+        "vader",
+    )
 )
 
 

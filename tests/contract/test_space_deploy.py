@@ -408,7 +408,7 @@ def test_files_beside_the_page_are_found_without_an_installation(
     write_space(tmp_path, SpaceModels(pinned, pinned, None), space=SPACE, endpoint=running.url, layout="files")
     (tmp_path / "where.py").write_text(WHERE)
     where, entry_points = ran(python, "where.py", cwd=tmp_path, env=outside(running)).splitlines()
-    assert Path(where).is_relative_to(tmp_path) and int(entry_points) == 7
+    assert Path(where).is_relative_to(tmp_path) and int(entry_points) == 11
 
 
 def test_a_clean_checkout_runs(running: RunningHub, deploy: Deploy, toys: Toys, python: Path, tmp_path: Path) -> None:
@@ -421,7 +421,7 @@ def test_a_clean_checkout_runs(running: RunningHub, deploy: Deploy, toys: Toys, 
     pip = [sys.executable, "-m", "pip", "--python", python, "install", "--no-index", "-r", "requirements.txt"]
     ran(*pip, cwd=space, env={**env, "PIP_CONFIG_FILE": os.devnull})
     where, entry_points = ran(python, "-c", WHERE, cwd=tmp_path, env=env).splitlines()
-    assert Path(where).is_relative_to(python.parents[1]) and int(entry_points) == 7
+    assert Path(where).is_relative_to(python.parents[1]) and int(entry_points) == 11
     log = tmp_path / "log"
     with log.open("wb") as sink:
         process = subprocess.Popen([python, "app.py"], cwd=space, env=env, stdout=sink, stderr=sink)

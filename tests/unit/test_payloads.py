@@ -210,8 +210,10 @@ def test_the_allow_list_takes_no_name_of_an_object(pulled: Path) -> None:
 
 def test_only_registered_names_and_the_list_are_vouched_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert is_vouched("length(target=3, unit='words')", REWARDS) and is_vouched("length", REWARDS)
-    assert set(OWN_ENTRIES) == set(registered(REWARDS))
-    assert {one.value for one in entry_points(REWARDS)} <= OWN[REWARDS]
+    assert {*OWN_ENTRIES, "relevance"} == set(registered(REWARDS))  # relevance names a model, by its default alone
+    assert is_vouched("relevance", REWARDS) and is_vouched("relevance(batch_size=8)", REWARDS)
+    assert not is_vouched("relevance(model='x/y')", REWARDS)
+    assert {one.value for one in entry_points(REWARDS) if one.name in OWN_ENTRIES} <= OWN[REWARDS]
     for name in (
         SHELL,
         "rlhf_zoo.rewards.loading:find_loader(name='length')",

@@ -28,6 +28,8 @@ from rlhf_zoo.rewards import (
     verifiable,
 )
 from rlhf_zoo.rewards.instructions import InstructionsFollowed
+from rlhf_zoo.rewards.prose import Grammar, Refuses, Vader
+from rlhf_zoo.rewards.relevance import Relevance
 from rlhf_zoo.rewards.rule import text_of
 from rlhf_zoo.rewards.verifiable import read_number
 
@@ -95,7 +97,7 @@ def test_recipes_find_every_one_by_name() -> None:
     kinds = {kind if isinstance(kind, type) else type(kind) for kind in kinds}
     public = {thing for name in verifiable.__all__ if isinstance(thing := getattr(verifiable, name), type)}
     public.discard(verifiable.Verifiable)
-    assert kinds == public | {InstructionsFollowed}
+    assert kinds == public | {InstructionsFollowed, Grammar, Refuses, Relevance, Vader}
     assert public == {type(reward) for reward in ALL}
 
 

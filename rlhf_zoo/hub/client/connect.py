@@ -179,6 +179,16 @@ class Hub:
 
 #: The Hub that huggingface_hub is configured for.
 CLIENT = Hub("other", None, "as huggingface_hub is set up")
+#: The Hub of the open `connect`.
+_connected: Hub | None = None
+
+
+def connected() -> Hub:
+    """Returns the Hub that this command is connected to; CLIENT if it is connected to none.
+
+    Only for objects that a recipe names and that load models: everything else has its Hub passed to it.
+    """
+    return _connected or CLIENT
 
 
 def choose(flag: str | None, *, push_to_hub: bool, option: str = "--hub") -> Hub:
@@ -295,6 +305,7 @@ def connect(choice: Hub, source: Hub | None = None) -> Iterator[Hub]:
     Raises:
         ZooError: An embedded Hub does not start, or its folder cannot be written.
     """
+    global _connected
     with contextlib.ExitStack() as stack:
         # The source comes first: it may use the user's own token and caches, which `_settle` below hides.
         source_hub = None if source is None else stack.enter_context(_open(source, "RLHF_ZOO_SOURCE_TOKEN"))
@@ -302,7 +313,11 @@ def connect(choice: Hub, source: Hub | None = None) -> Iterator[Hub]:
         hub = stack.enter_context(_open(choice, "RLHF_ZOO_HUB_TOKEN"))
         _settle(hub)
         bounds.install()
-        yield replace(hub, source=source_hub)
+        before, _connected = _connected, replace(hub, source=source_hub)
+        try:
+            yield _connected
+        finally:
+            _connected = before
 
 
 @contextlib.contextmanager

@@ -1,0 +1,167 @@
+"""Rewards that read a completion as prose, by lexicons and rules that learned from no label of the training data.
+
+`grammar` counts errors, `refuses` finds refusals, `vader` reads the sentiment. All three are for English.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+from ..errors import ZooError
+from .rule import Rule, text_of
+
+#: harper's kinds of findings that are a matter of taste or of a dialect, and no errors.
+TASTE = ("Enhancement", "Formatting", "Readability", "Redundancy", "Regionalism", "Style")
+#: The lowest score of `grammar`, an error in every word.
+WORST = -100.0
+#: Words at the beginning of a completion among which `refuses` looks for a phrase.
+OPENING = 20
+#: How a refusal begins, in lower case and without contractions.
+REFUSALS = (
+    "as an ai i",
+    "as an ai assistant i",
+    "as an ai language model i",
+    "as a language model i",
+    "i am just an ai",
+    "i am only an ai",
+    "i am sorry but i",
+    "i am sorry i cannot",
+    "sorry but i cannot",
+    "sorry i cannot",
+    "i apologize but i",
+    "i cannot answer",
+    "i cannot assist",
+    "i cannot comply",
+    "i cannot create",
+    "i cannot discuss",
+    "i cannot do that",
+    "i cannot fulfill",
+    "i cannot generate",
+    "i cannot give you",
+    "i cannot help",
+    "i cannot in good conscience",
+    "i cannot provide",
+    "i cannot write",
+    "i am not able to",
+    "i am unable to",
+    "i am not comfortable",
+    "i will not be able to",
+    "i will not help",
+    "i will not provide",
+    "i would rather not",
+    "i do not feel comfortable",
+    "i must decline",
+    "i must refuse",
+    "i have to decline",
+)
+_CONTRACTIONS = {"can't": "cannot", "won't": "will not", "i'm": "i am", "i'd": "i would", "don't": "do not"}
+_WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grammar(Rule):
+    """Minus the errors of grammar and spelling in a completion for each 100 words; 0 without any, and −100 at worst.
+
+    harper finds them. It reads English, and Markdown as such: code is not checked. An empty completion has the worst
+    score, because it would otherwise be faultless. A text in lower case lacks the capitals of its sentences.
+
+    Attributes:
+        dialect: "american", "british", "australian", "canadian" or "indian".
+        ignore: harper's kinds of findings that do not count.
+        name: The name in metrics.
+
+    Raises:
+        ZooError: When called: harper-py is not installed.
+    """
+
+    dialect: Literal["american", "british", "australian", "canadian", "indian"] = "american"
+    ignore: Sequence[str] = TASTE
+    name: str = "grammar"
+
+    def __post_init__(self) -> None:
+        self._check_choice("dialect", "american", "british", "australian", "canadian", "indian")
+        if not isinstance(self.ignore, (list, tuple)) or not all(isinstance(kind, str) for kind in self.ignore):
+            raise self._field_error("ignore", "a list of harper's kinds, such as ['Style', 'Capitalization']")
+
+    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
+        return [self._score(text_of(completion)) for completion in completions]
+
+    def _score(self, text: str) -> float:
+        words = len(text.split())
+        if not words:
+            return WORST
+        errors = sum(finding.lint_kind not in self.ignore for finding in _linter(self.dialect).lint(text))
+        return max(-100 * errors / words, WORST) if errors else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refuses(Rule):
+    """1 if a completion refuses to answer, otherwise 0: one of REFUSALS is among its first 20 words.
+
+    Case, punctuation and contractions do not matter. What refuses in other words is not found.
+
+    Attributes:
+        name: The name in metrics.
+    """
+
+    name: str = "refuses"
+
+    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
+        return [float(_is_refusal(text_of(completion))) for completion in completions]
+
+
+def _is_refusal(text: str) -> bool:
+    plain = text[:1000].lower().replace("’", "'")
+    words = " ".join(_CONTRACTIONS.get(word, word) for word in _WORD.findall(plain)).replace("can not", "cannot")
+    opening = f" {' '.join(words.split()[:OPENING])} "
+    return any(f" {phrase} " in opening for phrase in REFUSALS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vader(Rule):
+    """The sentiment of a completion from −1, negative, to 1, positive, by VADER's lexicon and rules; 0 for no words.
+
+    It is VADER's compound score, which was made for sentences: a long text is soon near −1 or 1.
+
+    Attributes:
+        name: The name in metrics.
+
+    Raises:
+        ZooError: When called: vaderSentiment is not installed.
+    """
+
+    name: str = "vader"
+
+    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
+        return [float(_analyzer().polarity_scores(text_of(completion))["compound"]) for completion in completions]
+
+
+@cache
+def _linter(dialect: str) -> Any:
+    try:
+        import harper
+    except ImportError as error:
+        raise _missing("grammar", "harper-py") from error
+    return harper.Linter(harper.Dialect[dialect.upper()])
+
+
+@cache
+def _analyzer() -> Any:
+    try:
+        from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
+    except ImportError as error:
+        raise _missing("vader", "vaderSentiment") from error
+    return SentimentIntensityAnalyzer()
+
+
+def _missing(reward: str, package: str) -> ZooError:
+    return ZooError(f'The reward {reward} needs {package}: `pip install "rlhf-zoo[judges]"`.')
+
+
+grammar = Grammar()
+refuses = Refuses()
+vader = Vader()

@@ -1,0 +1,70 @@
+"""The reward for completions that are about their prompt: `relevance`, by a sentence embedder that saw no label."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from ..hub.client.connect import Hub, connected
+from ..hub.client.refs import resolve
+from ..modeling.embedder import Embedder
+from .rule import Rule, text_of
+
+MINILM = "sentence-transformers/all-MiniLM-L6-v2"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Relevance(Rule):
+    """The cosine, from −1 to 1, of the embeddings of a prompt and its completion; 0 if either is empty.
+
+    Of a conversation, the last message of the user counts. A prompt that is repeated is relevant to itself.
+
+    Attributes:
+        model: A folder or NAMESPACE/NAME[@REVISION], an encoder whose embedding is the mean over its tokens. It is
+            loaded once per process, on the accelerator if there is one.
+        batch_size: The most texts in a forward pass.
+        name: The name in metrics.
+
+    Raises:
+        ZooError: When called: the model cannot be loaded, or is no such encoder.
+    """
+
+    model: str = MINILM
+    batch_size: int = 64
+    name: str = "relevance"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, str) or not self.model:
+            raise self._field_error("model", "a folder or NAMESPACE/NAME")
+        self._check_count("batch_size")
+
+    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
+        pairs = [(_request(prompt), text_of(text)) for prompt, text in zip(prompts, completions, strict=True)]
+        full = [row for row, pair in enumerate(pairs) if all(text.strip() for text in pair)]
+        cosines: list[float | None] = [0.0] * len(pairs)
+        if not full:
+            return cosines
+        texts = list(dict.fromkeys(text for row in full for text in pairs[row]))  # several completions share a prompt
+        vectors = dict(zip(texts, _embedder(self.model, self.batch_size, connected()).embed(texts), strict=True))
+        for row in full:
+            prompt, completion = pairs[row]
+            cosines[row] = float(vectors[prompt] @ vectors[completion])
+        return cosines
+
+
+def _request(prompt: Any) -> str:
+    """The text of a prompt; of a conversation, that of the user's last message."""
+    if isinstance(prompt, str):
+        return prompt
+    users = [message for message in prompt if message.get("role") == "user"]
+    return text_of(users or prompt)
+
+
+@lru_cache(maxsize=2)
+def _embedder(model: str, batch_size: int, hub: Hub) -> Embedder:
+    return Embedder(resolve(model, hub).path, name=model, batch_size=batch_size)
+
+
+relevance = Relevance()
