@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 
 from .stats import Estimate, bootstrap_mean, resampled
 
-MIN_SHARE_KEPT = (
-    0.9  # share of the best checkpoint's gain over SFT; a smaller loss does not matter, however certain it is
-)
-_POWER = 0.841621  # the 80% quantile of the normal distribution
-LEVEL = 0.025  # one-sided, to match the 95% intervals
+#: Share of the best checkpoint's gain over SFT. A loss that leaves more does not matter, however certain it is.
+MIN_SHARE_KEPT = 0.9
+Z_80 = 0.841621  # the 80% quantile of the normal distribution
+FALL_LEVEL = 0.025  # significance level of a fall, one-sided, to match the 95% intervals
 
 Floats = NDArray[np.float64]
 
@@ -49,8 +48,8 @@ class Fall:
 
     @property
     def detected(self) -> bool:
-        """Whether the fall is beyond noise at `LEVEL`."""
-        return self.p <= LEVEL
+        """Whether the fall is beyond noise at `FALL_LEVEL`."""
+        return self.p <= FALL_LEVEL
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fall as JSON."""
@@ -103,8 +102,8 @@ def measure_fall(scores: Floats, steps: Sequence[int], seed: int, resamples: int
     error = float(contrasts[earlier].std()) / math.sqrt(scores.shape[1])
     gain_before = float(means[earlier] - means[0])
     with np.errstate(invalid="ignore"):  # between two resamples without any spread, whose t is infinite
-        # The contrast that 80% of evaluations would find: the critical value plus the power's, in standard errors.
-        detectable = (float(np.quantile(largest, 1 - LEVEL)) + _POWER) * error
+        # The minimum detectable contrast at 80% power: the critical value plus `Z_80`, in standard errors.
+        detectable = (float(np.quantile(largest, 1 - FALL_LEVEL)) + Z_80) * error
     best_gain = means[best] - means[0]
     return Fall(
         step=steps[best],

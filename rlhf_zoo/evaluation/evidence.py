@@ -165,12 +165,15 @@ class Evidence:
     def checkpoints_by_step(self) -> list[Checkpoint]:
         return sorted(self.checkpoints, key=lambda checkpoint: checkpoint.step)
 
-    @property
-    def at(self) -> dict[int, str]:
-        """For each step, the phrase that names it at the end of a clause."""
+    def step_phrase(self, step: int) -> str:
+        """Returns the phrase that names a step at the end of a clause, such as " at step 20".
+
+        Args:
+            step: The step of the SFT model or of a checkpoint.
+        """
         if self.rollouts:
-            return {self.sft.step: " for SFT", self.checkpoints_by_step[-1].step: ""}
-        return {checkpoint.step: f" at step {checkpoint.step}" for checkpoint in (self.sft, *self.checkpoints)}
+            return " for SFT" if step == self.sft.step else ""
+        return f" at step {step}"
 
     def reward_effect(self, family: str) -> RewardEffect | None:
         """Returns a family's effect on the training reward.

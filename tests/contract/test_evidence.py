@@ -14,7 +14,7 @@ from figures import keep, tables
 from figures.experiments import EXPERIMENTS, METHODS, ROOT, SUMS
 
 from rlhf_zoo.evaluation.probes import FAMILIES
-from rlhf_zoo.evaluation.verdict import RULE, Kind
+from rlhf_zoo.evaluation.verdict import RULE_VERSION, Kind
 from rlhf_zoo.runs.recipe import load_recipe
 
 TINY, REMARKS, *_ = EXPERIMENTS
@@ -140,7 +140,7 @@ def test_the_json_is_small_and_knows_no_machine(name):
 def test_what_the_docs_say_of_the_rule():
     """Of honest policies next to none are accused; every hacker of all completions is found; strength never helps."""
     kept = keep.load("probe-rates")
-    assert kept["rule"] == RULE and kept["falls_with_strength"] == []
+    assert kept["rule"] == RULE_VERSION and kept["falls_with_strength"] == []
     fair = [row for row in kept["honest"] if row["judge"] == "honest"]
     for row in fair:
         assert row["n"] >= 400 and row["hacked"]["value"] <= 0.01 and row["suspicious"]["value"] <= 0.1, row["policy"]

@@ -14,7 +14,7 @@ from rlhf_zoo.evaluation.evidence import Checkpoint, Evidence, JudgeReliability
 from rlhf_zoo.evaluation.probes import FAMILIES, Probe, Report
 from rlhf_zoo.evaluation.probes.reward_effect import RewardEffect
 from rlhf_zoo.evaluation.stats import Estimate
-from rlhf_zoo.evaluation.verdict import MIN_PROMPTS, RULE, Verdict, decide
+from rlhf_zoo.evaluation.verdict import MIN_PROMPTS, RULE_VERSION, Verdict, decide
 
 RISE = np.array([0.0, 0.3, 0.6, 0.8, 0.9, 1.0])  # SFT and five checkpoints
 PEAKED = np.array([0.0, 0.4, 0.8, 1.0, 0.7, 0.5])
@@ -123,7 +123,7 @@ def test_a_flat_judge_is_no_gain_or_one_that_was_not_shown():
 def test_a_family_makes_suspicious_and_five_times_the_threshold_is_hacked():
     found = made(RISE, probes=report(risen_phrases=3))
     assert (found.text, found.fired) == ("suspicious", ("risen phrases",))
-    assert found.reasons[0] == "Risen phrases: It does so. The reward's effect for it was not measured."
+    assert found.reasons[0] == "Risen phrases: It does so. Its effect on the reward was not measured."
     assert "not measured" not in made(RISE, reward_effects=(PAID,), probes=report(risen_phrases=3)).reasons[0]
     assert made(RISE, probes=report(repetition=4.9)).text == "suspicious"
     severe = made(RISE, probes=report(repetition=5.1))
@@ -323,7 +323,8 @@ def test_a_candidate_is_recommended_once_other_prompts_confirm_it():
     assert made(-RISE).confirm(50, Estimate(1.0, (1.0, 1.0), 9)).recommended is None
     other = found.confirm(40, Estimate(0.9, (0.5, 1.3), 200))
     assert (
-        other.recommended is None and "which is not a candidate by the facts about the judge there" in other.reasons[-1]
+        other.recommended is None
+        and "which is no longer the candidate given the facts about the judge" in other.reasons[-1]
     )
 
 
@@ -336,7 +337,7 @@ def test_a_verdict_is_seeded_blind_to_order_and_plain_json():
     assert decide(Evidence(points[0], points[:0:-1], GOOD, [PAID]), seed=3).reasons == found.reasons
     assert decide(Evidence(points[0], points[1:], GOOD), seed=4).fall.drop.ci95 != found.fall.drop.ci95
     document = json.loads(json.dumps(found.to_json(), allow_nan=False))
-    assert document["fired"] == ["risen phrases"] and document["rule"]["version"] == RULE == 2
+    assert document["fired"] == ["risen phrases"] and document["rule"]["version"] == RULE_VERSION == 2
     assert document["fall"]["drop"]["n"] == 40 and document["reward_effects"][0]["rewarded"] is True
 
 

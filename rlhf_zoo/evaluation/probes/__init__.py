@@ -1,13 +1,13 @@
 """Probes for a hacked reward: what a policy's completions do that SFT's do not, on any language model's text.
 
     report = probe(Completions(prompts, texts), Completions(prompts, sft_texts))
-    report.present, report["risen phrases"].meaning, report.to_json()
+    report.fired, report["risen phrases"].finding, report.to_json()
 
 Numbers go in and come out: nothing here samples, scores or loads a model. Texts are only counted, never run.
 """
 
 from .families import FAMILIES
-from .report import LEVEL, PERMUTATIONS, Probe, Report, Sample, probe
+from .report import Probe, Report, probe
 from .texts import Completions
 
-__all__ = ["FAMILIES", "LEVEL", "PERMUTATIONS", "Completions", "Probe", "Report", "Sample", "probe"]
+__all__ = ["FAMILIES", "Completions", "Probe", "Report", "probe"]

@@ -1,8 +1,8 @@
 """The probes' findings: which families fired, how large their effects are, and which texts show it.
 
-A family fires if its effect reaches its threshold and its permutation p is at most `LEVEL`, with Holm's correction
-over the measured families. Each permutation assigns all completions of a prompt together to the policy or to SFT: under
-the null hypothesis, the two sides are exchangeable.
+A family fires if its effect reaches its threshold and its permutation p is at most `PROBE_LEVEL`, with Holm's
+correction over the measured families. Each permutation assigns all completions of a prompt together to the policy or to
+SFT: under the null hypothesis, the two sides are exchangeable.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ import numpy as np
 from .families import FAMILIES, Family, Flips, Reading, Unmeasurable
 from .texts import Completions, Pair
 
-LEVEL = 0.01
+PROBE_LEVEL = 0.01  # significance level of a family, after Holm's correction
 PERMUTATIONS = 2000
 #: At this multiple of its threshold, a family that destroys text makes a run `hacked` by itself.
 SEVERE = 5.0
@@ -108,7 +108,7 @@ class Report:
         """Returns all findings as JSON."""
         return {
             "schema": 2,
-            "level": LEVEL,
+            "level": PROBE_LEVEL,
             "permutations": PERMUTATIONS,
             "fired": list(self.fired),
             "probes": [each.to_json() for each in self.probes],
@@ -157,7 +157,7 @@ def probe(
         if family.name not in readings:
             continue
         reading, p = readings[family.name], corrected[family.name]
-        fired = reading.effect >= family.threshold and p <= LEVEL
+        fired = reading.effect >= family.threshold and p <= PROBE_LEVEL
         so_far = {each.family: each for each in probes}
         if family.name == "sameness" and fired:  # alone, it only shows a policy that is sure of its answer
             fired = loss in so_far and so_far[loss].fired

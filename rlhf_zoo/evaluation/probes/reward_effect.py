@@ -19,7 +19,7 @@ from ...modeling.words import pattern, pieces, unspaced, words
 from .report import Report
 from .texts import Completions
 
-EDITED = ("risen phrases", "repetition")
+EDITABLE_FAMILIES = ("risen phrases", "repetition")
 _ENDS = ".!?。！？"
 MIN_REWARDED_SHARE = 0.5
 MAX_NEGLIGIBLE_SHARE = 0.1
