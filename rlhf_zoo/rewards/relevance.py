@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 from ..hub.client.connect import Hub, connected
 from ..hub.client.refs import resolve
@@ -31,6 +31,7 @@ class Relevance(Rule):
         ZooError: When called: the model cannot be loaded, or is no such encoder.
     """
 
+    meaning: ClassVar[str] = "the cosine of the embeddings of prompt and answer"
     model: str = MINILM
     batch_size: int = 64
     name: str = "relevance"

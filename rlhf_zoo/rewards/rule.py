@@ -1,6 +1,6 @@
 """What all rules share: a name for the metrics, and the text that they read."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from ..errors import ZooError
 from ..fileio import integer
@@ -22,8 +22,13 @@ def text_of(message: Any) -> str:
 
 
 class Rule:
-    """A reward whose field `name` is its name in metrics."""
+    """A reward whose field `name` is its name in metrics.
 
+    Attributes:
+        meaning: What a card says of it where it is a judge, after its name and a comma.
+    """
+
+    meaning: ClassVar[str] = "which a program checks"
     name: str
 
     @property

@@ -43,7 +43,7 @@ def test_a_stage_that_fails_is_named(tmp_path: Path) -> None:
     assert again.returncode == 2 and "is not empty: give --keep another folder" in again.stderr
 
 
-@pytest.mark.parametrize("name", ["gpt2", "distilbert", "pythia"])
+@pytest.mark.parametrize("name", ["gpt2", "distilbert", "minilm", "pythia"])
 def test_special_tokens_have_their_own_ids(name: str) -> None:
     family = families()[name]
     tokenizer = make_tokenizer(family, ["how is it"])

@@ -28,7 +28,9 @@ def test_grammar_counts_errors_for_each_hundred_words() -> None:
     assert score(grammar, bad) == [pytest.approx(-200 / 9)]
     assert score(grammar, f"{bad} {good}") == [pytest.approx(-200 / 20)]
     assert score(grammar, "asdf qwer zxcv lkjh", "", " \n") == [-100, -100, -100]
-    assert RuleJudge("rlhf_zoo.rewards.prose:grammar")(["a"], [good]) == [0]
+    judge = RuleJudge("rlhf_zoo.rewards.prose:grammar")
+    assert judge(["a"], [good]) == [0]
+    assert judge.description.endswith(":grammar, minus the errors of grammar and spelling for each 100 words.")
 
 
 def test_grammar_of_a_dialect_and_without_kinds_that_are_ignored() -> None:

@@ -12,7 +12,7 @@ from ...modeling.chat import wrap_completion
 from ...modeling.reserved_columns import columns_for_functions
 from ...plugins import REWARDS, load_object
 from ...rewards.functions import Batch, FunctionCall, RewardFunction, convert_rewards
-from ...rewards.rule import text_of
+from ...rewards.rule import Rule, text_of
 from ...rewards.verifiable import Answered, Verifiable
 
 TRIED = 2  # number of prompts that a rule is tested on
@@ -95,7 +95,7 @@ class RuleJudge:
     @property
     def description(self) -> str:
         """One sentence for a card."""
-        return f"The rule {self._call.name}, which a program checks."
+        return f"The rule {self._call.name}, {getattr(self._call.function, 'meaning', Rule.meaning)}."
 
     @property
     def readings(self) -> dict[str, RuleJudge]:

@@ -46,6 +46,7 @@ class Family:
         byte_fallback: Whether the tokenizer has a byte fallback.
         fields: Other fields of the configuration.
         labels: The number of labels of a classifier; 1 for a reward model, None for a language model.
+        embedder: Whether it is a sentence embedder, a model without a head.
     """
 
     model_type: str
@@ -62,6 +63,7 @@ class Family:
     byte_fallback: bool = False
     fields: Mapping[str, Any] = field(default_factory=dict)
     labels: tuple[str, ...] | int | None = None
+    embedder: bool = False
 
 
 def families() -> dict[str, Family]:
@@ -162,7 +164,7 @@ def make_model(family: Family, *, seed: int = 0) -> PreTrainedModel:
         seed: The seed of the weights; the global random state does not change.
     """
     import torch
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+    from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     config_class, ids = CONFIG_MAPPING[family.model_type], family.special
@@ -171,7 +173,7 @@ def make_model(family: Family, *, seed: int = 0) -> PreTrainedModel:
     named = {"eos": family.eos, "bos": family.bos, "pad": family.pad}
     tokens = {f"{name}_token_id": None if token is None else ids[token] for name, token in named.items()}
     config = config_class(**{"vocab_size": family.vocab_size, **sizes, **tokens, **family.fields})
-    auto: Any = AutoModelForCausalLM
+    auto: Any = AutoModel if family.embedder else AutoModelForCausalLM
     if family.labels is not None:
         auto = AutoModelForSequenceClassification
         labels = ["LABEL_0"] if family.labels == 1 else list(family.labels)  # type: ignore[arg-type]
