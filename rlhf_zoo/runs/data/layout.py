@@ -19,7 +19,7 @@ from ...plugins import did_you_mean
 from .columns import filled, is_text, values_in
 from .overlap import unmarked
 from .row_values import check_values
-from .turns import SHAREGPT, in_our_turns, named_conversations, of_one_kind
+from .turns import SHAREGPT, in_our_turns, named_conversations, of_one_kind, split_dialogues
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -115,7 +115,8 @@ def in_form(rows: Dataset, form: Form, *, columns: Mapping[str, str], turns: boo
         rows: The rows.
         form: The form that the stage reads.
         columns: {the stage's column: the data set's, or a text for `columns.filled`}.
-        turns: Whether plain prompts become a user's turn, and plain completions the assistant's.
+        turns: Whether plain prompts become a user's turn, plain completions the assistant's, and dialogues in one text
+            conversations.
         text: The column of plain texts.
         subject: What to call the data set.
 
@@ -146,6 +147,10 @@ def in_form(rows: Dataset, form: Form, *, columns: Mapping[str, str], turns: boo
             rows = rows.rename_column(source, target)
     if len(rows) == 0:
         raise ZooError(f"{subject} is empty: choose another split.")
+    if turns and form != "labeled":
+        alone = form == "prompts" and "prompt" in rows.column_names  # other columns are for reward functions
+        read = ["prompt"] if alone else ["prompt", "messages", "chosen", "rejected"]
+        rows = split_dialogues(rows, read, subject=subject[:1].lower() + subject[1:])
     rows = _in_turns(rows, form, text=text, declared=columns, subject=subject)
     names = set(rows.column_names)
     check_values(rows, form, text=text, subject=subject[:1].lower() + subject[1:])

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ...modeling.chat import completion_text
 from ...modeling.chat_template import is_conversation
 from ...modeling.reserved_columns import QUESTION
+from .turns import SPEAKER
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -28,8 +29,6 @@ _SCRIPTS = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # Chinese and
 _WORD = re.compile(rf"[{_SCRIPTS}]|[^\W{_SCRIPTS}]+|[^\w\s]")
 #: Columns that hold the question; the first one that a row has counts.
 _ASKING = ("prompt", "messages", "text")
-#: What separates the turns of dialogues written as one text, such as those of Anthropic/hh-rlhf.
-_SPEAKER = re.compile(r"(?:\A|\n\n)(Human|Assistant):")
 
 
 def normalized(text: str) -> str:
@@ -99,7 +98,7 @@ def question_text(row: Mapping[str, Any]) -> str:
 def _user_turns(text: Any) -> list[str] | None:
     """Returns the user's turns of a conversation, or of a dialogue written as one text; None for any other text."""
     if isinstance(text, str):
-        pieces = _SPEAKER.split(text)
+        pieces = SPEAKER.split(text)
         speakers, turns = pieces[1::2], pieces[2::2]
         if "Human" not in speakers or "Assistant" not in speakers:
             return None

@@ -1,11 +1,12 @@
 """Converts the conversations of data sets into one form: lists of {role, content}.
 
 ShareGPT's turns are {from, value}, in a column `conversations`, sometimes with a column `system`. A side of a pair may
-be a single message.
+be a single message. Dialogues in one text, such as those of Anthropic/hh-rlhf, are split into their turns.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,8 @@ ROLES = {
     "tool": "tool", "function": "tool", "observation": "tool", "function_response": "tool", "ipython": "ipython",
 }  # fmt: skip
 _SIDES = ("completion", "chosen", "rejected")
+#: What begins the turns of a dialogue in one text.
+SPEAKER = re.compile(r"(?:\A|\n\n)(Human|Assistant):")
 
 
 def named_conversations(rows: Dataset, *, of_texts: bool, fits: bool) -> dict[str, str]:
@@ -70,10 +73,6 @@ def in_our_turns(rows: Dataset, read: Iterable[str], *, system: bool, subject: s
     Raises:
         ZooError: A turn is from a speaker that no chat template has.
     """
-    from datasets import concatenate_datasets
-
-    from .tables import dataset_of
-
     system = system and "system" in rows.column_names
     converted = {}
     for name in read:
@@ -84,11 +83,70 @@ def in_our_turns(rows: Dataset, read: Iterable[str], *, system: bool, subject: s
             messages_of(value, system=system_text, subject=f"Row {place} of {subject}")
             for place, (value, system_text) in enumerate(zip(rows[name], system_texts, strict=False))
         ]
+    return _with_columns(rows, converted)
+
+
+def _with_columns(rows: Dataset, converted: Mapping[str, list[Any]]) -> Dataset:
+    from datasets import concatenate_datasets
+
+    from .tables import dataset_of
+
     if not converted:
         return rows
     kept = [name for name in rows.column_names if name not in converted]
     made = dataset_of(converted)
     return concatenate_datasets([rows.select_columns(kept), made], axis=1) if kept else made
+
+
+def turns_of_text(text: str) -> list[dict[str, str]] | None:
+    """Splits a dialogue in one text, "\\n\\nHuman: … \\n\\nAssistant: …", into its turns.
+
+    Args:
+        text: The text.
+
+    Returns:
+        The turns as {role, content}; None if the text does not begin with one of the two or has no human turn.
+    """
+    before, *pieces = SPEAKER.split(text)
+    if before.strip() or "Human" not in pieces[::2]:
+        return None
+    return [
+        {"role": ROLES[speaker.lower()], "content": content.strip()}
+        for speaker, content in zip(pieces[::2], pieces[1::2], strict=True)
+    ]
+
+
+def split_dialogues(rows: Dataset, read: Iterable[str], *, subject: str) -> Dataset:
+    """Converts dialogues in one text to conversations, in the columns whose first row has one.
+
+    An empty answer at the end of a prompt, "Assistant:", is dropped: the chat template opens it.
+
+    Args:
+        rows: The data set.
+        read: The columns that the stage reads.
+        subject: What to call the data set.
+
+    Returns:
+        The rows.
+
+    Raises:
+        ZooError: A row has no such dialogue, and the first row has.
+    """
+    converted: dict[str, list[Any]] = {}
+    for name in read:
+        first = first_value(rows, name) if name in rows.column_names else None
+        if not isinstance(first, str) or turns_of_text(first) is None:
+            continue
+        converted[name] = []
+        for place, text in enumerate(rows[name]):
+            turns = turns_of_text(text) if isinstance(text, str) else None
+            if turns is None:
+                raise ZooError(
+                    f"Row {place} of {subject} has no dialogue of Human and Assistant in the column {name!r}, and the "
+                    "first row has: correct it, or remove the row."
+                )
+            converted[name].append(turns[:-1] if name == "prompt" and not turns[-1]["content"] else turns)
+    return _with_columns(rows, converted)
 
 
 def _is_foreign(value: Any) -> bool:
