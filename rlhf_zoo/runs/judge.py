@@ -6,7 +6,7 @@ from typing import Any
 
 from ..errors import ZooError
 from ..hub.client.run_signature import FLAG
-from ..plugins import REWARDS, load_object
+from ..plugins import CORPORA, REWARDS, load_object
 from ..rewards.verifiable import Verifiable
 from .context import RunContext
 from .data.layout import CUTS, HOLDS_OUT
@@ -58,7 +58,8 @@ def with_judge(config: EvaluationConfig, ppo: StageSettings) -> EvaluationConfig
 def of_same_labels(context: RunContext, name: str) -> bool:
     """Whether a judge learned from the same labels as the run's reward model.
 
-    Other texts from the same data set do not make a judge independent, because both learn the labelers' mistakes.
+    Other texts from the same data set do not make a judge independent, because both learn the labelers' mistakes. A
+    corpus whose judge learns from the labels of another source says so with `judge_has_other_labels`.
 
     Args:
         context: The run.
@@ -71,7 +72,10 @@ def of_same_labels(context: RunContext, name: str) -> bool:
         return name == SAME_LABELS
     pairs = context.settings("reward").data
     labeled = evaluation_of(context).labeled_data
-    return pairs.simulated_pairs is None and pairs.dataset_name == labeled.dataset_name
+    if pairs.simulated_pairs is not None or pairs.dataset_name != labeled.dataset_name:
+        return False
+    corpus = context.shared.corpus if labeled.dataset_name is None else None
+    return corpus is None or not getattr(load_object(corpus, group=CORPORA), "judge_has_other_labels", False)
 
 
 def judge_run(context: RunContext) -> RunContext:

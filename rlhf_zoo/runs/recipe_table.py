@@ -86,7 +86,7 @@ def _row(recipe: Recipe) -> Row:
         hardware=zoo["hardware"],
         memory=str(zoo["memory"]),
         model=first.get("model_name_or_path") or "new, tiny",
-        data=recipe.shared.get("dataset_name") or corpus,
+        data=recipe.shared.get("dataset_name") or corpus or "of --dataset_name",
         license=str(zoo["license"]),
         source=zoo.get("source"),
         published=zoo.get("published"),

@@ -18,13 +18,13 @@ from ..plugins import CORPORA, JUDGES, PREFERENCES, REWARDS, registered, split_s
 #: Group of code that loads reward models. No package registers such code: the user must allow each by its name.
 LOADERS = "rlhf_zoo.loaders"
 _WORLD = "rlhf_zoo.runs.corpora.tiny_world_2"
+_CORPORA = (
+    "arguments", "instructions", "product_remarks", "remarks_count", "reviews", "tiny_sums", "tiny_world_2",
+)  # fmt: skip
 _VERIFIABLE = "rlhf_zoo.rewards.verifiable"
 #: Attributes of this package that a name from outside may stand for, by the group of entry points.
 OWN: Mapping[str, frozenset[str]] = {
-    CORPORA: frozenset(
-        f"rlhf_zoo.runs.corpora.{name}:prepare"
-        for name in ("arguments", "instructions", "product_remarks", "remarks_count", "tiny_sums", "tiny_world_2")
-    ),
+    CORPORA: frozenset(f"rlhf_zoo.runs.corpora.{name}:prepare" for name in _CORPORA),
     PREFERENCES: frozenset([f"{_WORLD}:preference"]),
     REWARDS: frozenset(
         [

@@ -1,0 +1,156 @@
+"""Film reviews to continue and to judge, and snippets of other reviews as pairs of positive and negative ones.
+
+The reviews are the Sentiment Polarity Dataset v2.0 (Pang & Lee, ACL 2004), the snippets the Sentence Polarity Dataset
+v1.0 (Pang & Lee, ACL 2005), both CC BY 4.0. None of it ships with this package: `prepare` reads NLTK's download,
+folders of ``SPLIT.jsonl`` files, or the Hub.
+"""
+
+import itertools
+import re
+import zipfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from ...errors import ZooError
+from .source import Rows, read_splits, unit
+
+SPLITS = ("train", "judge", "validation", "test")
+#: The share of NLTK's texts in each of `SPLITS`, by the sha1 of the text.
+SHARES = (0.50, 0.38, 0.04, 0.08)
+#: Folders of the reviews and of the snippets; NLTK calls the second `sentence_polarity`.
+REVIEWS, SNIPPETS = "movie_reviews", "rt_polarity"
+NLTK = {REVIEWS: "movie_reviews", SNIPPETS: "sentence_polarity"}
+#: Pairs to train the reward model on, and to test it and the judges.
+PAIRS = {"train": 1500, "test": 300}
+
+HELP = (
+    'run `python -c \'import nltk; nltk.download("movie_reviews"); nltk.download("sentence_polarity")\'` and give '
+    "--dataset_name ~/nltk_data"
+)
+
+#: Spaces that the corpora put before and after marks.
+_BEFORE = re.compile(r"\s+([.,;:!?)\]]|'(?:s|m|d|t|re|ve|ll)\b|n't\b)")
+_AFTER = re.compile(r"([(\[])\s+")
+
+
+def prepare(source: str | None = None, *, seed: int) -> dict[str, dict[str, Rows]]:
+    """Makes three configurations.
+
+    - lines (text): the reviews of train, validation and test.
+    - preferences (prompt, chosen, rejected): an empty prompt, a positive snippet and a negative one of about as many
+      words; train and test. Nobody compared the two.
+    - judge (text, label): the reviews of the judge split, 1 for positive ones. No other configuration has these
+      reviews, and no label of a review is in the pairs.
+
+    Args:
+        source: NLTK's data folder; a folder with the folders movie_reviews and rt_polarity, each with
+            ``SPLIT.jsonl[.gz]`` (text, label; splits train, judge, validation, test); or the id of a data set on the
+            Hub with these splits, whose column ``corpus`` names one of the two.
+        seed: Changes nothing: the corpus has no random draw.
+
+    Returns:
+        ``{configuration: {split: rows}}``.
+
+    Raises:
+        ZooError: The source cannot be read, or lacks a split or a column.
+    """
+    if source is None:
+        raise ZooError(f"The reviews do not come with this package: {HELP}.")
+    reviews, snippets = (_read(source, corpus) for corpus in (REVIEWS, SNIPPETS))
+    return {
+        "lines": {
+            split: [{"text": row["text"]} for row in reviews[split]] for split in ("train", "validation", "test")
+        },
+        "preferences": {split: _pairs(snippets[split], most) for split, most in PAIRS.items()},
+        "judge": {"train": reviews["judge"]},
+    }
+
+
+#: The judge's labels are of reviews, and the reward model's of snippets by other critics.
+prepare.judge_has_other_labels = True  # type: ignore[attr-defined]
+
+
+def _pairs(rows: Rows, most: int) -> Rows:
+    """Pairs positive texts with negative ones of the same rank in length, so that length says nothing of the label."""
+    ordered = sorted(rows, key=lambda row: unit(row["text"]))
+    sides = [[row["text"] for row in ordered if row["label"] == label][:most] for label in (1, 0)]
+    least = min(map(len, sides))
+    by_length = (sorted(side[:least], key=lambda text: len(text.split())) for side in sides)
+    pairs = [{"prompt": "", "chosen": pos, "rejected": neg} for pos, neg in zip(*by_length, strict=True)]
+    return sorted(pairs, key=lambda pair: unit(pair["chosen"]))
+
+
+def _read(source: str, corpus: str) -> dict[str, Rows]:
+    """Reads the rows (text, label) of each split of a corpus, their white space as single spaces."""
+    folder = Path(source).expanduser()
+    texts = _nltk_texts(folder, NLTK[corpus])
+    if texts is not None:
+        return _split(texts, corpus)
+    if (folder / corpus).is_dir():
+        rows = read_splits(str(folder / corpus), SPLITS, ("text", "label"), fix=HELP)
+    else:
+        rows = read_splits(source, SPLITS, ("corpus", "text", "label"), fix=HELP)
+        rows = {split: [row for row in split_rows if row["corpus"] == corpus] for split, split_rows in rows.items()}
+    return {split: _checked(split_rows, f"{source}, {corpus}, split {split},") for split, split_rows in rows.items()}
+
+
+def _checked(rows: Rows, subject: str) -> Rows:
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row["text"], str) or row["label"] not in (0, 1):
+            raise ZooError(
+                f"{subject} row {number}: text must be a string and label 0 (negative) or 1 (positive): correct that "
+                "row."
+            )
+    if {row["label"] for row in rows} != {0, 1}:
+        raise ZooError(f"{subject} needs texts of both labels, 0 (negative) and 1 (positive): add rows.")
+    return [_row(row["text"], row["label"]) for row in rows]
+
+
+def _row(text: str, label: int) -> dict[str, str | int]:
+    return {"text": " ".join(text.split()), "label": int(label)}
+
+
+def _nltk_texts(folder: Path, corpus: str) -> list[tuple[str, int]] | None:
+    """Reads (text, label) of a corpus of NLTK, from its zip or its folder; None if neither is there."""
+    for place in (folder / "corpora" / corpus, folder / corpus):
+        try:
+            if place.is_dir() and (files := [path for path in place.rglob("*") if path.is_file()]):
+                named = [(path.relative_to(place).as_posix(), path.read_bytes()) for path in sorted(files)]
+            elif place.with_name(f"{corpus}.zip").is_file():
+                with zipfile.ZipFile(place.with_name(f"{corpus}.zip")) as archive:
+                    named = [(name, archive.read(name)) for name in sorted(archive.namelist())]
+            else:
+                continue
+        except (OSError, zipfile.BadZipFile) as error:
+            raise ZooError(f"NLTK's {corpus} at {place} cannot be read ({error}): download it again.") from error
+        texts = list(itertools.chain.from_iterable(_labeled(name, content) for name, content in named))
+        if texts:
+            return texts
+    return None
+
+
+def _labeled(name: str, content: bytes) -> Iterator[tuple[str, int]]:
+    """Yields the texts of a file of NLTK: pos/NAME.txt is one review, rt-polarity.pos has a snippet on each line."""
+    label = {"pos": 1, "neg": 0}
+    path = Path(name)
+    text = content.decode("iso-8859-1")
+    if path.suffix == ".txt" and path.parent.name in label:
+        yield text, label[path.parent.name]
+    elif path.suffix[1:] in label:
+        yield from ((line, label[path.suffix[1:]]) for line in text.splitlines() if line.strip())
+
+
+def _split(texts: Iterable[tuple[str, int]], corpus: str) -> dict[str, Rows]:
+    """Cleans texts, drops repeated ones, and splits them by their hash."""
+    splits: dict[str, Rows] = {split: [] for split in SPLITS}
+    bounds = [*itertools.accumulate(SHARES[:-1]), 1.0]
+    by_text = {" ".join(_AFTER.sub(r"\1", _BEFORE.sub(r"\1", text)).split()): label for text, label in texts}
+    for text, label in by_text.items():
+        place = unit(text)
+        splits[next(split for split, bound in zip(SPLITS, bounds, strict=True) if place < bound)].append(
+            _row(text, label)
+        )
+    for split, rows in splits.items():
+        if not rows:
+            raise ZooError(f"NLTK's {corpus} is too small: no text falls into the split {split}; use the full corpus.")
+    return splits

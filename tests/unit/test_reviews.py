@@ -1,0 +1,126 @@
+"""Reviews and snippets: each form of the corpus, pairs of equal length, and labels of two sources."""
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_product_remarks import write
+
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.hub.client.connect import CLIENT
+from rlhf_zoo.runs.context import RunContext
+from rlhf_zoo.runs.corpora.reviews import NLTK, PAIRS, REVIEWS, SNIPPETS, SPLITS, prepare
+from rlhf_zoo.runs.judge import of_same_labels
+from rlhf_zoo.runs.recipe import load_recipe
+
+Splits = dict[str, list[dict[str, Any]]]
+
+
+def rows(corpus: str, split: str, n: int = 8) -> list[dict[str, Any]]:
+    """Texts of different lengths, positive and negative in turn."""
+    return [{"text": f"{corpus} {split}  {place}\n" + "word " * (place // 2), "label": place % 2} for place in range(n)]
+
+
+def folder(place: Path) -> Path:
+    for corpus in (REVIEWS, SNIPPETS):
+        write(place / corpus, {split: rows(corpus, split) for split in SPLITS}, compress=True)
+    return place
+
+
+def test_a_folder_becomes_three_configurations(tmp_path: Path) -> None:
+    data = prepare(str(folder(tmp_path)), seed=1)
+    assert {name: set(splits) for name, splits in data.items()} == {
+        "lines": {"train", "validation", "test"},
+        "preferences": {"train", "test"},
+        "judge": {"train"},
+    }
+    assert all(row["text"].startswith(f"{REVIEWS} test ") and "\n" not in row["text"] for row in data["lines"]["test"])
+    assert {row["text"].split()[1] for row in data["judge"]["train"]} == {"judge"}
+    assert {row["label"] for row in data["judge"]["train"]} == {0, 1}
+    assert data == prepare(str(tmp_path), seed=2), "nothing is drawn"
+
+
+def test_pairs_are_of_equal_length_and_use_each_snippet_once(tmp_path: Path) -> None:
+    pairs = prepare(str(folder(tmp_path)), seed=1)["preferences"]["train"]
+    assert len(pairs) == 4
+    for pair in pairs:
+        assert pair["prompt"] == "" and pair["chosen"].startswith(f"{SNIPPETS} train ")
+        assert len(pair["chosen"].split()) == len(pair["rejected"].split())
+        assert int(pair["chosen"].split()[2]) % 2 == 1 and int(pair["rejected"].split()[2]) % 2 == 0
+    assert len({text for pair in pairs for text in (pair["chosen"], pair["rejected"])}) == 8
+
+
+def test_one_data_set_with_a_column_for_the_corpus_is_the_same(tmp_path: Path) -> None:
+    both = {
+        split: [{"corpus": corpus, **row} for corpus in (REVIEWS, SNIPPETS) for row in rows(corpus, split)]
+        for split in SPLITS
+    }
+    assert prepare(str(write(tmp_path / "one", both)), seed=1) == prepare(str(folder(tmp_path / "two")), seed=1)
+
+
+def nltk(place: Path, *, zipped: bool) -> Path:
+    """NLTK's files: a review in each, and all snippets of a label in one; spaces around marks."""
+    files = {
+        f"{NLTK[REVIEWS]}/{kind}/cv{n}.txt": f"{kind} film {n} , which ( alas ) is long .\nit's over .\n"
+        for kind in ("pos", "neg")
+        for n in range(40)
+    }
+    for kind in ("pos", "neg"):
+        lines = "".join(f"{kind} snippet {n} , isn't it ?\n" for n in [*range(40), 0])
+        files[f"{NLTK[SNIPPETS]}/rt-polarity.{kind}"] = lines
+    files |= {f"{NLTK[REVIEWS]}/README": "read me", f"{NLTK[SNIPPETS]}/README.txt": "read me"}
+    for name, text in files.items():
+        path = place / "corpora" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not zipped:
+            path.write_text(text)
+            continue
+        with zipfile.ZipFile(place / "corpora" / f"{name.split('/')[0]}.zip", "a") as archive:
+            archive.writestr(name, text)
+    return place
+
+
+def test_nltks_folders_and_zips_are_cleaned_and_split(tmp_path: Path) -> None:
+    data = prepare(str(nltk(tmp_path / "folders", zipped=False)), seed=1)
+    assert data == prepare(str(nltk(tmp_path / "zips", zipped=True)), seed=1)
+    reviews = [row["text"] for split in data["lines"].values() for row in split]
+    judged = {row["text"]: row["label"] for row in data["judge"]["train"]}
+    assert len(reviews) + len(judged) == 80 and not {*reviews} & judged.keys()
+    assert reviews[0].endswith(", which (alas) is long. it's over.") and " film " in reviews[0]
+    assert all(text.startswith("pos") == bool(label) for text, label in judged.items())
+    sides = {side: {pair[side] for pair in data["preferences"]["train"]} for side in ("chosen", "rejected")}
+    assert all(text.startswith("pos snippet") and text.endswith(", isn't it?") for text in sides["chosen"])
+    assert all(text.startswith("neg snippet") for text in sides["rejected"])
+
+
+def test_mistakes_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ZooError, match="do not come with this package"):
+        prepare(None, seed=1)
+    with pytest.raises(ZooError, match=r"There is no data set at .*nothing.*nltk\.download"):
+        prepare(str(tmp_path / "nothing"), seed=1)
+    source = folder(tmp_path / "data")
+    write(source / SNIPPETS, {"test": [{"text": "only praise", "label": 1}]}, compress=True)
+    with pytest.raises(ZooError, match="rt_polarity, split test, needs texts of both labels"):
+        prepare(str(source), seed=1)
+    write(source / SNIPPETS, {"test": [{"text": "unsure", "label": 0.5}]}, compress=True)
+    with pytest.raises(ZooError, match="split test, row 1: text must be a string and label 0"):
+        prepare(str(source), seed=1)
+
+
+@pytest.mark.parametrize(("name", "same"), [("smollm2-reviews", False), ("product-remarks", True)])
+def test_the_judge_learns_from_the_labels_of_another_source(name: str, same: bool, tmp_path: Path) -> None:
+    run = RunContext(load_recipe(name), tmp_path / "run", CLIENT, namespace="local", publish=False)
+    assert of_same_labels(run, "classifier") is same and of_same_labels(run, "same-labels")
+
+
+def test_the_real_corpora(real_data: Path) -> None:
+    data = prepare(str(real_data), seed=1)
+    sizes = {name: {split: len(part) for split, part in splits.items()} for name, splits in data.items()}
+    assert sizes == {
+        "lines": {"train": 953, "validation": 73, "test": 133},
+        "preferences": PAIRS,
+        "judge": {"train": 841},
+    }, "as the recipe's README has it"
+    for pair in data["preferences"]["train"]:
+        assert abs(len(pair["chosen"].split()) - len(pair["rejected"].split())) <= 6
