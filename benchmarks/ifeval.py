@@ -236,16 +236,13 @@ class Policy:
 
 
 def sampled(
-    name: str, hub: str | None, rows: Sequence[Row], done: int, *, temperature: float, batch: int, tokens: int
+    name: str, hub: Hub, rows: Sequence[Row], done: int, *, temperature: float, batch: int, tokens: int
 ) -> Iterator[list[Answer]]:
     """Yields a model's answers to the rows from `done` on, batch by batch."""
-    from rlhf_zoo.hub.client.connect import choose, connect
-
-    with connect(choose(hub, push_to_hub=False)) as place:
-        policy = Policy(name, place)
-        for first in range(done, len(rows), batch):
-            print(f"{first} of {len(rows)} prompts", end="\r", file=sys.stderr, flush=True)
-            yield policy.answers(rows[first : first + batch], first, temperature=temperature, tokens=tokens)
+    policy = Policy(name, hub)
+    for first in range(done, len(rows), batch):
+        print(f"{first} of {len(rows)} prompts", end="\r", file=sys.stderr, flush=True)
+        yield policy.answers(rows[first : first + batch], first, temperature=temperature, tokens=tokens)
 
 
 def resumed(path: Path, rows: Sequence[Row], answer: Callable[[int], Iterator[list[Answer]]]) -> list[Answer]:
@@ -285,16 +282,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     if (given.model is None) == (given.text is None):
         parser.error("give a model or --text")
+    from rlhf_zoo.hub.client.connect import choose, connect
+
     rows = read_rows(given.prompts, given.limit)
     if given.text is not None:
         answers: list[Answer] = [(given.text, True)] * len(rows)
     else:
         how = {"temperature": given.temperature, "batch": given.batch, "tokens": given.tokens}
-        answers = resumed(
-            given.output.with_suffix(".answers.jsonl"),
-            rows,
-            lambda done: sampled(given.model, given.hub, rows, done, **how),
-        )
+        with connect(choose(given.hub, push_to_hub=False)) as hub:
+            answers = resumed(
+                given.output.with_suffix(".answers.jsonl"),
+                rows,
+                lambda done: sampled(given.model, hub, rows, done, **how),
+            )
     settings = {name: str(value) for name, value in vars(given).items() if value is not None and name != "output"}
     figures = {"settings": settings, **score(rows, answers)}
     if given.verifiers is not None:

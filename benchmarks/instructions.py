@@ -27,13 +27,18 @@ from figures import keep
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.fileio import read_json
-from rlhf_zoo.rewards.verifiable import Repetition
+from rlhf_zoo.hub.client.connect import Hub, choose, connect
+from rlhf_zoo.rewards.form import Repetition
+from rlhf_zoo.rewards.prose import grammar
+from rlhf_zoo.rewards.relevance import relevance
 from rlhf_zoo.runs.record import StageRecord
 
 NAME = "smollm2-ifeval"
 BENCHMARKS = {"IFEval": "ifeval", "IFBench": "ifbench"}
 #: One text for every prompt, without a meaning: what it scores is what the verifiers cannot see.
 CONSTANT = "<<my answer>>\n\n* *my answer* is yes [a] [b] [c]\n* *this* and *that*\n* *more*\n***\np.s. thank you"
+#: What verifiers do not see: whether an answer is about its prompt, and in good English.
+JUDGES: dict[str, Any] = {"relevance": relevance, "grammar": grammar}
 PAIRS = 10
 TOKENS = 320
 Figures = dict[str, Any]
@@ -47,6 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--limit", type=int, help="so many prompts of each benchmark, drawn at random by a fixed seed")
     parser.add_argument("--temperature", type=float, default=0.0, help="0: greedy")
     parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--judges", nargs="*", choices=JUDGES, default=[*JUDGES], help="what else scores the answers")
     parser.add_argument("--verifiers", metavar="PACKAGE", help="also verify IFEval's kinds by this package")
     options = parser.parse_args(arguments)
     if not (data := os.environ.get("RLHF_ZOO_DATA")):
@@ -62,8 +68,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "cores": os.cpu_count(),
         "python": platform.python_version(),
     }
-    document["policies"] = [measure(policy, prompts, options) for policy in policies]
-    document["policies"].append({"policy": "one text", "text": CONSTANT, **constant(prompts, options.verifiers)})
+    with connect(choose(options.hub, push_to_hub=False)) as hub:
+        document["policies"] = [measure(policy, prompts, hub, options) for policy in policies]
+        document["policies"].append({"policy": "one text", "text": CONSTANT, **constant(prompts, options)})
     document["runs"] = [run_figures(run) for run in options.runs]
     document["pairs"] = pairs(policies, prompts["IFEval"], options)
     if options.limit is None and not options.temperature:
@@ -101,7 +108,7 @@ def answers_file(policy: Mapping[str, Any], benchmark: str, options: argparse.Na
     return policy["answers"] / f"{BENCHMARKS[benchmark]}-{settings}.jsonl"
 
 
-def measure(policy: Mapping[str, Any], prompts: Mapping[str, Rows], options: argparse.Namespace) -> Figures:
+def measure(policy: Mapping[str, Any], prompts: Mapping[str, Rows], hub: Hub, options: argparse.Namespace) -> Figures:
     """Answers and scores both benchmarks by one policy."""
     figures: Figures = {key: value for key, value in policy.items() if key in ("policy", "seed")}
     for name, rows in prompts.items():
@@ -112,29 +119,34 @@ def measure(policy: Mapping[str, Any], prompts: Mapping[str, Rows], options: arg
             path,
             rows,
             lambda done, rows=rows: ifeval.sampled(
-                policy["model"], options.hub, rows, done,
+                policy["model"], hub, rows, done,
                 temperature=options.temperature, batch=options.batch, tokens=TOKENS,
             ),
         )  # fmt: skip
         seconds = time.monotonic() - began
-        figures[name] = scored(rows, answers, options.verifiers)
+        figures[name] = scored(rows, answers, options)
         print(f"{policy['policy']} {policy.get('seed', '')} on {name}: {shown(figures[name])}, {seconds:.0f} s")
     return figures
 
 
-def scored(rows: Rows, answers: Sequence[ifeval.Answer], package: str | None) -> Figures:
-    """Scores answers, by another package's verifiers too, and says how repetitive they are."""
+def scored(rows: Rows, answers: Sequence[ifeval.Answer], options: argparse.Namespace) -> Figures:
+    """Scores answers, by another package's verifiers and by the judges too, and says how repetitive they are."""
     figures = ifeval.score(rows, answers)
-    texts = [text for text, _ in answers]
-    repeated = Repetition(unit="words")(texts, texts)
-    figures["repetition"] = -sum(repeated) / len(repeated)
-    if package is not None:
-        figures["second"] = {"verifiers": package, "average": ifeval.score(rows, answers, package)["average"]}
+    requests, texts = [ifeval.messages(row) for row in rows], [text for text, _ in answers]
+    for name, judge in {
+        "repetition": Repetition(unit="words"),
+        **{name: JUDGES[name] for name in options.judges},
+    }.items():
+        scores = judge(requests, texts)
+        figures[name] = sum(scores) / len(scores)
+    if options.verifiers is not None:
+        average = ifeval.score(rows, answers, options.verifiers)["average"]
+        figures["second"] = {"verifiers": options.verifiers, "average": average}
     return figures
 
 
-def constant(prompts: Mapping[str, Rows], package: str | None) -> Figures:
-    return {name: scored(rows, [(CONSTANT, True)] * len(rows), package) for name, rows in prompts.items()}
+def constant(prompts: Mapping[str, Rows], options: argparse.Namespace) -> Figures:
+    return {name: scored(rows, [(CONSTANT, True)] * len(rows), options) for name, rows in prompts.items()}
 
 
 def run_figures(run: Path) -> Figures:
@@ -166,7 +178,7 @@ def pairs(policies: Sequence[Figures], rows: Rows, options: argparse.Namespace) 
 
 def shown(figures: Figures) -> str:
     """The figures of a benchmark in a line."""
-    return f"{100 * figures['average']:.1f}, {figures['words']:.0f} words, repetition {figures['repetition']:.2f}"
+    return f"{100 * figures['average']:.1f}, {figures['words']:.0f} words, repetition {-figures['repetition']:.2f}"
 
 
 if __name__ == "__main__":

@@ -17,17 +17,18 @@ def benchmarks_table() -> str:
     document = keep.load(NAME)
     if not document:
         return NOTHING
-    rows = [[name, f"{score:.1f}", *[""] * 6] for name, score in PUBLISHED]
+    rows = [[name, f"{score:.1f}", *[""] * 8] for name, score in PUBLISHED]
     rows += [_row(policy) for policy in document["policies"]]
     heads = [
         "policy", "IFEval, average", "prompts, strict", "instructions, strict", "by the other verifiers",
-        "IFBench, prompts, strict", "words", "repetition",
+        "IFBench, prompts, strict", "relevance", "errors in 100 words", "words", "repetition",
     ]  # fmt: skip
     figures = document["policies"][0]
     note = (
         f"Percent, with 95% intervals; greedy, at most 320 tokens; {figures['IFEval']['prompts']} prompts of IFEval "
         f"and {figures['IFBench']['prompts_scored']} of IFBench. Average: prompts and instructions, strict and loose. "
-        "Words and repetition (share of 4-grams that the answer has already had) are of the answers to IFEval. "
+        "The last four columns are of the answers to IFEval: cosine of prompt and answer by all-MiniLM-L6-v2, errors "
+        "of grammar and spelling by harper, words, and the share of 4-grams that the answer has already had. "
         f"{document['machine']}, {document['cores']} cores."
     )
     command = " ".join(["python benchmarks/instructions.py", *["RUN"] * len(document["runs"])])
@@ -84,8 +85,10 @@ def _row(policy: Figures) -> list[str]:
         _percent(scores["instruction_strict"]),
         f"{100 * second['average']:.1f}" if second else "",
         _percent(other["prompt_strict"]),
+        f"{scores['relevance']:.2f}" if "relevance" in scores else "",
+        f"{-scores['grammar']:.1f}" if "grammar" in scores else "",
         f"{scores['words']:.0f}",
-        f"{scores['repetition']:.2f}",
+        f"{-scores['repetition']:.2f}",
     ]
 
 

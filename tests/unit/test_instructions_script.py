@@ -44,7 +44,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_base_policy_and_constant_text_are_scored_kept_and_shown(run: Path, capsys: pytest.CaptureFixture) -> None:
-    instructions.main([str(run), "--batch", "2"])
+    instructions.main([str(run), "--batch", "2", "--judges", "grammar"])
     document = keep.load(instructions.NAME)
     assert [policy["policy"] for policy in document["policies"]] == ["base", "PPO", "one text"]
     assert document["policies"][1]["seed"] == 4
@@ -56,12 +56,12 @@ def test_base_policy_and_constant_text_are_scored_kept_and_shown(run: Path, caps
     before = {path: path.stat().st_mtime_ns for path in (run / "benchmarks").rglob("*.jsonl")}
     assert len(before) == 4
     capsys.readouterr()
-    instructions.main([str(run)])
+    instructions.main([str(run), "--judges"])
     assert {path: path.stat().st_mtime_ns for path in (run / "benchmarks").rglob("*.jsonl")} == before
 
 
 def test_a_part_of_the_prompts_is_shown_and_not_kept(run: Path, capsys: pytest.CaptureFixture) -> None:
-    instructions.main([str(run), "--limit", "1", "--temperature", "1"])
+    instructions.main([str(run), "--limit", "1", "--temperature", "1", "--judges"])
     assert "base  on IFEval: " in capsys.readouterr().out
     assert keep.load(instructions.NAME) == {}
 
